@@ -1,0 +1,43 @@
+"""variant -> compiled kernel. Ahead of time and just in time both come through here, so they cannot differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable
+
+from tsmla.support import why_unsupported
+from tsmla.variant import PackVariant, PrefillVariant, Variant
+
+OPT_LEVEL = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What cute.compile needs: the host entry (a @cute.jit callable) and fake arguments in calling order."""
+
+    entry: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def recipe(variant: Variant) -> Recipe:
+    """The entry and fake arguments of a variant. Raises ValueError with the reason when it cannot be built."""
+    if reason := why_unsupported(variant):
+        raise ValueError(f"{variant.symbol()}: {reason}")
+    if isinstance(variant, PackVariant):
+        from .pack.kernel import PackKernel as Kernel
+    elif isinstance(variant, PrefillVariant):
+        from .sm90.prefill import PrefillKernel as Kernel
+    else:
+        raise TypeError(f"not a variant: {variant!r}")
+    kernel = Kernel(variant)
+    return Recipe(kernel, kernel.fake_arguments())
+
+
+def compile_variant(variant: Variant):
+    """Compile one variant for its architecture; needs no GPU. Returns the DSL's TVM-FFI function object,
+    which can be called (positional arguments, stream taken from the TVM-FFI environment) or exported."""
+    import cutlass.cute as cute
+
+    made = recipe(variant)
+    options = f"--enable-tvm-ffi --opt-level {OPT_LEVEL} --gpu-arch {variant.arch}"
+    return cute.compile(made.entry, *made.arguments, options=options)

@@ -1,0 +1,51 @@
+"""The one statement of which variants can be built. Builder, operators, command line, docs and tests all ask here."""
+
+from __future__ import annotations
+
+from .variant import Arch, Dtype, PackVariant, PrefillVariant, Variant
+
+PREFILL_DIMS = ((192, 128), (128, 128))
+PREFILL_DTYPES = {Arch.SM90A: (Dtype.BF16, Dtype.FP16)}
+PACK_DTYPES = (Dtype.BF16, Dtype.FP16)
+PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
+PACK_VECTOR = 16
+"""Elements that one thread of the pack kernel loads, converts and stores at a time; every dim is a multiple."""
+PACK_MAX_DIM = 1024
+
+
+def why_unsupported(variant: Variant) -> str | None:
+    """A sentence saying why this variant cannot be built, or None when it can."""
+    if isinstance(variant, PrefillVariant):
+        return _why_prefill(variant)
+    if isinstance(variant, PackVariant):
+        return _why_pack(variant)
+    raise TypeError(f"not a variant: {variant!r}")
+
+
+def _listed(values) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _why_prefill(variant: PrefillVariant) -> str | None:
+    dtypes = PREFILL_DTYPES.get(variant.arch)
+    if dtypes is None:
+        return f"prefill has no kernel for {variant.arch} yet; it exists for {_listed(PREFILL_DTYPES)}"
+    if variant.dtype not in dtypes:
+        return f"prefill for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
+    if variant.out_dtype != variant.dtype:
+        return f"prefill for {variant.arch} writes the input dtype ({variant.dtype}), not {variant.out_dtype}"
+    if (variant.d_qk, variant.d_v) not in PREFILL_DIMS:
+        return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not ({variant.d_qk}, {variant.d_v})"
+    return None
+
+
+def _why_pack(variant: PackVariant) -> str | None:
+    if variant.dtype not in PACK_DTYPES:
+        return f"pack takes {_listed(PACK_DTYPES)}, not {variant.dtype}"
+    if variant.out_dtype not in PACK_OUT_DTYPES:
+        return f"pack writes {_listed(PACK_OUT_DTYPES)}, not {variant.out_dtype}"
+    for name in ("d_nope", "d_rope", "d_v"):
+        size = getattr(variant, name)
+        if size <= 0 or size % PACK_VECTOR or size > PACK_MAX_DIM:
+            return f"pack needs {name} to be a multiple of {PACK_VECTOR} up to {PACK_MAX_DIM}, not {size}"
+    return None

@@ -1,0 +1,148 @@
+"""The identity of a compiled kernel: one frozen dataclass per operator, and the symbol it is exported under.
+
+Everything that changes the machine code is a field here; nothing else is. Batch size, lengths, head counts,
+strides and scales are run-time values. The builder, the manifest, the loader, the JIT cache, log lines and test
+ids all print `variant.symbol()`; no other place spells a name. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, ClassVar, Union
+
+
+class Arch(str, enum.Enum):
+    """A GPU architecture with its feature suffix; code for one never runs on another."""
+
+    SM90A = "sm_90a"
+    SM100A = "sm_100a"
+    SM103A = "sm_103a"
+
+    __str__ = str.__str__
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA compute capability (major, minor) of the GPUs that run this architecture's code."""
+        number = int(self.value[3:-1])
+        return number // 10, number % 10
+
+    @property
+    def gpus(self) -> str:
+        """Products a person would know it by."""
+        return {"sm_90a": "H100, H200", "sm_100a": "B200, GB200", "sm_103a": "B300, GB300"}[self.value]
+
+    @classmethod
+    def from_capability(cls, major: int, minor: int) -> Arch | None:
+        """The architecture whose code a GPU of this compute capability runs; None when there is none."""
+        return next((arch for arch in cls if arch.capability == (major, minor)), None)
+
+
+class Dtype(str, enum.Enum):
+    """Element type of a tensor, named as in PTX."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+
+    __str__ = str.__str__
+
+    @property
+    def bits(self) -> int:
+        return 8 if self in (Dtype.E4M3, Dtype.E5M2) else 16
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class _Variant:
+    """What every operator's variant can do; `family` names the operator."""
+
+    family: ClassVar[str]
+    arch: Arch
+
+    def symbol(self) -> str:
+        """The exported function's name, unique to this variant and a valid C identifier."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the family, as the manifest stores them; `variant_from_dict` reads them back."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain = {name: value.value if isinstance(value, enum.Enum) else value for name, value in fields.items()}
+        return {"family": self.family, **plain}
+
+    def __str__(self) -> str:
+        return self.symbol()
+
+
+def _flag(on: bool, yes: str, no: str) -> str:
+    return yes if on else no
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class PrefillVariant(_Variant):
+    """One compiled ragged attention forward: q, k, v of `dtype` in, `out_dtype` out, optional natural-log LSE."""
+
+    family: ClassVar[str] = "prefill"
+    arch: Arch
+    dtype: Dtype
+    out_dtype: Dtype
+    d_qk: int
+    d_v: int
+    causal: bool
+    lse: bool
+    pdl: bool
+
+    def symbol(self) -> str:
+        return "_".join((
+            f"tsmla_prefill_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_qk}x{self.d_v}",
+            _flag(self.causal, "causal", "full"),
+            _flag(self.lse, "lse", "nolse"),
+            _flag(self.pdl, "pdl", "nopdl"),
+        ))
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class PackVariant(_Variant):
+    """One compiled K/V pack: cat(k_nope, broadcast k_pe) and v of `dtype`, scaled and cast to `out_dtype`."""
+
+    family: ClassVar[str] = "pack"
+    arch: Arch
+    dtype: Dtype
+    out_dtype: Dtype
+    d_nope: int
+    d_rope: int
+    d_v: int
+    pdl: bool
+
+    def symbol(self) -> str:
+        return "_".join((
+            f"tsmla_pack_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_nope}x{self.d_rope}x{self.d_v}",
+            _flag(self.pdl, "pdl", "nopdl"),
+        ))
+
+
+Variant = Union[PrefillVariant, PackVariant]
+
+FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in (PrefillVariant, PackVariant)}
+
+
+def variant_from_dict(plain: dict[str, Any]) -> Variant:
+    """The variant that `to_dict` described. Raises ValueError naming the field that is missing, unknown or wrong."""
+    values = dict(plain)
+    family = values.pop("family", None)
+    if family not in FAMILIES:
+        raise ValueError(f"family is {family!r}; known families: {', '.join(FAMILIES)}")
+    cls = FAMILIES[family]
+    types = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype}
+    names = [f.name for f in dataclasses.fields(cls)]
+    if unknown := sorted(set(values) ^ set(names)):
+        raise ValueError(f"{family} variant has missing or unknown fields: {', '.join(unknown)}")
+    for name in names:
+        expected = types.get(name) or (bool if name in ("causal", "lse", "pdl") else int)
+        try:
+            if expected in (bool, int) and type(values[name]) is not expected:
+                raise ValueError
+            values[name] = expected(values[name])
+        except ValueError:
+            raise ValueError(f"{family} variant field {name} is {values[name]!r}, not a {expected.__name__}") from None
+    return cls(**values)
