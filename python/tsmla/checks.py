@@ -109,7 +109,7 @@ def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
             f"{operator}: {name} starts at address {tensor.data_ptr():#x}; it must be aligned to {multiple} bytes"
         )
     size = tensor.element_size()
-    for stride, extent in zip(tensor.stride()[:-1], tensor.shape[:-1]):
+    for stride, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True):
         if extent > 1 and stride * size % multiple:
             raise ArgumentError(
                 f"{operator}: {name} has strides {tuple(tensor.stride())} of {size}-byte elements; the outer strides "

@@ -24,7 +24,7 @@ class ManifestError(TsmlaError):
 
 
 class LibraryError(TsmlaError, RuntimeError):
-    """A kernel library cannot be used: not one of ours, damaged, for another architecture or host, or without a symbol."""
+    """A kernel library is not one of ours, damaged, for another architecture or host, or lacks a symbol."""
 
 
 class RuntimeLibraryError(LibraryError):
