@@ -1,0 +1,63 @@
+"""What a compiled kernel depends on besides its variant: the kernel sources and the compiler's versions.
+
+Build reuse and the JIT cache use these as keys, and every manifest records them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.resources
+import importlib.util
+from pathlib import Path
+
+COMPILERS = ("apache-tvm-ffi", "nvidia-cutlass-dsl", "ziglang")
+"""Distributions whose version can change a compiled library."""
+MIN_RUNTIME = "4.7.1"
+"""Lowest nvidia-cutlass-dsl whose libcute_dsl_runtime.so has every symbol that a library built here needs."""
+CODE_SHAPING = ("support.py", "variant.py")
+"""Files of tsmla itself that decide what a kernel source compiles to."""
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of COMPILERS, by distribution name; one that is not installed is left out."""
+    found = {}
+    for name in COMPILERS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def kernel_sources() -> Path:
+    """Directory of the package tsmla_kernels. Raises ModuleNotFoundError when it is not installed."""
+    spec = importlib.util.find_spec("tsmla_kernels")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(
+            "tsmla_kernels is not importable: reinstall tsmla, or put its kernels/ directory on PYTHONPATH",
+            name="tsmla_kernels",
+        )
+    return Path(spec.origin).parent
+
+
+def shipped_libraries() -> Path:
+    """Directory that an installed wheel keeps its libraries in; it need not exist.
+
+    In an editable install it lies apart from the sources, so it is asked of the import system, not of __file__.
+    """
+    with importlib.resources.as_file(importlib.resources.files("tsmla") / "objs") as path:
+        return path
+
+
+def source_digest() -> str:
+    """Hex SHA-256 over every source that shapes compiled code: the same wherever the package is installed."""
+    kernels = kernel_sources()
+    files = [(f"tsmla_kernels/{path.relative_to(kernels).as_posix()}", path) for path in kernels.rglob("*.py")]
+    files += [(f"tsmla/{name}", Path(__file__).with_name(name)) for name in CODE_SHAPING]
+    digest = hashlib.sha256()
+    for name, path in sorted(files):
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
