@@ -1,0 +1,1 @@
+"""Device parts that kernels are composed from; each answers one question for every operator and architecture."""
