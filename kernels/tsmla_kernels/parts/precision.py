@@ -1,12 +1,12 @@
-"""Element types: what a variant's Dtype is on the device."""
+"""Element types as data: what the DSL calls each dtype of a variant."""
 
 from __future__ import annotations
 
 import cutlass
-
+from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
-_NUMERIC = {
+NUMERIC: dict[Dtype, type[Numeric]] = {
     Dtype.BF16: cutlass.BFloat16,
     Dtype.FP16: cutlass.Float16,
     Dtype.E4M3: cutlass.Float8E4M3FN,
@@ -14,6 +14,6 @@ _NUMERIC = {
 }
 
 
-def numeric(dtype: Dtype) -> type[cutlass.Numeric]:
-    """The DSL's numeric type."""
-    return _NUMERIC[dtype]
+def numeric(dtype: Dtype) -> type[Numeric]:
+    """The DSL's element type of a dtype."""
+    return NUMERIC[dtype]
