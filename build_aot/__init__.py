@@ -1,0 +1,1 @@
+"""Ahead-of-time build: every variant of the shipped matrix compiled, linked into libraries, audited. Needs no GPU."""

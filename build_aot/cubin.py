@@ -1,0 +1,129 @@
+"""What the GPU code inside a library says about itself: its architecture, and what each variant's code uses.
+
+Read from the CUDA ELF images alone, so that no CUDA toolkit is needed. The layout of `.nv.info` (records of format,
+attribute, payload) and the SASS opcodes of local loads and stores have been stable from sm_70 to sm_103; where a
+CUDA image lacks what is looked for, reading fails rather than reporting zero.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from .elf import EM_CUDA, SHT_SYMTAB, STT_FUNC, Elf, embedded
+from .errors import BuildError
+
+RESOURCES = (
+    "gpu_kernels",
+    "code_bytes",
+    "threads",
+    "registers",
+    "barriers",
+    "static_shared_bytes",
+    "parameter_bytes",
+    "stack_bytes",
+    "local_bytes",
+    "spill_stores",
+    "spill_loads",
+)
+"""Keys of a kernel's resources. gpu_kernels, code_bytes, stack, local and spills are summed over the variant's GPU
+kernels, the others are the maximum. threads is the block size the code is compiled for (0: not stated), registers
+are per thread. static_shared_bytes counts what the code declares, not what a launch adds. spill_stores and
+spill_loads count instructions that write or read local memory."""
+FORBIDDEN = ("stack_bytes", "local_bytes", "spill_stores", "spill_loads")
+"""Resources that have to be zero in everything that ships."""
+
+_MAXIMA = {"threads", "registers", "barriers", "static_shared_bytes", "parameter_bytes"}
+_REGISTERS, _FRAME_SIZE, _MIN_STACK = 0x2F, 0x11, 0x12
+_MAX_THREADS, _REQUIRED_THREADS, _PARAMETERS, _BARRIERS = 0x05, 0x10, 0x19, 0x4C
+_OPCODE_MASK, _STORE_LOCAL, _LOAD_LOCAL = 0xFFF, 0x387, 0x983
+_ABI_WITH_NOTE = 8
+
+
+def images(path: Path) -> list[Elf]:
+    """The CUDA ELF images inside a host object or library, in file order."""
+    return embedded(path.read_bytes(), EM_CUDA)
+
+
+def arch(image: Elf) -> str:
+    """Architecture that the image was compiled for, such as sm_90a, as the compiler recorded it."""
+    if image.abi_version < _ABI_WITH_NOTE:
+        return f"sm_{image.flags & 0xFF}{'a' if image.flags & 0x800 else ''}"
+    note = image.section(".note.nv.tkinfo")
+    named = re.search(rb"-arch (sm_\d+[a-z]?)", note.data) if note else None
+    number = image.flags >> 8 & 0xFF
+    if named is None:
+        return f"sm_{number} (no compiler note)"
+    found = named.group(1).decode()
+    return found if re.sub(r"\D", "", found) == str(number) else f"{found} (but ELF flags say sm_{number})"
+
+
+def resources(image: Elf) -> dict[str, int]:
+    """What the image's kernels use, by the names of RESOURCES. Raises BuildError when the image does not say."""
+    symbols = image.symbols(SHT_SYMTAB)
+    texts = {s.name.removeprefix(".text."): s for s in image.sections if s.name.startswith(".text.")}
+    kernels = [s.name for s in symbols if s.type == STT_FUNC and s.name in texts]
+    info = image.section(".nv.info")
+    if not kernels or info is None:
+        raise BuildError("a CUDA image holds no kernel or no .nv.info section: its resources cannot be read")
+    total = dict.fromkeys(RESOURCES, 0)
+    for name in kernels:
+        index = 1 + next(i for i, s in enumerate(symbols) if s.name == name and s.type == STT_FUNC)
+        said = _about_symbol(info.data, index)
+        own = image.section(f".nv.info.{name}")
+        if own is None or (missing := {_REGISTERS, _FRAME_SIZE, _MIN_STACK} - said.keys()):
+            raise BuildError(f"the CUDA image says too little about {name}: {missing if own else 'no .nv.info of it'}")
+        launch = dict(_records(own.data))
+        stores, loads = _local_accesses(texts[name].data)
+        one = {
+            "gpu_kernels": 1,
+            "code_bytes": texts[name].size,
+            "threads": _product(launch.get(_REQUIRED_THREADS) or launch.get(_MAX_THREADS)),
+            "registers": said[_REGISTERS],
+            "barriers": launch.get(_BARRIERS, b"\0")[0],
+            "static_shared_bytes": _size(image, f".nv.shared.{name}"),
+            "parameter_bytes": int.from_bytes(launch.get(_PARAMETERS, b""), "little"),
+            "stack_bytes": max(said[_FRAME_SIZE], said[_MIN_STACK]),
+            "local_bytes": _size(image, f".nv.local.{name}"),
+            "spill_stores": stores,
+            "spill_loads": loads,
+        }
+        total = {key: max(total[key], one[key]) if key in _MAXIMA else total[key] + one[key] for key in RESOURCES}
+    return total
+
+
+def _size(image: Elf, name: str) -> int:
+    section = image.section(name)
+    return section.size if section else 0
+
+
+def _records(info: bytes) -> Iterator[tuple[int, bytes]]:
+    """(attribute, payload) of every record; the payload of a short record is its two value bytes."""
+    at = 0
+    while at + 4 <= len(info):
+        layout, attribute = info[at], info[at + 1]
+        payload = info[at + 2 : at + 4]
+        at += 4
+        if layout == 4:
+            size = int.from_bytes(payload, "little")
+            payload = info[at : at + size]
+            at += size
+        yield attribute, payload
+
+
+def _about_symbol(info: bytes, index: int) -> dict[int, int]:
+    """attribute -> value of the module's records about one symbol."""
+    pairs = [(attribute, struct.unpack("<II", payload)) for attribute, payload in _records(info) if len(payload) == 8]
+    return {attribute: value for attribute, (symbol, value) in pairs if symbol == index}
+
+
+def _product(block: bytes | None) -> int:
+    return math.prod(struct.unpack("<III", block)) if block else 0
+
+
+def _local_accesses(code: bytes) -> tuple[int, int]:
+    opcodes = [word & _OPCODE_MASK for (word,) in struct.iter_unpack("<H14x", code[: len(code) // 16 * 16])]
+    return opcodes.count(_STORE_LOCAL), opcodes.count(_LOAD_LOCAL)
