@@ -33,3 +33,11 @@ class RuntimeLibraryError(LibraryError):
 
 class KernelUnavailable(TsmlaError, RuntimeError):
     """No step (override, shipped, cached, JIT) could serve a variant; the text lists each step and why."""
+
+
+class CacheMiss(TsmlaError):
+    """The on-disk cache has no sound entry for a variant."""
+
+
+class CompileError(TsmlaError, RuntimeError):
+    """A variant could not be compiled here, or its object could not be loaded."""

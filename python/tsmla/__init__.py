@@ -1,0 +1,44 @@
+"""MLA (Multi-head Latent Attention) GPU kernels that are already compiled.
+
+Importing this costs nothing: torch, TVM-FFI and the compiler are imported when a name that needs them is first used.
+"""
+
+import importlib
+
+_MODULE_OF = {
+    "Arch": "variant",
+    "ArgumentError": "errors",
+    "Dtype": "variant",
+    "KernelUnavailable": "errors",
+    "LibraryError": "errors",
+    "ManifestError": "errors",
+    "PackVariant": "variant",
+    "PrefillVariant": "variant",
+    "TsmlaError": "errors",
+    "UnsupportedError": "errors",
+    "binary_status": "status",
+    "has_binary_decode": "status",
+    "has_binary_prefill": "status",
+    "mla_kv_pack_quantize_fp8": "pack",
+    "tsmla_prefill": "prefill",
+    "warmup": "prepare",
+    "why_unsupported": "support",
+}
+
+__all__ = [*_MODULE_OF, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tsmla")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tsmla' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

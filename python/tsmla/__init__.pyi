@@ -1,0 +1,19 @@
+from .errors import ArgumentError as ArgumentError
+from .errors import KernelUnavailable as KernelUnavailable
+from .errors import LibraryError as LibraryError
+from .errors import ManifestError as ManifestError
+from .errors import TsmlaError as TsmlaError
+from .errors import UnsupportedError as UnsupportedError
+from .pack import mla_kv_pack_quantize_fp8 as mla_kv_pack_quantize_fp8
+from .prefill import tsmla_prefill as tsmla_prefill
+from .prepare import warmup as warmup
+from .status import binary_status as binary_status
+from .status import has_binary_decode as has_binary_decode
+from .status import has_binary_prefill as has_binary_prefill
+from .support import why_unsupported as why_unsupported
+from .variant import Arch as Arch
+from .variant import Dtype as Dtype
+from .variant import PackVariant as PackVariant
+from .variant import PrefillVariant as PrefillVariant
+
+__version__: str

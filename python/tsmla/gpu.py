@@ -1,0 +1,58 @@
+"""What the CUDA driver says about this machine, without torch and without creating a CUDA context."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+
+from .variant import Arch
+
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+"""CUdevice_attribute values of cuda.h."""
+
+
+@functools.lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def driver_cuda_major() -> int | None:
+    """Newest CUDA major version that the installed driver runs; None without a driver."""
+    driver, version = _driver(), ctypes.c_int()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return version.value // 1000
+
+
+def current_arch() -> tuple[Arch | None, str]:
+    """The architecture of this process's GPU, or None, with a sentence saying what was found.
+
+    The GPU is torch's current one when torch is using CUDA already, else the first visible one. Asking initialises the
+    driver in this process; a process that forks CUDA workers afterwards should name the architecture instead.
+    """
+    driver, count = _driver(), ctypes.c_int()
+    if driver is None:
+        return None, "no CUDA device: libcuda.so.1 is not installed; pass arch= to ask about another machine"
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status or count.value == 0:
+        cause = f"the CUDA driver answers error {status}" if status else "the CUDA driver sees none"
+        return None, f"no CUDA device: {cause}; pass arch= to ask about another machine"
+    torch = sys.modules.get("torch")
+    index = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    status = (
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    )
+    if status:
+        return None, f"GPU {index} does not answer: CUDA driver error {status}"
+    arch = Arch.from_capability(major.value, minor.value)
+    if arch is None:
+        known = ", ".join(f"{a} ({a.gpus})" for a in Arch)
+        return None, f"GPU {index} has compute capability {major.value}.{minor.value}; tsmla has kernels for {known}"
+    return arch, f"GPU {index} runs {arch} ({arch.gpus})"

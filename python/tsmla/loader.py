@@ -1,0 +1,193 @@
+"""Open one kernel library through TVM-FFI, check what it says about itself, and find its functions by symbol.
+
+Loading takes milliseconds and needs neither a GPU nor the compiler: NVIDIA's libcute_dsl_runtime.so is mapped first
+(the libraries name it in DT_NEEDED), then the library. The machine code goes to a GPU at a function's first call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import gpu, manifest, toolchain
+from .errors import LibraryError, RuntimeLibraryError
+from .variant import Arch, Variant
+
+RUNTIME_FILE = "libcute_dsl_runtime.so"
+INSTALL = f"pip install -U 'nvidia-cutlass-dsl>={toolchain.MIN_RUNTIME}'"
+
+_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
+_RUNTIME_SYMBOLS = ("CuteDSLRT_", "cuda_dialect_", "_cuda", "_cuKernel")
+_lock = threading.RLock()
+_opened: dict[Path, Library] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """A loaded library and its manifest."""
+
+    path: Path
+    manifest: manifest.LibraryManifest
+    module: Any
+
+    def function(self, variant: Variant) -> Callable[..., None]:
+        """The kernel of a variant. Raises LibraryError when the library lacks it or its parameters differ."""
+        symbol = variant.symbol()
+        kernel = next((k for k in self.manifest.kernels if k.variant == variant), None)
+        if kernel is None:
+            held = "\n  ".join(k.variant.symbol() for k in self.manifest.kernels) or "nothing"
+            raise LibraryError(f"{self.path} has no {symbol}; it holds:\n  {held}")
+        function = _exported(self.module, symbol)
+        if function is None:
+            raise LibraryError(f"{self.path} lists {symbol} in its manifest but does not export it; rebuild it")
+        if (found := signature_of(function)) != kernel.signature:
+            raise LibraryError(
+                f"{self.path}: {symbol} does not take what its manifest says; rebuild it\n"
+                f"  manifest: {kernel.signature}\n  function: {found}"
+            )
+        return function
+
+
+def signature_of(function: Callable[..., None]) -> str:
+    """The parameters of a TVM-FFI function, as the TypeError of calling it without any spells them."""
+    try:
+        function()
+    except TypeError as error:
+        return str(error)
+    raise LibraryError("a kernel accepted a call without arguments; it was not built by tsmla")
+
+
+def open_library(path: Path, *, family: str | None = None, arch: Arch | None = None) -> Library:
+    """Load a library once per process and check that it is for this host and, when given, this family and arch.
+
+    Raises RuntimeLibraryError when NVIDIA's runtime library is missing or too old, ManifestError for an unusable
+    manifest, and LibraryError for everything else that keeps the file from serving.
+    """
+    path = Path(path).expanduser().absolute()
+    with _lock:
+        library = _opened.get(path)
+        if library is None:
+            library = _opened[path] = _load(path)
+    said = library.manifest
+    if family is not None and said.family != family:
+        raise LibraryError(f"{path} is a {said.family} library; a {family} library is asked for")
+    if arch is not None and said.arch != arch:
+        raise LibraryError(f"{path} is for {said.arch} ({said.arch.gpus}); {arch} ({arch.gpus}) is asked for")
+    return library
+
+
+def runtime_library() -> Path:
+    """NVIDIA's runtime library: the one CUTE_DSL_LIBS names when it exists, else the installed package's.
+
+    The CUDA 13 flavour is taken when it is installed and the driver is that new, as the compiler itself does, so that
+    both share one copy.
+    """
+    named = [Path(text) for text in os.environ.get("CUTE_DSL_LIBS", "").split(":") if text.endswith(RUNTIME_FILE)]
+    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    flavours = ("cu13", "cu12") if (gpu.driver_cuda_major() or 0) >= 13 else ("cu12",)
+    installed = [root / flavour / "lib" / RUNTIME_FILE for flavour in flavours for root in roots]
+    for file in (*named, *installed):
+        if file.is_file():
+            return file
+    where = f"looked for {', '.join(map(str, installed))}" if installed else "nvidia-cutlass-dsl is not installed"
+    raise RuntimeLibraryError(f"{RUNTIME_FILE} of NVIDIA's CuTe DSL is missing ({where}); fix: {INSTALL}")
+
+
+@functools.lru_cache(maxsize=1)
+def _map_runtime() -> ctypes.CDLL:
+    file = runtime_library()
+    try:
+        return ctypes.CDLL(str(file), mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise RuntimeLibraryError(f"{file} cannot be loaded: {error}; fix: {INSTALL}") from error
+
+
+def _load(path: Path) -> Library:
+    _check_elf(path)
+    _map_runtime()
+    try:
+        import tvm_ffi
+    except ImportError as error:
+        raise RuntimeLibraryError(f"tvm_ffi cannot be imported: {error}; fix: pip install -U apache-tvm-ffi") from error
+    try:
+        module = tvm_ffi.load_module(str(path))
+    except Exception as error:  # TVM-FFI raises plain RuntimeError with dlopen's text
+        text = str(error)
+        if "undefined symbol" in text and any(symbol in text for symbol in _RUNTIME_SYMBOLS):
+            raise RuntimeLibraryError(
+                f"{runtime_library()} is too old for {path} ({text.strip().splitlines()[-1]}); fix: {INSTALL}"
+            ) from error
+        raise LibraryError(f"{path} cannot be loaded: {text}") from error
+    describe = _exported(module, manifest.MANIFEST_FUNCTION)
+    if describe is None:
+        raise LibraryError(
+            f"{path} is not a tsmla library: it does not export {manifest.MANIFEST_FUNCTION}. "
+            "Make one with `python -m build_aot`"
+        )
+    said = manifest.LibraryManifest.from_json(str(describe()), f"the manifest inside {path}")
+    if said.host != platform.machine():
+        raise LibraryError(f"{path} is for {said.host} hosts; this one is {platform.machine()}")
+    _check_runtime_version(path, said.min_runtime)
+    return Library(path, said, module)
+
+
+def _exported(module: Any, name: str) -> Callable[..., Any] | None:
+    try:
+        return module.get_function(name)
+    except AttributeError:
+        return None
+
+
+def _check_elf(path: Path) -> None:
+    """Refuse what dlopen would crash on or describe badly: not a shared library, cut short, for another CPU."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as stream:
+            header = stream.read(64)
+            if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
+                raise LibraryError(f"{path} ({size} bytes) is not a 64-bit ELF library, or its beginning is damaged")
+            machine = struct.unpack_from("<H", header, 18)[0]
+            segments_at, sections_at = struct.unpack_from("<QQ", header, 32)
+            segment_size, segments, section_size, sections = struct.unpack_from("<HHHH", header, 54)
+            stream.seek(segments_at)
+            table = stream.read(segment_size * segments)
+    except OSError as error:
+        raise LibraryError(f"{path} cannot be read: {error}") from error
+    host = _ELF_MACHINES.get(machine, f"ELF machine {machine}")
+    if host != platform.machine():
+        raise LibraryError(f"{path} is for {host} hosts; this one is {platform.machine()}")
+    ends = [segments_at + segment_size * segments, sections_at + section_size * sections]
+    for at in range(0, len(table) - segment_size + 1, segment_size):
+        offset, in_file = struct.unpack_from("<Q", table, at + 8)[0], struct.unpack_from("<Q", table, at + 32)[0]
+        ends.append(offset + in_file)
+    if size < max(ends):
+        raise LibraryError(f"{path} is truncated: it has {size} bytes of {max(ends)}; rebuild or reinstall it")
+
+
+def _check_runtime_version(path: Path, needed: str) -> None:
+    try:
+        installed = importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        return  # the runtime library came from CUTE_DSL_LIBS, whose version nobody records; its symbols did resolve
+    if _release(installed) < _release(needed):
+        raise RuntimeLibraryError(f"{path} needs nvidia-cutlass-dsl {needed}, {installed} is installed; fix: {INSTALL}")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    numbers = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

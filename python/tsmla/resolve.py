@@ -1,0 +1,154 @@
+"""variant -> callable: override, shipped library, cached compile, compile now, or an error that says what was tried.
+
+A variant stays what it was resolved to for the life of the process; `forget` makes changed settings count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from . import jit, loader, manifest, settings, toolchain
+from .errors import KernelUnavailable, LibraryError, ManifestError, SettingError, TsmlaError, UnsupportedError
+from .support import why_unsupported
+from .variant import Arch, Variant
+
+logger = logging.getLogger("tsmla")
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A kernel and the step that served it: "override", "shipped", "cached" or "jit"."""
+
+    function: Callable[..., None]
+    step: str
+
+
+_functions: dict[Variant, Callable[..., None]] = {}
+_resolved: dict[Variant, Resolved] = {}
+_lock = threading.RLock()
+
+
+def kernel(variant: Variant) -> Callable[..., None]:
+    """The kernel of a variant: call it with positional arguments, on torch's current stream.
+
+    Raises UnsupportedError when the variant cannot exist, LibraryError or ManifestError when the library that
+    TSMLA_FMHA_BINARY_SO names cannot serve it, and KernelUnavailable when no step can.
+    """
+    function = _functions.get(variant)
+    return function if function is not None else resolve(variant).function
+
+
+def resolve(variant: Variant) -> Resolved:
+    """As `kernel`, and says which step served."""
+    with _lock:
+        found = _resolved.get(variant)
+        if found is None:
+            found = _resolved[variant] = _search(variant)
+            _functions[variant] = found.function
+            logger.info("%s: %s", variant.symbol(), found.step)
+    return found
+
+
+def forget() -> None:
+    """Drop what was resolved, so that the next call reads settings and libraries again. Loaded code stays mapped."""
+    with _lock:
+        _functions.clear()
+        _resolved.clear()
+        _read_shipped.cache_clear()
+        _source_digest.cache_clear()
+
+
+def shipped_library(family: str, arch: Arch) -> loader.Library:
+    """The loaded library of this installation for a family and architecture.
+
+    Raises ManifestError or LibraryError with the reason when there is none that can serve.
+    """
+    directory = toolchain.shipped_libraries()
+    records = _read_shipped(directory).libraries
+    record = next((r for r in records if (r.manifest.family, r.manifest.arch) == (family, arch)), None)
+    if record is None:
+        held = ", ".join(r.file for r in records) or "nothing"
+        raise LibraryError(f"{directory} has no {family} library for {arch}; it holds: {held}")
+    if settings.verify():
+        manifest.verify_file(directory, record)
+    library = loader.open_library(directory / record.file, family=family, arch=arch)
+    if library.manifest != record.manifest:
+        raise ManifestError(f"{library.path} says other things about itself than {directory / manifest.MANIFEST_FILE}")
+    _check_sources(library)
+    return library
+
+
+def _search(variant: Variant) -> Resolved:
+    if reason := why_unsupported(variant):
+        raise UnsupportedError(f"{variant.symbol()}: {reason}")
+    backend = settings.backend(variant.family)
+    tried: list[str] = []
+    override = settings.fmha_binary_so() if variant.family == "prefill" else None
+    if override is None:
+        why = "is not set" if variant.family == "prefill" else "names prefill libraries only"
+        tried.append(f"override: {settings.BINARY.name} {why}")
+    elif backend == "jit":
+        logger.warning("%s=%s is not used: the backend is jit", settings.BINARY.name, override)
+        tried.append(f"override: {settings.BINARY.name} is not used, the backend is jit")
+    else:
+        library = _override_library(override, variant.family, variant.arch)
+        return Resolved(library.function(variant), "override")
+
+    steps: dict[str, Callable[[Variant], Callable[..., None]]] = {
+        "shipped": lambda v: shipped_library(v.family, v.arch).function(v),
+        "cached": jit.load_cached,
+        "jit": jit.compile_now,
+    }
+    barred = {"jit": ("shipped",), "binary": ("cached", "jit"), "auto": ()}[backend]
+    for name, step in steps.items():
+        if name in barred:
+            tried.append(f"{name}: not used, the backend is {backend}")
+            continue
+        try:
+            return Resolved(step(variant), name)
+        except SettingError:
+            raise
+        except TsmlaError as error:
+            tried.append(f"{name}: {error}")
+            if name == "shipped" and (toolchain.shipped_libraries() / manifest.MANIFEST_FILE).exists():
+                logger.warning("%s: no shipped kernel: %s", variant.symbol(), str(error).partition("\n")[0])
+    raise KernelUnavailable(
+        f"no kernel {variant.symbol()} for {variant.arch} ({variant.arch.gpus}); tried\n  "
+        + "\n  ".join(text.replace("\n", "\n    ") for text in tried)
+        + f"\n`tsmla probe --arch {variant.arch}` says what this installation can do"
+    )
+
+
+def _override_library(path: Path, family: str, arch: Arch) -> loader.Library:
+    try:
+        return loader.open_library(path, family=family, arch=arch)
+    except TsmlaError as error:
+        raise type(error)(f"{settings.BINARY.name}: {error}") from error
+
+
+@functools.lru_cache(maxsize=1)
+def _read_shipped(directory: Path) -> manifest.DirectoryManifest:
+    return manifest.read_directory(directory)
+
+
+@functools.lru_cache(maxsize=1)
+def _source_digest() -> str:
+    return toolchain.source_digest()
+
+
+def _check_sources(library: loader.Library) -> None:
+    """Refuse a library that was built from other kernel sources than those installed (an editable install)."""
+    try:
+        current = _source_digest()
+    except ModuleNotFoundError:
+        return  # no sources to differ from
+    if library.manifest.source_digest != current:
+        raise LibraryError(
+            f"{library.path} was built from other kernel sources than those at {toolchain.kernel_sources()}; "
+            "install again to rebuild it"
+        )

@@ -1,0 +1,86 @@
+"""Which operator families can be served by a precompiled library here, and if one cannot, why."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from pathlib import Path
+from typing import Any
+
+from . import gpu, loader, resolve, settings
+from .errors import ArgumentError, TsmlaError
+from .variant import FAMILIES, Arch
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyStatus:
+    """One family: whether a library serves it, which one, how many kernels it holds, and why not."""
+
+    available: bool
+    path: str | None = None
+    kernels: int = 0
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class BinaryStatus:
+    """What `binary_status` found; `arch` is None when no GPU was found and none was named."""
+
+    arch: Arch | None
+    host: str
+    families: dict[str, FamilyStatus]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"precompiled kernels for {self.arch or 'no GPU'} on {self.host}"]
+        for name, family in self.families.items():
+            found = f"{family.kernels} kernels in {family.path}" if family.available else f"no: {family.reason}"
+            lines.append(f"  {name}: {found}")
+        return "\n".join(lines)
+
+
+def binary_status(arch: Arch | str | None = None, path: str | Path | None = None) -> BinaryStatus:
+    """A report over every family, for `arch` or else for this process's GPU.
+
+    `path` stands in for TSMLA_FMHA_BINARY_SO: the prefill library to judge. Libraries are loaded, GPUs are not touched.
+    Reasons are reported, not raised; only an unknown `arch` is an ArgumentError.
+    """
+    found, reason = (_named(arch), "") if arch is not None else gpu.current_arch()
+    names = ("prefill", "decode", *(name for name in FAMILIES if name not in ("prefill", "decode")))
+    families = {name: _judge(name, found, path) if found else FamilyStatus(False, reason=reason) for name in names}
+    return BinaryStatus(found, platform.machine(), families)
+
+
+def has_binary_prefill(path: str | Path | None = None, arch: Arch | str | None = None) -> bool:
+    """Whether prefill runs from a precompiled library: the one at `path`, else the one that a call would use."""
+    return binary_status(arch, path).families["prefill"].available
+
+
+def has_binary_decode(arch: Arch | str | None = None) -> bool:
+    """Whether decode runs from a precompiled library. `binary_status` says why not."""
+    return binary_status(arch).families["decode"].available
+
+
+def _named(arch: Arch | str) -> Arch:
+    if arch not in list(Arch):
+        raise ArgumentError(f"binary_status: arch is {arch!r}; accepted: {', '.join(Arch)}")
+    return Arch(arch)
+
+
+def _judge(family: str, arch: Arch, path: str | Path | None) -> FamilyStatus:
+    if family not in FAMILIES:
+        return FamilyStatus(False, reason=f"this version of tsmla has no {family} kernels")
+    try:
+        if path is None:
+            if settings.backend(family) == "jit":
+                return FamilyStatus(False, reason="the backend is jit")
+            path = settings.fmha_binary_so()
+        if path is not None and family == "prefill":
+            library = loader.open_library(Path(path), family=family, arch=arch)
+        else:
+            library = resolve.shipped_library(family, arch)
+    except TsmlaError as error:
+        return FamilyStatus(False, reason=str(error))
+    return FamilyStatus(True, str(library.path), len(library.manifest.kernels))
