@@ -1,0 +1,69 @@
+"""Edges: shared-memory rings filled by TMA and emptied by consumer warps, one pair of mbarriers per stage.
+
+An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in stage
+`count % stages`; its barriers flip phase every `stages` tiles. `stages` is a power of two, so both are bit fields.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+
+class TmaEdge:
+    """One ring. `full(s)` completes when the stage's bytes have landed, `empty(s)` when every consumer left it."""
+
+    def __init__(self, barriers: cute.Pointer, stages: int, tx_bytes: int, consumer_warps: int):
+        assert stages > 0 and stages & (stages - 1) == 0, stages
+        self.barriers = barriers
+        self.stages = stages
+        self.tx_bytes = tx_bytes
+        self.consumer_warps = consumer_warps
+
+    def __extract_mlir_values__(self) -> list:
+        return cutlass.extract_mlir_values(self.barriers)
+
+    def __new_from_mlir_values__(self, values: list) -> TmaEdge:
+        barriers = cutlass.new_from_mlir_values(self.barriers, values)
+        return TmaEdge(barriers, self.stages, self.tx_bytes, self.consumer_warps)
+
+    def full(self, stage) -> cute.Pointer:
+        return self.barriers + stage
+
+    def empty(self, stage) -> cute.Pointer:
+        return self.barriers + (self.stages + stage)
+
+    @staticmethod
+    def barrier_count(stages: int) -> int:
+        """64-bit words of shared memory that the edge's barriers take."""
+        return 2 * stages
+
+    def init(self) -> None:
+        """By one thread, before the barrier that publishes the initialisation."""
+        for stage in range(self.stages):
+            cute.arch.mbarrier_init(self.full(stage), 1)
+            cute.arch.mbarrier_init(self.empty(stage), self.consumer_warps)
+
+    def stage(self, count: Int32):
+        return 0 if self.stages == 1 else count & (self.stages - 1)
+
+    def _phase(self, count: Int32):
+        return (count >> (self.stages.bit_length() - 1)) & 1
+
+    def acquire(self, count: Int32) -> cute.Pointer:
+        """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
+        stage = self.stage(count)
+        cute.arch.mbarrier_wait(self.empty(stage), self._phase(count) ^ 1)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), self.tx_bytes)
+        return self.full(stage)
+
+    def wait_full(self, count: Int32) -> None:
+        """Consumer warps: wait until tile `count` has landed."""
+        cute.arch.mbarrier_wait(self.full(self.stage(count)), self._phase(count))
+
+    def release(self, count: Int32) -> None:
+        """Consumer warps: this warp reads tile `count` no more."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.empty(self.stage(count)))

@@ -1,0 +1,91 @@
+"""CTA number -> query tile, for ragged packs: no host knowledge of the lengths, no scratch memory.
+
+The grid has room for `tile_bound` query tiles times the heads. A CTA finds its sequence by a warp-wide prefix sum over
+the lengths. Within a sequence, heads are taken in sections whose keys and values fit in L2 together; within a section
+the longest tiles (the last rows, when causal) start first and heads vary fastest, so that the last CTAs to start are
+the shortest. (Longest-first with L2 sections: FlashAttention-4, arXiv 2603.05451.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+L2_SECTION_BYTES = 24 * 1024 * 1024
+"""Keys and values of the heads worked on at a time: about half of the H200's 50 MB L2."""
+
+
+class QueryTile(NamedTuple):
+    """Query tile `tile` of `head` in `sequence`; `valid` is False for CTAs beyond the last tile."""
+
+    valid: Boolean
+    sequence: Int32
+    head: Int32
+    tile: Int32
+
+
+def tile_bound(total_rows, sequences, tile_q: int):
+    """At least the number of query tiles of any split of `total_rows` into `sequences` spans."""
+    return total_rows // tile_q + sequences
+
+
+@cute.jit
+def query_tile(
+    cta: Int32,
+    cum_seq_lens_q: cute.Tensor,
+    cum_seq_lens_kv: cute.Tensor,
+    heads: Int32,
+    heads_per_kv_head: Int32,
+    tile_q: cutlass.Constexpr,
+    kv_row_bytes: cutlass.Constexpr,
+) -> QueryTile:
+    """The tile of this CTA. Every thread of a warp must call it together."""
+    sequences = cute.size(cum_seq_lens_q, mode=[0]) - 1
+    lane = cute.arch.lane_idx()
+    base = Int32(0)
+    first_cta = Int32(0)
+    tiles = Int32(0)
+    sequence = Int32(0)
+    found = Boolean(False)
+    while (not found) and base < sequences:
+        mine = base + lane
+        lane_tiles = Int32(0)
+        if mine < sequences:
+            lane_tiles = (cum_seq_lens_q[mine + 1] - cum_seq_lens_q[mine] + tile_q - 1) // tile_q
+        ends = _inclusive_sum(lane_tiles, lane)
+        past = cute.arch.vote_ballot_sync(first_cta + ends * heads > cta)
+        if past != 0:
+            winner = cute.arch.popc((past & -past) - 1)
+            sequence = base + winner
+            tiles = cute.arch.shuffle_sync(lane_tiles, winner)
+            first_cta += (cute.arch.shuffle_sync(ends, winner) - tiles) * heads
+            found = Boolean(True)
+        else:
+            first_cta += cute.arch.shuffle_sync(ends, 31) * heads
+            base += 32
+    head = Int32(0)
+    tile = Int32(0)
+    if found:
+        len_kv = cum_seq_lens_kv[sequence + 1] - cum_seq_lens_kv[sequence]
+        kv_heads = cutlass.max(L2_SECTION_BYTES // (cutlass.max(len_kv, 1) * kv_row_bytes), 1)
+        section_heads = cutlass.min(kv_heads * heads_per_kv_head, heads)
+        index = cta - first_cta
+        section = index // (section_heads * tiles)
+        first_head = section * section_heads
+        here = cutlass.min(section_heads, heads - first_head)
+        within = index - first_head * tiles
+        head = first_head + within % here
+        tile = tiles - 1 - within // here
+    return QueryTile(found, sequence, head, tile)
+
+
+@cute.jit
+def _inclusive_sum(value: Int32, lane: Int32) -> Int32:
+    for step in cutlass.range_constexpr(5):
+        below = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
+        if lane >= 1 << step:
+            value += below
+    return value

@@ -1,0 +1,55 @@
+"""Bulk tensor copies of ragged packs: tiles that stop at the end of their own sequence.
+
+A tensor map clips at the end of a dimension, but a sequence ends in the middle of one. So the map gets one more
+dimension with the rows' stride: row r of a span (start, length) is reached as ROWS - length + r in the first and
+start + length in the second, with the base pointer moved back by ROWS rows. The first index leaves its dimension
+exactly where the span ends: loads read zeros there, stores write nothing. (Technique: Triton's ragged TMA
+descriptors, python/triton/tools/ragged_tma.py.)
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from .seqlen import Span
+
+ROWS = 1 << 30
+ENDS = (1 << 31) - 1
+
+
+@cute.jit
+def rows_first(pack: cute.Tensor) -> cute.Tensor:
+    """[rows, heads, dim] -> (rows, dim, heads)."""
+    return cute.make_tensor(pack.iterator, cute.select(pack.layout, mode=[0, 2, 1]))
+
+
+@cute.jit
+def clippable(pack: cute.Tensor) -> cute.Tensor:
+    """(rows, dim, heads) -> (ROWS, dim, heads, ends): what a clipping tensor map describes."""
+    rows, dim, heads = pack.stride
+    shifted = cute.domain_offset((-ROWS, 0, 0), pack)
+    shape = (ROWS, pack.shape[1], pack.shape[2], ENDS)
+    return cute.make_tensor(shifted.iterator, cute.make_layout(shape, stride=(rows, dim, heads, rows)))
+
+
+@cute.jit
+def head_rows(pack: cute.Tensor, head: Int32, span: Span) -> cute.Tensor:
+    """One head's (rows, dim), row 0 at the span's start; rows past the span are its neighbours'."""
+    return cute.domain_offset((span.start, 0), pack[None, None, head])
+
+
+@cute.jit
+def clipped_head_rows(clippable_pack: cute.Tensor, head: Int32, span: Span) -> cute.Tensor:
+    """One head's (rows, dim), row 0 at the span's start; rows past the span do not exist."""
+    return cute.domain_offset((ROWS - span.length, 0), clippable_pack[None, None, head, span.start + span.length])
+
+
+@cute.jit
+def tiles_of(atom: cute.CopyAtom, rows: cute.Tensor, tile_shape: cute.Constexpr, shared: cute.Tensor):
+    """Partition for one copy atom: (shared stages, global tiles), both indexed by their last mode."""
+    tiles = cute.local_tile(rows, tile_shape, (None, 0))
+    return cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+    )

@@ -1,0 +1,37 @@
+"""Which KV tiles a query tile visits, and which of those need a mask: the one predicate that every role asks.
+
+Rows are query positions within their sequence, columns key positions. With bottom-right causal masking, row i sees
+columns 0 .. i + len_kv - len_q. Tiles are visited from the last to the first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+
+class WorkRange(NamedTuple):
+    """Tiles `0 .. tiles - 1` are visited; the `masked` last ones hold a column that some row may not see."""
+
+    tiles: Int32
+    masked: Int32
+
+
+@cute.jit
+def work_range(
+    first_row: Int32, tile_q: cute.Constexpr, tile_kv: cute.Constexpr, len_q: Int32, len_kv: Int32, causal: cute.Constexpr
+) -> WorkRange:
+    """The KV tiles of query rows `first_row .. first_row + tile_q - 1`, none when no row sees a key."""
+    end = len_kv
+    full_end = len_kv
+    if const_expr(causal):
+        shift = len_kv - len_q
+        end_row = cutlass.min(first_row + tile_q, len_q)
+        end = cutlass.min(len_kv, end_row + shift)
+        full_end = cutlass.min(len_kv, first_row + shift + 1)
+    tiles = (cutlass.max(end, 0) + tile_kv - 1) // tile_kv
+    unmasked = cutlass.max(full_end, 0) // tile_kv
+    return WorkRange(tiles, tiles - unmasked)

@@ -1,0 +1,50 @@
+"""Who does what: warp roles, register budgets and named-barrier ids, as frozen tables checked in plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .geometry import REGISTERS_PER_SM, PrefillGeometry
+
+WARPGROUP = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillSchedule:
+    """sm_90a prefill: warpgroup 0 loads (one elected thread issues every TMA), the others attend, 64 rows each."""
+
+    attend_warpgroups: int
+    load_registers: int
+    attend_registers: int
+
+    @classmethod
+    def of(cls, geometry: PrefillGeometry) -> PrefillSchedule:
+        groups = geometry.tile_q // 64
+        load, attend = {2: (24, 240), 3: (32, 160)}[groups]
+        schedule = cls(groups, load, attend)
+        schedule.check(geometry)
+        return schedule
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (1 + self.attend_warpgroups)
+
+    @property
+    def attend_threads(self) -> int:
+        return WARPGROUP * self.attend_warpgroups
+
+    @property
+    def attend_warps(self) -> int:
+        """Arrivals that free a K, V or Q stage: one elected lane of each attending warp."""
+        return self.attend_threads // 32
+
+    def check(self, geometry: PrefillGeometry) -> None:
+        for registers in (self.load_registers, self.attend_registers):
+            assert registers % 8 == 0 and 24 <= registers <= 256, self
+        total = WARPGROUP * (self.load_registers + self.attend_warpgroups * self.attend_registers)
+        assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
+        assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
+
+
+EPILOGUE_BARRIER = 1
+"""First of `attend_warpgroups` named barriers: the warpgroup's output rows are in shared memory."""
