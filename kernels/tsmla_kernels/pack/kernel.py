@@ -110,6 +110,8 @@ class PackKernel:
             block=(self.threads, 1, 1),
             stream=stream,
             use_pdl=self.pdl,
+            # Without a stated occupancy ptxas saves registers by sinking loads below the first conversions.
+            min_blocks_per_mp=1,
         )
 
     @cute.kernel
