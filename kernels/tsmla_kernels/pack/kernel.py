@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 import cutlass
-import cutlass.cute as cute
+from cutlass import cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from tsmla.support import PACK_VECTOR as VECTOR
 from tsmla.variant import PackVariant
