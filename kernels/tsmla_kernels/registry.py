@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from tsmla.support import why_unsupported
 from tsmla.variant import PackVariant, PrefillVariant, Variant

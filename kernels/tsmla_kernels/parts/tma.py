@@ -9,6 +9,7 @@ descriptors, python/triton/tools/ragged_tma.py.)
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
@@ -47,7 +48,7 @@ def clipped_head_rows(clippable_pack: cute.Tensor, head: Int32, span: Span) -> c
 
 
 @cute.jit
-def tiles_of(atom: cute.CopyAtom, rows: cute.Tensor, tile_shape: cute.Constexpr, shared: cute.Tensor):
+def tiles_of(atom: cute.CopyAtom, rows: cute.Tensor, tile_shape: cutlass.Constexpr, shared: cute.Tensor):
     """Partition for one copy atom: (shared stages, global tiles), both indexed by their last mode."""
     tiles = cute.local_tile(rows, tile_shape, (None, 0))
     return cpasync.tma_partition(

@@ -22,7 +22,12 @@ class WorkRange(NamedTuple):
 
 @cute.jit
 def work_range(
-    first_row: Int32, tile_q: cute.Constexpr, tile_kv: cute.Constexpr, len_q: Int32, len_kv: Int32, causal: cute.Constexpr
+    first_row: Int32,
+    tile_q: cutlass.Constexpr,
+    tile_kv: cutlass.Constexpr,
+    len_q: Int32,
+    len_kv: Int32,
+    causal: cutlass.Constexpr,
 ) -> WorkRange:
     """The KV tiles of query rows `first_row .. first_row + tile_q - 1`, none when no row sees a key."""
     end = len_kv

@@ -15,16 +15,14 @@ import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-
 from tsmla.variant import PrefillVariant
 
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT, PrefillGeometry
 from ..parts import tma
 from ..parts.pipeline import TmaEdge
 from ..parts.precision import numeric
-from ..parts.softmax import LOG2_E
-from ..parts.tile_scheduler import query_tile, tile_bound
 from ..parts.seqlen import span_of
+from ..parts.tile_scheduler import query_tile, tile_bound
 from ..parts.work_range import work_range
 from ..schedule import WARPGROUP, PrefillSchedule
 from .prefill_attend import attend

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
-from cutlass.cute.nvgpu import cpasync, warpgroup
-
+from cutlass.cute.nvgpu import warpgroup
 from tsmla.variant import PrefillVariant
 
 from ..parts import mma, tma
@@ -136,7 +135,9 @@ def _scores(state: Attention, count: Int32) -> cute.Tensor:
 def _values(state: Attention, count: Int32):
     """Start adding tile `count`'s value product to the output."""
     state.v_edge.wait_full(count)
-    mma.issue(state.pv_op, state.output, state.probabilities, state.v[None, None, None, state.v_edge.stage(count)], True)
+    mma.issue(
+        state.pv_op, state.output, state.probabilities, state.v[None, None, None, state.v_edge.stage(count)], True
+    )
 
 
 @cute.jit
@@ -144,12 +145,8 @@ def _softmax(state: Attention, scores: cute.Tensor, count: Int32, masked: cutlas
     view = rows_columns(scores)
     if const_expr(masked):
         first_column = (state.tiles - 1 - count) * state.tile_kv
-        mask_scores(
-            view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal
-        )
-    exponentiate(
-        view, state.row_max, state.row_sum, state.rescale, state.scale_log2, first, masked and state.causal
-    )
+        mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
+    exponentiate(view, state.row_max, state.row_sum, state.rescale, state.scale_log2, first, masked and state.causal)
 
 
 @cute.jit

@@ -22,9 +22,7 @@ def load(q, k, v, shared, geometry: cutlass.Constexpr[PrefillGeometry], query_ti
     if work.tiles > 0:
         barrier = shared.q_edge.acquire(Int32(0))
         for group in cutlass.range_constexpr(groups):
-            cute.copy(
-                q[0], q_global[None, query_tile * groups + group], q_shared[None, group], tma_bar_ptr=barrier
-            )
+            cute.copy(q[0], q_global[None, query_tile * groups + group], q_shared[None, group], tma_bar_ptr=barrier)
         barrier = shared.k_edge.acquire(Int32(0))
         cute.copy(k[0], k_global[None, last], k_shared[None, 0], tma_bar_ptr=barrier)
         for count in cutlass.range(1, work.tiles, unroll=1):

@@ -1,0 +1,128 @@
+"""tsmla_prefill: ragged attention forward over already expanded (not absorbed) MLA heads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from . import checks, resolve
+from .errors import ArgumentError, UnsupportedError
+from .support import why_unsupported
+from .variant import PrefillVariant
+
+_OPERATOR = "tsmla_prefill"
+_ALIGNMENT = 16
+"""Bytes: tensor maps need the base and the outer strides of q, k, v and out in multiples of this."""
+
+
+def tsmla_prefill(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    seq_lens: torch.Tensor | None,
+    cum_seq_lens: torch.Tensor,
+    max_seq_len: int,
+    batch_size: int,
+    softmax_scale: float,
+    is_causal: bool = True,
+    return_lse: bool = False,
+    cum_seq_lens_q: torch.Tensor | None = None,
+    max_seq_len_q: int | None = None,
+    enable_pdl: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(softmax_scale * q k^T) v for each sequence of a ragged pack, without padding.
+
+    Args:
+        query: [tokens_q, heads_q, d_qk], bf16 or fp16. Strided views are read correctly (last dimension contiguous,
+            base and outer strides multiples of 16 bytes), here and for key, value and out.
+        key: [tokens_kv, heads_kv, d_qk], query's dtype; heads_q is a multiple of heads_kv (query head h reads
+            key head h // (heads_q // heads_kv)).
+        value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128) or (128, 128).
+        seq_lens: not read; accepted because callers of the same interface pass it.
+        cum_seq_lens: [batch_size + 1] int32 on the device, starting at 0: sequence b owns key rows
+            cum_seq_lens[b] .. cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches).
+        max_seq_len, max_seq_len_q: not read; the kernel finds the lengths itself.
+        batch_size: the number of sequences.
+        softmax_scale: positive factor of the scores; the peers' callers pass d_qk ** -0.5 times their own factors.
+        is_causal: bottom-right: query i of a sequence sees keys 0 .. i + len_kv - len_q.
+        return_lse: also return the log-sum-exp.
+        cum_seq_lens_q: [batch_size + 1] int32, as cum_seq_lens for the query; cum_seq_lens when None.
+        enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
+        out: [tokens_q, heads_q, d_v] of query's dtype to write into.
+
+    Returns:
+        out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** of the sum of exponentials of the
+        scaled scores. A query row that sees no key gives output 0 and LSE -inf. Rows at or beyond
+        cum_seq_lens_q[-1] are left untouched.
+
+    Raises:
+        ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
+        UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
+        KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
+    """
+    variant = _variant(query, value, is_causal, return_lse, enable_pdl)
+    if cum_seq_lens_q is None:
+        cum_seq_lens_q = cum_seq_lens
+    _check(query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, softmax_scale, out)
+    tokens_q, heads_q, _ = query.shape
+    if out is None:
+        out = query.new_empty((tokens_q, heads_q, value.shape[2]))
+    lse = query.new_empty((tokens_q, heads_q), dtype=torch.float32) if return_lse else None
+    if tokens_q and heads_q and batch_size:
+        kernel = resolve.kernel(variant)
+        kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, softmax_scale)
+    return (out, lse) if return_lse else out
+
+
+def _variant(query: torch.Tensor, value: torch.Tensor, causal: bool, lse: bool, pdl: bool) -> PrefillVariant:
+    """The variant a call needs; raises when the GPU, the dtype or the head dimensions have none."""
+    arch = checks.arch_of(checks.cuda(_OPERATOR, "query", query))
+    checks.ndim(_OPERATOR, "query", query, ("tokens", "heads", "d_qk"))
+    checks.ndim(_OPERATOR, "value", value, ("tokens", "heads", "d_v"))
+    dtype = checks.dtype_of(query.dtype)
+    variant = PrefillVariant(arch, dtype, dtype, query.shape[2], value.shape[2], bool(causal), bool(lse), bool(pdl))
+    if reason := why_unsupported(variant):
+        raise UnsupportedError(f"{_OPERATOR}: {reason}")
+    return variant
+
+
+def _check(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_lens: torch.Tensor,
+    cum_seq_lens_q: torch.Tensor,
+    batch_size: int,
+    softmax_scale: float,
+    out: torch.Tensor | None,
+) -> None:
+    """Everything about the arguments that the kernel relies on and that `_variant` has not looked at."""
+    device = query.device
+    tokens_q, heads_q, d_qk = query.shape
+    tokens_kv, heads_kv, d_v = value.shape
+    packs = [("query", query), ("key", key), ("value", value)]
+    shapes = [("key", key, (tokens_kv, heads_kv, d_qk))]
+    if out is not None:
+        packs.append(("out", out))
+        shapes.append(("out", out, (tokens_q, heads_q, d_v)))
+    for name, pack in packs:
+        checks.same_device(_OPERATOR, name, pack, "query", device)
+        checks.dtype_in(_OPERATOR, name, pack, (query.dtype,))
+    for name, pack, expected in shapes:
+        checks.shape(_OPERATOR, name, pack, expected)
+    for name, pack in packs:
+        checks.last_dim_contiguous(_OPERATOR, name, pack)
+        checks.aligned(_OPERATOR, name, pack, _ALIGNMENT)
+    if heads_kv == 0 or heads_q % heads_kv:
+        raise ArgumentError(
+            f"{_OPERATOR}: query has {heads_q} heads and key {heads_kv}; query's must be a multiple of key's"
+        )
+    for name, ends in (("cum_seq_lens", cum_seq_lens), ("cum_seq_lens_q", cum_seq_lens_q)):
+        checks.same_device(_OPERATOR, name, ends, "query", device)
+        checks.dtype_in(_OPERATOR, name, ends, (torch.int32,))
+        checks.shape(_OPERATOR, name, ends, (batch_size + 1,))
+        checks.contiguous(_OPERATOR, name, ends)
+    if not (softmax_scale > 0 and math.isfinite(softmax_scale)):
+        raise ArgumentError(f"{_OPERATOR}: softmax_scale is {softmax_scale}; it must be positive and finite")
