@@ -1,0 +1,120 @@
+"""What tsmla_prefill must compute, in float64, and how close a kernel has to come."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+
+@dataclasses.dataclass
+class Problem:
+    """One call's inputs: ragged packs with NaN in every row that belongs to no sequence."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    cum_seq_lens_q: torch.Tensor
+    cum_seq_lens_kv: torch.Tensor
+    lengths_q: list[int]
+    lengths_kv: list[int]
+    softmax_scale: float
+
+    @property
+    def tokens(self) -> int:
+        """Query rows that belong to a sequence."""
+        return sum(self.lengths_q)
+
+
+def make_problem(
+    lengths_q: list[int],
+    lengths_kv: list[int],
+    heads_q: int,
+    heads_kv: int,
+    d_qk: int,
+    d_v: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    magnitude: float = 1.0,
+    slack: int = 0,
+    padded_entries: int = 0,
+    strided: bool = False,
+) -> Problem:
+    """Random inputs of the given lengths. `slack` NaN rows follow the last sequence; `padded_entries` repeats end the
+    cumulative lengths; `strided` makes key and value slices of one tensor, as the up-projection gives them."""
+
+    def pack(rows, heads, dim):
+        tensor = torch.randn(rows + slack, heads, dim, device=device, dtype=torch.float32).mul_(magnitude).to(dtype)
+        tensor[rows:] = math.nan
+        return tensor
+
+    def ends(lengths):
+        total = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return torch.cat([total, total[-1:].expand(padded_entries)]).to(device)
+
+    query = pack(sum(lengths_q), heads_q, d_qk)
+    if strided:
+        both = pack(sum(lengths_kv), heads_kv, d_qk + d_v)
+        key, value = both[..., :d_qk], both[..., d_qk:]
+    else:
+        key, value = pack(sum(lengths_kv), heads_kv, d_qk), pack(sum(lengths_kv), heads_kv, d_v)
+    return Problem(query, key, value, ends(lengths_q), ends(lengths_kv), lengths_q, lengths_kv, d_qk**-0.5)
+
+
+def attend(problem: Problem, causal: bool, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, natural-log LSE) of the rows in sequences, in float64; `compute` is where products are rounded to:
+    torch.float64 for the reference, the input dtype for what plain PyTorch in that dtype would give."""
+    group = problem.query.shape[1] // problem.key.shape[1]
+    outputs, lses = [], []
+    q_start = kv_start = 0
+    for len_q, len_kv in zip(problem.lengths_q, problem.lengths_kv, strict=True):
+        q = problem.query[q_start : q_start + len_q].to(compute)
+        k = problem.key[kv_start : kv_start + len_kv].to(compute).repeat_interleave(group, 1)
+        v = problem.value[kv_start : kv_start + len_kv].to(compute).repeat_interleave(group, 1)
+        q_start, kv_start = q_start + len_q, kv_start + len_kv
+        scores = torch.einsum("qhd,khd->hqk", q, k).double() * problem.softmax_scale
+        if causal:
+            column = torch.arange(len_kv, device=q.device)
+            row = torch.arange(len_q, device=q.device)[:, None]
+            scores.masked_fill_(column > row + len_kv - len_q, -math.inf)
+        if len_kv == 0:
+            lse = scores.new_full(scores.shape[:2], -math.inf)
+        else:
+            lse = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+        outputs.append(torch.einsum("hqk,khd->qhd", weights.to(compute), v).double())
+        lses.append(lse.T)
+    return torch.cat(outputs), torch.cat(lses)
+
+
+def judge(problem: Problem, causal: bool, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    """Assert that a kernel's result is right: no further from float64 than twice what the same dtype in PyTorch is,
+    plus rounding of the output; a relative RMSE bound, so that zeros fail; rows beyond the sequences untouched (NaN).
+    """
+    exact, exact_lse = attend(problem, causal, torch.float64)
+    plain, _ = attend(problem, causal, problem.query.dtype)
+    tokens = problem.tokens
+    assert out[tokens:].isnan().all(), "rows that belong to no sequence were written"
+    got = out[:tokens].double()
+    assert got.isfinite().all(), f"{(~got.isfinite()).sum()} of {got.numel()} outputs are not finite"
+    step = torch.finfo(out.dtype).eps
+    allowed = 2 * (plain - exact).abs().max() + step * exact.abs().clamp_min(1.0)
+    excess = (got - exact).abs() - allowed
+    worst = int(excess.argmax()) if excess.numel() else 0
+    assert (excess <= 0).all(), (
+        f"row, head, dim {[int(i) for i in torch.unravel_index(torch.tensor(worst), excess.shape)]}: "
+        f"{got.flatten()[worst]} instead of {exact.flatten()[worst]}"
+    )
+    rmse = (got - exact).norm() / exact.norm().clamp_min(1e-30)
+    assert rmse <= step, f"relative RMSE {rmse:.2e} is above {step:.2e}"
+    empty = exact_lse == -math.inf
+    assert (got[empty] == 0).all(), "a row without keys must give 0"
+    if lse is not None:
+        assert lse[tokens:].isnan().all(), "LSE rows that belong to no sequence were written"
+        got_lse = lse[:tokens].double()
+        assert torch.equal(got_lse == -math.inf, empty), "a row without keys must give LSE -inf, and no other row"
+        error = (got_lse - exact_lse)[~empty].abs()
+        bound = 1e-5 + 2e-6 * exact_lse[~empty].abs()
+        assert (error <= bound).all(), f"LSE (natural log) is off by {error.max():.2e}"
