@@ -106,14 +106,15 @@ def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
     """A tensor whose address, and whose outer strides in bytes, are multiples of `multiple` bytes."""
     if tensor.data_ptr() % multiple:
         raise ArgumentError(
-            f"{operator}: {name} starts at address {tensor.data_ptr():#x}; it must be aligned to {multiple} bytes"
+            f"{operator}: {name} starts at address {tensor.data_ptr():#x}; it must be aligned to {multiple} bytes "
+            f"({name}.clone() is)"
         )
     size = tensor.element_size()
     for stride, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True):
         if extent > 1 and stride * size % multiple:
             raise ArgumentError(
                 f"{operator}: {name} has strides {tuple(tensor.stride())} of {size}-byte elements; the outer strides "
-                f"must be multiples of {multiple} bytes ({multiple // size} elements)"
+                f"must be multiples of {multiple} bytes ({multiple // size} elements; those of {name}.contiguous() are)"
             )
 
 

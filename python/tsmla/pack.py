@@ -1,0 +1,135 @@
+"""mla_kv_pack_quantize_fp8: the K and V of an FP8 prefill from the parts that the projections produce."""
+
+from __future__ import annotations
+
+import numbers
+
+import torch
+
+from . import checks, resolve
+from .errors import ArgumentError, UnsupportedError
+from .support import why_unsupported
+from .variant import PackVariant
+
+_OPERATOR = "mla_kv_pack_quantize_fp8"
+_ALIGNMENT = 16
+"""Bytes: every load and store of the kernel is 16 bytes wide."""
+_MAX_ROWS = 2**30
+"""Tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
+
+
+def mla_kv_pack_quantize_fp8(
+    k_nope: torch.Tensor,
+    k_pe: torch.Tensor,
+    v: torch.Tensor,
+    k_scale_inv: float = 1.0,
+    v_scale_inv: float = 1.0,
+    k_out: torch.Tensor | None = None,
+    v_out: torch.Tensor | None = None,
+    fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+    enable_pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp8(cat(k_nope, k_pe broadcast over heads) * k_scale_inv) and fp8(v * v_scale_inv), in one pass over memory.
+
+    Each element is widened to float32, multiplied once, clamped to the finite range of `fp8_dtype` and rounded to
+    nearest even; NaN stays NaN. No tokens or no heads launch nothing.
+
+    Args:
+        k_nope: [tokens, heads, d_nope], bf16 or fp16. Here and for k_pe, v, k_out and v_out, strided views are
+            fine (k_nope and v are usually slices of one tensor): last dimension contiguous, base address and outer
+            strides multiples of 16 bytes.
+        k_pe: [tokens, 1, d_rope] or [tokens, d_rope], k_nope's dtype; shared by all heads.
+        v: [tokens, heads, d_v], k_nope's dtype.
+        k_scale_inv, v_scale_inv: Python numbers that multiply K and V (the reciprocals of the dequantisation scales).
+        k_out: [tokens, heads, d_nope + d_rope] of `fp8_dtype` to write into.
+        v_out: [tokens, heads, d_v] of `fp8_dtype` to write into.
+        fp8_dtype: torch.float8_e4m3fn or torch.float8_e5m2.
+        enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
+
+    Returns:
+        (k_out, v_out), contiguous where they were not given.
+
+    Raises:
+        ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
+        UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
+        KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
+    """
+    variant = _variant(k_nope, k_pe, v, fp8_dtype, enable_pdl)
+    _check(variant, k_nope, k_pe, v, k_out, v_out, fp8_dtype)
+    k_scale_inv = _number("k_scale_inv", k_scale_inv)
+    v_scale_inv = _number("v_scale_inv", v_scale_inv)
+    tokens, heads, _ = k_nope.shape
+    if k_out is None:
+        k_out = k_nope.new_empty((tokens, heads, variant.d_nope + variant.d_rope), dtype=fp8_dtype)
+    if v_out is None:
+        v_out = k_nope.new_empty((tokens, heads, variant.d_v), dtype=fp8_dtype)
+    if tokens and heads:
+        shared = k_pe if k_pe.ndim == 2 else k_pe.squeeze(1)
+        resolve.kernel(variant)(k_nope, shared, v, k_out, v_out, k_scale_inv, v_scale_inv)
+    return k_out, v_out
+
+
+def _variant(
+    k_nope: torch.Tensor, k_pe: torch.Tensor, v: torch.Tensor, fp8_dtype: torch.dtype, pdl: bool
+) -> PackVariant:
+    """The variant a call needs; raises when the GPU, the dtypes or the head dimensions have none."""
+    device = checks.cuda(_OPERATOR, "k_nope", k_nope)
+    for name, tensor in (("k_pe", k_pe), ("v", v)):
+        checks.same_device(_OPERATOR, name, tensor, "k_nope", device)
+    checks.ndim(_OPERATOR, "k_nope", k_nope, ("tokens", "heads", "d_nope"))
+    checks.ndim(_OPERATOR, "v", v, ("tokens", "heads", "d_v"))
+    if k_pe.ndim != 2:
+        checks.ndim(_OPERATOR, "k_pe", k_pe, ("tokens", "1", "d_rope"))
+    variant = PackVariant(
+        arch=checks.arch_of(device),
+        dtype=checks.dtype_of(k_nope.dtype),
+        out_dtype=checks.dtype_of(fp8_dtype),
+        d_nope=k_nope.shape[-1],
+        d_rope=k_pe.shape[-1],
+        d_v=v.shape[-1],
+        pdl=bool(pdl),
+    )
+    if reason := why_unsupported(variant):
+        raise UnsupportedError(f"{_OPERATOR}: {reason}")
+    return variant
+
+
+def _check(
+    variant: PackVariant,
+    k_nope: torch.Tensor,
+    k_pe: torch.Tensor,
+    v: torch.Tensor,
+    k_out: torch.Tensor | None,
+    v_out: torch.Tensor | None,
+    fp8_dtype: torch.dtype,
+) -> None:
+    """Everything about the tensors that the kernel relies on and that `_variant` has not looked at."""
+    tokens, heads, _ = k_nope.shape
+    if tokens * heads > _MAX_ROWS:
+        raise ArgumentError(
+            f"{_OPERATOR}: k_nope has {tokens} tokens x {heads} heads; at most {_MAX_ROWS} rows fit one call"
+        )
+    rope_shape = (tokens, variant.d_rope) if k_pe.ndim == 2 else (tokens, 1, variant.d_rope)
+    tensors = [
+        ("k_nope", k_nope, (tokens, heads, variant.d_nope), k_nope.dtype),
+        ("k_pe", k_pe, rope_shape, k_nope.dtype),
+        ("v", v, (tokens, heads, variant.d_v), k_nope.dtype),
+    ]
+    for name, out, width in (("k_out", k_out, variant.d_nope + variant.d_rope), ("v_out", v_out, variant.d_v)):
+        if out is not None:
+            checks.same_device(_OPERATOR, name, out, "k_nope", k_nope.device)
+            tensors.append((name, out, (tokens, heads, width), fp8_dtype))
+    for name, tensor, shape, dtype in tensors:
+        checks.dtype_in(_OPERATOR, name, tensor, (dtype,))
+        checks.shape(_OPERATOR, name, tensor, shape)
+        checks.last_dim_contiguous(_OPERATOR, name, tensor)
+        checks.aligned(_OPERATOR, name, tensor, _ALIGNMENT)
+
+
+def _number(name: str, value: float) -> float:
+    if not isinstance(value, numbers.Real):
+        raise ArgumentError(
+            f"{_OPERATOR}: {name} is a {type(value).__name__}; it must be a Python number "
+            "(reading a tensor here would wait for the GPU)"
+        )
+    return float(value)
