@@ -8,12 +8,14 @@ import torch
 
 from . import checks, resolve
 from .errors import ArgumentError, UnsupportedError
-from .support import why_unsupported
+from .support import PACK_DTYPES, PACK_OUT_DTYPES, why_unsupported
 from .variant import PackVariant
 
 _OPERATOR = "mla_kv_pack_quantize_fp8"
 _ALIGNMENT = 16
 """Bytes: every load and store of the kernel is 16 bytes wide."""
+_DTYPES = {torch_dtype: ours for torch_dtype, ours in checks.TORCH_DTYPES.items() if ours in PACK_DTYPES}
+_FP8_DTYPES = {torch_dtype: ours for torch_dtype, ours in checks.TORCH_DTYPES.items() if ours in PACK_OUT_DTYPES}
 _MAX_ROWS = 2**30
 """Tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
 
@@ -72,7 +74,7 @@ def mla_kv_pack_quantize_fp8(
 def _variant(
     k_nope: torch.Tensor, k_pe: torch.Tensor, v: torch.Tensor, fp8_dtype: torch.dtype, pdl: bool
 ) -> PackVariant:
-    """The variant a call needs; raises when the GPU, the dtypes or the head dimensions have none."""
+    """The variant a call needs; raises when the dtypes, the GPU or the head dimensions have none."""
     device = checks.cuda(_OPERATOR, "k_nope", k_nope)
     for name, tensor in (("k_pe", k_pe), ("v", v)):
         checks.same_device(_OPERATOR, name, tensor, "k_nope", device)
@@ -80,10 +82,14 @@ def _variant(
     checks.ndim(_OPERATOR, "v", v, ("tokens", "heads", "d_v"))
     if k_pe.ndim != 2:
         checks.ndim(_OPERATOR, "k_pe", k_pe, ("tokens", "1", "d_rope"))
+    checks.dtype_in(_OPERATOR, "k_nope", k_nope, _DTYPES)
+    if fp8_dtype not in _FP8_DTYPES:
+        accepted = ", ".join(map(str, _FP8_DTYPES))
+        raise ArgumentError(f"{_OPERATOR}: fp8_dtype is {fp8_dtype}; accepted: {accepted}")
     variant = PackVariant(
         arch=checks.arch_of(device),
-        dtype=checks.dtype_of(k_nope.dtype),
-        out_dtype=checks.dtype_of(fp8_dtype),
+        dtype=_DTYPES[k_nope.dtype],
+        out_dtype=_FP8_DTYPES[fp8_dtype],
         d_nope=k_nope.shape[-1],
         d_rope=k_pe.shape[-1],
         d_v=v.shape[-1],
