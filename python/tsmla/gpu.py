@@ -36,11 +36,11 @@ def current_arch() -> tuple[Arch | None, str]:
     """
     driver, count = _driver(), ctypes.c_int()
     if driver is None:
-        return None, "no CUDA device: libcuda.so.1 is not installed; pass arch= to ask about another machine"
+        return None, "no CUDA device: libcuda.so.1 is not installed"
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status or count.value == 0:
         cause = f"the CUDA driver answers error {status}" if status else "the CUDA driver sees none"
-        return None, f"no CUDA device: {cause}; pass arch= to ask about another machine"
+        return None, f"no CUDA device: {cause}"
     torch = sys.modules.get("torch")
     index = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()

@@ -151,6 +151,8 @@ def _exported(module: Any, name: str) -> Callable[..., Any] | None:
 
 def _check_elf(path: Path) -> None:
     """Refuse what dlopen would crash on or describe badly: not a shared library, cut short, for another CPU."""
+    if path.suffix != ".so":
+        raise LibraryError(f"{path} is not named like a library: its name must end in .so")
     try:
         size = path.stat().st_size
         with open(path, "rb") as stream:

@@ -54,6 +54,12 @@ def resolve(variant: Variant) -> Resolved:
     return found
 
 
+def served() -> dict[Variant, str]:
+    """Every variant resolved so far in this process, and the step that served it."""
+    with _lock:
+        return {variant: found.step for variant, found in _resolved.items()}
+
+
 def forget() -> None:
     """Drop what was resolved, so that the next call reads settings and libraries again. Loaded code stays mapped."""
     with _lock:

@@ -49,7 +49,12 @@ def binary_status(arch: Arch | str | None = None, path: str | Path | None = None
     """
     found, reason = (_named(arch), "") if arch is not None else gpu.current_arch()
     names = ("prefill", "decode", *(name for name in FAMILIES if name not in ("prefill", "decode")))
-    families = {name: _judge(name, found, path) if found else FamilyStatus(False, reason=reason) for name in names}
+    families = {
+        name: _judge(name, found, path)
+        if found
+        else FamilyStatus(False, reason=f"{reason}; name an arch to ask about another machine")
+        for name in names
+    }
     return BinaryStatus(found, platform.machine(), families)
 
 

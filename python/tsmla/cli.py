@@ -1,0 +1,209 @@
+"""The command `tsmla`: what is installed, whether it works here, and a small run. Every command works without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from . import gpu, loader, manifest, settings, toolchain
+from .errors import ArgumentError, TsmlaError
+from .variant import FAMILIES, Arch, Variant, variant_from_dict
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit status: 0 good, 1 not good, 2 wrong use."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except ArgumentError as error:
+        print(f"tsmla: {error}", file=sys.stderr)
+        return 2
+    except TsmlaError as error:
+        print(f"tsmla: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tsmla", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name, run, text, *shared):
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        if "arch" in shared:
+            added.add_argument("--arch", choices=[a.value for a in Arch], help="GPU architecture; default this GPU's")
+        if "family" in shared:
+            added.add_argument("--family", choices=[*FAMILIES, "decode"], nargs="+", help="operators; default all")
+        if "json" in shared:
+            added.add_argument("--json", action="store_true", help="print JSON")
+        return added
+
+    command("show-config", _show_config, "print versions, places, GPU, conventions and settings")
+    command(
+        "probe", _probe, "exit 0 if every operator runs from a precompiled library, else 1", "arch", "family", "json"
+    )
+    command("list", _list, "print the kernels of the installed libraries", "arch", "family", "json")
+    inspect = command("inspect", _inspect, "print what a library says about itself", "json")
+    inspect.add_argument("path", type=Path, metavar="PATH")
+    verify = command("verify", _verify, "check hashes, symbols and signatures of libraries, and load them")
+    verify.add_argument("path", type=Path, nargs="?", metavar="DIRECTORY", help="default: the installed libraries")
+    warm = command("warmup", _warmup, "resolve kernels now, compiling into the cache if need be", "arch", "family")
+    warm.add_argument(
+        "--variant",
+        action="append",
+        metavar="FIELD=VALUE,...",
+        help="such as family=pack,arch=sm_90a,dtype=bf16,...; repeatable; default: all kernels of installed libraries",
+    )
+    command("demo", _demo, "run the operators on small inputs and compare with torch")
+    return parser
+
+
+def _show_config(options: argparse.Namespace) -> int:
+    try:
+        runtime = str(loader.runtime_library())
+    except TsmlaError as error:
+        runtime = str(error)
+    major = gpu.driver_cuda_major()
+    facts = {
+        "tsmla": _version("tsmla"),
+        "torch": _version("torch"),
+        **toolchain.versions(),
+        "python": platform.python_version(),
+        "host": platform.machine(),
+        "gpu": gpu.current_arch()[1],
+        "driver": f"CUDA {major}" if major else "none",
+        "runtime library": runtime,
+        "libraries": str(toolchain.shipped_libraries()),
+        "cache": str(settings.cache_dir()),
+        "prefill LSE": "natural log, [tokens, heads]; a row without keys gives output 0 and LSE -inf",
+    }
+    _table([(name, value) for name, value in facts.items()])
+    print()
+    now = settings.current()
+    rows = [("variable", "accepted", "default", "now", "meaning")]
+    for s in settings.SETTINGS:
+        rows.append((s.name, s.accepted, s.default, now.get(s.name, "-"), s.meaning))
+        if s.alias:
+            rows.append((s.alias, "", "", now.get(s.alias, "-"), f"older name of {s.name}, for prefill"))
+    _table(rows)
+    return 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from .status import binary_status
+
+    status = binary_status(options.arch)
+    asked = options.family or list(FAMILIES)
+    good = all(status.families[name].available for name in asked)
+    if options.json:
+        print(json.dumps({"ok": good, "asked": asked, **status.to_dict()}, indent=2))
+    else:
+        print(status)
+    return 0 if good else 1
+
+
+def _list(options: argparse.Namespace) -> int:
+    kernels = _installed(options)
+    if options.json:
+        print(json.dumps([kernel.to_dict() for kernel in kernels], indent=2))
+    else:
+        _table([(k.variant.symbol(), _resources(k)) for k in kernels])
+        print(f"{len(kernels)} kernels")
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    said = loader.open_library(options.path).manifest
+    if options.json:
+        print(said.to_json(), end="")
+        return 0
+    made = ", ".join(f"{name} {number}" for name, number in sorted(said.toolchain.items()))
+    _table(
+        [
+            ("family", said.family),
+            ("architecture", f"{said.arch} ({said.arch.gpus})"),
+            ("host", said.host),
+            ("needs", f"nvidia-cutlass-dsl >= {said.min_runtime}"),
+            ("made with", made),
+            ("sources", said.source_digest),
+        ]
+    )
+    for kernel in said.kernels:
+        print(f"{kernel.variant.symbol()}: {_resources(kernel)}\n    {kernel.signature}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from .verify import verify_directory
+
+    directory = options.path or toolchain.shipped_libraries()
+    results = verify_directory(directory)
+    for result in results:
+        print(f"{result.file}: {result.problem or f'{result.kernels} kernels ok'}")
+    bad = sum(bool(result.problem) for result in results)
+    print(f"{directory}: {len(results)} libraries, {bad} with a problem")
+    return 1 if bad else 0
+
+
+def _warmup(options: argparse.Namespace) -> int:
+    from .prepare import warmup
+
+    if options.variant:
+        variants = [_parse_variant(text) for text in options.variant]
+    else:
+        options.arch = options.arch or gpu.current_arch()[0]
+        if options.arch is None:
+            raise ArgumentError(f"warmup: {gpu.current_arch()[1]}; name --arch ({', '.join(Arch)}) or --variant")
+        variants = [kernel.variant for kernel in _installed(options)]
+    for variant, step in warmup(variants).items():
+        print(f"{variant.symbol()}: {step}")
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import demo
+
+    return demo()
+
+
+def _installed(options: argparse.Namespace) -> list[manifest.Kernel]:
+    """Kernels of the installed libraries that --arch and --family let through."""
+    libraries = [record.manifest for record in manifest.read_directory(toolchain.shipped_libraries()).libraries]
+    return [
+        kernel
+        for library in libraries
+        for kernel in library.kernels
+        if options.arch in (None, library.arch) and library.family in (options.family or FAMILIES)
+    ]
+
+
+def _parse_variant(text: str) -> Variant:
+    def value(word: str) -> object:
+        return {"true": True, "false": False}.get(word, int(word) if word.isdigit() else word)
+
+    try:
+        return variant_from_dict({name: value(word) for name, word in (part.split("=") for part in text.split(","))})
+    except ValueError as error:
+        raise ArgumentError(f"warmup: --variant {text}: {error}") from error
+
+
+def _resources(kernel: manifest.Kernel) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(kernel.resources.items()) if value)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,140 @@
+"""`tsmla demo`: run both operators on small inputs and compare them with torch, saying what was found and what ran."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import gpu, resolve, toolchain
+from .errors import ManifestError, UnsupportedError
+from .manifest import MANIFEST_FILE
+from .verify import verify_directory
+
+if TYPE_CHECKING:
+    import torch
+
+RMSE_LIMIT = 1e-2
+"""Relative RMSE allowed against float64: four times the rounding step of bf16, far below an all-zero output's 1."""
+
+
+def demo() -> int:
+    """Print the report. Returns the process's exit status: 0 unless a library or a result is wrong."""
+    arch, found = gpu.current_arch()
+    print(found)
+    if arch is None:
+        return _without_gpu()
+    import torch
+
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    torch.manual_seed(0)
+    good = [_show(run) for run in (_pack, _prefill)]
+    for variant, step in resolve.served().items():
+        print(f"ran {variant.symbol()}: {step}")
+    return 0 if all(good) else 1
+
+
+def _without_gpu() -> int:
+    print("nothing can run here; checked instead that the precompiled libraries are intact and load:")
+    directory = toolchain.shipped_libraries()
+    try:
+        results = verify_directory(directory)
+    except ManifestError as error:
+        print(f"  none to check: {error}")
+        return 1 if (directory / MANIFEST_FILE).exists() else 0
+    for result in results:
+        print(
+            f"  {result.file}: {result.kernels} kernels, {result.problem or 'hash, manifest, symbols, signatures ok'}"
+        )
+    return 1 if any(result.problem for result in results) else 0
+
+
+def _show(run: Callable[[], tuple[str, bool]]) -> bool:
+    try:
+        text, good = run()
+    except UnsupportedError as error:
+        print(f"not run: {error}")
+        return True
+    print(f"{text}: {'ok' if good else 'WRONG'}")
+    return good
+
+
+def _pack() -> tuple[str, bool]:
+    import torch
+
+    from .pack import mla_kv_pack_quantize_fp8
+
+    tokens, heads = 1024, 128
+    k_nope, v = (torch.randn(tokens, heads, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    k_pe = torch.randn(tokens, 64, device="cuda", dtype=torch.bfloat16)
+    (k_out, v_out), times = _timed(lambda: mla_kv_pack_quantize_fp8(k_nope, k_pe, v))
+    k_expected = torch.cat([k_nope, k_pe[:, None].expand(-1, heads, -1)], dim=-1).to(k_out.dtype)
+    wrong = _differing(k_out, k_expected) + _differing(v_out, v.to(v_out.dtype))
+    return (
+        f"mla_kv_pack_quantize_fp8, {tokens} tokens, {heads} heads: {wrong} bytes differ from torch; {times}",
+        wrong == 0,
+    )
+
+
+def _prefill() -> tuple[str, bool]:
+    import torch
+
+    from .prefill import tsmla_prefill
+
+    lengths, heads = (700, 324), 16
+    ends = [0, *(sum(lengths[: i + 1]) for i in range(len(lengths)))]
+    q, k = (torch.randn(ends[-1], heads, 192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    v = torch.randn(ends[-1], heads, 128, device="cuda", dtype=torch.bfloat16)
+    cum = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    scale = 1 / math.sqrt(192)
+    (out, lse), times = _timed(
+        lambda: tsmla_prefill(
+            q, k, v, cum.diff(), cum, max(lengths), len(lengths), scale, is_causal=True, return_lse=True
+        )
+    )
+    parts = [_attention(q[a:b], k[a:b], v[a:b], scale) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    rmse = ((out.double() - expected).square().mean() / expected.square().mean()).sqrt().item()
+    lse_error = (lse.double() - expected_lse).abs().max().item()
+    text = (
+        f"tsmla_prefill, sequences of {lengths} tokens, {heads} heads, causal: "
+        f"relative RMSE {rmse:.1e} and LSE error {lse_error:.1e} against float64; {times}"
+    )
+    return text, rmse < RMSE_LIMIT and lse_error < RMSE_LIMIT
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of one sequence in float64: [tokens, heads, d_v] and its natural-log LSE [tokens, heads]."""
+    import torch
+
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(hidden, -math.inf)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double())
+    return out, scores.logsumexp(-1).T
+
+
+def _differing(given: torch.Tensor, expected: torch.Tensor) -> int:
+    import torch
+
+    return int((given.view(torch.uint8) != expected.view(torch.uint8)).sum())
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, str]:
+    """The result, and how long the first call took and later ones take on average."""
+    import torch
+
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    result = call()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - started
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    repeats = 50
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return result, f"first call {first * 1e3:.1f} ms, then {begin.elapsed_time(end) / repeats * 1e3:.1f} us each"
