@@ -1,0 +1,1 @@
+"""Runs the PTX of CuTe DSL kernels on a CPU: values, asynchrony, happens-before, deadlocks and budgets."""

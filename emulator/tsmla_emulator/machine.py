@@ -1,0 +1,97 @@
+"""The machine: parse PTX text, run launches of its entries over given memory, report.
+
+>>> module = parse(ptx_text)
+>>> report = run_launches(module, [launch], regions, Options(async_mode="late", seed=7))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .ptx.model import Module
+
+AsyncMode = Literal["eager", "random", "late"]
+
+
+class EmulationError(Exception):
+    """A kernel did what it must not do. The message names kernel, CTA, warp, PTX line and source line.
+
+    `kind` is one of "memory", "poison", "race", "deadlock", "barrier", "budget", "tmem", "descriptor", "limit",
+    "not implemented", "launch".
+    """
+
+    def __init__(self, message: str, kind: str = "", line: int = 0, source: str = ""):
+        super().__init__(message)
+        self.kind = kind
+        self.line = line
+        self.source = source
+
+
+@dataclass(frozen=True)
+class Region:
+    """Global memory that a kernel may touch: host address and size in bytes. Any other address is an error."""
+
+    address: int
+    size: int
+    name: str
+    writable: bool = True
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `params` is the parameter block as PTX lays it out; `shared_bytes` the dynamic part."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    params: bytes
+    pdl: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run: everything that varies comes from `seed`, so equal options give equal runs.
+
+    async_mode: when bulk copies, matrix instructions and commits complete: at issue, at random, as late as allowed.
+    quantum: warp instructions between two scheduling decisions (0: drawn anew each time).
+    starve: warps (index within the CTA) that run only when no other warp can.
+    elect_highest: `elect.sync` picks the highest lane instead of the lowest.
+    limit: warp instructions per cluster after which the run is given up as endless (0: none).
+    """
+
+    async_mode: AsyncMode = "eager"
+    seed: int = 0
+    quantum: int = 64
+    starve: tuple[int, ...] | None = None
+    happens_before: bool = False
+    poison: bool = True
+    threads: int = 1
+    elect_highest: bool = False
+    count: bool = False
+    limit: int = 0
+
+
+@dataclass
+class Report:
+    """What a run did. `counts` maps (entry, warp in CTA, opcode) to executed warp instructions when asked for."""
+
+    warp_instructions: int = 0
+    counts: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def parse(ptx_text: str) -> Module:
+    """Read PTX text. Raises PtxError, or NotImplementedInstruction (a PtxError), naming the line."""
+    from .ptx.parser import parse_module
+
+    return parse_module(ptx_text)
+
+
+def run_launches(module: Module, launches: list[Launch], regions: list[Region], options: Options) -> Report:
+    """Run the launches in order over `regions`. Raises EmulationError at the first thing that is wrong."""
+    from .core.binding import execute
+
+    return execute(module, launches, regions, options)

@@ -1,0 +1,147 @@
+"""What PTX text becomes: Module -> Entry -> Instruction -> operands. Names are unique within an entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class PtxError(Exception):
+    """PTX that cannot be read: what stood there, at which line of the text."""
+
+    def __init__(self, message: str, line: int):
+        super().__init__(f"PTX line {line}: {message}")
+        self.line = line
+
+
+class NotImplementedInstruction(PtxError):
+    """An instruction, modifier or operand form that the emulator does not know."""
+
+    def __init__(self, what: str, line: int):
+        super().__init__(f"not implemented: {what} at line {line}", line)
+
+
+@dataclass(frozen=True)
+class Register:
+    """A named register of an entry. `kind` is its declared type without the dot, e.g. "b32", "pred", "f32"."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """A literal: integers as Python ints, floats as the bits written (0f.. 32, 0d.. 64) with `float_bits` set."""
+
+    value: int
+    float_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Address of a parameter, a shared array or a special register (`%tid.x`), plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Address:
+    """`[base + offset]`; `coordinates` when the form is `[base, {c0, ..}]`."""
+
+    base: Register | Symbol | Immediate
+    offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True)
+class Vector:
+    """`{a, b, ..}`."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`%r|%p`: two destinations."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True)
+class Sink:
+    """`_`: a result that nobody reads."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A branch target, already unique within the entry."""
+
+    name: str
+
+
+Operand = Register | Immediate | Symbol | Address | Vector | Pair | Sink | Label
+
+
+@dataclass(frozen=True)
+class Source:
+    """A `.loc` position: file, line."""
+
+    file: str
+    line: int
+
+
+@dataclass
+class Instruction:
+    """One instruction. `opcode` carries every modifier; `guard` is (predicate, negated)."""
+
+    opcode: str
+    operands: tuple[Operand, ...]
+    line: int
+    text: str
+    guard: tuple[Register, bool] | None = None
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Param:
+    """A kernel parameter: byte offset, size and alignment inside the parameter block."""
+
+    name: str
+    offset: int
+    size: int
+    align: int
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """A `.shared` variable; `size` 0 marks the dynamic one."""
+
+    name: str
+    size: int
+    align: int
+
+
+@dataclass
+class Entry:
+    """One kernel. `labels` maps a label to the index of the instruction it stands before."""
+
+    name: str
+    params: tuple[Param, ...]
+    param_bytes: int
+    reqntid: tuple[int, int, int] | None
+    registers: dict[str, Register] = field(default_factory=dict)
+    shared: dict[str, SharedArray] = field(default_factory=dict)
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    line: int = 0
+
+
+@dataclass
+class Module:
+    """The kernels of one PTX text and what it says about itself."""
+
+    target: str
+    version: str
+    entries: dict[str, Entry]
+    text: str
