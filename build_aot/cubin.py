@@ -83,7 +83,7 @@ def resources(image: Elf) -> dict[str, int]:
             "code_bytes": texts[name].size,
             "threads": _product(launch.get(_REQUIRED_THREADS) or launch.get(_MAX_THREADS)),
             "registers": said[_REGISTERS],
-            "barriers": launch.get(_BARRIERS, b"\0")[0],
+            "barriers": max(launch.get(_BARRIERS, b"\0")[0], texts[name].flags >> 20 & 0x7F),
             "static_shared_bytes": _size(image, f".nv.shared.{name}"),
             "parameter_bytes": int.from_bytes(launch.get(_PARAMETERS, b""), "little"),
             "stack_bytes": max(said[_FRAME_SIZE], said[_MIN_STACK]),

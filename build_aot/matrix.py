@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Iterable, Iterator
 
+from tsmla.manifest import library_file
 from tsmla.support import PREFILL_DIMS, why_unsupported
 from tsmla.variant import FAMILIES, Arch, Dtype, PackVariant, PrefillVariant, Variant
 
@@ -28,3 +30,21 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
         yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse, pdl=pdl)
     for dtype, out, pack_dims, pdl in itertools.product(Dtype, Dtype, PACK_DIMS, OFF_ON):
         yield PackVariant(arch, dtype, out, *pack_dims, pdl=pdl)
+
+
+def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant, ...]]:
+    """Library file name -> its variants in symbol order: one library per operator family and architecture."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in sorted(variants, key=lambda v: v.symbol()):
+        groups.setdefault(library_file(variant.family, variant.arch, host), []).append(variant)
+    return {name: tuple(group) for name, group in sorted(groups.items())}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that choose a part of the matrix: --arch and --family, each a list, repeatable."""
+    parser.add_argument(
+        "--arch", type=Arch, nargs="+", default=list(Arch), help=f"of {', '.join(Arch)}; default all", metavar="ARCH"
+    )
+    parser.add_argument(
+        "--family", choices=list(FAMILIES), nargs="+", default=list(FAMILIES), help="operators to build; default all"
+    )

@@ -28,8 +28,8 @@ class Kernel:
     """One exported function.
 
     signature: the text of the TypeError that calling it without arguments raises; compared again at load.
-    resources: integers read from its machine code, summed or maximised over its GPU kernels; the keys are those of
-        `build_aot.cubin.RESOURCES` (registers, static_shared_bytes, stack_bytes, local_bytes, spills, ...).
+    resources: integers read from its machine code (registers, static_shared_bytes, stack_bytes, spill_stores, ...:
+        `build_aot.cubin.RESOURCES` lists and explains them) and dynamic_shared_bytes, which its launch adds.
     """
 
     variant: Variant
@@ -175,7 +175,9 @@ def _load(text: str, source: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ManifestError(f"{source} is not valid JSON, probably truncated ({len(text)} characters): {error}") from None
+        raise ManifestError(
+            f"{source} is not valid JSON, perhaps truncated ({len(text)} characters): {error}"
+        ) from None
     if not isinstance(value, dict):
         raise ManifestError(f"{source} holds a JSON {type(value).__name__}, not an object")
     schema = _field(value, "schema", int, source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 
 class Arch(str, enum.Enum):
@@ -121,7 +121,7 @@ class PackVariant(_Variant):
         ))
 
 
-Variant = Union[PrefillVariant, PackVariant]
+Variant = PrefillVariant | PackVariant
 
 FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in (PrefillVariant, PackVariant)}
 

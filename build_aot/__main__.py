@@ -1,0 +1,43 @@
+"""Command line of the ahead-of-time build: `python -m build_aot`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tsmla.toolchain import shipped_libraries
+
+from . import matrix
+from .build import build
+from .errors import BuildError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m build_aot", description="Compile the shipped kernels into libraries. Needs no GPU, no nvcc."
+    )
+    matrix.add_arguments(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=shipped_libraries(),
+        help="directory to fill; default %(default)s, where tsmla looks",
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default %(default)s")
+    parser.add_argument("--keep-ptx", action="store_true", help="leave each kernel's PTX in OUT/ptx")
+    asked = parser.parse_args()
+    variants = matrix.shipped(asked.arch, asked.family)
+    if not variants:
+        parser.error(f"no kernel of {', '.join(asked.family)} exists for {', '.join(asked.arch)}")
+    try:
+        build(variants, asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx)
+    except BuildError as error:
+        print(f"build_aot: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Is a library exactly what was asked for? Fails the build unless it is.
+
+Exported symbols, the library's own manifest and the matrix agree; the GPU code is for the right architecture, uses
+what the manifest says, and neither spills nor touches local memory; host code runs on every x86-64 processor; nothing
+but the two runtime libraries is needed. `python -m build_aot.audit DIR` audits a finished directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tsmla.errors import ManifestError
+from tsmla.manifest import MANIFEST_FUNCTION, LibraryManifest, read_directory, verify_file
+from tsmla.variant import Variant
+
+from . import cubin, elf, link, matrix, x86
+from .errors import AuditError, BuildError
+from .load import load, signature
+
+_EXPORT_PREFIX = "__tvm_ffi_"
+
+
+def audit_library(library: Path, expected: Sequence[Variant]) -> LibraryManifest:
+    """The library's own manifest, once everything about it has been checked. Raises AuditError with every problem."""
+    problems = list(_host_problems(library, expected))
+    if problems:
+        raise AuditError(str(library), problems)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        try:
+            text, signatures = child.submit(_ask, library, [variant.symbol() for variant in expected]).result()
+            manifest = LibraryManifest.from_json(text, f"the manifest inside {library}")
+        except (ManifestError, concurrent.futures.BrokenExecutor, RuntimeError, OSError, AttributeError) as error:
+            raise AuditError(str(library), [f"it cannot be loaded and asked: {error}"]) from error
+    problems = [*_manifest_problems(manifest, expected, signatures), *_gpu_problems(library, manifest)]
+    if problems:
+        raise AuditError(str(library), problems)
+    return manifest
+
+
+def audit_directory(directory: Path, expected: Sequence[Variant]) -> None:
+    """Audit every library of a finished build, and that together they are exactly `expected`. Raises AuditError."""
+    try:
+        records = {record.file: record for record in read_directory(directory).libraries}
+    except ManifestError as error:
+        raise AuditError(str(directory), [str(error)]) from error
+    groups = matrix.libraries(expected, link.host())
+    problems = [f"{name} should be there and is not in the manifest" for name in sorted(groups.keys() - records.keys())]
+    problems += [f"{name} is in the manifest but was not asked for" for name in sorted(records.keys() - groups.keys())]
+    present = {path.name for path in directory.glob("*.so")}
+    problems += [f"{name} lies there but is not in the manifest" for name in sorted(present - records.keys())]
+    for name in sorted(records.keys() & groups.keys()):
+        try:
+            verify_file(directory, records[name])
+            if audit_library(directory / name, groups[name]) != records[name].manifest:
+                problems.append(f"{name} describes itself differently from the directory's manifest")
+        except ManifestError as error:
+            problems.append(str(error))
+        except AuditError as error:
+            problems += [f"{name}: {problem}" for problem in error.problems]
+    if problems:
+        raise AuditError(str(directory), problems)
+
+
+def _host_problems(library: Path, expected: Sequence[Variant]) -> Iterator[str]:
+    """What can be seen without loading the library."""
+    try:
+        image = elf.Elf(library.read_bytes())
+    except (elf.ElfError, OSError) as error:
+        yield f"it is not a library: {error}"
+        return
+    if image.machine != elf.EM_X86_64:
+        yield f"its ELF machine is {image.machine}, not {elf.EM_X86_64} (x86-64)"
+        return
+    exported = {symbol.name for symbol in image.symbols(elf.SHT_DYNSYM) if symbol.section != elf.SHN_UNDEF}
+    wanted = {f"{_EXPORT_PREFIX}{variant}" for variant in expected} | {_EXPORT_PREFIX + MANIFEST_FUNCTION}
+    yield from (f"it does not export {name}, which the matrix lists" for name in sorted(wanted - exported))
+    yield from (f"it exports {name}, which the matrix does not list" for name in sorted(exported - wanted))
+    needed = image.dynamic_strings(elf.DT_NEEDED)
+    if sorted(needed) != sorted(link.NEEDED):
+        yield f"it needs {', '.join(needed) or 'nothing'}; it must need exactly {', '.join(link.NEEDED)}"
+    if image.dynamic_strings(elf.DT_SONAME) != [library.name]:
+        yield f"its SONAME is {image.dynamic_strings(elf.DT_SONAME)}, not its file name"
+    paths = ":".join(image.dynamic_strings(elf.DT_RPATH) + image.dynamic_strings(elf.DT_RUNPATH)).split(":")
+    yield from (f"it searches {path}, which is not relative to itself" for path in paths if path[:7] != "$ORIGIN")
+    for section in image.sections:
+        if section.flags & elf.SHF_EXECINSTR:
+            yield from (f"host code in {section.name}: {found}" for found in x86.beyond_baseline(section.data))
+
+
+def _manifest_problems(
+    manifest: LibraryManifest, expected: Sequence[Variant], signatures: dict[str, str]
+) -> Iterator[str]:
+    listed, wanted = [kernel.variant for kernel in manifest.kernels], list(expected)
+    yield from (f"its manifest lacks {variant}" for variant in wanted if variant not in listed)
+    yield from (
+        f"its manifest lists {variant}, which the matrix does not" for variant in listed if variant not in wanted
+    )
+    for kernel in manifest.kernels:
+        if (said := signatures.get(kernel.variant.symbol())) != kernel.signature:
+            yield f"{kernel.variant} answers {said!r}, but the manifest says {kernel.signature!r}"
+
+
+def _gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
+    """Objects are linked in manifest order, so the n-th GPU image belongs to the n-th kernel."""
+    images = cubin.images(library)
+    if len(images) != len(manifest.kernels):
+        yield f"it holds {len(images)} GPU images for {len(manifest.kernels)} kernels"
+        return
+    for image, kernel in zip(images, manifest.kernels, strict=True):
+        if (arch := cubin.arch(image)) != kernel.variant.arch:
+            yield f"the GPU code of {kernel.variant} is for {arch}"
+        try:
+            used = cubin.resources(image)
+        except BuildError as error:
+            yield f"{kernel.variant}: {error}"
+            continue
+        if differing := [name for name in cubin.RESOURCES if kernel.resources.get(name) != used[name]]:
+            said = ", ".join(f"{name} {used[name]} (manifest: {kernel.resources.get(name)})" for name in differing)
+            yield f"{kernel.variant} uses {said}"
+        for name in cubin.FORBIDDEN:
+            if used[name]:
+                yield f"{kernel.variant} has {name} = {used[name]}; it has to be 0"
+
+
+def _ask(library: Path, symbols: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The library's manifest text and each function's signature; runs in a process of its own."""
+    module = load(library)
+    return str(module.get_function(MANIFEST_FUNCTION)()), {symbol: signature(module, symbol) for symbol in symbols}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m build_aot.audit", description=__doc__)
+    parser.add_argument("directory", type=Path, help="directory of libraries with its manifest.json")
+    matrix.add_arguments(parser)
+    asked = parser.parse_args()
+    try:
+        expected = matrix.shipped(asked.arch, asked.family)
+        audit_directory(asked.directory, expected)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{asked.directory}: {len(expected)} kernels are what they have to be")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

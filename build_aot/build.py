@@ -1,0 +1,175 @@
+"""From a list of variants to a directory of audited libraries with its manifest."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import fcntl
+import hashlib
+import multiprocessing
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tsmla import toolchain
+from tsmla.errors import ManifestError
+from tsmla.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_FUNCTION,
+    SCHEMA,
+    DirectoryManifest,
+    Kernel,
+    LibraryManifest,
+    LibraryRecord,
+    read_directory,
+    verify_file,
+    write_directory,
+)
+from tsmla.variant import Variant
+
+from . import link, matrix
+from .audit import audit_library
+from .compile import ResultStore, build_key, compile_one, prepare_worker
+from .errors import BuildError
+
+STORE = ".compiled"
+"""Directory inside the output that keeps results between runs."""
+
+
+def build(
+    variants: Sequence[Variant], out: Path, jobs: int, keep_ptx: bool = False, report: Callable[[str], None] = print
+) -> DirectoryManifest:
+    """Make `out` hold exactly the libraries of these variants. Raises BuildError; then `out` has no manifest.
+
+    jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. report: gets one line per step.
+    """
+    start = time.perf_counter()
+    host = link.host()
+    link.runtime_directories()
+    store = ResultStore(out / STORE, build_key(host))
+    store.directory.mkdir(parents=True, exist_ok=True)
+    with _locked(store.directory):
+        compiled = _compile_missing(variants, store, host, jobs, keep_ptx, report)
+        kernels = {variant: _must_find(store, variant) for variant in variants}
+        made = _link_changed(kernels, store, host, out, report)
+        if keep_ptx:
+            (out / "ptx").mkdir(exist_ok=True)
+            for variant in variants:
+                shutil.copyfile(store.ptx(variant), out / "ptx" / f"{variant}.ptx")
+    report(
+        f"{len(variants)} kernels in {len(made.libraries)} libraries in {out}: {compiled} compiled, "
+        f"{len(variants) - compiled} reused, {time.perf_counter() - start:.1f} s"
+    )
+    return made
+
+
+def _compile_missing(
+    variants: Sequence[Variant],
+    store: ResultStore,
+    host: str,
+    jobs: int,
+    keep_ptx: bool,
+    report: Callable[[str], None],
+) -> int:
+    """Compile what the store lacks; returns how many variants that were."""
+    missing = [v for v in variants if store.find(v) is None or (keep_ptx and not store.ptx(v).exists())]
+    if not missing:
+        return 0
+    if len(missing) < len(variants):
+        report(f"{len(variants) - len(missing)} of {len(variants)} variants are unchanged")
+    with tempfile.TemporaryDirectory(dir=store.directory) as dumps:
+        pool = concurrent.futures.ProcessPoolExecutor(
+            min(jobs, len(missing)),
+            multiprocessing.get_context("spawn"),
+            initializer=prepare_worker,
+            initargs=(Path(dumps) if keep_ptx else None,),
+        )
+        with pool:
+            running = {pool.submit(compile_one, variant, store, host): variant for variant in missing}
+            for done, future in enumerate(concurrent.futures.as_completed(running), 1):
+                variant = running[future]
+                try:
+                    seconds = future.result()
+                except Exception as error:
+                    pool.shutdown(cancel_futures=True)
+                    raise BuildError(f"{variant} did not compile: {type(error).__name__}: {error}") from error
+                report(f"{done:3d} of {len(missing)}  {variant}  {seconds:.1f} s")
+    return len(missing)
+
+
+def _must_find(store: ResultStore, variant: Variant) -> Kernel:
+    kernel = store.find(variant)
+    if kernel is None:
+        raise BuildError(f"{store.directory} lost {variant} while it was being built; did something else write there?")
+    return kernel
+
+
+def _link_changed(
+    kernels: dict[Variant, Kernel], store: ResultStore, host: str, out: Path, report: Callable[[str], None]
+) -> DirectoryManifest:
+    """Link and audit what is not already there, remove what was not asked for, commit the directory's manifest."""
+    finished = _finished(out)
+    records, changed = [], []
+    for name, members in matrix.libraries(tuple(kernels), host).items():
+        manifest = LibraryManifest(
+            schema=SCHEMA,
+            family=members[0].family,
+            arch=members[0].arch,
+            host=host,
+            min_runtime=toolchain.MIN_RUNTIME,
+            toolchain=toolchain.versions(),
+            source_digest=toolchain.source_digest(),
+            kernels=tuple(kernels[variant] for variant in members),
+        )
+        stamp = store.directory / f"{name}.stamp"
+        key = hashlib.sha256(f"{store.key}\n{manifest.to_json()}".encode()).hexdigest()
+        record = finished.get(name)
+        if record and record.manifest == manifest and stamp.exists() and stamp.read_text() == key:
+            records.append(record)
+        else:
+            changed.append((name, members, manifest, stamp, key))
+    wanted = {record.file for record in records} | {name for name, *_ in changed}
+    stale = [path for path in out.glob("tsmla_*.so") if path.name not in wanted]
+    if not changed and not stale and finished.keys() == wanted:
+        return DirectoryManifest(SCHEMA, tuple(records))
+    (out / MANIFEST_FILE).unlink(missing_ok=True)
+    for path in stale:
+        path.unlink()
+    for name, members, manifest, stamp, key in changed:
+        stamp.unlink(missing_ok=True)
+        library = out / name
+        objects = [store.object(variant) for variant in members]
+        link.link(objects, library, host, (MANIFEST_FUNCTION, manifest.to_json()))
+        audit_library(library, members)
+        stamp.write_text(key)
+        records.append(LibraryRecord.of_file(library, manifest))
+        report(f"{name}  {len(members)} kernels  {library.stat().st_size:,} bytes  audited")
+    made = DirectoryManifest(SCHEMA, tuple(sorted(records, key=lambda record: record.file)))
+    write_directory(out, made)
+    return made
+
+
+def _finished(out: Path) -> dict[str, LibraryRecord]:
+    """The intact libraries that an earlier run finished, by file name."""
+    intact = {}
+    try:
+        recorded = read_directory(out).libraries
+    except ManifestError:
+        return {}
+    for record in recorded:
+        try:
+            verify_file(out, record)
+        except ManifestError:
+            continue
+        intact[record.file] = record
+    return intact
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One build at a time in a directory; a second waits."""
+    with open(directory / "lock", "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

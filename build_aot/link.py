@@ -1,0 +1,114 @@
+"""Host side of the build: LLVM IR to a baseline object, objects to one library. Both with zig, both deterministic."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import BuildError
+
+ZIG_TARGETS = {"x86_64": "x86_64-linux-gnu.2.28"}
+"""Host CPU, as platform.machine() names it -> zig target: the oldest processor and glibc that a library runs on."""
+NEEDED = ("libcute_dsl_runtime.so", "libtvm_ffi.so")
+"""Every library these link against; both come from PyPI packages at run time."""
+RUNPATH = (
+    "$ORIGIN/../../nvidia_cutlass_dsl/cu12/lib:$ORIGIN/../../nvidia_cutlass_dsl/cu13/lib:$ORIGIN/../../tvm_ffi/lib"
+)
+"""From site-packages/tsmla/objs. A fallback: the loader opens both libraries first, wherever they are installed."""
+
+_MANIFEST_SOURCE = """\
+#include <tvm/ffi/c_api.h>
+static const char text[] = {
+#embed "manifest.json"
+};
+__attribute__((visibility("default"))) int __tvm_ffi_%s(void *handle, const TVMFFIAny *args, int32_t num_args,
+                                                        TVMFFIAny *result) {
+  (void)handle, (void)args;
+  if (num_args != 0) {
+    TVMFFIErrorSetRaisedFromCStr("TypeError", "Expects 0 parameters: it returns the library's manifest as JSON text");
+    return -1;
+  }
+  TVMFFIByteArray bytes = {text, sizeof text};
+  return TVMFFIStringFromByteArray(&bytes, result);
+}
+"""
+
+
+def host() -> str:
+    """This machine's CPU, if libraries can be built for it. Raises BuildError."""
+    machine = platform.machine()
+    if machine not in ZIG_TARGETS:
+        raise BuildError(
+            f"no libraries are built for {machine} yet, only for {', '.join(ZIG_TARGETS)}; "
+            "install with TSMLA_AOT=0 to compile kernels just in time instead"
+        )
+    return machine
+
+
+def runtime_directories() -> tuple[Path, Path]:
+    """Where libcute_dsl_runtime.so and libtvm_ffi.so lie. Imports neither package. Raises BuildError."""
+    cutlass, tvm_ffi = _package("nvidia_cutlass_dsl", "nvidia-cutlass-dsl"), _package("tvm_ffi", "apache-tvm-ffi")
+    if (cutlass / "cu13" / "lib").exists():
+        raise BuildError(
+            f"{cutlass} has the cu13 compiler, whose machine code needs a CUDA 13 driver: libraries are built with cu12. "
+            "Uninstall nvidia-cutlass-dsl-libs-cu13, or build in an environment without the cu13 extra"
+        )
+    return cutlass / "cu12" / "lib", tvm_ffi / "lib"
+
+
+def assemble(ir: Path, obj: Path, host: str) -> None:
+    """Compile exported LLVM IR to an object for the oldest supported CPU, whatever CPU exported it."""
+    text = re.sub(r"^target (triple|datalayout) = .*\n", "", ir.read_text("utf-8"), flags=re.MULTILINE)
+    ir.write_text(text, "utf-8")
+    _zig(host, ir.parent, "-c", "-Wno-override-module", ir.name, "-o", obj)
+
+
+def link(objects: Sequence[Path], library: Path, host: str, manifest: tuple[str, str] | None = None) -> None:
+    """Link objects, in the order given, into a library that exports what they export.
+
+    manifest: the name of a TVM-FFI function to add, and the text that it returns.
+    """
+    cutlass, tvm_ffi = runtime_directories()
+    with tempfile.TemporaryDirectory() as scratch:
+        inputs = [str(path.resolve()) for path in objects]
+        if manifest:
+            name, text = manifest
+            Path(scratch, "manifest.json").write_text(text, "utf-8")
+            Path(scratch, "manifest.c").write_text(_MANIFEST_SOURCE % name, "utf-8")
+            include = f"-I{tvm_ffi.parent / 'include'}"
+            _zig(host, scratch, "-c", "-std=c23", "-g0", include, "manifest.c", "-o", "manifest.o")
+            inputs.append("manifest.o")
+        flags = ["-shared", "-nostdlib", "-s", f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{RUNPATH}", "-Wl,-z,now"]
+        found = [f"-L{cutlass}", f"-L{tvm_ffi}"]
+        needed = [f"-l{name.removeprefix('lib').removesuffix('.so')}" for name in NEEDED]
+        _zig(host, scratch, *flags, *inputs, *found, *needed, "-o", "linked.so")
+        library.parent.mkdir(parents=True, exist_ok=True)
+        temporary = library.with_name(f".{library.name}.new")
+        temporary.write_bytes(Path(scratch, "linked.so").read_bytes())
+        temporary.chmod(0o755)
+        os.replace(temporary, library)
+
+
+def _package(module: str, distribution: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise BuildError(f"{distribution} is not installed: pip install '{distribution}'")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _zig(host: str, directory: Path | str, *arguments: str | Path) -> None:
+    _package("ziglang", "ziglang")
+    caches = {name: str(Path(directory) / "zig") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", ZIG_TARGETS[host], "-mcpu=baseline", "-O2", "-fPIC"]
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=directory, env={**os.environ, **caches}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise BuildError(f"zig cc {' '.join(map(str, arguments))} failed:\n{done.stderr.strip()[-4000:]}")
