@@ -40,8 +40,12 @@ class Library:
     manifest: manifest.LibraryManifest
     module: Any
 
-    def function(self, variant: Variant) -> Callable[..., None]:
-        """The kernel of a variant. Raises LibraryError when the library lacks it or its parameters differ."""
+    def function(self, variant: Variant, *, check_signature: bool) -> Callable[..., None]:
+        """The kernel of a variant. Raises LibraryError when the library lacks it.
+
+        check_signature: also compare the function's parameters with the manifest's. That makes the function raise an
+        error, and TVM-FFI's first error in a process that has loaded torch takes a second to collect a backtrace.
+        """
         symbol = variant.symbol()
         kernel = next((k for k in self.manifest.kernels if k.variant == variant), None)
         if kernel is None:
@@ -50,7 +54,7 @@ class Library:
         function = _exported(self.module, symbol)
         if function is None:
             raise LibraryError(f"{self.path} lists {symbol} in its manifest but does not export it; rebuild it")
-        if (found := signature_of(function)) != kernel.signature:
+        if check_signature and (found := signature_of(function)) != kernel.signature:
             raise LibraryError(
                 f"{self.path}: {symbol} does not take what its manifest says; rebuild it\n"
                 f"  manifest: {kernel.signature}\n  function: {found}"

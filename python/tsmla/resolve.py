@@ -103,10 +103,10 @@ def _search(variant: Variant) -> Resolved:
         tried.append(f"override: {settings.BINARY.name} is not used, the backend is jit")
     else:
         library = _override_library(override, variant.family, variant.arch)
-        return Resolved(library.function(variant), "override")
+        return Resolved(library.function(variant, check_signature=settings.verify()), "override")
 
     steps: dict[str, Callable[[Variant], Callable[..., None]]] = {
-        "shipped": lambda v: shipped_library(v.family, v.arch).function(v),
+        "shipped": lambda v: shipped_library(v.family, v.arch).function(v, check_signature=settings.verify()),
         "cached": jit.load_cached,
         "jit": jit.compile_now,
     }

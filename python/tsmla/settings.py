@@ -41,7 +41,9 @@ BACKEND = Setting(
     "TOKENSPEED_MLA_PREFILL_BACKEND",
 )
 CACHE = Setting("TSMLA_CACHE_DIR", "path of a directory", "~/.cache/tsmla", "where compiled kernels are kept")
-VERIFY = Setting("TSMLA_VERIFY", "0, 1", "0", "1: hash a shipped library and compare with its manifest before loading")
+VERIFY = Setting(
+    "TSMLA_VERIFY", "0, 1", "0", "1: compare a library's hash and its kernels' signatures with the manifest before use"
+)
 AOT = Setting("TSMLA_AOT", "0, 1", "1", "read by the build: 0 makes a wheel without libraries")
 ARCHS = Setting(
     "TSMLA_ARCHS", "architectures, separated by ;", "all that have kernels", "read by the build: what to compile for"
@@ -74,7 +76,7 @@ def cache_dir() -> Path:
 
 
 def verify() -> bool:
-    """Whether shipped libraries are hashed before they are loaded."""
+    """Whether hashes (of shipped libraries; others have none on record) and signatures are compared before use."""
     return _one_of(VERIFY.name, os.environ.get(VERIFY.name) or VERIFY.default, ("0", "1")) == "1"
 
 

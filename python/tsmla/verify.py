@@ -31,7 +31,7 @@ def _verify(directory: Path, record: manifest.LibraryRecord) -> Checked:
         if library.manifest != record.manifest:
             raise ManifestError(f"{library.path} describes itself differently than {manifest.MANIFEST_FILE} does")
         for kernel in kernels:
-            library.function(kernel.variant)
+            library.function(kernel.variant, check_signature=True)
     except TsmlaError as error:
         return Checked(record.file, len(kernels), str(error))
     return Checked(record.file, len(kernels), "")
