@@ -1,0 +1,175 @@
+"""From a started process to the first result: shipped binary, warm compile cache, and compiler, for each operator.
+
+    python -m benchmarks.cold_start [--commit HASH] [--repeats N]
+
+Each row is the median over fresh processes, in milliseconds. "ready" is everything before: Python, torch, a CUDA
+context, the inputs. "import + load + first" is what tsmla adds to it; then come the host's microseconds per call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from . import protocol
+
+FAMILIES = ("pack", "prefill")
+STEPS = ("binary", "jit", "cached")
+"""binary: the shipped library; jit: compile, with an empty cache; cached: what that left behind, in a new process."""
+STAGES = ("ready_ms", "import_ms", "load_ms", "first_ms", "total_ms", "second_ms", "call_us")
+CALLS = 1000
+TIMEOUT_SECONDS = 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser)
+    parser.add_argument("--repeats", type=int, default=5, help="processes per row; compiling rows take 2 (%(default)s)")
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="operators to start")
+    parser.add_argument("--child", choices=FAMILIES, help=argparse.SUPPRESS)
+    parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(_child(options.child, options.started)))
+        return
+    results = [_row(family, step, options.repeats) for family in options.family for step in STEPS]
+    record = {"certificate": protocol.certificate(options.commit), "results": results}
+    path = protocol.write_record(options.results, "cold_start", record)
+    header = (
+        "operator",
+        "step",
+        "runs",
+        "ready",
+        "import",
+        "load",
+        "first",
+        "import + load + first",
+        "second",
+        "us/call",
+    )
+    print(protocol.table(header, (_cells(result) for result in results)))
+    for result in results:
+        if "failed" in result:
+            print(f"{result['family']} {result['step']}: {result['failed']}")
+    print(path)
+
+
+def _row(family: str, step: str, repeats: int) -> dict[str, Any]:
+    """Stages of `repeats` processes, or why there are none."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "TSMLA_BACKEND": "binary" if step == "binary" else "jit"}
+        runs: list[dict[str, float]] = []
+        if step == "cached":
+            repeats += 1  # the first one fills the cache
+        elif step == "jit":
+            repeats = min(repeats, 2)
+        for i in range(repeats):
+            directory = os.path.join(cache, str(i) if step == "jit" else "kept")
+            try:
+                runs.append(_process(family, {**environment, "TSMLA_CACHE_DIR": directory}))
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                return {"family": family, "step": step, "failed": str(error)}
+        runs = runs[1:] if step == "cached" else runs
+    return {"family": family, "step": step, "runs": runs}
+
+
+def _process(family: str, environment: dict[str, str]) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.cold_start", "--child", family, "--started", str(time.time())]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    if done.returncode:
+        last = done.stderr.strip().splitlines() or ["no output"]
+        raise RuntimeError(f"exit status {done.returncode}: {last[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _child(family: str, started: float) -> dict[str, float]:
+    """One start, timed from inside; `started` is time.time() just before the process was made."""
+    import torch
+
+    inputs = _pack_inputs() if family == "pack" else _prefill_inputs()
+    torch.cuda.synchronize()
+    ready = time.time()
+    operator, variant = _import(family)
+    imported = time.time()
+    from tsmla import resolve
+
+    resolve.kernel(variant)
+    loaded = time.time()
+    operator(**inputs)
+    torch.cuda.synchronize()
+    first = time.time()
+    operator(**inputs)
+    torch.cuda.synchronize()
+    second = time.time()
+    for _ in range(CALLS):
+        operator(**inputs)
+    called = time.time()
+    torch.cuda.synchronize()
+    stages = {
+        "ready_ms": ready - started,
+        "import_ms": imported - ready,
+        "load_ms": loaded - imported,
+        "first_ms": first - loaded,
+        "total_ms": first - ready,
+        "second_ms": second - first,
+        "call_us": (called - second) / CALLS * 1e3,
+    }
+    return {name: value * 1e3 for name, value in stages.items()}
+
+
+def _import(family: str) -> tuple[Any, Any]:
+    """The operator and the variant that the inputs below need."""
+    import torch
+    import tsmla
+    from tsmla import Arch, Dtype, PackVariant, PrefillVariant
+
+    arch = Arch.from_capability(*torch.cuda.get_device_capability())
+    if arch is None:
+        raise SystemExit("this GPU has no kernels")
+    if family == "pack":
+        return tsmla.mla_kv_pack_quantize_fp8, PackVariant(arch, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False)
+    return tsmla.tsmla_prefill, PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, False, False)
+
+
+def _pack_inputs() -> dict[str, Any]:
+    import torch
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+
+    return {"k_nope": zeros(4, 16, 128), "k_pe": zeros(4, 1, 64), "v": zeros(4, 16, 128)}
+
+
+def _prefill_inputs() -> dict[str, Any]:
+    import torch
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+
+    return {
+        "query": zeros(16, 4, 192),
+        "key": zeros(16, 4, 192),
+        "value": zeros(16, 4, 128),
+        "seq_lens": None,
+        "cum_seq_lens": torch.tensor([0, 16], dtype=torch.int32, device="cuda"),
+        "max_seq_len": 16,
+        "batch_size": 1,
+        "softmax_scale": 0.1,
+    }
+
+
+def _cells(result: dict[str, Any]) -> tuple[object, ...]:
+    runs = result.get("runs", [])
+    medians = (statistics.median(run[stage] for run in runs) if runs else None for stage in STAGES)
+    return (result["family"], result["step"], len(runs), *medians)
+
+
+if __name__ == "__main__":
+    main()

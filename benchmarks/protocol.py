@@ -1,0 +1,274 @@
+"""How every operator is measured, so that two numbers from here can be compared.
+
+A *candidate* is one way to do the work; all candidates of a case run in turn (A B A B ...), so that clocks and
+temperature are shared. Each launch is timed by its own pair of CUDA events, queued while the GPU is busy with a
+spinning kernel and the flush, so that no host time is in it, and starts with an L2 that holds none of its data.
+
+Two regimes, because one clock does not fit both: *isolated* launches (idle gaps, the GPU at its boost clock) and
+*back to back* (no gaps, the GPU at its power limit). SM clock and power are sampled all the while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import platform
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+REGIMES = ("isolated", "back to back")
+GAP_SECONDS = 0.06
+HIDE_CYCLES = 100_000
+"""SM cycles (about 50 us) spun first; with the flush behind them, the host has time to queue what is timed."""
+QUEUE_DEPTH = 64
+"""Launches between waits in the back-to-back regime: the GPU never idles, the event list stays short."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to do a case's work; `launch` queues it on the current stream and allocates nothing it need not."""
+
+    name: str
+    launch: Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Microseconds of one candidate in one regime, with the median SM clock (MHz) and power (W) of that regime."""
+
+    regime: str
+    graph: bool
+    launches: int
+    median_us: float
+    min_us: float
+    max_us: float
+    sm_clock_mhz: float | None
+    power_w: float | None
+
+
+class Monitor:
+    """SM clock and power every 20 ms from nvidia-smi, which may be absent: then there are no samples."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, float, float]] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Monitor:
+        if shutil.which("nvidia-smi"):
+            command = ["nvidia-smi", f"--id={_uuid()}", "--query-gpu=clocks.sm,power.draw"]
+            self._process = subprocess.Popen(
+                [*command, "--format=csv,noheader,nounits", "-lms", "20"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            try:
+                clock, power = (float(field) for field in line.split(","))
+            except ValueError:
+                continue  # a field that this GPU does not report
+            self.samples.append((time.monotonic(), clock, power))
+
+    def since(self, start: float) -> tuple[float | None, float | None]:
+        """Median (SM clock in MHz, power in W) of the samples taken after `start` (time.monotonic seconds)."""
+        chosen = [sample for sample in self.samples if sample[0] >= start]
+        if not chosen:
+            return None, None
+        return statistics.median(s[1] for s in chosen), statistics.median(s[2] for s in chosen)
+
+
+class Flush:
+    """Empties the L2 of what a launch reads or writes: writes 2 x its size, then reads as much of something else, so
+    that no dirty line is left to be written back at the expense of the next launch."""
+
+    def __init__(self) -> None:
+        size = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self._written = torch.empty(size // 4, dtype=torch.int32, device="cuda")
+        self._read = torch.zeros_like(self._written)
+        self._sum = torch.empty((), dtype=torch.int64, device="cuda")
+
+    def __call__(self) -> None:
+        self._written.zero_()
+        torch.sum(self._read, dim=0, dtype=torch.int64, out=self._sum)
+
+
+def as_graph(candidate: Candidate) -> Candidate:
+    """The candidate as a replayed CUDA graph; its launch must write into tensors that exist before."""
+    candidate.launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        candidate.launch()
+    return Candidate(candidate.name, graph.replay)
+
+
+def measure(
+    candidates: Sequence[Candidate],
+    regime: str,
+    monitor: Monitor,
+    seconds: float = 2.0,
+    graph: bool = False,
+) -> dict[str, Timing]:
+    """Time every candidate for about `seconds` in all, interleaved; the names of the candidates are the keys."""
+    if regime not in REGIMES:
+        raise ValueError(f"regime is {regime!r}; known: {', '.join(REGIMES)}")
+    flush = Flush()
+    if graph:
+        candidates = [as_graph(candidate) for candidate in candidates]
+    for candidate in candidates:
+        candidate.launch()
+    torch.cuda.synchronize()
+    pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {c.name: [] for c in candidates}
+    start = time.monotonic()
+    while time.monotonic() - start < seconds or len(pairs[candidates[0].name]) < 3:
+        if regime == "isolated":
+            for candidate in candidates:
+                time.sleep(GAP_SECONDS)
+                torch.cuda._sleep(HIDE_CYCLES)
+                pairs[candidate.name].append(_timed(candidate, flush))
+                torch.cuda.synchronize()
+        else:
+            torch.cuda._sleep(HIDE_CYCLES)
+            for _ in range(max(1, QUEUE_DEPTH // len(candidates))):
+                for candidate in candidates:
+                    pairs[candidate.name].append(_timed(candidate, flush))
+            torch.cuda.synchronize()
+    clock, power = monitor.since(start)
+    timings = {}
+    for name, events in pairs.items():
+        micros = [first.elapsed_time(last) * 1000 for first, last in events]
+        timings[name] = Timing(
+            regime, graph, len(micros), statistics.median(micros), min(micros), max(micros), clock, power
+        )
+    return timings
+
+
+def _timed(candidate: Candidate, flush: Flush) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flush()
+    first.record()
+    candidate.launch()
+    last.record()
+    return first, last
+
+
+def ceilings(monitor: Monitor, seconds: float = 1.0) -> dict[str, float]:
+    """What this GPU reaches, isolated, in this run: copy and read in GB/s (10^9 bytes, copies count both
+    directions), bf16 8192^3 matmul in TFLOP/s."""
+    source = torch.zeros(2**28, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    total = torch.empty((), dtype=torch.float32, device="cuda")
+    side = 8192
+    a, b = (torch.randn(side, side, device="cuda").bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+    work = {
+        "copy_gb_s": (2 * source.nbytes / 1e9, lambda: target.copy_(source)),
+        "read_gb_s": (source.nbytes / 1e9, lambda: torch.sum(source, dim=0, out=total)),
+        "matmul_bf16_tflop_s": (2 * side**3 / 1e12, lambda: torch.matmul(a, b, out=product)),
+    }
+    timings = measure([Candidate(name, launch) for name, (_, launch) in work.items()], REGIMES[0], monitor, seconds)
+    return {name: amount / (timings[name].median_us * 1e-6) for name, (amount, _) in work.items()}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that every runner has."""
+    parser.add_argument("--commit", help="git commit measured; default: what git says about this checkout")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the JSON record (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per case and regime (%(default)s)")
+
+
+def certificate(commit: str | None) -> dict[str, Any]:
+    """Where and when a number was born: device, driver, limits, versions, command, date, commit."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    driver, max_clock, power_limit = _nvidia_smi("driver_version", "clocks.max.sm", "power.limit")
+    return {
+        "device": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "driver": driver,
+        "max_sm_clock_mhz": max_clock,
+        "power_limit_w": power_limit,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit or _git_commit(),
+    }
+
+
+def write_record(directory: Path, name: str, record: dict[str, Any]) -> Path:
+    """Write `record`, which has its certificate under "certificate", as <name>-<device>-<date>.json."""
+    born = record["certificate"]
+    device = born["device"].lower().replace(" ", "-")
+    stamp = born["date"][:19].replace(":", "").replace("-", "")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}-{device}-{stamp}.json"
+    path.write_text(json.dumps(record, indent=1, default=dataclasses.asdict) + "\n")
+    return path
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Plain columns: numbers to the right, with three significant digits where they are small."""
+    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return str(value)
+
+
+def _uuid() -> str:
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _nvidia_smi(*fields: str) -> list[str | None]:
+    if not shutil.which("nvidia-smi"):
+        return [None] * len(fields)
+    query = ["nvidia-smi", f"--id={_uuid()}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True)
+    values = [value.strip() for value in answer.stdout.split(",")]
+    return list(values) if answer.returncode == 0 and len(values) == len(fields) else [None] * len(fields)
+
+
+def _git_commit() -> str:
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if commit.returncode:
+        return "unknown (no git checkout; pass --commit)"
+    changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
+    return commit.stdout.strip() + (" with uncommitted changes" if changes.stdout.strip() else "")
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if spec is not None else Path(sys.argv[0]).stem
