@@ -25,7 +25,7 @@ def main() -> int:
         default=shipped_libraries(),
         help="directory to fill; default %(default)s, where tsmla looks",
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default %(default)s")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; default %(default)s")
     parser.add_argument("--keep-ptx", action="store_true", help="leave each kernel's PTX in OUT/ptx")
     asked = parser.parse_args()
     variants = matrix.shipped(asked.arch, asked.family)

@@ -57,7 +57,7 @@ def runtime_directories() -> tuple[Path, Path]:
     cutlass, tvm_ffi = _package("nvidia_cutlass_dsl", "nvidia-cutlass-dsl"), _package("tvm_ffi", "apache-tvm-ffi")
     if (cutlass / "cu13" / "lib").exists():
         raise BuildError(
-            f"{cutlass} has the cu13 compiler, whose machine code needs a CUDA 13 driver: libraries are built with cu12. "
+            f"{cutlass} has the cu13 compiler, whose code needs a CUDA 13 driver: libraries are built with cu12. "
             "Uninstall nvidia-cutlass-dsl-libs-cu13, or build in an environment without the cu13 extra"
         )
     return cutlass / "cu12" / "lib", tvm_ffi / "lib"

@@ -1,0 +1,182 @@
+"""Is a wheel fit to publish? `python wheels/audit_wheel.py WHEEL...`
+
+Checks tags, metadata, licence, RECORD hashes and size; that it holds the two packages and nothing else; and, in a
+binary wheel, that its libraries are the shipped matrix, compiled from the kernel sources beside them, and pass
+build_aot's audit (which needs the two runtime packages installed, but no GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import email.message
+import email.parser
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "kernels")]
+
+from tsmla.errors import ManifestError  # noqa: E402
+from tsmla.manifest import read_directory  # noqa: E402
+
+from build_aot import elf, matrix  # noqa: E402
+from build_aot.audit import audit_directory  # noqa: E402
+from build_aot.errors import AuditError  # noqa: E402
+
+LIMIT_BYTES = 20 * 1000 * 1000
+BINARY_TAG, JIT_TAG = "py3-none-manylinux_2_28_x86_64", "py3-none-any"
+PACKAGES = {"tsmla", "tsmla_kernels"}
+LIBRARIES = "tsmla/objs"
+TEXT = (".py", ".pyi", "py.typed")
+REQUIREMENTS = {"nvidia-cutlass-dsl>=4.7.1", "apache-tvm-ffi<0.2,>=0.1.11", "torch"}
+
+
+def problems(wheel: Path) -> list[str]:
+    """Everything wrong with the wheel, one sentence each; empty when it is fit to publish."""
+    found: list[str] = []
+    size = wheel.stat().st_size
+    if size >= LIMIT_BYTES:
+        found.append(f"it has {size:,} bytes; the limit is {LIMIT_BYTES:,}")
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as scratch:
+        archive.extractall(scratch)
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        name, version, tag = _split_name(wheel)
+        info = f"{name}-{version}.dist-info"
+        root = Path(scratch)
+        found += _record_problems(root, info, names)
+        found += _metadata_problems(root / info, name, version, tag)
+        found += _content_problems(names, info, tag)
+        if tag == BINARY_TAG:
+            found += _library_problems(root)
+    return found
+
+
+def sizes(wheel: Path) -> dict[str, int]:
+    """Part of the wheel -> its compressed bytes."""
+    parts = dict.fromkeys(("libraries", "manifest", "tsmla", "tsmla_kernels", "metadata"), 0)
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            top = entry.filename.split("/")[0]
+            if entry.filename.endswith(".so"):
+                part = "libraries"
+            elif entry.filename.startswith(LIBRARIES):
+                part = "manifest"
+            else:
+                part = top if top in PACKAGES else "metadata"
+            parts[part] += entry.compress_size
+    return parts
+
+
+def _split_name(wheel: Path) -> tuple[str, str, str]:
+    name, version, tag = wheel.stem.split("-", 2)
+    return name, version, tag
+
+
+def _record_problems(root: Path, info: str, names: list[str]) -> Iterator[str]:
+    record = root / info / "RECORD"
+    if not record.exists():
+        yield f"{info}/RECORD is missing"
+        return
+    with open(record, newline="", encoding="utf-8") as stream:
+        rows = {row[0]: row[1] for row in csv.reader(stream) if row}
+    yield from (f"{name} is not in RECORD" for name in sorted(set(names) - rows.keys()))
+    yield from (f"{name} is in RECORD but not in the wheel" for name in sorted(rows.keys() - set(names)))
+    for name, expected in rows.items():
+        if expected and name in names:
+            digest = base64.urlsafe_b64encode(hashlib.sha256((root / name).read_bytes()).digest()).rstrip(b"=").decode()
+            if expected != f"sha256={digest}":
+                yield f"{name} does not have the hash that RECORD gives it"
+
+
+def _headers(path: Path) -> email.message.Message:
+    return email.parser.Parser().parsestr(path.read_text("utf-8") if path.exists() else "")
+
+
+def _metadata_problems(info: Path, name: str, version: str, tag: str) -> Iterator[str]:
+    if tag not in (BINARY_TAG, JIT_TAG):
+        yield f"its tag is {tag}; it has to be {BINARY_TAG} or {JIT_TAG}"
+    wheel, metadata = _headers(info / "WHEEL"), _headers(info / "METADATA")
+    if wheel.get_all("Tag") != [tag]:
+        yield f"WHEEL says tag {wheel.get_all('Tag')}, the file name {tag}"
+    wanted = {"Name": name, "Version": version, "Requires-Python": ">=3.10", "License-Expression": "Apache-2.0"}
+    for key, value in wanted.items():
+        if metadata.get(key) != value:
+            yield f"METADATA says {key}: {metadata.get(key)}; it has to be {value}"
+    required = {line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line}
+    if {_sorted_specifiers(line) for line in required} != {_sorted_specifiers(line) for line in REQUIREMENTS}:
+        yield f"it requires {sorted(required)}; it has to require {sorted(REQUIREMENTS)}"
+    if not metadata.get_payload():
+        yield "METADATA has no description"
+    licence = info / "licenses" / "LICENSE"
+    if not licence.exists() or "Apache License" not in licence.read_text("utf-8"):
+        yield f"{info.name}/licenses/LICENSE is missing or is not the Apache License"
+    scripts = info / "entry_points.txt"
+    if not scripts.exists() or "tsmla=tsmla.cli:main" not in scripts.read_text("utf-8").replace(" ", ""):
+        yield "it does not install the command tsmla"
+
+
+def _sorted_specifiers(requirement: str) -> str:
+    return ",".join(sorted(requirement.replace(" ", "").replace(">=", ",>=", 1).split(",")))
+
+
+def _content_problems(names: list[str], info: str, tag: str) -> Iterator[str]:
+    tops = {name.split("/")[0] for name in names}
+    if tops != PACKAGES | {info}:
+        yield f"it holds {sorted(tops)} at the top; it has to hold {sorted(PACKAGES | {info})}"
+    for name in names:
+        in_libraries = name.startswith(f"{LIBRARIES}/")
+        if in_libraries and tag == JIT_TAG:
+            yield f"{name} does not belong in a wheel for any platform"
+        elif not in_libraries and not name.startswith(info) and not name.endswith(TEXT):
+            yield f"{name} is neither Python source nor a library of ours"
+
+
+def _library_problems(root: Path) -> Iterator[str]:
+    directory = root / LIBRARIES
+    try:
+        audit_directory(directory, matrix.shipped())
+        records = read_directory(directory).libraries
+    except AuditError as error:
+        yield from error.problems
+        return
+    except ManifestError as error:
+        yield str(error)
+        return
+    digest = _source_digest(root)
+    for record in records:
+        if record.manifest.source_digest != digest:
+            yield f"{record.file} was not compiled from the kernel sources in this wheel"
+        if elf.Elf((directory / record.file).read_bytes()).section(".gnu.version_r"):
+            yield f"{record.file} needs versioned system symbols, so its tag may promise too much"
+
+
+def _source_digest(root: Path) -> str:
+    """The digest of the sources inside the wheel, as the unpacked package itself computes it."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import tsmla.toolchain as t; print(t.source_digest())"
+    command = [sys.executable, "-S", "-I", "-B", "-c", code, str(root)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="wheels/audit_wheel.py", description=__doc__)
+    parser.add_argument("wheel", type=Path, nargs="+")
+    failed = False
+    for wheel in parser.parse_args().wheel:
+        found = problems(wheel)
+        failed |= bool(found)
+        parts = ", ".join(f"{part} {size:,}" for part, size in sizes(wheel).items())
+        print(f"{wheel.name}: {'fails' if found else 'passes'}; {wheel.stat().st_size:,} bytes: {parts}")
+        for problem in found:
+            print(f"  - {problem}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Make the wheels: `python wheels/build_wheel.py [--kind binary|jit|all] [--out DIR]`. Prints the path of each.
+
+binary: every shipped kernel compiled, for Linux on x86-64. jit: no library, kernels compile on their first call.
+The same sources give the same bytes: file times are fixed unless SOURCE_DATE_EPOCH says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TAGS = {"binary": "py3-none-manylinux_2_28_x86_64", "jit": "py3-none-any"}
+ENVIRONMENT = {"binary": {"TSMLA_AOT": "1"}, "jit": {"TSMLA_AOT": "0"}}
+EARLIEST_ZIP_TIME = "315532800"
+
+
+def build_wheel(kind: str, out: Path, isolated: bool = True) -> Path:
+    """Build one wheel into `out` and return its path. Raises RuntimeError with the builder's output when it fails.
+
+    isolated: install the pinned compiler into a fresh environment first, rather than use this one's.
+    """
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", str(ROOT)]
+    command += ["--config-settings", f"wheel.tags={TAGS[kind]}"]
+    command += [] if isolated else ["--no-build-isolation"]
+    environment = {"SOURCE_DATE_EPOCH": EARLIEST_ZIP_TIME, **os.environ, **ENVIRONMENT[kind]}
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as scratch:
+        done = subprocess.run(
+            [*command, "--wheel-dir", scratch],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the {kind} wheel was not built:\n{done.stdout}")
+        (made,) = Path(scratch).glob("*.whl")
+        return made.replace(out / made.name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="wheels/build_wheel.py", description=__doc__)
+    parser.add_argument("--kind", choices=[*TAGS, "all"], default="all", help="default %(default)s")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default %(default)s")
+    parser.add_argument("--no-isolation", action="store_true", help="use this environment's compiler and build tools")
+    asked = parser.parse_args()
+    for kind in TAGS if asked.kind == "all" else [asked.kind]:
+        try:
+            print(build_wheel(kind, asked.out, not asked.no_isolation))
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
