@@ -1,7 +1,9 @@
 """Which KV tiles a query tile visits, and which of those need a mask: the one predicate that every role asks.
 
 Rows are query positions within their sequence, columns key positions. With bottom-right causal masking, row i sees
-columns 0 .. i + len_kv - len_q. Tiles are visited from the last to the first.
+columns 0 .. i + len_kv - len_q. The masked tiles are visited first, from the last backwards; then the others, from the
+first onwards: CTAs that share keys and run side by side then read the same lines of L2 at the same time, whatever rows
+they hold (kernels/NOTES.md).
 """
 
 from __future__ import annotations
@@ -40,3 +42,12 @@ def work_range(
     tiles = (cutlass.max(end, 0) + tile_kv - 1) // tile_kv
     unmasked = cutlass.max(full_end, 0) // tile_kv
     return WorkRange(tiles, tiles - unmasked)
+
+
+@cute.jit
+def tile_at(work: WorkRange, count: Int32) -> Int32:
+    """The tile visited as number `count` of the range."""
+    tile = work.tiles - 1 - count
+    if count >= work.masked:
+        tile = count - work.masked
+    return tile

@@ -15,7 +15,7 @@ from ..parts.epilogue import stage_output, store_lse
 from ..parts.fragment import as_operand_a, rows_columns
 from ..parts.mask import mask_scores
 from ..parts.softmax import LOG2_E, exponentiate, finish_rows, scale_rows
-from ..parts.work_range import WorkRange
+from ..parts.work_range import WorkRange, tile_at
 from ..schedule import EPILOGUE_BARRIER, WARPGROUP
 
 
@@ -39,7 +39,7 @@ class Attention(NamedTuple):
     first_row: Int32
     len_q: Int32
     len_kv: Int32
-    tiles: Int32
+    work: WorkRange
     scale_log2: Float32
     tile_kv: int
     causal: bool
@@ -82,7 +82,7 @@ def attend(
         first_row=first_row,
         len_q=span_q.length,
         len_kv=span_kv.length,
-        tiles=work.tiles,
+        work=work,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
@@ -144,7 +144,7 @@ def _values(state: Attention, count: Int32):
 def _softmax(state: Attention, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr):
     view = rows_columns(scores)
     if const_expr(masked):
-        first_column = (state.tiles - 1 - count) * state.tile_kv
+        first_column = tile_at(state.work, count) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     exponentiate(view, state.row_max, state.row_sum, state.rescale, state.scale_log2, first, masked and state.causal)
 
@@ -181,5 +181,5 @@ def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
 @cute.jit
 def _last(state: Attention):
     """Values of the last tile."""
-    _values(state, state.tiles - 1)
+    _values(state, state.work.tiles - 1)
     warpgroup.wait_group(0)

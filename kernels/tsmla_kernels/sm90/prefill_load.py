@@ -1,4 +1,4 @@
-"""Role `load` of the Hopper prefill: one warp that fills Q once and the K and V rings, last tile first."""
+"""Role `load` of the Hopper prefill: one warp that fills Q once, and the K and V rings in the work range's order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cutlass import Int32
 
 from ..geometry import PrefillGeometry
 from ..parts import tma
-from ..parts.work_range import WorkRange
+from ..parts.work_range import WorkRange, tile_at
 
 
 @cute.jit
@@ -18,20 +18,18 @@ def load(q, k, v, shared, geometry: cutlass.Constexpr[PrefillGeometry], query_ti
     q_shared, q_global = tma.tiles_of(q[0], q[1], (64, geometry.d_qk), shared.q)
     k_shared, k_global = tma.tiles_of(k[0], k[1], (geometry.tile_kv, geometry.d_qk), shared.k)
     v_shared, v_global = tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)
-    last = work.tiles - 1
     if work.tiles > 0:
         barrier = shared.q_edge.acquire(Int32(0))
         for group in cutlass.range_constexpr(groups):
             cute.copy(q[0], q_global[None, query_tile * groups + group], q_shared[None, group], tma_bar_ptr=barrier)
-        barrier = shared.k_edge.acquire(Int32(0))
-        cute.copy(k[0], k_global[None, last], k_shared[None, 0], tma_bar_ptr=barrier)
+        _fill(k[0], k_global, k_shared, shared.k_edge, Int32(0), work)
         for count in cutlass.range(1, work.tiles, unroll=1):
-            _fill(k[0], k_global, k_shared, shared.k_edge, count, last)
-            _fill(v[0], v_global, v_shared, shared.v_edge, count - 1, last)
-        _fill(v[0], v_global, v_shared, shared.v_edge, last, last)
+            _fill(k[0], k_global, k_shared, shared.k_edge, count, work)
+            _fill(v[0], v_global, v_shared, shared.v_edge, count - 1, work)
+        _fill(v[0], v_global, v_shared, shared.v_edge, work.tiles - 1, work)
 
 
 @cute.jit
-def _fill(atom, tiles: cute.Tensor, stages: cute.Tensor, edge, count: Int32, last: Int32):
+def _fill(atom, tiles: cute.Tensor, stages: cute.Tensor, edge, count: Int32, work: WorkRange):
     barrier = edge.acquire(count)
-    cute.copy(atom, tiles[None, last - count], stages[None, edge.stage(count)], tma_bar_ptr=barrier)
+    cute.copy(atom, tiles[None, tile_at(work, count)], stages[None, edge.stage(count)], tma_bar_ptr=barrier)
