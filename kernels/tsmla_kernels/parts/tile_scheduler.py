@@ -3,7 +3,8 @@
 The grid has room for `tile_bound` query tiles times the heads. A CTA finds its sequence by a warp-wide prefix sum over
 the lengths. Within a sequence, heads are taken in sections whose keys and values fit in L2 together; within a section
 the longest tiles (the last rows, when causal) start first, so that the last CTAs to start are the shortest: a few
-neighbouring tiles of one head, then the same of the next head. (Longest-first with L2 sections: FlashAttention-4, arXiv 2603.05451.)
+neighbouring tiles of one head, then the same of the next head. (Longest-first with L2 sections: FlashAttention-4,
+arXiv 2603.05451.)
 """
 
 from __future__ import annotations
