@@ -1,0 +1,52 @@
+"""why_unsupported: a sentence for every variant that cannot be built, nothing for every one that can."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from examples import PACK, PREFILL
+from tsmla.support import PACK_MAX_DIM, PACK_VECTOR, PREFILL_DIMS, PREFILL_DTYPES, why_unsupported
+from tsmla.variant import Arch, Dtype
+from tsmla_kernels.registry import recipe
+
+
+@pytest.mark.parametrize("dims", PREFILL_DIMS)
+@pytest.mark.parametrize(("arch", "dtype"), [(a, d) for a, dtypes in PREFILL_DTYPES.items() for d in dtypes])
+def test_prefill_that_exists(arch: Arch, dtype: Dtype, dims: tuple[int, int]) -> None:
+    variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=dtype, d_qk=dims[0], d_v=dims[1])
+    assert why_unsupported(variant) is None
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_pack_exists_for_every_architecture(arch: Arch) -> None:
+    assert why_unsupported(dataclasses.replace(PACK, arch=arch)) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        (dataclasses.replace(PREFILL, dtype=Dtype.E5M2), ("prefill", "bf16, fp16", "not e5m2")),
+        (dataclasses.replace(PREFILL, out_dtype=Dtype.FP16), ("prefill", "bf16", "not fp16")),
+        (dataclasses.replace(PREFILL, d_qk=96), ("(192, 128), (128, 128)", "not (96, 128)")),
+        (dataclasses.replace(PACK, dtype=Dtype.E4M3), ("pack takes bf16, fp16", "not e4m3")),
+        (dataclasses.replace(PACK, out_dtype=Dtype.BF16), ("pack writes e4m3, e5m2", "not bf16")),
+        (dataclasses.replace(PACK, d_rope=PACK_VECTOR + 1), ("d_rope", f"multiple of {PACK_VECTOR}", "not 17")),
+        (dataclasses.replace(PACK, d_v=PACK_MAX_DIM + PACK_VECTOR), ("d_v", f"up to {PACK_MAX_DIM}")),
+        (dataclasses.replace(PACK, d_nope=0), ("d_nope", "not 0")),
+    ],
+    ids=lambda value: str(value) if not isinstance(value, tuple) else "",
+)
+def test_the_sentence_names_what_is_wrong_and_what_is_accepted(variant, words: tuple[str, ...]) -> None:
+    reason = why_unsupported(variant)
+    assert reason is not None
+    for word in words:
+        assert word in reason
+    with pytest.raises(ValueError) as raised:
+        recipe(variant)
+    assert variant.symbol() in str(raised.value) and reason in str(raised.value)
+
+
+def test_what_is_not_a_variant_is_refused() -> None:
+    with pytest.raises(TypeError, match="not a variant"):
+        why_unsupported("prefill")  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""The key is complete: every field changes the symbol, survives JSON, and is all that a kernel is built from."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import re
+
+import pytest
+from examples import PACK, PREFILL
+from tsmla.variant import FAMILIES, Arch, Dtype, Variant, variant_from_dict
+from tsmla_kernels.registry import recipe
+
+EXAMPLES = (PREFILL, PACK)
+
+
+def other_values(value: object) -> list[object]:
+    if isinstance(value, (Arch, Dtype)):
+        return [other for other in type(value) if other != value]
+    return [not value] if isinstance(value, bool) else [value + 1, value * 10 + 1]
+
+
+def perturbed() -> list[tuple[Variant, str, object]]:
+    return [
+        (variant, field.name, other)
+        for variant in EXAMPLES
+        for field in dataclasses.fields(variant)
+        for other in other_values(getattr(variant, field.name))
+    ]
+
+
+def every_combination(variant: Variant) -> list[Variant]:
+    """The variant with every combination of enum and flag fields and a few sizes."""
+    fields = dataclasses.fields(variant)
+    choices = [[value := getattr(variant, f.name), *other_values(value)] for f in fields]
+    return [type(variant)(*values) for values in itertools.product(*choices)]
+
+
+def test_every_family_has_an_example() -> None:
+    assert {type(variant) for variant in EXAMPLES} == set(FAMILIES.values())
+
+
+@pytest.mark.parametrize(("variant", "field", "other"), perturbed())
+def test_each_field_changes_symbol_and_identity(variant: Variant, field: str, other: object) -> None:
+    changed = dataclasses.replace(variant, **{field: other})
+    assert changed.symbol() != variant.symbol()
+    assert changed != variant
+
+
+@pytest.mark.parametrize("variant", EXAMPLES, ids=lambda v: v.family)
+def test_symbols_are_unique_over_all_combinations(variant: Variant) -> None:
+    variants = every_combination(variant)
+    assert len({v.symbol() for v in variants}) == len(variants)
+
+
+@pytest.mark.parametrize("variant", EXAMPLES, ids=str)
+def test_symbol_is_a_c_identifier(variant: Variant) -> None:
+    assert re.fullmatch(r"[a-z_][a-z0-9_]*", variant.symbol())
+    assert str(variant) == variant.symbol()
+
+
+@pytest.mark.parametrize("variant", EXAMPLES, ids=lambda v: v.family)
+def test_json_values_come_back_as_the_same_variant(variant: Variant) -> None:
+    for each in every_combination(variant):
+        assert variant_from_dict(each.to_dict()) == each
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"family": "sparse"}, "family is 'sparse'; known families: prefill, pack"),
+        ({"colour": 1}, "missing or unknown fields: colour"),
+        ({"lse": 1}, "field lse is 1, not a bool"),
+        ({"d_qk": "192"}, "field d_qk is '192', not a int"),
+        ({"d_qk": True}, "field d_qk is True, not a int"),
+        ({"arch": "sm_80"}, "field arch is 'sm_80', not a Arch"),
+    ],
+)
+def test_wrong_json_values_name_the_field(change: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        variant_from_dict({**PREFILL.to_dict(), **change})
+
+
+def test_missing_json_value_is_named() -> None:
+    plain = PREFILL.to_dict()
+    del plain["causal"]
+    with pytest.raises(ValueError, match="causal"):
+        variant_from_dict(plain)
+
+
+@pytest.mark.parametrize("variant", EXAMPLES, ids=str)
+def test_a_kernel_is_built_from_its_variant_alone(variant: Variant) -> None:
+    """What the compiler gets is determined by the variant: there is no other way in."""
+    made = recipe(variant)
+    assert list(inspect.signature(type(made.entry)).parameters) == ["variant"]
+    assert list(inspect.signature(made.entry.fake_arguments).parameters) == []
+    again = recipe(variant)
+    assert [str(argument) for argument in made.arguments] == [str(argument) for argument in again.arguments]
+    assert vars(made.entry) == vars(again.entry)
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_architecture_of_a_compute_capability(arch: Arch) -> None:
+    assert Arch.from_capability(*arch.capability) is arch
+    assert arch.value == f"sm_{arch.capability[0]}{arch.capability[1]}a"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 1), (12, 0)])
+def test_other_compute_capabilities_have_no_architecture(capability: tuple[int, int]) -> None:
+    assert Arch.from_capability(*capability) is None
