@@ -139,6 +139,9 @@ class PackKernel:
         target = _Column.of(k_out, column * VECTOR).unless(value >= 0, _Column.of(v_out, value))
         scale = cutlass.Float32(cutlass.select_(value >= 0, v_scale_inv, k_scale_inv))
 
+        # Plain loads only: ld.global.nc is for memory that stays constant while the kernel exists, and with dependent
+        # launch this one exists before its predecessor has finished. Every CTA waits, so whoever waits for this kernel
+        # has waited for that predecessor too, and releasing successors here is safe.
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
