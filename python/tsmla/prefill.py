@@ -81,6 +81,7 @@ def _variant(query: torch.Tensor, value: torch.Tensor, causal: bool, lse: bool, 
     arch = checks.arch_of(checks.cuda(_OPERATOR, "query", query))
     checks.ndim(_OPERATOR, "query", query, ("tokens", "heads", "d_qk"))
     checks.ndim(_OPERATOR, "value", value, ("tokens", "heads", "d_v"))
+    checks.dtype_in(_OPERATOR, "query", query, checks.TORCH_DTYPES)
     dtype = checks.dtype_of(query.dtype)
     variant = PrefillVariant(arch, dtype, dtype, query.shape[2], value.shape[2], bool(causal), bool(lse), bool(pdl))
     if reason := why_unsupported(variant):
