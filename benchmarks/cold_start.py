@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 300
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser)
+    protocol.add_arguments(parser, seconds=None)
     parser.add_argument("--repeats", type=int, default=5, help="processes per row; compiling rows take 2 (%(default)s)")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="operators to start")
     parser.add_argument("--child", choices=FAMILIES, help=argparse.SUPPRESS)

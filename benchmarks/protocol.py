@@ -193,11 +193,12 @@ def ceilings(monitor: Monitor, seconds: float = 1.0) -> dict[str, float]:
     return {name: amount / (timings[name].median_us * 1e-6) for name, (amount, _) in work.items()}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that every runner has."""
+def add_arguments(parser: argparse.ArgumentParser, seconds: float | None = 2.0) -> None:
+    """The options that every runner has; `seconds` is the default per case, None for a runner that counts instead."""
     parser.add_argument("--commit", help="git commit measured; default: what git says about this checkout")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the JSON record (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per case and regime (%(default)s)")
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="per case and regime (%(default)s)")
 
 
 def certificate(commit: str | None) -> dict[str, Any]:
