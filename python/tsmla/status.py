@@ -47,25 +47,25 @@ def binary_status(arch: Arch | str | None = None, path: str | Path | None = None
     `path` stands in for TSMLA_FMHA_BINARY_SO: the prefill library to judge. Libraries are loaded, GPUs are not touched.
     Reasons are reported, not raised; only an unknown `arch` is an ArgumentError.
     """
-    found, reason = (_named(arch), "") if arch is not None else gpu.current_arch()
-    names = ("prefill", "decode", *(name for name in FAMILIES if name not in ("prefill", "decode")))
-    families = {
-        name: _judge(name, found, path)
-        if found
-        else FamilyStatus(False, reason=f"{reason}; name an arch to ask about another machine")
-        for name in names
-    }
-    return BinaryStatus(found, platform.machine(), families)
+    return _judge(("prefill", "decode", *(name for name in FAMILIES if name not in ("prefill", "decode"))), arch, path)
 
 
 def has_binary_prefill(path: str | Path | None = None, arch: Arch | str | None = None) -> bool:
     """Whether prefill runs from a precompiled library: the one at `path`, else the one that a call would use."""
-    return binary_status(arch, path).families["prefill"].available
+    return _judge(("prefill",), arch, path).families["prefill"].available
 
 
 def has_binary_decode(arch: Arch | str | None = None) -> bool:
     """Whether decode runs from a precompiled library. `binary_status` says why not."""
-    return binary_status(arch).families["decode"].available
+    return _judge(("decode",), arch, None).families["decode"].available
+
+
+def _judge(families: tuple[str, ...], arch: Arch | str | None, path: str | Path | None) -> BinaryStatus:
+    found, reason = (_named(arch), "") if arch is not None else gpu.current_arch()
+    if found is None:
+        reason = f"{reason}; name an arch to ask about another machine"
+        return BinaryStatus(None, platform.machine(), {name: FamilyStatus(False, reason=reason) for name in families})
+    return BinaryStatus(found, platform.machine(), {name: _judge_family(name, found, path) for name in families})
 
 
 def _named(arch: Arch | str) -> Arch:
@@ -74,7 +74,7 @@ def _named(arch: Arch | str) -> Arch:
     return Arch(arch)
 
 
-def _judge(family: str, arch: Arch, path: str | Path | None) -> FamilyStatus:
+def _judge_family(family: str, arch: Arch, path: str | Path | None) -> FamilyStatus:
     if family not in FAMILIES:
         return FamilyStatus(False, reason=f"this version of tsmla has no {family} kernels")
     try:

@@ -1,0 +1,150 @@
+"""Who may import whom, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tsmla
+import tsmla_kernels
+from examples import run_python
+
+ROOT = Path(__file__).resolve().parents[2]
+TSMLA = Path(tsmla.__file__).parent
+KERNELS = Path(tsmla_kernels.__file__).parent
+HEAVY = {"torch", "tvm_ffi", "cutlass"}
+TENSOR_MODULES = {"checks", "pack", "prefill"}
+"""Modules of tsmla that handle tensors and so import torch."""
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every module that a file names in an import statement; relative ones start with a dot per level."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            if node.module:
+                yield base
+            else:
+                yield from (base + alias.name for alias in node.names)
+
+
+def sources(directory: Path) -> list[Path]:
+    found = sorted(directory.rglob("*.py"))
+    assert found or not directory.exists(), f"{directory} has no Python files"
+    return found
+
+
+def top(name: str) -> str:
+    return name.split(".")[0]
+
+
+@pytest.mark.parametrize("name", ["variant", "support", "plan"])
+def test_the_bottom_imports_only_the_standard_library_and_itself(name: str) -> None:
+    file = TSMLA / f"{name}.py"
+    if name == "plan" and not file.exists():
+        return  # a name that the rule keeps for when it exists
+    for found in imports(file):
+        assert found in (".variant", ".support") or top(found) in sys.stdlib_module_names, found
+
+
+def test_kernels_import_no_torch_and_only_the_bottom_of_tsmla() -> None:
+    for file in sources(KERNELS):
+        for found in imports(file):
+            if found.startswith("."):
+                continue
+            allowed = top(found) in {"cutlass", "cuda"} | (sys.stdlib_module_names - {"os", "io", "pathlib"})
+            assert allowed or found in ("tsmla.variant", "tsmla.support", "tsmla.plan"), f"{file}: {found}"
+
+
+def test_kernels_open_no_file_and_read_no_environment() -> None:
+    for file in sources(KERNELS):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Name):
+                assert node.id not in ("open", "environ", "getenv"), f"{file}:{node.lineno}"
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("environ", "getenv", "read_text", "write_text"), f"{file}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    ("directory", "forbidden"),
+    [
+        (TSMLA, {"build_aot", "tsmla_emulator", "benchmarks", "tests"}),
+        (KERNELS, {"build_aot", "tsmla_emulator", "benchmarks", "tests"}),
+        (ROOT / "build_aot", {"tsmla_emulator", "benchmarks", "tests", "torch"}),
+        (ROOT / "emulator", {"build_aot", "benchmarks", "tests"}),
+        (ROOT / "benchmarks", {"build_aot", "tests"}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_arrows_point_one_way(directory: Path, forbidden: set[str]) -> None:
+    for file in sources(directory):
+        assert not {top(found) for found in imports(file)} & forbidden, file
+
+
+def test_only_the_jit_imports_the_kernels() -> None:
+    for file in sources(TSMLA):
+        if file.name != "jit.py":
+            assert "tsmla_kernels" not in {top(found) for found in imports(file)}, file
+
+
+def test_files_have_names() -> None:
+    for directory in (TSMLA, KERNELS, ROOT / "build_aot", ROOT / "benchmarks", ROOT / "tests"):
+        assert not [file for file in sources(directory) if file.stem in ("utils", "helpers", "common")]
+
+
+def test_importing_tsmla_costs_nothing() -> None:
+    """Under 30 ms over bare Python, and none of the heavy packages. The best of a few, since machines are busy."""
+    script = """
+import sys, time
+started = time.perf_counter()
+import tsmla
+print(time.perf_counter() - started)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    runs = [run_python(script).stdout.splitlines() for _ in range(3)]
+    assert min(float(seconds) for seconds, _ in runs) < 0.030
+    assert not HEAVY & set(runs[0][1].split())
+
+
+@pytest.mark.parametrize("name", sorted({file.stem for file in TSMLA.glob("*.py")} - TENSOR_MODULES - {"__main__"}))
+def test_modules_that_handle_no_tensors_import_nothing_heavy(name: str) -> None:
+    module = "tsmla" if name == "__init__" else f"tsmla.{name}"
+    done = run_python(f"import sys, {module}; print(*sorted({{n.partition('.')[0] for n in sys.modules}}))")
+    assert done.returncode == 0, done.stderr
+    assert not HEAVY & set(done.stdout.split())
+
+
+def test_asking_about_binaries_imports_neither_torch_nor_the_compiler(tmp_path: Path) -> None:
+    script = (
+        "import sys, tsmla; print(tsmla.has_binary_prefill(arch='sm_90a'), {'torch', 'cutlass'} & set(sys.modules))"
+    )
+    done = run_python(script, TSMLA_FMHA_BINARY_SO=str(tmp_path / "absent.so"))
+    assert done.stdout.split() == ["False", "set()"], done.stderr
+
+
+def test_every_public_name_is_there() -> None:
+    for name in tsmla.__all__:
+        if name != "__version__":
+            assert getattr(tsmla, name) is not None
+    assert set(dir(tsmla)) == set(tsmla.__all__)
+
+
+def test_the_stub_names_what_the_package_offers() -> None:
+    stub = ast.parse((TSMLA / "__init__.pyi").read_text("utf-8"))
+    named = {
+        alias.asname: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }  # fmt: skip
+    assert named == tsmla._MODULE_OF
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'prefil'; it has: .*tsmla_prefill"):
+        tsmla.prefil  # noqa: B018
