@@ -1,0 +1,34 @@
+// What a checker hears: who touched what, and what orders whom. The interpreter works the same with no listener.
+#pragma once
+#include "numbers.h"
+
+enum class Proxy : u8 { Generic, Async, Tensor };
+enum class Kind : u8 { Read, Write };
+
+// An agent is a warp or one asynchronous operation (or an in-order engine). A sync object is an mbarrier, a named or
+// cluster barrier, or a completion that somebody can wait for.
+class Events {
+ public:
+  virtual ~Events() = default;
+
+  virtual u32 new_agent(u32 warp) = 0;
+  virtual u32 new_sync() = 0;
+
+  // Shared memory, in bytes of one CTA's window.
+  virtual void shared(u32 agent, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes) = 0;
+  // Tensor memory of one CTA: lanes [lane, lane + lanes) x columns [column, column + columns).
+  virtual void tensor(u32 agent, u32 pc, Kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
+
+  // `agent` adds what it knows to the object's next publication.
+  virtual void release(u32 agent, u32 sync) = 0;
+  // The object completes: what was released becomes visible to those who acquire.
+  virtual void publish(u32 sync) = 0;
+  virtual void acquire(u32 agent, u32 sync) = 0;
+
+  // A new asynchronous operation that knows what `issuer` knows. In-order engines name the previous one.
+  virtual u32 fork(u32 issuer, u32 pc, u32 after) = 0;
+  // `waiter` now knows all that the operation did.
+  virtual void join(u32 waiter, u32 operation) = 0;
+  // Generic accesses that `agent` knows become visible to the async proxy.
+  virtual void proxy_fence(u32 agent) = 0;
+};

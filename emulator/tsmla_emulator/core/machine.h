@@ -1,0 +1,269 @@
+// The machine's state: program, launch, cluster, CTA, warp; and the fault that ends a run.
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "numbers.h"
+
+class Events;
+struct Cluster;
+struct Cta;
+struct Warp;
+
+// ---- what Python hands over -------------------------------------------------------------------------------------
+
+constexpr s32 kNone = INT32_MIN;  // operand that is absent, or a result that nobody reads
+
+// Operands are register slots (>= 0) or constants (~index). Written by core/binding.py in this layout.
+struct Insn {
+  u16 op;
+  u8 guard_negated;
+  u8 width;  // element bytes of memory instructions
+  s32 guard;
+  s32 d, a, b, c, e;
+  u32 flags;
+  u32 first;  // operand list: program.lists[first .. first + count)
+  u16 count;
+  u16 extra;
+  s64 imm;
+};
+static_assert(sizeof(Insn) == 48);
+
+struct Program {
+  std::vector<Insn> code;
+  std::vector<s32> lists;
+  std::vector<u32> constants;  // one value per constant slot, the same in every lane
+  u32 slots = 0;
+  const s32* list(const Insn& in) const { return lists.data() + in.first; }
+};
+
+struct Region {
+  u64 address, size;
+  u32 writable, index;
+};
+
+struct LaunchRecord {
+  u32 grid[3], block[3], cluster[3];
+  u32 static_shared, dynamic_shared, param_bytes, kernel, architecture;  // architecture: 90, 100, 103
+  const u8* params;
+};
+
+enum AsyncMode : u32 { kEager = 0, kRandom = 1, kLate = 2 };
+
+struct Options {
+  u32 mode, quantum, happens_before, poison, threads, elect_highest, count;
+  u32 starved_count;
+  const u32* starved;
+  u64 seed, limit;
+};
+
+// ---- faults -----------------------------------------------------------------------------------------------------
+
+struct Fault {
+  std::string kind, message;
+};
+[[noreturn]] void fault(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+// ---- waiting ----------------------------------------------------------------------------------------------------
+
+enum class Wait : u8 { Nothing, Converge, Mbarrier, Named, ClusterBarrier, BulkGroup, Wgmma, Tcgen05, CpAsync, Alloc };
+
+// Lanes of one warp that share a program counter. `wait` says why they cannot go on.
+struct Group {
+  u32 pc = 0, mask = 0;
+  Wait wait = Wait::Nothing;
+  u32 argument = 0;     // mbarrier address, barrier id, allowed groups, ...
+  u32 generation = 0;   // phase or generation waited for
+  Cta* where = nullptr; // CTA that owns the barrier
+};
+
+enum class Step { Next, Jump, Yield, Block, Exit };
+
+struct RandomSource {
+  u64 state;
+  u32 next() {
+    state += 0x9e3779b97f4a7c15ull;
+    u64 z = state;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return u32((z ^ (z >> 31)) >> 16);
+  }
+  u32 below(u32 n) { return u32(u64(next()) * n >> 32); }
+};
+
+// ---- asynchronous work ------------------------------------------------------------------------------------------
+
+// One asynchronous operation; `run` does all its effects.
+struct AsyncOp {
+  u32 pc = 0;
+  Warp* issuer = nullptr;
+  u32 agent = 0;  // happens-before agent of this operation, 0 when not tracked
+  virtual ~AsyncOp() = default;
+  virtual void run(Cluster&) = 0;
+};
+
+// Operations that execute in order; streams are unordered among each other.
+struct Stream {
+  std::deque<std::unique_ptr<AsyncOp>> ops;
+  bool queued = false;
+  bool keep = false;  // owned by somebody else than the queue
+};
+
+class AsyncQueue {
+ public:
+  void push(Stream& stream, std::unique_ptr<AsyncOp> op);
+  void push_alone(std::unique_ptr<AsyncOp> op);
+  bool empty() const { return active_.empty(); }
+  void run_one(Cluster&, RandomSource&);
+  void drain(Cluster&, RandomSource&);
+
+ private:
+  std::vector<Stream*> active_;
+  std::vector<std::unique_ptr<Stream>> owned_;
+};
+
+// ---- barriers ---------------------------------------------------------------------------------------------------
+
+struct Mbarrier {
+  u32 offset = 0;
+  bool live = false;
+  u32 phase = 0;  // completed phases
+  s64 pending = 0, expected = 0, transactions = 0;
+  u32 sync = 0;  // happens-before object
+  std::vector<u32> arrivals;  // code positions that arrived in this phase, for the deadlock report
+};
+
+struct NamedBarrier {
+  u32 expected = 0, arrived = 0, generation = 0;
+  u32 sync = 0;
+  bool used = false;
+};
+
+// ---- memories ---------------------------------------------------------------------------------------------------
+
+constexpr u32 kSharedBase = 0x400;  // the first KiB of the window is the system's
+constexpr u32 kRankShift = 24;
+constexpr u32 kOffsetMask = 0xffffff;
+enum Shadow : u8 { kUnwritten = 0, kWritten = 1, kBarrier = 2 };
+
+struct TensorMemory {
+  static constexpr u32 lanes = 128, columns = 512;
+  std::vector<u32> cells;          // [lane][column]
+  std::vector<u8> written;         // same shape
+  u8 allocated[columns] = {};      // per column: 0 free, else 1 + allocation number
+  u32 allocations = 0;
+  bool relinquished = false;
+  u32* at(u32 lane, u32 column) { return cells.data() + lane * columns + column; }
+};
+
+struct Cta {
+  Cluster* cluster = nullptr;
+  u32 id[3] = {};
+  u32 rank = 0;
+  std::vector<u8> shared;  // indexed by window offset
+  std::vector<u8> shadow;
+  std::vector<s16> mbarrier_at;  // per 8 bytes: index or -1
+  std::vector<Mbarrier> mbarriers;
+  NamedBarrier named[16];
+  std::unique_ptr<TensorMemory> tmem;
+  Stream tensor_stream;  // tcgen05 of the CTA, in order
+  std::vector<std::unique_ptr<Warp>> warps;
+  u32 live_threads = 0;
+  std::vector<u32> register_counts;  // per warp, as setmaxnreg leaves them
+
+  Mbarrier& mbarrier(u32 offset, const char* what);
+};
+
+struct BulkGroups {
+  u32 committed = 0;                 // groups committed so far
+  std::vector<u32> reading, writing; // per group: operations still reading / still writing
+  u32 open = 0;                      // operations not committed yet
+};
+
+struct PendingLoad {
+  u32 mask;
+  std::vector<std::pair<u32*, std::vector<u32>>> values;  // slot, lanes
+};
+
+struct Wgmma;
+
+struct Warp {
+  Cta* cta = nullptr;
+  u32 index = 0, number = 0;  // in the CTA; in the cluster
+  u32 live = 0;
+  std::vector<Group> groups;
+  u32 current = 0;
+  std::vector<u32> file;
+  u32* registers = nullptr;
+  const u32* constants = nullptr;
+  u64 executed = 0;
+  u64* counts = nullptr;
+  bool polling = false;       // its last slice ended at a failed try
+  u32 failed_pc = ~0u, failed_address = 0;
+  u32 agent = 0;
+  u32 tid0 = 0;
+
+  BulkGroups bulk;
+  u32 cp_async_open = 0, cp_async_groups = 0;
+  std::vector<PendingLoad> tmem_loads;
+  u32 tmem_stores = 0;        // tcgen05.st not yet performed
+  Stream tmem_store_stream;
+  struct {
+    u64 issued = 0, committed = 0, retired_groups = 0;
+    std::deque<u64> groups;   // per open commit group: last instruction number
+    u64 done = 0;
+  } wgmma;
+
+  const u32* read(s32 slot) const { return slot >= 0 ? registers + slot * 32 : constants + (~slot) * 32; }
+  u32* write(s32 slot) { return registers + (slot == kNone ? 0 : slot) * 32; }
+  bool finished() const { return live == 0; }
+};
+
+// ---- cluster ----------------------------------------------------------------------------------------------------
+
+struct Machine;  // everything the clusters of a launch share
+
+struct Cluster {
+  const Machine& machine;
+  const Program& program;
+  std::vector<std::unique_ptr<Cta>> ctas;
+  std::vector<Warp*> warps;
+  std::vector<u32> constants;
+  AsyncQueue async;
+  RandomSource random;
+  std::unique_ptr<Events> events;  // null when happens-before is off
+  u32 barrier_arrived = 0, barrier_generation = 0, barrier_sync = 0;
+  std::vector<u8> barrier_arrival;  // per warp: arrived in this generation
+  u64 progress = 0;                 // bumped whenever a wait may have become satisfied
+  Warp* running = nullptr;
+  u32 running_pc = 0;
+  std::vector<std::unique_ptr<Wgmma>> warpgroups;
+
+  Cluster(const Machine&, u64 index);
+  ~Cluster();
+  void run();
+  Cta& cta_at(u32 shared_address, const char* what);
+
+ private:
+  void start_warp(Warp&);
+  u32 run_slice(Warp&, u32 quantum);
+  bool wake(Warp&);
+  bool satisfied(Warp&, const Group&);
+  void merge(Warp&);
+  [[noreturn]] void report_deadlock();
+  bool starved(const Warp&) const;
+};
+
+struct Machine {
+  const Program& program;
+  const LaunchRecord& launch;
+  const Options& options;
+  std::vector<Region> regions;  // by address
+  std::vector<u64> counts;      // [warp in CTA][instruction]
+  u64 executed = 0;
+
+  const Region* region_of(u64 address) const;
+};

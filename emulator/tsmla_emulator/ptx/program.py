@@ -1,0 +1,64 @@
+"""An entry ready for the interpreter: packed instructions, operand lists, constants, and where each came from."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from .encoding import Constant, Encoded, Reference, Slot, op_number, shared_layout
+from .lower import lower
+from .model import Entry, Register
+from .placement import place_registers
+
+_PACK = struct.Struct("<HBBiiiiiiIIHHq")
+_NONE = -(2**31)
+
+
+@dataclass(frozen=True)
+class Program:
+    """`code` holds 48-byte instructions, one per PTX instruction, in the layout of core/machine.h."""
+
+    entry: Entry
+    code: bytes
+    lists: tuple[int, ...]
+    constants: tuple[int, ...]
+    slots: int
+    static_shared: int
+
+
+class _Constants:
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.places: dict[Constant, int] = {}
+
+    def place(self, constant: Constant) -> int:
+        if constant not in self.places:
+            self.places[constant] = len(self.values)
+            self.values += [constant.value >> 32 * half & 0xFFFFFFFF for half in range(constant.slots)]
+        return ~self.places[constant]
+
+
+def build_program(entry: Entry) -> Program:
+    """Encode every instruction of an entry. Raises NotImplementedInstruction for the first unknown one."""
+    encoded = [lower(entry, instruction) for instruction in entry.instructions]
+    encoded.append(Encoded(op_number("exit")))  # falling off the end returns
+    places, slots = place_registers(encoded, entry.labels)
+    constants, lists = _Constants(), []
+    code = b"".join(_pack(item, places, constants, lists, entry.labels) for item in encoded)
+    return Program(entry, code, tuple(lists), tuple(constants.values), slots, shared_layout(entry)[1])
+
+
+def _pack(item: Encoded, places: dict[Register, int], constants: _Constants, lists: list[int], labels) -> bytes:
+    def place(reference: Reference) -> int:
+        if reference is None:
+            return _NONE
+        if isinstance(reference, Constant):
+            return constants.place(reference)
+        return reference.index if isinstance(reference, Slot) else places[reference]
+
+    guard, negated = (-1, 0) if item.guard is None else (places[item.guard[0]], int(item.guard[1]))
+    first = len(lists)
+    lists += map(place, item.items)
+    imm = item.imm if item.target is None else labels[item.target]
+    operands = (place(item.d), place(item.a), place(item.b), place(item.c), place(item.e))
+    return _PACK.pack(item.op, negated, item.width, guard, *operands, item.flags, first, len(item.items), item.extra, imm)
