@@ -138,7 +138,11 @@ def test_too_old_runtime_library(pack_library: Path, tmp_path: Path) -> None:
     """The real library against a runtime that lacks its symbols, in a process that has not loaded the real one."""
     (tmp_path / "empty.c").write_text("int nothing;")
     old = compile_c(
-        tmp_path / "empty.c", tmp_path / loader.RUNTIME_FILE, "-shared", f"-Wl,-soname,{loader.RUNTIME_FILE}"
+        tmp_path / "empty.c",
+        tmp_path / loader.RUNTIME_FILE,
+        "-shared",
+        "-nostdlib",
+        f"-Wl,-soname,{loader.RUNTIME_FILE}",
     )
     script = """
 import sys, pathlib

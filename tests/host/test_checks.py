@@ -1,0 +1,99 @@
+"""Argument checks: each error names operator, argument, what was given and what is accepted. CPU tensors do here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tsmla import checks
+from tsmla.errors import ArgumentError, UnsupportedError
+from tsmla.variant import Arch, Dtype
+
+
+def refused(check, *arguments, says: tuple[str, ...]) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        check("operator", "query", *arguments)
+    assert isinstance(raised.value, ValueError)
+    for text in ("operator: query ", *says):
+        assert text in str(raised.value)
+
+
+def test_cpu_tensor() -> None:
+    refused(checks.cuda, torch.zeros(1), says=("on cpu", "must be a CUDA tensor"))
+
+
+def test_not_a_tensor() -> None:
+    refused(checks.cuda, [1.0], says=("is a list", "must be a CUDA tensor"))
+    refused(checks.same_device, None, "key", torch.device("cpu"), says=("is a NoneType", "tensor on cpu"))
+
+
+def test_devices_that_differ() -> None:
+    tensor = torch.zeros(1, device="meta")
+    refused(checks.same_device, tensor, "key", torch.device("cpu"), says=("is on meta but key is on cpu",))
+    checks.same_device("operator", "query", tensor, "key", torch.device("meta"))
+
+
+def test_number_of_dimensions() -> None:
+    layout = ("tokens", "heads", "d_qk")
+    refused(checks.ndim, torch.zeros(2, 3), layout, says=("shape [2, 3]", "3 dimensions [tokens, heads, d_qk]"))
+    checks.ndim("operator", "query", torch.zeros(2, 3, 4), layout)
+
+
+def test_shape() -> None:
+    refused(checks.shape, torch.zeros(2, 3), (2, 4), says=("shape [2, 3]", "must be [2, 4]"))
+    checks.shape("operator", "query", torch.zeros(2, 3), (2, 3))
+
+
+def test_dtype() -> None:
+    accepted = (torch.bfloat16, torch.float16)
+    refused(checks.dtype_in, torch.zeros(1), accepted, says=("torch.float32", "torch.bfloat16, torch.float16"))
+    checks.dtype_in("operator", "query", torch.zeros(1, dtype=torch.float16), accepted)
+
+
+def test_last_dimension() -> None:
+    refused(checks.last_dim_contiguous, torch.zeros(4, 8).T, says=("strides (1, 8)", "stride 1", ".contiguous()"))
+    checks.last_dim_contiguous("operator", "query", torch.zeros(4, 8)[:, :3])
+    checks.last_dim_contiguous("operator", "query", torch.zeros(4, 8)[:, ::2][:, :1])
+
+
+def test_contiguous() -> None:
+    refused(checks.contiguous, torch.zeros(4, 8)[:, :3], says=("shape [4, 3] and strides (8, 1)", "contiguous"))
+    checks.contiguous("operator", "query", torch.zeros(4, 8))
+
+
+def test_alignment_of_address_and_strides() -> None:
+    whole = torch.zeros(4, 24, dtype=torch.bfloat16)
+    checks.aligned("operator", "query", whole, 16)
+    refused(checks.aligned, whole[:, 1:], 16, says=("address", "aligned to 16 bytes"))
+    refused(checks.aligned, torch.zeros(4, 20, dtype=torch.bfloat16), 16, says=("strides (20, 1)", "8 elements"))
+    checks.aligned("operator", "query", torch.zeros(4, 20, dtype=torch.bfloat16)[:1], 16)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), checks.TORCH_DTYPES.items())
+def test_names_of_dtypes(theirs: torch.dtype, ours: Dtype) -> None:
+    assert checks.dtype_of(theirs) is ours
+
+
+def test_every_dtype_has_a_torch_dtype() -> None:
+    assert set(checks.TORCH_DTYPES.values()) == set(Dtype)
+
+
+def test_unknown_dtype() -> None:
+    with pytest.raises(ArgumentError, match="torch.int32 is not a dtype .* torch.bfloat16"):
+        checks.dtype_of(torch.int32)
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_architecture_of_a_gpu_is_asked_once(monkeypatch, arch: Arch) -> None:
+    asked = []
+    monkeypatch.setattr(checks, "_arch_by_index", {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: asked.append(i) or arch.capability)
+    assert [checks.arch_of(torch.device("cuda", 3)) for _ in range(2)] == [arch, arch]
+    assert asked == [3]
+
+
+def test_a_gpu_without_kernels(monkeypatch) -> None:
+    monkeypatch.setattr(checks, "_arch_by_index", {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "NVIDIA A100")
+    with pytest.raises(UnsupportedError, match=r"NVIDIA A100 with compute capability 8.0; .* sm_90a \(H100, H200\)"):
+        checks.arch_of(torch.device("cuda", 0))

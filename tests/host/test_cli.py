@@ -1,0 +1,187 @@
+"""The command `tsmla`: what each command prints and the exit status that scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from examples import PACK, run_python
+from tsmla import cli, gpu, manifest, settings, toolchain
+from tsmla.variant import Arch
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_driver", lambda: None)
+
+
+@pytest.fixture
+def broken(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Installed libraries of which one has a changed byte."""
+    copy = shutil.copytree(shipped, tmp_path / "objs")
+    library = next(copy.glob("*.so"))
+    code = bytearray(library.read_bytes())
+    code[len(code) // 2] ^= 1
+    library.write_bytes(code)
+    monkeypatch.setattr(toolchain, "shipped_libraries", lambda: copy)
+    return copy
+
+
+def test_show_config_lists_every_setting_and_its_value(monkeypatch, nothing_shipped, capsys) -> None:
+    monkeypatch.setenv("TSMLA_BACKEND", "jit")
+    assert cli.main(["show-config"]) == 0
+    out = capsys.readouterr().out
+    for setting in settings.SETTINGS:
+        assert re.search(rf"^{setting.name} ", out, re.MULTILINE)
+        assert setting.meaning in out and setting.accepted in out
+    assert re.search(r"^TSMLA_BACKEND +auto, binary, jit +auto +jit ", out, re.MULTILINE)
+    assert "TOKENSPEED_MLA_PREFILL_BACKEND" in out
+    assert "no CUDA device" in out and "natural log" in out
+    assert toolchain.versions()["nvidia-cutlass-dsl"] in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--arch", "sm_90a", "--family", "pack"], 0),
+        (["--arch", "sm_90a"], 1),
+        (["--arch", "sm_100a", "--family", "pack"], 1),
+        (["--arch", "sm_90a", "--family", "pack", "decode"], 1),
+        (["--family", "pack"], 1),
+    ],
+)
+def test_probe_exit_status(shipped: Path, capsys, arguments: list[str], status: int) -> None:
+    assert cli.main(["probe", *arguments]) == status
+    assert "prefill: no: " in capsys.readouterr().out
+    assert cli.main(["probe", "--json", *arguments]) == status
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is (status == 0)
+    assert set(report["families"]) == {"prefill", "pack", "decode"}
+
+
+def test_probe_of_an_unknown_architecture(capsys) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["probe", "--arch", "sm_80"])
+    assert raised.value.code == 2
+    assert "sm_90a" in capsys.readouterr().err
+
+
+def test_list(shipped: Path, capsys) -> None:
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert PACK.symbol() in out and "registers" in out and "1 kernels" in out
+    assert cli.main(["list", "--json"]) == 0
+    assert [kernel["symbol"] for kernel in json.loads(capsys.readouterr().out)] == [PACK.symbol()]
+    assert cli.main(["list", "--family", "prefill"]) == 0
+    assert "0 kernels" in capsys.readouterr().out
+
+
+def test_list_without_libraries(nothing_shipped: Path, capsys) -> None:
+    assert cli.main(["list"]) == 1
+    assert "holds no finished build" in capsys.readouterr().err
+
+
+def test_inspect(shipped: Path, capsys) -> None:
+    library = next(shipped.glob("*.so"))
+    assert cli.main(["inspect", str(library)]) == 0
+    out = capsys.readouterr().out
+    assert PACK.symbol() in out and "H100, H200" in out and "k_nope: Tensor" in out
+    assert cli.main(["inspect", str(library), "--json"]) == 0
+    said = manifest.LibraryManifest.from_json(capsys.readouterr().out)
+    assert said == manifest.read_directory(shipped).libraries[0].manifest
+
+
+def test_inspect_what_is_not_a_library(tmp_path: Path, capsys) -> None:
+    assert cli.main(["inspect", str(tmp_path / "absent.so")]) == 1
+    assert "absent.so cannot be read" in capsys.readouterr().err
+
+
+def test_verify(shipped: Path, capsys) -> None:
+    assert cli.main(["verify"]) == 0
+    assert "1 libraries, 0 with a problem" in capsys.readouterr().out
+    assert cli.main(["verify", str(shipped)]) == 0
+
+
+def test_verify_finds_a_changed_byte(broken: Path, capsys) -> None:
+    assert cli.main(["verify"]) == 1
+    assert "hashes to" in capsys.readouterr().out
+
+
+def test_verify_compares_signatures(make_library, tmp_path: Path, capsys) -> None:
+    library = make_library("library.so", says="Expects 2 parameters")
+    said = manifest.LibraryManifest.from_json(loaded_text(library))
+    record = manifest.LibraryRecord.of_file(library, said)
+    manifest.write_directory(tmp_path, manifest.DirectoryManifest(manifest.SCHEMA, (record,)))
+    assert cli.main(["verify", str(tmp_path)]) == 1
+    assert "does not take what its manifest says" in capsys.readouterr().out
+
+
+def test_verify_without_libraries(nothing_shipped: Path, capsys) -> None:
+    assert cli.main(["verify"]) == 1
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_warmup_of_the_installed_kernels(shipped: Path, capsys) -> None:
+    assert cli.main(["warmup", "--arch", "sm_90a"]) == 0
+    assert capsys.readouterr().out == f"{PACK}: shipped\n"
+
+
+def test_warmup_of_a_variant_in_words(shipped: Path, capsys) -> None:
+    words = "family=pack,arch=sm_90a,dtype=bf16,out_dtype=e4m3,d_nope=128,d_rope=64,d_v=128,pdl=false"
+    assert cli.main(["warmup", "--variant", words]) == 0
+    assert capsys.readouterr().out == f"{PACK}: shipped\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "name --arch (sm_90a, sm_100a, sm_103a) or --variant"),
+        (["--variant", "family=pack"], "missing or unknown fields: arch"),
+        (["--variant", "pack"], "--variant pack: "),
+    ],
+)
+def test_warmup_of_nothing_in_particular(shipped: Path, capsys, arguments: list[str], text: str) -> None:
+    assert cli.main(["warmup", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_demo_without_a_gpu_checks_the_libraries(shipped: Path, capsys) -> None:
+    assert cli.main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "no CUDA device" in out and "nothing can run here" in out
+    assert "1 kernels, hash, manifest, symbols, signatures ok" in out
+
+
+def test_demo_without_a_gpu_finds_a_broken_library(broken: Path, capsys) -> None:
+    assert cli.main(["demo"]) == 1
+    assert "hashes to" in capsys.readouterr().out
+
+
+def test_demo_without_a_gpu_and_without_libraries(nothing_shipped: Path, capsys) -> None:
+    assert cli.main(["demo"]) == 0
+    assert "none to check" in capsys.readouterr().out
+
+
+def test_a_command_that_does_not_exist(capsys) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["prove"])
+    assert raised.value.code == 2
+    assert "probe" in capsys.readouterr().err
+
+
+def test_python_m_tsmla_is_the_command() -> None:
+    done = run_python("import runpy, sys; sys.argv[1:] = ['probe', '--arch', 'sm_103a', '--family', 'decode'];"
+                      "runpy.run_module('tsmla', run_name='__main__')")  # fmt: skip
+    assert done.returncode == 1
+    assert "no decode kernels" in done.stdout, done.stderr
+
+
+def loaded_text(library: Path) -> str:
+    from tsmla import loader
+
+    said = loader.open_library(library).manifest
+    assert said.arch is Arch.SM90A
+    return said.to_json()
