@@ -41,7 +41,9 @@ STORE = ".compiled"
 def build(
     variants: Sequence[Variant], out: Path, jobs: int, keep_ptx: bool = False, report: Callable[[str], None] = print
 ) -> DirectoryManifest:
-    """Make `out` hold exactly the libraries of these variants. Raises BuildError; then `out` has no manifest.
+    """Make `out` hold exactly the libraries of these variants.
+
+    Raises BuildError; then `out` is as it was, or, when linking or the audit failed, has no manifest.
 
     jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. report: gets one line per step.
     """

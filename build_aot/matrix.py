@@ -16,10 +16,12 @@ PACK_DIMS = ((128, 64, 128),)
 OFF_ON = (False, True)
 
 
-def shipped(archs: Iterable[Arch] = tuple(Arch), families: Iterable[str] = tuple(FAMILIES)) -> tuple[Variant, ...]:
+def shipped(
+    archs: Iterable[Arch | str] = tuple(Arch), families: Iterable[str] = tuple(FAMILIES)
+) -> tuple[Variant, ...]:
     """The shipped variants of these architectures and operator families, in symbol order."""
     wanted = set(families)
-    candidates = (variant for arch in archs for variant in _candidates(arch) if variant.family in wanted)
+    candidates = (variant for arch in archs for variant in _candidates(Arch(arch)) if variant.family in wanted)
     return tuple(sorted((v for v in candidates if why_unsupported(v) is None), key=lambda v: v.symbol()))
 
 
@@ -41,10 +43,7 @@ def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose a part of the matrix: --arch and --family, each a list, repeatable."""
-    parser.add_argument(
-        "--arch", type=Arch, nargs="+", default=list(Arch), help=f"of {', '.join(Arch)}; default all", metavar="ARCH"
-    )
-    parser.add_argument(
-        "--family", choices=list(FAMILIES), nargs="+", default=list(FAMILIES), help="operators to build; default all"
-    )
+    """The options that choose a part of the matrix: --arch and --family, each a list."""
+    for option, known in (("--arch", [arch.value for arch in Arch]), ("--family", list(FAMILIES))):
+        text = f"one or more of {', '.join(known)}; default all"
+        parser.add_argument(option, choices=known, nargs="+", default=known, help=text, metavar=option[2:].upper())

@@ -1,0 +1,39 @@
+"""What the build tests share: one small build made by the command line, and the wheels, each made once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import build_wheel
+import pytest
+from building import SMALL, Ran, build_aot
+from tsmla.variant import Variant
+
+from build_aot import matrix
+
+
+@pytest.fixture(scope="session")
+def small_variants() -> tuple[Variant, ...]:
+    """What `small_build` holds."""
+    return matrix.shipped([SMALL["arch"]], [SMALL["family"]])
+
+
+@pytest.fixture(scope="session")
+def small_build(tmp_path_factory) -> tuple[Path, Ran]:
+    """One library built from nothing with its PTX, and the run that built it. Copy it before changing it."""
+    out = tmp_path_factory.mktemp("small") / "objs"
+    ran = build_aot("--arch", SMALL["arch"], "--family", SMALL["family"], "--out", out, "--jobs", 2, "--keep-ptx")
+    assert ran.status == 0, ran.output
+    return out, ran
+
+
+@pytest.fixture
+def own_build(small_build, tmp_path) -> Path:
+    """A copy of the small build that a test may change."""
+    return Path(shutil.copytree(small_build[0], tmp_path / "objs"))
+
+
+@pytest.fixture(scope="session")
+def binary_wheel(tmp_path_factory) -> Path:
+    return build_wheel.build_wheel("binary", tmp_path_factory.mktemp("binary"))

@@ -1,0 +1,181 @@
+"""The audit passes what the build made, and catches each thing that it exists to catch."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import subprocess
+import sys
+
+import pytest
+from tsmla import manifest
+
+from build_aot import cubin, link, matrix
+from build_aot.audit import audit_directory, audit_library
+from build_aot.build import STORE
+from build_aot.elf import MAGIC
+from build_aot.errors import AuditError
+
+STORE_LOCAL = 0x387
+"""Low bits of the SASS instruction that writes local memory."""
+
+
+@pytest.fixture
+def library(own_build):
+    (path,) = own_build.glob("*.so")
+    return path
+
+
+@pytest.fixture
+def described(own_build):
+    (record,) = manifest.read_directory(own_build).libraries
+    return record.manifest
+
+
+def relink(library, described, objects=None):
+    """Link the library again from kept objects, so that it says what `described` says."""
+    store = library.parent / STORE
+    objects = objects or [store / f"{kernel.variant}.o" for kernel in described.kernels]
+    link.link(objects, library, described.host, (manifest.MANIFEST_FUNCTION, described.to_json()))
+
+
+def with_first_kernel(described, **changes):
+    first, *rest = described.kernels
+    return dataclasses.replace(described, kernels=(dataclasses.replace(first, **changes), *rest))
+
+
+def problems(library, expected):
+    with pytest.raises(AuditError) as caught:
+        audit_library(library, expected)
+    return "\n".join(caught.value.problems)
+
+
+def test_what_the_build_made_passes(own_build, library, described, small_variants):
+    assert audit_library(library, small_variants) == described
+    audit_directory(own_build, small_variants)
+
+
+def test_relinking_unchanged_gives_the_same_bytes(library, described):
+    before = library.read_bytes()
+    relink(library, described)
+    assert library.read_bytes() == before
+
+
+def test_missing_symbol(library, described, small_variants):
+    store = library.parent / STORE
+    relink(library, described, [store / f"{variant}.o" for variant in small_variants[:-1]])
+    assert f"does not export __tvm_ffi_{small_variants[-1]}" in problems(library, small_variants)
+
+
+def test_symbol_that_the_matrix_does_not_list(library, small_variants):
+    assert f"exports __tvm_ffi_{small_variants[0]}" in problems(library, small_variants[1:])
+
+
+def test_manifest_that_lacks_a_kernel(library, described, small_variants):
+    objects = [library.parent / STORE / f"{variant}.o" for variant in small_variants]
+    relink(library, dataclasses.replace(described, kernels=described.kernels[1:]), objects)
+    assert f"manifest lacks {small_variants[0]}" in problems(library, small_variants)
+
+
+def test_code_for_another_architecture(library, small_variants):
+    data = bytearray(library.read_bytes())
+    at = data.index(MAGIC, 1)
+    (flags,) = struct.unpack_from("<I", data, at + 48)
+    assert flags & 0xFF == 90
+    struct.pack_into("<I", data, at + 48, flags & ~0xFF | 80)
+    library.write_bytes(data)
+    assert f"GPU code of {small_variants[0]} is for sm_80a" in problems(library, small_variants)
+
+
+def test_spilled_registers(library, small_variants):
+    data = bytearray(library.read_bytes())
+    image = cubin.images(library)[0]
+    (code,) = [section.data for section in image.sections if section.name.startswith(".text.")]
+    at = data.index(code)
+    (word,) = struct.unpack_from("<H", data, at)
+    struct.pack_into("<H", data, at, word & ~0xFFF | STORE_LOCAL)
+    library.write_bytes(data)
+    found = problems(library, small_variants)
+    assert f"{small_variants[0]} has spill_stores = 1; it has to be 0" in found
+    assert "uses spill_stores 1 (manifest: 0)" in found
+
+
+@pytest.mark.parametrize("resource", ["registers", "static_shared_bytes", "threads"])
+def test_manifest_that_misstates_a_resource(library, described, small_variants, resource):
+    used = described.kernels[0].resources
+    relink(library, with_first_kernel(described, resources={**used, resource: used[resource] + 1}))
+    assert f"uses {resource} {used[resource]} (manifest: {used[resource] + 1})" in problems(library, small_variants)
+
+
+def test_manifest_that_misstates_a_signature(library, described, small_variants):
+    relink(library, with_first_kernel(described, signature="Expects 1 parameter"))
+    assert "but the manifest says 'Expects 1 parameter'" in problems(library, small_variants)
+
+
+@pytest.mark.parametrize(
+    ("option", "body"),
+    [
+        ("-mavx2", "for (int i = 0; i < 64; i++) a[i] *= b[i];"),
+        ("-mavx512f", "for (int i = 0; i < 64; i++) a[i] *= b[i];"),
+        ("-mbmi2", "a[0] = *(unsigned *)b << (*(unsigned *)a & 31);"),
+        ("-mpopcnt", "a[0] = __builtin_popcount(*(unsigned *)b);"),
+    ],
+)
+def test_host_code_beyond_the_baseline(library, described, small_variants, option, body, tmp_path):
+    source, obj = tmp_path / "fast.c", tmp_path / "fast.o"
+    source.write_text(
+        f"__attribute__((used, retain)) static void fast(float *restrict a, float *restrict b) {{ {body} }}"
+    )
+    target = ["-target", link.ZIG_TARGETS[described.host], "-O3", "-fPIC"]
+    command = [sys.executable, "-m", "ziglang", "cc", *target, "-c", str(source), "-o", str(obj)]
+    objects = [library.parent / STORE / f"{variant}.o" for variant in small_variants]
+    subprocess.run([*command, "-mcpu=baseline"], check=True)
+    relink(library, described, [*objects, obj])
+    audit_library(library, small_variants)
+    subprocess.run([*command, option], check=True)
+    relink(library, described, [*objects, obj])
+    assert "host code in .text: an" in problems(library, small_variants)
+
+
+def test_library_that_needs_another_library(library, small_variants):
+    library.write_bytes(library.read_bytes().replace(b"libtvm_ffi.so\0", b"libtvm_fff.so\0"))
+    assert "it needs libcute_dsl_runtime.so, libtvm_fff.so" in problems(library, small_variants)
+
+
+def test_truncated_library(library, small_variants):
+    library.write_bytes(library.read_bytes()[:-100])
+    assert "it is not a library: truncated" in problems(library, small_variants)
+
+
+def directory_problems(directory, expected):
+    with pytest.raises(AuditError) as caught:
+        audit_directory(directory, expected)
+    return "\n".join(caught.value.problems)
+
+
+def test_library_changed_after_it_was_recorded(own_build, library, small_variants):
+    data = bytearray(library.read_bytes())
+    data[len(data) // 2] ^= 1
+    library.write_bytes(data)
+    assert "the file changed after it was built" in directory_problems(own_build, small_variants)
+
+
+def test_library_that_is_not_in_the_manifest_or_not_there(own_build, library, small_variants):
+    (own_build / "tsmla_extra.so").write_bytes(library.read_bytes())
+    library.unlink()
+    found = directory_problems(own_build, small_variants)
+    assert "tsmla_extra.so lies there but is not in the manifest" in found
+    assert f"{library.name} is in the manifest but cannot be read" in found
+
+
+def test_directory_that_lacks_a_library_of_the_matrix(own_build):
+    found = directory_problems(own_build, matrix.shipped())
+    assert "tsmla_prefill_sm_90a_x86_64.so should be there and is not in the manifest" in found
+
+
+def test_command_line(own_build, library):
+    command = [sys.executable, "-m", "build_aot.audit", str(own_build), "--arch", "sm_90a", "--family", "pack"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    library.unlink()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and library.name in done.stderr

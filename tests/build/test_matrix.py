@@ -1,0 +1,42 @@
+"""What ships is what was promised, and everything that ships can be built."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tsmla.support import why_unsupported
+from tsmla.variant import FAMILIES, Arch
+
+from build_aot import matrix
+
+
+def test_the_promised_kernels_ship():
+    counted = Counter((variant.family, variant.arch) for variant in matrix.shipped())
+    assert counted == {
+        ("prefill", Arch.SM90A): 32,
+        ("pack", Arch.SM90A): 8,
+        ("pack", Arch.SM100A): 8,
+        ("pack", Arch.SM103A): 8,
+    }
+
+
+def test_every_shipped_variant_is_supported_and_has_its_own_symbol():
+    shipped = matrix.shipped()
+    assert [why_unsupported(variant) for variant in shipped] == [None] * len(shipped)
+    assert len({variant.symbol() for variant in shipped}) == len(shipped)
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_part_of_the_matrix_is_what_the_whole_has_of_it(arch, family):
+    part = matrix.shipped([arch], [family])
+    assert part == tuple(v for v in matrix.shipped() if v.arch is arch and v.family == family)
+
+
+def test_libraries_partition_the_matrix_by_family_and_architecture():
+    groups = matrix.libraries(reversed(matrix.shipped()), "x86_64")
+    assert sorted(v.symbol() for group in groups.values() for v in group) == [v.symbol() for v in matrix.shipped()]
+    for name, group in groups.items():
+        assert {f"tsmla_{v.family}_{v.arch}_x86_64.so" for v in group} == {name}
+        assert list(group) == sorted(group, key=lambda v: v.symbol())

@@ -1,0 +1,149 @@
+"""The wheels, end to end: built, audited, installed in a clean environment, asked what they hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import audit_wheel
+import build_wheel
+import pytest
+from building import ROOT, copy_of_the_project
+from tsmla.manifest import MANIFEST_FILE
+
+from build_aot import matrix
+
+RUNTIME = ("apache-tvm-ffi", "nvidia-cutlass-dsl-libs-core", "nvidia-cutlass-dsl-libs-cu12", "typing-extensions")
+"""What the libraries and their loader need: the compiler, torch and what they pull in stay out."""
+
+
+@pytest.fixture(scope="session")
+def jit_wheel(tmp_path_factory) -> tuple[Path, float]:
+    """The JIT wheel and the seconds that building it took."""
+    start = time.perf_counter()
+    return build_wheel.build_wheel("jit", tmp_path_factory.mktemp("jit")), time.perf_counter() - start
+
+
+@pytest.fixture(scope="session")
+def installed(binary_wheel, tmp_path_factory):
+    """Run a command in a clean environment that has the binary wheel and nothing that can compile."""
+    directory = tmp_path_factory.mktemp("clean")
+    venv.create(directory, with_pip=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [str(directory / "bin" / program), *map(str, arguments)]
+        return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+
+    done = run("pip", "install", "--no-deps", "-c", ROOT / "constraints.txt", binary_wheel, *RUNTIME)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run
+
+
+def rewritten(wheel: Path, target: Path, change) -> Path:
+    """A copy of the wheel whose entries went through `change(name, bytes)`; None drops the entry."""
+    target.mkdir()
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(target / wheel.name, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            data = change(entry.filename, old.read(entry))
+            if data is not None:
+                new.writestr(entry, data)
+    return target / wheel.name
+
+
+def test_wheels_pass_their_audit(binary_wheel, jit_wheel):
+    assert binary_wheel.name == "tsmla-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    assert audit_wheel.problems(binary_wheel) == []
+    assert jit_wheel[0].name == "tsmla-0.1.0-py3-none-any.whl"
+    assert audit_wheel.problems(jit_wheel[0]) == []
+
+
+def test_binary_wheel_holds_the_matrix(binary_wheel):
+    with zipfile.ZipFile(binary_wheel) as archive:
+        described = json.loads(archive.read(f"tsmla/objs/{MANIFEST_FILE}"))
+        libraries = {Path(name).name for name in archive.namelist() if name.endswith(".so")}
+    assert libraries == {library["file"] for library in described["libraries"]}
+    assert libraries == matrix.libraries(matrix.shipped(), "x86_64").keys()
+    symbols = [kernel["symbol"] for library in described["libraries"] for kernel in library["manifest"]["kernels"]]
+    assert sorted(symbols) == sorted(variant.symbol() for variant in matrix.shipped())
+
+
+def test_wheel_from_another_place_and_from_nothing_has_the_same_bytes(binary_wheel, tmp_path):
+    project = copy_of_the_project(tmp_path / "elsewhere")
+    command = [sys.executable, str(project / "wheels" / "build_wheel.py"), "--kind", "binary", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / binary_wheel.name).read_bytes() == binary_wheel.read_bytes()
+
+
+def test_installed_libraries_load_and_answer_without_compiler_torch_or_gpu(installed):
+    verified = installed("tsmla", "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    libraries = matrix.libraries(matrix.shipped(), "x86_64")
+    for name, kernels in libraries.items():
+        assert f"{name}: {len(kernels)} kernels ok" in verified.stdout
+    listed = installed("tsmla", "list")
+    assert listed.returncode == 0, listed.stderr
+    found = Counter(word for word in listed.stdout.split() if word.startswith("tsmla_"))
+    assert found == Counter(variant.symbol() for variant in matrix.shipped())
+
+
+def test_installed_library_opens_by_its_own_search_path(installed):
+    code = (
+        "import ctypes, importlib.util as u, pathlib, sys;"
+        "objs = pathlib.Path(u.find_spec('tsmla').origin).parent / 'objs';"
+        "[ctypes.CDLL(str(path)) for path in objs.glob('*.so')];"
+        "print(len(list(objs.glob('*.so'))), 'tvm_ffi' in sys.modules)"
+    )
+    done = installed("python", "-c", code)
+    assert done.stdout.split() == [str(len(matrix.libraries(matrix.shipped(), "x86_64"))), "False"], done.stderr
+
+
+def test_jit_wheel_is_quick_and_holds_no_library(jit_wheel, binary_wheel):
+    wheel, seconds = jit_wheel
+    assert seconds < 15
+    with zipfile.ZipFile(wheel) as jit, zipfile.ZipFile(binary_wheel) as binary:
+        sources = {name for name in jit.namelist() if ".dist-info/" not in name}
+        assert sources == {n for n in binary.namelist() if ".dist-info/" not in n and not n.startswith("tsmla/objs/")}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        (
+            "tsmla/objs/tsmla_pack_sm_90a_x86_64.so",
+            lambda data: data[:-1] + b"x",
+            "the file changed after it was built",
+        ),
+        ("tsmla/objs/tsmla_pack_sm_90a_x86_64.so", lambda data: None, "is in the manifest but cannot be read"),
+        ("tsmla/objs/manifest.json", lambda data: data[:-9], "manifest.json is not valid JSON"),
+        (
+            "tsmla_kernels/registry.py",
+            lambda data: data + b"#",
+            "was not compiled from the kernel sources in this wheel",
+        ),
+        ("tsmla-0.1.0.dist-info/licenses/LICENSE", lambda data: None, "LICENSE is missing"),
+        ("tsmla-0.1.0.dist-info/METADATA", lambda data: data.replace(b"torch", b"torch==2.13"), "it requires"),
+        ("tsmla-0.1.0.dist-info/WHEEL", lambda data: data.replace(b"2_28", b"2_17"), "WHEEL says tag"),
+        ("tsmla/variant.py", lambda data: data + b"#", "does not have the hash that RECORD gives it"),
+    ],
+)
+def test_wheel_audit_catches(binary_wheel, tmp_path, name, change, problem):
+    changed = rewritten(binary_wheel, tmp_path / "changed", lambda n, data: change(data) if n == name else data)
+    assert any(problem in found for found in audit_wheel.problems(changed))
+
+
+def test_wheel_audit_catches_a_file_that_does_not_belong(binary_wheel, tmp_path):
+    target = rewritten(binary_wheel, tmp_path / "changed", lambda name, data: data)
+    with zipfile.ZipFile(target, "a") as archive:
+        archive.writestr("tsmla/libcute_dsl_runtime.so", b"not ours")
+    found = "\n".join(audit_wheel.problems(target))
+    assert "tsmla/libcute_dsl_runtime.so is neither Python source nor a library of ours" in found
+    assert "tsmla/libcute_dsl_runtime.so is not in RECORD" in found
