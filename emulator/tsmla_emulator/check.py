@@ -1,0 +1,136 @@
+"""Run a tsmla variant through its operator on a small problem in emulation, and hold it against torch.
+
+`tsmla verify --emulated` and `tsmla-emulator run SYMBOL` are these functions with text around them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import math
+from collections.abc import Iterable
+
+import torch
+import tsmla
+from tsmla.checks import TORCH_DTYPES
+from tsmla.support import PREFILL_DIMS
+from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant, Variant
+
+from .machine import Options
+from .run import Call, emulated
+
+PACK_DIMS = (128, 64, 128)
+"""Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
+_TORCH = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+_BOOLS = (False, True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How a variant did. `error` is what was wrong, None when nothing was; `measured` says it in numbers."""
+
+    variant: Variant
+    measured: str
+    error: str | None
+    call: Call
+
+
+def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
+    """Every variant that can be built, of the head dims that models use, for these architectures."""
+    found: list[Variant] = []
+    for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
+        found.append(PackVariant(arch, dtype, out_dtype, *PACK_DIMS, pdl))
+        for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
+            found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
+    return [variant for variant in found if tsmla.why_unsupported(variant) is None]
+
+
+def find(symbol: str) -> Variant:
+    """The variant of a symbol. Raises ValueError with the closest symbols that exist."""
+    known = {variant.symbol(): variant for variant in variants()}
+    if symbol not in known:
+        close = "\n  ".join(difflib.get_close_matches(symbol, known, 3, 0.3) or known)
+        raise ValueError(f"no variant {symbol} can be built; close to it:\n  {close}")
+    return known[symbol]
+
+
+def check(variant: Variant, options: Options = Options(), seed: int = 0) -> Verdict:  # noqa: B008 -- frozen
+    """Call the variant's operator on inputs drawn from `seed`. Raises EmulationError and what the operator raises."""
+    torch.manual_seed(seed)
+    with emulated(variant.arch.value, options) as gpu:
+        measured, error = _pack(variant) if isinstance(variant, PackVariant) else _prefill(variant)
+        (call,) = gpu.calls
+    if call.unwritten and not error:
+        error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in call.unwritten.items())
+    return Verdict(variant, measured, error, call)
+
+
+def _pack(variant: PackVariant) -> tuple[str, str | None]:
+    tokens, heads, scales = 37, 5, (0.5, 3.0)
+    dtype, fp8 = _TORCH[variant.dtype], _TORCH[variant.out_dtype]
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype, device="cuda") * 64
+
+    both, k_pe = random(tokens, heads, variant.d_nope + variant.d_v), random(tokens, 1, variant.d_rope)
+    k_nope, v = both.split([variant.d_nope, variant.d_v], -1)
+    got = tsmla.mla_kv_pack_quantize_fp8(k_nope, k_pe, v, *scales, fp8_dtype=fp8, enable_pdl=variant.pdl)
+    limit = torch.finfo(fp8).max
+    sources = (torch.cat([k_nope, k_pe.expand(-1, heads, -1)], -1), v)
+    wrong = 0
+    for result, source, scale in zip(got, sources, scales, strict=True):
+        expected = (source.float() * scale).clamp(-limit, limit).to(fp8)
+        wrong += int((result.view(torch.uint8) != expected.view(torch.uint8)).sum())
+    measured = f"{wrong} bytes differ from torch"
+    return measured, measured if wrong else None
+
+
+def _prefill(variant: PrefillVariant) -> tuple[str, str | None]:
+    lengths_q, lengths_kv, heads, heads_kv = (70, 1, 130), (200, 0, 130), 2, 1
+
+    def random(rows: int, count: int, dim: int) -> torch.Tensor:
+        return torch.randn(rows, count, dim, device="cuda").to(_TORCH[variant.dtype])
+
+    def ends(lengths: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
+
+    q = random(sum(lengths_q), heads, variant.d_qk)
+    k, v = (random(sum(lengths_kv), heads_kv, dim) for dim in (variant.d_qk, variant.d_v))
+    scale = 1 / math.sqrt(variant.d_qk)
+    result = tsmla.tsmla_prefill(
+        q, k, v, None, ends(lengths_kv), max(lengths_kv), len(lengths_kv), scale, variant.causal, variant.lse,
+        ends(lengths_q), max(lengths_q), variant.pdl,
+    )  # fmt: skip
+    out, lse = result if variant.lse else (result, None)
+    parts = [
+        _attention(*rows, scale, variant.causal)
+        for rows in zip(q.split(lengths_q), k.split(lengths_kv), v.split(lengths_kv), strict=True)
+    ]
+    expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    rmse = float((out.double() - expected).norm() / expected.norm())
+    step = torch.finfo(out.dtype).eps
+    problems = [] if rmse <= step else [f"relative RMSE {rmse:.1e} is above {step:.1e}"]
+    measured = f"relative RMSE {rmse:.1e}"
+    if lse is not None:
+        some = expected_lse.isfinite()
+        off = float((lse.double() - expected_lse)[some].abs().max())
+        measured += f", LSE off by {off:.1e}"
+        if not off <= 1e-5 or not torch.equal(lse.double()[~some], expected_lse[~some]):
+            problems.append(f"LSE is off by {off:.1e}, or rows without keys do not give -inf")
+    return measured, "; ".join(problems) or None
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    if causal:
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1 + len(k) - len(q))
+        scores = scores.masked_fill(hidden, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0)[..., None]).exp()
+    return torch.einsum("hqk,khd->qhd", weights, v), lse.T

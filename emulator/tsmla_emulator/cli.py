@@ -1,0 +1,108 @@
+"""The command `tsmla-emulator`: run kernels without their GPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .machine import EmulationError, Options, Report
+from .ptx.model import PtxError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit status: 0 good, 1 the kernel is not, 2 wrong use."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (EmulationError, PtxError) as error:
+        print(f"tsmla-emulator: {error}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, MemoryError) as error:
+        print(f"tsmla-emulator: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tsmla-emulator", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    text = "run tsmla kernels on small problems and compare with torch, or a PTX file with a launch record"
+    run = commands.add_parser("run", help=text, description=text)
+    run.set_defaults(run=_run)
+    run.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla, such as tsmla_pack_sm_100a_...")
+    run.add_argument("--ptx", type=Path, help="PTX text of some kernel")
+    run.add_argument("--record", type=Path, help="its launches and memory, JSON or NPZ")
+    run.add_argument("--save", type=Path, help="write the memory that the launches could write to, as NPZ")
+    _add_options(run)
+    return parser
+
+
+def _add_options(command: argparse.ArgumentParser) -> None:
+    """The fields of `Options`, for every command that runs kernels."""
+    default = Options()
+    command.add_argument("--async-mode", choices=["eager", "random", "late"], default=default.async_mode)
+    command.add_argument("--seed", type=int, default=default.seed, help="of everything that varies")
+    command.add_argument("--quantum", type=int, default=default.quantum, help="instructions between two warps' turns")
+    command.add_argument("--starve", type=int, nargs="+", metavar="WARP", help="run only when nothing else can")
+    command.add_argument("--happens-before", action="store_true", help="report unordered conflicting accesses")
+    command.add_argument("--elect-highest", action="store_true", help="elect.sync picks the highest lane")
+    command.add_argument("--threads", type=int, default=default.threads, help="clusters that run at the same time")
+
+
+def _options(given: argparse.Namespace) -> Options:
+    return Options(
+        async_mode=given.async_mode,
+        seed=given.seed,
+        quantum=given.quantum,
+        starve=tuple(given.starve) if given.starve else None,
+        happens_before=given.happens_before,
+        elect_highest=given.elect_highest,
+        threads=given.threads,
+    )
+
+
+def _run(given: argparse.Namespace) -> int:
+    if bool(given.symbols) == bool(given.ptx) or bool(given.ptx) != bool(given.record):
+        raise ValueError("run takes either symbols of tsmla kernels, or --ptx together with --record")
+    return _run_symbols(given) if given.symbols else _run_record(given)
+
+
+def _run_symbols(given: argparse.Namespace) -> int:
+    from . import check
+
+    wrong = 0
+    for number, variant in enumerate([check.find(symbol) for symbol in given.symbols], 1):
+        print(f"[{number}/{len(given.symbols)}] {variant.symbol()}", flush=True)
+        started = time.perf_counter()
+        verdict = check.check(variant, _options(given))
+        wrong += bool(verdict.error)
+        state = f"WRONG: {verdict.error}" if verdict.error else f"ok: {verdict.measured}"
+        print(f"    {state}; {_spent(verdict.call.report, time.perf_counter() - started)}", flush=True)
+    return 1 if wrong else 0
+
+
+def _run_record(given: argparse.Namespace) -> int:
+    import numpy as np
+
+    from . import machine, record
+
+    started = time.perf_counter()
+    module = machine.parse(given.ptx.read_text("utf-8"))
+    report, results = record.run(given.record, module, _options(given))
+    print(f"ran {given.record} on {given.ptx}: {_spent(report, time.perf_counter() - started)}")
+    for name, content in results.items():
+        poison = int((content == 0xFF).sum())
+        print(f"    {name}: {content.size} bytes, {poison} of them 0xff")
+    if given.save:
+        np.savez_compressed(given.save, **results)
+    return 0
+
+
+def _spent(report: Report, seconds: float) -> str:
+    return f"{report.warp_instructions} warp instructions, {seconds:.1f} s in all"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Run the host half of an exported function for real, and record the launches that it makes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import tvm_ffi
+
+from ..machine import EmulationError, Launch
+from ..ptx.model import Entry, Module
+from .device_view import DeviceView
+from .launch_config import KernelLimits, LaunchConfig, launch_of
+from .memory import Extent
+from .tensor import EmulatedTensor, extent, plain
+
+_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
+_STATIC_SHARED = 1
+_REFUSED = 999
+
+_OnAttribute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+_OnKernelAttribute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+_OnSetAttribute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
+_OnLaunch = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(LaunchConfig), ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)
+)
+
+
+class _Host(ctypes.Structure):
+    """`Host` of double.c."""
+
+    _fields_ = [
+        ("device_attribute", _OnAttribute),
+        ("kernel_attribute", _OnKernelAttribute),
+        ("set_kernel_attribute", _OnSetAttribute),
+        ("launch", _OnLaunch),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """What host code may ask a device. Attribute numbers are cudaDeviceAttr's."""
+
+    capability: tuple[int, int]
+    processors: int
+    shared_per_cta: int = 227 * 1024
+
+    def attribute(self, number: int) -> int:
+        """Raises EmulationError for an attribute that no kernel seen so far asks for."""
+        known = {16: self.processors, 75: self.capability[0], 76: self.capability[1], 97: self.shared_per_cta}
+        if number not in known:
+            raise EmulationError(
+                f"not implemented: host code asks for device attribute {number}; known: {sorted(known)}",
+                kind="not implemented",
+            )
+        return known[number]
+
+
+@dataclasses.dataclass
+class _Recording:
+    """One call of an exported function: who is asked, and what it did so far."""
+
+    gpu: Gpu
+    ptx: Module
+    launches: list[Launch] = dataclasses.field(default_factory=list)
+    error: BaseException | None = None
+
+    def entry(self, kernel: bytes) -> Entry:
+        """The PTX of a kernel by name."""
+        entry = self.ptx.entries.get(kernel.decode())
+        if entry is None:
+            raise EmulationError(
+                f"the host code launches {kernel.decode()}, which the PTX does not have; it has: "
+                f"{', '.join(self.ptx.entries)}. The PTX must come from the same compile as the object",
+                kind="launch",
+            )
+        return entry
+
+
+class Library:
+    """A library linked with the double. One per file and process: its kernels are loaded at the first call."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._module = tvm_ffi.load_module(str(path))
+        connect = ctypes.CDLL(str(path)).tsmla_emulator_connect
+        # ctypes keeps callbacks alive only while they are referenced.
+        self._callbacks = _Host(
+            _OnAttribute(self._guarded(self._device_attribute)),
+            _OnKernelAttribute(self._guarded(self._kernel_attribute)),
+            _OnSetAttribute(self._guarded(self._set_kernel_attribute)),
+            _OnLaunch(self._guarded(self._launch)),
+        )
+        connect(ctypes.byref(self._callbacks))
+        self._limits: defaultdict[str, KernelLimits] = defaultdict(KernelLimits)
+        self._lock = threading.Lock()
+        self._recording: _Recording
+
+    def function(self, symbol: str) -> Callable[..., Any]:
+        """An exported TVM-FFI function. Raises AttributeError naming the symbol and the file."""
+        try:
+            return self._module.get_function(symbol)
+        except AttributeError:
+            raise AttributeError(f"{self.path} exports no function {symbol}") from None
+
+    def record(self, symbol: str, arguments: tuple[Any, ...], ptx: Module, gpu: Gpu) -> list[Launch]:
+        """Call a function and return its launches, none of them run. Raises what its argument checks raise."""
+        function = self.function(symbol)
+        with self._lock:
+            recording = self._recording = _Recording(gpu, ptx)
+            try:
+                function(*(DeviceView(plain(a)) if isinstance(a, EmulatedTensor) else a for a in arguments))
+            except BaseException:
+                if recording.error:
+                    raise recording.error from None
+                raise
+            return recording.launches
+
+    def _guarded(self, callback: Callable[..., None]) -> Callable[..., int]:
+        """A callback for C: an exception is kept for `record` to raise, and C sees an error code."""
+
+        @functools.wraps(callback)
+        def call(*arguments: Any) -> int:
+            try:
+                callback(*arguments)
+                return 0
+            except BaseException as error:  # nothing may pass through the C frames
+                self._recording.error = error
+                return _REFUSED
+
+        return call
+
+    def _device_attribute(self, number: int, value: Any) -> None:
+        value[0] = self._recording.gpu.attribute(number)
+
+    def _kernel_attribute(self, kernel: bytes, number: int, value: Any) -> None:
+        if number != _STATIC_SHARED:
+            raise EmulationError(
+                f"not implemented: host code asks for attribute {number} of {kernel.decode()}", kind="not implemented"
+            )
+        value[0] = sum(array.size for array in self._recording.entry(kernel).shared.values())
+
+    def _set_kernel_attribute(self, kernel: bytes, number: int, value: int) -> None:
+        limits = self._limits[kernel.decode()]
+        if number == _MAX_DYNAMIC_SHARED:
+            static = sum(array.size for array in self._recording.entry(kernel).shared.values())
+            if value + static > self._recording.gpu.shared_per_cta:
+                raise EmulationError(
+                    f"{kernel.decode()} wants up to {value} bytes of dynamic shared memory beside {static} static; "
+                    f"a CTA has {self._recording.gpu.shared_per_cta}",
+                    kind="launch",
+                )
+            limits.dynamic_shared = value
+        elif number == _NON_PORTABLE_CLUSTER:
+            limits.non_portable_cluster = bool(value)
+        else:
+            raise EmulationError(
+                f"not implemented: host code sets attribute {number} of {kernel.decode()}", kind="not implemented"
+            )
+
+    def _launch(self, config: Any, kernel: bytes, arguments: Any) -> None:
+        entry = self._recording.entry(kernel)
+        self._recording.launches.append(launch_of(config.contents, entry, arguments, self._limits[entry.name]))
+
+
+@functools.cache
+def open_library(path: Path) -> Library:
+    """The library at a path; the system keeps the first file that was loaded from it."""
+    return Library(path)
+
+
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """Names of a TVM-FFI function's parameters, from the TypeError that calling it without any raises."""
+    with contextlib.suppress(IndexError):
+        try:
+            function()
+        except TypeError as error:
+            return re.findall(r"[(,] ?(\w+): ", str(error).split("`")[1])
+    return []
+
+
+def extents(arguments: tuple[Any, ...], names: list[str], writes: Callable[[str], bool]) -> list[Extent]:
+    """The memory behind the tensors among a call's arguments. Raises TypeError for a tensor on the CPU."""
+    found = []
+    for position, argument in enumerate(arguments):
+        name = names[position] if position < len(names) else f"argument {position}"
+        if isinstance(argument, EmulatedTensor):
+            start, end = extent(argument)
+            if end > start:
+                found.append(Extent(start, end, name, writes(name)))
+        elif isinstance(argument, torch.Tensor):
+            raise TypeError(f"{name} is on {argument.device}; an emulated kernel takes tensors made with device='cuda'")
+    return found

@@ -1,0 +1,40 @@
+"""CPU memory handed out through DLPack as if it were on CUDA device 0."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+_CUDA = 2
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class _ManagedTensor(ctypes.Structure):
+    """The beginning of a DLManagedTensor: data pointer, then the device."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+class DeviceView:
+    """What a TVM-FFI function is given for an emulated tensor. Converting it is all that it can do."""
+
+    def __init__(self, tensor: torch.Tensor):
+        """tensor: an ordinary CPU tensor over the memory."""
+        self._tensor = tensor
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return as_cuda_dlpack(self._tensor)
+
+
+def as_cuda_dlpack(tensor: torch.Tensor) -> Any:
+    """A DLPack capsule (unversioned) of a CPU tensor whose device reads CUDA 0."""
+    capsule = tensor.__dlpack__()
+    managed = _ManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    managed.device_type, managed.device_id = _CUDA, 0
+    return capsule

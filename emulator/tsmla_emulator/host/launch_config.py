@@ -1,0 +1,114 @@
+"""The launch configuration of the CUDA runtime, read from memory and held against what the hardware takes."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+from typing import Any
+
+from ..machine import EmulationError, Launch
+from ..ptx.model import Entry
+
+MAX_THREADS = 1024
+MAX_GRID = (2**31 - 1, 65535, 65535)
+PORTABLE_CLUSTER, MAX_CLUSTER = 8, 16
+RESERVED_SHARED = 1024
+"""Bytes of shared memory per CTA that the system keeps, out of the SM's."""
+DEFAULT_DYNAMIC_SHARED = 48 * 1024
+"""What a kernel may ask for without raising its limit first."""
+
+_COOPERATIVE, _CLUSTER, _PDL = 2, 4, 6
+_ATTRIBUTE_NAMES = {_COOPERATIVE: "cooperative", _CLUSTER: "cluster dimension", _PDL: "programmatic serialization"}
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int32), ("padding", ctypes.c_int32), ("value", ctypes.c_uint32 * 16)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint64),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint32),
+    ]
+
+
+@dataclasses.dataclass
+class KernelLimits:
+    """What the host code allowed a kernel through cudaFuncSetAttribute."""
+
+    dynamic_shared: int = DEFAULT_DYNAMIC_SHARED
+    non_portable_cluster: bool = False
+
+
+def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: KernelLimits) -> Launch:
+    """The launch record: parameters copied from `arguments` (an array of addresses, one per PTX parameter).
+
+    Raises EmulationError of kind "launch" for what a GPU refuses, and for attributes that are not implemented.
+    """
+    params = bytearray(entry.param_bytes)
+    for param, address in zip(entry.params, arguments[: len(entry.params)], strict=True):
+        params[param.offset : param.offset + param.size] = ctypes.string_at(address, param.size)
+    cluster, pdl = _attributes(config, entry.name)
+    launch = Launch(
+        entry=entry.name,
+        grid=_three(config.grid),
+        block=_three(config.block),
+        cluster=cluster,
+        shared_bytes=config.shared_bytes,
+        params=bytes(params),
+        pdl=pdl,
+    )
+    check(launch, entry, limits)
+    return launch
+
+
+def check(launch: Launch, entry: Entry, limits: KernelLimits) -> None:
+    """Raise EmulationError unless a GPU would take this launch of this entry."""
+
+    def refuse(text: str) -> None:
+        raise EmulationError(f"launch of {entry.name} refused: {text}", kind="launch")
+
+    threads, ctas = math.prod(launch.block), math.prod(launch.cluster)
+    if any(not 1 <= size <= most for size, most in zip(launch.grid, MAX_GRID, strict=True)):
+        refuse(f"grid is {launch.grid}; each size must be 1 to {MAX_GRID}")
+    if not 1 <= threads <= MAX_THREADS:
+        refuse(f"block is {launch.block}, {threads} threads; a CTA has 1 to {MAX_THREADS}")
+    if entry.reqntid and launch.block != entry.reqntid:
+        refuse(f"block is {launch.block}; the kernel was compiled for exactly {entry.reqntid} (.reqntid)")
+    if any(size % part for size, part in zip(launch.grid, launch.cluster, strict=True)):
+        refuse(f"grid {launch.grid} is not a multiple of the cluster {launch.cluster}")
+    most = MAX_CLUSTER if limits.non_portable_cluster else PORTABLE_CLUSTER
+    if ctas > most:
+        refuse(f"cluster {launch.cluster} has {ctas} CTAs; this kernel may have {most}")
+    if launch.shared_bytes > limits.dynamic_shared:
+        refuse(f"{launch.shared_bytes} bytes of dynamic shared memory; this kernel may have {limits.dynamic_shared}")
+    if len(launch.params) != entry.param_bytes:
+        refuse(f"{len(launch.params)} bytes of parameters; the kernel takes {entry.param_bytes}")
+
+
+def _attributes(config: LaunchConfig, kernel: str) -> tuple[tuple[int, int, int], bool]:
+    cluster, pdl = (1, 1, 1), False
+    for attribute in config.attributes[: config.attribute_count]:
+        if attribute.id == _CLUSTER:
+            cluster = _three(attribute.value)
+        elif attribute.id == _PDL:
+            pdl = bool(attribute.value[0])
+        elif attribute.id != _COOPERATIVE or attribute.value[0]:
+            name = _ATTRIBUTE_NAMES.get(attribute.id, "unknown")
+            raise EmulationError(
+                f"not implemented: launch attribute {attribute.id} ({name}) of {kernel}; "
+                f"implemented: {_CLUSTER} ({_ATTRIBUTE_NAMES[_CLUSTER]}), {_PDL} ({_ATTRIBUTE_NAMES[_PDL]})",
+                kind="not implemented",
+            )
+    return cluster, pdl
+
+
+def _three(values: Any) -> tuple[int, int, int]:
+    return values[0], values[1], values[2]

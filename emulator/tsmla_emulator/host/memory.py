@@ -1,0 +1,122 @@
+"""Memory of emulated tensors: blocks with guard zones on both sides, poisoned until somebody writes.
+
+Addresses come from a range that nothing else uses and only grow, so that a run repeats with the same addresses in
+another process, and memory that was freed is never mistaken for memory allocated later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import os
+import weakref
+
+GUARD = 4096 + 512
+"""Bytes before and after each allocation; makes addresses multiples of 512, as CUDA's allocators do, and no more."""
+POISON = 0xFF
+"""Byte of memory that nobody wrote: NaN in every float format with 8, 16, 32 or 64 bits, -1 in integers."""
+_CANARY = bytes((0xA5, 0x5A, 0xC3, 0x3C)) * (GUARD // 4)
+_PAGE = 4096
+_RANGE = 0x1000_0000_0000
+_MAP_FLAGS = 0x02 | 0x20 | 0x100000
+"""MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE."""
+_READ_WRITE = 3
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+_numbers = itertools.count(1)
+_next_map = _RANGE
+_live: dict[int, Block] = {}
+
+
+class GuardError(RuntimeError):
+    """Memory next to an allocation was changed; the text says whose, where and how far outside."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One allocation: its first usable address, the number of usable bytes, and its place in time."""
+
+    address: int
+    bytes: int
+    number: int
+
+    def content(self) -> bytes:
+        """A copy of what it holds now."""
+        return ctypes.string_at(self.address, self.bytes)
+
+    def damage(self) -> str | None:
+        """Where a guard zone was changed, or None."""
+        for name, start in (("before", self.address - GUARD), ("after", self.address + self.bytes)):
+            zone = ctypes.string_at(start, GUARD)
+            if zone != _CANARY:
+                first = next(i for i in range(GUARD) if zone[i] != _CANARY[i])
+                offset = GUARD - first if name == "before" else first
+                return f"byte {offset} {name} allocation {self.number} ({self.bytes} bytes at {self.address:#x})"
+        return None
+
+
+def allocate(size: int, address: int | None = None) -> tuple[Block, ctypes.Array]:
+    """Memory for `size` bytes, poisoned, with a buffer over it; freed when nobody holds the buffer any more.
+
+    address: where it must lie, as an earlier process had it. Raises MemoryError when that, or anything, cannot be had.
+    """
+    global _next_map
+    start = _next_map if address is None else address - GUARD
+    mapped = -(-(size + 2 * GUARD) // _PAGE) * _PAGE
+    if _libc.mmap(start, mapped, _READ_WRITE, _MAP_FLAGS, -1, 0) != start:
+        reason = os.strerror(ctypes.get_errno())
+        raise MemoryError(f"{size} bytes of emulated memory at {start + GUARD:#x} cannot be had: {reason}")
+    _next_map = max(_next_map, start + mapped + _PAGE)
+    block = Block(start + GUARD, size, next(_numbers))
+    ctypes.memmove(start, _CANARY, GUARD)
+    ctypes.memmove(block.address + size, _CANARY, GUARD)
+    ctypes.memset(block.address, POISON, size)
+    buffer = (ctypes.c_ubyte * size).from_address(block.address)
+    _live[block.address] = block
+    weakref.finalize(buffer, _free, block, start, mapped).atexit = False
+    return block, buffer
+
+
+def _free(block: Block, start: int, mapped: int) -> None:
+    del _live[block.address]
+    _libc.munmap(start, mapped)
+
+
+def block_at(address: int) -> Block | None:
+    """The live block whose first usable byte this is."""
+    return _live.get(address)
+
+
+def check_guards() -> None:
+    """Raise GuardError unless the guard zones of every live block are as they were made."""
+    damaged = [found for block in list(_live.values()) if (found := block.damage())]
+    if damaged:
+        raise GuardError("written outside of allocations: " + "; ".join(damaged))
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """Addresses [start, end) that one argument of a kernel covers."""
+
+    start: int
+    end: int
+    name: str
+    writable: bool
+
+
+def merged(extents: list[Extent]) -> list[Extent]:
+    """The same addresses in ascending order, arguments that overlap (slices of one tensor) as one with joined names."""
+    result: list[Extent] = []
+    for extent in sorted(extents, key=lambda e: (e.start, e.end)):
+        if result and extent.start < result[-1].end:
+            last = result.pop()
+            extent = Extent(
+                last.start, max(last.end, extent.end), f"{last.name}+{extent.name}", last.writable or extent.writable
+            )
+        result.append(extent)
+    return result

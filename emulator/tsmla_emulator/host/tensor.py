@@ -1,0 +1,179 @@
+"""CPU tensors in guarded memory that say they are on cuda:0, and a mode in which torch makes them for device="cuda".
+
+Operators see `is_cuda`, `device`, `data_ptr` and strides as on a GPU; torch's own operations on them run on the CPU and
+give emulated tensors again. What torch refuses on a GPU (numpy(), mixing with CPU tensors) is refused here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from . import memory
+from .device_view import as_cuda_dlpack
+
+DEVICE = torch.device("cuda", 0)
+_CUDA_DLPACK = (2, 0)
+_UNINITIALISED = {
+    torch.empty,
+    torch.empty_like,
+    torch.empty_strided,
+    torch.empty_permuted,
+    torch.Tensor.new_empty,
+    torch.Tensor.new_empty_strided,
+}
+_MIXING_ALLOWED = {
+    torch.Tensor.copy_,
+    torch.Tensor.__getitem__,
+    torch.Tensor.__setitem__,
+    torch.Tensor.to,
+    torch.Tensor.type_as,
+}
+_NOT_ON_CUDA = {torch.Tensor.numpy, torch.Tensor.__array__}
+
+
+class EmulatedTensor(torch.Tensor):
+    """A tensor in guarded memory. Make it with device="cuda" inside `emulated`, or with `to_device`."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _call(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+
+    def get_device(self) -> int:
+        return DEVICE.index
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA_DLPACK
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return as_cuda_dlpack(plain(self))
+
+
+class EmulatedDevice(TorchFunctionMode):
+    """While active, torch functions with device="cuda" give emulated tensors."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return _call(func, args, kwargs or {})
+
+
+def to_device(tensor: torch.Tensor) -> EmulatedTensor:
+    """A copy in guarded memory, of the same strides unless elements share memory."""
+    strides = tensor.stride()
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
+        strides = torch.empty(tensor.shape, device="meta").stride()
+    made = _allocated(tensor.shape, strides, tensor.dtype)
+    plain(made).copy_(tensor)
+    return made
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as an ordinary CPU tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses [start, end) between a tensor's first and last element."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def unwritten(tensor: torch.Tensor) -> int:
+    """How many elements hold nothing but poison."""
+    content = plain(tensor).contiguous().view(torch.uint8).reshape(-1, tensor.element_size())
+    return int((content == memory.POISON).all(1).sum())
+
+
+def _allocated(shape, strides, dtype: torch.dtype) -> EmulatedTensor:
+    span = 0 if 0 in shape else sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
+    _, buffer = memory.allocate(max(1, span) * dtype.itemsize)
+    content = torch.frombuffer(buffer, dtype=torch.uint8)
+    return content.view(dtype).as_strided(shape, strides).as_subclass(EmulatedTensor)
+
+
+def _call(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run a torch function on the CPU and put its result where it would be: on the emulated device or on the CPU."""
+    given = _tensors(args, kwargs)
+    emulated = any(isinstance(tensor, EmulatedTensor) for tensor in given)
+    target: str | None
+    called = func
+    if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+        called, target, args, kwargs = torch.Tensor.cpu, func.__name__, args[:1], {}
+    else:
+        target, args, kwargs = _without_device(func, args, kwargs)
+    if not emulated and target != "cuda":
+        return called(*args, **kwargs)
+    _refuse(func, given)
+    with torch._C.DisableTorchFunctionSubclass():
+        result = called(*args, **kwargs)
+    if target == "cpu":
+        return tree_map(lambda x: plain(x).clone() if isinstance(x, torch.Tensor) else x, result)
+    return tree_map(lambda x: _placed(x, func in _UNINITIALISED) if isinstance(x, torch.Tensor) else x, result)
+
+
+def _placed(tensor: torch.Tensor, uninitialised: bool) -> EmulatedTensor:
+    if isinstance(tensor, EmulatedTensor):
+        return tensor
+    if memory.block_at(tensor.untyped_storage().data_ptr()):
+        return tensor.as_subclass(EmulatedTensor)
+    if uninitialised:
+        return _allocated(tensor.shape, tensor.stride(), tensor.dtype)
+    return to_device(tensor)
+
+
+def _without_device(func: Callable[..., Any], args: tuple, kwargs: dict) -> tuple[str | None, tuple, dict]:
+    """Which kind of device ("cuda", "cpu") a call asks for, None if it does not say, and the call for the CPU."""
+    asked = kwargs.get("device")
+    if func is torch.Tensor.to:
+        others = [x for x in args[1:] if isinstance(x, str | torch.device | torch.Tensor)]
+        if others:
+            asked = others[0]
+            args = (args[0], *(_on_cpu(x) for x in args[1:]))
+    if isinstance(asked, torch.Tensor):
+        asked = asked.device
+    if asked is None:
+        return None, args, kwargs
+    kind = torch.device(asked).type if isinstance(asked, str | torch.device) else "cuda"
+    if kind == "cuda" and "device" in kwargs:
+        kwargs = {**kwargs, "device": "cpu"}
+    return kind, args, kwargs
+
+
+def _on_cpu(x: Any) -> Any:
+    if isinstance(x, str | torch.device):
+        return "cpu"
+    return plain(x) if isinstance(x, torch.Tensor) else x
+
+
+def _refuse(func: Callable[..., Any], given: list[torch.Tensor]) -> None:
+    """Raise what torch raises on a GPU, so that a test cannot pass here and fail there."""
+    if func in _NOT_ON_CUDA:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first (emulated device)")
+    if func not in _MIXING_ALLOWED and any(not isinstance(t, EmulatedTensor) and t.dim() for t in given):
+        if any(isinstance(tensor, EmulatedTensor) for tensor in given):
+            name = getattr(func, "__name__", str(func))
+            raise RuntimeError(f"{name}: expected all tensors on one device, found cuda:0 (emulated) and cpu")
+
+
+def _tensors(args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    flat: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            flat.append(value)
+        elif isinstance(value, list | tuple):
+            flat.extend(x for x in value if isinstance(x, torch.Tensor))
+    return flat

@@ -1,0 +1,83 @@
+"""Fixture `gpu`: one kernel test for emulator and device.
+
+    @pytest.mark.archs("sm_90a", "sm_100a")
+    def test_pack(gpu):
+        k = torch.randn(8, 2, 128, dtype=torch.bfloat16, device="cuda")
+        ...
+
+It runs once per architecture and schedule in emulation, or with `--gpu device` on the machine's GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from .machine import Options
+from .run import GPUS, Emulation, emulated
+
+SCHEDULES = {
+    "eager": Options(),
+    "late": Options(async_mode="late", quantum=0, seed=1),
+    "random": Options(async_mode="random", quantum=0, seed=2, elect_highest=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """Where a test runs. `emulation` is None on a device."""
+
+    arch: str
+    emulation: Emulation | None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tsmla-emulator")
+    group.addoption(
+        "--gpu", choices=["emulated", "device"], default="emulated", help="where the fixture gpu runs tests"
+    )
+    group.addoption("--schedules", default="eager,late", help=f"in emulation, of: {','.join(SCHEDULES)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "archs(*names): architectures that a test with the fixture gpu runs on")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "gpu" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("archs")
+    archs = mark.args if mark else tuple(GPUS)
+    if metafunc.config.getoption("--gpu", "emulated") == "device":
+        metafunc.parametrize("gpu", [archs], ids=["device"], indirect=True)
+        return
+    schedules = metafunc.config.getoption("--schedules", "eager,late").split(",")
+    if unknown := sorted(set(schedules) - set(SCHEDULES)):
+        raise pytest.UsageError(f"--schedules has {', '.join(unknown)}; known: {', '.join(SCHEDULES)}")
+    places = [(arch, name) for arch in archs for name in schedules]
+    metafunc.parametrize("gpu", places, ids=[f"{arch}-{name}" for arch, name in places], indirect=True)
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest) -> Iterator[Gpu]:
+    """CUDA device 0 of torch: emulated, or real. Skips on a machine whose GPU is not one that the test is for."""
+    if request.config.getoption("--gpu", "emulated") == "device":
+        yield Gpu(_device_arch(request.param), None)
+        return
+    arch, schedule = request.param
+    with emulated(arch, SCHEDULES[schedule]) as emulation:
+        yield Gpu(arch, emulation)
+
+
+def _device_arch(accepted: tuple[str, ...]) -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU; torch sees none")
+    capability = torch.cuda.get_device_capability()
+    found = next((arch for arch, known in GPUS.items() if known.capability == capability), None)
+    if found not in accepted:
+        pytest.skip(f"the GPU is of compute capability {capability}; the test is for {', '.join(accepted)}")
+    return found

@@ -1,0 +1,282 @@
+"""The front door: call operators, exported functions or bare PTX entries, and have their kernels emulated.
+
+>>> with emulated("sm_90a", Options(async_mode="late", seed=3)) as gpu:
+...     q = torch.randn(128, 4, 192, dtype=torch.bfloat16, device="cuda")
+...     out, lse = tsmla.tsmla_prefill(q, k, v, ...)
+>>> gpu.calls[-1].report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import importlib.util
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from . import machine, record
+from .host import launch_config
+from .host.capture import Gpu, extents, open_library, parameter_names
+from .host.launch_config import KernelLimits
+from .host.link import link
+from .host.memory import Extent, check_guards, merged
+from .host.tensor import DEVICE, EmulatedDevice, EmulatedTensor, extent, unwritten
+from .host.tensor_map import TensorMap
+from .machine import EmulationError, Launch, Module, Options, Region, Report
+from .ptx.model import Entry
+
+GPUS = {"sm_90a": Gpu((9, 0), 132), "sm_100a": Gpu((10, 0), 148), "sm_103a": Gpu((10, 3), 148)}
+"""Processor counts are those of H200, B200 and B300; only host code that asks for them sees them."""
+
+Rewrite = Callable[[Module], Module]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call that was emulated. `unwritten` counts, per output, the elements that still hold poison."""
+
+    name: str
+    launches: tuple[Launch, ...]
+    report: Report
+    unwritten: dict[str, int]
+
+
+class Emulation:
+    """An emulated GPU: what `emulated` yields. `calls` grows by one with each call that launched something."""
+
+    def __init__(self, arch: str, options: Options, rewrite: Rewrite | None, record_to: Path | None):
+        if arch not in GPUS:
+            raise ValueError(f"arch is {arch!r}; emulated: {', '.join(GPUS)}")
+        self.arch = arch
+        self.options = options
+        self.calls: list[Call] = []
+        self._rewrite = rewrite
+        self._record_to = record_to
+
+    def load(
+        self, exported: Path | str, ptx: Path | str, symbol: str, writes: Callable[[str], bool] = lambda name: True
+    ) -> Kernel:
+        """A function that `export_to_c` wrote (.o or .ll) and the PTX of the same compile, as a callable.
+
+        writes: which parameters the kernels may write to, by name; by default all.
+        Raises LinkError, AttributeError when the object has no such function, and PtxError.
+        """
+        return Kernel(self, link(Path(exported)), Path(ptx), symbol, writes)
+
+    def launch(
+        self,
+        ptx: str,
+        entry: str,
+        grid: Sequence[int],
+        block: Sequence[int],
+        params: Sequence[Any],
+        *,
+        cluster: Sequence[int] = (1, 1, 1),
+        shared_bytes: int = 0,
+        pdl: bool = False,
+        touches: Sequence[torch.Tensor] = (),
+    ) -> Call:
+        """Run one entry of a PTX text without host code.
+
+        params: one value per PTX parameter: an emulated tensor (its address), an int or float (as wide as the
+        parameter), a `TensorMap`, or bytes. Grid, block and cluster may have fewer than three sizes.
+        touches: tensors that the kernel reaches otherwise, through tensor maps or addresses inside bytes.
+        """
+        module = self._module(ptx)
+        if entry not in module.entries:
+            raise EmulationError(f"the PTX has no entry {entry}; it has: {', '.join(module.entries)}", kind="launch")
+        found = module.entries[entry]
+        launch = Launch(
+            entry, _three(grid), _three(block), _three(cluster), shared_bytes, pack_params(found, params), pdl
+        )
+        gpu = GPUS[self.arch]
+        launch_config.check(launch, found, KernelLimits(gpu.shared_per_cta, non_portable_cluster=True))
+        names = [param.name.removeprefix(f"{entry}_") for param in found.params]
+        reached = (*params, *touches)
+        return self.run(entry, module, [launch], reached, extents(reached, names, lambda name: True))
+
+    def run(
+        self, name: str, module: Module, launches: list[Launch], arguments: tuple[Any, ...], touched: list[Extent]
+    ) -> Call:
+        """Run launches in order over the memory that they may touch, and check what they left behind.
+
+        Raises EmulationError, and GuardError when memory outside of every allocation changed.
+        """
+        regions = [Region(e.start, e.end - e.start, e.name, e.writable) for e in merged(touched)]
+        if self._record_to:
+            path = self._record_to / f"{len(self.calls):03d}-{name}.npz"
+            record.save(path, launches, regions)
+            path.with_suffix(".ptx").write_text(module.text, "utf-8")
+        report = machine.run_launches(module, launches, regions, self.options)
+        check_guards()
+        outputs = {e.start: e.name for e in touched if e.writable}
+        left = {
+            outputs[start]: count
+            for argument in arguments
+            if isinstance(argument, EmulatedTensor)
+            and (start := extent(argument)[0]) in outputs
+            and (count := unwritten(argument))
+        }
+        call = Call(name, tuple(launches), report, left)
+        self.calls.append(call)
+        return call
+
+    def kernel(self, variant: Any) -> Kernel:
+        """The kernel of a tsmla variant for this architecture, compiled if it was not before."""
+        from .host.compile import compile_for_emulation
+
+        if str(variant.arch) != self.arch:
+            raise ValueError(f"{variant.symbol()} is for {variant.arch}; the emulated GPU is {self.arch}")
+        made = compile_for_emulation(variant)
+        return Kernel(self, made.library, made.ptx, made.symbol, _tsmla_writes)
+
+    def _module(self, text: str) -> Module:
+        module = _parsed(text)
+        return self._rewrite(module) if self._rewrite else module
+
+
+class Kernel:
+    """A TVM-FFI function whose launches are emulated. Call it as the function itself, with emulated tensors."""
+
+    def __init__(
+        self, emulation: Emulation, library: Path, ptx: Path, symbol: str, writes: Callable[[str], bool]
+    ) -> None:
+        self.symbol = symbol
+        self._emulation = emulation
+        self._library = open_library(library)
+        self._names = parameter_names(self._library.function(symbol))
+        self._module = emulation._module(ptx.read_text("utf-8"))
+        self._writes = writes
+
+    def __call__(self, *arguments: Any) -> None:
+        """Raises what the function's own argument checks raise, and what `Emulation.run` does."""
+        touched = extents(arguments, self._names, self._writes)
+        launches = self._library.record(self.symbol, arguments, self._module, GPUS[self._emulation.arch])
+        if launches:
+            self._emulation.run(self.symbol, self._module, launches, arguments, touched)
+
+
+@contextlib.contextmanager
+def emulated(
+    arch: str,
+    options: Options = Options(),  # noqa: B008 -- frozen
+    *,
+    rewrite: Rewrite | None = None,
+    record_to: Path | None = None,
+) -> Iterator[Emulation]:
+    """A context in which torch has a CUDA device 0 of this architecture and tsmla's operators run on it, emulated.
+
+    rewrite: changes each parsed module before it runs, to try what a kernel without some instruction does.
+    record_to: an existing directory in which each call leaves its PTX and launch record, for `tsmla-emulator run`.
+
+    Not for several threads at once: it replaces functions of torch.cuda and tsmla for the time being. Emulated tensors
+    outlive it, but device="cuda" means what it did before.
+    """
+    emulation = Emulation(arch, options, rewrite, record_to)
+    with contextlib.ExitStack() as stack:
+        for target, name, replacement in (*_torch_cuda(arch), *_tsmla(emulation)):
+            stack.enter_context(mock.patch.object(target, name, replacement))
+        stack.enter_context(_fresh_resolution())
+        stack.enter_context(EmulatedDevice())
+        yield emulation
+
+
+def pack_params(entry: Entry, values: Sequence[Any]) -> bytes:
+    """A parameter block from one value per parameter. Raises EmulationError when number or size does not fit."""
+    if len(values) != len(entry.params):
+        raise EmulationError(f"{entry.name} takes {len(entry.params)} parameters, {len(values)} given", kind="launch")
+    block = bytearray(entry.param_bytes)
+    for param, value in zip(entry.params, values, strict=True):
+        content = _param_bytes(value, param.size)
+        if len(content) != param.size:
+            raise EmulationError(
+                f"{entry.name}: parameter {param.name} has {param.size} bytes, {value!r} has {len(content)}",
+                kind="launch",
+            )
+        block[param.offset : param.offset + param.size] = content
+    return bytes(block)
+
+
+def _param_bytes(value: Any, size: int) -> bytes:
+    if isinstance(value, TensorMap):
+        return value.encode()
+    if isinstance(value, torch.Tensor):
+        value = value.data_ptr()
+    if isinstance(value, int):
+        return (value % (1 << 8 * size)).to_bytes(size, "little")
+    if isinstance(value, float):
+        return bytes(ctypes.c_float(value) if size == 4 else ctypes.c_double(value))
+    return bytes(value)
+
+
+def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*sizes, 1, 1, 1)[:3]
+    return x, y, z
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(text: str) -> Module:
+    return machine.parse(text)
+
+
+def _tsmla_writes(name: str) -> bool:
+    return name in ("out", "lse") or name.endswith("_out")
+
+
+def _torch_cuda(arch: str) -> list[tuple[Any, str, Any]]:
+    """What operators and tests ask of torch.cuda, answered for the emulated device."""
+    gpu, name = GPUS[arch], f"emulated {arch}"
+    properties = types.SimpleNamespace(
+        name=name, major=gpu.capability[0], minor=gpu.capability[1], multi_processor_count=gpu.processors
+    )
+    answers = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": DEVICE.index,
+        "get_device_capability": gpu.capability,
+        "get_device_name": name,
+        "get_device_properties": properties,
+        "synchronize": None,
+    }
+    return [(torch.cuda, asked, lambda *_, answer=answer, **__: answer) for asked, answer in answers.items()]
+
+
+def _tsmla(emulation: Emulation) -> list[tuple[Any, str, Any]]:
+    """How tsmla's operators come to emulated kernels: the search of a variant ends here."""
+    if not _has_tsmla():
+        return []
+    from tsmla import checks, gpu, resolve
+    from tsmla.variant import Arch
+
+    arch = Arch(emulation.arch)
+    return [
+        (resolve, "_search", lambda variant: resolve.Resolved(emulation.kernel(variant), "emulated")),
+        (checks, "arch_of", lambda device: arch),
+        (gpu, "current_arch", lambda: (arch, f"emulated {arch} ({arch.gpus})")),
+    ]
+
+
+@contextlib.contextmanager
+def _fresh_resolution() -> Iterator[None]:
+    """What tsmla resolved before is not used inside, nor what it resolves inside afterwards."""
+    if not _has_tsmla():
+        yield
+        return
+    from tsmla import resolve
+
+    resolve.forget()
+    try:
+        yield
+    finally:
+        resolve.forget()
+
+
+def _has_tsmla() -> bool:
+    return importlib.util.find_spec("tsmla") is not None
