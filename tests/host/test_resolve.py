@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import tsmla
 from examples import PACK, PREFILL
-from tsmla import gpu, jit, loader, manifest, resolve, toolchain
+from tsmla import jit, loader, manifest, resolve, toolchain
 from tsmla.errors import (
     CacheMiss,
     CompileError,
@@ -197,15 +196,3 @@ def test_threads_that_ask_for_one_kernel_compile_it_once(monkeypatch, nothing_sh
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(ask, range(8))) == {print}
     assert count == [PACK]
-
-
-def test_warmup_resolves_and_says_what_served(monkeypatch, shipped: Path) -> None:
-    monkeypatch.setattr(gpu, "current_arch", lambda: (None, "no GPU"))
-    assert tsmla.warmup([PACK]) == {PACK: "shipped"}
-    assert resolve.served() == {PACK: "shipped"}
-
-
-def test_warmup_raises_what_resolving_raises(monkeypatch, nothing_shipped, steps) -> None:
-    monkeypatch.setattr(gpu, "current_arch", lambda: (None, "no GPU"))
-    with pytest.raises(KernelUnavailable):
-        tsmla.warmup([PACK])

@@ -1,0 +1,78 @@
+"""warmup: resolves each variant, and launches those of this GPU once with arguments that fit the kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import tsmla
+from examples import PACK, PREFILL
+from tsmla import checks, gpu, jit, prepare, resolve
+from tsmla.errors import KernelUnavailable
+from tsmla.variant import Arch
+from tsmla_kernels.registry import recipe
+
+
+@pytest.fixture
+def cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Tensors that warmup asks for on CUDA are made on the CPU; the list records synchronisation."""
+    calls: list[str] = []
+    for name in ("zeros", "tensor"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, make=make, device=None, **kw: make(*a, **kw))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    return calls
+
+
+def test_without_a_gpu_it_resolves_only(monkeypatch, shipped: Path) -> None:
+    monkeypatch.setattr(gpu, "current_arch", lambda: (None, "no GPU"))
+    assert tsmla.warmup([PACK]) == {PACK: "shipped"}
+    assert resolve.served() == {PACK: "shipped"}
+
+
+def test_it_raises_what_resolving_raises(monkeypatch, nothing_shipped) -> None:
+    monkeypatch.setattr(gpu, "current_arch", lambda: (None, "no GPU"))
+    monkeypatch.setenv("TSMLA_BACKEND", "binary")
+    with pytest.raises(KernelUnavailable):
+        tsmla.warmup([PACK])
+
+
+def test_kernels_of_this_gpu_are_launched_once_and_waited_for(monkeypatch, nothing_shipped, cpu_for_cuda) -> None:
+    launched = []
+    other = dataclasses.replace(PACK, arch=Arch.SM100A)
+    monkeypatch.setattr(gpu, "current_arch", lambda: (Arch.SM90A, "GPU 0"))
+    monkeypatch.setattr(jit, "load_cached", lambda variant: lambda *arguments: launched.append(variant))
+    assert tsmla.warmup([PACK, other, PREFILL]) == {PACK: "cached", other: "cached", PREFILL: "cached"}
+    assert launched == [PACK, PREFILL]
+    assert cpu_for_cuda == ["synchronize"]
+
+
+@pytest.mark.parametrize(
+    "variant", [PACK, PREFILL, dataclasses.replace(PREFILL, lse=False, d_qk=128)], ids=lambda v: v.symbol()
+)
+def test_the_arguments_are_those_the_kernel_takes(variant, cpu_for_cuda) -> None:
+    given = prepare._one_token(variant)
+    taken = recipe(variant).arguments[:-1]  # the last is the stream, which TVM-FFI supplies
+    assert len(given) == len(taken)
+    for argument, fake in zip(given, taken, strict=True):
+        if not isinstance(argument, torch.Tensor):
+            assert not hasattr(fake, "shape") and (argument is None) == (fake is None)
+            continue
+        assert argument.ndim == len(fake.shape)
+        assert str(fake.element_type).lower() in NAMES[argument.dtype]
+        for size, expected in zip(argument.shape, fake.shape, strict=True):
+            assert not isinstance(expected, int) or size == expected
+
+
+NAMES = {
+    torch.bfloat16: ("bfloat16",),
+    torch.float32: ("float32",),
+    torch.int32: ("int32",),
+    torch.float8_e4m3fn: ("float8e4m3fn",),
+}
+
+
+def test_every_dtype_of_a_variant_has_a_torch_dtype() -> None:
+    assert len(set(checks.TORCH_DTYPES.values())) == len(checks.TORCH_DTYPES)
