@@ -1,0 +1,146 @@
+"""tsmla_prefill at serving shapes, alone or next to other implementations in the same run.
+
+    python -m benchmarks.bench_prefill [--dtype bf16] [--against NAME=MODULE:FUNCTION ...] [--commit HASH] [--seconds S]
+
+TFLOP/s count 2 * (d_qk + d_v) * heads * attended (query, key) pairs. FUNCTION takes a Case and returns a callable that
+launches the other implementation on its tensors; it is imported from wherever Python finds MODULE. Every candidate's
+result is compared with ours before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tsmla import tsmla_prefill
+
+from . import protocol
+from .protocol import Candidate, Monitor
+
+D_QK, D_V, HEADS = 192, 128, 128
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SHAPES = (
+    (1, 8192, 8192, True),
+    (1, 8192, 32768, True),
+    (1, 8192, 65536, True),
+    (4, 512, 81920, True),
+    (4, 1024, 81920, True),
+    (1, 8192, 8192, False),
+    (1, 8192, 32768, False),
+)
+"""(sequences, queries, keys, causal): a first chunk, later chunks of a long context, and context chunks."""
+MAX_DIFFERENCE = 0.02
+"""Relative RMS difference from ours above which another candidate does not compute the same thing."""
+
+
+@dataclasses.dataclass
+class Case:
+    """One shape's tensors: packs [sequences * length, heads, dim] and their cumulative lengths."""
+
+    sequences: int
+    queries: int
+    keys: int
+    causal: bool
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    ends_q: torch.Tensor
+    ends_kv: torch.Tensor
+    scale: float
+
+    @classmethod
+    def make(cls, sequences: int, queries: int, keys: int, causal: bool, dtype: torch.dtype) -> Case:
+        def pack(length: int, dim: int) -> torch.Tensor:
+            return torch.randn(sequences * length, HEADS, dim, device="cuda", dtype=dtype)
+
+        def ends(length: int) -> torch.Tensor:
+            return torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * length
+
+        packs = pack(queries, D_QK), pack(keys, D_QK), pack(keys, D_V)
+        return cls(sequences, queries, keys, causal, *packs, ends(queries), ends(keys), D_QK**-0.5)
+
+    @property
+    def tflop(self) -> float:
+        pairs = self.queries * self.keys
+        if self.causal:
+            pairs -= self.queries * (self.queries - 1) // 2
+        return 2 * (D_QK + D_V) * HEADS * self.sequences * pairs / 1e12
+
+    def output(self) -> torch.Tensor:
+        return torch.empty(*self.query.shape[:2], D_V, device="cuda", dtype=self.query.dtype)
+
+    def ours(self) -> Callable[[], torch.Tensor]:
+        """A launch into one output tensor, which it returns, with LSE, as serving engines call it."""
+        out = self.output()
+
+        def launch() -> torch.Tensor:
+            tsmla_prefill(
+                self.query, self.key, self.value, None, self.ends_kv, self.keys, self.sequences, self.scale,
+                is_causal=self.causal, return_lse=True, cum_seq_lens_q=self.ends_q, out=out,
+            )  # fmt: skip
+            return out
+
+        return launch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=_other)
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    with Monitor() as monitor:
+        ceilings = protocol.ceilings(monitor)
+        for shape in SHAPES:
+            case = Case.make(*shape, DTYPES[options.dtype])
+            launches = {"tsmla": case.ours(), **{name: make(case) for name, make in options.against}}
+            _agree(launches)
+            candidates = [Candidate(name, launch) for name, launch in launches.items()]
+            for regime in protocol.REGIMES:
+                timings = protocol.measure(candidates, regime, monitor, options.seconds)
+                results.append({"shape": shape, "dtype": options.dtype, "tflop": case.tflop, "timings": timings})
+            del case, launches, candidates
+            torch.cuda.empty_cache()
+    record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
+    path = protocol.write_record(options.results, f"prefill-{options.dtype}", record)
+    print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
+    names = list(results[0]["timings"])
+    header = ("sequences", "queries", "keys", "mask", "regime", *(f"{n} {u}" for n in names for u in ("us", "TF/s")))
+    print(protocol.table((*header, "MHz", "W"), (_row(result) for result in results)))
+    print(path)
+
+
+def _other(text: str) -> tuple[str, Callable[[Case], Callable[[], torch.Tensor]]]:
+    try:
+        name, location = text.split("=")
+        module, function = location.split(":")
+        return name, getattr(importlib.import_module(module), function)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}; expected NAME=MODULE:FUNCTION") from None
+
+
+def _agree(launches: dict[str, Callable[[], torch.Tensor]]) -> None:
+    outputs = {name: launch().float() for name, launch in launches.items()}
+    ours = outputs["tsmla"]
+    for name, output in outputs.items():
+        difference = float((output.view_as(ours) - ours).norm() / ours.norm())
+        if not difference <= MAX_DIFFERENCE:
+            raise SystemExit(f"{name} differs from tsmla by {difference:.2e} (relative RMS); nothing was measured")
+
+
+def _row(result: dict[str, Any]) -> tuple[object, ...]:
+    sequences, queries, keys, causal = result["shape"]
+    timings = result["timings"].values()
+    numbers = [value for t in timings for value in (t.median_us, result["tflop"] / (t.median_us * 1e-6))]
+    first = result["timings"]["tsmla"]
+    mask = "causal" if causal else "full"
+    return sequences, queries, keys, mask, first.regime, *numbers, first.sm_clock_mhz, first.power_w
+
+
+if __name__ == "__main__":
+    main()
