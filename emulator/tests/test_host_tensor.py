@@ -9,8 +9,8 @@ import pytest
 import torch
 import tvm_ffi
 from tsmla_emulator.host import memory
-from tsmla_emulator.host.device_view import DeviceView
-from tsmla_emulator.host.tensor import EmulatedDevice, EmulatedTensor, extent, plain, to_device, unwritten
+from tsmla_emulator.host.capture import extents
+from tsmla_emulator.host.tensor import EmulatedDevice, EmulatedTensor, to_device, unwritten
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +62,8 @@ def test_views_share_memory_and_strides():
     assert view.data_ptr() - base.data_ptr() == (48 + 4) * 2
     view.fill_(1)
     assert base.sum().item() == 3 * 3 * 4
-    start, end = extent(view)
-    assert start == view.data_ptr() and end == base.data_ptr() + (3 * 48 + 4 * 8 + 8) * 2
+    (covered,) = extents((view, 3, None), ["x", "y", "z"], lambda name: name == "x")
+    assert covered == memory.Extent(view.data_ptr(), base.data_ptr() + (3 * 48 + 4 * 8 + 8) * 2, "x", True)
 
 
 def test_uninitialised_memory_is_poison():
@@ -112,11 +112,10 @@ def test_an_occupied_address_is_refused():
 
 def test_dlpack_says_cuda():
     tensor = torch.arange(6, dtype=torch.int32, device="cuda").view(2, 3)
-    for given in (tvm_ffi.from_dlpack(DeviceView(plain(tensor))), DeviceView(plain(tensor))):
-        assert given.__dlpack_device__() == (2, 0)
     assert tensor.__dlpack_device__() == (2, 0)
-    shown = tvm_ffi.from_dlpack(DeviceView(plain(tensor)))
-    assert str(shown.device) == "cuda:0" and tuple(shown.shape) == (2, 3) and str(shown.dtype) == "int32"
+    for shown in (tvm_ffi.from_dlpack(tensor), tvm_ffi.convert(tensor)):
+        assert str(shown.device) == "cuda:0" and tuple(shown.shape) == (2, 3) and str(shown.dtype) == "int32"
+        assert shown.data_ptr() == tensor.data_ptr()
 
 
 def test_what_a_gpu_refuses_is_refused():

@@ -22,12 +22,12 @@ from unittest import mock
 import torch
 
 from . import machine, record
-from .host import launch_config
+from .host import adoption, launch_config
 from .host.capture import Gpu, extents, open_library, parameter_names
 from .host.launch_config import KernelLimits
 from .host.link import link
 from .host.memory import Extent, check_guards, merged
-from .host.tensor import DEVICE, EmulatedDevice, EmulatedTensor, extent, unwritten
+from .host.tensor import DEVICE, EmulatedDevice, EmulatedTensor, unwritten
 from .host.tensor_map import TensorMap
 from .machine import EmulationError, Launch, Module, Options, Region, Report
 from .ptx.model import Entry
@@ -68,7 +68,15 @@ class Emulation:
         writes: which parameters the kernels may write to, by name; by default all.
         Raises LinkError, AttributeError when the object has no such function, and PtxError.
         """
-        return Kernel(self, link(Path(exported)), Path(ptx), symbol, writes)
+        return Kernel(self, link(Path(exported)), Path(ptx).read_text("utf-8"), symbol, writes)
+
+    def adopt(self, compiled: Any, writes: Callable[[str], bool] = lambda name: True) -> Kernel:
+        """What `cute.compile(..., options="--enable-tvm-ffi --keep-ptx --gpu-arch ...")` returned, as a callable.
+
+        Raises ValueError when it was compiled without one of the first two options.
+        """
+        library, ptx = adoption.export(compiled)
+        return Kernel(self, library, ptx, adoption.SYMBOL, writes)
 
     def launch(
         self,
@@ -121,7 +129,7 @@ class Emulation:
             outputs[start]: count
             for argument in arguments
             if isinstance(argument, EmulatedTensor)
-            and (start := extent(argument)[0]) in outputs
+            and (start := argument.data_ptr()) in outputs
             and (count := unwritten(argument))
         }
         call = Call(name, tuple(launches), report, left)
@@ -135,7 +143,7 @@ class Emulation:
         if str(variant.arch) != self.arch:
             raise ValueError(f"{variant.symbol()} is for {variant.arch}; the emulated GPU is {self.arch}")
         made = compile_for_emulation(variant)
-        return Kernel(self, made.library, made.ptx, made.symbol, _tsmla_writes)
+        return Kernel(self, made.library, made.ptx.read_text("utf-8"), made.symbol, _tsmla_writes)
 
     def _module(self, text: str) -> Module:
         module = _parsed(text)
@@ -146,13 +154,13 @@ class Kernel:
     """A TVM-FFI function whose launches are emulated. Call it as the function itself, with emulated tensors."""
 
     def __init__(
-        self, emulation: Emulation, library: Path, ptx: Path, symbol: str, writes: Callable[[str], bool]
+        self, emulation: Emulation, library: Path, ptx: str, symbol: str, writes: Callable[[str], bool]
     ) -> None:
         self.symbol = symbol
         self._emulation = emulation
         self._library = open_library(library)
         self._names = parameter_names(self._library.function(symbol))
-        self._module = emulation._module(ptx.read_text("utf-8"))
+        self._module = emulation._module(ptx)
         self._writes = writes
 
     def __call__(self, *arguments: Any) -> None:
@@ -170,11 +178,15 @@ def emulated(
     *,
     rewrite: Rewrite | None = None,
     record_to: Path | None = None,
+    adopt_compiles: bool = False,
 ) -> Iterator[Emulation]:
     """A context in which torch has a CUDA device 0 of this architecture and tsmla's operators run on it, emulated.
 
     rewrite: changes each parsed module before it runs, to try what a kernel without some instruction does.
     record_to: an existing directory in which each call leaves its PTX and launch record, for `tsmla-emulator run`.
+
+    adopt_compiles: every `cute.compile` inside gives an emulated kernel for this architecture, so that a package which
+    compiles its kernels when they are first called runs unchanged; have it compile nothing before.
 
     Not for several threads at once: it replaces functions of torch.cuda and tsmla for the time being. Emulated tensors
     outlive it, but device="cuda" means what it did before.
@@ -184,6 +196,8 @@ def emulated(
         for target, name, replacement in (*_torch_cuda(arch), *_tsmla(emulation)):
             stack.enter_context(mock.patch.object(target, name, replacement))
         stack.enter_context(_fresh_resolution())
+        if adopt_compiles:
+            stack.enter_context(adoption.adopting(arch, emulation.adopt))
         stack.enter_context(EmulatedDevice())
         yield emulation
 
@@ -244,6 +258,7 @@ def _torch_cuda(arch: str) -> list[tuple[Any, str, Any]]:
         "get_device_name": name,
         "get_device_properties": properties,
         "synchronize": None,
+        "current_stream": types.SimpleNamespace(device=DEVICE, cuda_stream=0, stream_id=0),
     }
     return [(torch.cuda, asked, lambda *_, answer=answer, **__: answer) for asked, answer in answers.items()]
 

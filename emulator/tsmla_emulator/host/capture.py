@@ -18,10 +18,9 @@ import tvm_ffi
 
 from ..machine import EmulationError, Launch
 from ..ptx.model import Entry, Module
-from .device_view import DeviceView
 from .launch_config import KernelLimits, LaunchConfig, launch_of
 from .memory import Extent
-from .tensor import EmulatedTensor, extent, plain
+from .tensor import EmulatedTensor
 
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 _STATIC_SHARED = 1
@@ -118,7 +117,7 @@ class Library:
         with self._lock:
             recording = self._recording = _Recording(gpu, ptx)
             try:
-                function(*(DeviceView(plain(a)) if isinstance(a, EmulatedTensor) else a for a in arguments))
+                function(*arguments)
             except BaseException:
                 if recording.error:
                     raise recording.error from None
@@ -189,14 +188,26 @@ def parameter_names(function: Callable[..., Any]) -> list[str]:
 
 
 def extents(arguments: tuple[Any, ...], names: list[str], writes: Callable[[str], bool]) -> list[Extent]:
-    """The memory behind the tensors among a call's arguments. Raises TypeError for a tensor on the CPU."""
+    """The memory behind the tensors, torch's or CuTe's, among a call's arguments.
+
+    Raises TypeError for a tensor on the CPU.
+    """
     found = []
     for position, argument in enumerate(arguments):
         name = names[position] if position < len(names) else f"argument {position}"
-        if isinstance(argument, EmulatedTensor):
-            start, end = extent(argument)
+        if isinstance(argument, torch.Tensor) and not isinstance(argument, EmulatedTensor):
+            raise TypeError(f"{name} is on {argument.device}; an emulated kernel takes tensors made with device='cuda'")
+        if hasattr(argument, "__tvm_ffi_object__"):
+            start, end = _span(argument.__tvm_ffi_object__())
             if end > start:
                 found.append(Extent(start, end, name, writes(name)))
-        elif isinstance(argument, torch.Tensor):
-            raise TypeError(f"{name} is on {argument.device}; an emulated kernel takes tensors made with device='cuda'")
     return found
+
+
+def _span(tensor: tvm_ffi.Tensor) -> tuple[int, int]:
+    """Addresses [start, end) from a tensor's first to its last element."""
+    start = tensor.data_ptr()
+    if 0 in tensor.shape:
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    return start, start + (last + 1) * tensor.dtype.bits // 8

@@ -55,28 +55,26 @@ def _compile(variant: Variant, obj: Path, ptx: Path) -> None:
             "CUTE_DSL_DUMP_DIR": scratch,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        made = Path(scratch) / "kernel.o"
-        command = [sys.executable, "-m", __name__, json.dumps(variant.to_dict()), str(made)]
+        made, text = Path(scratch) / obj.name, Path(scratch) / ptx.name
+        command = [sys.executable, "-m", __name__, json.dumps(variant.to_dict()), str(made), str(text)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        found = sorted(Path(scratch).glob("*.ptx"))
-        if done.returncode or len(found) != 1:
+        if done.returncode:
             raise CompileError(
-                f"compiling {variant.symbol()} ended with status {done.returncode} and {len(found)} PTX files:\n"
-                f"{done.stderr.strip()[-4000:]}"
+                f"compiling {variant.symbol()} ended with status {done.returncode}:\n{done.stderr.strip()[-4000:]}"
             )
         obj.parent.mkdir(exist_ok=True)
         os.replace(made, obj)
-        text = Path(scratch) / "kernel.ptx"
-        text.write_bytes(found[0].read_bytes().rstrip(b"\0"))
         os.replace(text, ptx)  # last: its presence says that both are there
 
 
-def _main(description: str, obj: str) -> None:
+def _main(description: str, obj: str, ptx: str) -> None:
     """Body of the compiling process."""
     from tsmla_kernels.registry import compile_variant
 
     variant = variant_from_dict(json.loads(description))
-    compile_variant(variant).export_to_c(obj, function_name=variant.symbol(), export_only_tvm_ffi_symbols=True)
+    compiled = compile_variant(variant)
+    compiled.export_to_c(obj, function_name=variant.symbol(), export_only_tvm_ffi_symbols=True)
+    Path(ptx).write_text(compiled.__ptx__, "utf-8")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import tvm_ffi
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from . import memory
-from .device_view import as_cuda_dlpack
+from .device_dlpack import as_cuda_dlpack
 
 DEVICE = torch.device("cuda", 0)
 _CUDA_DLPACK = (2, 0)
@@ -59,6 +60,13 @@ class EmulatedTensor(torch.Tensor):
     def __dlpack__(self, **_: Any) -> Any:
         return as_cuda_dlpack(plain(self))
 
+    @property
+    def __dlpack_c_exchange_api__(self) -> Any:
+        raise AttributeError("torch's own exchange would give the CPU's address space away")
+
+    def __tvm_ffi_object__(self) -> tvm_ffi.Tensor:
+        return tvm_ffi.from_dlpack(self)
+
 
 class EmulatedDevice(TorchFunctionMode):
     """While active, torch functions with device="cuda" give emulated tensors."""
@@ -81,15 +89,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as an ordinary CPU tensor."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses [start, end) between a tensor's first and last element."""
-    start = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
 
 
 def unwritten(tensor: torch.Tensor) -> int:

@@ -18,20 +18,6 @@ class _ManagedTensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
 
 
-class DeviceView:
-    """What a TVM-FFI function is given for an emulated tensor. Converting it is all that it can do."""
-
-    def __init__(self, tensor: torch.Tensor):
-        """tensor: an ordinary CPU tensor over the memory."""
-        self._tensor = tensor
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return _CUDA, 0
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return as_cuda_dlpack(self._tensor)
-
-
 def as_cuda_dlpack(tensor: torch.Tensor) -> Any:
     """A DLPack capsule (unversioned) of a CPU tensor whose device reads CUDA 0."""
     capsule = tensor.__dlpack__()

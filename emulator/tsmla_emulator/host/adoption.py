@@ -1,0 +1,45 @@
+"""Kernels compiled by somebody else in this process: from what `cute.compile` returns to files for emulation."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from .link import link
+
+SYMBOL = "adopted"
+"""Name that adopted functions are exported under; each is alone in its library."""
+OPTIONS = "--enable-tvm-ffi --keep-ptx"
+
+
+def export(compiled: Any) -> tuple[Path, str]:
+    """Library linked for emulation, and PTX text. Raises ValueError when it was compiled without `OPTIONS`."""
+    if not getattr(compiled, "__ptx__", None):
+        raise ValueError(f"{compiled!r} has no PTX: give cute.compile the options {OPTIONS!r}")
+    with tempfile.TemporaryDirectory() as scratch:
+        obj = Path(scratch) / f"{SYMBOL}.o"
+        try:
+            compiled.export_to_c(str(obj), function_name=SYMBOL, export_only_tvm_ffi_symbols=True)
+        except TypeError as error:
+            raise ValueError(f"{compiled!r} is no TVM-FFI function: give cute.compile {OPTIONS!r}") from error
+        return link(obj), compiled.__ptx__.rstrip("\0")
+
+
+@contextlib.contextmanager
+def adopting(arch: str, adopt: Callable[[Any], Any]) -> Iterator[None]:
+    """While active, `cute.compile` compiles for `arch`, without its GPU, and returns what `adopt` makes of it."""
+    from cutlass import cute
+
+    real = cute.compile
+
+    def compile_adopted(function: Any, *arguments: Any, options: str = "", **keywords: Any) -> Any:
+        with tempfile.TemporaryDirectory() as dumps:
+            every = f"{options} {OPTIONS} --gpu-arch {arch} --dump-dir={dumps}"
+            return adopt(real(function, *arguments, options=every, **keywords))
+
+    with mock.patch.object(cute, "compile", compile_adopted):
+        yield
