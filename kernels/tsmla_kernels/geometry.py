@@ -61,8 +61,8 @@ class PrefillGeometry:
 
     @property
     def shared_bytes(self) -> int:
-        """The output tile takes Q's place once the last score has been computed."""
-        return BARRIER_BYTES + max(self.q_bytes, self.out_bytes) + self.stages * (self.k_bytes + self.v_bytes)
+        """The output takes Q's place, 64 rows by 64 rows, once a warpgroup's last score has been computed."""
+        return BARRIER_BYTES + self.q_bytes + self.stages * (self.k_bytes + self.v_bytes)
 
     @property
     def accumulator_registers(self) -> int:
@@ -75,6 +75,7 @@ class PrefillGeometry:
         assert self.tile_q % 64 == 0 and self.tile_kv % 16 == 0, self
         assert self.d_qk * self.element_bytes % 128 == 0, self
         assert self.d_v * self.element_bytes % 128 == 0, self
+        assert self.d_v <= self.d_qk, f"an output slice does not fit in its Q slice: {self}"
         for size in (self.q_bytes, self.k_bytes, self.v_bytes, self.out_bytes):
             assert size % TILE_ALIGNMENT == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

@@ -202,18 +202,23 @@ class PrefillKernel:
         return qk, pv
 
     def _shared_layouts(self) -> SharedLayouts:
-        """128-byte swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup)."""
+        """128-byte swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup).
+
+        A warpgroup's output takes the place of its own Q slice, which the other warpgroup does not read.
+        """
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
 
         def tiles(rows, dim, count):
             return cute.tile_to_shape(atom, (rows, dim, count), order=(0, 1, 2))
 
         geometry, groups = self.geometry, self.schedule.attend_warpgroups
+        one_out = cute.tile_to_shape(atom, (64, geometry.d_v), order=(0, 1))
+        q_slices = cute.make_layout(groups, stride=64 * geometry.d_qk)
         return SharedLayouts(
             q=tiles(64, geometry.d_qk, groups),
             k=tiles(geometry.tile_kv, geometry.d_qk, geometry.stages),
             v=tiles(geometry.tile_kv, geometry.d_v, geometry.stages),
-            out=tiles(64, geometry.d_v, groups),
+            out=cute.make_composed_layout(one_out.inner, one_out.offset, cute.append(one_out.outer, q_slices)),
         )
 
     def _shared_tensors(self, layouts: SharedLayouts) -> SharedTensors:
@@ -225,7 +230,7 @@ class PrefillKernel:
             pointer = cute.recast_ptr(base + offset, layout.inner, dtype)
             return cute.make_tensor(pointer, layout.outer)
 
-        k_offset = BARRIER_BYTES + max(geometry.q_bytes, geometry.out_bytes)
+        k_offset = BARRIER_BYTES + geometry.q_bytes
         v_offset = k_offset + geometry.stages * geometry.k_bytes
         barriers = cute.recast_ptr(base, dtype=cutlass.Int64)
         warps = schedule.attend_warps
