@@ -1,5 +1,9 @@
-"""The fixture `gpu` for this directory, whether the emulator is installed or only on PYTHONPATH."""
+"""The emulator's pytest plugin for this directory, also where the emulator is on the path but not installed."""
 
-from tsmla_emulator.pytest_plugin import gpu, pytest_generate_tests
+import pytest
+from tsmla_emulator import pytest_plugin
 
-__all__ = ["gpu", "pytest_generate_tests"]
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin(pytest_plugin.__name__):
+        config.pluginmanager.register(pytest_plugin, pytest_plugin.__name__)
