@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.resources
 import importlib.util
+import sys
 from pathlib import Path
+
+from .manifest import MANIFEST_FILE
 
 COMPILERS = ("apache-tvm-ffi", "nvidia-cutlass-dsl", "ziglang")
 """Distributions whose version can change a compiled library."""
@@ -42,12 +44,12 @@ def kernel_sources() -> Path:
 
 
 def shipped_libraries() -> Path:
-    """Directory that an installed wheel keeps its libraries in; it need not exist.
+    """Directory that the libraries of this installation lie in; it need not exist.
 
-    In an editable install it lies apart from the sources, so it is asked of the import system, not of __file__.
+    An editable install has two parts, the sources and what was built for it: the first with a finished build counts.
     """
-    with importlib.resources.as_file(importlib.resources.files("tsmla") / "objs") as path:
-        return path
+    candidates = [Path(part) / "objs" for part in sys.modules[__package__].__path__]
+    return next((path for path in candidates if (path / MANIFEST_FILE).exists()), candidates[0])
 
 
 def source_digest() -> str:
