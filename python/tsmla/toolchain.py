@@ -46,9 +46,10 @@ def kernel_sources() -> Path:
 def shipped_libraries() -> Path:
     """Directory that the libraries of this installation lie in; it need not exist.
 
-    An editable install has two parts, the sources and what was built for it: the first with a finished build counts.
+    An editable install has two: what was built by hand beside the sources, if finished, goes before what pip built.
     """
-    candidates = [Path(part) / "objs" for part in sys.modules[__package__].__path__]
+    parts = [str(Path(__file__).parent), *sys.modules[__package__].__path__]
+    candidates = [Path(part) / "objs" for part in dict.fromkeys(parts)]
     return next((path for path in candidates if (path / MANIFEST_FILE).exists()), candidates[0])
 
 
