@@ -73,7 +73,7 @@ def tsmla_prefill(
     if tokens_q and heads_q and batch_size:
         kernel = resolve.kernel(variant)
         kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, softmax_scale)
-    return (out, lse) if return_lse else out
+    return out if lse is None else (out, lse)
 
 
 def _variant(query: torch.Tensor, value: torch.Tensor, causal: bool, lse: bool, pdl: bool) -> PrefillVariant:
