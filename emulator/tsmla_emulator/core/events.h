@@ -27,6 +27,10 @@ class Events {
 
   // A new asynchronous operation that knows what `issuer` knows. In-order engines name the previous one.
   virtual u32 fork(u32 issuer, u32 pc, u32 after) = 0;
+  // The completion of an in-order engine's operations up to `operation` (0: none yet), as something that can release.
+  virtual u32 completion(u32 operation, u32 pc) = 0;
+  // The tensor memory loads that `agent` issued have taken their values.
+  virtual void loads_done(u32 agent) = 0;
   // `waiter` now knows all that the operation did.
   virtual void join(u32 waiter, u32 operation) = 0;
   // Generic accesses that `agent` knows become visible to the async proxy.

@@ -1,5 +1,6 @@
 // The machine's state: program, launch, cluster, CTA, warp; and the fault that ends a run.
 #pragma once
+#include <array>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -12,6 +13,8 @@ class Events;
 struct Cluster;
 struct Cta;
 struct Warp;
+struct WarpGroup;    // wgmma.cpp
+struct Accumulator;  // wgmma.cpp
 
 // ---- what Python hands over -------------------------------------------------------------------------------------
 
@@ -69,7 +72,7 @@ struct Fault {
 
 // ---- waiting ----------------------------------------------------------------------------------------------------
 
-enum class Wait : u8 { Nothing, Converge, Mbarrier, Named, ClusterBarrier, BulkGroup, Wgmma, Tcgen05, CpAsync, Alloc };
+enum class Wait : u8 { Nothing, Converge, Mbarrier, Named, ClusterBarrier, BulkGroup, Wgmma, Tcgen05, CpAsync, Registers, Alloc };
 
 // Lanes of one warp that share a program counter. `wait` says why they cannot go on.
 struct Group {
@@ -109,20 +112,20 @@ struct AsyncOp {
 struct Stream {
   std::deque<std::unique_ptr<AsyncOp>> ops;
   bool queued = false;
-  bool keep = false;  // owned by somebody else than the queue
+  bool alone = false;  // made for one operation, dropped after it
 };
 
 class AsyncQueue {
  public:
   void push(Stream& stream, std::unique_ptr<AsyncOp> op);
   void push_alone(std::unique_ptr<AsyncOp> op);
+  ~AsyncQueue();
   bool empty() const { return active_.empty(); }
   void run_one(Cluster&, RandomSource&);
   void drain(Cluster&, RandomSource&);
 
  private:
   std::vector<Stream*> active_;
-  std::vector<std::unique_ptr<Stream>> owned_;
 };
 
 // ---- barriers ---------------------------------------------------------------------------------------------------
@@ -133,7 +136,11 @@ struct Mbarrier {
   u32 phase = 0;  // completed phases
   s64 pending = 0, expected = 0, transactions = 0;
   u32 sync = 0;  // happens-before object
-  std::vector<u32> arrivals;  // code positions that arrived in this phase, for the deadlock report
+  struct Arrival {
+    Warp* warp;
+    u32 pc, phase;
+  };
+  std::vector<Arrival> arrivals;  // who ever arrived and in which phase last, for the deadlock report
 };
 
 struct NamedBarrier {
@@ -170,25 +177,26 @@ struct Cta {
   NamedBarrier named[16];
   std::unique_ptr<TensorMemory> tmem;
   Stream tensor_stream;  // tcgen05 of the CTA, in order
+  u32 tensor_agent = 0;  // happens-before agent of the last tcgen05.mma issued
   std::vector<std::unique_ptr<Warp>> warps;
-  u32 live_threads = 0;
+  std::vector<std::shared_ptr<WarpGroup>> warpgroups;
   std::vector<u32> register_counts;  // per warp, as setmaxnreg leaves them
 
-  Mbarrier& mbarrier(u32 offset, const char* what);
+  u32 live_warps() const;
 };
 
-struct BulkGroups {
-  u32 committed = 0;                 // groups committed so far
-  std::vector<u32> reading, writing; // per group: operations still reading / still writing
-  u32 open = 0;                      // operations not committed yet
+// One commit group of bulk stores of a warp.
+struct BulkGroup {
+  u32 reading = 0, writing = 0;        // operations that still read shared memory, that still write global memory
+  std::vector<u32> readers, writers;   // happens-before agents to join when somebody waits for the group
 };
 
-struct PendingLoad {
-  u32 mask;
-  std::vector<std::pair<u32*, std::vector<u32>>> values;  // slot, lanes
+// Registers whose values arrive at the next wait.
+struct Landing {
+  u32* slot;
+  u32 lanes[32];
 };
 
-struct Wgmma;
 
 struct Warp {
   Cta* cta = nullptr;
@@ -204,18 +212,21 @@ struct Warp {
   bool polling = false;       // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
   u32 agent = 0;
-  u32 tid0 = 0;
+  u32 cluster_generation = ~0u;  // of the last barrier.cluster.arrive, until its wait
 
-  BulkGroups bulk;
-  u32 cp_async_open = 0, cp_async_groups = 0;
-  std::vector<PendingLoad> tmem_loads;
-  u32 tmem_stores = 0;        // tcgen05.st not yet performed
-  Stream tmem_store_stream;
-  struct {
-    u64 issued = 0, committed = 0, retired_groups = 0;
-    std::deque<u64> groups;   // per open commit group: last instruction number
-    u64 done = 0;
-  } wgmma;
+  std::deque<std::shared_ptr<BulkGroup>> bulk_groups;  // committed
+  std::shared_ptr<BulkGroup> bulk_open;
+  Stream copies;                                       // cp.async and their mbarrier arrivals, in order
+  u64 copies_issued = 0, copies_done = 0;
+  std::deque<u64> copy_groups;                         // number of the last copy of each committed group
+  std::deque<std::pair<u64, u32>> copy_agents;         // (number, happens-before agent) nobody waited for yet
+  std::vector<Landing> tmem_loads;
+  Stream tmem_stores;
+  std::vector<u32> tmem_store_agents;
+  std::vector<std::shared_ptr<Accumulator>> accumulators;  // wgmma results that have not landed
+  u64 wgmma_issued = 0;
+  std::deque<u64> wgmma_groups;                            // open commit groups: number of the last instruction
+  u64 wgmma_retired = 0;
 
   const u32* read(s32 slot) const { return slot >= 0 ? registers + slot * 32 : constants + (~slot) * 32; }
   u32* write(s32 slot) { return registers + (slot == kNone ? 0 : slot) * 32; }
@@ -237,10 +248,10 @@ struct Cluster {
   std::unique_ptr<Events> events;  // null when happens-before is off
   u32 barrier_arrived = 0, barrier_generation = 0, barrier_sync = 0;
   std::vector<u8> barrier_arrival;  // per warp: arrived in this generation
+  u64 failed_waits = 0;             // mbarrier tries that found the phase open
   u64 progress = 0;                 // bumped whenever a wait may have become satisfied
   Warp* running = nullptr;
   u32 running_pc = 0;
-  std::vector<std::unique_ptr<Wgmma>> warpgroups;
 
   Cluster(const Machine&, u64 index);
   ~Cluster();
@@ -255,6 +266,8 @@ struct Cluster {
   void merge(Warp&);
   [[noreturn]] void report_deadlock();
   bool starved(const Warp&) const;
+  bool any_runnable_polling();
+  void finish();
 };
 
 struct Machine {

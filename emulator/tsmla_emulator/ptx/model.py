@@ -139,9 +139,10 @@ class Entry:
 
 @dataclass
 class Module:
-    """The kernels of one PTX text and what it says about itself."""
+    """The kernels of one PTX text and what it says about itself. `programs` keeps the encoded entries."""
 
     target: str
     version: str
     entries: dict[str, Entry]
     text: str
+    programs: dict[str, object] = field(default_factory=dict)

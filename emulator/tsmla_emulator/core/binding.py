@@ -1,0 +1,171 @@
+"""ctypes face of the interpreter: runs launches one after the other and turns faults into EmulationError."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+
+from ..machine import EmulationError, Launch, Options, Region, Report
+from ..ptx.model import Entry, Module
+from ..ptx.program import Program, build_program
+from .build import library
+
+_MODES = {"eager": 0, "random": 1, "late": 2}
+_MAX_SHARED = 227 * 1024
+
+
+class _Region(Structure):
+    _fields_ = (("address", c_uint64), ("size", c_uint64), ("writable", c_uint32), ("index", c_uint32))
+
+
+class _Launch(Structure):
+    _fields_ = (
+        ("grid", c_uint32 * 3), ("block", c_uint32 * 3), ("cluster", c_uint32 * 3),
+        ("static_shared", c_uint32), ("dynamic_shared", c_uint32), ("param_bytes", c_uint32), ("kernel", c_uint32),
+        ("architecture", c_uint32), ("params", c_void_p),
+    )  # fmt: skip
+
+
+class _Options(Structure):
+    _fields_ = (
+        ("mode", c_uint32), ("quantum", c_uint32), ("happens_before", c_uint32), ("poison", c_uint32),
+        ("threads", c_uint32), ("elect_highest", c_uint32), ("count", c_uint32), ("starved_count", c_uint32),
+        ("starved", POINTER(c_uint32)), ("seed", c_uint64), ("limit", c_uint64),
+    )  # fmt: skip
+
+
+class _Program(Structure):
+    _fields_ = (
+        ("code", c_char_p), ("lists", c_void_p), ("constants", c_void_p), ("code_count", c_uint64),
+        ("list_count", c_uint64), ("constant_count", c_uint64), ("slots", c_uint64),
+    )  # fmt: skip
+
+
+class _Failure(Structure):
+    _fields_ = (
+        ("text", c_char_p), ("size", c_uint64), ("pc", c_int64), ("cta", c_uint32 * 3), ("warp", c_uint32),
+        ("known", c_uint32),
+    )  # fmt: skip
+
+
+@cache
+def _core() -> ctypes.CDLL:
+    core = ctypes.CDLL(str(library()))
+    core.tsmla_emulator_run.restype = c_int
+    core.tsmla_emulator_run.argtypes = (
+        POINTER(_Program), POINTER(_Launch), POINTER(_Region), c_uint64, POINTER(_Options), POINTER(c_uint64),
+        POINTER(c_uint64), POINTER(_Failure),
+    )  # fmt: skip
+    return core
+
+
+def execute(module: Module, launches: list[Launch], regions: list[Region], options: Options) -> Report:
+    """See machine.run_launches."""
+    report = Report()
+    begin = time.perf_counter()
+    for index, launch in enumerate(launches):
+        entry = module.entries.get(launch.entry)
+        if entry is None:
+            raise EmulationError(f"no entry {launch.entry!r}; the module has {', '.join(module.entries)}", "launch")
+        _check_launch(entry, launch)
+        _run(module, index, entry, launch, regions, options, report)
+    report.seconds = time.perf_counter() - begin
+    return report
+
+
+def program_of(module: Module, entry: Entry) -> Program:
+    """The entry's program, encoded once per module."""
+    programs = module.programs
+    if entry.name not in programs:
+        programs[entry.name] = build_program(entry)
+    return programs[entry.name]
+
+
+def _check_launch(entry: Entry, launch: Launch) -> None:
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    problems = []
+    if len(launch.params) < entry.param_bytes:
+        problems.append(f"{len(launch.params)} parameter bytes given, {entry.param_bytes} declared")
+    if entry.reqntid is not None and tuple(launch.block) != entry.reqntid:
+        problems.append(f"block {launch.block}, the kernel requires {entry.reqntid}")
+    if not 1 <= threads <= 1024:
+        problems.append(f"block {launch.block} of {threads} threads (1 to 1024)")
+    if any(g < 1 or c < 1 or g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
+        problems.append(f"grid {launch.grid} is not a multiple of cluster {launch.cluster}")
+    if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > 16:
+        problems.append(f"cluster {launch.cluster} of more than 16 CTAs")
+    if problems:
+        raise EmulationError(f"launch of {entry.name}: {'; '.join(problems)}", "launch")
+
+
+def _run(module: Module, index: int, entry: Entry, launch: Launch, regions: list[Region], options: Options,
+         report: Report) -> None:  # fmt: skip
+    program = program_of(module, entry)
+    used = program.static_shared - 0x400 + launch.shared_bytes
+    if used > _MAX_SHARED:
+        raise EmulationError(f"{entry.name}: {used} bytes of shared memory, a CTA has {_MAX_SHARED}", "budget")
+    params = (ctypes.c_uint8 * (len(launch.params) + 64))()
+    base = -(-ctypes.addressof(params) // 64) * 64
+    ctypes.memmove(base, launch.params, len(launch.params))
+    architecture = int(re.sub(r"\D", "", module.target) or 0)
+    launch_c = _Launch(launch.grid, launch.block, launch.cluster, program.static_shared, launch.shared_bytes,
+                       len(launch.params), index, architecture, base)  # fmt: skip
+    regions_c = (_Region * max(1, len(regions)))(
+        *(_Region(r.address, r.size, int(r.writable), i) for i, r in enumerate(regions))
+    )
+    starve = options.starve or ()
+    options_c = _Options(_MODES[options.async_mode], options.quantum, int(options.happens_before), int(options.poison),
+                         options.threads, int(options.elect_highest), int(options.count), len(starve),
+                         (c_uint32 * max(1, len(starve)))(*starve), options.seed, options.limit)  # fmt: skip
+    lists = (ctypes.c_int32 * max(1, len(program.lists)))(*program.lists)
+    constants = (c_uint32 * max(1, len(program.constants)))(*program.constants)
+    size = len(program.code) // 48
+    program_c = _Program(program.code, ctypes.addressof(lists), ctypes.addressof(constants), size, len(program.lists),
+                         len(program.constants), program.slots)  # fmt: skip
+    text = ctypes.create_string_buffer(1 << 16)
+    failure = _Failure(ctypes.cast(text, c_char_p), len(text))
+    executed = c_uint64()
+    warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // 32)
+    counts = (c_uint64 * (warps * size))() if options.count else None
+    failed = _core().tsmla_emulator_run(byref(program_c), byref(launch_c), regions_c, len(regions), byref(options_c),
+                                        byref(executed), counts, byref(failure))  # fmt: skip
+    report.warp_instructions += executed.value
+    if counts is not None:
+        _add_counts(report, entry, counts, warps, size)
+    if failed:
+        raise _error(entry, failure, text.value.decode(), regions)
+
+
+def _add_counts(report: Report, entry: Entry, counts, warps: int, size: int) -> None:
+    for warp in range(warps):
+        for position, instruction in enumerate(entry.instructions):
+            if count := counts[warp * size + position]:
+                key = (entry.name, warp, instruction.opcode)
+                report.counts[key] = report.counts.get(key, 0) + count
+
+
+def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) -> EmulationError:
+    kind, _, message = text.partition("\n")
+    message = re.sub(r"@pc:(\d+)@", lambda found: _place(entry, int(found[1])), message)
+    message = re.sub(r"@region:(\d+)@", lambda found: repr(regions[int(found[1])].name), message)
+    where, line, source = "", 0, ""
+    if failure.known and failure.pc < len(entry.instructions):
+        instruction = entry.instructions[failure.pc]
+        line = instruction.line
+        if instruction.source is not None:
+            source = f"{instruction.source.file}:{instruction.source.line}"
+        where = f"\n  CTA {tuple(failure.cta)} warp {failure.warp}, {_place(entry, failure.pc)}: {instruction.text[:160]}"
+    if kind == "not implemented":
+        message = f"not implemented: {message} at line {line}"
+    return EmulationError(f"{kind}: {message}\n  kernel {entry.name}{where}", kind, line, source)
+
+
+def _place(entry: Entry, position: int) -> str:
+    if position >= len(entry.instructions):
+        return "the end of the kernel"
+    instruction = entry.instructions[position]
+    place = f"PTX line {instruction.line}"
+    return place if instruction.source is None else f"{place} ({instruction.source.file}:{instruction.source.line})"

@@ -1,0 +1,324 @@
+// Bulk copies: tiles through tensor maps and plain byte ranges, their commit groups and waits.
+#include "ops.h"
+#include "tensor_map.h"
+
+namespace {
+
+struct Box {
+  TensorMap map;
+  s64 at[5] = {};
+
+  // Calls visit(linear byte offset in the box, global address or 0, bytes) for each innermost row piece.
+  template <class Visit>
+  void walk(Visit visit) const {
+    u32 inner = map.count(0), element = map.element_bytes;
+    u32 counts[5];
+    for (u32 i = 0; i < 5; i++) counts[i] = map.count(i);
+    u32 linear = 0;
+    for (u32 e = 0; e < counts[4]; e++)
+      for (u32 d = 0; d < counts[3]; d++)
+        for (u32 c = 0; c < counts[2]; c++)
+          for (u32 b = 0; b < counts[1]; b++, linear += inner * element) {
+            s64 index[5] = {0, at[1] + s64(b) * map.step[1], at[2] + s64(c) * map.step[2], at[3] + s64(d) * map.step[3],
+                            at[4] + s64(e) * map.step[4]};
+            bool inside = true;
+            u64 address = map.address;
+            for (u32 i = 1; i < map.rank; i++) {
+              inside &= index[i] >= 0 && u64(index[i]) < map.extent[i];
+              address += u64(index[i]) * map.stride[i];
+            }
+            row(linear, inside, address, visit);
+          }
+  }
+
+ private:
+  template <class Visit>
+  void row(u32 linear, bool inside, u64 address, Visit visit) const {
+    u32 inner = map.count(0), element = map.element_bytes;
+    if (map.step[0] == 1) {
+      s64 first = std::max<s64>(at[0], 0), last = std::min<s64>(at[0] + inner, s64(map.extent[0]));
+      if (!inside || first >= last) {
+        visit(linear, u64(0), inner * element);
+        return;
+      }
+      u32 before = u32(first - at[0]) * element, middle = u32(last - first) * element;
+      if (before) visit(linear, u64(0), before);
+      visit(linear + before, address + u64(first) * element, middle);
+      if (before + middle < inner * element) visit(linear + before + middle, u64(0), inner * element - before - middle);
+      return;
+    }
+    for (u32 i = 0; i < inner; i++) {
+      s64 index = at[0] + s64(i) * map.step[0];
+      bool here = inside && index >= 0 && u64(index) < map.extent[0];
+      visit(linear + i * element, here ? address + u64(index) * element : 0, element);
+    }
+  }
+};
+
+// Splits a run of the linear box at 16-byte atoms, which are what a swizzle moves.
+template <class Visit>
+void atoms(u32 start, u32 linear, u32 bytes, u32 swizzle, Visit visit) {
+  if (!swizzle) {
+    visit(start + linear, 0u, bytes);
+    return;
+  }
+  for (u32 done = 0; done < bytes;) {
+    u32 address = start + linear + done;
+    u32 piece = std::min(bytes - done, 16 - (address & 15));
+    visit(swizzled(address, swizzle), done, piece);
+    done += piece;
+  }
+}
+
+struct TensorLoad : AsyncOp {
+  Box box;
+  u32 offset = 0, barrier_address = 0;
+  std::vector<Cta*> targets;  // one, or those of the multicast mask
+  bool barrier_follows = false;  // multicast: the barrier at the same offset of each target
+  bool to_pair_leader = false;
+
+  void run(Cluster& cluster) override {
+    u32 bytes = box.map.box_bytes();
+    std::vector<u8> nan;
+    for (Cta* cta : targets) {
+      shared_at(cluster, *cta, offset, bytes, 16, "tensor copy");
+      box.walk([&](u32 linear, u64 from, u32 count) {
+        const u8* source = from ? global_at(cluster, from, count, false, "tensor copy") : nullptr;
+        atoms(offset, linear, count, box.map.swizzle, [&](u32 to, u32 done, u32 piece) {
+          u8* place = cta->shared.data() + to;
+          if (source) std::memcpy(place, source + done, piece);
+          else fill(place, piece);
+        });
+      });
+      shared_written(*cta, offset, bytes);
+      u32 address = barrier_follows ? (cta->rank << kRankShift) | (barrier_address & kOffsetMask) : barrier_address;
+      Mbarrier& barrier = mbarrier_of(cluster, address, "tensor copy's complete_tx");
+      if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
+      mbarrier_transact(cluster, barrier, bytes, agent);
+    }
+  }
+
+ private:
+  void fill(u8* place, u32 bytes) const {
+    std::memset(place, 0, bytes);
+    if (!box.map.nan_fill || !box.map.is_float) return;
+    for (u32 i = 0; i < bytes; i += box.map.element_bytes) std::memset(place + i, 0xff, box.map.element_bytes);
+  }
+};
+
+// A store reads shared memory, and later writes global memory: two steps that somebody may wait for.
+struct StoreWrite : AsyncOp {
+  std::vector<std::pair<u64, std::vector<u8>>> pieces;
+  std::shared_ptr<BulkGroup> group;
+  void run(Cluster& cluster) override {
+    for (auto& [to, bytes] : pieces)
+      std::memcpy(global_at(cluster, to, bytes.size(), true, "bulk store"), bytes.data(), bytes.size());
+    group->writing--;
+  }
+};
+
+struct StoreRead : AsyncOp {
+  Box box;
+  bool tensor = true;
+  u64 to = 0;
+  u32 bytes = 0;
+  Cta* cta = nullptr;
+  u32 offset = 0;
+  std::shared_ptr<BulkGroup> group;
+
+  void run(Cluster& cluster) override {
+    auto write = std::make_unique<StoreWrite>();
+    write->pc = pc, write->issuer = issuer, write->agent = agent, write->group = group;
+    if (tensor) {
+      u32 total = box.map.box_bytes();
+      shared_at(cluster, *cta, offset, total, 16, "tensor store");
+      box.walk([&](u32 linear, u64 target, u32 count) {
+        if (!target) return;
+        std::vector<u8> row(count);
+        atoms(offset, linear, count, box.map.swizzle, [&](u32 from, u32 done, u32 piece) {
+          shared_read(cluster, *cta, from, piece, "tensor store");
+          std::memcpy(row.data() + done, cta->shared.data() + from, piece);
+        });
+        write->pieces.emplace_back(target, std::move(row));
+      });
+      if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Read, cta->rank, offset, total);
+    } else {
+      const u8* from = shared_at(cluster, *cta, offset, bytes, 16, "bulk store");
+      shared_read(cluster, *cta, offset, bytes, "bulk store");
+      write->pieces.emplace_back(to, std::vector<u8>(from, from + bytes));
+      if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Read, cta->rank, offset, bytes);
+    }
+    group->reading--;
+    submit(cluster, nullptr, std::move(write));
+  }
+};
+
+struct BulkLoad : AsyncOp {
+  u64 from = 0;
+  Cta *source = nullptr, *cta = nullptr;  // source: shared memory of the cluster, null for global
+  u32 source_offset = 0, offset = 0, bytes = 0, barrier_address = 0;
+  void run(Cluster& cluster) override {
+    u8* to = shared_at(cluster, *cta, offset, bytes, 16, "bulk copy");
+    const u8* data;
+    if (source) {
+      data = shared_at(cluster, *source, source_offset, bytes, 16, "bulk copy");
+      shared_read(cluster, *source, source_offset, bytes, "bulk copy");
+      if (cluster.events)
+        cluster.events->shared(agent, pc, Proxy::Async, Kind::Read, source->rank, source_offset, bytes);
+    } else {
+      data = global_at(cluster, from, bytes, false, "bulk copy");
+    }
+    std::memmove(to, data, bytes);
+    shared_written(*cta, offset, bytes);
+    if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
+    mbarrier_transact(cluster, mbarrier_of(cluster, barrier_address, "bulk copy's complete_tx"), bytes, agent);
+  }
+};
+
+BulkGroup& open_group(Warp& w) {
+  if (!w.bulk_open) w.bulk_open = std::make_shared<BulkGroup>();
+  return *w.bulk_open;
+}
+
+template <class Op>
+std::unique_ptr<Op> begin(Context& c) {
+  auto op = std::make_unique<Op>();
+  op->pc = c.group.pc, op->issuer = &c.warp;
+  if (c.cluster.events) op->agent = c.cluster.events->fork(c.warp.agent, op->pc, 0);
+  return op;
+}
+
+const u8* tensor_map_at(Context& c, u64 address) {
+  if (address % 64) fault("descriptor", "tensor map at address 0x%llx, not a multiple of 64", (unsigned long long)address);
+  const LaunchRecord& launch = c.cluster.machine.launch;
+  u64 base = u64(launch.params);
+  if (address >= base && address + 128 <= base + launch.param_bytes) return reinterpret_cast<const u8*>(address);
+  return global_at(c.cluster, address, 128, false, "tensor map");
+}
+
+Box box_of(Context& c, u32 lane, u32 rank, u64 map_address) {
+  Box box;
+  box.map = TensorMap::decode(tensor_map_at(c, map_address));
+  if (box.map.rank != rank) fault("descriptor", "a %ud copy through a tensor map of rank %u", rank, box.map.rank);
+  for (u32 i = 0; i < rank; i++) box.at[i] = s32(c.item(i, lane));
+  return box;
+}
+
+void load_tensor(Context& c, u32 lane) {
+  const Insn& in = c.in;
+  const u32 rank = in.extra;
+  auto op = begin<TensorLoad>(c);
+  op->box = box_of(c, lane, rank, c.value64(in.b, lane) + s64(s32(c.item(rank, lane))));
+  u32 address = u32(c.address(lane));
+  if (address & 127) fault("memory", "tensor copy to shared address 0x%x, not a multiple of 128", address);
+  op->offset = address & kOffsetMask;
+  op->barrier_address = c.warp.read(in.c)[lane] + c.item(rank + 1, lane);
+  Cta& cta = c.cluster.cta_at(address, "tensor copy");
+  bool own = (in.flags & 7) == kShared;
+  if (own && &cta != c.warp.cta) fault("memory", "tensor copy to shared::cta at 0x%x, which is CTA %u's", address, cta.rank);
+  if (!(in.flags & kPairGroup) && !(in.flags & kMulticast) && op->barrier_address >> kRankShift != address >> kRankShift)
+    fault("barrier", "tensor copy to CTA %u signals an mbarrier of CTA %u without .cta_group::2", address >> kRankShift,
+          op->barrier_address >> kRankShift);
+  if (in.flags & kMulticast) {
+    u32 mask = c.warp.read(in.e)[lane] & 0xffff;
+    for (auto& target : c.cluster.ctas)
+      if (mask >> target->rank & 1) op->targets.push_back(target.get());
+    if (!mask || mask >> c.cluster.ctas.size()) fault("memory", "multicast mask 0x%x in a cluster of %zu", mask, c.cluster.ctas.size());
+    op->barrier_follows = true;
+  } else {
+    op->targets.push_back(&cta);
+  }
+  submit(c.cluster, nullptr, std::move(op));
+}
+
+template <class Op>
+void join_group(Context& c, Op& op) {
+  BulkGroup& group = open_group(c.warp);
+  group.reading++, group.writing++;
+  group.readers.push_back(op.agent);
+  op.group = c.warp.bulk_open;
+}
+
+void store_tensor(Context& c, u32 lane) {
+  auto op = begin<StoreRead>(c);
+  op->box = box_of(c, lane, c.in.extra, c.value64(c.in.b, lane) + s64(s32(c.warp.read(c.in.e)[lane])));
+  u32 address = u32(c.address(lane));
+  if (address & 127) fault("memory", "tensor store from shared address 0x%x, not a multiple of 128", address);
+  op->cta = &c.cluster.cta_at(address, "tensor store");
+  op->offset = address & kOffsetMask;
+  join_group(c, *op);
+  submit(c.cluster, nullptr, std::move(op));
+}
+
+void copy_bytes(Context& c, u32 lane) {
+  const Insn& in = c.in;
+  u32 to_space = in.flags & 15, from_space = in.flags >> 4 & 15;
+  auto at = [&](s32 slot, u32 item, bool wide) {
+    return (wide ? c.value64(slot, lane) : u64(c.warp.read(slot)[lane])) + s64(s32(c.item(item, lane)));
+  };
+  u32 bytes = c.warp.read(in.c)[lane];
+  if (bytes == 0 || bytes % 16) fault("memory", "bulk copy of %u bytes, not a multiple of 16", bytes);
+  if (to_space == kGlobal) {
+    auto op = begin<StoreRead>(c);
+    u32 address = u32(at(in.b, 1, false));
+    op->tensor = false, op->to = at(in.a, 0, true), op->bytes = bytes;
+    op->cta = &c.cluster.cta_at(address, "bulk store"), op->offset = address & kOffsetMask;
+    join_group(c, *op);
+    submit(c.cluster, nullptr, std::move(op));
+    return;
+  }
+  auto op = begin<BulkLoad>(c);
+  u32 to = u32(at(in.a, 0, false));
+  op->cta = &c.cluster.cta_at(to, "bulk copy"), op->offset = to & kOffsetMask, op->bytes = bytes;
+  if (from_space == kGlobal) {
+    op->from = at(in.b, 1, true);
+  } else {
+    u32 from = u32(at(in.b, 1, false));
+    op->source = &c.cluster.cta_at(from, "bulk copy"), op->source_offset = from & kOffsetMask;
+  }
+  if (in.e == kNone) fault("not implemented", "bulk copy to shared memory without an mbarrier");
+  op->barrier_address = u32(at(in.e, 2, false));
+  submit(c.cluster, nullptr, std::move(op));
+}
+
+Step wait_groups(Context& c) {
+  Warp& w = c.warp;
+  u32 allowed = u32(c.in.imm);
+  bool reads_only = c.in.extra & 1;
+  if (!bulk_satisfied(w, allowed, reads_only))
+    return c.block(Wait::BulkGroup, nullptr, allowed << 1 | u32(reads_only), 0);
+  for (size_t i = 0; i + allowed < w.bulk_groups.size(); i++) {
+    if (c.cluster.events)
+      for (u32 agent : w.bulk_groups[i]->readers) c.cluster.events->join(w.agent, agent);
+    w.bulk_groups[i]->readers.clear();
+  }
+  while (!reads_only && w.bulk_groups.size() > allowed) w.bulk_groups.pop_front();
+  return Step::Next;
+}
+
+}  // namespace
+
+bool bulk_satisfied(const Warp& w, u32 allowed, bool reads_only) {
+  for (size_t i = 0; i + allowed < w.bulk_groups.size(); i++)
+    if (w.bulk_groups[i]->reading || (!reads_only && w.bulk_groups[i]->writing)) return false;
+  return true;
+}
+
+Step op_bulk(Context& c) {
+  switch (c.in.op) {
+    case OP_BULK_COMMIT:
+      open_group(c.warp);
+      c.warp.bulk_groups.push_back(std::move(c.warp.bulk_open));
+      c.warp.bulk_open = nullptr;
+      return Step::Next;
+    case OP_BULK_WAIT: return wait_groups(c);
+    default: break;
+  }
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    if (c.in.op == OP_BULK_LOAD_TENSOR) load_tensor(c, lane);
+    else if (c.in.op == OP_BULK_STORE_TENSOR) store_tensor(c, lane);
+    else copy_bytes(c, lane);
+  }
+  return Step::Next;
+}

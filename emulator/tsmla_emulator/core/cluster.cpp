@@ -1,0 +1,256 @@
+// A cluster: how it starts, which warp runs next, when asynchronous work completes.
+#include <cstdarg>
+#include <cstdio>
+
+#include "ops.h"
+
+std::unique_ptr<Events> make_happens_before(const Cluster&);
+
+void fault(const char* kind, const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  throw Fault{kind, text};
+}
+
+const Region* Machine::region_of(u64 address) const {
+  auto after = std::upper_bound(regions.begin(), regions.end(), address,
+                                [](u64 a, const Region& r) { return a < r.address; });
+  if (after == regions.begin()) return nullptr;
+  const Region& region = *(after - 1);
+  return address < region.address + region.size ? &region : nullptr;
+}
+
+u32 Cta::live_warps() const {
+  u32 count = 0;
+  for (auto& w : warps) count += !w->finished();
+  return count;
+}
+
+Cta& Cluster::cta_at(u32 address, const char* what) {
+  u32 rank = address >> kRankShift;
+  if (rank >= ctas.size())
+    fault("memory", "%s at shared address 0x%x: CTA %u of a cluster of %zu", what, address, rank, ctas.size());
+  return *ctas[rank];
+}
+
+Cluster::Cluster(const Machine& m, u64 index) : machine(m), program(m.program), random{m.options.seed * 1000003 + index} {
+  const LaunchRecord& launch = m.launch;
+  constants.resize(program.constants.size() * 32);
+  for (size_t i = 0; i < program.constants.size(); i++) std::fill_n(constants.begin() + s64(i * 32), 32, program.constants[i]);
+  u32 across[3], origin[3];
+  for (u32 i = 0; i < 3; i++) across[i] = launch.grid[i] / launch.cluster[i];
+  origin[0] = u32(index % across[0]) * launch.cluster[0];
+  origin[1] = u32(index / across[0] % across[1]) * launch.cluster[1];
+  origin[2] = u32(index / (u64(across[0]) * across[1])) * launch.cluster[2];
+  u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
+  u32 window = launch.static_shared + launch.dynamic_shared;
+  for (u32 rank = 0; rank < launch.cluster[0] * launch.cluster[1] * launch.cluster[2]; rank++) {
+    auto cta = std::make_unique<Cta>();
+    cta->cluster = this, cta->rank = rank;
+    cta->id[0] = origin[0] + rank % launch.cluster[0];
+    cta->id[1] = origin[1] + rank / launch.cluster[0] % launch.cluster[1];
+    cta->id[2] = origin[2] + rank / (launch.cluster[0] * launch.cluster[1]);
+    cta->shared.assign(window, m.options.poison ? 0xff : 0);
+    cta->shadow.assign(window, kUnwritten);
+    cta->mbarrier_at.assign(window / 8 + 1, -1);
+    u32 count = (threads + 31) / 32;
+    cta->register_counts.assign(count, std::min(65536 / (count * 32) / 8 * 8, 256u));
+    for (u32 i = 0; i < count; i++) {
+      auto warp = std::make_unique<Warp>();
+      warp->cta = cta.get(), warp->index = i, warp->number = u32(warps.size());
+      warp->live = threads >= 32 * (i + 1) ? ~0u : (1u << (threads - 32 * i)) - 1;
+      start_warp(*warp);
+      warps.push_back(warp.get());
+      cta->warps.push_back(std::move(warp));
+    }
+    ctas.push_back(std::move(cta));
+  }
+  barrier_arrival.assign(warps.size(), 0);
+  if (m.options.happens_before) {
+    events = make_happens_before(*this);
+    for (Warp* w : warps) w->agent = events->new_agent(w->number);
+    barrier_sync = events->new_sync();
+  }
+}
+
+Cluster::~Cluster() = default;
+
+void Cluster::start_warp(Warp& w) {
+  w.file.assign(size_t(program.slots) * 32, ~0u);
+  w.registers = w.file.data();
+  w.constants = constants.data();
+  u64 params = u64(machine.launch.params);
+  std::fill_n(w.registers + 2 * 32, 32, w.cta->rank << kRankShift);
+  std::fill_n(w.registers + 3 * 32, 32, 0u);
+  std::fill_n(w.registers + 4 * 32, 32, u32(params));
+  std::fill_n(w.registers + 5 * 32, 32, u32(params >> 32));
+  w.groups.push_back(Group{0, w.live});
+  if (machine.options.count) w.counts = const_cast<u64*>(machine.counts.data()) + w.index * program.code.size();
+}
+
+bool Cluster::satisfied(Warp& w, const Group& g) {
+  switch (g.wait) {
+    case Wait::Nothing: return true;
+    case Wait::Converge: return (g.mask & w.live) == w.live;
+    case Wait::Mbarrier: return g.where->mbarriers[size_t(g.where->mbarrier_at[g.argument / 8])].phase != g.generation;
+    case Wait::Named: return g.where->named[g.argument].generation != g.generation;
+    case Wait::ClusterBarrier: return barrier_generation != g.generation;
+    case Wait::BulkGroup: return bulk_satisfied(w, g.argument >> 1, g.argument & 1);
+    case Wait::Wgmma: return wgmma_satisfied(w, g.argument);
+    case Wait::Tcgen05: return w.tmem_stores.ops.empty();
+    case Wait::CpAsync: return copies_satisfied(w, g.argument);
+    case Wait::Registers:
+    case Wait::Alloc: return u32(progress) != g.generation;
+  }
+  return true;
+}
+
+// Merges groups that stand at the same instruction; true when the warp has lanes that can go on.
+bool Cluster::wake(Warp& w) {
+  for (Group& g : w.groups) {
+    if (g.wait == Wait::Nothing || !satisfied(w, g)) continue;
+    if (g.wait == Wait::Named) {  // the arrival was made; other waits run their instruction again
+      if (events) events->acquire(w.agent, g.where->named[g.argument].sync);
+      g.pc++;
+    }
+    g.wait = Wait::Nothing;
+  }
+  if (w.groups.size() > 1) merge(w);
+  u32 best = ~0u;
+  for (u32 i = 0; i < w.groups.size(); i++)
+    if (w.groups[i].wait == Wait::Nothing && (best == ~0u || w.groups[i].pc < w.groups[best].pc)) best = i;
+  w.current = best;
+  return best != ~0u;
+}
+
+void Cluster::merge(Warp& w) {
+  for (u32 i = 0; i < w.groups.size(); i++)
+    for (u32 j = i + 1; j < w.groups.size();) {
+      Group &a = w.groups[i], &b = w.groups[j];
+      bool joinable = (a.wait == Wait::Nothing || a.wait == Wait::Converge) && (b.wait == Wait::Nothing || b.wait == Wait::Converge);
+      if (a.pc != b.pc || !joinable) {
+        j++;
+        continue;
+      }
+      a.mask |= b.mask;
+      a.wait = Wait::Nothing;
+      w.groups.erase(w.groups.begin() + j);
+    }
+}
+
+bool Cluster::starved(const Warp& w) const {
+  const Options& o = machine.options;
+  for (u32 i = 0; i < o.starved_count; i++)
+    if (o.starved[i] == w.index) return true;
+  return false;
+}
+
+void Cluster::run() {
+  const Options& o = machine.options;
+  u64 executed = 0, idle_rounds = 0, seen_progress = ~0ull;
+  std::vector<Warp*> order = warps;
+  auto slice = [&](Warp& w) {
+    u32 quantum = o.quantum ? o.quantum : 1 + random.below(256);
+    u32 count = run_slice(w, quantum);
+    executed += count;
+    if (o.mode == kRandom)
+      while (!async.empty() && random.below(4) == 0) async.run_one(*this, random);
+    if (o.limit && executed > o.limit) fault("limit", "the cluster has run %llu warp instructions without an end", (unsigned long long)executed);
+    return count;
+  };
+  for (;;) {
+    bool alive = false, useful = false, held_back = false;
+    if (o.mode == kRandom)
+      for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random.below(u32(i))]);
+    for (Warp* w : order) {
+      if (w->finished()) continue;
+      alive = true;
+      if (!wake(*w)) continue;
+      if (o.starved_count && starved(*w)) {
+        held_back = true;
+        continue;
+      }
+      w->polling = false;
+      u64 before = progress;
+      slice(*w);
+      useful |= !w->polling || progress != before;
+    }
+    if (!alive) break;
+    idle_rounds = useful || progress != seen_progress ? 0 : idle_rounds + 1;
+    seen_progress = progress;
+    bool stuck = !useful && idle_rounds > 1;
+    bool quiet = !useful && !any_runnable_polling();
+    if (!stuck && !quiet) continue;
+    if (held_back) {
+      bool moved = false;
+      for (Warp* w : order) {
+        if (w->finished() || !starved(*w) || !wake(*w)) continue;
+        w->polling = false;
+        slice(*w);
+        moved |= !w->polling;
+      }
+      if (moved) continue;
+    }
+    if (!async.empty()) async.run_one(*this, random);
+    else if (quiet ? !held_back : idle_rounds > 1000) report_deadlock();
+  }
+  async.drain(*this, random);
+  finish();
+}
+
+bool Cluster::any_runnable_polling() {
+  for (Warp* w : warps)
+    if (!w->finished() && w->polling) return true;
+  return false;
+}
+
+void Cluster::finish() {
+  running = nullptr;
+  for (auto& cta : ctas) {
+    if (!cta->tmem) continue;
+    for (u32 i = 0; i < TensorMemory::columns; i++)
+      if (cta->tmem->allocated[i]) fault("tmem", "the kernel ended with tensor memory column %u still allocated", i);
+  }
+}
+
+u32 Cluster::run_slice(Warp& w, u32 quantum) {
+  running = &w;
+  u32 count = 0;
+  const Insn* code = program.code.data();
+  while (count < quantum) {
+    Group* g = &w.groups[w.current];
+    const Insn& in = code[g->pc];
+    running_pc = g->pc;
+    u32 mask = g->mask;
+    if (in.guard >= 0) {
+      const u32* p = w.registers + in.guard * 32;
+      u32 set = 0;
+      for (u32 i = 0; i < 32; i++) set |= (p[i] & 1u) << i;
+      mask &= in.guard_negated ? ~set : set;
+    }
+    count++;
+    if (w.counts) __atomic_fetch_add(w.counts + g->pc, 1, __ATOMIC_RELAXED);
+    if (!mask) {
+      g->pc++;
+    } else {
+      if (in.op < OP_NOP) {
+        execute_lanes(in, w, mask);
+      } else if (in.op != OP_NOP) {
+        Context context{*this, w, *g, in, mask};
+        Step step = execute_complex(context);
+        g = nullptr;
+        if (step == Step::Next || step == Step::Yield) w.groups[w.current].pc++;
+        if (step == Step::Block) count--;
+        bool stops = step == Step::Yield || ((step == Step::Block || step == Step::Exit) && (w.finished() || !wake(w)));
+        if (stops) break;
+      }
+      if (g) g->pc++;
+    }
+    if (w.groups.size() > 1) wake(w);
+  }
+  w.executed += count;
+  return count;
+}

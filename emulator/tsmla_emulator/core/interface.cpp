@@ -1,0 +1,80 @@
+// The plain C face that Python calls: one function runs one launch.
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "ops.h"
+
+namespace {
+
+struct Failure {
+  char* text;  // kind, newline, message
+  u64 size;
+  s64 pc;      // instruction, -1 when none
+  u32 cta[3], warp, known;
+};
+
+void record(Failure& failure, const Fault& fault, const Cluster* cluster) {
+  std::string text = fault.kind + "\n" + fault.message;
+  u64 n = std::min<u64>(text.size(), failure.size - 1);
+  std::memcpy(failure.text, text.data(), n);
+  failure.text[n] = 0;
+  failure.pc = -1, failure.known = 0;
+  if (!cluster || !cluster->running) return;
+  failure.pc = cluster->running_pc, failure.known = 1;
+  failure.warp = cluster->running->index;
+  std::copy_n(cluster->running->cta->id, 3, failure.cta);
+}
+
+}  // namespace
+
+extern "C" {
+
+struct ProgramData {
+  const Insn* code;
+  const s32* lists;
+  const u32* constants;
+  u64 code_count, list_count, constant_count, slots;
+};
+
+// Returns 0, or 1 with `failure` filled. `counts` may be null.
+int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, const Region* regions, u64 region_count,
+                       const Options* options, u64* executed, u64* counts, Failure* failure) {
+  Program program;
+  program.code.assign(data->code, data->code + data->code_count);
+  program.lists.assign(data->lists, data->lists + data->list_count);
+  program.constants.assign(data->constants, data->constants + data->constant_count);
+  program.slots = u32(data->slots);
+  Machine machine{program, *launch, *options, {regions, regions + region_count}, {}};
+  std::sort(machine.regions.begin(), machine.regions.end(),
+            [](const Region& a, const Region& b) { return a.address < b.address; });
+  u64 warps = (u64(launch->block[0]) * launch->block[1] * launch->block[2] + 31) / 32;
+  if (options->count) machine.counts.assign(warps * program.code.size(), 0);
+  u64 clusters = 1;
+  for (int i = 0; i < 3; i++) clusters *= launch->grid[i] / launch->cluster[i];
+  std::atomic<u64> next{0}, total{0};
+  std::atomic<bool> failed{false};
+  std::mutex lock;
+  auto work = [&] {
+    for (u64 index; !failed && (index = next++) < clusters;) {
+      std::unique_ptr<Cluster> cluster;
+      try {
+        cluster = std::make_unique<Cluster>(machine, index);
+        cluster->run();
+      } catch (const Fault& fault) {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!failed.exchange(true)) record(*failure, fault, cluster.get());
+      }
+      if (cluster)
+        for (Warp* w : cluster->warps) total += w->executed;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (u64 i = 1; i < std::min<u64>(options->threads, clusters); i++) threads.emplace_back(work);
+  work();
+  for (std::thread& t : threads) t.join();
+  *executed = total;
+  if (counts) std::copy(machine.counts.begin(), machine.counts.end(), counts);
+  return failed ? 1 : 0;
+}
+}

@@ -1,0 +1,151 @@
+#include "matrix.h"
+
+#include "tensor_map.h"
+
+SharedTile SharedTile::hopper(u64 d) {
+  SharedTile t;
+  t.start = u32(d & 0x3fff) << 4, t.leading = u32(d >> 16 & 0x3fff) << 4, t.stride = u32(d >> 32 & 0x3fff) << 4;
+  constexpr u32 widths[] = {0, 128, 64, 32};
+  t.swizzle = widths[d >> 62];
+  if (d >> 49 & 7) fault("not implemented", "matrix descriptor 0x%llx with base offset %u", (unsigned long long)d, u32(d >> 49 & 7));
+  return t;
+}
+
+SharedTile SharedTile::blackwell(u64 d) {
+  SharedTile t;
+  t.start = u32(d & 0x3fff) << 4, t.leading = u32(d >> 16 & 0x3fff) << 4, t.stride = u32(d >> 32 & 0x3fff) << 4;
+  if ((d >> 46 & 7) != 1) fault("descriptor", "matrix descriptor 0x%llx: version bits are %u, not 1", (unsigned long long)d, u32(d >> 46 & 7));
+  if (d >> 49 & 7) fault("not implemented", "matrix descriptor 0x%llx with base offset %u", (unsigned long long)d, u32(d >> 49 & 7));
+  if (d >> 52 & 1) fault("not implemented", "matrix descriptor 0x%llx with absolute leading dimension", (unsigned long long)d);
+  switch (d >> 61) {
+    case 0: t.swizzle = 0; break;
+    case 2: t.swizzle = 128; break;
+    case 4: t.swizzle = 64; break;
+    case 6: t.swizzle = 32; break;
+    default: fault("not implemented", "matrix descriptor 0x%llx with layout %u", (unsigned long long)d, u32(d >> 61));
+  }
+  return t;
+}
+
+u32 SharedTile::piece_by_depth(u32 row, u32 kb) const {
+  u32 width = swizzle ? swizzle : 16;
+  u32 linear = start + row / 8 * stride + row % 8 * width + (swizzle ? kb : kb / 16 * leading);
+  return swizzled(linear, swizzle);
+}
+
+u32 SharedTile::piece_by_rows(u32 rb, u32 k) const {
+  if (!swizzle) return start + rb / 16 * stride + k % 8 * 16 + k / 8 * leading;
+  return swizzled(start + rb / swizzle * leading + rb % swizzle + k % 8 * swizzle + k / 8 * stride, swizzle);
+}
+
+void convert_piece(const u8* from, Element kind, float* to) {
+  switch (kind) {
+    case Element::BF16:
+    case Element::F16: {
+      u16 v[8];
+      std::memcpy(v, from, 16);
+      if (kind == Element::BF16)
+        for (int i = 0; i < 8; i++) to[i] = from_bf16(v[i]);
+      else
+        for (int i = 0; i < 8; i++) to[i] = from_f16(v[i]);
+      break;
+    }
+    case Element::E4M3:
+      for (int i = 0; i < 16; i++) to[i] = from_e4m3(from[i]);
+      break;
+    case Element::E5M2:
+      for (int i = 0; i < 16; i++) to[i] = from_e5m2(from[i]);
+      break;
+    case Element::TF32:
+      for (int i = 0; i < 4; i++) {
+        u32 v;
+        std::memcpy(&v, from + 4 * i, 4);
+        to[i] = bits<float>(v & 0xffffe000u);
+      }
+  }
+}
+
+namespace {
+
+const u8* piece_at(const Reader& reader, Cta& cta, u32 offset) {
+  const u8* place = shared_at(reader.cluster, cta, offset, 16, 16, reader.what);
+  u64 shadow[2];
+  std::memcpy(shadow, cta.shadow.data() + offset, 16);
+  if (shadow[0] != 0x0101010101010101ull || shadow[1] != 0x0101010101010101ull)
+    shared_read(reader.cluster, cta, offset, 16, reader.what);
+  if (reader.cluster.events)
+    for (u32 agent : reader.agents)
+      reader.cluster.events->shared(agent, reader.pc, Proxy::Async, Kind::Read, cta.rank, offset, 16);
+  return place;
+}
+
+// Calls visit(row, k, elements along K or rows, floats) for every 16-byte piece of the tile.
+template <class ByDepth, class ByRows>
+void pieces(const Reader& reader, Cta& cta, const SharedTile& tile, Element kind, u32 rows, u32 depth, ByDepth by_depth,
+            ByRows by_rows) {
+  const u32 size = element_size(kind), per_piece = 16 / size;
+  float values[16];
+  if (!tile.rows_first) {
+    for (u32 row = 0; row < rows; row++)
+      for (u32 k = 0; k < depth; k += per_piece) {
+        convert_piece(piece_at(reader, cta, tile.piece_by_depth(row, k * size)), kind, values);
+        by_depth(row, k, per_piece, values);
+      }
+  } else {
+    for (u32 k = 0; k < depth; k++)
+      for (u32 row = 0; row < rows; row += per_piece) {
+        convert_piece(piece_at(reader, cta, tile.piece_by_rows(row * size, k)), kind, values);
+        by_rows(row, k, per_piece, values);
+      }
+  }
+}
+
+}  // namespace
+
+void gather_rows(const Reader& reader, Cta& cta, const SharedTile& tile, Element kind, u32 rows, u32 depth, float* out,
+                 u32 pitch) {
+  pieces(
+      reader, cta, tile, kind, rows, depth,
+      [=](u32 row, u32 k, u32 n, const float* v) { std::memcpy(out + row * pitch + k, v, n * sizeof(float)); },
+      [=](u32 row, u32 k, u32 n, const float* v) {
+        for (u32 i = 0; i < n; i++) out[(row + i) * pitch + k] = v[i];
+      });
+}
+
+void gather_columns(const Reader& reader, Cta& cta, const SharedTile& tile, Element kind, u32 rows, u32 depth,
+                    float* out, u32 pitch) {
+  pieces(
+      reader, cta, tile, kind, rows, depth,
+      [=](u32 row, u32 k, u32 n, const float* v) {
+        for (u32 i = 0; i < n; i++) out[(k + i) * pitch + row] = v[i];
+      },
+      [=](u32 row, u32 k, u32 n, const float* v) { std::memcpy(out + k * pitch + row, v, n * sizeof(float)); });
+}
+
+namespace {
+
+template <u32 rows, u32 columns>
+void block(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b, u32 b_pitch, u32 k) {
+  float sum[rows][columns];
+  for (u32 i = 0; i < rows; i++)
+    for (u32 j = 0; j < columns; j++) sum[i][j] = c[i * c_pitch + j];
+  for (u32 p = 0; p < k; p++)
+    for (u32 i = 0; i < rows; i++) {
+      float factor = a[i * a_pitch + p];
+      for (u32 j = 0; j < columns; j++) sum[i][j] = __builtin_fmaf(factor, b[p * b_pitch + j], sum[i][j]);
+    }
+  for (u32 i = 0; i < rows; i++)
+    for (u32 j = 0; j < columns; j++) c[i * c_pitch + j] = sum[i][j];
+}
+
+}  // namespace
+
+void multiply(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b, u32 b_pitch, u32 m, u32 n, u32 k) {
+  u32 j = 0;
+  for (; j + 32 <= n; j += 32)
+    for (u32 i = 0; i < m; i += 4)
+      block<4, 32>(c + i * c_pitch + j, c_pitch, a + i * a_pitch, a_pitch, b + j, b_pitch, k);
+  for (; j < n; j += 8)
+    for (u32 i = 0; i < m; i += 4)
+      block<4, 8>(c + i * c_pitch + j, c_pitch, a + i * a_pitch, a_pitch, b + j, b_pitch, k);
+}

@@ -1,0 +1,37 @@
+// Matrix operands: shared memory descriptors, conversion to f32, and the blocked product.
+#pragma once
+#include "ops.h"
+
+enum class Element : u32 { F16 = 0, BF16 = 1, TF32 = 2, E4M3 = 3, E5M2 = 4 };
+inline u32 element_size(Element e) { return e == Element::TF32 ? 4 : e == Element::E4M3 || e == Element::E5M2 ? 1 : 2; }
+
+// How a tile lies in shared memory. Rows run along M or N, depth along K.
+struct SharedTile {
+  u32 start = 0, leading = 0, stride = 0;  // bytes
+  u32 swizzle = 0;
+  bool rows_first = false;  // M/N-major
+
+  static SharedTile hopper(u64 descriptor);
+  static SharedTile blackwell(u64 descriptor);
+  // Address of the 16-byte piece that holds (row, byte `kb` of K); for rows_first of (row byte `rb`, depth k).
+  u32 piece_by_depth(u32 row, u32 kb) const;
+  u32 piece_by_rows(u32 rb, u32 k) const;
+};
+
+// Converts 16 bytes to 16, 8 or 4 floats.
+void convert_piece(const u8* from, Element, float* to);
+
+struct Reader {
+  Cluster& cluster;
+  std::vector<u32> agents;  // on whose behalf the listener hears of the reads
+  u32 pc;
+  const char* what;
+};
+
+// out[row * pitch + k] for rows x depth elements.
+void gather_rows(const Reader&, Cta&, const SharedTile&, Element, u32 rows, u32 depth, float* out, u32 pitch);
+// out[k * pitch + row]: the same, transposed.
+void gather_columns(const Reader&, Cta&, const SharedTile&, Element, u32 rows, u32 depth, float* out, u32 pitch);
+
+// c[m][n] += sum over k of a[m][k] * b[k][n], one fused multiply-add after the other along k.
+void multiply(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b, u32 b_pitch, u32 m, u32 n, u32 k);

@@ -1,0 +1,85 @@
+// The instructions that are not lane-wise, by family, and what they share.
+#pragma once
+#include "events.h"
+#include "machine.h"
+
+#include "complex_ops.inc"
+
+constexpr u32 kWideAddress = 1u << 9, kSigned = 1u << 8, kFloat = 1u << 10;
+constexpr u32 kMulticast = 1u << 16, kPairGroup = 1u << 17;
+enum Space : u32 { kGeneric = 0, kGlobal = 1, kShared = 2, kSharedCluster = 3, kParam = 4 };
+
+struct Context {
+  Cluster& cluster;
+  Warp& warp;
+  Group& group;
+  const Insn& in;
+  u32 mask;
+
+  u64 address(u32 lane) const { return address_of(in.a, in.imm, in.flags & kWideAddress, lane); }
+  u64 address_of(s32 slot, s64 offset, bool wide, u32 lane) const {
+    const u32* p = warp.read(slot);
+    return wide ? (u64(p[lane + 32]) << 32 | p[lane]) + u64(offset) : u32(p[lane] + u32(offset));
+  }
+  u64 value64(s32 slot, u32 lane) const {
+    const u32* p = warp.read(slot);
+    return u64(p[lane + 32]) << 32 | p[lane];
+  }
+  u32 lane() const { return u32(__builtin_ctz(mask)); }
+  u32 item(u32 index, u32 lane) const { return warp.read(cluster.program.list(in)[index])[lane]; }
+  // Blocks the lanes until `wait` is satisfied; the instruction then runs again.
+  Step block(Wait wait, Cta* where, u32 argument, u32 generation) const;
+  // True when all live lanes are here; otherwise the caller returns block(Wait::Converge ..).
+  bool converged() const;
+  // Faults when a guard keeps a part of a converged warp away.
+  void whole(const char* what) const;
+};
+
+void execute_lanes(const Insn&, Warp&, u32 mask);
+Step execute_complex(Context&);
+
+// memory.cpp
+Step op_load(Context&);
+Step op_store(Context&);
+Step op_atomic(Context&);
+Step op_cp_async(Context&);
+Step op_matrix_move(Context&, bool load);
+bool copies_satisfied(const Warp&, u32 allowed);
+u8* shared_at(Cluster&, Cta& cta, u32 offset, u32 bytes, u32 align, const char* what);
+void shared_written(Cta&, u32 offset, u32 bytes);
+void shared_read(Cluster&, Cta&, u32 offset, u32 bytes, const char* what);
+u8* global_at(Cluster&, u64 address, u64 bytes, bool write, const char* what);
+
+// barriers.cpp
+Step op_mbarrier(Context&);
+Step op_named(Context&, bool waits);
+Step op_cluster_arrive(Context&);
+Step op_cluster_wait(Context&);
+void mbarrier_arrive(Cluster&, Mbarrier&, s64 count, Warp* by, u32 pc, u32 agent);
+void mbarrier_transact(Cluster&, Mbarrier&, s64 bytes, u32 agent);
+void recheck_after_exit(Cluster&, Cta&);
+Mbarrier& mbarrier_of(Cluster&, u32 address, const char* what, Cta** owner = nullptr);
+
+// warp_ops.cpp
+Step op_shuffle(Context&);
+Step op_vote(Context&);
+Step op_elect(Context&);
+Step op_reduce(Context&);
+Step op_special(Context&);
+Step op_pack(Context&);
+Step op_unpack(Context&);
+Step op_set_registers(Context&);
+
+// bulk.cpp
+Step op_bulk(Context&);
+bool bulk_satisfied(const Warp&, u32 allowed, bool reads_only);
+
+// wgmma.cpp
+Step op_wgmma(Context&);
+bool wgmma_satisfied(const Warp&, u32 allowed);
+
+// tcgen05.cpp
+Step op_tensor(Context&);
+
+// Runs at once in eager mode, else when its turn comes.
+void submit(Cluster&, Stream*, std::unique_ptr<AsyncOp>);

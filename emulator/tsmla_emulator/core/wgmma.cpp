@@ -1,0 +1,231 @@
+// Hopper's asynchronous warpgroup matrix instructions. An instruction exists when all four warps have issued it; its
+// results land in the registers at the wait that covers them, until then the registers hold poison.
+#include "matrix.h"
+
+struct Accumulator {
+  std::vector<u32*> slots;
+  std::vector<float> values;  // 16 rows x N columns of one warp
+  u64 last = 0;               // number of the last instruction that writes it
+};
+
+namespace {
+struct Product;
+}
+
+struct WarpGroup {
+  Cta* cta = nullptr;
+  u64 done = 0;   // instructions executed
+  u64 first = 0;  // number of open.front()
+  std::deque<std::unique_ptr<Product>> open;
+  Stream stream;
+  u32 last_agent[4] = {};
+  std::deque<std::pair<u64, u32>> agents[4];  // (number, agent) nobody waited for yet
+  ~WarpGroup();
+};
+
+namespace {
+
+struct Product : AsyncOp {
+  WarpGroup* group = nullptr;
+  Element a_kind{}, b_kind{};
+  u32 n = 0, k = 0, flags = 0;
+  u64 a_descriptor = 0, b_descriptor = 0;
+  bool a_shared = false;
+  u32 joined = 0;
+  struct Part {
+    Warp* warp = nullptr;
+    u32 agent = 0;
+    bool accumulate = false;
+    std::shared_ptr<Accumulator> accumulator;
+    std::vector<float> a;  // from registers: 16 x k
+  } parts[4];
+
+  void run(Cluster& cluster) override {
+    const char* what = "wgmma";
+    SharedTile b_tile = SharedTile::hopper(b_descriptor);
+    b_tile.rows_first = flags >> 11 & 1;
+    std::vector<u32> agents;
+    for (Part& p : parts) agents.push_back(p.agent);
+    std::vector<float> b(size_t(n) * k), a(size_t(64) * k);
+    gather_columns({cluster, agents, pc, what}, *group->cta, b_tile, b_kind, n, k, b.data(), n);
+    if (a_shared) {
+      SharedTile a_tile = SharedTile::hopper(a_descriptor);
+      a_tile.rows_first = flags >> 10 & 1;
+      read_a(cluster, a_tile, a.data());
+    } else {
+      for (u32 w = 0; w < 4; w++) std::memcpy(a.data() + size_t(16) * k * w, parts[w].a.data(), 16 * k * sizeof(float));
+    }
+    if ((flags >> 8 ^ flags >> 9) & 1)
+      for (float& v : a) v = -v;
+    for (u32 w = 0; w < 4; w++) {
+      std::vector<float>& c = parts[w].accumulator->values;
+      if (!parts[w].accumulate) std::fill(c.begin(), c.end(), 0.0f);
+      multiply(c.data(), n, a.data() + size_t(16) * k * w, k, b.data(), n, 16, n, k);
+    }
+    group->done++;
+  }
+
+ private:
+  void read_a(Cluster& cluster, SharedTile tile, float* a) {
+    if (!cluster.events || tile.rows_first) {
+      std::vector<u32> agents;
+      for (Part& p : parts) agents.push_back(p.agent);
+      gather_rows({cluster, agents, pc, "wgmma"}, *group->cta, tile, a_kind, 64, k, a, k);
+      return;
+    }
+    for (u32 w = 0; w < 4; w++) {  // each warp reads its own 16 rows
+      SharedTile own = tile;
+      own.start += 2 * w * tile.stride;
+      gather_rows({cluster, {parts[w].agent}, pc, "wgmma"}, *group->cta, own, a_kind, 16, k, a + size_t(16) * k * w, k);
+    }
+  }
+};
+
+// Position of register `r`, lane `lane` in a warp's 16 x N tile.
+u32 fragment(u32 r, u32 lane, u32 n) {
+  u32 row = lane / 4 + 8 * (r >> 1 & 1), column = r / 4 * 8 + 2 * (lane % 4) + (r & 1);
+  return row * n + column;
+}
+
+std::shared_ptr<Accumulator> accumulator_of(Context& c, bool accumulate) {
+  Warp& w = c.warp;
+  const u32 n = c.in.extra, count = n / 2;
+  const s32* items = c.cluster.program.list(c.in);
+  for (auto& open : w.accumulators) {
+    u32 same = 0, shared = 0;
+    for (u32 i = 0; i < count; i++) {
+      u32* slot = w.write(items[i]);
+      same += i < open->slots.size() && open->slots[i] == slot;
+      shared += std::find(open->slots.begin(), open->slots.end(), slot) != open->slots.end();
+      if (i == 0 && !shared) break;
+    }
+    if (same == count && open->slots.size() == count) return open;
+    if (shared) fault("not implemented", "wgmma accumulator registers that overlap another pending wgmma's in part");
+  }
+  auto made = std::make_shared<Accumulator>();
+  made->values.resize(size_t(16) * n);
+  for (u32 i = 0; i < count; i++) made->slots.push_back(w.write(items[i]));
+  for (u32 i = 0; i < count; i++)
+    for (u32 lane = 0; lane < 32; lane++) {
+      if (accumulate) made->values[fragment(i, lane, n)] = bits<float>(made->slots[i][lane]);
+      made->slots[i][lane] = ~0u;
+    }
+  w.accumulators.push_back(made);
+  return made;
+}
+
+std::vector<float> a_from_registers(Context& c, Element kind, u32 k) {
+  std::vector<float> a(size_t(16) * k);
+  const s32* items = c.cluster.program.list(c.in) + c.in.extra / 2;
+  u32 size = element_size(kind), per_register = 4 / size, group = 4 * per_register;
+  for (u32 q = 0; q < c.in.width; q++) {
+    const u32* r = c.warp.read(items[q]);
+    for (u32 lane = 0; lane < 32; lane++) {
+      u8 raw[16] = {};
+      float v[16];
+      std::memcpy(raw, r + lane, 4);
+      convert_piece(raw, kind, v);
+      u32 row = lane / 4 + 8 * (q & 1);
+      for (u32 h = 0; h < per_register; h++) a[row * k + lane % 4 * per_register + h + group * (q >> 1)] = v[h];
+    }
+  }
+  return a;
+}
+
+void issue(Context& c) {
+  Warp& w = c.warp;
+  Cta& cta = *w.cta;
+  u32 index = w.index / 4, quarter = w.index % 4;
+  if (cta.warpgroups.size() <= index) cta.warpgroups.resize(index + 1);
+  if (!cta.warpgroups[index]) {
+    cta.warpgroups[index] = std::make_shared<WarpGroup>();
+    cta.warpgroups[index]->cta = &cta;
+  }
+  WarpGroup& group = *cta.warpgroups[index];
+  u64 number = w.wgmma_issued++;
+  if (number == group.first + group.open.size()) {
+    group.open.push_back(std::make_unique<Product>());
+    Product& made = *group.open.back();
+    made.pc = c.group.pc, made.issuer = &w, made.group = &group;
+    made.a_kind = Element(c.in.flags & 15), made.b_kind = Element(c.in.flags >> 4 & 15);
+    made.n = c.in.extra, made.k = u32(c.in.imm), made.flags = c.in.flags;
+    made.a_shared = c.in.a != kNone;
+    if (made.a_shared) made.a_descriptor = c.value64(c.in.a, 0);
+    made.b_descriptor = c.value64(c.in.b, 0);
+  }
+  Product& op = *group.open[number - group.first];
+  if (op.pc != c.group.pc || (op.a_shared && op.a_descriptor != c.value64(c.in.a, 0)) ||
+      op.b_descriptor != c.value64(c.in.b, 0))
+    fault("barrier", "the warps of a warpgroup issue different wgmma instructions (instruction %llu of the group, first "
+          "issued at @pc:%u@)", (unsigned long long)number, op.pc);
+  Product::Part& part = op.parts[quarter];
+  part.warp = &w;
+  part.accumulate = w.read(c.in.c)[0] != 0;
+  part.accumulator = accumulator_of(c, part.accumulate);
+  part.accumulator->last = number;
+  if (!op.a_shared) part.a = a_from_registers(c, op.a_kind, op.k);
+  if (c.cluster.events) {
+    part.agent = c.cluster.events->fork(w.agent, op.pc, group.last_agent[quarter]);
+    group.last_agent[quarter] = part.agent;
+    group.agents[quarter].emplace_back(number, part.agent);
+  }
+  op.joined |= 1u << quarter;
+  while (!group.open.empty() && group.open.front()->joined == 15) {
+    std::unique_ptr<Product> ready = std::move(group.open.front());
+    group.open.pop_front();
+    group.first++;
+    submit(c.cluster, &group.stream, std::move(ready));
+  }
+}
+
+void land(Accumulator& accumulator, u32 n) {
+  for (u32 i = 0; i < accumulator.slots.size(); i++)
+    for (u32 lane = 0; lane < 32; lane++) accumulator.slots[i][lane] = bits<u32>(accumulator.values[fragment(i, lane, n)]);
+}
+
+Step wait(Context& c) {
+  Warp& w = c.warp;
+  u32 allowed = u32(c.in.imm);
+  if (!wgmma_satisfied(w, allowed)) return c.block(Wait::Wgmma, nullptr, allowed, 0);
+  while (w.wgmma_groups.size() > allowed) {
+    w.wgmma_retired = w.wgmma_groups.front();
+    w.wgmma_groups.pop_front();
+  }
+  for (size_t i = 0; i < w.accumulators.size();) {
+    Accumulator& accumulator = *w.accumulators[i];
+    if (accumulator.last < w.wgmma_retired) {
+      land(accumulator, u32(accumulator.slots.size() * 2));
+      w.accumulators.erase(w.accumulators.begin() + s64(i));
+    } else {
+      i++;
+    }
+  }
+  if (c.cluster.events && w.cta->warpgroups.size() > w.index / 4 && w.cta->warpgroups[w.index / 4]) {
+    auto& agents = w.cta->warpgroups[w.index / 4]->agents[w.index % 4];
+    while (!agents.empty() && agents.front().first < w.wgmma_retired) {
+      c.cluster.events->join(w.agent, agents.front().second);
+      agents.pop_front();
+    }
+  }
+  return Step::Next;
+}
+
+}  // namespace
+
+WarpGroup::~WarpGroup() = default;
+
+bool wgmma_satisfied(const Warp& w, u32 allowed) {
+  if (w.wgmma_groups.size() <= allowed) return true;
+  return w.cta->warpgroups[w.index / 4]->done >= w.wgmma_groups[w.wgmma_groups.size() - 1 - allowed];
+}
+
+Step op_wgmma(Context& c) {
+  if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
+  c.whole("wgmma");
+  switch (c.in.op) {
+    case OP_WGMMA: issue(c); return Step::Next;
+    case OP_WGMMA_FENCE: return Step::Next;
+    case OP_WGMMA_COMMIT: c.warp.wgmma_groups.push_back(c.warp.wgmma_issued); return Step::Next;
+    default: return wait(c);
+  }
+}
