@@ -77,11 +77,11 @@ def execute(module: Module, launches: list[Launch], regions: list[Region], optio
 
 
 def program_of(module: Module, entry: Entry) -> Program:
-    """The entry's program, encoded once per module."""
-    programs = module.programs
-    if entry.name not in programs:
-        programs[entry.name] = build_program(entry)
-    return programs[entry.name]
+    """The entry's program, encoded once; change an entry by replacing it, not its instructions in place."""
+    known = module.programs.get(entry.name)
+    if not isinstance(known, Program) or known.entry is not entry:
+        known = module.programs[entry.name] = build_program(entry)
+    return known
 
 
 def _check_launch(entry: Entry, launch: Launch) -> None:

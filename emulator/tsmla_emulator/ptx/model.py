@@ -145,4 +145,4 @@ class Module:
     version: str
     entries: dict[str, Entry]
     text: str
-    programs: dict[str, object] = field(default_factory=dict)
+    programs: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
