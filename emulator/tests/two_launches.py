@@ -1,4 +1,4 @@
-"""Somebody else's kernels: one call doubles a vector and then adds up neighbours, in two launches of different shape."""
+"""Somebody else's kernels: one call doubles a vector, then adds up neighbours, in two launches of different shape."""
 
 from __future__ import annotations
 

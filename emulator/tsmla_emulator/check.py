@@ -61,6 +61,8 @@ def check(variant: Variant, options: Options = Options(), seed: int = 0) -> Verd
     with emulated(variant.arch.value, options) as gpu:
         measured, error = _pack(variant) if isinstance(variant, PackVariant) else _prefill(variant)
         (call,) = gpu.calls
+    if call.name != variant.symbol():
+        raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
     if call.unwritten and not error:
         error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in call.unwritten.items())
     return Verdict(variant, measured, error, call)

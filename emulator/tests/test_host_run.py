@@ -1,0 +1,127 @@
+"""Kernels run behind their host code: results land in the caller's tensors, and what is wrong is said."""
+
+from __future__ import annotations
+
+import copy
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import tsmla
+import two_launches
+from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant
+from tsmla_emulator import check, cli, machine
+from tsmla_emulator.machine import EmulationError, Options
+from tsmla_emulator.run import emulated
+
+SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, *check.PACK_DIMS, False).symbol()
+
+
+def test_two_launches_in_order(gpu, tmp_path):
+    options = f"--enable-tvm-ffi --keep-ptx --gpu-arch {gpu.arch} --dump-dir={tmp_path}"
+    kernel = gpu.emulation.adopt(two_launches.compile_it(options))
+    source = torch.arange(300, dtype=torch.float32, device="cuda")
+    doubled, sums = torch.empty_like(source), source.new_empty(150)
+    kernel(source, doubled, sums, 0.5)
+    assert torch.equal(doubled, 2 * source)
+    assert torch.equal(sums, doubled[::2] + doubled[1::2] + 0.5)
+    (call,) = gpu.emulation.calls
+    assert call.unwritten == {} and call.report.warp_instructions > 0
+
+
+def test_a_write_to_an_input_is_an_error(tmp_path):
+    options = f"--enable-tvm-ffi --keep-ptx --gpu-arch sm_100a --dump-dir={tmp_path}"
+    with emulated("sm_100a") as gpu:
+        kernel = gpu.adopt(two_launches.compile_it(options), writes=lambda name: name != "doubled")
+        source = torch.ones(64, device="cuda")
+        with pytest.raises(EmulationError, match="doubled"):
+            kernel(source, torch.empty_like(source), source.new_empty(32), 0.0)
+        assert not gpu.calls
+
+
+@pytest.fixture
+def double(tmp_path):
+    """The first kernel without its host code: call it with source, doubled and the length to claim for both."""
+    compiled = two_launches.compile_it(f"--enable-tvm-ffi --keep-ptx --gpu-arch sm_90a --dump-dir={tmp_path}")
+    ptx = compiled.__ptx__.rstrip("\0")
+    with emulated("sm_90a") as gpu:
+        entry = next(name for name in machine.parse(ptx).entries if "double" in name)
+
+        def call(source, doubled, length):
+            params = [struct.pack("<Qi4x", x.data_ptr(), length) for x in (source, doubled)]
+            return gpu.launch(ptx, entry, [1], [two_launches.THREADS], params, touches=[source, doubled])
+
+        yield call
+
+
+def test_outputs_that_nobody_wrote_are_counted(double):
+    source, doubled = torch.ones(8, device="cuda"), torch.empty(8, device="cuda")
+    assert double(source, doubled, 5).unwritten == {"argument 3": 3}
+    assert doubled[:5].tolist() == [2] * 5 and doubled[5:].isnan().all()
+    assert double(source, doubled, 8).unwritten == {}
+
+
+def test_access_beyond_a_tensor_is_an_error(double):
+    source, doubled = torch.ones(8, device="cuda"), torch.empty(8, device="cuda")
+    with pytest.raises(EmulationError, match=f"{source.data_ptr() + 32:#x}"):
+        double(source, doubled, 9)
+
+
+def test_a_rewritten_module_is_what_runs():
+    def subtract(module: machine.Module) -> machine.Module:
+        changed = copy.deepcopy(module)
+        for entry in changed.entries.values():
+            for instruction in entry.instructions:
+                instruction.opcode = instruction.opcode.replace("mul.f32", "sub.f32")
+        return changed
+
+    with emulated("sm_90a", rewrite=subtract):
+        x = torch.full((3, 2, 128), 4.0, dtype=torch.bfloat16, device="cuda")
+        k, _ = tsmla.mla_kv_pack_quantize_fp8(x, x[:, :1, :64], x, 3.0)
+    assert (k.float() == 4.0 - 3.0).all()
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        PackVariant(Arch.SM103A, Dtype.FP16, Dtype.E5M2, *check.PACK_DIMS, True),
+        PrefillVariant(Arch.SM90A, Dtype.FP16, Dtype.FP16, 128, 128, True, True, False),
+    ],
+    ids=str,
+)
+def test_check_of_a_variant(variant):
+    verdict = check.check(variant, Options(async_mode="late", seed=5))
+    assert verdict.error is None and verdict.measured
+
+
+def test_records_give_the_same_results_elsewhere(tmp_path):
+    with emulated("sm_90a", record_to=tmp_path):
+        k_nope, v = (torch.randn(7, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        k_pe = torch.randn(7, 1, 64, device="cuda", dtype=torch.bfloat16)
+        k, _ = tsmla.mla_kv_pack_quantize_fp8(k_nope, k_pe, v)
+    (record,) = tmp_path.glob("*.npz")
+    saved = tmp_path / "saved.npz"
+    arguments = ["run", "--ptx", str(record.with_suffix(".ptx")), "--record", str(record), "--save", str(saved)]
+    command = [sys.executable, "-m", "tsmla_emulator.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    assert "warp instructions" in done.stdout
+    with np.load(saved) as results:
+        assert results["k_out"].tobytes() == k.cpu().view(torch.uint8).numpy().tobytes()
+
+
+def test_command_line_of_a_symbol(capsys):
+    assert cli.main(["run", SYMBOL, "--async-mode", "random", "--seed", "9"]) == 0
+    assert "[1/1] " + SYMBOL in (text := capsys.readouterr().out) and "0 bytes differ" in text
+
+
+def test_command_line_errors(capsys):
+    assert cli.main(["run", "tsmla_pack_sm_90a"]) == 2
+    assert "close to it" in capsys.readouterr().err
+    assert cli.main(["run", "--ptx", "k.ptx"]) == 2
+    assert "--ptx together with --record" in capsys.readouterr().err
+    assert cli.main(["run", "--ptx", "/nowhere.ptx", "--record", "/nowhere.npz"]) == 2
+    assert "No such file" in capsys.readouterr().err
