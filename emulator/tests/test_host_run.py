@@ -71,17 +71,17 @@ def test_access_beyond_a_tensor_is_an_error(double):
 
 
 def test_a_rewritten_module_is_what_runs():
-    def subtract(module: machine.Module) -> machine.Module:
+    def add(module: machine.Module) -> machine.Module:
         changed = copy.deepcopy(module)
         for entry in changed.entries.values():
             for instruction in entry.instructions:
-                instruction.opcode = instruction.opcode.replace("mul.f32", "sub.f32")
+                instruction.opcode = instruction.opcode.replace("mul.f32", "add.f32")
         return changed
 
-    with emulated("sm_90a", rewrite=subtract):
+    with emulated("sm_90a", rewrite=add):
         x = torch.full((3, 2, 128), 4.0, dtype=torch.bfloat16, device="cuda")
         k, _ = tsmla.mla_kv_pack_quantize_fp8(x, x[:, :1, :64], x, 3.0)
-    assert (k.float() == 4.0 - 3.0).all()
+    assert (k.float() == 4.0 + 3.0).all()
 
 
 @pytest.mark.parametrize(
