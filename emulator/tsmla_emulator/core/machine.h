@@ -191,13 +191,6 @@ struct BulkGroup {
   std::vector<u32> readers, writers;   // happens-before agents to join when somebody waits for the group
 };
 
-// Registers whose values arrive at the next wait.
-struct Landing {
-  u32* slot;
-  u32 lanes[32];
-};
-
-
 struct Warp {
   Cta* cta = nullptr;
   u32 index = 0, number = 0;  // in the CTA; in the cluster
@@ -220,7 +213,6 @@ struct Warp {
   u64 copies_issued = 0, copies_done = 0;
   std::deque<u64> copy_groups;                         // number of the last copy of each committed group
   std::deque<std::pair<u64, u32>> copy_agents;         // (number, happens-before agent) nobody waited for yet
-  std::vector<Landing> tmem_loads;
   Stream tmem_stores;
   std::vector<u32> tmem_store_agents;
   std::vector<std::shared_ptr<Accumulator>> accumulators;  // wgmma results that have not landed

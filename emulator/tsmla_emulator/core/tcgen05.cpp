@@ -112,22 +112,22 @@ Window window_of(Context& c, const char* what) {
   return {lane, address & 0xffff, columns, rows};
 }
 
-void reduce(Context& c, std::vector<Landing>& landings, size_t first) {
-  Landing result{c.warp.write(c.in.d), {}};
+void reduce(Context& c, u32 (*values)[32]) {
   bool largest = c.in.flags >> 4 & 1, nan = c.in.flags >> 5 & 1;
+  u32* result = c.warp.write(c.in.d);
   for (u32 lane = 0; lane < 32; lane++) {
-    f32 value = bits<f32>(landings[first].lanes[lane]);
-    for (size_t i = first + 1; i < landings.size(); i++) {
-      f32 other = bits<f32>(landings[i].lanes[lane]);
+    f32 value = bits<f32>(values[0][lane]);
+    for (u32 i = 1; i < c.in.count; i++) {
+      f32 other = bits<f32>(values[i][lane]);
       if (largest) value = nan ? max_nan(value, other) : max_number(value, other);
       else value = nan ? min_nan(value, other) : min_number(value, other);
     }
-    result.lanes[lane] = bits<u32>(value);
+    result[lane] = bits<u32>(value);
   }
-  landings.push_back(result);
 }
 
-// The values are taken now and land at tcgen05.wait::ld; until then the registers hold poison.
+// The values are there at once: compiled kernels use them before tcgen05.wait::ld, because the register scoreboard
+// makes them wait. What the wait orders is the reuse of the tensor memory, which only the happens-before check sees.
 Step load(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
   c.whole("tcgen05.ld");
@@ -137,20 +137,16 @@ Step load(Context& c) {
     check_written(c.cluster, cta, w.lane + row, w.column, w.columns, "tcgen05.ld");
   if (c.cluster.events)
     c.cluster.events->tensor(c.warp.agent, c.group.pc, Kind::Read, cta.rank, w.lane, w.rows, w.column, w.columns);
-  auto& landings = c.warp.tmem_loads;
-  size_t first = landings.size();
   const s32* items = c.cluster.program.list(c.in);
   u32 shape = c.in.flags & 15;
-  for (u32 r = 0; r < c.in.count; r++) {
-    Landing landing{c.warp.write(items[r]), {}};
+  u32 values[128][32];
+  for (u32 r = 0; r < c.in.count; r++)
     for (u32 lane = 0; lane < 32; lane++) {
       Cell cell = cell_of(shape, lane, r);
-      landing.lanes[lane] = *cta.tmem->at(w.lane + cell.lane, w.column + cell.column);
+      values[r][lane] = *cta.tmem->at(w.lane + cell.lane, w.column + cell.column);
     }
-    landings.push_back(landing);
-  }
-  if (c.in.flags >> 6 & 1) reduce(c, landings, first);
-  for (size_t i = first; i < landings.size(); i++) std::fill_n(landings[i].slot, 32, ~0u);
+  for (u32 r = 0; r < c.in.count; r++) std::memcpy(c.warp.write(items[r]), values[r], 128);
+  if (c.in.flags >> 6 & 1) reduce(c, values);
   return Step::Next;
 }
 
@@ -194,8 +190,6 @@ Step store(Context& c) {
 
 Step wait_load(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
-  for (const Landing& landing : c.warp.tmem_loads) std::memcpy(landing.slot, landing.lanes, sizeof landing.lanes);
-  c.warp.tmem_loads.clear();
   if (c.cluster.events) c.cluster.events->loads_done(c.warp.agent);
   return Step::Next;
 }

@@ -220,8 +220,7 @@ def _tmem_move(encoder: Encoder) -> Encoded:
     if not load:
         return encoder.build("tmem_store", a=base, imm=offset, items=references, flags=flags, extra=repeat)
     result = encoder.destination(extra) if extra is not None else None
-    return encoder.build("tmem_load", d=result, a=base, imm=offset, items=references, flags=flags, extra=repeat,
-                         late_writes=True)  # fmt: skip
+    return encoder.build("tmem_load", d=result, a=base, imm=offset, items=references, flags=flags, extra=repeat)
 
 
 def _tmem_mma(encoder: Encoder) -> Encoded:
@@ -265,7 +264,7 @@ _TENSOR = {
     "relinquish_alloc_permit": lambda encoder: encoder.build("tmem_relinquish", extra=_group(encoder)),
     "ld": _tmem_move,
     "st": _tmem_move,
-    "wait::ld": lambda encoder: encoder.build("tmem_wait_load", lands=True),
+    "wait::ld": lambda encoder: encoder.build("tmem_wait_load"),
     "wait::st": lambda encoder: encoder.build("tmem_wait_store"),
     "fence::before_thread_sync": lambda encoder: encoder.build("tensor_fence", imm=0),
     "fence::after_thread_sync": lambda encoder: encoder.build("tensor_fence", imm=1),
