@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import two_launches
+from cutlass.utils import HardwareInfo
 from tsmla_emulator import machine
 from tsmla_emulator.machine import EmulationError, Report
 from tsmla_emulator.run import emulated
@@ -50,6 +51,13 @@ def test_compiles_inside_are_adopted(seen):
         kernel(*vectors(), 0.5)
     ((module, launches),) = seen
     assert module.target == "sm_103a" and len(launches) == 2
+
+
+def test_questions_to_the_driver_are_answered():
+    with emulated("sm_100a", adopt_compiles=True):
+        info = HardwareInfo()
+        assert info.get_device_multiprocessor_count() == torch.cuda.get_device_properties(0).multi_processor_count
+        assert info.get_max_active_clusters(4) == info.get_device_multiprocessor_count() // 4
 
 
 def test_compiles_without_ptx_are_refused(tmp_path):

@@ -23,7 +23,7 @@ import torch
 
 from . import machine, record
 from .host import adoption, launch_config
-from .host.capture import Gpu, extents, open_library, parameter_names
+from .host.capture import Gpu, extents, open_library, parameters
 from .host.launch_config import KernelLimits
 from .host.link import link
 from .host.memory import Extent, check_guards, merged
@@ -111,7 +111,7 @@ class Emulation:
         return self.run(entry, module, [launch], reached, extents(reached, names, lambda name: True))
 
     def run(
-        self, name: str, module: Module, launches: list[Launch], arguments: tuple[Any, ...], touched: list[Extent]
+        self, name: str, module: Module, launches: list[Launch], arguments: Sequence[Any], touched: list[Extent]
     ) -> Call:
         """Run launches in order over the memory that they may touch, and check what they left behind.
 
@@ -159,16 +159,29 @@ class Kernel:
         self.symbol = symbol
         self._emulation = emulation
         self._library = open_library(library)
-        self._names = parameter_names(self._library.function(symbol))
+        self._parameters = parameters(self._library.function(symbol))
         self._module = emulation._module(ptx)
         self._writes = writes
 
-    def __call__(self, *arguments: Any) -> None:
-        """Raises what the function's own argument checks raise, and what `Emulation.run` does."""
-        touched = extents(arguments, self._names, self._writes)
+    def __call__(self, *positional: Any, **named: Any) -> None:
+        """Arguments by position or name; those that can only be None may be left out.
+
+        Raises what the function's own argument checks raise, and what `Emulation.run` does.
+        """
+        arguments = self._bound(positional, named)
+        touched = extents(arguments, [*self._parameters], self._writes)
         launches = self._library.record(self.symbol, arguments, self._module, GPUS[self._emulation.arch])
         if launches:
             self._emulation.run(self.symbol, self._module, launches, arguments, touched)
+
+    def _bound(self, positional: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+        """Exported functions take everything by position and have lost their defaults."""
+        rest = [*self._parameters.items()][len(positional) :]
+        values = dict(named)
+        bound = [values.pop(name, None) for name, kind in rest if name in values or kind == "None"]
+        if values:
+            raise TypeError(f"{self.symbol} takes no {', '.join(values)}, or got it twice")
+        return [*positional, *bound]
 
 
 @contextlib.contextmanager
@@ -197,7 +210,7 @@ def emulated(
             stack.enter_context(mock.patch.object(target, name, replacement))
         stack.enter_context(_fresh_resolution())
         if adopt_compiles:
-            stack.enter_context(adoption.adopting(arch, emulation.adopt))
+            stack.enter_context(adoption.adopting(arch, GPUS[arch].processors, emulation.adopt))
         stack.enter_context(EmulatedDevice())
         yield emulation
 

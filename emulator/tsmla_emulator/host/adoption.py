@@ -30,9 +30,19 @@ def export(compiled: Any) -> tuple[Path, str]:
 
 
 @contextlib.contextmanager
-def adopting(arch: str, adopt: Callable[[Any], Any]) -> Iterator[None]:
-    """While active, `cute.compile` compiles for `arch`, without its GPU, and returns what `adopt` makes of it."""
+def adopting(arch: str, processors: int, adopt: Callable[[Any], Any]) -> Iterator[None]:
+    """While active, `cute.compile` compiles for `arch`, without its GPU, and returns what `adopt` makes of it.
+
+    CUTLASS's HardwareInfo, which asks the driver, answers for a GPU with that many processors, all free.
+    """
     from cutlass import cute
+    from cutlass.utils import HardwareInfo
+
+    answers = {
+        "__init__": lambda self, device_id=0: None,
+        "get_device_multiprocessor_count": lambda self: processors,
+        "get_max_active_clusters": lambda self, cluster_size, *_, **__: processors // cluster_size,
+    }
 
     real = cute.compile
 
@@ -41,5 +51,5 @@ def adopting(arch: str, adopt: Callable[[Any], Any]) -> Iterator[None]:
             every = f"{options} {OPTIONS} --gpu-arch {arch} --dump-dir={dumps}"
             return adopt(real(function, *arguments, options=every, **keywords))
 
-    with mock.patch.object(cute, "compile", compile_adopted):
+    with mock.patch.object(cute, "compile", compile_adopted), mock.patch.multiple(HardwareInfo, **answers):
         yield

@@ -9,7 +9,7 @@ import functools
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class Library:
         except AttributeError:
             raise AttributeError(f"{self.path} exports no function {symbol}") from None
 
-    def record(self, symbol: str, arguments: tuple[Any, ...], ptx: Module, gpu: Gpu) -> list[Launch]:
+    def record(self, symbol: str, arguments: Sequence[Any], ptx: Module, gpu: Gpu) -> list[Launch]:
         """Call a function and return its launches, none of them run. Raises what its argument checks raise."""
         function = self.function(symbol)
         with self._lock:
@@ -177,17 +177,18 @@ def open_library(path: Path) -> Library:
     return Library(path)
 
 
-def parameter_names(function: Callable[..., Any]) -> list[str]:
-    """Names of a TVM-FFI function's parameters, from the TypeError that calling it without any raises."""
+def parameters(function: Callable[..., Any]) -> dict[str, str]:
+    """A TVM-FFI function's parameters and the kind of each ("Tensor", "int32", "None", ..), as the TypeError says that
+    calling it without any raises; empty when it names none."""
     with contextlib.suppress(IndexError):
         try:
             function()
         except TypeError as error:
-            return re.findall(r"[(,] ?(\w+): ", str(error).split("`")[1])
-    return []
+            return dict(re.findall(r"[(,] ?(\w+): (\w+)", str(error).split("`")[1]))
+    return {}
 
 
-def extents(arguments: tuple[Any, ...], names: list[str], writes: Callable[[str], bool]) -> list[Extent]:
+def extents(arguments: Sequence[Any], names: Sequence[str], writes: Callable[[str], bool]) -> list[Extent]:
     """The memory behind the tensors, torch's or CuTe's, among a call's arguments.
 
     Raises TypeError for a tensor on the CPU.
