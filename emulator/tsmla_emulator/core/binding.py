@@ -24,8 +24,8 @@ class _Region(Structure):
 class _Launch(Structure):
     _fields_ = (
         ("grid", c_uint32 * 3), ("block", c_uint32 * 3), ("cluster", c_uint32 * 3),
-        ("static_shared", c_uint32), ("dynamic_shared", c_uint32), ("param_bytes", c_uint32), ("kernel", c_uint32),
-        ("architecture", c_uint32), ("params", c_void_p),
+        ("static_shared", c_uint32), ("dynamic_shared", c_uint32), ("param_bytes", c_uint32), ("architecture", c_uint32),
+        ("pdl", c_uint32), ("params", c_void_p),
     )  # fmt: skip
 
 
@@ -66,12 +66,12 @@ def execute(module: Module, launches: list[Launch], regions: list[Region], optio
     """See machine.run_launches."""
     report = Report()
     begin = time.perf_counter()
-    for index, launch in enumerate(launches):
+    for launch in launches:
         entry = module.entries.get(launch.entry)
         if entry is None:
             raise EmulationError(f"no entry {launch.entry!r}; the module has {', '.join(module.entries)}", "launch")
         _check_launch(entry, launch)
-        _run(module, index, entry, launch, regions, options, report)
+        _run(module, entry, launch, regions, options, report)
     report.seconds = time.perf_counter() - begin
     return report
 
@@ -101,7 +101,7 @@ def _check_launch(entry: Entry, launch: Launch) -> None:
         raise EmulationError(f"launch of {entry.name}: {'; '.join(problems)}", "launch")
 
 
-def _run(module: Module, index: int, entry: Entry, launch: Launch, regions: list[Region], options: Options,
+def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], options: Options,
          report: Report) -> None:  # fmt: skip
     program = program_of(module, entry)
     used = program.static_shared - 0x400 + launch.shared_bytes
@@ -112,7 +112,7 @@ def _run(module: Module, index: int, entry: Entry, launch: Launch, regions: list
     ctypes.memmove(base, launch.params, len(launch.params))
     architecture = int(re.sub(r"\D", "", module.target) or 0)
     launch_c = _Launch(launch.grid, launch.block, launch.cluster, program.static_shared, launch.shared_bytes,
-                       len(launch.params), index, architecture, base)  # fmt: skip
+                       len(launch.params), architecture, int(launch.pdl), base)  # fmt: skip
     regions_c = (_Region * max(1, len(regions)))(
         *(_Region(r.address, r.size, int(r.writable), i) for i, r in enumerate(regions))
     )

@@ -79,7 +79,7 @@ struct TensorLoad : AsyncOp {
 
   void run(Cluster& cluster) override {
     u32 bytes = box.map.box_bytes();
-    std::vector<u8> nan;
+    if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
     for (Cta* cta : targets) {
       shared_at(cluster, *cta, offset, bytes, 16, "tensor copy");
       box.walk([&](u32 linear, u64 from, u32 count) {
@@ -111,6 +111,7 @@ struct StoreWrite : AsyncOp {
   std::vector<std::pair<u64, std::vector<u8>>> pieces;
   std::shared_ptr<BulkGroup> group;
   void run(Cluster& cluster) override {
+    if (cluster.events) cluster.events->global(agent, pc, Kind::Write);
     for (auto& [to, bytes] : pieces)
       std::memcpy(global_at(cluster, to, bytes.size(), true, "bulk store"), bytes.data(), bytes.size());
     group->writing--;
@@ -167,6 +168,7 @@ struct BulkLoad : AsyncOp {
         cluster.events->shared(agent, pc, Proxy::Async, Kind::Read, source->rank, source_offset, bytes);
     } else {
       data = global_at(cluster, from, bytes, false, "bulk copy");
+      if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
     }
     std::memmove(to, data, bytes);
     shared_written(*cta, offset, bytes);

@@ -2,11 +2,11 @@
 #pragma once
 #include "numbers.h"
 
-enum class Proxy : u8 { Generic, Async, Tensor };
+enum class Proxy : u8 { Generic, Async };
 enum class Kind : u8 { Read, Write };
 
-// An agent is a warp or one asynchronous operation (or an in-order engine). A sync object is an mbarrier, a named or
-// cluster barrier, or a completion that somebody can wait for.
+// An agent is a warp or one asynchronous operation; 0 is nobody. A sync object is an mbarrier, a named barrier or the
+// cluster barrier.
 class Events {
  public:
   virtual ~Events() = default;
@@ -18,21 +18,23 @@ class Events {
   virtual void shared(u32 agent, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes) = 0;
   // Tensor memory of one CTA: lanes [lane, lane + lanes) x columns [column, column + columns).
   virtual void tensor(u32 agent, u32 pc, Kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
+  // Tensor memory that a warp loads; the load is over at loads_done.
+  virtual void tensor_load(u32 warp, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
+  virtual void loads_done(u32 warp) = 0;
+  // Global memory; matters before griddepcontrol.wait only.
+  virtual void global(u32 agent, u32 pc, Kind) = 0;
+  virtual void grid_wait(u32 warp) = 0;
 
   // `agent` adds what it knows to the object's next publication.
   virtual void release(u32 agent, u32 sync) = 0;
   // The object completes: what was released becomes visible to those who acquire.
   virtual void publish(u32 sync) = 0;
-  virtual void acquire(u32 agent, u32 sync) = 0;
+  virtual void acquire(u32 warp, u32 sync) = 0;
 
-  // A new asynchronous operation that knows what `issuer` knows. In-order engines name the previous one.
-  virtual u32 fork(u32 issuer, u32 pc, u32 after) = 0;
-  // The completion of an in-order engine's operations up to `operation` (0: none yet), as something that can release.
-  virtual u32 completion(u32 operation, u32 pc) = 0;
-  // The tensor memory loads that `agent` issued have taken their values.
-  virtual void loads_done(u32 agent) = 0;
-  // `waiter` now knows all that the operation did.
-  virtual void join(u32 waiter, u32 operation) = 0;
-  // Generic accesses that `agent` knows become visible to the async proxy.
-  virtual void proxy_fence(u32 agent) = 0;
+  // A new asynchronous operation that knows what the warp knows; `after` is the previous one of an in-order engine.
+  virtual u32 fork(u32 warp, u32 pc, u32 after) = 0;
+  // The warp now knows all that the operation did.
+  virtual void join(u32 warp, u32 operation) = 0;
+  // Generic accesses that the warp knows become visible to the async proxy.
+  virtual void proxy_fence(u32 warp) = 0;
 };

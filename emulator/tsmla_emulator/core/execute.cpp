@@ -101,8 +101,10 @@ Step execute_complex(Context& c) {
     case OP_PROXY_FENCE:
       if (c.cluster.events) c.cluster.events->proxy_fence(c.warp.agent);
       return Step::Next;
-    case OP_TENSOR_FENCE:
     case OP_GRID_WAIT:
+      if (c.cluster.events) c.cluster.events->grid_wait(c.warp.agent);
+      return Step::Next;
+    case OP_TENSOR_FENCE:
     case OP_GRID_LAUNCH: return Step::Next;
     case OP_SET_REGISTERS: return op_set_registers(c);
     case OP_ELECT: return op_elect(c);

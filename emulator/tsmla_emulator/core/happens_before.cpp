@@ -1,3 +1,255 @@
+// Vector clocks over warps and asynchronous operations: unordered accesses to the same bytes are races.
+//
+// Every agent has a component. A warp's own entry counts its releases; an access carries the entry's value at its
+// time. Access X happened before agent A when A's clock has reached X's time in X's component. Operations that are not
+// ordered among each other have components of their own, which are used again once the new operation's issuer knows
+// that the old one is over. A second clock holds what is known *and* fenced for the async proxy.
+#include <cstdio>
+
 #include "events.h"
 #include "machine.h"
-std::unique_ptr<Events> make_happens_before(const Cluster&) { fault("not implemented", "happens-before"); }
+
+namespace {
+
+struct Clock {
+  std::vector<u32> known, fenced;
+  static void raise(std::vector<u32>& to, const std::vector<u32>& from) {
+    if (to.size() < from.size()) to.resize(from.size());
+    for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
+  }
+  static u32 at(const std::vector<u32>& v, u32 component) { return component < v.size() ? v[component] : 0; }
+  static u32& grown(std::vector<u32>& v, u32 component) {
+    if (v.size() <= component) v.resize(component + 1);
+    return v[component];
+  }
+  void join(const Clock& other) {
+    raise(known, other.known);
+    raise(fenced, other.fenced);
+  }
+};
+
+struct Agent {
+  u32 component = 0, time = 0;  // time: of an operation; a warp's is in its clock
+  u32 warp = 0, pc = 0;
+  bool operation = false;
+  Clock clock;
+};
+
+struct Access {
+  u32 component, time, pc, warp;
+  u16 bytes;  // of the granule
+  bool write, generic, operation;
+};
+
+struct Sync {
+  Clock gathered, published;
+};
+
+using Granule = std::vector<Access>;
+
+constexpr u32 kLaneGroups = 8, kGroupLanes = 16;
+
+class HappensBefore : public Events {
+ public:
+  explicit HappensBefore(const Cluster& cluster) : cluster_(cluster), agents_(1), syncs_(1) {
+    components_ = u32(cluster.warps.size()) * 2 + 1;
+    grid_component_ = components_ - 1;
+    grid_must_wait_ = cluster.machine.launch.pdl;
+    for (const auto& cta : cluster.ctas) {
+      shared_.emplace_back(cta->shared.size() / 16 + 1);
+      tensor_.emplace_back();
+    }
+  }
+
+  u32 new_agent(u32 warp) override {
+    Agent agent;
+    agent.component = warp, agent.warp = warp;
+    Clock::grown(agent.clock.known, warp) = 1;
+    agents_.push_back(std::move(agent));
+    return u32(agents_.size() - 1);
+  }
+
+  u32 new_sync() override {
+    syncs_.emplace_back();
+    return u32(syncs_.size() - 1);
+  }
+
+  void shared(u32 id, u32 pc, Proxy proxy, Kind kind, u32 cta, u32 offset, u32 bytes) override {
+    const Agent& agent = agents_[id];
+    Access access = access_of(agent, pc, kind);
+    access.generic = proxy == Proxy::Generic;
+    std::vector<Granule>& granules = shared_[cta];
+    for (u32 at = offset; at < offset + bytes;) {
+      u32 begin = at & 15, end = std::min(16u, begin + offset + bytes - at);
+      access.bytes = u16((1u << end) - (1u << begin));
+      if (const Access* other = touch(granules[at / 16], agent, access)) race(*other, access, cta, at, true);
+      at += end - begin;
+    }
+  }
+
+  void tensor(u32 id, u32 pc, Kind kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
+    const Agent& agent = agents_[id];
+    touch_tensor(agent, access_of(agent, pc, kind), cta, lane, lanes, column, columns);
+  }
+
+  void tensor_load(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
+    Agent& agent = agents_[id];
+    Access access = access_of(agent, pc, Kind::Read);
+    access.component = loads_of(agent);
+    access.time = Clock::at(agent.clock.known, access.component) + 1;
+    touch_tensor(agent, access, cta, lane, lanes, column, columns);
+  }
+
+  void loads_done(u32 id) override { Clock::grown(agents_[id].clock.known, loads_of(agents_[id]))++; }
+
+  void global(u32 id, u32 pc, Kind kind) override {
+    if (!grid_must_wait_ || Clock::at(agents_[id].clock.known, grid_component_)) return;
+    fault("race", "%s of global memory at @pc:%u@ is not ordered after griddepcontrol.wait, and the launch may overlap "
+          "the kernel before it", kind == Kind::Write ? "write" : "read", pc);
+  }
+
+  void grid_wait(u32 id) override { Clock::grown(agents_[id].clock.known, grid_component_) = 1; }
+
+  void release(u32 id, u32 sync) override {
+    if (!id) return;
+    Agent& agent = agents_[id];
+    Clock& gathered = syncs_[sync].gathered;
+    gathered.join(agent.clock);
+    if (agent.operation) {
+      u32& entry = Clock::grown(gathered.known, agent.component);
+      entry = std::max(entry, agent.time);
+    } else {
+      agent.clock.known[agent.component]++;
+    }
+  }
+
+  void publish(u32 sync) override {
+    syncs_[sync].published = std::move(syncs_[sync].gathered);
+    syncs_[sync].gathered = Clock{};
+  }
+
+  void acquire(u32 id, u32 sync) override { agents_[id].clock.join(syncs_[sync].published); }
+
+  u32 fork(u32 id, u32 pc, u32 after) override {
+    Agent made;
+    Agent& issuer = agents_[id];
+    made.operation = true, made.pc = pc, made.warp = issuer.warp;
+    made.clock = issuer.clock;
+    issuer.clock.known[issuer.component]++;
+    if (after) {
+      const Agent& previous = agents_[after];
+      made.clock.join(previous.clock);
+      made.component = previous.component;
+      made.time = ++operation_times_[made.component - first_operation()];
+      Clock::grown(made.clock.known, made.component) = previous.time;
+    } else {
+      made.component = vacant_component(made.clock);
+      made.time = ++operation_times_[made.component - first_operation()];
+    }
+    agents_.push_back(std::move(made));
+    return u32(agents_.size() - 1);
+  }
+
+  void join(u32 id, u32 operation) override {
+    if (!operation) return;
+    const Agent& done = agents_[operation];
+    Clock& clock = agents_[id].clock;
+    clock.join(done.clock);
+    u32& entry = Clock::grown(clock.known, done.component);
+    entry = std::max(entry, done.time);
+  }
+
+  void proxy_fence(u32 id) override {
+    Agent& agent = agents_[id];
+    Clock::raise(agent.clock.fenced, agent.clock.known);
+    agent.clock.known[agent.component]++;
+  }
+
+ private:
+  u32 first_operation() const { return grid_component_ + 1; }
+  u32 loads_of(const Agent& agent) const { return u32(cluster_.warps.size()) + agent.warp; }
+
+  u32 vacant_component(const Clock& clock) {
+    for (u32 i = 0; i < operation_times_.size(); i++)
+      if (Clock::at(clock.known, first_operation() + i) >= operation_times_[i]) return first_operation() + i;
+    operation_times_.push_back(0);
+    return first_operation() + u32(operation_times_.size()) - 1;
+  }
+
+  Access access_of(const Agent& agent, u32 pc, Kind kind) const {
+    u32 time = agent.operation ? agent.time : agent.clock.known[agent.component];
+    return {agent.component, time, pc, agent.warp, 0xffff, kind == Kind::Write, true, agent.operation};
+  }
+
+  static bool ordered(const Access& before, const Agent& agent) {
+    if (before.component == agent.component) return true;
+    return Clock::at(agent.clock.known, before.component) >= before.time;
+  }
+
+  // Generic writes reach the async proxy only through a fence on the way.
+  static bool fenced(const Access& before, const Access& now, const Agent& agent) {
+    if (now.generic || !before.write || !before.generic) return true;
+    return Clock::at(agent.clock.fenced, before.component) >= before.time;
+  }
+
+  // Records the access; returns an earlier one that it conflicts with.
+  const Access* touch(Granule& granule, const Agent& agent, const Access& now) {
+    size_t kept = 0;
+    for (size_t i = 0; i < granule.size(); i++) {
+      Access& old = granule[i];
+      u16 both = old.bytes & now.bytes;
+      if (both && (old.write || now.write)) {
+        if (!ordered(old, agent)) return &(unordered_ = old);
+        if (!fenced(old, now, agent)) {
+          missing_fence_ = true;
+          return &(unordered_ = old);
+        }
+      }
+      if (now.write) old.bytes &= u16(~now.bytes);
+      else if (!old.write && both == old.bytes && old.generic == now.generic && ordered(old, agent)) old.bytes = 0;
+      if (old.bytes) granule[kept++] = old;
+    }
+    granule.resize(kept);
+    granule.push_back(now);
+    return nullptr;
+  }
+
+  void touch_tensor(const Agent& agent, const Access& access, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) {
+    std::vector<Granule>& granules = tensor_[cta];
+    if (granules.empty()) granules.resize(kLaneGroups * TensorMemory::columns);
+    for (u32 group = lane / kGroupLanes; group * kGroupLanes < lane + lanes; group++)
+      for (u32 c = column; c < column + columns; c++)
+        if (const Access* other = touch(granules[group * TensorMemory::columns + c], agent, access))
+          race(*other, access, cta, (group * kGroupLanes) << 16 | c, false);
+  }
+
+  std::string side(const Access& a) const {
+    const Warp& warp = *cluster_.warps[a.warp];
+    return std::string(a.write ? "write" : "read") + (a.operation ? " by the asynchronous operation that CTA " : " by CTA ") +
+           std::to_string(warp.cta->rank) + " warp " + std::to_string(warp.index) + (a.operation ? " issued" : "") +
+           " at @pc:" + std::to_string(a.pc) + "@";
+  }
+
+  [[noreturn]] void race(const Access& before, const Access& now, u32 cta, u32 place, bool in_shared) {
+    char where[96];
+    if (in_shared)
+      std::snprintf(where, sizeof where, "shared memory offset 0x%x of CTA %u", place, cta);
+    else
+      std::snprintf(where, sizeof where, "tensor memory lane %u, column %u of CTA %u", place >> 16, place & 0xffff, cta);
+    fault("race", "%s: %s and %s are %s", where, side(before).c_str(), side(now).c_str(),
+          missing_fence_ ? "ordered, but without a fence.proxy.async between them" : "not ordered");
+  }
+
+  const Cluster& cluster_;
+  std::deque<Agent> agents_;
+  std::deque<Sync> syncs_;
+  std::vector<u32> operation_times_;  // per operation component: time of its last operation
+  u32 components_ = 0, grid_component_ = 0;
+  bool grid_must_wait_ = false, missing_fence_ = false;
+  Access unordered_{};
+  std::vector<std::vector<Granule>> shared_, tensor_;
+};
+
+}  // namespace
+
+std::unique_ptr<Events> make_happens_before(const Cluster& cluster) { return std::make_unique<HappensBefore>(cluster); }

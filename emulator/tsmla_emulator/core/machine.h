@@ -50,7 +50,7 @@ struct Region {
 
 struct LaunchRecord {
   u32 grid[3], block[3], cluster[3];
-  u32 static_shared, dynamic_shared, param_bytes, kernel, architecture;  // architecture: 90, 100, 103
+  u32 static_shared, dynamic_shared, param_bytes, architecture, pdl;  // architecture: 90, 100, 103
   const u8* params;
 };
 
@@ -205,6 +205,7 @@ struct Warp {
   bool polling = false;       // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
   u32 agent = 0;
+  u32 tensor_agent = 0;  // of its last tcgen05.mma
   u32 cluster_generation = ~0u;  // of the last barrier.cluster.arrive, until its wait
 
   std::deque<std::shared_ptr<BulkGroup>> bulk_groups;  // committed

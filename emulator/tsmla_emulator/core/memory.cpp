@@ -94,6 +94,7 @@ Step load(Context& c) {
       u64 base = u64(c.cluster.machine.launch.params);
       bool param = address >= base && address < base + c.cluster.machine.launch.param_bytes;
       from = param ? param_at(c, address, bytes) : global_at(c.cluster, address, bytes, false, "load");
+      if (c.cluster.events && !param) c.cluster.events->global(c.warp.agent, c.group.pc, Kind::Read);
     } else {
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;
@@ -122,6 +123,7 @@ Step store(Context& c) {
     u8* to;
     if (space == kGlobal) {
       to = global_at(c.cluster, address, bytes, true, "store");
+      if (c.cluster.events) c.cluster.events->global(c.warp.agent, c.group.pc, Kind::Write);
     } else {
       if (space == kParam) fault("memory", "store to the parameter block");
       Cta& cta = window(c, space, address);
@@ -263,6 +265,7 @@ struct CopyAsync : AsyncOp {
     for (const Piece& p : pieces) {
       u8* to = shared_at(cluster, *p.cta, p.offset, p.bytes, p.bytes, "cp.async");
       std::memset(to, 0, p.bytes);
+      if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
       if (p.given) std::memcpy(to, global_at(cluster, p.from, p.given, false, "cp.async"), p.given);
       shared_written(*p.cta, p.offset, p.bytes);
       if (cluster.events)

@@ -71,6 +71,8 @@ Step deallocate(Context& c) {
     if ((t.allocated[i] == owner) != (i >= first && i < first + columns))
       fault("tmem", "tcgen05.dealloc of columns %u to %u, which is not one whole allocation", first, first + columns - 1);
   std::fill_n(t.allocated + first, columns, u8(0));
+  if (c.cluster.events)
+    c.cluster.events->tensor(c.warp.agent, c.group.pc, Kind::Write, c.warp.cta->rank, 0, TensorMemory::lanes, first, columns);
   for (u32 lane = 0; lane < TensorMemory::lanes; lane++)
     std::fill_n(t.written.begin() + lane * TensorMemory::columns + first, columns, u8(0));
   c.cluster.progress++;
@@ -136,7 +138,7 @@ Step load(Context& c) {
   for (u32 row = 0; row < w.rows; row++)
     check_written(c.cluster, cta, w.lane + row, w.column, w.columns, "tcgen05.ld");
   if (c.cluster.events)
-    c.cluster.events->tensor(c.warp.agent, c.group.pc, Kind::Read, cta.rank, w.lane, w.rows, w.column, w.columns);
+    c.cluster.events->tensor_load(c.warp.agent, c.group.pc, cta.rank, w.lane, w.rows, w.column, w.columns);
   const s32* items = c.cluster.program.list(c.in);
   u32 shape = c.in.flags & 15;
   u32 values[128][32];
@@ -361,7 +363,7 @@ Step multiply_issue(Context& c) {
       fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
     if (c.cluster.events) {
       op->agent = c.cluster.events->fork(c.warp.agent, op->pc, cta.tensor_agent);
-      cta.tensor_agent = op->agent;
+      cta.tensor_agent = c.warp.tensor_agent = op->agent;
     }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
@@ -394,7 +396,7 @@ Step commit(Context& c) {
       op->barriers.push_back(address);
     }
     Cta& cta = *c.warp.cta;
-    if (c.cluster.events) op->agent = c.cluster.events->completion(cta.tensor_agent, op->pc);
+    op->agent = c.warp.tensor_agent;  // tracks what this warp issued
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
   return Step::Next;
