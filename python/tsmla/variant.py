@@ -53,7 +53,7 @@ class Dtype(str, enum.Enum):
         return 8 if self in (Dtype.E4M3, Dtype.E5M2) else 16
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class _Variant:
     """What every operator's variant can do; `family` names the operator."""
 
@@ -78,7 +78,7 @@ def _flag(on: bool, yes: str, no: str) -> str:
     return yes if on else no
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class PrefillVariant(_Variant):
     """One compiled ragged attention forward: q, k, v of `dtype` in, `out_dtype` out, optional natural-log LSE."""
 
@@ -101,7 +101,7 @@ class PrefillVariant(_Variant):
         ))
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class PackVariant(_Variant):
     """One compiled K/V pack: cat(k_nope, broadcast k_pe) and v of `dtype`, scaled and cast to `out_dtype`."""
 

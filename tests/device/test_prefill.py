@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import pytest
@@ -196,3 +197,20 @@ def test_wrong_use_names_the_argument(change, message):
     arguments[name] = wrong(arguments[name])
     with pytest.raises(tsmla.ArgumentError, match=f"^tsmla_prefill: .*{message}"):
         tsmla.tsmla_prefill(**arguments)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="compiles the shipped kernel anew: no cutlass")
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_compiled_now_equals_compiled_ahead(causal, monkeypatch, tmp_path):
+    from tsmla import resolve
+
+    problem = make_problem([513, 90], [700, 1000], 4, 2, 192, 128, torch.bfloat16, "cuda")
+    monkeypatch.setenv("TSMLA_CACHE_DIR", str(tmp_path))
+    results = {}
+    for backend in ("binary", "jit"):
+        monkeypatch.setenv("TSMLA_BACKEND", backend)
+        resolve.forget()
+        results[backend] = prefill(problem, causal, True)
+    resolve.forget()
+    for ahead, now in zip(results["binary"], results["jit"], strict=True):
+        assert torch.equal(ahead, now)
