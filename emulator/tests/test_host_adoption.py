@@ -80,3 +80,17 @@ def test_a_refused_launch_ends_the_call_and_the_next_one_works(seen, tmp_path):
         assert not seen, "a call that fails runs nothing"
         kernel(*vectors(), 0.5)
         assert len(seen) == 1
+
+
+def test_arguments_by_name(seen, tmp_path):
+    with emulated("sm_90a") as gpu:
+        kernel = gpu.adopt(two_launches.compile_it(OPTIONS.format("sm_90a", tmp_path)))
+        source, doubled, sums = vectors()
+        kernel(source, sums=sums, offset=0.5, doubled=doubled)
+        with pytest.raises(TypeError, match="takes no speed, or got it twice"):
+            kernel(source, doubled, sums, 0.5, speed=3)
+        with pytest.raises(TypeError, match="takes no source, or got it twice"):
+            kernel(source, doubled, sums, 0.5, source=source)
+        with pytest.raises(TypeError, match="Expects 4 parameters"):
+            kernel(source, doubled=doubled)
+    assert len(seen) == 1

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import struct
 
+import numpy as np
 import pytest
 import torch
 import tsmla
 from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant
-from tsmla_emulator import machine, record
+from tsmla_emulator import check, machine, record
+from tsmla_emulator.host import compile as compile_module
 from tsmla_emulator.host import launch_config
+from tsmla_emulator.host import link as link_module
 from tsmla_emulator.host.compile import compile_for_emulation
 from tsmla_emulator.host.launch_config import KernelLimits
 from tsmla_emulator.host.link import LinkError, link
+from tsmla_emulator.host.memory import GuardError
 from tsmla_emulator.host.tensor_map import TensorMap
 from tsmla_emulator.machine import EmulationError, Launch, Options, Report
 from tsmla_emulator.run import emulated
@@ -171,6 +177,45 @@ def test_torch_and_tsmla_are_as_before_afterwards(seen):
     assert not resolve.served(), "an emulated kernel must not serve later calls"
 
 
+def test_writes_outside_of_allocations_are_found(monkeypatch):
+    def careless(module, launches, regions, options):
+        end = max(region.address + region.size for region in regions)
+        ctypes.c_ubyte.from_address(end + 7).value ^= 1
+        return Report()
+
+    monkeypatch.setattr(machine, "run_launches", careless)
+    with emulated("sm_100a"), pytest.raises(GuardError, match="byte 7 after allocation"):
+        tsmla.mla_kv_pack_quantize_fp8(*pack_inputs(), enable_pdl=True)
+
+
+@pytest.mark.parametrize("variant", [PACK, PREFILL], ids=str)
+def test_a_variant_that_computes_nothing_fails_its_check(seen, variant):
+    assert check.check(variant).error
+
+
+def test_compiled_variants_are_kept_by_what_decides_them(monkeypatch):
+    first = compile_for_emulation(PACK)
+    assert compile_for_emulation(PACK) == first
+    compiled = []
+    monkeypatch.setattr(compile_module, "_compile", lambda variant, obj, ptx: compiled.append((variant, obj.parent)))
+    monkeypatch.setattr(compile_module, "link", lambda obj: obj)
+    assert compile_for_emulation(PACK).ptx == first.ptx and not compiled
+    monkeypatch.setattr(compile_module.jit, "cache_key", lambda: {"sources": "others"})
+    compile_for_emulation(PACK)
+    ((variant, directory),) = compiled
+    assert variant == PACK and directory != first.ptx.parent
+
+
+def test_linked_libraries_are_kept_by_content(monkeypatch, tmp_path):
+    obj = compile_for_emulation(PACK).ptx.with_name("kernel.o")
+    first = link(obj)
+    assert link(shutil.copy(obj, tmp_path / "other.o")) == first
+    changed = tmp_path / "double.c"
+    changed.write_text(link_module.DOUBLE.read_text() + "/* changed */")
+    monkeypatch.setattr(link_module, "DOUBLE", changed)
+    assert link(obj) != first
+
+
 REFUSED = [
     ({"grid": (0, 1, 1)}, "grid is"),
     ({"grid": (1, 65536, 1)}, "grid is"),
@@ -232,7 +277,7 @@ def test_records_run_in_another_place_with_the_same_memory(seen, tmp_path):
     assert first == second
     assert before == after
     assert set(outputs) == {"k_out", "v_out"} and outputs["k_out"].size == 5 * 3 * 192
-    with __import__("numpy").load(path) as stored:
+    with np.load(path) as stored:
         assert stored["memory/k_pe"].tobytes() == sources.view(torch.uint8).numpy().tobytes()
 
 

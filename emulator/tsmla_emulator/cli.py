@@ -48,6 +48,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--starve", type=int, nargs="+", metavar="WARP", help="run only when nothing else can")
     command.add_argument("--happens-before", action="store_true", help="report unordered conflicting accesses")
     command.add_argument("--elect-highest", action="store_true", help="elect.sync picks the highest lane")
+    command.add_argument("--limit", type=int, default=default.limit, help="instructions after which a run is endless")
     command.add_argument("--threads", type=int, default=default.threads, help="clusters that run at the same time")
 
 
@@ -60,6 +61,7 @@ def _options(given: argparse.Namespace) -> Options:
         happens_before=given.happens_before,
         elect_highest=given.elect_highest,
         threads=given.threads,
+        limit=given.limit,
     )
 
 

@@ -254,7 +254,8 @@ def _parsed(text: str) -> Module:
 
 
 def _tsmla_writes(name: str) -> bool:
-    return name in ("out", "lse") or name.endswith("_out")
+    """Parameters of tsmla's kernels that are results or scratch; the others are inputs."""
+    return name in ("out", "lse", "workspace") or name.endswith("_out")
 
 
 def _torch_cuda(arch: str) -> list[tuple[Any, str, Any]]:
