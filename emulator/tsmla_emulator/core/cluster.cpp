@@ -229,10 +229,11 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
       const u32* p = w.registers + in.guard * 32;
       u32 set = 0;
       for (u32 i = 0; i < 32; i++) set |= (p[i] & 1u) << i;
-      mask &= in.guard_negated ? ~set : set;
+      mask &= in.bits & 1 ? ~set : set;
     }
     count++;
     if (w.counts) __atomic_fetch_add(w.counts + g->pc, 1, __ATOMIC_RELAXED);
+    if (events && in.bits & 2) follow_loads(*this, w, in);
     if (!mask) {
       g->pc++;
     } else {

@@ -18,9 +18,11 @@ class Events {
   virtual void shared(u32 agent, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes) = 0;
   // Tensor memory of one CTA: lanes [lane, lane + lanes) x columns [column, column + columns).
   virtual void tensor(u32 agent, u32 pc, Kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
-  // Tensor memory that a warp loads; the load is over at loads_done.
-  virtual void tensor_load(u32 warp, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
-  virtual void loads_done(u32 warp) = 0;
+  // Tensor memory that a warp loads; gives the load's number. Loads are over in order, all of them at `number` ~0.
+  virtual u32 tensor_load(u32 warp, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
+  virtual void loads_done(u32 warp, u32 number) = 0;
+  // A tcgen05.st: it follows its own warp's loads, whose values it can only have through registers.
+  virtual void tensor_store(u32 operation, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
   // Global memory; matters before griddepcontrol.wait only.
   virtual void global(u32 agent, u32 pc, Kind) = 0;
   virtual void grid_wait(u32 warp) = 0;

@@ -54,6 +54,7 @@ class HappensBefore : public Events {
   explicit HappensBefore(const Cluster& cluster) : cluster_(cluster), agents_(1), syncs_(1) {
     components_ = u32(cluster.warps.size()) * 2 + 1;
     grid_component_ = components_ - 1;
+    loads_.resize(cluster.warps.size());
     grid_must_wait_ = cluster.machine.launch.pdl;
     for (const auto& cta : cluster.ctas) {
       shared_.emplace_back(cta->shared.size() / 16 + 1);
@@ -92,15 +93,26 @@ class HappensBefore : public Events {
     touch_tensor(agent, access_of(agent, pc, kind), cta, lane, lanes, column, columns);
   }
 
-  void tensor_load(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
+  u32 tensor_load(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
     Agent& agent = agents_[id];
     Access access = access_of(agent, pc, Kind::Read);
     access.component = loads_of(agent);
-    access.time = Clock::at(agent.clock.known, access.component) + 1;
+    access.time = ++loads_[agent.warp];
     touch_tensor(agent, access, cta, lane, lanes, column, columns);
+    return access.time;
   }
 
-  void loads_done(u32 id) override { Clock::grown(agents_[id].clock.known, loads_of(agents_[id]))++; }
+  void tensor_store(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
+    Agent follows = agents_[id];
+    Clock::grown(follows.clock.known, loads_of(follows)) = ~0u;
+    touch_tensor(follows, access_of(follows, pc, Kind::Write), cta, lane, lanes, column, columns);
+  }
+
+  void loads_done(u32 id, u32 number) override {
+    Agent& agent = agents_[id];
+    u32& entry = Clock::grown(agent.clock.known, loads_of(agent));
+    entry = std::max(entry, std::min(number, loads_[agent.warp]));
+  }
 
   void global(u32 id, u32 pc, Kind kind) override {
     if (!grid_must_wait_ || Clock::at(agents_[id].clock.known, grid_component_)) return;
@@ -243,6 +255,7 @@ class HappensBefore : public Events {
   const Cluster& cluster_;
   std::deque<Agent> agents_;
   std::deque<Sync> syncs_;
+  std::vector<u32> loads_;            // per warp: tcgen05.ld issued
   std::vector<u32> operation_times_;  // per operation component: time of its last operation
   u32 components_ = 0, grid_component_ = 0;
   bool grid_must_wait_ = false, missing_fence_ = false;

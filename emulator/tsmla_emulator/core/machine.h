@@ -23,7 +23,7 @@ constexpr s32 kNone = INT32_MIN;  // operand that is absent, or a result that no
 // Operands are register slots (>= 0) or constants (~index). Written by core/binding.py in this layout.
 struct Insn {
   u16 op;
-  u8 guard_negated;
+  u8 bits;  // 1: the guard is negated; 2: reads values that tcgen05.ld loaded, maybe through moves
   u8 width;  // element bytes of memory instructions
   s32 guard;
   s32 d, a, b, c, e;
@@ -206,6 +206,7 @@ struct Warp {
   u32 failed_pc = ~0u, failed_address = 0;
   u32 agent = 0;
   u32 tensor_agent = 0;  // of its last tcgen05.mma
+  std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;  // of the last barrier.cluster.arrive, until its wait
 
   std::deque<std::shared_ptr<BulkGroup>> bulk_groups;  // committed

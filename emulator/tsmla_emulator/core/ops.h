@@ -80,6 +80,7 @@ bool wgmma_satisfied(const Warp&, u32 allowed);
 
 // tcgen05.cpp
 Step op_tensor(Context&);
+void follow_loads(Cluster&, Warp&, const Insn&);
 
 // Runs at once in eager mode, else when its turn comes.
 void submit(Cluster&, Stream*, std::unique_ptr<AsyncOp>);

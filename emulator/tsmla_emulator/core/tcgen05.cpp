@@ -137,9 +137,13 @@ Step load(Context& c) {
   Cta& cta = *c.warp.cta;
   for (u32 row = 0; row < w.rows; row++)
     check_written(c.cluster, cta, w.lane + row, w.column, w.columns, "tcgen05.ld");
-  if (c.cluster.events)
-    c.cluster.events->tensor_load(c.warp.agent, c.group.pc, cta.rank, w.lane, w.rows, w.column, w.columns);
   const s32* items = c.cluster.program.list(c.in);
+  if (c.cluster.events) {
+    u32 number = c.cluster.events->tensor_load(c.warp.agent, c.group.pc, cta.rank, w.lane, w.rows, w.column, w.columns);
+    c.warp.load_numbers.resize(c.cluster.program.slots);
+    for (u32 r = 0; r < c.in.count; r++) c.warp.load_numbers[u32(std::max(items[r], 0))] = number;
+    if (c.in.d >= 0) c.warp.load_numbers[u32(c.in.d)] = number;
+  }
   u32 shape = c.in.flags & 15;
   u32 values[128][32];
   for (u32 r = 0; r < c.in.count; r++)
@@ -166,8 +170,8 @@ struct TensorStore : AsyncOp {
     for (u32 row = 0; row < window.rows; row++)
       std::fill_n(t.written.begin() + (window.lane + row) * TensorMemory::columns + window.column, window.columns, u8(1));
     if (cluster.events)
-      cluster.events->tensor(agent, pc, Kind::Write, issuer->cta->rank, window.lane, window.rows, window.column,
-                             window.columns);
+      cluster.events->tensor_store(agent, pc, issuer->cta->rank, window.lane, window.rows, window.column,
+                                   window.columns);
   }
 };
 
@@ -192,7 +196,7 @@ Step store(Context& c) {
 
 Step wait_load(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
-  if (c.cluster.events) c.cluster.events->loads_done(c.warp.agent);
+  if (c.cluster.events) c.cluster.events->loads_done(c.warp.agent, ~0u);
   return Step::Next;
 }
 
@@ -403,6 +407,38 @@ Step commit(Context& c) {
 }
 
 }  // namespace
+
+// An instruction that uses loaded values has waited for their load; a move only passes them on.
+void follow_loads(Cluster& cluster, Warp& w, const Insn& in) {
+  if (w.load_numbers.empty()) return;
+  std::vector<u32>& numbers = w.load_numbers;
+  const s32* items = cluster.program.list(in);
+  auto number = [&](s32 slot) { return slot >= 0 ? numbers[u32(slot)] : 0; };
+  auto pass = [&](s32 to, s32 from) {
+    if (to >= 0) numbers[u32(to)] = number(from);
+  };
+  u32 per_item = std::max(1u, in.width / 4u);
+  switch (in.op) {
+    case OP_MOVE64: pass(in.d + 1, in.a + 1); [[fallthrough]];
+    case OP_MOVE32:
+    case OP_MOVE16: pass(in.d, in.a); return;
+    case OP_PACK:
+      if (in.width < 4) break;
+      for (u32 i = 0; i < in.count * per_item && in.d >= 0; i++)
+        pass(in.d + s32(i), items[i / per_item] < 0 ? kNone : items[i / per_item] + s32(i % per_item));
+      return;
+    case OP_UNPACK:
+      if (in.width < 4) break;
+      for (u32 i = 0; i < in.count * per_item; i++)
+        if (items[i / per_item] >= 0) pass(items[i / per_item] + s32(i % per_item), in.a + s32(i));
+      return;
+    default: break;
+  }
+  u32 newest = 0;
+  for (s32 slot : {in.a, in.b, in.c, in.e}) newest = std::max(newest, number(slot));
+  for (u32 i = 0; i < in.count; i++) newest = std::max(newest, number(items[i]));
+  if (newest) cluster.events->loads_done(w.agent, newest);
+}
 
 Step op_tensor(Context& c) {
   if (c.cluster.machine.launch.architecture < 100) fault("not implemented", "tcgen05 below sm_100");

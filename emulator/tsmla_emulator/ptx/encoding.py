@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .model import Address, Entry, Immediate, Instruction, NotImplementedInstruction, Operand, Register, Sink, Symbol
-from .simple_ops import simple_count
+from .simple_ops import number_of, simple_count
 
 # Instructions that are not lane-wise; the interpreter's names are these in capitals with OP_ in front.
 COMPLEX_OPS = (
@@ -34,6 +34,7 @@ def op_number(name: str) -> int:
 def enum_text() -> str:
     """The C++ enumeration of the complex instructions."""
     lines = [f"  OP_{name.upper()} = {op_number(name)}," for name in COMPLEX_OPS]
+    lines += [f"  OP_MOVE{width} = {number_of(f'mov.b{width}')}," for width in (16, 32, 64)]
     return "enum ComplexOp : unsigned {\n" + "\n".join(lines) + "\n};\n"
 
 

@@ -9,6 +9,7 @@ from .encoding import Constant, Encoded, Reference, Slot, op_number, shared_layo
 from .lower import lower
 from .model import Entry, Register
 from .placement import place_registers
+from .simple_ops import number_of
 
 _PACK = struct.Struct("<HBBiiiiiiIIHHq")
 _NONE = -(2**31)
@@ -42,13 +43,30 @@ def build_program(entry: Entry) -> Program:
     """Encode every instruction of an entry. Raises NotImplementedInstruction for the first unknown one."""
     encoded = [lower(entry, instruction) for instruction in entry.instructions]
     encoded.append(Encoded(op_number("exit")))  # falling off the end returns
+    loaded = _loaded_registers(encoded)
     places, slots = place_registers(encoded, entry.labels)
     constants, lists = _Constants(), []
-    code = b"".join(_pack(item, places, constants, lists, entry.labels) for item in encoded)
+    code = b"".join(_pack(item, places, constants, lists, entry.labels, loaded) for item in encoded)
     return Program(entry, code, tuple(lists), tuple(constants.values), slots, shared_layout(entry)[1])
 
 
-def _pack(item: Encoded, places: dict[Register, int], constants: _Constants, lists: list[int], labels) -> bytes:
+_MOVES = {number_of("mov.b16"), number_of("mov.b32"), number_of("mov.b64"), op_number("pack"), op_number("unpack")}
+
+
+def _loaded_registers(code: list[Encoded]) -> set[Register]:
+    """Registers that can hold what tcgen05.ld loaded, directly or through moves."""
+    loaded = {register for item in code if item.op == op_number("tmem_load") for register in item.writes}
+    size = -1
+    while size != len(loaded):
+        size = len(loaded)
+        for item in code:
+            if item.op in _MOVES and not loaded.isdisjoint(item.reads):
+                loaded.update(item.writes)
+    return loaded
+
+
+def _pack(item: Encoded, places: dict[Register, int], constants: _Constants, lists: list[int], labels,
+          loaded: set[Register]) -> bytes:  # fmt: skip
     def place(reference: Reference) -> int:
         if reference is None:
             return _NONE
@@ -61,4 +79,5 @@ def _pack(item: Encoded, places: dict[Register, int], constants: _Constants, lis
     lists += map(place, item.items)
     imm = item.imm if item.target is None else labels[item.target]
     operands = (place(item.d), place(item.a), place(item.b), place(item.c), place(item.e))
-    return _PACK.pack(item.op, negated, item.width, guard, *operands, item.flags, first, len(item.items), item.extra, imm)
+    bits = negated | 2 * (not loaded.isdisjoint(item.reads))
+    return _PACK.pack(item.op, bits, item.width, guard, *operands, item.flags, first, len(item.items), item.extra, imm)
