@@ -57,7 +57,7 @@ def test_every_architecture_and_schedule(collected):
 
 def test_schedules_can_be_chosen(collected):
     assert "test_one[sm_90a-random]" in collected("--schedules", "random")
-    assert "known: eager, late, random" in collected("--schedules", "sometimes")
+    assert "known: eager, late, random, races" in collected("--schedules", "sometimes")
 
 
 def test_a_device_that_is_not_there_is_a_skip_with_a_reason(collected):

@@ -10,6 +10,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import tsmla
@@ -100,7 +101,7 @@ def _prefill(variant: PrefillVariant) -> tuple[str, str | None]:
     q = random(sum(lengths_q), heads, variant.d_qk)
     k, v = (random(sum(lengths_kv), heads_kv, dim) for dim in (variant.d_qk, variant.d_v))
     scale = 1 / math.sqrt(variant.d_qk)
-    result = tsmla.tsmla_prefill(
+    result: Any = tsmla.tsmla_prefill(
         q, k, v, None, ends(lengths_kv), max(lengths_kv), len(lengths_kv), scale, variant.causal, variant.lse,
         ends(lengths_q), max(lengths_q), variant.pdl,
     )  # fmt: skip

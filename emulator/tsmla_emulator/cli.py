@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .machine import EmulationError, Options, Report
 from .ptx.model import PtxError
@@ -98,7 +99,8 @@ def _run_record(given: argparse.Namespace) -> int:
         poison = int((content == 0xFF).sum())
         print(f"    {name}: {content.size} bytes, {poison} of them 0xff")
     if given.save:
-        np.savez_compressed(given.save, **results)
+        stored: dict[str, Any] = dict(results)
+        np.savez_compressed(given.save, **stored)
     return 0
 
 

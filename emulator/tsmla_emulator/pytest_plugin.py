@@ -22,6 +22,7 @@ SCHEDULES = {
     "eager": Options(),
     "late": Options(async_mode="late", quantum=0, seed=1),
     "random": Options(async_mode="random", quantum=0, seed=2, elect_highest=True),
+    "races": Options(async_mode="late", quantum=0, seed=3, happens_before=True),
 }
 
 

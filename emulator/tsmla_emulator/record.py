@@ -41,7 +41,9 @@ def save(path: Path, launches: list[Launch], regions: list[Region]) -> None:
     }
     described = [{**dataclasses.asdict(launch), "params": launch.params.hex()} for launch in launches]
     text = json.dumps({"memory": memory, "launches": described}, indent=1)
-    arrays = {_ARRAY + r.name: np.frombuffer(ctypes.string_at(r.address, r.size), np.uint8) for r in regions}
+    arrays: dict[str, Any] = {
+        _ARRAY + r.name: np.frombuffer(ctypes.string_at(r.address, r.size), np.uint8) for r in regions
+    }
     np.savez_compressed(path, record=np.array(text), **arrays)
 
 

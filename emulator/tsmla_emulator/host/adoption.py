@@ -38,7 +38,7 @@ def adopting(arch: str, processors: int, adopt: Callable[[Any], Any]) -> Iterato
     from cutlass import cute
     from cutlass.utils import HardwareInfo
 
-    answers = {
+    answers: dict[str, Any] = {
         "__init__": lambda self, device_id=0: None,
         "get_device_multiprocessor_count": lambda self: processors,
         "get_max_active_clusters": lambda self, cluster_size, *_, **__: processors // cluster_size,

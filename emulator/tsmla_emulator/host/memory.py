@@ -42,21 +42,21 @@ class Block:
     """One allocation: its first usable address, the number of usable bytes, and its place in time."""
 
     address: int
-    bytes: int
+    size: int
     number: int
 
     def content(self) -> bytes:
         """A copy of what it holds now."""
-        return ctypes.string_at(self.address, self.bytes)
+        return ctypes.string_at(self.address, self.size)
 
     def damage(self) -> str | None:
         """Where a guard zone was changed, or None."""
-        for name, start in (("before", self.address - GUARD), ("after", self.address + self.bytes)):
+        for name, start in (("before", self.address - GUARD), ("after", self.address + self.size)):
             zone = ctypes.string_at(start, GUARD)
             if zone != _CANARY:
                 first = next(i for i in range(GUARD) if zone[i] != _CANARY[i])
                 offset = GUARD - first if name == "before" else first
-                return f"byte {offset} {name} allocation {self.number} ({self.bytes} bytes at {self.address:#x})"
+                return f"byte {offset} {name} allocation {self.number} ({self.size} bytes at {self.address:#x})"
         return None
 
 

@@ -34,7 +34,7 @@ _MIXING_ALLOWED = {
     torch.Tensor.to,
     torch.Tensor.type_as,
 }
-_NOT_ON_CUDA = {torch.Tensor.numpy, torch.Tensor.__array__}
+_NOT_ON_CUDA: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class EmulatedTensor(torch.Tensor):
@@ -45,7 +45,7 @@ class EmulatedTensor(torch.Tensor):
         return _call(func, args, kwargs or {})
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return DEVICE
 
     is_cuda = property(lambda self: True)
@@ -54,14 +54,14 @@ class EmulatedTensor(torch.Tensor):
     def get_device(self) -> int:
         return DEVICE.index
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
         return _CUDA_DLPACK
 
     def __dlpack__(self, **_: Any) -> Any:
         return as_cuda_dlpack(plain(self))
 
     @property
-    def __dlpack_c_exchange_api__(self) -> Any:
+    def __dlpack_c_exchange_api__(self) -> Any:  # type: ignore[override]
         raise AttributeError("torch's own exchange would give the CPU's address space away")
 
     def __tvm_ffi_object__(self) -> tvm_ffi.Tensor:
