@@ -306,6 +306,13 @@ bool bulk_satisfied(const Warp& w, u32 allowed, bool reads_only) {
   return true;
 }
 
+void check_bulk_at_exit(Context& c) {
+  if (!c.cluster.events) return;
+  bool open = c.warp.bulk_open != nullptr;
+  for (auto& group : c.warp.bulk_groups) open |= !group->readers.empty();
+  if (open) fault("race", "the warp exits while its bulk stores may still read shared memory: no cp.async.bulk.wait_group covers them");
+}
+
 Step op_bulk(Context& c) {
   switch (c.in.op) {
     case OP_BULK_COMMIT:

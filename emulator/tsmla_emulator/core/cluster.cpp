@@ -71,7 +71,10 @@ Cluster::Cluster(const Machine& m, u64 index) : machine(m), program(m.program), 
   barrier_arrival.assign(warps.size(), 0);
   if (m.options.happens_before) {
     events = make_happens_before(*this);
-    for (Warp* w : warps) w->agent = events->new_agent(w->number);
+    for (Warp* w : warps) {
+      w->agent = events->new_agent(w->number);
+      w->touched.assign(program.slots, ~0u);
+    }
     barrier_sync = events->new_sync();
   }
 }
@@ -234,6 +237,7 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
     count++;
     if (w.counts) __atomic_fetch_add(w.counts + g->pc, 1, __ATOMIC_RELAXED);
     if (events && in.bits & 2) follow_loads(*this, w, in);
+    if (events && in.bits & 4) touch_registers(*this, w, in);
     if (!mask) {
       g->pc++;
     } else {

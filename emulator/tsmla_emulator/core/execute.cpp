@@ -37,6 +37,7 @@ Step leave(Context& c) {
   }
   w.groups.erase(w.groups.begin() + s64(&c.group - w.groups.data()));
   if (w.finished()) {
+    check_bulk_at_exit(c);
     if (c.cluster.barrier_arrival[w.number]) {
       c.cluster.barrier_arrival[w.number] = 0;
       c.cluster.barrier_arrived--;

@@ -23,7 +23,7 @@ constexpr s32 kNone = INT32_MIN;  // operand that is absent, or a result that no
 // Operands are register slots (>= 0) or constants (~index). Written by core/binding.py in this layout.
 struct Insn {
   u16 op;
-  u8 bits;  // 1: the guard is negated; 2: reads values that tcgen05.ld loaded, maybe through moves
+  u8 bits;  // 1: the guard is negated; 2: reads what tcgen05.ld loaded; 4: writes a wgmma operand
   u8 width;  // element bytes of memory instructions
   s32 guard;
   s32 d, a, b, c, e;
@@ -219,6 +219,8 @@ struct Warp {
   std::vector<u32> tmem_store_agents;
   std::vector<std::shared_ptr<Accumulator>> accumulators;  // wgmma results that have not landed
   u64 wgmma_issued = 0;
+  u32 wgmma_fences = 0;
+  std::vector<u32> touched;  // per slot: wgmma_fences when it was last accessed, when somebody listens
   std::deque<u64> wgmma_groups;                            // open commit groups: number of the last instruction
   u64 wgmma_retired = 0;
 

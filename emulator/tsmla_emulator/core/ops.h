@@ -72,11 +72,13 @@ Step op_set_registers(Context&);
 
 // bulk.cpp
 Step op_bulk(Context&);
+void check_bulk_at_exit(Context&);
 bool bulk_satisfied(const Warp&, u32 allowed, bool reads_only);
 
 // wgmma.cpp
 Step op_wgmma(Context&);
 bool wgmma_satisfied(const Warp&, u32 allowed);
+void touch_registers(Cluster&, Warp&, const Insn&);
 
 // tcgen05.cpp
 Step op_tensor(Context&);

@@ -44,14 +44,14 @@ struct Product : AsyncOp {
     const char* what = "wgmma";
     SharedTile b_tile = SharedTile::hopper(b_descriptor);
     b_tile.rows_first = flags >> 11 & 1;
-    std::vector<u32> agents;
+    std::vector<u32> agents;  // of all four warps: nothing says which warp's part reads which rows
     for (Part& p : parts) agents.push_back(p.agent);
     std::vector<float> b(size_t(n) * k), a(size_t(64) * k);
     gather_columns({cluster, agents, pc, what}, *group->cta, b_tile, b_kind, n, k, b.data(), n);
     if (a_shared) {
       SharedTile a_tile = SharedTile::hopper(a_descriptor);
       a_tile.rows_first = flags >> 10 & 1;
-      read_a(cluster, a_tile, a.data());
+      gather_rows({cluster, agents, pc, what}, *group->cta, a_tile, a_kind, 64, k, a.data(), k);
     } else {
       for (u32 w = 0; w < 4; w++) std::memcpy(a.data() + size_t(16) * k * w, parts[w].a.data(), 16 * k * sizeof(float));
     }
@@ -65,26 +65,20 @@ struct Product : AsyncOp {
     group->done++;
   }
 
- private:
-  void read_a(Cluster& cluster, SharedTile tile, float* a) {
-    if (!cluster.events || tile.rows_first) {
-      std::vector<u32> agents;
-      for (Part& p : parts) agents.push_back(p.agent);
-      gather_rows({cluster, agents, pc, "wgmma"}, *group->cta, tile, a_kind, 64, k, a, k);
-      return;
-    }
-    for (u32 w = 0; w < 4; w++) {  // each warp reads its own 16 rows
-      SharedTile own = tile;
-      own.start += 2 * w * tile.stride;
-      gather_rows({cluster, {parts[w].agent}, pc, "wgmma"}, *group->cta, own, a_kind, 16, k, a + size_t(16) * k * w, k);
-    }
-  }
 };
 
 // Position of register `r`, lane `lane` in a warp's 16 x N tile.
 u32 fragment(u32 r, u32 lane, u32 n) {
   u32 row = lane / 4 + 8 * (r >> 1 & 1), column = r / 4 * 8 + 2 * (lane % 4) + (r & 1);
   return row * n + column;
+}
+
+// A register that was touched since the last wgmma.fence must not be an operand, but for accumulators of a chain.
+void check_fence(Context& c, s32 slot) {
+  Warp& w = c.warp;
+  if (!w.wgmma_fences) fault("race", "wgmma without a wgmma.fence before the first one");
+  if (slot >= 0 && w.touched[u32(slot)] == w.wgmma_fences)
+    fault("race", "wgmma has an operand register that was accessed since the last wgmma.fence");
 }
 
 std::shared_ptr<Accumulator> accumulator_of(Context& c, bool accumulate) {
@@ -102,6 +96,7 @@ std::shared_ptr<Accumulator> accumulator_of(Context& c, bool accumulate) {
     if (same == count && open->slots.size() == count) return open;
     if (shared) fault("not implemented", "wgmma accumulator registers that overlap another pending wgmma's in part");
   }
+  for (u32 i = 0; i < count && c.cluster.events; i++) check_fence(c, items[i]);
   auto made = std::make_shared<Accumulator>();
   made->values.resize(size_t(16) * n);
   for (u32 i = 0; i < count; i++) made->slots.push_back(w.write(items[i]));
@@ -163,6 +158,7 @@ void issue(Context& c) {
   part.accumulate = w.read(c.in.c)[0] != 0;
   part.accumulator = accumulator_of(c, part.accumulate);
   part.accumulator->last = number;
+  for (u32 i = 0; i < c.in.width && c.cluster.events; i++) check_fence(c, c.cluster.program.list(c.in)[c.in.extra / 2 + i]);
   if (!op.a_shared) part.a = a_from_registers(c, op.a_kind, op.k);
   if (c.cluster.events) {
     part.agent = c.cluster.events->fork(w.agent, op.pc, group.last_agent[quarter]);
@@ -178,7 +174,9 @@ void issue(Context& c) {
   }
 }
 
-void land(Accumulator& accumulator, u32 n) {
+void land(Warp& w, Accumulator& accumulator, u32 n) {
+  for (u32* slot : accumulator.slots)
+    if (!w.touched.empty()) w.touched[size_t(slot - w.registers) / 32] = w.wgmma_fences;
   for (u32 i = 0; i < accumulator.slots.size(); i++)
     for (u32 lane = 0; lane < 32; lane++) accumulator.slots[i][lane] = bits<u32>(accumulator.values[fragment(i, lane, n)]);
 }
@@ -194,7 +192,7 @@ Step wait(Context& c) {
   for (size_t i = 0; i < w.accumulators.size();) {
     Accumulator& accumulator = *w.accumulators[i];
     if (accumulator.last < w.wgmma_retired) {
-      land(accumulator, u32(accumulator.slots.size() * 2));
+      land(w, accumulator, u32(accumulator.slots.size() * 2));
       w.accumulators.erase(w.accumulators.begin() + s64(i));
     } else {
       i++;
@@ -219,12 +217,21 @@ bool wgmma_satisfied(const Warp& w, u32 allowed) {
   return w.cta->warpgroups[w.index / 4]->done >= w.wgmma_groups[w.wgmma_groups.size() - 1 - allowed];
 }
 
+void touch_registers(Cluster& cluster, Warp& w, const Insn& in) {
+  if (in.d >= 0) w.touched[u32(in.d)] = w.wgmma_fences;
+  if (in.op != OP_LOAD && in.op != OP_UNPACK && in.op != OP_LDMATRIX) return;
+  for (u32 i = 0; i < in.count; i++) {
+    s32 slot = cluster.program.list(in)[i];
+    if (slot >= 0) w.touched[u32(slot)] = w.wgmma_fences;
+  }
+}
+
 Step op_wgmma(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
   c.whole("wgmma");
   switch (c.in.op) {
     case OP_WGMMA: issue(c); return Step::Next;
-    case OP_WGMMA_FENCE: return Step::Next;
+    case OP_WGMMA_FENCE: c.warp.wgmma_fences++; return Step::Next;
     case OP_WGMMA_COMMIT: c.warp.wgmma_groups.push_back(c.warp.wgmma_issued); return Step::Next;
     default: return wait(c);
   }

@@ -44,9 +44,10 @@ def build_program(entry: Entry) -> Program:
     encoded = [lower(entry, instruction) for instruction in entry.instructions]
     encoded.append(Encoded(op_number("exit")))  # falling off the end returns
     loaded = _loaded_registers(encoded)
+    wgmma = {r for item in encoded if item.op == op_number("wgmma") for r in [*item.writes, *item.reads]}
     places, slots = place_registers(encoded, entry.labels)
     constants, lists = _Constants(), []
-    code = b"".join(_pack(item, places, constants, lists, entry.labels, loaded) for item in encoded)
+    code = b"".join(_pack(item, places, constants, lists, entry.labels, loaded, wgmma) for item in encoded)
     return Program(entry, code, tuple(lists), tuple(constants.values), slots, shared_layout(entry)[1])
 
 
@@ -66,7 +67,7 @@ def _loaded_registers(code: list[Encoded]) -> set[Register]:
 
 
 def _pack(item: Encoded, places: dict[Register, int], constants: _Constants, lists: list[int], labels,
-          loaded: set[Register]) -> bytes:  # fmt: skip
+          loaded: set[Register], wgmma: set[Register]) -> bytes:  # fmt: skip
     def place(reference: Reference) -> int:
         if reference is None:
             return _NONE
@@ -80,4 +81,6 @@ def _pack(item: Encoded, places: dict[Register, int], constants: _Constants, lis
     imm = item.imm if item.target is None else labels[item.target]
     operands = (place(item.d), place(item.a), place(item.b), place(item.c), place(item.e))
     bits = negated | 2 * (not loaded.isdisjoint(item.reads))
+    if item.op != op_number("wgmma") and not wgmma.isdisjoint(item.writes):
+        bits |= 4
     return _PACK.pack(item.op, bits, item.width, guard, *operands, item.flags, first, len(item.items), item.extra, imm)
