@@ -270,9 +270,9 @@ def test_records_run_in_another_place_with_the_same_memory(seen, tmp_path):
     (path,) = tmp_path.glob("*.npz")
     module = machine.parse(path.with_suffix(".ptx").read_text())
     with pytest.raises(MemoryError, match="cannot be had"):
-        record.run(path, module, Options())
+        record.Record(path)
     del tensors, result
-    _, outputs = record.run(path, module, Options())
+    _, outputs = record.Record(path).run(module, Options())
     (_, first, before), (_, second, after) = seen
     assert first == second
     assert before == after
@@ -293,4 +293,4 @@ def test_records_that_cannot_be_read(tmp_path, text, said):
     path = tmp_path / "record.json"
     path.write_text(text)
     with pytest.raises(record.RecordError, match=said):
-        record.run(path, None, Options())
+        record.Record(path)

@@ -10,6 +10,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ from .run import Call, emulated
 
 PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
+PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
+"""Query and KV lengths of the sequences of a small prefill."""
 _TORCH = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 _BOOLS = (False, True)
+Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +60,20 @@ def find(symbol: str) -> Variant:
     return known[symbol]
 
 
-def check(variant: Variant, options: Options = Options(), seed: int = 0) -> Verdict:  # noqa: B008 -- frozen
-    """Call the variant's operator on inputs drawn from `seed`. Raises EmulationError and what the operator raises."""
+def check(
+    variant: Variant,
+    options: Options = Options(),  # noqa: B008 -- frozen
+    seed: int = 0,
+    lengths: Lengths = PREFILL_LENGTHS,
+    record_to: Path | None = None,
+) -> Verdict:
+    """Call the variant's operator on inputs drawn from `seed`. Raises EmulationError and what the operator raises.
+
+    lengths: of a prefill's sequences, queries and KV. record_to: see `emulated`.
+    """
     torch.manual_seed(seed)
-    with emulated(variant.arch.value, options) as gpu:
-        measured, error = _pack(variant) if isinstance(variant, PackVariant) else _prefill(variant)
+    with emulated(variant.arch.value, options, record_to=record_to) as gpu:
+        measured, error = _pack(variant) if isinstance(variant, PackVariant) else _prefill(variant, lengths)
         (call,) = gpu.calls
     if call.name != variant.symbol():
         raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
@@ -89,8 +102,9 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
     return measured, measured if wrong else None
 
 
-def _prefill(variant: PrefillVariant) -> tuple[str, str | None]:
-    lengths_q, lengths_kv, heads, heads_kv = (70, 1, 130), (200, 0, 130), 2, 1
+def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None]:
+    lengths_q, lengths_kv = lengths
+    heads, heads_kv = 2, 1
 
     def random(rows: int, count: int, dim: int) -> torch.Tensor:
         return torch.randn(rows, count, dim, device="cuda").to(_TORCH[variant.dtype])

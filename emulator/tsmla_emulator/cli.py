@@ -74,10 +74,14 @@ def _run(given: argparse.Namespace) -> int:
 
 def _run_symbols(given: argparse.Namespace) -> int:
     from . import check
+    from .host.compile import compile_all
 
+    variants = [check.find(symbol) for symbol in given.symbols]
+    for number, variant in enumerate(compile_all(variants), 1):
+        print(f"compiled {number}/{len(variants)}: {variant.symbol()}", flush=True)
     wrong = 0
-    for number, variant in enumerate([check.find(symbol) for symbol in given.symbols], 1):
-        print(f"[{number}/{len(given.symbols)}] {variant.symbol()}", flush=True)
+    for number, variant in enumerate(variants, 1):
+        print(f"[{number}/{len(variants)}] {variant.symbol()}", flush=True)
         started = time.perf_counter()
         verdict = check.check(variant, _options(given))
         wrong += bool(verdict.error)
@@ -93,7 +97,7 @@ def _run_record(given: argparse.Namespace) -> int:
 
     started = time.perf_counter()
     module = machine.parse(given.ptx.read_text("utf-8"))
-    report, results = record.run(given.record, module, _options(given))
+    report, results = record.Record(given.record).run(module, _options(given))
     print(f"ran {given.record} on {given.ptx}: {_spent(report, time.perf_counter() - started)}")
     for name, content in results.items():
         poison = int((content == 0xFF).sum())

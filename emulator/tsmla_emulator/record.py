@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from . import machine
-from .host.memory import allocate, check_guards
+from .host.memory import POISON, allocate, check_guards
 from .machine import Launch, Module, Options, Region, Report
 
 _ARRAY = "memory/"
@@ -47,25 +47,33 @@ def save(path: Path, launches: list[Launch], regions: list[Region]) -> None:
     np.savez_compressed(path, record=np.array(text), **arrays)
 
 
-def run(path: Path, module: Module, options: Options) -> tuple[Report, dict[str, np.ndarray]]:
-    """Run a record's launches on an entry of `module`. Returns the report and every writable memory as bytes.
+class Record:
+    """A launch record with its memory allocated, for as many runs as wanted. Raises RecordError."""
 
-    Raises RecordError, EmulationError and GuardError.
-    """
-    try:
-        text, stored = _read(path)
-        record = json.loads(text)
-        held = {name: _filled(name, memory, stored) for name, memory in record["memory"].items()}
-        launches = [_launch(described) for described in record["launches"]]
-        regions = [
-            Region(memory["address"], memory["bytes"], name, bool(memory["writable"]))
-            for name, memory in record["memory"].items()
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} is not a launch record: {type(error).__name__}: {error}") from error
-    report = machine.run_launches(module, launches, regions, options)
-    check_guards()
-    return report, {r.name: np.frombuffer(bytes(held[r.name]), np.uint8) for r in regions if r.writable}
+    def __init__(self, path: Path):
+        try:
+            text, stored = _read(path)
+            record = json.loads(text)
+            self._contents = {name: _content(name, memory, stored) for name, memory in record["memory"].items()}
+            self.launches = [_launch(described) for described in record["launches"]]
+            self._regions = [
+                Region(memory["address"], memory["bytes"], name, bool(memory["writable"]))
+                for name, memory in record["memory"].items()
+            ]
+            self._held = {r.name: allocate(r.size, r.address) for r in self._regions}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{path} is not a launch record: {type(error).__name__}: {error}") from error
+
+    def run(self, module: Module, options: Options) -> tuple[Report, dict[str, np.ndarray]]:
+        """Run the launches on entries of `module`, memory as recorded. Returns the report and every writable memory.
+
+        Raises EmulationError and GuardError.
+        """
+        for name, content in self._contents.items():
+            ctypes.memmove(self._held[name][0].address, content, len(content))
+        report = machine.run_launches(module, self.launches, self._regions, options)
+        check_guards()
+        return report, {r.name: np.frombuffer(bytes(self._held[r.name][1]), np.uint8) for r in self._regions if r.writable}
 
 
 def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
@@ -76,9 +84,8 @@ def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
         return str(arrays["record"]), stored
 
 
-def _filled(name: str, memory: dict[str, Any], stored: dict[str, np.ndarray]) -> ctypes.Array:
+def _content(name: str, memory: dict[str, Any], stored: dict[str, np.ndarray]) -> bytes:
     size, fill = memory["bytes"], memory["fill"]
-    block, buffer = allocate(size, memory["address"])
     if fill == "stored":
         content = stored[name].tobytes()
     elif fill == "random":
@@ -86,13 +93,12 @@ def _filled(name: str, memory: dict[str, Any], stored: dict[str, np.ndarray]) ->
     elif fill == "zeros":
         content = bytes(size)
     elif fill == "poison":
-        return buffer
+        content = bytes([POISON]) * size
     else:
         raise ValueError(f"fill of {name} is {fill!r}; known: stored, random, zeros, poison")
     if len(content) != size:
         raise ValueError(f"{name} has {len(content)} stored bytes, its record says {size}")
-    ctypes.memmove(block.address, content, size)
-    return buffer
+    return content
 
 
 def _launch(described: dict[str, Any]) -> Launch:

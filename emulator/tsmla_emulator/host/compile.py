@@ -5,6 +5,7 @@ Compiles run in a process of their own: the compiler reads its dump settings onc
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import fcntl
 import hashlib
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tsmla import jit
@@ -45,6 +47,15 @@ def compile_for_emulation(variant: Variant) -> Compiled:
         if not ptx.exists():
             _compile(variant, obj, ptx)
     return Compiled(link(obj), ptx, variant.symbol())
+
+
+def compile_all(variants: Iterable[Variant]) -> Iterator[Variant]:
+    """Compile variants on every CPU that this process may use; yields each when it is done. Raises CompileError."""
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        running = {pool.submit(compile_for_emulation, variant): variant for variant in variants}
+        for future in concurrent.futures.as_completed(running):
+            future.result()
+            yield running[future]
 
 
 def _compile(variant: Variant, obj: Path, ptx: Path) -> None:
