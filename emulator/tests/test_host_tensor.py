@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 
@@ -53,6 +54,17 @@ def test_cpu_copies_share_nothing():
     copy = tensor.cpu()
     tensor += 1
     assert copy.tolist() == [0, 0, 0] and tensor.tolist() == [1, 1, 1]
+
+
+def test_numbers_can_be_formatted():
+    assert f"{torch.ones(2, device='cuda').sum():.2f}" == "2.00"
+
+
+def test_deep_copies_are_on_the_device():
+    tensor = torch.ones(3, device="cuda")
+    copied = copy.deepcopy(tensor)
+    tensor.zero_()
+    assert copied.is_cuda and copied.tolist() == [1, 1, 1]
 
 
 def test_views_share_memory_and_strides():

@@ -54,6 +54,12 @@ class EmulatedTensor(torch.Tensor):
     def get_device(self) -> int:
         return DEVICE.index
 
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        return self.clone()
+
+    def __format__(self, specification: str) -> str:
+        return format(plain(self), specification)
+
     def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
         return _CUDA_DLPACK
 
