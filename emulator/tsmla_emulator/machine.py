@@ -75,11 +75,26 @@ class Options:
 
 
 @dataclass
+class Count:
+    """One warp's executions of one instruction, over all CTAs and launches.
+
+    lanes: active lanes, summed. failed: mbarrier tries that found the phase open.
+    sizes: executions by (size, targets) where the text does not tell the work: bytes of a bulk copy and the CTAs it
+    writes to; instruction descriptor and CTAs of a tcgen05.mma.
+    """
+
+    executed: int = 0
+    lanes: int = 0
+    failed: int = 0
+    sizes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+@dataclass
 class Report:
-    """What a run did. `counts` maps (entry, warp in CTA, opcode) to executed warp instructions when asked for."""
+    """What a run did. `counts`, when asked for, by (entry, warp in CTA, index in Entry.instructions)."""
 
     warp_instructions: int = 0
-    counts: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    counts: dict[tuple[str, int, int], Count] = field(default_factory=dict)
     seconds: float = 0.0
 
 

@@ -46,6 +46,7 @@ class Call:
     launches: tuple[Launch, ...]
     report: Report
     unwritten: dict[str, int]
+    module: Module
 
 
 class Emulation:
@@ -132,7 +133,7 @@ class Emulation:
             and (start := argument.data_ptr()) in outputs
             and (count := unwritten(argument))
         }
-        call = Call(name, tuple(launches), report, left)
+        call = Call(name, tuple(launches), report, left, module)
         self.calls.append(call)
         return call
 

@@ -8,13 +8,14 @@ import time
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 
-from ..machine import EmulationError, Launch, Options, Region, Report
+from ..machine import Count, EmulationError, Launch, Options, Region, Report
 from ..ptx.model import Entry, Module
 from ..ptx.program import Program, build_program
 from .build import library
 
 _MODES = {"eager": 0, "random": 1, "late": 2}
 _MAX_SHARED = 227 * 1024
+_MAX_SIZES = 1 << 14
 
 
 class _Region(Structure):
@@ -51,13 +52,29 @@ class _Failure(Structure):
     )  # fmt: skip
 
 
+class _Cell(Structure):
+    _fields_ = (("executed", c_uint64), ("lanes", c_uint64), ("failed", c_uint64))
+
+
+class _Sized(Structure):
+    _fields_ = (
+        ("warp", c_uint32), ("pc", c_uint32), ("size", c_uint32), ("targets", c_uint32), ("times", c_uint64),
+    )  # fmt: skip
+
+
+class _Counts(Structure):
+    _fields_ = (
+        ("cells", POINTER(_Cell)), ("sized", POINTER(_Sized)), ("capacity", c_uint64), ("sized_count", c_uint64),
+    )  # fmt: skip
+
+
 @cache
 def _core() -> ctypes.CDLL:
     core = ctypes.CDLL(str(library()))
     core.tsmla_emulator_run.restype = c_int
     core.tsmla_emulator_run.argtypes = (
         POINTER(_Program), POINTER(_Launch), POINTER(_Region), c_uint64, POINTER(_Options), POINTER(c_uint64),
-        POINTER(c_uint64), POINTER(_Failure),
+        POINTER(_Counts), POINTER(_Failure),
     )  # fmt: skip
     return core
 
@@ -129,9 +146,9 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     failure = _Failure(ctypes.cast(text, c_char_p), len(text))
     executed = c_uint64()
     warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // 32)
-    counts = (c_uint64 * (warps * size))() if options.count else None
+    counts = _Counts((_Cell * (warps * size))(), (_Sized * _MAX_SIZES)(), _MAX_SIZES) if options.count else None
     failed = _core().tsmla_emulator_run(byref(program_c), byref(launch_c), regions_c, len(regions), byref(options_c),
-                                        byref(executed), counts, byref(failure))  # fmt: skip
+                                        byref(executed), counts and byref(counts), byref(failure))  # fmt: skip
     report.warp_instructions += executed.value
     if counts is not None:
         _add_counts(report, entry, counts, warps, size)
@@ -139,12 +156,21 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
         raise _error(entry, failure, text.value.decode(), regions)
 
 
-def _add_counts(report: Report, entry: Entry, counts, warps: int, size: int) -> None:
+def _add_counts(report: Report, entry: Entry, counts: _Counts, warps: int, size: int) -> None:
     for warp in range(warps):
-        for position, instruction in enumerate(entry.instructions):
-            if count := counts[warp * size + position]:
-                key = (entry.name, warp, instruction.opcode)
-                report.counts[key] = report.counts.get(key, 0) + count
+        for position in range(len(entry.instructions)):
+            cell = counts.cells[warp * size + position]
+            if cell.executed:
+                count = report.counts.setdefault((entry.name, warp, position), Count())
+                count.executed += cell.executed
+                count.lanes += cell.lanes
+                count.failed += cell.failed
+    if counts.sized_count > _MAX_SIZES:
+        raise EmulationError(f"{entry.name}: {counts.sized_count} sizes of copies, {_MAX_SIZES} can be kept", "limit")
+    for sized in counts.sized[: counts.sized_count]:
+        sizes = report.counts[entry.name, sized.warp, sized.pc].sizes
+        key = (sized.size, sized.targets)
+        sizes[key] = sizes.get(key, 0) + sized.times
 
 
 def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) -> EmulationError:

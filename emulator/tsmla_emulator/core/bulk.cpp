@@ -230,6 +230,7 @@ void load_tensor(Context& c, u32 lane) {
   } else {
     op->targets.push_back(&cta);
   }
+  count_size(c, op->box.map.box_bytes(), u32(op->targets.size()));
   submit(c.cluster, nullptr, std::move(op));
 }
 
@@ -248,6 +249,7 @@ void store_tensor(Context& c, u32 lane) {
   if (address & 127) fault("memory", "tensor store from shared address 0x%x, not a multiple of 128", address);
   op->cta = &c.cluster.cta_at(address, "tensor store");
   op->offset = address & kOffsetMask;
+  count_size(c, op->box.map.box_bytes(), 1);
   join_group(c, *op);
   submit(c.cluster, nullptr, std::move(op));
 }
@@ -260,6 +262,7 @@ void copy_bytes(Context& c, u32 lane) {
   };
   u32 bytes = c.warp.read(in.c)[lane];
   if (bytes == 0 || bytes % 16) fault("memory", "bulk copy of %u bytes, not a multiple of 16", bytes);
+  count_size(c, bytes, 1);
   if (to_space == kGlobal) {
     auto op = begin<StoreRead>(c);
     u32 address = u32(at(in.b, 1, false));

@@ -91,7 +91,6 @@ void Cluster::start_warp(Warp& w) {
   std::fill_n(w.registers + 4 * 32, 32, u32(params));
   std::fill_n(w.registers + 5 * 32, 32, u32(params >> 32));
   w.groups.push_back(Group{0, w.live});
-  if (machine.options.count) w.counts = const_cast<u64*>(machine.counts.data()) + w.index * program.code.size();
 }
 
 bool Cluster::satisfied(Warp& w, const Group& g) {
@@ -223,6 +222,7 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
   running = &w;
   u32 count = 0;
   const Insn* code = program.code.data();
+  Counts* counts = machine.counts.get();
   while (count < quantum) {
     Group* g = &w.groups[w.current];
     const Insn& in = code[g->pc];
@@ -235,7 +235,7 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
       mask &= in.bits & 1 ? ~set : set;
     }
     count++;
-    if (w.counts) __atomic_fetch_add(w.counts + g->pc, 1, __ATOMIC_RELAXED);
+    if (counts) counts->executed(w, g->pc, mask);
     if (events && in.bits & 2) follow_loads(*this, w, in);
     if (events && in.bits & 4) touch_registers(*this, w, in);
     if (!mask) {
@@ -247,6 +247,9 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
         Context context{*this, w, *g, in, mask};
         Step step = execute_complex(context);
         g = nullptr;
+        bool again = step == Step::Block && w.groups[w.current].wait != Wait::Named;
+        if (counts && again) counts->taken_back(w, running_pc, mask);
+        if (counts && step == Step::Yield && in.op == OP_MBARRIER_TRY) counts->failed(w, running_pc);
         if (step == Step::Next || step == Step::Yield) w.groups[w.current].pc++;
         if (step == Step::Block) count--;
         bool stops = step == Step::Yield || ((step == Step::Block || step == Step::Exit) && (w.finished() || !wake(w)));

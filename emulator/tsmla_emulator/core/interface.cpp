@@ -37,9 +37,15 @@ struct ProgramData {
   u64 code_count, list_count, constant_count, slots;
 };
 
-// Returns 0, or 1 with `failure` filled. `counts` may be null.
+struct CountData {
+  Counts::Cell* cells;   // [warp in CTA][instruction]
+  Counts::Sized* sized;  // space for `capacity`; `sized_count` is how many there are, more or less
+  u64 capacity, sized_count;
+};
+
+// Returns 0, or 1 with `failure` filled. `counts` is null unless options->count.
 int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, const Region* regions, u64 region_count,
-                       const Options* options, u64* executed, u64* counts, Failure* failure) {
+                       const Options* options, u64* executed, CountData* counts, Failure* failure) {
   Program program;
   program.code.assign(data->code, data->code + data->code_count);
   program.lists.assign(data->lists, data->lists + data->list_count);
@@ -49,7 +55,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   std::sort(machine.regions.begin(), machine.regions.end(),
             [](const Region& a, const Region& b) { return a.address < b.address; });
   u64 warps = (u64(launch->block[0]) * launch->block[1] * launch->block[2] + 31) / 32;
-  if (options->count) machine.counts.assign(warps * program.code.size(), 0);
+  if (options->count) machine.counts = std::make_unique<Counts>(warps, program.code.size());
   u64 clusters = 1;
   for (int i = 0; i < 3; i++) clusters *= launch->grid[i] / launch->cluster[i];
   std::atomic<u64> next{0}, total{0};
@@ -74,7 +80,12 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   work();
   for (std::thread& t : threads) t.join();
   *executed = total;
-  if (counts) std::copy(machine.counts.begin(), machine.counts.end(), counts);
+  if (counts) {
+    std::copy(machine.counts->cells().begin(), machine.counts->cells().end(), counts->cells);
+    std::vector<Counts::Sized> sizes = machine.counts->sizes();
+    counts->sized_count = sizes.size();
+    std::copy_n(sizes.begin(), std::min<u64>(sizes.size(), counts->capacity), counts->sized);
+  }
   return failed ? 1 : 0;
 }
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "counts.h"
 #include "numbers.h"
 
 class Events;
@@ -201,7 +202,6 @@ struct Warp {
   u32* registers = nullptr;
   const u32* constants = nullptr;
   u64 executed = 0;
-  u64* counts = nullptr;
   bool polling = false;       // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
   u32 agent = 0;
@@ -271,7 +271,7 @@ struct Machine {
   const LaunchRecord& launch;
   const Options& options;
   std::vector<Region> regions;  // by address
-  std::vector<u64> counts;      // [warp in CTA][instruction]
+  std::unique_ptr<Counts> counts;  // null unless asked for
   u64 executed = 0;
 
   const Region* region_of(u64 address) const;

@@ -354,6 +354,7 @@ Step multiply_issue(Context& c) {
     op->pc = c.group.pc, op->issuer = &c.warp, op->group = c.in.extra;
     op->shape = shape_of(c.item(0, lane), c.in.flags & 15);
     op->layout = layout_of(op->shape, c.in.extra, c.in.flags >> 5 & 1);
+    count_size(c, c.item(0, lane), c.in.extra);
     op->accumulate = c.item(1, lane) != 0;
     for (u32 i = 0; i < c.in.width; i++)
       if (c.item(3 + i, lane)) fault("not implemented", "tcgen05.mma with lanes disabled");
