@@ -1,0 +1,140 @@
+"""Instructions across lanes, divergence, special registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_kernels import run
+from tsmla_emulator.machine import EmulationError
+
+LANE = np.arange(32, dtype=np.uint32)
+STORE = "mad.wide.u32 %d50, %r1000, 4, %d100; st.global.b32 [%d50], %r10;"
+
+
+def result(body: str, threads: int = 32, **options) -> np.ndarray:
+    out = np.zeros(threads, np.uint32)
+    run(body + STORE, out, threads=threads, **options)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("mode", "amount", "clamp", "expected"),
+    [
+        ("idx", 5, 31, np.full(32, 5)),
+        ("bfly", 3, 31, LANE ^ 3),
+        ("up", 4, 0, np.where(LANE >= 4, LANE - 4, LANE)),
+        ("down", 4, 31, np.where(LANE < 28, LANE + 4, LANE)),
+        ("idx", 1, 31 | 0x18 << 8, (LANE & 0x18) | 1),
+        ("down", 1, 31 | 0x10 << 8, np.where(LANE % 16 == 15, LANE, LANE + 1)),
+    ],
+)
+def test_shuffles(mode, amount, clamp, expected):
+    got = result(f"shfl.sync.{mode}.b32 %r10, %r1001, {amount}, {clamp}, -1;")
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_shuffle_says_which_lanes_had_a_source():
+    body = "shfl.sync.down.b32 %r11|%p1, %r1001, 30, 31, -1; selp.b32 %r10, 1, 0, %p1;"
+    np.testing.assert_array_equal(result(body), LANE < 2)
+
+
+def test_votes():
+    body = "setp.gt.u32 %p1, %r1001, 29; vote.sync.ballot.b32 %r10, %p1, -1;"
+    assert (result(body) == 0xC0000000).all()
+    body = "setp.gt.u32 %p1, %r1001, 29; vote.sync.{}.pred %p2, %p1, -1; selp.b32 %r10, 1, 0, %p2;"
+    assert (result(body.format("any")) == 1).all() and (result(body.format("all")) == 0).all()
+
+
+@pytest.mark.parametrize(("highest", "mask", "leader"), [(False, "0xffffffff", 0), (True, "0xffffffff", 31)])
+def test_elect_names_one_leader(highest, mask, leader):
+    body = f"elect.sync %r11|%p1, {mask}; selp.b32 %r10, 1, 0, %p1; mad.lo.s32 %r10, %r11, 100, %r10;"
+    np.testing.assert_array_equal(result(body, elect_highest=highest), leader * 100 + (LANE == leader))
+
+
+def test_elect_among_the_lanes_of_its_mask():
+    body = """
+    setp.lt.u32 %p3, %r1001, 5;
+    mov.b32 %r10, 77;
+    @%p3 bra OVER;
+    elect.sync %r10|%p1, 0xffffffe0;
+OVER:
+    """
+    np.testing.assert_array_equal(result(body), np.where(LANE < 5, 77, 5))
+
+
+def test_lanes_diverge_and_meet_again():
+    body = """
+    mov.b32 %r10, 0;
+    mov.b32 %r11, %r1001;
+LOOP:
+    setp.eq.u32 %p1, %r11, 0;
+    @%p1 bra OUT;
+    add.s32 %r10, %r10, %r11;
+    sub.s32 %r11, %r11, 1;
+    bra.uni LOOP;
+OUT:
+    bar.warp.sync -1;
+    shfl.sync.bfly.b32 %r10, %r10, 31, 31, -1;
+    """
+    np.testing.assert_array_equal(result(body), (LANE * (LANE + 1) // 2)[::-1])
+
+
+def test_lanes_that_left_are_not_waited_for():
+    out = np.zeros(32, np.uint32)
+    run("setp.lt.u32 %p1, %r1001, 16; @%p1 ret; bar.sync 0; mov.b32 %r10, 1;" + STORE, out)
+    np.testing.assert_array_equal(out, LANE >= 16)
+
+
+def test_a_predicated_write_keeps_the_other_lanes():
+    body = "mov.b32 %r10, 5; setp.lt.u32 %p1, %r1001, 3; @%p1 mov.b32 %r10, 6; @!%p1 add.s32 %r10, %r10, 10;"
+    np.testing.assert_array_equal(result(body), np.where(LANE < 3, 6, 15))
+
+
+def test_special_registers():
+    out = np.zeros((4, 64, 8), np.uint32)
+    names = ["tid.x", "ntid.x", "ctaid.x", "nctaid.x", "laneid", "warpid", "cluster_ctarank", "clusterid.x"]
+    body = "mov.u32 %r1, %ctaid.x; mad.lo.s32 %r2, %r1, 64, %r1000; mad.wide.u32 %d1, %r2, 32, %d100;"
+    for i, name in enumerate(names):
+        body += f"mov.u32 %r3, %{name}; st.global.b32 [%d1+{4 * i}], %r3;"
+    run(body, out, threads=64, grid=4, cluster=2)
+    cta, thread = np.meshgrid(np.arange(4), np.arange(64), indexing="ij")
+    constant = np.ones_like(cta)
+    expected = [thread, constant * 64, cta, constant * 4, thread % 32, thread // 32, cta % 2, cta // 2]
+    np.testing.assert_array_equal(out, np.stack(expected, axis=-1))
+
+
+def test_matrix_moves_invert_each_other():
+    """stmatrix puts element (r, 2c + h) of matrix q where row address 8q + r says; ldmatrix reads it back."""
+    out = np.zeros((4, 8, 8), np.uint16)
+    moved = np.zeros((4, 32), np.uint32)
+    body = """
+    mov.b32 %r1, smem;
+    shl.b32 %r2, %r1001, 4;
+    add.s32 %r3, %r1, %r2;
+    mov.b32 %r4, %r1001; add.s32 %r5, %r4, 256; add.s32 %r6, %r4, 512; add.s32 %r7, %r4, 768;
+    stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r3], {%r4, %r5, %r6, %r7};
+    bar.warp.sync -1;
+    ld.shared.v4.b32 {%r11, %r12, %r13, %r14}, [%r3];
+    mul.wide.u32 %d1, %r1001, 16;
+    add.s64 %d2, %d100, %d1;
+    st.global.v4.b32 [%d2], {%r11, %r12, %r13, %r14};
+    ldmatrix.sync.aligned.m8n8.x4.TRANS.shared.b16 {%r21, %r22, %r23, %r24}, [%r3];
+    mad.wide.u32 %d3, %r1001, 4, %d101;
+    st.global.b32 [%d3], %r21; st.global.b32 [%d3+128], %r22; st.global.b32 [%d3+256], %r23; st.global.b32 [%d3+384], %r24;
+    """
+    run(body.replace(".TRANS", ""), out, moved, shared=512)
+    values = LANE + 256 * np.arange(4, dtype=np.uint32)[:, None]
+    np.testing.assert_array_equal(moved, values)
+    np.testing.assert_array_equal(out, values.astype(np.uint32).view(np.uint16).reshape(4, 8, 8))
+    run(body.replace("TRANS", "trans"), out, moved, shared=512)
+    np.testing.assert_array_equal(moved.view(np.uint16).reshape(4, 8, 8), out.transpose(0, 2, 1))
+
+
+def test_a_shuffle_by_lanes_outside_its_mask_is_refused():
+    with pytest.raises(EmulationError, match="executed by lanes 0xffffffff that its mask 0x1 does not name"):
+        result("shfl.sync.idx.b32 %r10, %r1001, 0, 31, 1;")
+
+
+def test_an_aligned_barrier_under_a_predicate_is_refused():
+    with pytest.raises(EmulationError, match="barrier is executed under a predicate that only lanes 0xff of 0xffffffff"):
+        result("setp.lt.u32 %p1, %r1001, 8; @%p1 bar.sync 0; mov.b32 %r10, 0;")
