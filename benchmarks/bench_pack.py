@@ -101,20 +101,7 @@ def main() -> None:
     record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
     path = protocol.write_record(options.results, "pack", record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
-    header = (
-        "tokens",
-        "heads",
-        "regime",
-        "tsmla us",
-        "GB/s",
-        "of ceiling",
-        "of same copy",
-        "torch us",
-        "ratio",
-        "MHz",
-        "W",
-    )
-    print(protocol.table(header, (_row(result, ceilings["copy_gb_s"]) for result in results)))
+    print(protocol.table(HEADER, (_row(result, ceilings["copy_gb_s"]) for result in results)))
     print(path)
 
 

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tsmla.errors import ManifestError
+from tsmla.loader import signature_of
 from tsmla.manifest import MANIFEST_FUNCTION, LibraryManifest, read_directory, verify_file
 from tsmla.variant import Variant
 
 from . import cubin, elf, link, matrix, x86
 from .errors import AuditError, BuildError
-from .load import load, signature
+from .load import load
 
 _EXPORT_PREFIX = "__tvm_ffi_"
 
@@ -138,7 +139,9 @@ def _gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
 def _ask(library: Path, symbols: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The library's manifest text and each function's signature; runs in a process of its own."""
     module = load(library)
-    return str(module.get_function(MANIFEST_FUNCTION)()), {symbol: signature(module, symbol) for symbol in symbols}
+    return str(module.get_function(MANIFEST_FUNCTION)()), {
+        symbol: signature_of(module.get_function(symbol)) for symbol in symbols
+    }
 
 
 def main() -> int:

@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 
 from tsmla import toolchain
+from tsmla.loader import signature_of
 from tsmla.manifest import Kernel
 from tsmla.variant import Variant
 
 from . import cubin, link
 from .errors import BuildError
-from .load import load, signature
+from .load import load
 
 _LAUNCH_CONFIG, _SHARED_OFFSET = "{ [3 x i32], [3 x i32], i64, ptr, ptr, i32 }", 24
 """The exported host code's cudaLaunchConfig_t, and where in it the dynamic shared memory's size lies."""
@@ -111,7 +112,7 @@ def compile_one(variant: Variant, store: ResultStore, host: str) -> float:
         alone = scratch / f"{variant}.so"
         link.link([obj], alone, host)
         used = cubin.resources(found[0]) | {"dynamic_shared_bytes": _dynamic_shared_bytes(ir)}
-        kernel = Kernel(variant, signature(load(alone), variant.symbol()), used)
+        kernel = Kernel(variant, signature_of(load(alone).get_function(variant.symbol())), used)
         if build_key(host) != store.key:
             raise BuildError("the sources changed while they were being compiled; run the build again")
         store.add(kernel, obj, _collect_ptx(Path(dumps), scratch) if dumps else None)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from . import link
-from .errors import BuildError
 
 
 def load(library: Path) -> Any:
@@ -16,12 +15,3 @@ def load(library: Path) -> Any:
 
     ctypes.CDLL(str(link.runtime_directories()[0] / link.NEEDED[0]))
     return tvm_ffi.load_module(str(library))
-
-
-def signature(module: Any, symbol: str) -> str:
-    """What a function says when it is called without arguments: its parameters, types and shapes."""
-    try:
-        module.get_function(symbol)()
-    except TypeError as error:
-        return str(error)
-    raise BuildError(f"{symbol} takes no arguments, so it cannot be a kernel")

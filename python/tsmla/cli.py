@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit status: 0 good, 1 not good, 2 wrong use."""
     options = _parser().parse_args(arguments)
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ArgumentError as error:
         print(f"tsmla: {error}", file=sys.stderr)
         return 2
@@ -52,6 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("path", type=Path, metavar="PATH")
     verify = command("verify", _verify, "check hashes, symbols and signatures of libraries, and load them")
     verify.add_argument("path", type=Path, nargs="?", metavar="DIRECTORY", help="default: the installed libraries")
+    verify.add_argument(
+        "--emulated",
+        nargs="*",
+        metavar="SYMBOL",
+        help="instead run these kernels (all when none is named) in the emulator, which must be installed",
+    )
     warm = command("warmup", _warmup, "resolve kernels now, compiling into the cache if need be", "arch", "family")
     warm.add_argument(
         "--variant",
@@ -139,6 +151,10 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    if options.emulated is not None:
+        from .emulated import verify_emulated
+
+        return 0 if verify_emulated(options.emulated) else 1
     from .verify import verify_directory
 
     directory = options.path or toolchain.shipped_libraries()

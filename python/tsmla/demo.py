@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import gpu, resolve, toolchain
+from . import emulated, gpu, resolve, toolchain
 from .errors import ManifestError, UnsupportedError
 from .manifest import MANIFEST_FILE
 from .verify import verify_directory
@@ -42,12 +42,20 @@ def _without_gpu() -> int:
         results = verify_directory(directory)
     except ManifestError as error:
         print(f"  none to check: {error}")
-        return 1 if (directory / MANIFEST_FILE).exists() else 0
+        if (directory / MANIFEST_FILE).exists():
+            return 1
+        results = []
     for result in results:
         print(
             f"  {result.file}: {result.kernels} kernels, {result.problem or 'hash, manifest, symbols, signatures ok'}"
         )
-    return 1 if any(result.problem for result in results) else 0
+    if any(result.problem for result in results):
+        return 1
+    if not emulated.installed():
+        print(f"to run kernels here, in emulation: {emulated.INSTALL}")
+        return 0
+    print("running one kernel of each operator in the emulator:")
+    return 0 if emulated.verify_emulated(emulated.EXAMPLES) else 1
 
 
 def _show(run: Callable[[], tuple[str, bool]]) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from examples import PACK, run_python
-from tsmla import cli, gpu, manifest, settings, toolchain
+from tsmla import cli, emulated, gpu, manifest, settings, toolchain
 from tsmla.variant import Arch
 
 
@@ -185,3 +188,15 @@ def loaded_text(library: Path) -> str:
     said = loader.open_library(library).manifest
     assert said.arch is Arch.SM90A
     return said.to_json()
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{shlex.quote(sys.executable)} -m tsmla show-config | head -n 1; exit ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stderr == ""
+
+
+def test_emulation_says_how_to_install_it(capsys, monkeypatch):
+    monkeypatch.setattr(emulated, "installed", lambda: False)
+    assert cli.main(["verify", "--emulated"]) == 2
+    assert emulated.INSTALL in capsys.readouterr().err

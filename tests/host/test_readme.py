@@ -8,6 +8,8 @@ import pytest
 from tsmla.settings import SETTINGS
 from tsmla.support import support_table
 
+from benchmarks.report import performance_section
+
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
@@ -23,3 +25,7 @@ def test_environment_table(setting):
 
 def test_at_most_six_variables():
     assert len(SETTINGS) <= 6
+
+
+def test_performance_section():
+    assert performance_section() in README

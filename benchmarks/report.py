@@ -1,0 +1,82 @@
+"""The README's performance section, from the newest records in benchmarks/results.
+
+    python -m benchmarks.report
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def performance_section() -> str:
+    """Markdown: one table per operator and one of cold start, each with the birth certificate of its numbers."""
+    return "\n\n".join([_prefill(_newest("prefill-bf16")), _pack(_newest("pack")), _cold_start(_newest("cold_start"))])
+
+
+def _newest(name: str) -> dict[str, Any]:
+    return json.loads(max(RESULTS.glob(f"{name}-*.json"), key=lambda path: path.stem[-15:]).read_text())
+
+
+def _prefill(record: dict[str, Any]) -> str:
+    """Both regimes of each shape, in TFLOP/s, next to whatever ran in the same process."""
+    shapes: dict[str, list[str]] = {}
+    names = list(record["results"][0]["timings"])
+    for result in record["results"]:
+        sequences, queries, keys, causal = result["shape"]
+        label = f"{sequences} x {queries} queries, {keys} keys, {'causal' if causal else 'full'}"
+        rates = [f"{result['tflop'] / result['timings'][name]['median_us'] * 1e6:.0f}" for name in names]
+        shapes.setdefault(label, []).append(" / ".join(rates))
+    who = " / ".join(names)
+    table = _table(
+        ["`tsmla_prefill`, bf16, (192, 128), 128 heads", f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
+        ([label, *cells] for label, cells in shapes.items()),
+    )
+    return f"{table}\n\n{_certificate(record)} flash_attn_4 is flash-attn-4 4.0.0b36, launched in turn with ours."
+
+
+def _pack(record: dict[str, Any]) -> str:
+    rows = []
+    for result in record["results"]:
+        ours, theirs = result["timings"]["tsmla"], result["timings"]["torch"]
+        if not ours["graph"]:
+            continue
+        rate = result["bytes"] / ours["median_us"] / 1e3
+        rows.append([
+            f"{result['tokens']} tokens, {result['heads']} heads",
+            f"{ours['median_us']:.1f}",
+            f"{rate:.0f} ({rate / record['ceilings']['copy_gb_s']:.0%} of a large copy)",
+            f"{theirs['median_us'] / ours['median_us']:.1f}x",
+        ])  # fmt: skip
+    head = ["`mla_kv_pack_quantize_fp8`, bf16 to e4m3, CUDA graph, cold L2", "us", "GB/s", "faster than torch"]
+    return f"{_table(head, rows)}\n\n{_certificate(record)}"
+
+
+def _cold_start(record: dict[str, Any]) -> str:
+    stages = ("import_ms", "tvm_ffi_ms", "load_ms", "first_ms", "total_ms", "call_us")
+    rows = []
+    for result in record["results"]:
+        if result.get("runs"):
+            medians = [statistics.median(run[stage] for run in result["runs"]) for stage in stages]
+            rows.append([f"{result['family']}, {result['step']}", *(f"{value:.1f}" for value in medians)])
+    head = ["cold start after torch and CUDA", "import tsmla", "import tvm_ffi", "load", "first", "sum, ms", "us/call"]
+    return f"{_table(head, rows)}\n\n{_certificate(record)}"
+
+
+def _certificate(record: dict[str, Any]) -> str:
+    born = record["certificate"]
+    where = f"{born['device']}, driver {born['driver']}, torch {born['torch']}"
+    return f"{where}, {born['date'][:10]}, commit {born['commit']}: `{born['command'].split(' --')[0]}`."
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+if __name__ == "__main__":
+    print(performance_section())

@@ -1,0 +1,55 @@
+"""Running kernels without their GPU, in the emulator when that is installed: for `tsmla verify --emulated` and `demo`.
+
+A development aid. Nothing that serves imports this file, and it imports the emulator only when asked to run something.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterable
+
+from .errors import ArgumentError
+from .variant import Arch, Dtype, PackVariant, PrefillVariant
+
+INSTALL = "pip install ./emulator, from a checkout of tsmla"
+EXAMPLES = (
+    PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False).symbol(),
+    PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False).symbol(),
+)
+"""What the demo runs: one kernel of each operator."""
+
+
+def installed() -> bool:
+    """Whether the emulator can be imported."""
+    return importlib.util.find_spec("tsmla_emulator") is not None
+
+
+def verify_emulated(symbols: Iterable[str] = ()) -> bool:
+    """Compile each symbol's kernel (every one that can be built when none is named), run it through its operator in
+    the emulator, and print how its result compares with torch. Returns whether all are good.
+
+    Raises ArgumentError when the emulator is not installed or a symbol does not exist.
+    """
+    if not installed():
+        raise ArgumentError(f"the emulator is not installed; fix: {INSTALL}")
+    from tsmla_emulator import check
+    from tsmla_emulator.host.compile import compile_all
+    from tsmla_emulator.machine import EmulationError
+
+    try:
+        chosen = [check.find(symbol) for symbol in symbols] or check.variants()
+    except ValueError as error:
+        raise ArgumentError(str(error)) from error
+    good = True
+    for number, variant in enumerate(compile_all(chosen), 1):
+        started = time.perf_counter()
+        try:
+            verdict = check.check(variant)
+            problem, measured = verdict.error, verdict.measured
+        except EmulationError as error:
+            problem, measured = str(error), ""
+        good = good and problem is None
+        told = f"WRONG: {problem}" if problem else measured
+        print(f"{number:3} of {len(chosen)}  {variant.symbol()}  {told}  ({time.perf_counter() - started:.1f} s)")
+    return good
