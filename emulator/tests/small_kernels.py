@@ -51,6 +51,7 @@ def run(
     readonly: tuple[int, ...] = (),
     pdl: bool = False,
     static: str = "",
+    workers: int = 1,
     **options,
 ) -> Report:
     """Run the body. Arrays are passed by address and may be written; bytes (a tensor map) fill a parameter."""
@@ -63,7 +64,7 @@ def run(
         if isinstance(a, np.ndarray)
     ]
     launch = Launch("k", (grid, 1, 1), (threads, 1, 1), (cluster, 1, 1), shared, params, pdl)
-    return run_launches(module, [launch], regions, Options(**options))
+    return run_launches(module, [launch], regions, Options(threads=workers, **options))
 
 
 def lanewise(instruction: str, sources: list[np.ndarray], result: np.dtype | type, threads: int = 32) -> np.ndarray:

@@ -54,7 +54,11 @@ std::string reason(const Cluster& cluster, const Warp& w, const Group& g) {
     case Wait::Wgmma: return "wgmma instructions that not all warps of the warpgroup have issued";
     case Wait::Tcgen05: return "tensor memory stores to finish";
     case Wait::CpAsync: return "cp.async copies to finish";
-    case Wait::Registers: return text("registers: setmaxnreg.inc %u would make %u of 65536", g.argument, g.generation);
+    case Wait::Registers: {
+      u32 sum = g.argument;
+      for (u32 i = 0; i < w.cta->register_counts.size(); i++) sum += i == w.index ? 0 : w.cta->register_counts[i];
+      return text("registers: setmaxnreg.inc %u would make %u of 65536", g.argument, sum * 32);
+    }
     case Wait::Alloc: return text("%u free tensor memory columns", g.argument);
     case Wait::Nothing: break;
   }

@@ -1,0 +1,176 @@
+"""Each check on the smallest kernel that offends it, and on the same kernel put right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_kernels import run
+from tsmla_emulator.machine import EmulationError
+
+SLOT = "shl.b32 %r1, %r1001, 2; mov.b32 %r2, smem; add.s32 %r3, %r2, %r1;"
+HANDOVER = SLOT + """
+setp.ge.u32 %p1, %r1000, 32;
+@%p1 bra SECOND;
+st.shared.b32 [%r3], %r1001;
+FIRST_SYNC
+ret;
+SECOND:
+SECOND_SYNC
+ld.shared.b32 %r4, [%r3];
+"""
+INIT = "setp.ne.u32 %p30, %r1000, 0; @%p30 bra READY; mbarrier.init.shared.b64 [smem+512], 1; READY: bar.sync 0;"
+
+
+def races(body: str, match: str, threads: int = 64, **options) -> str:
+    with pytest.raises(EmulationError, match=match) as caught:
+        clean(body, threads, **options)
+    assert caught.value.kind == "race"
+    return str(caught.value)
+
+
+def clean(body: str, threads: int = 64, **options) -> None:
+    arguments = options.pop("arguments", (np.zeros(256, np.uint32),))
+    run(body, *arguments, threads=threads, shared=8192, happens_before=True, **{"poison": False, **options})
+
+
+def test_a_write_and_a_read_need_a_barrier_between():
+    text = races(HANDOVER.replace("FIRST_SYNC", "").replace("SECOND_SYNC", ""), "shared memory offset 0x4.. of CTA 0")
+    assert "write by CTA 0 warp 0 at PTX line" in text and "read by CTA 0 warp 1 at PTX line" in text
+    assert text.splitlines()[0].endswith("are not ordered")
+    clean(HANDOVER.replace("FIRST_SYNC", "bar.arrive 1, 64;").replace("SECOND_SYNC", "bar.sync 1, 64;"))
+
+
+def test_one_way_barriers_order_one_way_only():
+    body = HANDOVER.replace("FIRST_SYNC", "bar.arrive 1, 64; st.shared.b32 [%r3], 5;").replace("SECOND_SYNC", "bar.sync 1, 64;")
+    races(body, "are not ordered")
+    races(body, "are not ordered", starve=(0,))
+
+
+def test_neighbouring_words_are_no_conflict():
+    body = "mov.b32 %r2, smem; shr.u32 %r1, %r1000, 5; shl.b32 %r1, %r1, 2; add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r1;"
+    clean(body)
+
+
+def test_a_read_before_the_slots_next_write_is_ordered_by_an_arrival():
+    """Two rounds through one slot: the second write must know that the first was read."""
+    wait = "{{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }}".format()
+    body = INIT + SLOT + f"""
+    setp.ge.u32 %p1, %r1000, 32;
+    @%p1 bra SECOND;
+    st.shared.b32 [%r3], 1;
+    bar.arrive 1, 64;
+    WAIT
+    st.shared.b32 [%r3], 2;
+    ret;
+SECOND:
+    bar.sync 1, 64;
+    ld.shared.b32 %r4, [%r3];
+    elect.sync %r5|%p2, -1;
+    @%p2 mbarrier.arrive.shared.b64 %d1, [smem+512];
+    """  # fmt: skip
+    clean(body.replace("WAIT", wait))
+    races(body.replace("WAIT", ""), "are not ordered")
+
+
+def store_kernel(fence: str, barrier: str, wait: str) -> str:
+    """Two warps fill 256 bytes, one thread stores them with a bulk copy and uses the slot again."""
+    return f"""
+    shl.b32 %r1, %r1000, 2; mov.b32 %r2, smem; add.s32 %r3, %r2, %r1;
+    st.shared.b32 [%r3], %r1000;
+    {fence}
+    {barrier}
+    setp.ge.u32 %p1, %r1000, 32;
+    @%p1 ret;
+    elect.sync %r4|%p2, -1;
+    @!%p2 bra OVER;
+    cp.async.bulk.global.shared::cta.bulk_group [%d100], [smem], 256;
+    cp.async.bulk.commit_group;
+    {wait}
+OVER:
+    bar.warp.sync -1;
+    st.shared.b32 [%r3], 9;
+    """
+
+
+FENCE, BARRIER, BULK_WAIT = "fence.proxy.async.shared::cta;", "bar.sync 0;", "cp.async.bulk.wait_group.read 0;"
+
+
+@pytest.mark.parametrize("mode", ["eager", "random", "late"])
+def test_bulk_stores(mode):
+    out = np.zeros(64, np.uint32)
+    clean(store_kernel(FENCE, BARRIER, BULK_WAIT), arguments=(out,), async_mode=mode)
+    np.testing.assert_array_equal(out, np.arange(64))
+    races(store_kernel("", BARRIER, BULK_WAIT), "ordered, but without a fence.proxy.async between them", async_mode=mode)
+    races(store_kernel(FENCE, "", BULK_WAIT), "are not ordered", async_mode=mode)
+    races(store_kernel(FENCE, BARRIER, ""), "not ordered|exits while its bulk stores may still read", async_mode=mode)
+
+
+def test_late_stores_read_late():
+    """Without the happens-before check the wrong value itself shows."""
+    out = np.zeros(64, np.uint32)
+    run(store_kernel(FENCE, BARRIER, ""), out, threads=64, shared=8192, async_mode="late")
+    assert (out[:32] == 9).all() and (out[32:] == np.arange(32, 64)).all()
+
+
+def load_kernel(wait: str) -> str:
+    return INIT + f"""
+    setp.ne.u32 %p1, %r1000, 0;
+    @%p1 bra WAITING;
+    mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+512], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem], [%d100], 256, [smem+512];
+WAITING:
+    {wait}
+    shl.b32 %r1, %r1000, 2; mov.b32 %r2, smem; add.s32 %r3, %r2, %r1;
+    ld.shared.b32 %r4, [%r3];
+    add.s32 %r4, %r4, 1;
+    mad.wide.u32 %d2, %r1000, 4, %d101;
+    st.global.b32 [%d2], %r4;
+    """
+
+
+@pytest.mark.parametrize("mode", ["eager", "random", "late"])
+def test_bulk_loads(mode):
+    wait = "{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }"
+    arrays = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    clean(load_kernel(wait), arguments=arrays, async_mode=mode)
+    np.testing.assert_array_equal(arrays[1], arrays[0] + 1)
+    races(load_kernel(""), "asynchronous operation that CTA 0 warp 0 issued at PTX line", arguments=arrays, async_mode=mode)
+
+
+def test_late_loads_leave_poison_to_those_who_do_not_wait():
+    arrays = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    with pytest.raises(EmulationError, match="reads shared memory that nobody wrote"):
+        run(load_kernel(""), *arrays, threads=64, shared=8192, async_mode="late")
+
+
+def test_barriers_are_used_after_everybody_knows_their_initialisation():
+    races(INIT.replace("bar.sync 0;", "") + "mbarrier.arrive.shared.b64 %d1, [smem+512];", "shared memory offset 0x600",
+          threads=64, starve=(1,))  # fmt: skip
+
+
+def test_global_memory_before_the_grid_wait():
+    races("ld.global.b32 %r1, [%d100]; griddepcontrol.wait;", "not ordered after griddepcontrol.wait", pdl=True)
+    clean("griddepcontrol.wait; ld.global.b32 %r1, [%d100];", pdl=True)
+    clean("ld.global.b32 %r1, [%d100];", pdl=False)
+
+
+def test_seeds_repeat_a_run():
+    body = "atom.global.add.u32 %r1, [%d100], 1; mad.wide.u32 %d1, %r1000, 4, %d100; st.global.b32 [%d1+4], %r1;"
+
+    def order(seed: int) -> list[int]:
+        out = np.zeros(1025, np.uint32)
+        run(body, out, threads=1024, async_mode="random", quantum=0, seed=seed)
+        return out.tolist()
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(8)}) > 1
+
+
+def test_threads_over_clusters_change_nothing():
+    body = "mov.u32 %r1, %ctaid.x; mad.wide.u32 %d1, %r1, 4, %d100; st.global.b32 [%d1], %r1;"
+    out = np.zeros(64, np.uint32)
+    run(body, out, grid=64, cluster=2, threads=32)
+    again = np.zeros(64, np.uint32)
+    report = run(body, again, grid=64, cluster=2, threads=32, workers=4)
+    np.testing.assert_array_equal(out, again)
+    assert report.warp_instructions == 64 * 7
