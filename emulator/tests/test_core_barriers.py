@@ -14,7 +14,11 @@ mbarrier.init.shared.b64 [smem], COUNT;
 READY:
 bar.sync 0;
 """
-WAIT = "{{ .reg .pred P; AGAIN: mbarrier.try_wait.parity.shared.b64 P, [smem], {}, 1000; @P bra.uni DONE; bra.uni AGAIN; DONE: }}"
+WAIT = """
+{{ .reg .pred P;
+AGAIN: mbarrier.try_wait.parity.shared.b64 P, [smem], {}, 1000; @P bra.uni DONE; bra.uni AGAIN;
+DONE: }}
+"""
 STORE = "mad.wide.u32 %d50, %r1000, 4, %d100; st.global.b32 [%d50], %r10;"
 MODES = pytest.mark.parametrize("mode", ["eager", "random", "late"])
 
@@ -101,11 +105,12 @@ W2: mbarrier.try_wait.parity.shared.b64 %p3, [%r20], %r3; @!%p3 bra W2;
 
 def test_named_barriers_order_and_arrivals_do_not_wait():
     out = np.zeros(64, np.uint32)
-    body = """
+    body = (
+        """
     setp.ge.u32 %p1, %r1000, 32;
     mov.b32 %r10, 1;
     @%p1 bra SECOND;
-    mad.wide.u32 %d1, %r1001, 4, %d100; mov.b32 %r1, 7; shl.b32 %r2, %r1001, 2; mov.b32 %r3, smem; add.s32 %r4, %r3, %r2;
+    shl.b32 %r2, %r1001, 2; mov.b32 %r3, smem; add.s32 %r4, %r3, %r2;
     st.shared.b32 [%r4], %r1000;
     bar.arrive 3, 64;
     bra.uni OUT;
@@ -114,7 +119,9 @@ SECOND:
     shl.b32 %r2, %r1001, 2; mov.b32 %r3, smem; add.s32 %r4, %r3, %r2;
     ld.shared.b32 %r10, [%r4];
 OUT:
-    """ + STORE
+    """
+        + STORE
+    )
     for starve in ((0,), (1,), None):
         run(body, out, threads=64, shared=128, starve=starve, happens_before=True)
         np.testing.assert_array_equal(out, [1] * 32 + list(range(32)))
@@ -133,7 +140,9 @@ def test_remote_arrivals_through_mapa():
 
 
 def test_misuse_of_mbarriers():
-    fails("mbarrier.arrive.shared.b64 %d1, [smem];", "barrier", "offset 0x400 of CTA 0, where no mbarrier was initialised")
+    fails(
+        "mbarrier.arrive.shared.b64 %d1, [smem];", "barrier", "offset 0x400 of CTA 0, where no mbarrier was initialised"
+    )
     fails("mbarrier.init.shared.b64 [smem], 1;", "barrier", "initialised again while it is live")
     fails("mbarrier.init.shared.b64 [smem+4], 1;", "memory", "not a multiple of 8", threads=1)
     fails("mbarrier.init.shared.b64 [smem], 0;", "barrier", "with count 0", threads=1)
@@ -157,16 +166,21 @@ def test_a_deadlock_is_reported_with_who_waits_and_who_is_missing():
     assert "CTA 0 warp 0 at PTX line" in text and "CTA 0 warp 1 at PTX line" in text
     assert "mbarrier 0x400 of CTA 0 to leave phase 1 (1 of 2 arrivals and 0 bytes missing)" in text
     assert "arrived in phase 0, not in this one: CTA 0 warp 1 at PTX line" in text
-    text = fails("setp.ge.u32 %p1, %r1000, 32; @%p1 bra A; bar.sync 1, 64; ret; A: bar.sync 2, 64;", "deadlock", "no warp")
+    text = fails(
+        "setp.ge.u32 %p1, %r1000, 32; @%p1 bra A; bar.sync 1, 64; ret; A: bar.sync 2, 64;", "deadlock", "no warp"
+    )
     assert "named barrier 1 (32 of 64 threads arrived; running warps that are not at it: 1)" in text
     text = fails(INIT.replace("COUNT", "1") + WAIT.format(0), "deadlock", "nobody ever arrived at it")
 
 
 def test_polling_two_barriers_in_turn_is_a_deadlock_too():
-    body = INIT.replace("COUNT", "1") + """
+    body = (
+        INIT.replace("COUNT", "1")
+        + """
 AGAIN: mbarrier.try_wait.parity.shared.b64 %p1, [smem], 0; @%p1 bra OVER;
     mbarrier.try_wait.parity.shared.b64 %p2, [smem], 0; @!%p2 bra AGAIN;
 OVER:"""
+    )
     fails(body, "deadlock", "it polls barriers that never complete")
 
 
@@ -179,5 +193,6 @@ def test_register_budget():
     fails("setmaxnreg.dec.sync.aligned.u32 256;", "budget", "but the warp has 168 registers a thread", threads=384)
     text = fails("setmaxnreg.inc.sync.aligned.u32 240;", "deadlock", "no warp can go on", threads=384)
     assert f"registers: setmaxnreg.inc 240 would make {(8 * 168 + 4 * 168 + 72) * 32} of 65536" in text
-    body = "setp.lt.u32 %p1, %r1000, 128; @%p1 bra A; setmaxnreg.inc.sync.aligned.u32 240; ret; A: setmaxnreg.dec.sync.aligned.u32 24;"
+    body = "setp.lt.u32 %p1, %r1000, 128; @%p1 bra A; setmaxnreg.inc.sync.aligned.u32 240; ret;"
+    body += "A: setmaxnreg.dec.sync.aligned.u32 24;"
     run(body, np.zeros(1, np.uint32), threads=384)

@@ -113,7 +113,9 @@ def test_packed_pairs_are_two_plain_operations():
 
 def test_addition_can_round_down():
     a, b = floats(1, 1, 1, -1, 2**24), floats(2**-30, -(2**-30), 2**-1, -(2**-30), 1)
-    down = floats(1, np.nextafter(np.float32(1), np.float32(0)), 1.5, np.nextafter(np.float32(-1), np.float32(-2)), 2**24)
+    down = floats(
+        1, np.nextafter(np.float32(1), np.float32(0)), 1.5, np.nextafter(np.float32(-1), np.float32(-2)), 2**24
+    )
     check("add.rm.f32x2 D, S0, S1;", [np.repeat(a, 2).view(np.uint64), np.repeat(b, 2).view(np.uint64)],
           np.repeat(down, 2).view(np.uint64))  # fmt: skip
 
@@ -137,8 +139,8 @@ def test_comparisons_with_nan():
 def every_float_pattern() -> np.ndarray:
     """All signs and exponents with mantissas around every rounding tie of the formats below 16 bits, and at random."""
     exponents = np.arange(256, dtype=np.uint32) << 23
-    ends = np.array([0, 1, 0x7FFFF, 0x80000, 0x80001, 0xFFFFF, 0x100000, 0x100001, 0x7FFFFF, 0xFFF, 0x1000, 0x1001, 0x8000,
-                     0x7FFF, 0x8001, 0x180000, 0x17FFFF, 0x300000, 0x3000, 0x18000], np.uint32)  # fmt: skip
+    ends = np.array([0, 1, 0x7FFFF, 0x80000, 0x80001, 0xFFFFF, 0x100000, 0x100001, 0x7FFFFF, 0xFFF, 0x1000, 0x1001,
+                     0x8000, 0x7FFF, 0x8001, 0x180000, 0x17FFFF, 0x300000, 0x3000, 0x18000], np.uint32)  # fmt: skip
     mantissas = np.concatenate([ends, np.random.default_rng(0).integers(0, 1 << 23, 40, dtype=np.uint32)])
     positive = (exponents[:, None] | mantissas).ravel()
     return np.concatenate([positive, positive | 0x80000000])
@@ -156,7 +158,9 @@ def test_conversions_to_bf16_and_f16():
         check(f"cvt.rn.{name}x2.f32 D, S0, S1;", [pattern, zero], expected << 16)
 
 
-@pytest.mark.parametrize(("name", "kind", "largest"), [("e4m3", torch.float8_e4m3fn, 448), ("e5m2", torch.float8_e5m2, 57344)])
+@pytest.mark.parametrize(
+    ("name", "kind", "largest"), [("e4m3", torch.float8_e4m3fn, 448), ("e5m2", torch.float8_e5m2, 57344)]
+)
 def test_conversions_to_fp8_saturate(name, kind, largest):
     pattern = every_float_pattern()
     x = torch.from_numpy(pattern.view(np.int32)).view(torch.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import aligned, run, text_of
-from tsmla_emulator.machine import EmulationError, Launch, Options, Region, parse, run_launches
+from tsmla_emulator.machine import EmulationError, Launch, Options, parse, run_launches
 
 
 def fails(body: str, kind: str, match: str, *arguments, **options) -> EmulationError:
@@ -25,7 +25,8 @@ def test_vectors_of_every_width_travel_unchanged():
     ):
         out[:] = 0
         run(f"""mul.wide.u32 %d10, %r1001, 32; add.s64 %d11, %d10, %d100; add.s64 %d12, %d10, %d101;
-        ld.global.L1::no_allocate.{form} {registers}, [%d11]; st.global.{form} [%d12], {registers};""", source, out)  # fmt: skip
+        ld.global.L1::no_allocate.{form} {registers}, [%d11];
+        st.global.{form} [%d12], {registers};""", source, out)  # fmt: skip
         np.testing.assert_array_equal(out, source)
 
 
@@ -136,5 +137,6 @@ def test_cp_async_arrives_when_asked(mode):
 def test_atomics():
     out = np.zeros(4, np.uint32)
     run("""atom.global.add.u32 %r1, [%d100], 1; red.global.max.u32 [%d100+4], %r1000;
-    atom.global.cas.b32 %r2, [%d100+8], 0, %r1000; red.global.or.b32 [%d100+12], %r1000;""", out, threads=64)  # fmt: skip
+    atom.global.cas.b32 %r2, [%d100+8], 0, %r1000;
+    red.global.or.b32 [%d100+12], %r1000;""", out, threads=64)  # fmt: skip
     np.testing.assert_array_equal(out, [64, 63, 1, 63])

@@ -8,7 +8,9 @@ from small_kernels import run
 from tsmla_emulator.machine import EmulationError
 
 SLOT = "shl.b32 %r1, %r1001, 2; mov.b32 %r2, smem; add.s32 %r3, %r2, %r1;"
-HANDOVER = SLOT + """
+HANDOVER = (
+    SLOT
+    + """
 setp.ge.u32 %p1, %r1000, 32;
 @%p1 bra SECOND;
 st.shared.b32 [%r3], %r1001;
@@ -18,6 +20,7 @@ SECOND:
 SECOND_SYNC
 ld.shared.b32 %r4, [%r3];
 """
+)
 INIT = "setp.ne.u32 %p30, %r1000, 0; @%p30 bra READY; mbarrier.init.shared.b64 [smem+512], 1; READY: bar.sync 0;"
 
 
@@ -41,20 +44,23 @@ def test_a_write_and_a_read_need_a_barrier_between():
 
 
 def test_one_way_barriers_order_one_way_only():
-    body = HANDOVER.replace("FIRST_SYNC", "bar.arrive 1, 64; st.shared.b32 [%r3], 5;").replace("SECOND_SYNC", "bar.sync 1, 64;")
+    body = HANDOVER.replace("FIRST_SYNC", "bar.arrive 1, 64; st.shared.b32 [%r3], 5;").replace(
+        "SECOND_SYNC", "bar.sync 1, 64;"
+    )
     races(body, "are not ordered")
     races(body, "are not ordered", starve=(0,))
 
 
 def test_neighbouring_words_are_no_conflict():
-    body = "mov.b32 %r2, smem; shr.u32 %r1, %r1000, 5; shl.b32 %r1, %r1, 2; add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r1;"
+    body = "mov.b32 %r2, smem; shr.u32 %r1, %r1000, 5; shl.b32 %r1, %r1, 2; add.s32 %r3, %r2, %r1;"
+    body += "st.shared.b32 [%r3], %r1;"
     clean(body)
 
 
 def test_a_read_before_the_slots_next_write_is_ordered_by_an_arrival():
     """Two rounds through one slot: the second write must know that the first was read."""
     wait = "{{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }}".format()
-    body = INIT + SLOT + f"""
+    body = INIT + SLOT + """
     setp.ge.u32 %p1, %r1000, 32;
     @%p1 bra SECOND;
     st.shared.b32 [%r3], 1;
@@ -100,7 +106,9 @@ def test_bulk_stores(mode):
     out = np.zeros(64, np.uint32)
     clean(store_kernel(FENCE, BARRIER, BULK_WAIT), arguments=(out,), async_mode=mode)
     np.testing.assert_array_equal(out, np.arange(64))
-    races(store_kernel("", BARRIER, BULK_WAIT), "ordered, but without a fence.proxy.async between them", async_mode=mode)
+    races(
+        store_kernel("", BARRIER, BULK_WAIT), "ordered, but without a fence.proxy.async between them", async_mode=mode
+    )
     races(store_kernel(FENCE, "", BULK_WAIT), "are not ordered", async_mode=mode)
     races(store_kernel(FENCE, BARRIER, ""), "not ordered|exits while its bulk stores may still read", async_mode=mode)
 
@@ -113,7 +121,9 @@ def test_late_stores_read_late():
 
 
 def load_kernel(wait: str) -> str:
-    return INIT + f"""
+    return (
+        INIT
+        + f"""
     setp.ne.u32 %p1, %r1000, 0;
     @%p1 bra WAITING;
     mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+512], 256;
@@ -126,6 +136,7 @@ WAITING:
     mad.wide.u32 %d2, %r1000, 4, %d101;
     st.global.b32 [%d2], %r4;
     """
+    )
 
 
 @pytest.mark.parametrize("mode", ["eager", "random", "late"])
@@ -134,7 +145,12 @@ def test_bulk_loads(mode):
     arrays = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
     clean(load_kernel(wait), arguments=arrays, async_mode=mode)
     np.testing.assert_array_equal(arrays[1], arrays[0] + 1)
-    races(load_kernel(""), "asynchronous operation that CTA 0 warp 0 issued at PTX line", arguments=arrays, async_mode=mode)
+    races(
+        load_kernel(""),
+        "asynchronous operation that CTA 0 warp 0 issued at PTX line",
+        arguments=arrays,
+        async_mode=mode,
+    )
 
 
 def test_late_loads_leave_poison_to_those_who_do_not_wait():

@@ -25,7 +25,8 @@ def dump(bytes_: int, argument: int) -> str:
     lines = "mov.b32 %r2, smem; shl.b32 %r1, %r1001, 4; add.s32 %r3, %r2, %r1;"
     lines += f"cvt.u64.u32 %d1, %r1; add.s64 %d2, %d{100 + argument}, %d1;"
     for start in range(0, bytes_, 512):
-        lines += f"ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r3+{start}]; st.global.v4.b32 [%d2+{start}], {{%r4, %r5, %r6, %r7}};"
+        lines += f"ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r3+{start}];"
+        lines += f"st.global.v4.b32 [%d2+{start}], {{%r4, %r5, %r6, %r7}};"
     return lines
 
 
@@ -33,7 +34,8 @@ def tensor_map(tensor: np.ndarray, box: tuple[int, ...], swizzle: int = 0, **cha
     """`tensor` is C-contiguous; box and the map's dimensions start with the innermost."""
     names = {1: "u8", 2: "u16", 4: "f32"}
     values = dict(
-        address=tensor.ctypes.data, dtype=names[tensor.itemsize], shape=tensor.shape[::-1], strides=tensor.strides[-2::-1],
+        address=tensor.ctypes.data, dtype=names[tensor.itemsize], shape=tensor.shape[::-1],
+        strides=tensor.strides[-2::-1],
         box=box, element_strides=(1,) * tensor.ndim, swizzle=swizzle,
     )  # fmt: skip
     return TensorMap(**(values | changes))
@@ -112,7 +114,7 @@ def test_four_dimensions_and_element_strides():
 
 
 def test_a_dimension_of_two_to_the_31_with_a_base_moved_back_clips_a_span():
-    """Rows start .. start + length of a pack: index ROWS - length + row, start + length in the row-strided dimension."""
+    """Row r of a span is index ROWS - length + r, start + length in the dimension that has the rows' stride too."""
     pack = aligned(np.arange(100 * 16, dtype=np.uint16).reshape(100, 16))
     rows, start, length = 1 << 30, 30, 21
     clip = TensorMap(
@@ -149,7 +151,9 @@ def test_stores_clip_and_undo_the_swizzle(mode):
 
 def test_multicast_reaches_every_cta_of_the_mask_at_the_same_place():
     out = aligned(np.zeros((4, 512), np.uint8))
-    body = INIT + f"""
+    body = (
+        INIT
+        + f"""
     barrier.cluster.arrive; barrier.cluster.wait;
     mov.u32 %r30, %cluster_ctarank; mad.wide.u32 %d101, %r30, 512, %d101;
     setp.eq.u32 %p2, %r30, 2;
@@ -166,6 +170,7 @@ WAITING:
     {dump(512, 1)}
 OVER:
     """
+    )
     run(body, tensor_map(MATRIX, (16, 16)).encode(), out, MATRIX, grid=4, cluster=4, shared=BARRIER + 64)
     expected = plain(MATRIX, (16, 16), (0, 0)).reshape(-1).view(np.uint8)
     for rank in (0, 1, 3):
@@ -176,7 +181,8 @@ OVER:
 def test_what_a_map_and_an_address_must_be():
     def refused(match: str, map_: bytes, **options) -> None:
         with pytest.raises(EmulationError, match=match):
-            run(INIT + "@%p30 ret; mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10; mov.b64 %d12, 0; mov.b32 %r20, 0;"
+            run(INIT + "@%p30 ret; mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10;"
+                "mov.b64 %d12, 0; mov.b32 %r20, 0;"
                 + LOAD.format(n=options.pop("rank", 2))
                 + f" [smem+{options.pop('to', 0)}], [%d11, {{%r20, %r20}}], [smem+{BARRIER}], %d12;",
                 map_, MATRIX, shared=BARRIER + 64)  # fmt: skip

@@ -120,7 +120,8 @@ def test_matrix_moves_invert_each_other():
     st.global.v4.b32 [%d2], {%r11, %r12, %r13, %r14};
     ldmatrix.sync.aligned.m8n8.x4.TRANS.shared.b16 {%r21, %r22, %r23, %r24}, [%r3];
     mad.wide.u32 %d3, %r1001, 4, %d101;
-    st.global.b32 [%d3], %r21; st.global.b32 [%d3+128], %r22; st.global.b32 [%d3+256], %r23; st.global.b32 [%d3+384], %r24;
+    st.global.b32 [%d3], %r21; st.global.b32 [%d3+128], %r22;
+    st.global.b32 [%d3+256], %r23; st.global.b32 [%d3+384], %r24;
     """
     run(body.replace(".TRANS", ""), out, moved, shared=512)
     values = LANE + 256 * np.arange(4, dtype=np.uint32)[:, None]
@@ -136,5 +137,7 @@ def test_a_shuffle_by_lanes_outside_its_mask_is_refused():
 
 
 def test_an_aligned_barrier_under_a_predicate_is_refused():
-    with pytest.raises(EmulationError, match="barrier is executed under a predicate that only lanes 0xff of 0xffffffff"):
+    with pytest.raises(
+        EmulationError, match="barrier is executed under a predicate that only lanes 0xff of 0xffffffff"
+    ):
         result("setp.lt.u32 %p1, %r1001, 8; @%p1 bar.sync 0; mov.b32 %r10, 0;")

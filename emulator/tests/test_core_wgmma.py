@@ -23,7 +23,7 @@ def operand(rows: int, depth: int, kind: str, seed: int) -> tuple[np.ndarray, np
 
 
 def layout(data: np.ndarray, size: int, swizzle: int, rows_first: bool) -> tuple[np.ndarray, int, int]:
-    """(image of shared memory, leading bytes, stride bytes) of the canonical layouts; data is [rows, depth] elements."""
+    """(image of shared memory, leading bytes, stride bytes) in a canonical layout; data is [rows, depth] elements."""
     rows, depth = data.shape[0], data.shape[1] // size
     mask = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}[swizzle]
     width = swizzle or 16
@@ -86,7 +86,9 @@ def gathered(out: np.ndarray, n: int) -> np.ndarray:
     return c
 
 
-def product(n, kind_a, kind_b, *, a_swizzle=128, b_swizzle=128, a_rows=False, b_rows=False, tail="", before="", **options):
+def product(
+    n, kind_a, kind_b, *, a_swizzle=128, b_swizzle=128, a_rows=False, b_rows=False, tail="", before="", **options
+):
     size, depth = torch.finfo(KINDS[kind_a][0]).bits // 8, KINDS[kind_a][1]
     a, a_values = operand(64, depth, kind_a, 1)
     b, b_values = operand(n, depth, kind_b, 2)
@@ -145,13 +147,16 @@ def test_the_first_operand_in_registers(kind):
     b_image, leading, stride = layout(b, size, 32, False)
     image[B_AT : B_AT + b_image.size] = b_image
     out = aligned(np.zeros((8, 128), np.float32))
-    loads = "mad.wide.u32 %d4, %r1000, 4, %d102;" + "".join(f"ld.global.b32 %r{50 + q}, [%d4+{512 * q}];" for q in range(4))
+    loads = "mad.wide.u32 %d4, %r1000, 4, %d102;" + "".join(
+        f"ld.global.b32 %r{50 + q}, [%d4+{512 * q}];" for q in range(4)
+    )
     transposed = ", 0" if size == 2 else ""
     body = FILL + loads + f"""
     mov.b64 %d11, {descriptor(B_AT, leading, stride, 32)};
     wgmma.fence.sync.aligned;
     setp.ne.b32 %p2, 0, 0;
-    wgmma.mma_async.sync.aligned.m64n16k{depth}.f32.{kind}.{kind} {results(16)}, {{%r50, %r51, %r52, %r53}}, %d11, %p2, 1, 1{transposed};
+    wgmma.mma_async.sync.aligned.m64n16k{depth}.f32.{kind}.{kind}
+        {results(16)}, {{%r50, %r51, %r52, %r53}}, %d11, %p2, 1, 1{transposed};
     {SYNC}
     """ + save(16)  # fmt: skip
     run(body, image, out, registers, threads=128, shared=0x10000, async_mode="late", happens_before=True)
@@ -163,7 +168,9 @@ def again(scale: int, signs: str = "1, 1") -> str:
     wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {results(16)}, %d10, %d11, %p3, {signs}, 0, 0; {SYNC}"""
 
 
-@pytest.mark.parametrize(("tail", "factor"), [(again(1), 2), (again(0), 1), (again(1, "-1, 1"), 0), (again(1, "-1, -1"), 2)])
+@pytest.mark.parametrize(
+    ("tail", "factor"), [(again(1), 2), (again(0), 1), (again(1, "-1, 1"), 0), (again(1, "-1, -1"), 2)]
+)
 def test_accumulation_and_signs(tail, factor):
     got, expected, _, _ = product(16, "bf16", "bf16", tail=tail, async_mode="late")
     np.testing.assert_array_equal(got, factor * expected)

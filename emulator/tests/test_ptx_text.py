@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from small_kernels import run, text_of
 from tsmla_emulator.machine import parse
-from tsmla_emulator.ptx.model import Address, Immediate, NotImplementedInstruction, Pair, PtxError, Register, Sink, Vector
+from tsmla_emulator.ptx.model import (
+    Address,
+    Immediate,
+    NotImplementedInstruction,
+    Pair,
+    PtxError,
+    Register,
+    Sink,
+    Vector,
+)
 from tsmla_emulator.ptx.program import build_program
 
 
@@ -54,7 +63,7 @@ def test_operand_forms():
 
 
 def test_guards_and_sources():
-    text = text_of('.loc 2 17 3\n@!%p1 mov.b32 %r1, 4;', 1, "sm_90a", 32)
+    text = text_of(".loc 2 17 3\n@!%p1 mov.b32 %r1, 4;", 1, "sm_90a", 32)
     module = parse(text.replace(".address_size 64", '.address_size 64\n.file 2 "/x/softmax.py"'))
     instruction = module.entries["k"].instructions[3]
     assert instruction.guard == (Register("%p1", "pred"), True)
@@ -73,7 +82,10 @@ def test_scopes_rename_registers_and_labels():
 
 def test_a_register_that_hides_an_outer_one():
     out = np.zeros(2, np.uint32)
-    run("mov.b32 %r1, 5; { .reg .b32 %r1; mov.b32 %r1, 9; st.global.b32 [%d100], %r1; } st.global.b32 [%d100+4], %r1;", out)
+    run(
+        "mov.b32 %r1, 5; { .reg .b32 %r1; mov.b32 %r1, 9; st.global.b32 [%d100], %r1; } st.global.b32 [%d100+4], %r1;",
+        out,
+    )
     assert out.tolist() == [9, 5]
 
 
@@ -103,7 +115,7 @@ def test_unreadable_text_is_refused_with_its_line(body, match):
         "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %d1, %d2, %r2, [%r3], [%r4], %p1",
         "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r2], 16",
         "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.bf16.bf16 {%r1}, %d1, %d2, %r2, 0, %p1, 1, 1, 0, 0",
-        "cp.async.bulk.tensor.4d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%d1, {%r2, %r3, %r4, %r5}], [%r6]",
+        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%d1, {%r2, %r3, %r4}], [%r6]",
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1}, {%r2}, {%r3}, {%r4}",
         "mbarrier.arrive.noComplete.shared.b64 %d1, [%r1], 1",
         "setp.lt.s32 %p1|%p2, %r1, %r2",
@@ -111,7 +123,9 @@ def test_unreadable_text_is_refused_with_its_line(body, match):
 )  # fmt: skip
 def test_unknown_instructions_are_refused_loudly(instruction):
     made = entry(instruction + ";")
-    with pytest.raises(NotImplementedInstruction, match="^PTX line [0-9]+: not implemented: .* at line [0-9]+$") as caught:
+    with pytest.raises(
+        NotImplementedInstruction, match="^PTX line [0-9]+: not implemented: .* at line [0-9]+$"
+    ) as caught:
         build_program(made)
     assert caught.value.line == made.instructions[3].line
 

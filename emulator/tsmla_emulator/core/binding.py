@@ -25,8 +25,8 @@ class _Region(Structure):
 class _Launch(Structure):
     _fields_ = (
         ("grid", c_uint32 * 3), ("block", c_uint32 * 3), ("cluster", c_uint32 * 3),
-        ("static_shared", c_uint32), ("dynamic_shared", c_uint32), ("param_bytes", c_uint32), ("architecture", c_uint32),
-        ("pdl", c_uint32), ("params", c_void_p),
+        ("static_shared", c_uint32), ("dynamic_shared", c_uint32), ("param_bytes", c_uint32),
+        ("architecture", c_uint32), ("pdl", c_uint32), ("params", c_void_p),
     )  # fmt: skip
 
 
@@ -183,7 +183,9 @@ def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) ->
         line = instruction.line
         if instruction.source is not None:
             source = f"{instruction.source.file}:{instruction.source.line}"
-        where = f"\n  CTA {tuple(failure.cta)} warp {failure.warp}, {_place(entry, failure.pc)}: {instruction.text[:160]}"
+        where = (
+            f"\n  CTA {tuple(failure.cta)} warp {failure.warp}, {_place(entry, failure.pc)}: {instruction.text[:160]}"
+        )
     if kind == "not implemented":
         message = f"not implemented: {message} at line {line}"
     return EmulationError(f"{kind}: {message}\n  kernel {entry.name}{where}", kind, line, source)

@@ -51,9 +51,7 @@ def _simple(encoder: Encoder, opcode: str) -> Encoded:
     shape = SIMPLE_OPS[opcode]
     if len(encoder.operands) != 1 + len(shape.sources):
         raise encoder.refuse()
-    sources = [
-        encoder.source(operand, kind) for operand, kind in zip(encoder.operands[1:], shape.sources, strict=True)
-    ]
+    sources = [encoder.source(operand, kind) for operand, kind in zip(encoder.operands[1:], shape.sources, strict=True)]
     names = dict(zip("abce", sources, strict=False))
     return encoder.build(number_of(opcode), d=encoder.destination(encoder.operands[0]), **names)
 

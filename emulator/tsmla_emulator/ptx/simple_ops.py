@@ -93,7 +93,7 @@ def _bits(op) -> None:
 def _float(op) -> None:
     for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*")):
         for ending, kind in (("f32", "f32"), ("f32x2", "x2")):
-            f = "canonical(a {} b)".format(sign)
+            f = f"canonical(a {sign} b)"
             names = f"{name}.rn.{ending}" + (f" {name}.f32" if kind == "f32" else f" {name}.f32x2")
             op(names, kind, f"{kind} {kind}", f)
             flushed = f"flush(canonical(flush(a) {sign} flush(b)))"
@@ -189,7 +189,9 @@ def _selection(op) -> None:
     others = {"equ": "!(a < b || a > b)", "num": "(a == a && b == b)", "nan": "(a != a || b != b)"}
     for name, expression in (ordered | unordered | others).items():
         _boolean_forms(op, f"setp.{name}", "f32", "f32", expression)
-        _boolean_forms(op, f"setp.{name}.ftz", "f32", "f32", expression.replace("a", "flush(a)").replace("b", "flush(b)"))
+        _boolean_forms(
+            op, f"setp.{name}.ftz", "f32", "f32", expression.replace("a", "flush(a)").replace("b", "flush(b)")
+        )
 
 
 def _compare(op, names: tuple[str, ...], comparisons: dict[str, str]) -> None:
@@ -233,7 +235,8 @@ def switch_text() -> str:
         call = "lanes2" if op.result == "x2" else "lanes"
         names = ", ".join(_accessor(k) for k in [result, *kinds])
         lines.append(
-            f"case {number}: {call}<{names}>(in, w, mask, []({parameters}) -> {returned} {{ return {op.expression}; }}); break;"
+            f"case {number}: {call}<{names}>(in, w, mask, []({parameters}) -> {returned} {{ return {op.expression}; }});"
+            " break;"
         )
     return "\n".join(lines) + "\n"
 
