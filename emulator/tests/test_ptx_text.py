@@ -115,7 +115,7 @@ def test_unreadable_text_is_refused_with_its_line(body, match):
         "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %d1, %d2, %r2, [%r3], [%r4], %p1",
         "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r2], 16",
         "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.bf16.bf16 {%r1}, %d1, %d2, %r2, 0, %p1, 1, 1, 0, 0",
-        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%d1, {%r2, %r3, %r4}], [%r6]",
+        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%d1, {%r2}], [%r6]",
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1}, {%r2}, {%r3}, {%r4}",
         "mbarrier.arrive.noComplete.shared.b64 %d1, [%r1], 1",
         "setp.lt.s32 %p1|%p2, %r1, %r2",

@@ -234,10 +234,8 @@ def switch_text() -> str:
         returned = "bool" if result == "pred" else result
         call = "lanes2" if op.result == "x2" else "lanes"
         names = ", ".join(_accessor(k) for k in [result, *kinds])
-        lines.append(
-            f"case {number}: {call}<{names}>(in, w, mask, []({parameters}) -> {returned} {{ return {op.expression}; }});"
-            " break;"
-        )
+        lane = f"[]({parameters}) -> {returned} {{ return {op.expression}; }}"
+        lines.append(f"case {number}: {call}<{names}>(in, w, mask, {lane}); break;")
     return "\n".join(lines) + "\n"
 
 
