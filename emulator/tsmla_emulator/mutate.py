@@ -1,0 +1,255 @@
+"""Proves the checks: without any one of its synchronisation instructions, a kernel must be caught.
+
+>>> subject = Subject.of_files("mine", Path("k.ptx"), Path("k.npz"))   # as `emulated(..., record_to=...)` left them
+>>> results = hunt(subject, progress=print)
+>>> [r.site.label for r in results if r.survived]
+
+A mutant is the encoded kernel with one instruction replaced. It runs under schedules that become ever harsher until
+something is wrong: a fault, changed guard zones, or results that are not those of the unchanged kernel, which are the
+same bytes under every schedule and which the caller has held against a reference.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import re
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import machine
+from .core.binding import program_of
+from .host.memory import GuardError
+from .machine import EmulationError, Module, Options
+from .ptx.encoding import op_number
+from .ptx.model import Entry
+from .ptx.program import Program
+from .ptx.simple_ops import number_of
+from .record import Record
+
+REMOVED, ALWAYS_TRUE, NO_BYTES = "removed", "always true", "arrives, but expects no bytes"
+
+FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE,)),
+    ("mbarrier.arrive.expect_tx", r"mbarrier\.arrive\.expect_tx\.", (REMOVED, NO_BYTES)),
+    ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED,)),
+    ("mbarrier.expect_tx", r"mbarrier\.expect_tx\.", (REMOVED,)),
+    ("bar.sync", r"(bar|barrier)\.(cta\.)?sync", (REMOVED,)),
+    ("bar.arrive", r"(bar|barrier)\.(cta\.)?arrive", (REMOVED,)),
+    ("barrier.cluster", r"barrier\.cluster\.", (REMOVED,)),
+    ("fence.proxy.async", r"fence\.proxy\.async", (REMOVED,)),
+    ("fence.mbarrier_init", r"fence\.mbarrier_init", (REMOVED,)),
+    ("wgmma.fence", r"wgmma\.fence\.", (REMOVED,)),
+    ("wgmma.commit_group", r"wgmma\.commit_group\.", (REMOVED,)),
+    ("wgmma.wait_group", r"wgmma\.wait_group\.", (REMOVED,)),
+    ("tcgen05.commit", r"tcgen05\.commit\.", (REMOVED,)),
+    ("tcgen05.wait::ld", r"tcgen05\.wait::ld\.", (REMOVED,)),
+    ("tcgen05.wait::st", r"tcgen05\.wait::st\.", (REMOVED,)),
+    ("tcgen05.fence", r"tcgen05\.fence::", (REMOVED,)),
+    ("griddepcontrol.wait", r"griddepcontrol\.wait", (REMOVED,)),
+    ("cp.async commit, wait, arrive", r"cp\.async\.(commit_group|wait_group|wait_all|mbarrier\.)", (REMOVED,)),
+    ("cp.async.bulk.commit_group", r"cp\.async\.bulk\.commit_group", (REMOVED,)),
+    ("cp.async.bulk.wait_group", r"cp\.async\.bulk\.wait_group", (REMOVED,)),
+)
+"""Name, pattern of the opcodes (the first that matches counts) and what is done to them."""
+
+_INSTRUCTION = 48
+_OPCODE, _OPERAND_A, _OPERAND_B, _EXTRA = (0, "<H"), (12, "<i"), (16, "<i"), (38, "<H")
+"""Offset and format of the fields of an encoded instruction that mutants change; see `Insn` in core/machine.h."""
+
+
+class NotClean(RuntimeError):
+    """The unchanged kernel fails a check, so nothing can be said about mutants; the text holds what failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One instruction and what is done to it. `number` counts the instructions of its family in the kernel from 1."""
+
+    entry: str
+    position: int
+    family: str
+    number: int
+    action: str
+    line: int
+    text: str
+    source: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.family} #{self.number} {self.action}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of a mutant. `kind` says which check caught it ("values", "guard" or a kind of EmulationError),
+    `schedule` under which schedule and `message` in which words; all three are empty for a survivor."""
+
+    site: Site
+    executed: bool
+    kind: str = ""
+    schedule: str = ""
+    message: str = ""
+
+    @property
+    def survived(self) -> bool:
+        return self.executed and not self.kind
+
+
+def sites(module: Module) -> list[Site]:
+    """Every synchronisation instruction of a module's entries, in order."""
+    found = []
+    for entry in module.entries.values():
+        numbers = dict.fromkeys((name for name, *_ in FAMILIES), 0)
+        for position, instruction in enumerate(entry.instructions):
+            for name, pattern, actions in FAMILIES:
+                if re.match(pattern, instruction.opcode):
+                    numbers[name] += 1
+                    at = instruction.source
+                    source = f"{Path(at.file).name}:{at.line}" if at else ""
+                    about = (instruction.line, " ".join(instruction.text.split()), source)
+                    found += [Site(entry.name, position, name, numbers[name], action, *about) for action in actions]
+                    break
+    return found
+
+
+def schedules(warps: int) -> Iterator[tuple[str, Options]]:
+    """Ways to run a kernel of so many warps, the quickest first; all but the first four look for races."""
+    yield "eager", Options()
+    yield "late", Options(async_mode="late")
+    for seed in (1, 2):
+        yield f"random, seed {seed}", Options(async_mode="random", seed=seed, quantum=0)
+    race = Options(async_mode="late", happens_before=True)
+    yield "late", race
+    yield "eager", dataclasses.replace(race, async_mode="eager")
+    for seed in (3, 4, 5):
+        yield f"random, seed {seed}", dataclasses.replace(race, async_mode="random", seed=seed, quantum=0)
+    yield "late, warps run far ahead", dataclasses.replace(race, quantum=20000)
+    yield "late, highest lane elected", dataclasses.replace(race, elect_highest=True)
+    roles = [tuple(range(first, min(first + 4, warps))) for first in range(0, warps, 4)]
+    for role in roles + [(warp,) for warp in range(warps)]:
+        named = " ".join(map(str, role))
+        yield f"late, warps {named} starved", dataclasses.replace(race, starve=role)
+        ahead = dataclasses.replace(race, starve=role, async_mode="eager", quantum=20000)
+        yield f"eager, warps {named} starved, others run far ahead", ahead
+
+
+class Subject:
+    """A kernel with a recorded call of it."""
+
+    def __init__(self, name: str, module: Module, record: Record):
+        self.name = name
+        self.module = module
+        self.sites = sites(module)
+        self._record = record
+        warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in record.launches)
+        self.schedules = list(schedules(warps))
+        report, self._expected = record.run(module, self.schedules[0][1])
+        self._limit = 4 * report.warp_instructions + 1_000_000
+
+    @classmethod
+    def of_files(cls, name: str, ptx: Path, record: Path) -> Subject:
+        """Raises PtxError, RecordError, and EmulationError when the unchanged kernel fails at once."""
+        return cls(name, machine.parse(ptx.read_text("utf-8")), Record(record))
+
+    def require_clean(self) -> None:
+        """Raises NotClean unless the unchanged kernel passes every schedule with the same results."""
+        for name, options in self.schedules:
+            if wrong := self._wrong(self.module, options):
+                raise NotClean(f"{self.name} itself fails, schedule {name}: {wrong[0]}: {wrong[1]}")
+
+    def try_out(self, site: Site, schedules: list[tuple[str, Options]] | None = None) -> Result:
+        """Run the mutant until a check catches it, under all schedules by default."""
+        entry = self.module.entries[site.entry]
+        if not self._executes(site):
+            return Result(site, executed=False)
+        mutant = _with_program(self.module, entry, mutated(program_of(self.module, entry), site))
+        for name, options in schedules or self.schedules:
+            if wrong := self._wrong(mutant, options):
+                return Result(site, True, wrong[0], name, wrong[1])
+        return Result(site, True)
+
+    def _executes(self, site: Site) -> bool:
+        """Whether the clean run gets there with any lane: a trap in its place is sprung."""
+        entry = self.module.entries[site.entry]
+        program = program_of(self.module, entry)
+        trapped = _patched(program, site.position, [(_OPCODE, op_number("trap"))])
+        try:
+            self._record.run(_with_program(self.module, entry, trapped), Options())
+        except EmulationError as error:
+            return error.kind == "trap"
+        return False
+
+    def _wrong(self, module: Module, options: Options) -> tuple[str, str] | None:
+        try:
+            _, results = self._record.run(module, dataclasses.replace(options, limit=self._limit))
+        except EmulationError as error:
+            return error.kind, str(error)
+        except GuardError as error:
+            return "guard", str(error)
+        for name, expected in self._expected.items():
+            if different := int((results[name] != expected).sum()):
+                return "values", f"{different} of {expected.size} bytes of {name} differ"
+        return None
+
+
+def mutated(program: Program, site: Site) -> Program:
+    """The program with the site's instruction changed as its action says."""
+    if site.action == REMOVED:
+        return _patched(program, site.position, [(_OPCODE, op_number("nop"))])
+    if site.action == ALWAYS_TRUE:
+        return _patched(program, site.position, [(_OPCODE, number_of("mov.pred"))], (_OPERAND_A, 0xFFFFFFFF))
+    return _patched(program, site.position, [(_EXTRA, 0)], (_OPERAND_B, 1))
+
+
+def _patched(
+    program: Program,
+    position: int,
+    fields: list[tuple[tuple[int, str], int]],
+    constant: tuple[tuple[int, str], int] | None = None,
+) -> Program:
+    """The program with fields of one instruction replaced; `constant` is an operand and its new value."""
+    code, constants = bytearray(program.code), program.constants
+    if constant:
+        fields = [*fields, (constant[0], ~len(constants))]
+        constants = (*constants, constant[1])
+    for (offset, form), value in fields:
+        struct.pack_into(form, code, position * _INSTRUCTION + offset, value)
+    return dataclasses.replace(program, code=bytes(code), constants=constants)
+
+
+def _with_program(module: Module, entry: Entry, program: Program) -> Module:
+    changed = dataclasses.replace(module)
+    changed.programs.update(module.programs)
+    changed.programs[entry.name] = program
+    return changed
+
+
+def hunt(name: str, ptx: Path, record: Path, processes: int = 1, progress: Callable[[str], None] = print) -> list[Result]:
+    """Try out every mutant of a recorded kernel. Raises NotClean and what `Subject.of_files` does."""
+    subject = Subject.of_files(name, ptx, record)
+    subject.require_clean()
+    count = len(subject.sites)
+    progress(f"{name}: passes {len(subject.schedules)} schedules; {count} mutants")
+    results = []
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(processes, context, _inherit, (subject,)) as pool:
+        for result in pool.map(_try_out, range(count)):
+            results.append(result)
+            verdict = f"caught: {result.kind} ({result.schedule})" if result.kind else "SURVIVED"
+            progress(f"[{len(results)}/{count}] {result.site.label}: {verdict if result.executed else 'not executed'}")
+    return results
+
+
+_subject: Subject
+
+
+def _inherit(subject: Subject) -> None:
+    global _subject
+    _subject = subject
+
+
+def _try_out(index: int) -> Result:
+    return _subject.try_out(_subject.sites[index])
