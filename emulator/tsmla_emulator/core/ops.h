@@ -80,7 +80,7 @@ Step op_wgmma(Context&);
 bool wgmma_satisfied(const Warp&, u32 allowed);
 void touch_registers(Cluster&, Warp&, const Insn&);
 
-// tcgen05.cpp
+// tensor_memory.cpp
 Step op_tensor(Context&);
 void follow_loads(Cluster&, Warp&, const Insn&);
 

@@ -148,8 +148,8 @@ def _wgmma(encoder: Encoder) -> Encoded:
     if not isinstance(accumulators, Vector) or len(accumulators.items) != columns // 2:
         raise encoder.refuse()
     results = tuple(map(encoder.destination, accumulators.items))
-    for register in accumulators.items:
-        encoder.source(register)
+    for accumulator in accumulators.items:
+        encoder.source(accumulator)
     numbers = [encoder.number(s) for s in signs]
     transposes = numbers[2:] or [0, 0]
     left: Reference = None
@@ -238,7 +238,8 @@ def _tmem_mma(encoder: Encoder) -> Encoded:
         left = encoder.source(a, "b64")
     masks: tuple[Reference, ...] = ()
     if rest and isinstance(rest[0], Vector):
-        masks = tuple(encoder.source(item) for item in rest.pop(0).items)
+        masks = tuple(encoder.source(item) for item in rest[0].items)
+        del rest[0]
     enable = encoder.source(rest.pop(0), "pred")
     if rest and not (isinstance(rest[0], Immediate) and rest[0].value == 0):
         raise encoder.refuse()

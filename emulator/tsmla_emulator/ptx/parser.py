@@ -140,14 +140,18 @@ class _Reader:
         name = self._match(r"\s*[\w$]+")
         if name is None:
             raise PtxError(".entry without a name", line)
-        params, size = (), 0
+        params: tuple[Param, ...] = ()
+        size = 0
         if self._match(r"\s*\("):
             end = self.text.index(")", self.position)
             params, size = self._params(self.text[self.position : end])
             self.position = end + 1
         start = self.text.index("{", self.position)
         reqntid = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", self.text[self.position : start])
-        threads = None if reqntid is None else tuple(int(n or 1) for n in reqntid.groups())
+        threads = None
+        if reqntid is not None:
+            x, y, z = (int(n or 1) for n in reqntid.groups())
+            threads = (x, y, z)
         self.position = start
         entry = Entry(name.strip(), params, size, threads, line=line, shared=dict(self.shared))
         self._body(entry)
@@ -171,7 +175,7 @@ class _Reader:
     # -- entry level
 
     def _body(self, entry: Entry) -> None:
-        scope: _Scope | None = None
+        scope: _Scope | None = None  # the entry's first brace opens the outermost one
         scopes = 0
         source: Source | None = None
         branches: list[tuple[int, _Scope]] = []
@@ -183,9 +187,10 @@ class _Reader:
                 scope = _Scope(scopes, scope)
                 scopes += 1
                 self.position += 1
+            elif scope is None:
+                raise PtxError(f"cannot read {self._rest_of_line()!r}", self._line_here())
             elif character == "}":
                 self.position += 1
-                assert scope is not None
                 scope = scope.parent
                 if scope is None:
                     break
@@ -325,18 +330,15 @@ class _Operands:
 
     def _address(self, inside: str) -> Address:
         parts = _split(inside)
-        base = self.read(parts[0]) if self.scope.find_register(parts[0]) else _number(parts[0]) or self._named(parts[0])
-        coordinates: tuple[Operand, ...] = ()
-        if len(parts) == 2:
-            vector = self.read(parts[1])
-            if not isinstance(vector, Vector):
-                raise NotImplementedInstruction(f"address form in {self.text!r}", self.line)
-            coordinates = vector.items
-        elif len(parts) > 2:
+        base = self.scope.find_register(parts[0]) or _number(parts[0]) or self._named(parts[0])
+        vector = self.read(parts[1]) if len(parts) == 2 else Vector(())
+        if not isinstance(base, Address | Register | Immediate | Symbol) or not isinstance(vector, Vector):
+            raise NotImplementedInstruction(f"address form in {self.text!r}", self.line)
+        if len(parts) > 2:
             raise NotImplementedInstruction(f"address form in {self.text!r}", self.line)
         if isinstance(base, Address):
-            return Address(base.base, base.offset, coordinates)
-        return Address(base, 0, coordinates)
+            return Address(base.base, base.offset, vector.items)
+        return Address(base, 0, vector.items)
 
     def _named(self, piece: str) -> Operand:
         found = _NAME_OFFSET.fullmatch(piece)

@@ -82,7 +82,7 @@ def _after_jumps(code: list[Encoded]) -> list[int]:
 def _successors(code: list[Encoded], end: int, labels: dict[str, int], block_at: dict[int, int]) -> list[int]:
     last = code[end - 1]
     found = []
-    if last.op == _BRANCH and labels[last.target] in block_at:
+    if last.target is not None and labels[last.target] in block_at:
         found.append(block_at[labels[last.target]])
     if end in block_at and not (last.op in (_BRANCH, _EXIT) and last.guard is None):
         found.append(block_at[end])

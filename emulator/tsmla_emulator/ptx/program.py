@@ -46,7 +46,8 @@ def build_program(entry: Entry) -> Program:
     loaded = _loaded_registers(encoded)
     wgmma = {r for item in encoded if item.op == op_number("wgmma") for r in [*item.writes, *item.reads]}
     places, slots = place_registers(encoded, entry.labels)
-    constants, lists = _Constants(), []
+    constants = _Constants()
+    lists: list[int] = []
     code = b"".join(_pack(item, places, constants, lists, entry.labels, loaded, wgmma) for item in encoded)
     return Program(entry, code, tuple(lists), tuple(constants.values), slots, shared_layout(entry)[1])
 

@@ -1,0 +1,207 @@
+// Blackwell's matrix products (tcgen05.mma) and their completion (tcgen05.commit).
+#include "tensor_memory.h"
+
+namespace {
+
+Cta& peer_of(Cluster& cluster, const Cta& cta, const char* what) {
+  if (cluster.ctas.size() < 2) fault("launch", "%s with cta_group::2 outside a cluster of at least two CTAs", what);
+  return *cluster.ctas[cta.rank ^ 1];
+}
+
+struct Shape {
+  Element a, b;
+  u32 m, n, k;            // of the instruction
+  bool a_rows, b_rows;    // M/N-major
+  bool negate_a, negate_b;
+};
+
+Shape shape_of(u32 idesc, u32 kind) {
+  auto field = [&](u32 low, u32 count) { return idesc >> low & ((1u << count) - 1); };
+  if (field(0, 4)) fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: sparse or saturating", idesc);
+  if (field(4, 2) != 1) fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: D format %u, not f32", idesc, field(4, 2));
+  if (field(29, 3) || field(23, 1) || field(6, 1))
+    fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: unexpected bits", idesc);
+  auto element = [&](u32 code) {
+    if (kind == 0 && code < 2) return code ? Element::BF16 : Element::F16;
+    if (kind == 1 && code == 2) return Element::TF32;
+    if (kind == 2 && code < 2) return code ? Element::E5M2 : Element::E4M3;
+    fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: element format %u", idesc, code);
+  };
+  Shape s{element(field(7, 3)), element(field(10, 3)), field(24, 5) * 16, field(17, 6) * 8, 0,
+          bool(field(15, 1)),   bool(field(16, 1)),    bool(field(13, 1)), bool(field(14, 1))};
+  s.k = 32 / element_size(s.a);
+  return s;
+}
+
+// Rows of the accumulator in one CTA: row r, column c -> cell.
+struct Layout {
+  enum Letter { A, B, D, E, F, G } letter;
+  u32 rows, n;
+  Cell cell(u32 r, u32 c) const {
+    switch (letter) {
+      case B: case E: return {r + 64 * (c >= n / 2), c % (n / 2)};
+      case F: return {r / 16 * 32 + r % 16, c};
+      case G: return {r + 32 * (c / (n / 4)), c % (n / 4)};
+      default: return {r, c};
+    }
+  }
+  u32 columns() const { return letter == B || letter == E ? n / 2 : letter == G ? n / 4 : n; }
+  // Columns c .. c + run() lie side by side in one lane.
+  u32 run() const { return columns(); }
+};
+
+Layout layout_of(const Shape& s, u32 group, bool ws) {
+  if (ws) {
+    if (group != 1) fault("descriptor", "tcgen05.mma.ws with cta_group::2");
+    if (s.m == 128) return {Layout::D, 128, s.n};
+    if (s.m == 64) return {Layout::E, 64, s.n};
+    if (s.m == 32) return {Layout::G, 32, s.n};
+  } else if (group == 1) {
+    if (s.m == 128) return {Layout::D, 128, s.n};
+    if (s.m == 64) return {Layout::F, 64, s.n};
+  } else {
+    if (s.m == 256) return {Layout::A, 128, s.n};
+    if (s.m == 128) return {Layout::B, 64, s.n};
+  }
+  fault("descriptor", "tcgen05.mma%s with M %u and cta_group::%u", ws ? ".ws" : "", s.m, group);
+}
+
+struct Product : AsyncOp {
+  Shape shape;
+  Layout layout;
+  u32 group = 1, d_address = 0, a_address = 0;
+  u64 a_descriptor = 0, b_descriptor = 0;
+  bool a_in_tmem = false, accumulate = false;
+
+  void run(Cluster& cluster) override {
+    Cta& leader = *issuer->cta;
+    Cta* ctas[2] = {&leader, group == 2 ? &peer_of(cluster, leader, "tcgen05.mma") : nullptr};
+    const u32 n = shape.n, k = shape.k, rows = layout.rows, share = n / group;
+    std::vector<float> a(size_t(rows) * k), b(size_t(n) * k), c(size_t(rows) * n);
+    SharedTile b_tile = SharedTile::blackwell(b_descriptor);
+    b_tile.rows_first = shape.b_rows;
+    for (u32 i = 0; i < group; i++)
+      gather_columns({cluster, {agent}, pc, "tcgen05.mma"}, *ctas[i], b_tile, shape.b, share, k, b.data() + i * share, n);
+    for (u32 i = 0; i < group; i++) {
+      if (a_in_tmem) {
+        read_a(cluster, *ctas[i], a.data());
+      } else {
+        SharedTile a_tile = SharedTile::blackwell(a_descriptor);
+        a_tile.rows_first = shape.a_rows;
+        gather_rows({cluster, {agent}, pc, "tcgen05.mma"}, *ctas[i], a_tile, shape.a, rows, k, a.data(), k);
+      }
+      if (shape.negate_a != shape.negate_b)
+        for (float& v : a) v = -v;
+      accumulate_into(cluster, *ctas[i], a, b, c);
+    }
+  }
+
+ private:
+  void accumulate_into(Cluster& cluster, Cta& cta, const std::vector<float>& a, const std::vector<float>& b,
+                       std::vector<float>& c) {
+    const u32 n = shape.n, column = d_address & 0xffff, run = layout.run();
+    check_columns(cta, column, layout.columns(), "tcgen05.mma");
+    TensorMemory& t = *cta.tmem;
+    for (u32 r = 0; r < layout.rows && accumulate; r++)
+      for (u32 first = 0; first < n; first += run) {
+        Cell cell = layout.cell(r, first);
+        check_written(cluster, cta, cell.lane, column, run, "tcgen05.mma");
+        std::memcpy(c.data() + size_t(r) * n + first, t.at(cell.lane, column), run * 4);
+      }
+    if (!accumulate) std::fill(c.begin(), c.end(), 0.0f);
+    multiply(c.data(), n, a.data(), shape.k, b.data(), n, layout.rows, n, shape.k);
+    for (u32 r = 0; r < layout.rows; r++)
+      for (u32 first = 0; first < n; first += run) {
+        Cell cell = layout.cell(r, first);
+        std::memcpy(t.at(cell.lane, column), c.data() + size_t(r) * n + first, run * 4);
+        std::fill_n(t.written.begin() + cell.lane * TensorMemory::columns + column, run, u8(1));
+      }
+    if (!cluster.events) return;
+    u32 gap = layout.letter == Layout::F ? 16 : 0;  // F fills 16 of every 32 lanes
+    for (u32 lane = 0; lane < TensorMemory::lanes; lane += gap ? 32 : TensorMemory::lanes)
+      cluster.events->tensor(agent, pc, Kind::Write, cta.rank, lane, gap ? gap : TensorMemory::lanes, column,
+                             layout.columns());
+  }
+
+  void read_a(Cluster& cluster, Cta& cta, float* a) {
+    const u32 k = shape.k, column = a_address & 0xffff;
+    if (a_address >> 16) fault("not implemented", "tcgen05.mma with A at tensor memory lane %u", a_address >> 16);
+    if (layout.letter == Layout::F || layout.letter == Layout::B || layout.letter == Layout::G)
+      fault("not implemented", "tcgen05.mma with A in tensor memory and M %u, cta_group::%u", shape.m, group);
+    check_columns(cta, column, 8, "tcgen05.mma's A");
+    u32 per_piece = 16 / element_size(shape.a);
+    for (u32 r = 0; r < layout.rows; r++) {
+      check_written(cluster, cta, r, column, 8, "tcgen05.mma's A");
+      const u32* cells = cta.tmem->at(r, column);
+      if (layout.letter == Layout::E && std::memcmp(cells, cta.tmem->at(r + 64, column), 32))
+        fault("tmem", "tcgen05.mma.ws with M 64: A differs between lane %u and lane %u", r, r + 64);
+      for (u32 piece = 0; piece < 2; piece++)
+        convert_piece(reinterpret_cast<const u8*>(cells + 4 * piece), shape.a, a + r * k + piece * per_piece);
+    }
+    if (cluster.events)
+      cluster.events->tensor(agent, pc, Kind::Read, cta.rank, 0, layout.letter == Layout::E ? 128 : layout.rows, column, 8);
+  }
+};
+
+struct Commit : AsyncOp {
+  std::vector<u32> barriers;
+  void run(Cluster& cluster) override {
+    for (u32 address : barriers) {
+      Mbarrier& barrier = mbarrier_of(cluster, address, "tcgen05.commit");
+      mbarrier_arrive(cluster, barrier, 1, issuer, pc, agent);
+    }
+  }
+};
+
+}  // namespace
+
+Step op_tensor_multiply(Context& c) {
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    Cta& cta = *c.warp.cta;
+    auto op = std::make_unique<Product>();
+    op->pc = c.group.pc, op->issuer = &c.warp, op->group = c.in.extra;
+    op->shape = shape_of(c.item(0, lane), c.in.flags & 15);
+    op->layout = layout_of(op->shape, c.in.extra, c.in.flags >> 5 & 1);
+    count_size(c, c.item(0, lane), c.in.extra);
+    op->accumulate = c.item(1, lane) != 0;
+    for (u32 i = 0; i < c.in.width; i++)
+      if (c.item(3 + i, lane)) fault("not implemented", "tcgen05.mma with lanes disabled");
+    op->d_address = u32(c.address(lane));
+    if (op->d_address >> 16) fault("not implemented", "tcgen05.mma with D at tensor memory lane %u", op->d_address >> 16);
+    op->a_in_tmem = c.in.flags >> 4 & 1;
+    if (op->a_in_tmem) op->a_address = c.warp.read(c.in.b)[lane] + c.item(2, lane);
+    else op->a_descriptor = c.value64(c.in.b, lane);
+    op->b_descriptor = c.value64(c.in.c, lane);
+    if (c.in.extra == 2 && cta.rank % 2)
+      fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
+    if (c.cluster.events) {
+      op->agent = c.cluster.events->fork(c.warp.agent, op->pc, cta.tensor_agent);
+      cta.tensor_agent = c.warp.tensor_agent = op->agent;
+    }
+    submit(c.cluster, &cta.tensor_stream, std::move(op));
+  }
+  return Step::Next;
+}
+
+Step op_tensor_commit(Context& c) {
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    auto op = std::make_unique<Commit>();
+    op->pc = c.group.pc, op->issuer = &c.warp;
+    u32 address = u32(c.address(lane));
+    if (c.in.flags & kMulticast) {
+      u32 mask = c.warp.read(c.in.b)[lane] & 0xffff;
+      if (!mask || mask >> c.cluster.ctas.size())
+        fault("barrier", "tcgen05.commit to CTA mask 0x%x in a cluster of %zu", mask, c.cluster.ctas.size());
+      for (u32 rank = 0; rank < c.cluster.ctas.size(); rank++)
+        if (mask >> rank & 1) op->barriers.push_back(rank << kRankShift | (address & kOffsetMask));
+    } else {
+      op->barriers.push_back(address);
+    }
+    Cta& cta = *c.warp.cta;
+    op->agent = c.warp.tensor_agent;  // tracks what this warp issued
+    submit(c.cluster, &cta.tensor_stream, std::move(op));
+  }
+  return Step::Next;
+}
