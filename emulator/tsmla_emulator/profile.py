@@ -1,0 +1,273 @@
+"""What a kernel spends per KV tile, by role, and the bound of each resource; kernels side by side.
+
+A tile's share is the difference of two runs that differ by a known number of tiles: what a kernel does once drops out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import cost, machine, record
+from .cost import CLASSES, QUANTITIES, RATES, Bound, Work
+from .machine import Count, Module, Options, Report
+
+OPTIONS = Options(count=True)
+ROWS = 128
+"""Query rows and keys of the tile that tsmla's prefill is profiled for, tokens of a head for the pack kernel."""
+_ALIKE = 0.8
+_SMALL, _LARGE = 4, 12
+
+CANNOT_KNOW = """\
+Not known here: what ptxas makes of the PTX (moves vanish, instructions fuse, registers spill), latency and how well it
+is hidden, bank conflicts, hits in caches, clock and power. A bound is what the SM needs at least, at peak rates; "~"
+marks estimates, for the reason beside them, which do not count for the tightest."""
+
+
+class ProfileError(ValueError):
+    """Two runs that cannot be told apart into tiles; the text names the kernel and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warps of a CTA that run the same code per tile. `registers` as setmaxnreg leaves them, 0 without one."""
+
+    entry: str
+    warps: tuple[int, ...]
+    registers: int
+    work: Work
+
+    @property
+    def name(self) -> str:
+        """Warp ranges, as in "warps 0, 4-11"."""
+        runs: list[list[int]] = []
+        for warp in self.warps:
+            if runs and warp == runs[-1][-1] + 1:
+                runs[-1] = [runs[-1][0], warp]
+            else:
+                runs.append([warp, warp])
+        return ("warps " if len(self.warps) > 1 else "warp ") + ", ".join(
+            f"{a}-{b}" if b > a else f"{a}" for a, b in runs
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kernel's work per `unit`, all of its roles together in `work`."""
+
+    name: str
+    arch: str
+    unit: str
+    roles: tuple[Role, ...]
+
+    @property
+    def work(self) -> Work:
+        """The sum over the roles."""
+        total: Work = Counter()
+        for role in self.roles:
+            for name, amount in role.work.items():
+                total[name] += amount
+        return total
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """Clocks of one SM for one unit."""
+        return cost.bounds(self.arch, self.work)
+
+
+def difference(name: str, module: Module, small: Report, large: Report, units: float, unit: str = "unit") -> Profile:
+    """The profile of one unit from counts of two runs of a module, the larger one with `units` more of them.
+
+    Raises ProfileError when the second run did no more than the first, and UnknownRate.
+    """
+    if module.target not in RATES:
+        raise ProfileError(f"{name} is for {module.target}; rates are known for {', '.join(RATES)}")
+    if units <= 0 or large.warp_instructions <= small.warp_instructions:
+        raise ProfileError(
+            f"{name}: {large.warp_instructions} warp instructions in the larger run, {small.warp_instructions} in the "
+            f"smaller one, said to differ by {units:g} units"
+        )
+    roles: list[Role] = []
+    for entry_name, entry in module.entries.items():
+        warps = sorted({warp for kernel, warp, _ in large.counts if kernel == entry_name})
+        more = {warp: _more(entry_name, warp, small, large) for warp in warps}
+        for alike in _alike(more):
+            work: Work = Counter()
+            for warp in alike:
+                for quantity, amount in cost.work_of(entry, more[warp]).items():
+                    work[quantity] += amount / units
+            registers = _registers(entry, entry_name, alike[0], large)
+            roles.append(Role(entry_name, tuple(alike), registers, work))
+    return Profile(name, module.target, unit, tuple(roles))
+
+
+def _more(entry: str, warp: int, small: Report, large: Report) -> dict[int, Count]:
+    """By instruction: what a warp did in the larger run beyond the smaller one."""
+    more = {}
+    for kernel, number, index in large.counts.keys() | small.counts.keys():
+        if (kernel, number) != (entry, warp):
+            continue
+        a, b = (report.counts.get((kernel, number, index), Count()) for report in (small, large))
+        sizes = {key: b.sizes.get(key, 0) - a.sizes.get(key, 0) for key in a.sizes.keys() | b.sizes.keys()}
+        count = Count(b.executed - a.executed, b.lanes - a.lanes, b.failed - a.failed, sizes)
+        if count.executed or count.lanes:
+            more[index] = count
+    return more
+
+
+def _alike(more: dict[int, dict[int, Count]]) -> list[list[int]]:
+    """Warps grouped by the instructions that they ran: a role's warps run nearly the same ones as often."""
+    groups: list[list[int]] = []
+    for warp, counts in more.items():
+        for group in groups:
+            first = more[group[0]]
+            keys = counts.keys() | first.keys()
+            pairs = [(counts.get(k, Count()).executed, first.get(k, Count()).executed) for k in keys]
+            if not pairs or sum(map(min, pairs)) >= _ALIKE * sum(map(max, pairs)):
+                group.append(warp)
+                break
+        else:
+            groups.append([warp])
+    return groups
+
+
+def _registers(entry: Any, name: str, warp: int, report: Report) -> int:
+    for index, instruction in enumerate(entry.instructions):
+        if instruction.opcode.startswith("setmaxnreg") and (name, warp, index) in report.counts:
+            return instruction.operands[0].value
+    return 0
+
+
+def profile_symbol(symbol: str) -> Profile:
+    """Profile a tsmla kernel through its operator. Raises ValueError when there is no such kernel, EmulationError."""
+    from tsmla.variant import PackVariant
+
+    from . import check
+    from .run import emulated
+
+    variant = check.find(symbol)
+    with emulated(variant.arch.value, OPTIONS) as gpu:
+        if isinstance(variant, PackVariant):
+            across, unit = 4, f"{ROWS} tokens of a head"
+            for count in (_SMALL, _LARGE):
+                _pack(variant, count * ROWS, across)
+        else:
+            across, unit = 2, f"{ROWS} query rows x {ROWS} keys"
+            for count in (_SMALL, _LARGE):
+                _prefill(variant, across * ROWS, count * ROWS)
+    small, large = gpu.calls
+    return difference(symbol, small.module, small.report, large.report, (_LARGE - _SMALL) * across, unit)
+
+
+def _prefill(variant: Any, rows: int, keys: int) -> None:
+    import torch
+    import tsmla
+    from tsmla.checks import TORCH_DTYPES
+
+    dtype = next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == variant.dtype)
+    q, k, v = (
+        torch.randn(tokens, 1, dim, device="cuda").to(dtype)
+        for tokens, dim in ((rows, variant.d_qk), (keys, variant.d_qk), (keys, variant.d_v))
+    )
+    ends_q, ends_kv = (torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (rows, keys))
+    tsmla.tsmla_prefill(
+        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows, variant.pdl
+    )
+
+
+def _pack(variant: Any, tokens: int, heads: int) -> None:
+    import torch
+    import tsmla
+    from tsmla.checks import TORCH_DTYPES
+
+    torch_dtypes = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+    k_nope, k_pe, v = (
+        torch.randn(tokens, count, dim, device="cuda").to(torch_dtypes[variant.dtype])
+        for count, dim in ((heads, variant.d_nope), (1, variant.d_rope), (heads, variant.d_v))
+    )
+    tsmla.mla_kv_pack_quantize_fp8(
+        k_nope, k_pe, v, 1.0, 1.0, fp8_dtype=torch_dtypes[variant.out_dtype], enable_pdl=variant.pdl
+    )
+
+
+def profile_records(ptx: Path, small: Path, large: Path, units: float) -> Profile:
+    """Profile any kernel from its PTX and two launch records, the second with `units` more tiles.
+
+    Raises OSError, RecordError, PtxError, EmulationError and what `difference` does.
+    """
+    module = machine.parse(ptx.read_text("utf-8"))
+    reports = [record.Record(path).run(module, OPTIONS)[0] for path in (small, large)]
+    return difference(str(ptx), module, *reports, units, "tile as counted by the caller")
+
+
+def text_of(profile: Profile, tiles: float = 0) -> str:
+    """Roles of a profile as a table, then its bounds; with `tiles`, also the time that so many units take at least."""
+    title = f"{profile.name} ({profile.arch}), per {profile.unit}"
+    several = len({role.entry for role in profile.roles}) > 1
+    columns = []
+    for role in profile.roles:
+        registers = f", {role.registers} registers" if role.registers else ""
+        columns.append((f"{role.name}{registers}" + (f" of {role.entry}" if several else ""), role.work))
+    rates = RATES[profile.arch]
+    heading = f"bound on an SM of {rates.gpu}"
+    lines = [title, *_table([*columns, ("all", profile.work)]), "", f"{heading:28}{'clk':>12}"]
+    least = cost.tightest(profile.bounds)
+    for bound in profile.bounds:
+        amount = ("~" if bound.estimate else "") + _number(bound.clocks)
+        notes = "; ".join(filter(None, ("<- tightest" if bound is least else "", bound.estimate)))
+        lines.append(f"  {bound.resource:26}{amount:>12}  {notes}".rstrip())
+    if tiles:
+        clocks = least.clocks * tiles / rates.processors
+        where = f"{tiles:,.0f} of them on {rates.processors} SMs at {rates.clock:g} MHz"
+        lines.append(f"  {where}: {'about' if least.estimate else 'at least'} {clocks / rates.clock:,.0f} us")
+    return "\n".join(lines)
+
+
+def comparison(profiles: Sequence[Profile]) -> str:
+    """Several profiles in one table, bounds included. Units may differ and are named."""
+    columns = []
+    for profile in profiles:
+        least = cost.tightest(profile.bounds)
+        clocks = Counter({f"{bound.resource} bound, clk": bound.clocks for bound in profile.bounds})
+        columns.append((f"{profile.name} per {profile.unit}; {least.resource} bound", profile.work + clocks))
+    return "\n".join(_table(columns))
+
+
+def _table(columns: Sequence[tuple[str, Work]]) -> Iterator[str]:
+    for number, (name, _) in enumerate(columns, 1):
+        yield f"  [{number}] {name}"
+    yield " " * 28 + "".join(f"{f'[{n}]':>12}" for n in range(1, len(columns) + 1))
+    totals = [(name, sum(work[c] for c in CLASSES)) for name, work in columns]
+    yield _row("warp instructions", [amount for _, amount in totals])
+    extra = [name for name in dict.fromkeys(n for _, work in columns for n in work) if name.endswith("bound, clk")]
+    for group in (CLASSES, QUANTITIES, extra):
+        for name in group:
+            amounts = [work[name] for _, work in columns]
+            if any(round(amount, 1) for amount in amounts):
+                yield _row(name if group is not CLASSES else f"  {name}", amounts)
+
+
+def _row(name: str, amounts: Iterable[float]) -> str:
+    return f"{name:28}" + "".join(f"{_number(amount):>12}" for amount in amounts)
+
+
+def _number(amount: float) -> str:
+    return f"{amount:,.1f}".removesuffix(".0")
+
+
+def report(symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0) -> Iterator[str]:
+    """The command's output, piece by piece, as it becomes known."""
+    profiles = []
+    for make in [*((profile_symbol, (symbol,)) for symbol in symbols), *((_others, given) for given in against)]:
+        profiles.append(make[0](*make[1]))
+        yield text_of(profiles[-1], tiles) + "\n"
+    if len(profiles) > 1:
+        yield comparison(profiles) + "\n"
+    yield CANNOT_KNOW
+
+
+def _others(ptx: str, small: str, large: str, units: str) -> Profile:
+    return profile_records(Path(ptx), Path(small), Path(large), float(units))
