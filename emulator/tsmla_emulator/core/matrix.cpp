@@ -124,18 +124,32 @@ void gather_columns(const Reader& reader, Cta& cta, const SharedTile& tile, Elem
 
 namespace {
 
-template <u32 rows, u32 columns>
+typedef float Lane8 __attribute__((vector_size(32), aligned(4)));
+
+// rows x (8 * vectors) results stay in registers over the whole depth.
+template <u32 rows, u32 vectors>
 void block(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b, u32 b_pitch, u32 k) {
-  float sum[rows][columns];
+  Lane8 sum[rows][vectors];
+#pragma unroll
   for (u32 i = 0; i < rows; i++)
-    for (u32 j = 0; j < columns; j++) sum[i][j] = c[i * c_pitch + j];
-  for (u32 p = 0; p < k; p++)
+#pragma unroll
+    for (u32 j = 0; j < vectors; j++) std::memcpy(&sum[i][j], c + i * c_pitch + 8 * j, 32);
+  for (u32 p = 0; p < k; p++) {
+    Lane8 right[vectors];
+#pragma unroll
+    for (u32 j = 0; j < vectors; j++) std::memcpy(&right[j], b + p * b_pitch + 8 * j, 32);
+#pragma unroll
     for (u32 i = 0; i < rows; i++) {
-      float factor = a[i * a_pitch + p];
-      for (u32 j = 0; j < columns; j++) sum[i][j] = __builtin_fmaf(factor, b[p * b_pitch + j], sum[i][j]);
+      float v = a[i * a_pitch + p];
+      Lane8 left = {v, v, v, v, v, v, v, v};
+#pragma unroll
+      for (u32 j = 0; j < vectors; j++) sum[i][j] = __builtin_elementwise_fma(left, right[j], sum[i][j]);
     }
+  }
+#pragma unroll
   for (u32 i = 0; i < rows; i++)
-    for (u32 j = 0; j < columns; j++) c[i * c_pitch + j] = sum[i][j];
+#pragma unroll
+    for (u32 j = 0; j < vectors; j++) std::memcpy(c + i * c_pitch + 8 * j, &sum[i][j], 32);
 }
 
 }  // namespace
@@ -144,8 +158,8 @@ void multiply(float* c, u32 c_pitch, const float* a, u32 a_pitch, const float* b
   u32 j = 0;
   for (; j + 32 <= n; j += 32)
     for (u32 i = 0; i < m; i += 4)
-      block<4, 32>(c + i * c_pitch + j, c_pitch, a + i * a_pitch, a_pitch, b + j, b_pitch, k);
+      block<4, 4>(c + i * c_pitch + j, c_pitch, a + i * a_pitch, a_pitch, b + j, b_pitch, k);
   for (; j < n; j += 8)
     for (u32 i = 0; i < m; i += 4)
-      block<4, 8>(c + i * c_pitch + j, c_pitch, a + i * a_pitch, a_pitch, b + j, b_pitch, k);
+      block<4, 1>(c + i * c_pitch + j, c_pitch, a + i * a_pitch, a_pitch, b + j, b_pitch, k);
 }
