@@ -73,7 +73,8 @@ class Record:
             ctypes.memmove(self._held[name][0].address, content, len(content))
         report = machine.run_launches(module, self.launches, self._regions, options)
         check_guards()
-        return report, {r.name: np.frombuffer(bytes(self._held[r.name][1]), np.uint8) for r in self._regions if r.writable}
+        written = [region.name for region in self._regions if region.writable]
+        return report, {name: np.frombuffer(bytes(self._held[name][1]), np.uint8) for name in written}
 
 
 def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:

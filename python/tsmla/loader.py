@@ -7,7 +7,6 @@ Loading takes milliseconds and needs neither a GPU nor the compiler: NVIDIA's li
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -17,7 +16,7 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import gpu, manifest, toolchain
 from .errors import LibraryError, RuntimeLibraryError
@@ -32,8 +31,7 @@ _lock = threading.RLock()
 _opened: dict[Path, Library] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """A loaded library and its manifest."""
 
     path: Path

@@ -6,13 +6,12 @@ one `manifest.json`, written last, so its presence means that everything it name
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import ManifestError
 from .variant import Arch, Variant, variant_from_dict
@@ -23,8 +22,7 @@ MANIFEST_FUNCTION = "tsmla_manifest"
 """TVM-FFI function (ELF symbol `__tvm_ffi_tsmla_manifest`) that takes nothing and returns the manifest's JSON text."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One exported function.
 
     signature: the text of the TypeError that calling it without arguments raises; compared again at load.
@@ -45,8 +43,7 @@ class Kernel:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class LibraryManifest:
+class LibraryManifest(NamedTuple):
     """What one library holds and how it was made.
 
     host: CPU as `platform.machine()` names it. min_runtime: lowest nvidia-cutlass-dsl whose runtime library loads it.
@@ -84,8 +81,7 @@ class LibraryManifest:
         return _library(_load(text, source), source)
 
 
-@dataclasses.dataclass(frozen=True)
-class LibraryRecord:
+class LibraryRecord(NamedTuple):
     """One library file of a directory: its name, what its bytes hash to, its size in bytes, its own manifest."""
 
     file: str
@@ -99,8 +95,7 @@ class LibraryRecord:
         return cls(path.name, file_sha256(path), path.stat().st_size, manifest)
 
 
-@dataclasses.dataclass(frozen=True)
-class DirectoryManifest:
+class DirectoryManifest(NamedTuple):
     """Every library of a directory."""
 
     schema: int

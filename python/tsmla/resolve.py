@@ -5,12 +5,12 @@ A variant stays what it was resolved to for the life of the process; `forget` ma
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from . import jit, loader, manifest, settings, toolchain
 from .errors import KernelUnavailable, LibraryError, ManifestError, SettingError, TsmlaError, UnsupportedError
@@ -20,8 +20,7 @@ from .variant import Arch, Variant
 logger = logging.getLogger("tsmla")
 
 
-@dataclasses.dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A kernel and the step that served it: "override", "shipped", "cached" or "jit"."""
 
     function: Callable[..., None]

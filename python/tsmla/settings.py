@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import SettingError
 
 logger = logging.getLogger("tsmla")
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One variable: what it accepts, what holds when it is unset, and the older name that is accepted for it."""
 
     name: str

@@ -126,23 +126,29 @@ Variant = PrefillVariant | PackVariant
 FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in (PrefillVariant, PackVariant)}
 
 
+_ENUMS = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype}
+_FLAGS = ("causal", "lse", "pdl")
+_FIELDS: dict[str, dict[str, type]] = {
+    family: {f.name: _ENUMS.get(f.name) or (bool if f.name in _FLAGS else int) for f in dataclasses.fields(cls)}
+    for family, cls in FAMILIES.items()
+}
+
+
 def variant_from_dict(plain: dict[str, Any]) -> Variant:
     """The variant that `to_dict` described. Raises ValueError naming the field that is missing, unknown or wrong."""
     values = dict(plain)
     family = values.pop("family", None)
     if family not in FAMILIES:
         raise ValueError(f"family is {family!r}; known families: {', '.join(FAMILIES)}")
-    cls = FAMILIES[family]
-    types = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype}
-    names = [f.name for f in dataclasses.fields(cls)]
-    if unknown := sorted(set(values) ^ set(names)):
+    fields = _FIELDS[family]
+    if values.keys() != fields.keys():
+        unknown = sorted(values.keys() ^ fields.keys())
         raise ValueError(f"{family} variant has missing or unknown fields: {', '.join(unknown)}")
-    for name in names:
-        expected = types.get(name) or (bool if name in ("causal", "lse", "pdl") else int)
+    for name, expected in fields.items():
         try:
             if expected in (bool, int) and type(values[name]) is not expected:
                 raise ValueError
             values[name] = expected(values[name])
         except ValueError:
             raise ValueError(f"{family} variant field {name} is {values[name]!r}, not a {expected.__name__}") from None
-    return cls(**values)
+    return FAMILIES[family](**values)

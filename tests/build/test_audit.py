@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import subprocess
 import sys
@@ -41,7 +40,7 @@ def relink(library, described, objects=None):
 
 def with_first_kernel(described, **changes):
     first, *rest = described.kernels
-    return dataclasses.replace(described, kernels=(dataclasses.replace(first, **changes), *rest))
+    return described._replace(kernels=(first._replace(**changes), *rest))
 
 
 def problems(library, expected):
@@ -73,7 +72,7 @@ def test_symbol_that_the_matrix_does_not_list(library, small_variants):
 
 def test_manifest_that_lacks_a_kernel(library, described, small_variants):
     objects = [library.parent / STORE / f"{variant}.o" for variant in small_variants]
-    relink(library, dataclasses.replace(described, kernels=described.kernels[1:]), objects)
+    relink(library, described._replace(kernels=described.kernels[1:]), objects)
     assert f"manifest lacks {small_variants[0]}" in problems(library, small_variants)
 
 
