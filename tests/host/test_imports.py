@@ -15,6 +15,8 @@ from examples import run_python
 ROOT = Path(__file__).resolve().parents[2]
 TSMLA = Path(tsmla.__file__).parent
 KERNELS = Path(tsmla_kernels.__file__).parent
+EMULATED = TSMLA / "emulated.py"
+"""The one file of tsmla that may import the emulator, inside functions that run something in it."""
 HEAVY = {"torch", "tvm_ffi", "cutlass"}
 TENSOR_MODULES = {"checks", "pack", "prefill"}
 """Modules of tsmla that handle tensors and so import torch."""
@@ -83,7 +85,16 @@ def test_kernels_open_no_file_and_read_no_environment() -> None:
 )
 def test_arrows_point_one_way(directory: Path, forbidden: set[str]) -> None:
     for file in sources(directory):
-        assert not {top(found) for found in imports(file)} & forbidden, file
+        if file != EMULATED:
+            assert not {top(found) for found in imports(file)} & forbidden, file
+
+
+def test_only_the_command_line_reaches_the_emulator() -> None:
+    assert "tsmla_emulator" in {top(found) for found in imports(EMULATED)}
+    for node in ast.parse(EMULATED.read_text("utf-8")).body:
+        assert not (isinstance(node, ast.Import | ast.ImportFrom) and "tsmla_emulator" in ast.unparse(node))
+    users = {file.name for file in sources(TSMLA) if {".emulated", "..emulated"} & set(imports(file))}
+    assert users == {"cli.py", "demo.py"}
 
 
 def test_only_the_jit_imports_the_kernels() -> None:

@@ -163,7 +163,7 @@ def test_a_changed_library_does_not_serve_when_hashes_are_checked(monkeypatch, s
     copy = shutil.copytree(shipped, tmp_path / "objs")
     library = next(copy.glob("*.so"))
     library.write_bytes(library.read_bytes() + b"\0")
-    record = dataclasses.replace(manifest.read_directory(copy).libraries[0], size=library.stat().st_size)
+    record = manifest.read_directory(copy).libraries[0]._replace(size=library.stat().st_size)
     manifest.write_directory(copy, manifest.DirectoryManifest(manifest.SCHEMA, (record,)))
     monkeypatch.setattr(toolchain, "shipped_libraries", lambda: copy)
     monkeypatch.setenv("TSMLA_VERIFY", "1")
@@ -174,7 +174,7 @@ def test_a_changed_library_does_not_serve_when_hashes_are_checked(monkeypatch, s
 def test_a_library_that_disagrees_with_its_directory(monkeypatch, shipped, tmp_path, steps) -> None:
     copy = shutil.copytree(shipped, tmp_path / "objs")
     record = manifest.read_directory(copy).libraries[0]
-    other = dataclasses.replace(record, manifest=dataclasses.replace(record.manifest, source_digest="0" * 64))
+    other = record._replace(manifest=record.manifest._replace(source_digest="0" * 64))
     manifest.write_directory(copy, manifest.DirectoryManifest(manifest.SCHEMA, (other,)))
     monkeypatch.setattr(toolchain, "shipped_libraries", lambda: copy)
     with pytest.raises(KernelUnavailable, match="says other things about itself"):
