@@ -1,6 +1,6 @@
 """What executed instructions cost: work by class from the interpreter's counts, and the time it takes at peak rates.
 
-Work is a Counter of the names in CLASSES (warp instructions) and QUANTITIES. docs/cost-model.md says what each means.
+Work holds amounts of the names in CLASSES (warp instructions) and QUANTITIES. docs/cost-model.md says what each means.
 """
 
 from __future__ import annotations
@@ -24,8 +24,19 @@ QUANTITIES = (
     "global bytes read", "global bytes written", "mbarrier waits", "named barrier waits", "waits for own work",
 )  # fmt: skip
 
-Work = Counter[str]
 _LANES = 32
+
+
+class Work(dict[str, float]):
+    """Amounts by name; a name that is not there has amount 0."""
+
+    def __missing__(self, name: str) -> float:
+        return 0.0
+
+    def add(self, other: Work, share: float = 1) -> None:
+        """Add a share of other work to this."""
+        for name, amount in other.items():
+            self[name] += amount * share
 
 
 class UnknownRate(ValueError):
@@ -132,7 +143,7 @@ def work_of(entry: Entry, counts: dict[int, Count]) -> Work:
 
     Raises UnknownRate for matrix instructions without a rate.
     """
-    work: Work = Counter()
+    work = Work()
     polled: Counter[int] = Counter()
     for index, count in counts.items():
         if count.failed:
@@ -151,7 +162,7 @@ def polling_loop(entry: Entry, index: int) -> tuple[int, ...]:
 
     Empty when there is no way that does nothing else, as with a try that only looks ahead.
     """
-    ways = deque([(index,)])
+    ways: deque[tuple[int, ...]] = deque([(index,)])
     seen = {index}
     while ways:
         way = ways.popleft()
@@ -166,11 +177,11 @@ def polling_loop(entry: Entry, index: int) -> tuple[int, ...]:
 
 def _after(entry: Entry, index: int) -> list[int]:
     instruction = entry.instructions[index]
-    target = instruction.operands[0] if instruction.operands else None
-    jumps = instruction.opcode.startswith("bra") and isinstance(target, Label)
-    following = [] if jumps and instruction.guard is None else [index + 1]
-    if jumps:
-        following.append(entry.labels[target.name])
+    following = [index + 1]
+    if instruction.opcode.startswith("bra"):
+        (target,) = instruction.operands
+        assert isinstance(target, Label)
+        following = [entry.labels[target.name]] if instruction.guard is None else [index + 1, entry.labels[target.name]]
     return [position for position in following if position < len(entry.instructions)]
 
 

@@ -5,7 +5,7 @@ A tile's share is the difference of two runs that differ by a known number of ti
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ ROWS = 128
 """Query rows and keys of the tile that tsmla's prefill is profiled for, tokens of a head for the pack kernel."""
 _ALIKE = 0.8
 _SMALL, _LARGE = 4, 12
+_WIDTH = 32
 
 CANNOT_KNOW = """\
 Not known here: what ptxas makes of the PTX (moves vanish, instructions fuse, registers spill), latency and how well it
@@ -66,10 +67,9 @@ class Profile:
     @property
     def work(self) -> Work:
         """The sum over the roles."""
-        total: Work = Counter()
+        total = Work()
         for role in self.roles:
-            for name, amount in role.work.items():
-                total[name] += amount
+            total.add(role.work)
         return total
 
     @property
@@ -95,10 +95,9 @@ def difference(name: str, module: Module, small: Report, large: Report, units: f
         warps = sorted({warp for kernel, warp, _ in large.counts if kernel == entry_name})
         more = {warp: _more(entry_name, warp, small, large) for warp in warps}
         for alike in _alike(more):
-            work: Work = Counter()
+            work = Work()
             for warp in alike:
-                for quantity, amount in cost.work_of(entry, more[warp]).items():
-                    work[quantity] += amount / units
+                work.add(cost.work_of(entry, more[warp]), 1 / units)
             registers = _registers(entry, entry_name, alike[0], large)
             roles.append(Role(entry_name, tuple(alike), registers, work))
     return Profile(name, module.target, unit, tuple(roles))
@@ -199,8 +198,8 @@ def profile_records(ptx: Path, small: Path, large: Path, units: float) -> Profil
     Raises OSError, RecordError, PtxError, EmulationError and what `difference` does.
     """
     module = machine.parse(ptx.read_text("utf-8"))
-    reports = [record.Record(path).run(module, OPTIONS)[0] for path in (small, large)]
-    return difference(str(ptx), module, *reports, units, "tile as counted by the caller")
+    first, second = (record.Record(path).run(module, OPTIONS)[0] for path in (small, large))
+    return difference(str(ptx), module, first, second, units, "tile as counted by the caller")
 
 
 def text_of(profile: Profile, tiles: float = 0) -> str:
@@ -213,12 +212,12 @@ def text_of(profile: Profile, tiles: float = 0) -> str:
         columns.append((f"{role.name}{registers}" + (f" of {role.entry}" if several else ""), role.work))
     rates = RATES[profile.arch]
     heading = f"bound on an SM of {rates.gpu}"
-    lines = [title, *_table([*columns, ("all", profile.work)]), "", f"{heading:28}{'clk':>12}"]
+    lines = [title, *_table([*columns, ("all", profile.work)]), "", f"{heading:{_WIDTH}}{'clk':>12}"]
     least = cost.tightest(profile.bounds)
     for bound in profile.bounds:
         amount = ("~" if bound.estimate else "") + _number(bound.clocks)
         notes = "; ".join(filter(None, ("<- tightest" if bound is least else "", bound.estimate)))
-        lines.append(f"  {bound.resource:26}{amount:>12}  {notes}".rstrip())
+        lines.append(f"  {bound.resource:{_WIDTH - 2}}{amount:>12}  {notes}".rstrip())
     if tiles:
         clocks = least.clocks * tiles / rates.processors
         where = f"{tiles:,.0f} of them on {rates.processors} SMs at {rates.clock:g} MHz"
@@ -228,30 +227,31 @@ def text_of(profile: Profile, tiles: float = 0) -> str:
 
 def comparison(profiles: Sequence[Profile]) -> str:
     """Several profiles in one table, bounds included. Units may differ and are named."""
-    columns = []
+    columns, resources = [], {}
     for profile in profiles:
-        least = cost.tightest(profile.bounds)
-        clocks = Counter({f"{bound.resource} bound, clk": bound.clocks for bound in profile.bounds})
-        columns.append((f"{profile.name} per {profile.unit}; {least.resource} bound", profile.work + clocks))
-    return "\n".join(_table(columns))
+        clocks = {f"clk, {bound.resource}": bound.clocks for bound in profile.bounds}
+        resources.update(clocks)
+        least = cost.tightest(profile.bounds).resource
+        columns.append((f"{profile.name} per {profile.unit}; {least} bound", Work(profile.work | clocks)))
+    return "\n".join(_table(columns, resources))
 
 
-def _table(columns: Sequence[tuple[str, Work]]) -> Iterator[str]:
+def _table(columns: Sequence[tuple[str, Work]], extra: Iterable[str] = ()) -> Iterator[str]:
     for number, (name, _) in enumerate(columns, 1):
         yield f"  [{number}] {name}"
-    yield " " * 28 + "".join(f"{f'[{n}]':>12}" for n in range(1, len(columns) + 1))
-    totals = [(name, sum(work[c] for c in CLASSES)) for name, work in columns]
-    yield _row("warp instructions", [amount for _, amount in totals])
-    extra = [name for name in dict.fromkeys(n for _, work in columns for n in work) if name.endswith("bound, clk")]
-    for group in (CLASSES, QUANTITIES, extra):
-        for name in group:
-            amounts = [work[name] for _, work in columns]
-            if any(round(amount, 1) for amount in amounts):
-                yield _row(name if group is not CLASSES else f"  {name}", amounts)
+    works = [work for _, work in columns]
+    yield " " * _WIDTH + "".join(f"{f'[{n}]':>12}" for n in range(1, len(works) + 1))
+    yield _row("warp instructions", [sum(work[name] for name in CLASSES) for work in works])
+    for name in (*CLASSES, *QUANTITIES):
+        amounts = [work[name] for work in works]
+        if any(round(amount, 1) for amount in amounts):
+            yield _row(f"  {name}" if name in CLASSES else name, amounts)
+    for name in extra:
+        yield _row(name, [work.get(name) for work in works])
 
 
-def _row(name: str, amounts: Iterable[float]) -> str:
-    return f"{name:28}" + "".join(f"{_number(amount):>12}" for amount in amounts)
+def _row(name: str, amounts: Iterable[float | None]) -> str:
+    return f"{name:{_WIDTH}}" + "".join(f"{'-' if amount is None else _number(amount):>12}" for amount in amounts)
 
 
 def _number(amount: float) -> str:
@@ -260,14 +260,11 @@ def _number(amount: float) -> str:
 
 def report(symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0) -> Iterator[str]:
     """The command's output, piece by piece, as it becomes known."""
-    profiles = []
-    for make in [*((profile_symbol, (symbol,)) for symbol in symbols), *((_others, given) for given in against)]:
-        profiles.append(make[0](*make[1]))
-        yield text_of(profiles[-1], tiles) + "\n"
+    profiles: list[Profile] = []
+    others = (profile_records(Path(ptx), Path(a), Path(b), float(units)) for ptx, a, b, units in against)
+    for profile in itertools.chain(map(profile_symbol, symbols), others):
+        profiles.append(profile)
+        yield text_of(profile, tiles) + "\n"
     if len(profiles) > 1:
         yield comparison(profiles) + "\n"
     yield CANNOT_KNOW
-
-
-def _others(ptx: str, small: str, large: str, units: str) -> Profile:
-    return profile_records(Path(ptx), Path(small), Path(large), float(units))
