@@ -21,7 +21,10 @@ SECOND_SYNC
 ld.shared.b32 %r4, [%r3];
 """
 )
-INIT = "setp.ne.u32 %p30, %r1000, 0; @%p30 bra READY; mbarrier.init.shared.b64 [smem+512], 1; READY: bar.sync 0;"
+INIT = (
+    "setp.ne.u32 %p30, %r1000, 0; @%p30 bra READY; mbarrier.init.shared.b64 [smem+512], 1;"
+    "fence.mbarrier_init.release.cluster; READY: bar.sync 0;"
+)
 
 
 def races(body: str, match: str, threads: int = 64, **options) -> str:
@@ -151,6 +154,16 @@ def test_bulk_loads(mode):
         arguments=arrays,
         async_mode=mode,
     )
+
+
+@pytest.mark.parametrize("mode", ["eager", "late"])
+def test_engines_know_of_a_barrier_after_its_fence(mode):
+    body = load_kernel("{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }")
+    arrays = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    for fence in ("fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;"):
+        clean(body.replace("fence.mbarrier_init.release.cluster;", fence), arguments=arrays, async_mode=mode)
+    said = "complete_tx on the mbarrier at shared offset 0x600, which warp 0 initialised without a fence.mbarrier_init"
+    races(body.replace("fence.mbarrier_init.release.cluster;", ""), said, arguments=arrays, async_mode=mode)
 
 
 def test_late_loads_leave_poison_to_those_who_do_not_wait():

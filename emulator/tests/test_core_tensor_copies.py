@@ -13,6 +13,7 @@ INIT = f"""
 setp.ne.u32 %p30, %r1000, 0;
 @%p30 bra READY;
 mbarrier.init.shared.b64 [smem+{BARRIER}], 1;
+fence.mbarrier_init.release.cluster;
 READY:
 bar.sync 0;
 """

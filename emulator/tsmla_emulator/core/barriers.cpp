@@ -52,7 +52,7 @@ Step initialise(Context& c) {
     b.offset = offset, b.live = true, b.pending = b.expected = count;
     std::fill_n(cta.shadow.begin() + offset, 8, u8(kBarrier));
     if (c.cluster.events) {
-      b.sync = c.cluster.events->new_sync();
+      b.sync = c.cluster.events->new_sync(), b.unfenced = &c.warp;
       c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, Kind::Write, cta.rank, offset, 8);
     }
   }
@@ -190,6 +190,20 @@ void mbarrier_transact(Cluster& cluster, Mbarrier& b, s64 bytes, u32 agent) {
   b.transactions -= bytes;
   if (cluster.events) cluster.events->release(agent, b.sync);
   complete_if_due(cluster, b);
+}
+
+void mbarrier_fence(Warp& w) {
+  for (auto& cta : w.cta->cluster->ctas)
+    for (Mbarrier& b : cta->mbarriers)
+      if (b.unfenced == &w) b.unfenced = nullptr;
+}
+
+Mbarrier& mbarrier_of_engine(Cluster& cluster, u32 address, const char* what) {
+  Mbarrier& b = mbarrier_of(cluster, address, what);
+  if (b.unfenced)
+    fault("race", "%s on the mbarrier at shared offset 0x%x, which warp %u initialised without a fence.mbarrier_init "
+          "after it", what, b.offset, b.unfenced->index);
+  return b;
 }
 
 Step op_mbarrier(Context& c) {

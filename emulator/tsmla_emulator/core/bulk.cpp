@@ -92,7 +92,7 @@ struct TensorLoad : AsyncOp {
       });
       shared_written(*cta, offset, bytes);
       u32 address = barrier_follows ? (cta->rank << kRankShift) | (barrier_address & kOffsetMask) : barrier_address;
-      Mbarrier& barrier = mbarrier_of(cluster, address, "tensor copy's complete_tx");
+      Mbarrier& barrier = mbarrier_of_engine(cluster, address, "tensor copy's complete_tx");
       if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
       mbarrier_transact(cluster, barrier, bytes, agent);
     }
@@ -173,7 +173,7 @@ struct BulkLoad : AsyncOp {
     std::memmove(to, data, bytes);
     shared_written(*cta, offset, bytes);
     if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
-    mbarrier_transact(cluster, mbarrier_of(cluster, barrier_address, "bulk copy's complete_tx"), bytes, agent);
+    mbarrier_transact(cluster, mbarrier_of_engine(cluster, barrier_address, "bulk copy's complete_tx"), bytes, agent);
   }
 };
 

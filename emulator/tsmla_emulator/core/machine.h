@@ -137,6 +137,7 @@ struct Mbarrier {
   u32 phase = 0;  // completed phases
   s64 pending = 0, expected = 0, transactions = 0;
   u32 sync = 0;  // happens-before object
+  Warp* unfenced = nullptr;  // who initialised it and has not fenced that, when somebody listens
   struct Arrival {
     Warp* warp;
     u32 pc, phase;

@@ -58,7 +58,10 @@ Step op_cluster_wait(Context&);
 void mbarrier_arrive(Cluster&, Mbarrier&, s64 count, Warp* by, u32 pc, u32 agent);
 void mbarrier_transact(Cluster&, Mbarrier&, s64 bytes, u32 agent);
 void recheck_after_exit(Cluster&, Cta&);
+void mbarrier_fence(Warp&);
 Mbarrier& mbarrier_of(Cluster&, u32 address, const char* what, Cta** owner = nullptr);
+// For an asynchronous operation: the initialisation must have been fenced.
+Mbarrier& mbarrier_of_engine(Cluster&, u32 address, const char* what);
 
 // warp_ops.cpp
 Step op_shuffle(Context&);

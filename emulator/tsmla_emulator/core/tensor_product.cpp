@@ -147,7 +147,7 @@ struct Commit : AsyncOp {
   std::vector<u32> barriers;
   void run(Cluster& cluster) override {
     for (u32 address : barriers) {
-      Mbarrier& barrier = mbarrier_of(cluster, address, "tcgen05.commit");
+      Mbarrier& barrier = mbarrier_of_engine(cluster, address, "tcgen05.commit");
       mbarrier_arrive(cluster, barrier, 1, issuer, pc, agent);
     }
   }

@@ -10,7 +10,7 @@ from .simple_ops import number_of, simple_count
 # Instructions that are not lane-wise; the interpreter's names are these in capitals with OP_ in front.
 COMPLEX_OPS = (
     "nop bra exit trap special pack unpack load store atomic "
-    "mbarrier_init mbarrier_invalidate mbarrier_arrive mbarrier_expect mbarrier_complete mbarrier_try "
+    "mbarrier_init mbarrier_fence mbarrier_invalidate mbarrier_arrive mbarrier_expect mbarrier_complete mbarrier_try "
     "barrier_sync barrier_arrive warp_sync cluster_arrive cluster_wait proxy_fence tensor_fence grid_wait grid_launch "
     "set_registers elect shuffle vote active_mask reduce map_rank rank_of ldmatrix stmatrix "
     "cp_async cp_async_commit cp_async_wait cp_async_arrive "

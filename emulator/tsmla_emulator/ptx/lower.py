@@ -17,7 +17,7 @@ SPECIAL_REGISTERS = (
 ).split()
 
 _SILENT = (
-    "prefetch.", "prefetchu.", "nanosleep.", "fence.mbarrier_init", "fence.acq_rel", "fence.sc", "membar.",
+    "prefetch.", "prefetchu.", "nanosleep.", "fence.acq_rel", "fence.sc", "membar.",
     "cp.async.bulk.prefetch", "fence.proxy.tensormap", "discard.", "applypriority.",
 )  # fmt: skip
 _QUALIFIERS = {
@@ -155,6 +155,8 @@ def _barrier(encoder: Encoder) -> Encoded:
 def _fence(encoder: Encoder) -> Encoded:
     if encoder.instruction.opcode.startswith("fence.proxy.async"):
         return encoder.build("proxy_fence")
+    if encoder.instruction.opcode.startswith("fence.mbarrier_init"):
+        return encoder.build("mbarrier_fence")
     raise encoder.refuse()
 
 
