@@ -101,8 +101,10 @@ Step transact(Context& c) {
     owner_of(c, address, "mbarrier.expect_tx");
     Mbarrier& b = mbarrier_of(c.cluster, u32(address), "mbarrier.expect_tx");
     s64 bytes = s64(c.warp.read(c.in.b)[lane]);
-    if (c.in.op == OP_MBARRIER_EXPECT) b.transactions += bytes;
-    else mbarrier_transact(c.cluster, b, bytes, c.warp.agent);
+    if (c.in.op == OP_MBARRIER_EXPECT)
+      b.transactions += bytes;
+    else
+      mbarrier_transact(c.cluster, b, bytes, c.warp.agent);
   }
   return Step::Next;
 }
@@ -201,18 +203,25 @@ void mbarrier_fence(Warp& w) {
 Mbarrier& mbarrier_of_engine(Cluster& cluster, u32 address, const char* what) {
   Mbarrier& b = mbarrier_of(cluster, address, what);
   if (b.unfenced)
-    fault("race", "%s on the mbarrier at shared offset 0x%x, which warp %u initialised without a fence.mbarrier_init "
-          "after it", what, b.offset, b.unfenced->index);
+    fault("race",
+          "%s on the mbarrier at shared offset 0x%x, which warp %u initialised without a fence.mbarrier_init "
+          "after it",
+          what, b.offset, b.unfenced->index);
   return b;
 }
 
 Step op_mbarrier(Context& c) {
   switch (c.in.op) {
-    case OP_MBARRIER_INIT: return initialise(c);
-    case OP_MBARRIER_INVALIDATE: return invalidate(c);
-    case OP_MBARRIER_ARRIVE: return arrive(c);
-    case OP_MBARRIER_TRY: return try_wait(c);
-    default: return transact(c);
+    case OP_MBARRIER_INIT:
+      return initialise(c);
+    case OP_MBARRIER_INVALIDATE:
+      return invalidate(c);
+    case OP_MBARRIER_ARRIVE:
+      return arrive(c);
+    case OP_MBARRIER_TRY:
+      return try_wait(c);
+    default:
+      return transact(c);
   }
 }
 
@@ -230,7 +239,8 @@ Step op_named(Context& c, bool waits) {
   if (threads > cta.warps.size() * 32)
     fault("barrier", "named barrier %u waits for %u threads, the CTA has %zu", id, threads, cta.warps.size() * 32);
   if (b.arrived && b.expected != threads)
-    fault("barrier", "named barrier %u is used with %u threads while arrivals for %u wait at it", id, threads, b.expected);
+    fault("barrier", "named barrier %u is used with %u threads while arrivals for %u wait at it", id, threads,
+          b.expected);
   if (c.cluster.events) {
     if (!b.used) b.sync = c.cluster.events->new_sync();
     c.cluster.events->release(c.warp.agent, b.sync);
@@ -240,7 +250,8 @@ Step op_named(Context& c, bool waits) {
   b.arrived += 32;
   u32 generation = b.generation;
   u32 needed = threads ? threads : cta.live_warps() * 32;
-  if (b.arrived > needed) fault("barrier", "named barrier %u: %u threads arrived, it expects %u", id, b.arrived, needed);
+  if (b.arrived > needed)
+    fault("barrier", "named barrier %u: %u threads arrived, it expects %u", id, b.arrived, needed);
   if (b.arrived == needed) {
     release_named(c.cluster, b);
     if (waits && c.cluster.events) c.cluster.events->acquire(c.warp.agent, b.sync);

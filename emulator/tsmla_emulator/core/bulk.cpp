@@ -73,7 +73,7 @@ void atoms(u32 start, u32 linear, u32 bytes, u32 swizzle, Visit visit) {
 struct TensorLoad : AsyncOp {
   Box box;
   u32 offset = 0, barrier_address = 0;
-  std::vector<Cta*> targets;  // one, or those of the multicast mask
+  std::vector<Cta*> targets;     // one, or those of the multicast mask
   bool barrier_follows = false;  // multicast: the barrier at the same offset of each target
   bool to_pair_leader = false;
 
@@ -86,8 +86,10 @@ struct TensorLoad : AsyncOp {
         const u8* source = from ? global_at(cluster, from, count, false, "tensor copy") : nullptr;
         atoms(offset, linear, count, box.map.swizzle, [&](u32 to, u32 done, u32 piece) {
           u8* place = cta->shared.data() + to;
-          if (source) std::memcpy(place, source + done, piece);
-          else fill(place, piece);
+          if (source)
+            std::memcpy(place, source + done, piece);
+          else
+            fill(place, piece);
         });
       });
       shared_written(*cta, offset, bytes);
@@ -191,7 +193,8 @@ std::unique_ptr<Op> begin(Context& c) {
 }
 
 const u8* tensor_map_at(Context& c, u64 address) {
-  if (address % 64) fault("descriptor", "tensor map at address 0x%llx, not a multiple of 64", (unsigned long long)address);
+  if (address % 64)
+    fault("descriptor", "tensor map at address 0x%llx, not a multiple of 64", (unsigned long long)address);
   const LaunchRecord& launch = c.cluster.machine.launch;
   u64 base = u64(launch.params);
   if (address >= base && address + 128 <= base + launch.param_bytes) return reinterpret_cast<const u8*>(address);
@@ -217,15 +220,18 @@ void load_tensor(Context& c, u32 lane) {
   op->barrier_address = c.warp.read(in.c)[lane] + c.item(rank + 1, lane);
   Cta& cta = c.cluster.cta_at(address, "tensor copy");
   bool own = (in.flags & 7) == kShared;
-  if (own && &cta != c.warp.cta) fault("memory", "tensor copy to shared::cta at 0x%x, which is CTA %u's", address, cta.rank);
-  if (!(in.flags & kPairGroup) && !(in.flags & kMulticast) && op->barrier_address >> kRankShift != address >> kRankShift)
+  if (own && &cta != c.warp.cta)
+    fault("memory", "tensor copy to shared::cta at 0x%x, which is CTA %u's", address, cta.rank);
+  if (!(in.flags & kPairGroup) && !(in.flags & kMulticast) &&
+      op->barrier_address >> kRankShift != address >> kRankShift)
     fault("barrier", "tensor copy to CTA %u signals an mbarrier of CTA %u without .cta_group::2", address >> kRankShift,
           op->barrier_address >> kRankShift);
   if (in.flags & kMulticast) {
     u32 mask = c.warp.read(in.e)[lane] & 0xffff;
     for (auto& target : c.cluster.ctas)
       if (mask >> target->rank & 1) op->targets.push_back(target.get());
-    if (!mask || mask >> c.cluster.ctas.size()) fault("memory", "multicast mask 0x%x in a cluster of %zu", mask, c.cluster.ctas.size());
+    if (!mask || mask >> c.cluster.ctas.size())
+      fault("memory", "multicast mask 0x%x in a cluster of %zu", mask, c.cluster.ctas.size());
     op->barrier_follows = true;
   } else {
     op->targets.push_back(&cta);
@@ -313,7 +319,9 @@ void check_bulk_at_exit(Context& c) {
   if (!c.cluster.events) return;
   bool open = c.warp.bulk_open != nullptr;
   for (auto& group : c.warp.bulk_groups) open |= !group->readers.empty();
-  if (open) fault("race", "the warp exits while its bulk stores may still read shared memory: no cp.async.bulk.wait_group covers them");
+  if (open)
+    fault("race",
+          "the warp exits while its bulk stores may still read shared memory: no cp.async.bulk.wait_group covers them");
 }
 
 Step op_bulk(Context& c) {
@@ -323,14 +331,19 @@ Step op_bulk(Context& c) {
       c.warp.bulk_groups.push_back(std::move(c.warp.bulk_open));
       c.warp.bulk_open = nullptr;
       return Step::Next;
-    case OP_BULK_WAIT: return wait_groups(c);
-    default: break;
+    case OP_BULK_WAIT:
+      return wait_groups(c);
+    default:
+      break;
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
-    if (c.in.op == OP_BULK_LOAD_TENSOR) load_tensor(c, lane);
-    else if (c.in.op == OP_BULK_STORE_TENSOR) store_tensor(c, lane);
-    else copy_bytes(c, lane);
+    if (c.in.op == OP_BULK_LOAD_TENSOR)
+      load_tensor(c, lane);
+    else if (c.in.op == OP_BULK_STORE_TENSOR)
+      store_tensor(c, lane);
+    else
+      copy_bytes(c, lane);
   }
   return Step::Next;
 }

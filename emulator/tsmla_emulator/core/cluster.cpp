@@ -16,8 +16,8 @@ void fault(const char* kind, const char* format, ...) {
 }
 
 const Region* Machine::region_of(u64 address) const {
-  auto after = std::upper_bound(regions.begin(), regions.end(), address,
-                                [](u64 a, const Region& r) { return a < r.address; });
+  auto after =
+      std::upper_bound(regions.begin(), regions.end(), address, [](u64 a, const Region& r) { return a < r.address; });
   if (after == regions.begin()) return nullptr;
   const Region& region = *(after - 1);
   return address < region.address + region.size ? &region : nullptr;
@@ -36,10 +36,12 @@ Cta& Cluster::cta_at(u32 address, const char* what) {
   return *ctas[rank];
 }
 
-Cluster::Cluster(const Machine& m, u64 index) : machine(m), program(m.program), random{m.options.seed * 1000003 + index} {
+Cluster::Cluster(const Machine& m, u64 index)
+    : machine(m), program(m.program), random{m.options.seed * 1000003 + index} {
   const LaunchRecord& launch = m.launch;
   constants.resize(program.constants.size() * 32);
-  for (size_t i = 0; i < program.constants.size(); i++) std::fill_n(constants.begin() + s64(i * 32), 32, program.constants[i]);
+  for (size_t i = 0; i < program.constants.size(); i++)
+    std::fill_n(constants.begin() + s64(i * 32), 32, program.constants[i]);
   u32 across[3], origin[3];
   for (u32 i = 0; i < 3; i++) across[i] = launch.grid[i] / launch.cluster[i];
   origin[0] = u32(index % across[0]) * launch.cluster[0];
@@ -95,17 +97,27 @@ void Cluster::start_warp(Warp& w) {
 
 bool Cluster::satisfied(Warp& w, const Group& g) {
   switch (g.wait) {
-    case Wait::Nothing: return true;
-    case Wait::Converge: return (g.mask & w.live) == w.live;
-    case Wait::Mbarrier: return g.where->mbarriers[size_t(g.where->mbarrier_at[g.argument / 8])].phase != g.generation;
-    case Wait::Named: return g.where->named[g.argument].generation != g.generation;
-    case Wait::ClusterBarrier: return barrier_generation != g.generation;
-    case Wait::BulkGroup: return bulk_satisfied(w, g.argument >> 1, g.argument & 1);
-    case Wait::Wgmma: return wgmma_satisfied(w, g.argument);
-    case Wait::Tcgen05: return w.tmem_stores.ops.empty();
-    case Wait::CpAsync: return copies_satisfied(w, g.argument);
+    case Wait::Nothing:
+      return true;
+    case Wait::Converge:
+      return (g.mask & w.live) == w.live;
+    case Wait::Mbarrier:
+      return g.where->mbarriers[size_t(g.where->mbarrier_at[g.argument / 8])].phase != g.generation;
+    case Wait::Named:
+      return g.where->named[g.argument].generation != g.generation;
+    case Wait::ClusterBarrier:
+      return barrier_generation != g.generation;
+    case Wait::BulkGroup:
+      return bulk_satisfied(w, g.argument >> 1, g.argument & 1);
+    case Wait::Wgmma:
+      return wgmma_satisfied(w, g.argument);
+    case Wait::Tcgen05:
+      return w.tmem_stores.ops.empty();
+    case Wait::CpAsync:
+      return copies_satisfied(w, g.argument);
     case Wait::Registers:
-    case Wait::Alloc: return u32(progress) != g.generation;
+    case Wait::Alloc:
+      return u32(progress) != g.generation;
   }
   return true;
 }
@@ -132,7 +144,8 @@ void Cluster::merge(Warp& w) {
   for (u32 i = 0; i < w.groups.size(); i++)
     for (u32 j = i + 1; j < w.groups.size();) {
       Group &a = w.groups[i], &b = w.groups[j];
-      bool joinable = (a.wait == Wait::Nothing || a.wait == Wait::Converge) && (b.wait == Wait::Nothing || b.wait == Wait::Converge);
+      bool joinable = (a.wait == Wait::Nothing || a.wait == Wait::Converge) &&
+                      (b.wait == Wait::Nothing || b.wait == Wait::Converge);
       if (a.pc != b.pc || !joinable) {
         j++;
         continue;
@@ -160,7 +173,8 @@ void Cluster::run() {
     executed += count;
     if (o.mode == kRandom)
       while (!async.empty() && random.below(4) == 0) async.run_one(*this, random);
-    if (o.limit && executed > o.limit) fault("limit", "the cluster has run %llu warp instructions without an end", (unsigned long long)executed);
+    if (o.limit && executed > o.limit)
+      fault("limit", "the cluster has run %llu warp instructions without an end", (unsigned long long)executed);
     return count;
   };
   for (;;) {
@@ -196,8 +210,10 @@ void Cluster::run() {
       }
       if (moved) continue;
     }
-    if (!async.empty()) async.run_one(*this, random);
-    else if (quiet ? !held_back : idle_rounds > 1000) report_deadlock();
+    if (!async.empty())
+      async.run_one(*this, random);
+    else if (quiet ? !held_back : idle_rounds > 1000)
+      report_deadlock();
   }
   async.drain(*this, random);
   finish();

@@ -21,13 +21,14 @@ std::string name(const Warp& w) { return text("CTA %u warp %u", w.cta->rank, w.i
 
 std::string about_mbarrier(const Cta& cta, u32 offset) {
   const Mbarrier& b = cta.mbarriers[size_t(cta.mbarrier_at[offset / 8])];
-  std::string line = text("mbarrier 0x%x of CTA %u to leave phase %u (%lld of %lld arrivals and %lld bytes missing)",
-                          offset, cta.rank, b.phase, (long long)b.pending, (long long)b.expected, (long long)b.transactions);
+  std::string line =
+      text("mbarrier 0x%x of CTA %u to leave phase %u (%lld of %lld arrivals and %lld bytes missing)", offset, cta.rank,
+           b.phase, (long long)b.pending, (long long)b.expected, (long long)b.transactions);
   std::string late;
   for (const auto& arrival : b.arrivals)
     if (arrival.phase != b.phase && arrival.warp)
-      late += text("\n      arrived in phase %u, not in this one: %s at @pc:%u@", arrival.phase, name(*arrival.warp).c_str(),
-                   arrival.pc);
+      late += text("\n      arrived in phase %u, not in this one: %s at @pc:%u@", arrival.phase,
+                   name(*arrival.warp).c_str(), arrival.pc);
   if (b.arrivals.empty()) late = "\n      nobody ever arrived at it";
   return line + late;
 }
@@ -46,21 +47,31 @@ std::string about_named(const Cta& cta, const Group& g) {
 
 std::string reason(const Cluster& cluster, const Warp& w, const Group& g) {
   switch (g.wait) {
-    case Wait::Mbarrier: return about_mbarrier(*g.where, g.argument);
-    case Wait::Named: return about_named(*g.where, g);
-    case Wait::Converge: return text("the other lanes of its warp (here: 0x%x, live: 0x%x)", g.mask, w.live);
-    case Wait::ClusterBarrier: return text("the cluster barrier (%u warps arrived)", cluster.barrier_arrived);
-    case Wait::BulkGroup: return "bulk copies to finish";
-    case Wait::Wgmma: return "wgmma instructions that not all warps of the warpgroup have issued";
-    case Wait::Tcgen05: return "tensor memory stores to finish";
-    case Wait::CpAsync: return "cp.async copies to finish";
+    case Wait::Mbarrier:
+      return about_mbarrier(*g.where, g.argument);
+    case Wait::Named:
+      return about_named(*g.where, g);
+    case Wait::Converge:
+      return text("the other lanes of its warp (here: 0x%x, live: 0x%x)", g.mask, w.live);
+    case Wait::ClusterBarrier:
+      return text("the cluster barrier (%u warps arrived)", cluster.barrier_arrived);
+    case Wait::BulkGroup:
+      return "bulk copies to finish";
+    case Wait::Wgmma:
+      return "wgmma instructions that not all warps of the warpgroup have issued";
+    case Wait::Tcgen05:
+      return "tensor memory stores to finish";
+    case Wait::CpAsync:
+      return "cp.async copies to finish";
     case Wait::Registers: {
       u32 sum = g.argument;
       for (u32 i = 0; i < w.cta->register_counts.size(); i++) sum += i == w.index ? 0 : w.cta->register_counts[i];
       return text("registers: setmaxnreg.inc %u would make %u of 65536", g.argument, sum * 32);
     }
-    case Wait::Alloc: return text("%u free tensor memory columns", g.argument);
-    case Wait::Nothing: break;
+    case Wait::Alloc:
+      return text("%u free tensor memory columns", g.argument);
+    case Wait::Nothing:
+      break;
   }
   return "nothing: it polls barriers that never complete";
 }

@@ -10,7 +10,8 @@ Step Context::block(Wait wait, Cta* where, u32 argument, u32 generation) const {
 bool Context::converged() const { return (group.mask & warp.live) == warp.live; }
 
 void Context::whole(const char* what) const {
-  if (mask != group.mask) fault("barrier", "%s is executed under a predicate that only lanes 0x%x of 0x%x meet", what, mask, group.mask);
+  if (mask != group.mask)
+    fault("barrier", "%s is executed under a predicate that only lanes 0x%x of 0x%x meet", what, mask, group.mask);
 }
 
 namespace {
@@ -75,63 +76,95 @@ Step warp_sync(Context& c) {
 
 Step execute_complex(Context& c) {
   switch (c.in.op) {
-    case OP_BRA: return branch(c);
-    case OP_EXIT: return leave(c);
-    case OP_TRAP: fault("trap", "the kernel executed trap");
-    case OP_SPECIAL: return op_special(c);
-    case OP_PACK: return op_pack(c);
-    case OP_UNPACK: return op_unpack(c);
-    case OP_LOAD: return op_load(c);
-    case OP_STORE: return op_store(c);
-    case OP_ATOMIC: return op_atomic(c);
+    case OP_BRA:
+      return branch(c);
+    case OP_EXIT:
+      return leave(c);
+    case OP_TRAP:
+      fault("trap", "the kernel executed trap");
+    case OP_SPECIAL:
+      return op_special(c);
+    case OP_PACK:
+      return op_pack(c);
+    case OP_UNPACK:
+      return op_unpack(c);
+    case OP_LOAD:
+      return op_load(c);
+    case OP_STORE:
+      return op_store(c);
+    case OP_ATOMIC:
+      return op_atomic(c);
     case OP_MBARRIER_INIT:
     case OP_MBARRIER_INVALIDATE:
     case OP_MBARRIER_ARRIVE:
     case OP_MBARRIER_EXPECT:
-    case OP_MBARRIER_COMPLETE: return op_mbarrier(c);
+    case OP_MBARRIER_COMPLETE:
+      return op_mbarrier(c);
     case OP_MBARRIER_TRY: {
       Step step = op_mbarrier(c);
       c.warp.polling = step == Step::Yield;
       return step;
     }
-    case OP_BARRIER_SYNC: return op_named(c, true);
-    case OP_BARRIER_ARRIVE: return op_named(c, false);
-    case OP_WARP_SYNC: return warp_sync(c);
-    case OP_CLUSTER_ARRIVE: return op_cluster_arrive(c);
-    case OP_CLUSTER_WAIT: return op_cluster_wait(c);
+    case OP_BARRIER_SYNC:
+      return op_named(c, true);
+    case OP_BARRIER_ARRIVE:
+      return op_named(c, false);
+    case OP_WARP_SYNC:
+      return warp_sync(c);
+    case OP_CLUSTER_ARRIVE:
+      return op_cluster_arrive(c);
+    case OP_CLUSTER_WAIT:
+      return op_cluster_wait(c);
     case OP_PROXY_FENCE:
       if (c.cluster.events) c.cluster.events->proxy_fence(c.warp.agent);
       mbarrier_fence(c.warp);
       return Step::Next;
-    case OP_MBARRIER_FENCE: mbarrier_fence(c.warp); return Step::Next;
+    case OP_MBARRIER_FENCE:
+      mbarrier_fence(c.warp);
+      return Step::Next;
     case OP_GRID_WAIT:
       if (c.cluster.events) c.cluster.events->grid_wait(c.warp.agent);
       return Step::Next;
     case OP_TENSOR_FENCE:
-    case OP_GRID_LAUNCH: return Step::Next;
-    case OP_SET_REGISTERS: return op_set_registers(c);
-    case OP_ELECT: return op_elect(c);
-    case OP_SHUFFLE: return op_shuffle(c);
-    case OP_VOTE: return op_vote(c);
-    case OP_ACTIVE_MASK: return for_all(c, c.group.mask);
-    case OP_REDUCE: return op_reduce(c);
-    case OP_MAP_RANK: return map_rank(c);
-    case OP_RANK_OF: return for_all(c, c.warp.read(c.in.a)[c.lane()] >> kRankShift);
-    case OP_LDMATRIX: return op_matrix_move(c, true);
-    case OP_STMATRIX: return op_matrix_move(c, false);
+    case OP_GRID_LAUNCH:
+      return Step::Next;
+    case OP_SET_REGISTERS:
+      return op_set_registers(c);
+    case OP_ELECT:
+      return op_elect(c);
+    case OP_SHUFFLE:
+      return op_shuffle(c);
+    case OP_VOTE:
+      return op_vote(c);
+    case OP_ACTIVE_MASK:
+      return for_all(c, c.group.mask);
+    case OP_REDUCE:
+      return op_reduce(c);
+    case OP_MAP_RANK:
+      return map_rank(c);
+    case OP_RANK_OF:
+      return for_all(c, c.warp.read(c.in.a)[c.lane()] >> kRankShift);
+    case OP_LDMATRIX:
+      return op_matrix_move(c, true);
+    case OP_STMATRIX:
+      return op_matrix_move(c, false);
     case OP_CP_ASYNC:
     case OP_CP_ASYNC_COMMIT:
     case OP_CP_ASYNC_WAIT:
-    case OP_CP_ASYNC_ARRIVE: return op_cp_async(c);
+    case OP_CP_ASYNC_ARRIVE:
+      return op_cp_async(c);
     case OP_BULK_COPY:
     case OP_BULK_LOAD_TENSOR:
     case OP_BULK_STORE_TENSOR:
     case OP_BULK_COMMIT:
-    case OP_BULK_WAIT: return op_bulk(c);
+    case OP_BULK_WAIT:
+      return op_bulk(c);
     case OP_WGMMA:
     case OP_WGMMA_FENCE:
     case OP_WGMMA_COMMIT:
-    case OP_WGMMA_WAIT: return op_wgmma(c);
-    default: return op_tensor(c);
+    case OP_WGMMA_WAIT:
+      return op_wgmma(c);
+    default:
+      return op_tensor(c);
   }
 }

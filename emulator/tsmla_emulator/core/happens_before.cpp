@@ -116,8 +116,10 @@ class HappensBefore : public Events {
 
   void global(u32 id, u32 pc, Kind kind) override {
     if (!grid_must_wait_ || Clock::at(agents_[id].clock.known, grid_component_)) return;
-    fault("race", "%s of global memory at @pc:%u@ is not ordered after griddepcontrol.wait, and the launch may overlap "
-          "the kernel before it", kind == Kind::Write ? "write" : "read", pc);
+    fault("race",
+          "%s of global memory at @pc:%u@ is not ordered after griddepcontrol.wait, and the launch may overlap "
+          "the kernel before it",
+          kind == Kind::Write ? "write" : "read", pc);
   }
 
   void grid_wait(u32 id) override { Clock::grown(agents_[id].clock.known, grid_component_) = 1; }
@@ -217,8 +219,10 @@ class HappensBefore : public Events {
           return &(unordered_ = old);
         }
       }
-      if (now.write) old.bytes &= u16(~now.bytes);
-      else if (!old.write && both == old.bytes && old.generic == now.generic && ordered(old, agent)) old.bytes = 0;
+      if (now.write)
+        old.bytes &= u16(~now.bytes);
+      else if (!old.write && both == old.bytes && old.generic == now.generic && ordered(old, agent))
+        old.bytes = 0;
       if (old.bytes) granule[kept++] = old;
     }
     granule.resize(kept);
@@ -237,9 +241,10 @@ class HappensBefore : public Events {
 
   std::string side(const Access& a) const {
     const Warp& warp = *cluster_.warps[a.warp];
-    return std::string(a.write ? "write" : "read") + (a.operation ? " by the asynchronous operation that CTA " : " by CTA ") +
-           std::to_string(warp.cta->rank) + " warp " + std::to_string(warp.index) + (a.operation ? " issued" : "") +
-           " at @pc:" + std::to_string(a.pc) + "@";
+    return std::string(a.write ? "write" : "read") +
+           (a.operation ? " by the asynchronous operation that CTA " : " by CTA ") + std::to_string(warp.cta->rank) +
+           " warp " + std::to_string(warp.index) + (a.operation ? " issued" : "") + " at @pc:" + std::to_string(a.pc) +
+           "@";
   }
 
   [[noreturn]] void race(const Access& before, const Access& now, u32 cta, u32 place, bool in_shared) {
@@ -247,7 +252,8 @@ class HappensBefore : public Events {
     if (in_shared)
       std::snprintf(where, sizeof where, "shared memory offset 0x%x of CTA %u", place, cta);
     else
-      std::snprintf(where, sizeof where, "tensor memory lane %u, column %u of CTA %u", place >> 16, place & 0xffff, cta);
+      std::snprintf(where, sizeof where, "tensor memory lane %u, column %u of CTA %u", place >> 16, place & 0xffff,
+                    cta);
     fault("race", "%s: %s and %s are %s", where, side(before).c_str(), side(now).c_str(),
           missing_fence_ ? "ordered, but without a fence.proxy.async between them" : "not ordered");
   }

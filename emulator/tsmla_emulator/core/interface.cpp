@@ -10,7 +10,7 @@ namespace {
 struct Failure {
   char* text;  // kind, newline, message
   u64 size;
-  s64 pc;      // instruction, -1 when none
+  s64 pc;  // instruction, -1 when none
   u32 cta[3], warp, known;
 };
 

@@ -7,12 +7,36 @@
 #include "numbers.h"
 
 // A slot holds 32 lanes of 32 bits; 64-bit registers take two slots, low halves first; a predicate lane is 0 or ~0.
-struct U32 { using T = u32; static T get(const u32* p, int i) { return p[i]; } static void set(u32* p, int i, T v) { p[i] = v; } };
-struct S32 { using T = s32; static T get(const u32* p, int i) { return s32(p[i]); } static void set(u32* p, int i, T v) { p[i] = u32(v); } };
-struct F32 { using T = f32; static T get(const u32* p, int i) { return bits<f32>(p[i]); } static void set(u32* p, int i, T v) { p[i] = bits<u32>(v); } };
-struct U16 { using T = u16; static T get(const u32* p, int i) { return u16(p[i]); } static void set(u32* p, int i, T v) { p[i] = v; } };
-struct S16 { using T = s16; static T get(const u32* p, int i) { return s16(u16(p[i])); } static void set(u32* p, int i, T v) { p[i] = u16(v); } };
-struct Pred { using T = bool; static T get(const u32* p, int i) { return p[i] != 0; } static void set(u32* p, int i, T v) { p[i] = v ? ~0u : 0u; } };
+struct U32 {
+  using T = u32;
+  static T get(const u32* p, int i) { return p[i]; }
+  static void set(u32* p, int i, T v) { p[i] = v; }
+};
+struct S32 {
+  using T = s32;
+  static T get(const u32* p, int i) { return s32(p[i]); }
+  static void set(u32* p, int i, T v) { p[i] = u32(v); }
+};
+struct F32 {
+  using T = f32;
+  static T get(const u32* p, int i) { return bits<f32>(p[i]); }
+  static void set(u32* p, int i, T v) { p[i] = bits<u32>(v); }
+};
+struct U16 {
+  using T = u16;
+  static T get(const u32* p, int i) { return u16(p[i]); }
+  static void set(u32* p, int i, T v) { p[i] = v; }
+};
+struct S16 {
+  using T = s16;
+  static T get(const u32* p, int i) { return s16(u16(p[i])); }
+  static void set(u32* p, int i, T v) { p[i] = u16(v); }
+};
+struct Pred {
+  using T = bool;
+  static T get(const u32* p, int i) { return p[i] != 0; }
+  static void set(u32* p, int i, T v) { p[i] = v ? ~0u : 0u; }
+};
 struct U64 {
   using T = u64;
   static T get(const u32* p, int i) { return u64(p[i + 32]) << 32 | p[i]; }

@@ -24,7 +24,7 @@ constexpr s32 kNone = INT32_MIN;  // operand that is absent, or a result that no
 // Operands are register slots (>= 0) or constants (~index). Written by core/binding.py in this layout.
 struct Insn {
   u16 op;
-  u8 bits;  // 1: the guard is negated; 2: reads what tcgen05.ld loaded; 4: writes a wgmma operand
+  u8 bits;   // 1: the guard is negated; 2: reads what tcgen05.ld loaded; 4: writes a wgmma operand
   u8 width;  // element bytes of memory instructions
   s32 guard;
   s32 d, a, b, c, e;
@@ -73,15 +73,27 @@ struct Fault {
 
 // ---- waiting ----------------------------------------------------------------------------------------------------
 
-enum class Wait : u8 { Nothing, Converge, Mbarrier, Named, ClusterBarrier, BulkGroup, Wgmma, Tcgen05, CpAsync, Registers, Alloc };
+enum class Wait : u8 {
+  Nothing,
+  Converge,
+  Mbarrier,
+  Named,
+  ClusterBarrier,
+  BulkGroup,
+  Wgmma,
+  Tcgen05,
+  CpAsync,
+  Registers,
+  Alloc
+};
 
 // Lanes of one warp that share a program counter. `wait` says why they cannot go on.
 struct Group {
   u32 pc = 0, mask = 0;
   Wait wait = Wait::Nothing;
-  u32 argument = 0;     // mbarrier address, barrier id, allowed groups, ...
-  u32 generation = 0;   // phase or generation waited for
-  Cta* where = nullptr; // CTA that owns the barrier
+  u32 argument = 0;      // mbarrier address, barrier id, allowed groups, ...
+  u32 generation = 0;    // phase or generation waited for
+  Cta* where = nullptr;  // CTA that owns the barrier
 };
 
 enum class Step { Next, Jump, Yield, Block, Exit };
@@ -136,7 +148,7 @@ struct Mbarrier {
   bool live = false;
   u32 phase = 0;  // completed phases
   s64 pending = 0, expected = 0, transactions = 0;
-  u32 sync = 0;  // happens-before object
+  u32 sync = 0;              // happens-before object
   Warp* unfenced = nullptr;  // who initialised it and has not fenced that, when somebody listens
   struct Arrival {
     Warp* warp;
@@ -160,9 +172,9 @@ enum Shadow : u8 { kUnwritten = 0, kWritten = 1, kBarrier = 2 };
 
 struct TensorMemory {
   static constexpr u32 lanes = 128, columns = 512;
-  std::vector<u32> cells;          // [lane][column]
-  std::vector<u8> written;         // same shape
-  u8 allocated[columns] = {};      // per column: 0 free, else 1 + allocation number
+  std::vector<u32> cells;      // [lane][column]
+  std::vector<u8> written;     // same shape
+  u8 allocated[columns] = {};  // per column: 0 free, else 1 + allocation number
   u32 allocations = 0;
   bool relinquished = false;
   u32* at(u32 lane, u32 column) { return cells.data() + lane * columns + column; }
@@ -189,8 +201,8 @@ struct Cta {
 
 // One commit group of bulk stores of a warp.
 struct BulkGroup {
-  u32 reading = 0, writing = 0;        // operations that still read shared memory, that still write global memory
-  std::vector<u32> readers, writers;   // happens-before agents to join when somebody waits for the group
+  u32 reading = 0, writing = 0;       // operations that still read shared memory, that still write global memory
+  std::vector<u32> readers, writers;  // happens-before agents to join when somebody waits for the group
 };
 
 struct Warp {
@@ -203,26 +215,26 @@ struct Warp {
   u32* registers = nullptr;
   const u32* constants = nullptr;
   u64 executed = 0;
-  bool polling = false;       // its last slice ended at a failed try
+  bool polling = false;  // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
   u32 agent = 0;
-  u32 tensor_agent = 0;  // of its last tcgen05.mma
+  u32 tensor_agent = 0;           // of its last tcgen05.mma
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
-  u32 cluster_generation = ~0u;  // of the last barrier.cluster.arrive, until its wait
+  u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait
 
   std::deque<std::shared_ptr<BulkGroup>> bulk_groups;  // committed
   std::shared_ptr<BulkGroup> bulk_open;
-  Stream copies;                                       // cp.async and their mbarrier arrivals, in order
+  Stream copies;  // cp.async and their mbarrier arrivals, in order
   u64 copies_issued = 0, copies_done = 0;
-  std::deque<u64> copy_groups;                         // number of the last copy of each committed group
-  std::deque<std::pair<u64, u32>> copy_agents;         // (number, happens-before agent) nobody waited for yet
+  std::deque<u64> copy_groups;                  // number of the last copy of each committed group
+  std::deque<std::pair<u64, u32>> copy_agents;  // (number, happens-before agent) nobody waited for yet
   Stream tmem_stores;
   std::vector<u32> tmem_store_agents;
   std::vector<std::shared_ptr<Accumulator>> accumulators;  // wgmma results that have not landed
   u64 wgmma_issued = 0;
   u32 wgmma_fences = 0;
-  std::vector<u32> touched;  // per slot: wgmma_fences when it was last accessed, when somebody listens
-  std::deque<u64> wgmma_groups;                            // open commit groups: number of the last instruction
+  std::vector<u32> touched;      // per slot: wgmma_fences when it was last accessed, when somebody listens
+  std::deque<u64> wgmma_groups;  // open commit groups: number of the last instruction
   u64 wgmma_retired = 0;
 
   const u32* read(s32 slot) const { return slot >= 0 ? registers + slot * 32 : constants + (~slot) * 32; }
@@ -271,7 +283,7 @@ struct Machine {
   const Program& program;
   const LaunchRecord& launch;
   const Options& options;
-  std::vector<Region> regions;  // by address
+  std::vector<Region> regions;     // by address
   std::unique_ptr<Counts> counts;  // null unless asked for
   u64 executed = 0;
 

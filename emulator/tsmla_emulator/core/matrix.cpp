@@ -7,22 +7,36 @@ SharedTile SharedTile::hopper(u64 d) {
   t.start = u32(d & 0x3fff) << 4, t.leading = u32(d >> 16 & 0x3fff) << 4, t.stride = u32(d >> 32 & 0x3fff) << 4;
   constexpr u32 widths[] = {0, 128, 64, 32};
   t.swizzle = widths[d >> 62];
-  if (d >> 49 & 7) fault("not implemented", "matrix descriptor 0x%llx with base offset %u", (unsigned long long)d, u32(d >> 49 & 7));
+  if (d >> 49 & 7)
+    fault("not implemented", "matrix descriptor 0x%llx with base offset %u", (unsigned long long)d, u32(d >> 49 & 7));
   return t;
 }
 
 SharedTile SharedTile::blackwell(u64 d) {
   SharedTile t;
   t.start = u32(d & 0x3fff) << 4, t.leading = u32(d >> 16 & 0x3fff) << 4, t.stride = u32(d >> 32 & 0x3fff) << 4;
-  if ((d >> 46 & 7) != 1) fault("descriptor", "matrix descriptor 0x%llx: version bits are %u, not 1", (unsigned long long)d, u32(d >> 46 & 7));
-  if (d >> 49 & 7) fault("not implemented", "matrix descriptor 0x%llx with base offset %u", (unsigned long long)d, u32(d >> 49 & 7));
-  if (d >> 52 & 1) fault("not implemented", "matrix descriptor 0x%llx with absolute leading dimension", (unsigned long long)d);
+  if ((d >> 46 & 7) != 1)
+    fault("descriptor", "matrix descriptor 0x%llx: version bits are %u, not 1", (unsigned long long)d,
+          u32(d >> 46 & 7));
+  if (d >> 49 & 7)
+    fault("not implemented", "matrix descriptor 0x%llx with base offset %u", (unsigned long long)d, u32(d >> 49 & 7));
+  if (d >> 52 & 1)
+    fault("not implemented", "matrix descriptor 0x%llx with absolute leading dimension", (unsigned long long)d);
   switch (d >> 61) {
-    case 0: t.swizzle = 0; break;
-    case 2: t.swizzle = 128; break;
-    case 4: t.swizzle = 64; break;
-    case 6: t.swizzle = 32; break;
-    default: fault("not implemented", "matrix descriptor 0x%llx with layout %u", (unsigned long long)d, u32(d >> 61));
+    case 0:
+      t.swizzle = 0;
+      break;
+    case 2:
+      t.swizzle = 128;
+      break;
+    case 4:
+      t.swizzle = 64;
+      break;
+    case 6:
+      t.swizzle = 32;
+      break;
+    default:
+      fault("not implemented", "matrix descriptor 0x%llx with layout %u", (unsigned long long)d, u32(d >> 61));
   }
   return t;
 }

@@ -20,8 +20,7 @@ struct Runs {
     cta = &where, start = offset, end = offset + bytes;
   }
   void flush() {
-    if (cta)
-      c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, kind, cta->rank, start, end - start);
+    if (cta) c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, kind, cta->rank, start, end - start);
     cta = nullptr;
   }
 };
@@ -29,13 +28,6 @@ struct Runs {
 Space resolve(u32 space, u64 address) {
   if (space == kGeneric) return address < (1u << 29) ? kSharedCluster : kGlobal;
   return Space(space);
-}
-
-Cta& window(Context& c, Space space, u64 address) {
-  if (space == kShared && (address >> kRankShift) != c.warp.cta->rank)
-    fault("memory", "shared::cta address 0x%llx belongs to CTA %llu of the cluster, not to the executing CTA %u",
-          (unsigned long long)address, (unsigned long long)(address >> kRankShift), c.warp.cta->rank);
-  return c.cluster.cta_at(u32(address), "access");
 }
 
 const u8* param_at(Context& c, u64 address, u32 bytes) {
@@ -140,20 +132,37 @@ Step store(Context& c) {
 
 u64 combine(u32 action, u64 old, u64 b, u64 c, bool is_signed, bool is_float) {
   switch (action) {
-    case 0: return is_float ? bits<u32>(bits<f32>(u32(old)) + bits<f32>(u32(b))) : old + b;
-    case 1: return is_signed ? u64(u32(std::min(s32(old), s32(b)))) : std::min(old, b);
-    case 2: return is_signed ? u64(u32(std::max(s32(old), s32(b)))) : std::max(old, b);
-    case 3: return old & b;
-    case 4: return old | b;
-    case 5: return old ^ b;
-    case 6: return b;
-    case 7: return old == b ? c : old;
-    case 8: return old >= b ? 0 : old + 1;
-    default: return old == 0 || old > b ? b : old - 1;
+    case 0:
+      return is_float ? bits<u32>(bits<f32>(u32(old)) + bits<f32>(u32(b))) : old + b;
+    case 1:
+      return is_signed ? u64(u32(std::min(s32(old), s32(b)))) : std::min(old, b);
+    case 2:
+      return is_signed ? u64(u32(std::max(s32(old), s32(b)))) : std::max(old, b);
+    case 3:
+      return old & b;
+    case 4:
+      return old | b;
+    case 5:
+      return old ^ b;
+    case 6:
+      return b;
+    case 7:
+      return old == b ? c : old;
+    case 8:
+      return old >= b ? 0 : old + 1;
+    default:
+      return old == 0 || old > b ? b : old - 1;
   }
 }
 
 }  // namespace
+
+Cta& window(Context& c, Space space, u64 address) {
+  if (space == kShared && (address >> kRankShift) != c.warp.cta->rank)
+    fault("memory", "shared::cta address 0x%llx belongs to CTA %llu of the cluster, not to the executing CTA %u",
+          (unsigned long long)address, (unsigned long long)(address >> kRankShift), c.warp.cta->rank);
+  return c.cluster.cta_at(u32(address), "access");
+}
 
 u8* shared_at(Cluster&, Cta& cta, u32 offset, u32 bytes, u32 align, const char* what) {
   if (offset < kSharedBase || u64(offset) + bytes > cta.shared.size())
@@ -179,8 +188,10 @@ void shared_read(Cluster& cluster, Cta& cta, u32 offset, u32 bytes, const char* 
   const u8* shadow = cta.shadow.data() + offset;
   for (u32 i = 0; i < bytes; i++) {
     if (shadow[i] == kUnwritten)
-      fault("poison", "%s reads shared memory that nobody wrote: offset 0x%x (byte %u of the window after the "
-            "reserved KiB) of CTA %u in the cluster", what, offset + i, offset + i - kSharedBase, cta.rank);
+      fault("poison",
+            "%s reads shared memory that nobody wrote: offset 0x%x (byte %u of the window after the "
+            "reserved KiB) of CTA %u in the cluster",
+            what, offset + i, offset + i - kSharedBase, cta.rank);
   }
 }
 
@@ -200,21 +211,31 @@ u8* global_at(Cluster& cluster, u64 address, u64 bytes, bool write, const char* 
 
 Step op_load(Context& c) {
   switch (c.in.width) {
-    case 1: return load<1>(c);
-    case 2: return load<2>(c);
-    case 4: return load<4>(c);
-    case 8: return load<8>(c);
-    default: return load<16>(c);
+    case 1:
+      return load<1>(c);
+    case 2:
+      return load<2>(c);
+    case 4:
+      return load<4>(c);
+    case 8:
+      return load<8>(c);
+    default:
+      return load<16>(c);
   }
 }
 
 Step op_store(Context& c) {
   switch (c.in.width) {
-    case 1: return store<1>(c);
-    case 2: return store<2>(c);
-    case 4: return store<4>(c);
-    case 8: return store<8>(c);
-    default: return store<16>(c);
+    case 1:
+      return store<1>(c);
+    case 2:
+      return store<2>(c);
+    case 4:
+      return store<4>(c);
+    case 8:
+      return store<8>(c);
+    default:
+      return store<16>(c);
   }
 }
 
@@ -239,7 +260,9 @@ Step op_atomic(Context& c) {
     }
     u64 old = 0;
     std::memcpy(&old, place, width);
-    auto operand = [&](s32 slot) { return slot == kNone ? 0 : width == 8 ? c.value64(slot, lane) : c.warp.read(slot)[lane]; };
+    auto operand = [&](s32 slot) {
+      return slot == kNone ? 0 : width == 8 ? c.value64(slot, lane) : c.warp.read(slot)[lane];
+    };
     u64 made = combine(in.extra, old, operand(in.b), operand(in.c), in.flags & kSigned, in.flags & kFloat);
     std::memcpy(place, &made, width);
     if (result) {
@@ -249,105 +272,6 @@ Step op_atomic(Context& c) {
   }
   c.cluster.progress++;
   return Step::Next;
-}
-
-namespace {
-
-// cp.async of the lanes of one instruction: global bytes to shared memory, zero-filled past the source size.
-struct CopyAsync : AsyncOp {
-  struct Piece {
-    Cta* cta;
-    u64 from;
-    u32 offset, bytes, given;
-  };
-  std::vector<Piece> pieces;
-  void run(Cluster& cluster) override {
-    for (const Piece& p : pieces) {
-      u8* to = shared_at(cluster, *p.cta, p.offset, p.bytes, p.bytes, "cp.async");
-      std::memset(to, 0, p.bytes);
-      if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
-      if (p.given) std::memcpy(to, global_at(cluster, p.from, p.given, false, "cp.async"), p.given);
-      shared_written(*p.cta, p.offset, p.bytes);
-      if (cluster.events)
-        cluster.events->shared(agent, pc, Proxy::Generic, Kind::Write, p.cta->rank, p.offset, p.bytes);
-    }
-    issuer->copies_done++;
-  }
-};
-
-// Arrives once for every thread that asked, when its earlier copies are done.
-struct CopyArrival : AsyncOp {
-  std::vector<u32> barriers;
-  std::vector<u32> copies;
-  void run(Cluster& cluster) override {
-    for (u32 address : barriers) {
-      Mbarrier& barrier = mbarrier_of(cluster, address, "cp.async.mbarrier.arrive");
-      if (cluster.events)
-        for (u32 copy : copies) cluster.events->release(copy, barrier.sync);
-      mbarrier_arrive(cluster, barrier, 1, issuer, pc, agent);
-    }
-  }
-};
-
-Step start_copies(Context& c) {
-  Warp& w = c.warp;
-  auto op = std::make_unique<CopyAsync>();
-  op->pc = c.group.pc, op->issuer = &w;
-  w.copies_issued++;
-  if (c.cluster.events) {
-    op->agent = c.cluster.events->fork(w.agent, op->pc, 0);
-    w.copy_agents.emplace_back(w.copies_issued, op->agent);
-  }
-  for (u32 rest = c.mask; rest; rest &= rest - 1) {
-    u32 lane = u32(__builtin_ctz(rest));
-    u64 to = c.address(lane);
-    u64 from = c.value64(c.in.b, lane) + s64(s32(w.read(c.in.e)[lane]));
-    u32 given = c.in.c == kNone ? c.in.extra : std::min<u32>(c.in.extra, w.read(c.in.c)[lane]);
-    op->pieces.push_back({&window(c, kShared, to), from, u32(to) & kOffsetMask, c.in.extra, given});
-  }
-  submit(c.cluster, &w.copies, std::move(op));
-  return Step::Next;
-}
-
-Step arrive_after_copies(Context& c) {
-  if (!c.in.extra) fault("not implemented", "cp.async.mbarrier.arrive without .noinc");
-  auto op = std::make_unique<CopyArrival>();
-  op->pc = c.group.pc, op->issuer = &c.warp;
-  if (c.cluster.events) {
-    op->agent = c.cluster.events->fork(c.warp.agent, op->pc, 0);
-    for (auto& [number, agent] : c.warp.copy_agents) op->copies.push_back(agent);
-  }
-  for (u32 rest = c.mask; rest; rest &= rest - 1) op->barriers.push_back(u32(c.address(u32(__builtin_ctz(rest)))));
-  submit(c.cluster, &c.warp.copies, std::move(op));
-  return Step::Next;
-}
-
-}  // namespace
-
-Step op_cp_async(Context& c) {
-  Warp& w = c.warp;
-  if (c.in.op == OP_CP_ASYNC) return start_copies(c);
-  if (c.in.op == OP_CP_ASYNC_ARRIVE) return arrive_after_copies(c);
-  if (c.in.op == OP_CP_ASYNC_COMMIT) {
-    w.copy_groups.push_back(w.copies_issued);
-    return Step::Next;
-  }
-  if (!copies_satisfied(w, u32(c.in.imm))) return c.block(Wait::CpAsync, nullptr, u32(c.in.imm), 0);
-  u64 reached = w.copies_done;
-  while (w.copy_groups.size() > u64(c.in.imm)) {
-    reached = w.copy_groups.front();
-    w.copy_groups.pop_front();
-  }
-  while (c.cluster.events && !w.copy_agents.empty() && w.copy_agents.front().first <= reached) {
-    c.cluster.events->join(w.agent, w.copy_agents.front().second);
-    w.copy_agents.pop_front();
-  }
-  return Step::Next;
-}
-
-bool copies_satisfied(const Warp& w, u32 allowed) {
-  if (allowed == 0) return w.copies_done == w.copies_issued;
-  return w.copy_groups.size() <= allowed || w.copies_done >= w.copy_groups[w.copy_groups.size() - 1 - allowed];
 }
 
 Step op_matrix_move(Context& c, bool load) {
@@ -361,8 +285,10 @@ Step op_matrix_move(Context& c, bool load) {
     Cta& cta = window(c, kShared, address);
     u32 offset = u32(address) & kOffsetMask;
     rows[i] = shared_at(c.cluster, cta, offset, 16, 16, what);
-    if (load) shared_read(c.cluster, cta, offset, 16, what);
-    else shared_written(cta, offset, 16);
+    if (load)
+      shared_read(c.cluster, cta, offset, 16, what);
+    else
+      shared_written(cta, offset, 16);
     if (c.cluster.events)
       c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, load ? Kind::Read : Kind::Write, cta.rank,
                                offset, 16);
@@ -374,8 +300,10 @@ Step op_matrix_move(Context& c, bool load) {
         u32 row = lane / 4, column = 2 * (lane % 4) + half;
         if (in.extra) std::swap(row, column);
         u8* place = rows[8 * q + row] + 2 * column;
-        if (load) std::memcpy(reinterpret_cast<u8*>(c.warp.write(slot) + lane) + 2 * half, place, 2);
-        else std::memcpy(place, reinterpret_cast<const u8*>(c.warp.read(slot) + lane) + 2 * half, 2);
+        if (load)
+          std::memcpy(reinterpret_cast<u8*>(c.warp.write(slot) + lane) + 2 * half, place, 2);
+        else
+          std::memcpy(place, reinterpret_cast<const u8*>(c.warp.read(slot) + lane) + 2 * half, 2);
       }
     }
   }

@@ -42,13 +42,17 @@ Step execute_complex(Context&);
 Step op_load(Context&);
 Step op_store(Context&);
 Step op_atomic(Context&);
-Step op_cp_async(Context&);
 Step op_matrix_move(Context&, bool load);
-bool copies_satisfied(const Warp&, u32 allowed);
+// The CTA whose shared memory an address names; shared::cta addresses must be the executing CTA's.
+Cta& window(Context&, Space, u64 address);
 u8* shared_at(Cluster&, Cta& cta, u32 offset, u32 bytes, u32 align, const char* what);
 void shared_written(Cta&, u32 offset, u32 bytes);
 void shared_read(Cluster&, Cta&, u32 offset, u32 bytes, const char* what);
 u8* global_at(Cluster&, u64 address, u64 bytes, bool write, const char* what);
+
+// copy_async.cpp
+Step op_cp_async(Context&);
+bool copies_satisfied(const Warp&, u32 allowed);
 
 // barriers.cpp
 Step op_mbarrier(Context&);

@@ -29,11 +29,13 @@ TensorMap TensorMap::decode(const u8* bytes) {
     map.box[i] = i < map.rank ? boxes[i] + 1 : 1;
     map.step[i] = i < map.rank ? field(6, 32 + 3 * i, 3) + 1 : 1;
   }
-  if (map.address % 16) fault("descriptor", "tensor map with global address 0x%llx, not a multiple of 16", (unsigned long long)map.address);
+  if (map.address % 16)
+    fault("descriptor", "tensor map with global address 0x%llx, not a multiple of 16", (unsigned long long)map.address);
   u32 inner = map.count(0) * map.element_bytes;
   if (inner % 16) fault("descriptor", "tensor map with an innermost box of %u bytes, not a multiple of 16", inner);
   if (map.swizzle && inner > map.swizzle)
-    fault("descriptor", "tensor map with an innermost box of %u bytes, more than its swizzle of %u", inner, map.swizzle);
+    fault("descriptor", "tensor map with an innermost box of %u bytes, more than its swizzle of %u", inner,
+          map.swizzle);
   return map;
 }
 

@@ -8,7 +8,7 @@ struct TensorMap {
   bool nan_fill = false, is_float = false;
   u64 stride[5] = {};  // bytes; stride[0] is the element
   u64 extent[5] = {};
-  u32 step[5] = {};    // element strides
+  u32 step[5] = {};  // element strides
   u32 box[5] = {};
 
   // Throws a fault for anything that the emulator does not know.
@@ -20,9 +20,13 @@ struct TensorMap {
 
 inline u32 swizzled(u32 address, u32 width) {
   switch (width) {
-    case 128: return address ^ (address >> 3 & 0x70);
-    case 64: return address ^ (address >> 3 & 0x30);
-    case 32: return address ^ (address >> 3 & 0x10);
-    default: return address;
+    case 128:
+      return address ^ (address >> 3 & 0x70);
+    case 64:
+      return address ^ (address >> 3 & 0x30);
+    case 32:
+      return address ^ (address >> 3 & 0x10);
+    default:
+      return address;
   }
 }

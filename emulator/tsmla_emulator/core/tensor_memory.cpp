@@ -22,7 +22,8 @@ void check_written(Cluster& cluster, Cta& cta, u32 lane, u32 column, u32 count, 
   if (!cluster.machine.options.poison) return;
   const u8* written = cta.tmem->written.data() + lane * TensorMemory::columns + column;
   for (u32 i = 0; i < count; i++)
-    if (!written[i]) fault("poison", "%s reads tensor memory that nobody wrote: lane %u, column %u", what, lane, column + i);
+    if (!written[i])
+      fault("poison", "%s reads tensor memory that nobody wrote: lane %u, column %u", what, lane, column + i);
 }
 
 namespace {
@@ -62,10 +63,12 @@ Step deallocate(Context& c) {
   u8 owner = t.allocated[first];
   for (u32 i = 0; i < TensorMemory::columns; i++)
     if ((t.allocated[i] == owner) != (i >= first && i < first + columns))
-      fault("tmem", "tcgen05.dealloc of columns %u to %u, which is not one whole allocation", first, first + columns - 1);
+      fault("tmem", "tcgen05.dealloc of columns %u to %u, which is not one whole allocation", first,
+            first + columns - 1);
   std::fill_n(t.allocated + first, columns, u8(0));
   if (c.cluster.events)
-    c.cluster.events->tensor(c.warp.agent, c.group.pc, Kind::Write, c.warp.cta->rank, 0, TensorMemory::lanes, first, columns);
+    c.cluster.events->tensor(c.warp.agent, c.group.pc, Kind::Write, c.warp.cta->rank, 0, TensorMemory::lanes, first,
+                             columns);
   for (u32 lane = 0; lane < TensorMemory::lanes; lane++)
     std::fill_n(t.written.begin() + lane * TensorMemory::columns + first, columns, u8(0));
   c.cluster.progress++;
@@ -75,10 +78,14 @@ Step deallocate(Context& c) {
 // Where lane `l`, register `r` of a shape lies relative to the warp's first lane and the address.
 Cell cell_of(u32 shape, u32 l, u32 r) {
   switch (shape) {
-    case 0: return {l, r};
-    case 1: return {l / 4 + 8 * (l % 2), l / 2 % 2 + 2 * r};
-    case 2: return {l / 4 + 8 * (r % 2), l % 4 + 4 * (r / 2)};
-    default: return {l / 4 + 8 * (r / 2 % 2), r % 2 + 2 * (l % 4) + 8 * (r / 4)};
+    case 0:
+      return {l, r};
+    case 1:
+      return {l / 4 + 8 * (l % 2), l / 2 % 2 + 2 * r};
+    case 2:
+      return {l / 4 + 8 * (r % 2), l % 4 + 4 * (r / 2)};
+    default:
+      return {l / 4 + 8 * (r / 2 % 2), r % 2 + 2 * (l % 4) + 8 * (r / 4)};
   }
 }
 
@@ -108,8 +115,10 @@ void reduce(Context& c, u32 (*values)[32]) {
     f32 value = bits<f32>(values[0][lane]);
     for (u32 i = 1; i < c.in.count; i++) {
       f32 other = bits<f32>(values[i][lane]);
-      if (largest) value = nan ? max_nan(value, other) : max_number(value, other);
-      else value = nan ? min_nan(value, other) : min_number(value, other);
+      if (largest)
+        value = nan ? max_nan(value, other) : max_number(value, other);
+      else
+        value = nan ? min_nan(value, other) : min_number(value, other);
     }
     result[lane] = bits<u32>(value);
   }
@@ -122,8 +131,7 @@ Step load(Context& c) {
   c.whole("tcgen05.ld");
   Window w = window_of(c, "tcgen05.ld");
   Cta& cta = *c.warp.cta;
-  for (u32 row = 0; row < w.rows; row++)
-    check_written(c.cluster, cta, w.lane + row, w.column, w.columns, "tcgen05.ld");
+  for (u32 row = 0; row < w.rows; row++) check_written(c.cluster, cta, w.lane + row, w.column, w.columns, "tcgen05.ld");
   const s32* items = c.cluster.program.list(c.in);
   if (c.cluster.events) {
     u32 number = c.cluster.events->tensor_load(c.warp.agent, c.group.pc, cta.rank, w.lane, w.rows, w.column, w.columns);
@@ -155,7 +163,8 @@ struct TensorStore : AsyncOp {
         *t.at(window.lane + cell.lane, window.column + cell.column) = values[r][lane];
       }
     for (u32 row = 0; row < window.rows; row++)
-      std::fill_n(t.written.begin() + (window.lane + row) * TensorMemory::columns + window.column, window.columns, u8(1));
+      std::fill_n(t.written.begin() + (window.lane + row) * TensorMemory::columns + window.column, window.columns,
+                  u8(1));
     if (cluster.events)
       cluster.events->tensor_store(agent, pc, issuer->cta->rank, window.lane, window.rows, window.column,
                                    window.columns);
@@ -209,9 +218,13 @@ void follow_loads(Cluster& cluster, Warp& w, const Insn& in) {
   };
   u32 per_item = std::max(1u, in.width / 4u);
   switch (in.op) {
-    case OP_MOVE64: pass(in.d + 1, in.a + 1); [[fallthrough]];
+    case OP_MOVE64:
+      pass(in.d + 1, in.a + 1);
+      [[fallthrough]];
     case OP_MOVE32:
-    case OP_MOVE16: pass(in.d, in.a); return;
+    case OP_MOVE16:
+      pass(in.d, in.a);
+      return;
     case OP_PACK:
       if (in.width < 4) break;
       for (u32 i = 0; i < in.count * per_item && in.d >= 0; i++)
@@ -222,7 +235,8 @@ void follow_loads(Cluster& cluster, Warp& w, const Insn& in) {
       for (u32 i = 0; i < in.count * per_item; i++)
         if (items[i / per_item] >= 0) pass(items[i / per_item] + s32(i % per_item), in.a + s32(i));
       return;
-    default: break;
+    default:
+      break;
   }
   u32 newest = 0;
   for (s32 slot : {in.a, in.b, in.c, in.e}) newest = std::max(newest, number(slot));
@@ -233,14 +247,24 @@ void follow_loads(Cluster& cluster, Warp& w, const Insn& in) {
 Step op_tensor(Context& c) {
   if (c.cluster.machine.launch.architecture < 100) fault("not implemented", "tcgen05 below sm_100");
   switch (c.in.op) {
-    case OP_TMEM_ALLOC: return allocate(c);
-    case OP_TMEM_DEALLOC: return deallocate(c);
-    case OP_TMEM_RELINQUISH: tmem_of(*c.warp.cta).relinquished = true; return Step::Next;
-    case OP_TMEM_LOAD: return load(c);
-    case OP_TMEM_STORE: return store(c);
-    case OP_TMEM_WAIT_LOAD: return wait_load(c);
-    case OP_TMEM_WAIT_STORE: return wait_store(c);
-    case OP_TMEM_MMA: return op_tensor_multiply(c);
-    default: return op_tensor_commit(c);
+    case OP_TMEM_ALLOC:
+      return allocate(c);
+    case OP_TMEM_DEALLOC:
+      return deallocate(c);
+    case OP_TMEM_RELINQUISH:
+      tmem_of(*c.warp.cta).relinquished = true;
+      return Step::Next;
+    case OP_TMEM_LOAD:
+      return load(c);
+    case OP_TMEM_STORE:
+      return store(c);
+    case OP_TMEM_WAIT_LOAD:
+      return wait_load(c);
+    case OP_TMEM_WAIT_STORE:
+      return wait_store(c);
+    case OP_TMEM_MMA:
+      return op_tensor_multiply(c);
+    default:
+      return op_tensor_commit(c);
   }
 }

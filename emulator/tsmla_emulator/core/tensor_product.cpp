@@ -10,15 +10,16 @@ Cta& peer_of(Cluster& cluster, const Cta& cta, const char* what) {
 
 struct Shape {
   Element a, b;
-  u32 m, n, k;            // of the instruction
-  bool a_rows, b_rows;    // M/N-major
+  u32 m, n, k;          // of the instruction
+  bool a_rows, b_rows;  // M/N-major
   bool negate_a, negate_b;
 };
 
 Shape shape_of(u32 idesc, u32 kind) {
   auto field = [&](u32 low, u32 count) { return idesc >> low & ((1u << count) - 1); };
   if (field(0, 4)) fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: sparse or saturating", idesc);
-  if (field(4, 2) != 1) fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: D format %u, not f32", idesc, field(4, 2));
+  if (field(4, 2) != 1)
+    fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: D format %u, not f32", idesc, field(4, 2));
   if (field(29, 3) || field(23, 1) || field(6, 1))
     fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: unexpected bits", idesc);
   auto element = [&](u32 code) {
@@ -27,7 +28,7 @@ Shape shape_of(u32 idesc, u32 kind) {
     if (kind == 2 && code < 2) return code ? Element::E5M2 : Element::E4M3;
     fault("not implemented", "tcgen05.mma instruction descriptor 0x%08x: element format %u", idesc, code);
   };
-  Shape s{element(field(7, 3)), element(field(10, 3)), field(24, 5) * 16, field(17, 6) * 8, 0,
+  Shape s{element(field(7, 3)), element(field(10, 3)), field(24, 5) * 16,  field(17, 6) * 8,  0,
           bool(field(15, 1)),   bool(field(16, 1)),    bool(field(13, 1)), bool(field(14, 1))};
   s.k = 32 / element_size(s.a);
   return s;
@@ -39,10 +40,15 @@ struct Layout {
   u32 rows, n;
   Cell cell(u32 r, u32 c) const {
     switch (letter) {
-      case B: case E: return {r + 64 * (c >= n / 2), c % (n / 2)};
-      case F: return {r / 16 * 32 + r % 16, c};
-      case G: return {r + 32 * (c / (n / 4)), c % (n / 4)};
-      default: return {r, c};
+      case B:
+      case E:
+        return {r + 64 * (c >= n / 2), c % (n / 2)};
+      case F:
+        return {r / 16 * 32 + r % 16, c};
+      case G:
+        return {r + 32 * (c / (n / 4)), c % (n / 4)};
+      default:
+        return {r, c};
     }
   }
   u32 columns() const { return letter == B || letter == E ? n / 2 : letter == G ? n / 4 : n; }
@@ -81,7 +87,8 @@ struct Product : AsyncOp {
     SharedTile b_tile = SharedTile::blackwell(b_descriptor);
     b_tile.rows_first = shape.b_rows;
     for (u32 i = 0; i < group; i++)
-      gather_columns({cluster, {agent}, pc, "tcgen05.mma"}, *ctas[i], b_tile, shape.b, share, k, b.data() + i * share, n);
+      gather_columns({cluster, {agent}, pc, "tcgen05.mma"}, *ctas[i], b_tile, shape.b, share, k, b.data() + i * share,
+                     n);
     for (u32 i = 0; i < group; i++) {
       if (a_in_tmem) {
         read_a(cluster, *ctas[i], a.data());
@@ -139,7 +146,8 @@ struct Product : AsyncOp {
         convert_piece(reinterpret_cast<const u8*>(cells + 4 * piece), shape.a, a + r * k + piece * per_piece);
     }
     if (cluster.events)
-      cluster.events->tensor(agent, pc, Kind::Read, cta.rank, 0, layout.letter == Layout::E ? 128 : layout.rows, column, 8);
+      cluster.events->tensor(agent, pc, Kind::Read, cta.rank, 0, layout.letter == Layout::E ? 128 : layout.rows, column,
+                             8);
   }
 };
 
@@ -168,13 +176,15 @@ Step op_tensor_multiply(Context& c) {
     for (u32 i = 0; i < c.in.width; i++)
       if (c.item(3 + i, lane)) fault("not implemented", "tcgen05.mma with lanes disabled");
     op->d_address = u32(c.address(lane));
-    if (op->d_address >> 16) fault("not implemented", "tcgen05.mma with D at tensor memory lane %u", op->d_address >> 16);
+    if (op->d_address >> 16)
+      fault("not implemented", "tcgen05.mma with D at tensor memory lane %u", op->d_address >> 16);
     op->a_in_tmem = c.in.flags >> 4 & 1;
-    if (op->a_in_tmem) op->a_address = c.warp.read(c.in.b)[lane] + c.item(2, lane);
-    else op->a_descriptor = c.value64(c.in.b, lane);
+    if (op->a_in_tmem)
+      op->a_address = c.warp.read(c.in.b)[lane] + c.item(2, lane);
+    else
+      op->a_descriptor = c.value64(c.in.b, lane);
     op->b_descriptor = c.value64(c.in.c, lane);
-    if (c.in.extra == 2 && cta.rank % 2)
-      fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
+    if (c.in.extra == 2 && cta.rank % 2) fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
     if (c.cluster.events) {
       op->agent = c.cluster.events->fork(c.warp.agent, op->pc, cta.tensor_agent);
       cta.tensor_agent = c.warp.tensor_agent = op->agent;

@@ -8,7 +8,8 @@ bool members_here(Context& c, u32 members) { return (c.group.mask & members & c.
 
 u32 member_mask(Context& c, s32 slot, const char* what) {
   u32 members = c.warp.read(slot)[c.lane()];
-  if (c.mask & ~members) fault("barrier", "%s: executed by lanes 0x%x that its mask 0x%x does not name", what, c.mask, members);
+  if (c.mask & ~members)
+    fault("barrier", "%s: executed by lanes 0x%x that its mask 0x%x does not name", what, c.mask, members);
   return members;
 }
 
@@ -32,10 +33,18 @@ Step op_shuffle(Context& c) {
     s32 from = 0;
     bool inside = false;
     switch (c.in.imm) {
-      case 0: from = s32(lowest | (amount & ~segment)), inside = from <= s32(highest); break;
-      case 1: from = s32(lane) - s32(amount), inside = from >= s32(highest); break;
-      case 2: from = s32(lane + amount), inside = from <= s32(highest); break;
-      default: from = s32(lane ^ amount), inside = from <= s32(highest); break;
+      case 0:
+        from = s32(lowest | (amount & ~segment)), inside = from <= s32(highest);
+        break;
+      case 1:
+        from = s32(lane) - s32(amount), inside = from >= s32(highest);
+        break;
+      case 2:
+        from = s32(lane + amount), inside = from <= s32(highest);
+        break;
+      default:
+        from = s32(lane ^ amount), inside = from <= s32(highest);
+        break;
     }
     if (!inside) from = s32(lane);
     d[lane] = source[from];
@@ -53,10 +62,17 @@ Step op_vote(Context& c) {
   ballot &= c.mask;
   u32 result = 0;
   switch (c.in.imm) {
-    case 0: result = ballot == c.mask ? ~0u : 0; break;
-    case 1: result = ballot ? ~0u : 0; break;
-    case 2: result = ballot == c.mask || !ballot ? ~0u : 0; break;
-    default: result = ballot;
+    case 0:
+      result = ballot == c.mask ? ~0u : 0;
+      break;
+    case 1:
+      result = ballot ? ~0u : 0;
+      break;
+    case 2:
+      result = ballot == c.mask || !ballot ? ~0u : 0;
+      break;
+    default:
+      result = ballot;
   }
   u32* d = c.warp.write(c.in.d);
   for (u32 lane = 0; lane < 32; lane++)
@@ -69,7 +85,8 @@ Step op_elect(Context& c) {
   if (!members_here(c, members)) return c.block(Wait::Converge, nullptr, 0, 0);
   u32 candidates = members & c.mask;
   if (!candidates) fault("barrier", "elect.sync: no executing lane is in its mask 0x%x", members);
-  u32 leader = c.cluster.machine.options.elect_highest ? 31u - u32(__builtin_clz(candidates)) : u32(__builtin_ctz(candidates));
+  u32 leader =
+      c.cluster.machine.options.elect_highest ? 31u - u32(__builtin_clz(candidates)) : u32(__builtin_ctz(candidates));
   u32* d = c.in.d == kNone ? nullptr : c.warp.write(c.in.d);
   s32 slot = c.cluster.program.list(c.in)[0];
   u32* p = slot == kNone ? nullptr : c.warp.write(slot);
@@ -89,12 +106,23 @@ Step op_reduce(Context& c) {
   for (u32 rest = c.mask & (c.mask - 1); rest; rest &= rest - 1) {
     u32 v = a[__builtin_ctz(rest)];
     switch (c.in.imm) {
-      case 0: result += v; break;
-      case 1: result = c.in.flags & kSigned ? u32(std::min(s32(result), s32(v))) : std::min(result, v); break;
-      case 2: result = c.in.flags & kSigned ? u32(std::max(s32(result), s32(v))) : std::max(result, v); break;
-      case 3: result &= v; break;
-      case 4: result |= v; break;
-      default: result ^= v;
+      case 0:
+        result += v;
+        break;
+      case 1:
+        result = c.in.flags & kSigned ? u32(std::min(s32(result), s32(v))) : std::min(result, v);
+        break;
+      case 2:
+        result = c.in.flags & kSigned ? u32(std::max(s32(result), s32(v))) : std::max(result, v);
+        break;
+      case 3:
+        result &= v;
+        break;
+      case 4:
+        result |= v;
+        break;
+      default:
+        result ^= v;
     }
   }
   u32* d = c.warp.write(c.in.d);
@@ -119,20 +147,36 @@ u64 special_value(Context& c, u32 which, u32 lane) {
   if (which < 9) return cta.id[axis(which, 6)];
   if (which < 12) return launch.grid[axis(which, 9)];
   switch (which) {
-    case 12: return lane;
-    case 13: return c.warp.index;
-    case 14: return cta.warps.size();
-    case 15: return cta.rank;
-    case 16: return c.cluster.ctas.size();
-    case 29: return 0;
-    case 30: case 31: case 32: return c.warp.executed;
-    case 33: return 1u << lane;
-    case 34: return (1u << lane) - 1;
-    case 35: return u32((2ull << lane) - 1);
-    case 36: return ~u32((2ull << lane) - 1);
-    case 37: return ~((1u << lane) - 1);
-    case 38: return launch.dynamic_shared;
-    case 39: return cta.shared.size();
+    case 12:
+      return lane;
+    case 13:
+      return c.warp.index;
+    case 14:
+      return cta.warps.size();
+    case 15:
+      return cta.rank;
+    case 16:
+      return c.cluster.ctas.size();
+    case 29:
+      return 0;
+    case 30:
+    case 31:
+    case 32:
+      return c.warp.executed;
+    case 33:
+      return 1u << lane;
+    case 34:
+      return (1u << lane) - 1;
+    case 35:
+      return u32((2ull << lane) - 1);
+    case 36:
+      return ~u32((2ull << lane) - 1);
+    case 37:
+      return ~((1u << lane) - 1);
+    case 38:
+      return launch.dynamic_shared;
+    case 39:
+      return cta.shared.size();
   }
   if (which < 20) return cta.id[axis(which, 17)] % launch.cluster[axis(which, 17)];
   if (which < 23) return launch.cluster[axis(which, 20)];
@@ -206,7 +250,8 @@ Step op_unpack(Context& c) {
   for (u32 i = 0; i < c.in.count; i++) {
     if (items[i] == kNone) continue;
     u32 part[32];
-    for (u32 lane = 0; lane < 32; lane++) part[lane] = kept[32 * (i / per_slot) + lane] >> (shift * (i % per_slot)) & keep;
+    for (u32 lane = 0; lane < 32; lane++)
+      part[lane] = kept[32 * (i / per_slot) + lane] >> (shift * (i % per_slot)) & keep;
     copy_lanes(c.warp.write(items[i]), part, c.mask);
   }
   return Step::Next;

@@ -64,7 +64,6 @@ struct Product : AsyncOp {
     }
     group->done++;
   }
-
 };
 
 // Position of register `r`, lane `lane` in a warp's 16 x N tile.
@@ -151,14 +150,17 @@ void issue(Context& c) {
   Product& op = *group.open[number - group.first];
   if (op.pc != c.group.pc || (op.a_shared && op.a_descriptor != c.value64(c.in.a, 0)) ||
       op.b_descriptor != c.value64(c.in.b, 0))
-    fault("barrier", "the warps of a warpgroup issue different wgmma instructions (instruction %llu of the group, first "
-          "issued at @pc:%u@)", (unsigned long long)number, op.pc);
+    fault("barrier",
+          "the warps of a warpgroup issue different wgmma instructions (instruction %llu of the group, first "
+          "issued at @pc:%u@)",
+          (unsigned long long)number, op.pc);
   Product::Part& part = op.parts[quarter];
   part.warp = &w;
   part.accumulate = w.read(c.in.c)[0] != 0;
   part.accumulator = accumulator_of(c, part.accumulate);
   part.accumulator->last = number;
-  for (u32 i = 0; i < c.in.width && c.cluster.events; i++) check_fence(c, c.cluster.program.list(c.in)[c.in.extra / 2 + i]);
+  for (u32 i = 0; i < c.in.width && c.cluster.events; i++)
+    check_fence(c, c.cluster.program.list(c.in)[c.in.extra / 2 + i]);
   if (!op.a_shared) part.a = a_from_registers(c, op.a_kind, op.k);
   if (c.cluster.events) {
     part.agent = c.cluster.events->fork(w.agent, op.pc, group.last_agent[quarter]);
@@ -178,7 +180,8 @@ void land(Warp& w, Accumulator& accumulator, u32 n) {
   for (u32* slot : accumulator.slots)
     if (!w.touched.empty()) w.touched[size_t(slot - w.registers) / 32] = w.wgmma_fences;
   for (u32 i = 0; i < accumulator.slots.size(); i++)
-    for (u32 lane = 0; lane < 32; lane++) accumulator.slots[i][lane] = bits<u32>(accumulator.values[fragment(i, lane, n)]);
+    for (u32 lane = 0; lane < 32; lane++)
+      accumulator.slots[i][lane] = bits<u32>(accumulator.values[fragment(i, lane, n)]);
 }
 
 Step wait(Context& c) {
@@ -230,9 +233,16 @@ Step op_wgmma(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
   c.whole("wgmma");
   switch (c.in.op) {
-    case OP_WGMMA: issue(c); return Step::Next;
-    case OP_WGMMA_FENCE: c.warp.wgmma_fences++; return Step::Next;
-    case OP_WGMMA_COMMIT: c.warp.wgmma_groups.push_back(c.warp.wgmma_issued); return Step::Next;
-    default: return wait(c);
+    case OP_WGMMA:
+      issue(c);
+      return Step::Next;
+    case OP_WGMMA_FENCE:
+      c.warp.wgmma_fences++;
+      return Step::Next;
+    case OP_WGMMA_COMMIT:
+      c.warp.wgmma_groups.push_back(c.warp.wgmma_issued);
+      return Step::Next;
+    default:
+      return wait(c);
   }
 }

@@ -84,7 +84,8 @@ def _move(encoder: Encoder) -> Encoded | None:
 
 def _branch(encoder: Encoder) -> Encoded:
     target = encoder.operands[0]
-    assert isinstance(target, Label)
+    if not isinstance(target, Label):
+        raise encoder.refuse()
     return encoder.build("bra", target=target.name)
 
 
@@ -181,7 +182,8 @@ def _vote(encoder: Encoder) -> Encoded:
 
 def _elect(encoder: Encoder) -> Encoded:
     target, mask = encoder.operands
-    assert isinstance(target, Pair)
+    if not isinstance(target, Pair):
+        raise encoder.refuse()
     leader = encoder.destination(target.first)
     return encoder.build("elect", d=leader, items=(encoder.destination(target.second),), a=encoder.source(mask))
 

@@ -1,0 +1,101 @@
+// cp.async: copies of a few bytes a lane, their groups, and mbarrier arrivals after them.
+#include "ops.h"
+
+namespace {
+
+// cp.async of the lanes of one instruction: global bytes to shared memory, zero-filled past the source size.
+struct CopyAsync : AsyncOp {
+  struct Piece {
+    Cta* cta;
+    u64 from;
+    u32 offset, bytes, given;
+  };
+  std::vector<Piece> pieces;
+  void run(Cluster& cluster) override {
+    for (const Piece& p : pieces) {
+      u8* to = shared_at(cluster, *p.cta, p.offset, p.bytes, p.bytes, "cp.async");
+      std::memset(to, 0, p.bytes);
+      if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
+      if (p.given) std::memcpy(to, global_at(cluster, p.from, p.given, false, "cp.async"), p.given);
+      shared_written(*p.cta, p.offset, p.bytes);
+      if (cluster.events)
+        cluster.events->shared(agent, pc, Proxy::Generic, Kind::Write, p.cta->rank, p.offset, p.bytes);
+    }
+    issuer->copies_done++;
+  }
+};
+
+// Arrives once for every thread that asked, when its earlier copies are done.
+struct CopyArrival : AsyncOp {
+  std::vector<u32> barriers;
+  std::vector<u32> copies;
+  void run(Cluster& cluster) override {
+    for (u32 address : barriers) {
+      Mbarrier& barrier = mbarrier_of(cluster, address, "cp.async.mbarrier.arrive");
+      if (cluster.events)
+        for (u32 copy : copies) cluster.events->release(copy, barrier.sync);
+      mbarrier_arrive(cluster, barrier, 1, issuer, pc, agent);
+    }
+  }
+};
+
+Step start_copies(Context& c) {
+  Warp& w = c.warp;
+  auto op = std::make_unique<CopyAsync>();
+  op->pc = c.group.pc, op->issuer = &w;
+  w.copies_issued++;
+  if (c.cluster.events) {
+    op->agent = c.cluster.events->fork(w.agent, op->pc, 0);
+    w.copy_agents.emplace_back(w.copies_issued, op->agent);
+  }
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest));
+    u64 to = c.address(lane);
+    u64 from = c.value64(c.in.b, lane) + s64(s32(w.read(c.in.e)[lane]));
+    u32 given = c.in.c == kNone ? c.in.extra : std::min<u32>(c.in.extra, w.read(c.in.c)[lane]);
+    op->pieces.push_back({&window(c, kShared, to), from, u32(to) & kOffsetMask, c.in.extra, given});
+  }
+  submit(c.cluster, &w.copies, std::move(op));
+  return Step::Next;
+}
+
+Step arrive_after_copies(Context& c) {
+  if (!c.in.extra) fault("not implemented", "cp.async.mbarrier.arrive without .noinc");
+  auto op = std::make_unique<CopyArrival>();
+  op->pc = c.group.pc, op->issuer = &c.warp;
+  if (c.cluster.events) {
+    op->agent = c.cluster.events->fork(c.warp.agent, op->pc, 0);
+    for (auto& [number, agent] : c.warp.copy_agents) op->copies.push_back(agent);
+  }
+  for (u32 rest = c.mask; rest; rest &= rest - 1) op->barriers.push_back(u32(c.address(u32(__builtin_ctz(rest)))));
+  submit(c.cluster, &c.warp.copies, std::move(op));
+  return Step::Next;
+}
+
+}  // namespace
+
+Step op_cp_async(Context& c) {
+  Warp& w = c.warp;
+  if (c.in.op == OP_CP_ASYNC) return start_copies(c);
+  if (c.in.op == OP_CP_ASYNC_ARRIVE) return arrive_after_copies(c);
+  if (c.in.op == OP_CP_ASYNC_COMMIT) {
+    w.copy_groups.push_back(w.copies_issued);
+    return Step::Next;
+  }
+  if (!copies_satisfied(w, u32(c.in.imm))) return c.block(Wait::CpAsync, nullptr, u32(c.in.imm), 0);
+  u64 reached = w.copies_done;
+  while (w.copy_groups.size() > u64(c.in.imm)) {
+    reached = w.copy_groups.front();
+    w.copy_groups.pop_front();
+  }
+  while (c.cluster.events && !w.copy_agents.empty() && w.copy_agents.front().first <= reached) {
+    c.cluster.events->join(w.agent, w.copy_agents.front().second);
+    w.copy_agents.pop_front();
+  }
+  return Step::Next;
+}
+
+bool copies_satisfied(const Warp& w, u32 allowed) {
+  if (allowed == 0) return w.copies_done == w.copies_issued;
+  return w.copy_groups.size() <= allowed || w.copies_done >= w.copy_groups[w.copy_groups.size() - 1 - allowed];
+}
