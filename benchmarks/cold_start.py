@@ -47,7 +47,8 @@ def main() -> None:
         return
     results = [_row(family, step, options.repeats, options.bindings_up) for family in options.family for step in STEPS]
     record = {"certificate": protocol.certificate(options.commit), "results": results}
-    path = protocol.write_record(options.results, "cold_start", record)
+    name = "cold_start_bindings_up" if options.bindings_up else "cold_start"
+    path = protocol.write_record(options.results, name, record)
     header = (
         "operator",
         "step",
