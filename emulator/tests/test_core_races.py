@@ -203,3 +203,18 @@ def test_threads_over_clusters_change_nothing():
     report = run(body, again, grid=64, cluster=2, threads=32, workers=4)
     np.testing.assert_array_equal(out, again)
     assert report.warp_instructions == 64 * 7
+
+
+def test_errors_name_the_roles_that_setmaxnreg_makes():
+    body = """
+setp.ge.u32 %p1, %r1000, 32;
+@%p1 bra SECOND;
+setmaxnreg.dec.sync.aligned.u32 24;
+ret;
+SECOND:
+setmaxnreg.dec.sync.aligned.u32 40;
+mov.b32 %r2, smem;
+ld.shared.b32 %r4, [%r2+1000000];
+"""
+    with pytest.raises(EmulationError, match="(?s)roles: warps 0 of 24 registers from .*, warps 1 of 40 .*warp 1,"):
+        clean(body)

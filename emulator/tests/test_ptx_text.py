@@ -62,9 +62,10 @@ def test_operand_forms():
     assert tile == Address(Register("%d1", "b64"), 0, (Register("%r1", "b32"), Register("%r2", "b32")))
 
 
-def test_guards_and_sources():
-    text = text_of(".loc 2 17 3\n@!%p1 mov.b32 %r1, 4;", 1, "sm_90a", 32)
-    module = parse(text.replace(".address_size 64", '.address_size 64\n.file 2 "/x/softmax.py"'))
+@pytest.mark.parametrize("at_the_end", [False, True], ids=["file first", "file last"])
+def test_guards_and_sources(at_the_end):
+    text, file = text_of(".loc 2 17 3\n@!%p1 mov.b32 %r1, 4;", 1, "sm_90a", 32), '\n.file 2 "/x/softmax.py"\n'
+    module = parse(text + file if at_the_end else text.replace(".address_size 64", ".address_size 64" + file))
     instruction = module.entries["k"].instructions[3]
     assert instruction.guard == (Register("%p1", "pred"), True)
     assert (instruction.source.file, instruction.source.line) == ("/x/softmax.py", 17)

@@ -14,8 +14,25 @@ struct Failure {
   u32 cta[3], warp, known;
 };
 
+// The roles of a CTA's warps, as far as setmaxnreg tells them apart; empty when it does not.
+std::string roles(const Cta& cta) {
+  std::string line;
+  u32 count = 0;
+  for (size_t first = 0, next; first < cta.warps.size(); first = next) {
+    u32 pc = cta.warps[first]->role_pc;
+    for (next = first + 1; next < cta.warps.size() && cta.warps[next]->role_pc == pc;) next++;
+    line += count++ ? ", warps " : "\n  roles: warps ";
+    line += std::to_string(first) + (next > first + 1 ? "-" + std::to_string(next - 1) : "") + " ";
+    line += pc == ~0u ? "without setmaxnreg"
+                      : "of " + std::to_string(cta.register_counts[first]) + " registers from @pc:" + std::to_string(pc) + "@";
+  }
+  return count > 1 ? line : "";
+}
+
 void record(Failure& failure, const Fault& fault, const Cluster* cluster) {
   std::string text = fault.kind + "\n" + fault.message;
+  if (cluster && !cluster->ctas.empty())
+    text += roles(cluster->running ? *cluster->running->cta : *cluster->ctas.front());
   u64 n = std::min<u64>(text.size(), failure.size - 1);
   std::memcpy(failure.text, text.data(), n);
   failure.text[n] = 0;

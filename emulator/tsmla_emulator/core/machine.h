@@ -218,6 +218,7 @@ struct Warp {
   bool polling = false;  // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
   u32 agent = 0;
+  u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role
   u32 tensor_agent = 0;           // of its last tcgen05.mma
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait

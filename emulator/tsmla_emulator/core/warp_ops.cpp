@@ -270,6 +270,7 @@ Step op_set_registers(Context& c) {
   for (u32 i = 0; i < cta.register_counts.size(); i++) sum += i == c.warp.index ? 0 : cta.register_counts[i];
   if (grows && sum * 32 > 65536) return c.block(Wait::Registers, nullptr, wanted, sum * 32);
   mine = wanted;
+  c.warp.role_pc = c.cluster.running_pc;
   c.cluster.progress++;
   return Step::Next;
 }

@@ -63,6 +63,7 @@ def _compile(variant: Variant, obj: Path, ptx: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
         environment |= {
             "CUTE_DSL_KEEP": "ptx",
+            "CUTE_DSL_LINEINFO": "1",
             "CUTE_DSL_DUMP_DIR": scratch,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }

@@ -88,7 +88,8 @@ class _Reader:
         self.position = 0
         self.counted_to = 0
         self.line = 1
-        self.files: dict[int, str] = {}
+        # The compiler writes .file after the code whose .loc lines refer to it.
+        self.files = {int(n): name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE)}
         self.shared: dict[str, SharedArray] = {}
         self.entries: dict[str, Entry] = {}
         self.version = self.target = ""
@@ -103,9 +104,7 @@ class _Reader:
             if word in (".version", ".target"):
                 setattr(self, word[1:], self._rest_of_line().split(",")[0].strip())
                 self._skip_line()
-            elif word == ".file":
-                self._file()
-            elif word in (".address_size", ".loc"):
+            elif word in (".address_size", ".file", ".loc"):
                 self._skip_line()
             elif word in (".visible", ".weak", ".extern"):
                 continue
@@ -120,12 +119,6 @@ class _Reader:
             else:
                 raise NotImplementedInstruction(f"{word} {self._rest_of_line()}".strip(), self._line_here())
         return Module(self.target, self.version, self.entries, self.original)
-
-    def _file(self) -> None:
-        found = re.match(r'\s*(\d+)\s+"([^"]*)"', self._rest_of_line())
-        if found is not None:
-            self.files[int(found[1])] = found[2]
-        self._skip_line()
 
     def _shared_array(self, rest: str) -> SharedArray:
         found = re.fullmatch(r"\s*(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\s*(?:\[(\d*)\])?\s*", rest)
@@ -226,7 +219,7 @@ class _Reader:
             self._skip_line()
             return None if found is None else Source(self.files.get(int(found[1]), f"file {found[1]}"), int(found[2]))
         if word == ".file":
-            self._file()
+            self._skip_line()
         elif word == ".reg":
             self._registers(scope, self._until_semicolon(), line)
         elif word == ".shared":
