@@ -45,6 +45,15 @@ def _parser() -> argparse.ArgumentParser:
                          metavar=("OTHER.ptx", "SMALL", "LARGE", "TILES"),
                          help="another kernel, launch records of two problems, and the tiles between them")  # fmt: skip
     profile.add_argument("--tiles", type=float, default=0, help="tiles of a whole problem: print its time, too")
+    text = "change one synchronisation instruction at a time and tell which changes no check catches"
+    mutate = commands.add_parser("mutate", help=text, description=text)
+    mutate.set_defaults(run=_mutate)
+    mutate.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla")
+    mutate.add_argument("--kernel", nargs=3, action="append", default=[], metavar=("NAME", "PTX", "RECORD"),
+                        help="another kernel and the record of a call")  # fmt: skip
+    mutate.add_argument("--reasons", type=Path, help="JSON that says why survivors are redundant")
+    mutate.add_argument("--table", type=Path, help="write the results as Markdown")
+    mutate.add_argument("--processes", type=int, default=2)
     return parser
 
 
@@ -124,6 +133,25 @@ def _profile(given: argparse.Namespace) -> int:
     for part in profile.report(given.symbols, given.against, given.tiles):
         print(part, flush=True)
     return 0
+
+
+def _mutate(given: argparse.Namespace) -> int:
+    from . import mutation_table
+
+    others = [(name, Path(ptx), Path(record)) for name, ptx, record in given.kernel]
+    if not given.symbols and not others:
+        raise ValueError("mutate takes symbols of tsmla kernels, --kernel, or both")
+    reasons = mutation_table.Reasons.read(given.reasons) if given.reasons else mutation_table.Reasons({})
+    results = mutation_table.results(given.symbols, others, given.processes)
+    names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
+    page, unexplained = mutation_table.render(results, reasons, ["tsmla-emulator", "mutate", *given.symbols, *names])
+    if given.table:
+        given.table.write_text(page, "utf-8")
+    else:
+        print(page, end="")
+    for survivor in unexplained:
+        print(f"no check catches it, and no reason is given: {survivor}", file=sys.stderr)
+    return 1 if unexplained else 0
 
 
 def _spent(report: Report, seconds: float) -> str:

@@ -85,13 +85,15 @@ class Site:
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What became of a mutant. `kind` says which check caught it ("values", "guard" or a kind of EmulationError),
-    `schedule` under which schedule and `message` in which words; all three are empty for a survivor."""
+    `schedule` under which schedule and `message` in which words; all three are empty for a survivor. `cover` is the
+    label of another survivor, or of several, whose change beside this one's is caught: one makes up for the other."""
 
     site: Site
     executed: bool
     kind: str = ""
     schedule: str = ""
     message: str = ""
+    cover: str = ""
 
     @property
     def survived(self) -> bool:
@@ -129,11 +131,13 @@ def schedules(warps: int) -> Iterator[tuple[str, Options]]:
     yield "late, warps run far ahead", dataclasses.replace(race, quantum=20000)
     yield "late, highest lane elected", dataclasses.replace(race, elect_highest=True)
     roles = [tuple(range(first, min(first + 4, warps))) for first in range(0, warps, 4)]
-    for role in roles + [(warp,) for warp in range(warps)]:
+    for role in roles:
         named = " ".join(map(str, role))
         yield f"late, warps {named} starved", dataclasses.replace(race, starve=role)
         ahead = dataclasses.replace(race, starve=role, async_mode="eager", quantum=20000)
         yield f"eager, warps {named} starved, others run far ahead", ahead
+    for warp in range(warps):
+        yield f"late, warp {warp} starved", dataclasses.replace(race, starve=(warp,))
 
 
 class Subject:
@@ -160,16 +164,36 @@ class Subject:
             if wrong := self._wrong(self.module, options):
                 raise NotClean(f"{self.name} itself fails, schedule {name}: {wrong[0]}: {wrong[1]}")
 
-    def try_out(self, site: Site, schedules: list[tuple[str, Options]] | None = None) -> Result:
-        """Run the mutant until a check catches it, under all schedules by default."""
-        entry = self.module.entries[site.entry]
+    def try_out(self, site: Site) -> Result:
+        """Run the mutant until a check catches it."""
         if not self._executes(site):
             return Result(site, executed=False)
-        mutant = _with_program(self.module, entry, mutated(program_of(self.module, entry), site))
-        for name, options in schedules or self.schedules:
+        return Result(site, True, *self._caught([site]))
+
+    def find_covers(self, survivors: list[Result]) -> list[Result]:
+        """Change ever more survivors at once. One that is caught beside earlier ones was covered by them."""
+        changed: list[Site] = []
+        found = []
+        for result in survivors:
+            if self._caught([*changed, result.site])[0]:
+                single = [site for site in reversed(changed) if self._caught([site, result.site])[0]]
+                labels = [site.label for site in single[:1] or changed]
+                result = dataclasses.replace(result, cover=", ".join(labels))
+            else:
+                changed.append(result.site)
+            found.append(result)
+        return found
+
+    def _caught(self, changes: list[Site]) -> tuple[str, str, str]:
+        """Kind, schedule and message of what catches the kernel with all these changes; empty when nothing does."""
+        mutant = self.module
+        for site in changes:
+            entry = mutant.entries[site.entry]
+            mutant = _with_program(mutant, entry, mutated(program_of(mutant, entry), site))
+        for name, options in self.schedules:
             if wrong := self._wrong(mutant, options):
-                return Result(site, True, wrong[0], name, wrong[1])
-        return Result(site, True)
+                return wrong[0], name, wrong[1]
+        return "", "", ""
 
     def _executes(self, site: Site) -> bool:
         """Whether the clean run gets there with any lane: a trap in its place is sprung."""
@@ -227,7 +251,9 @@ def _with_program(module: Module, entry: Entry, program: Program) -> Module:
     return changed
 
 
-def hunt(name: str, ptx: Path, record: Path, processes: int = 1, progress: Callable[[str], None] = print) -> list[Result]:
+def hunt(
+    name: str, ptx: Path, record: Path, processes: int = 1, progress: Callable[[str], None] = print
+) -> list[Result]:
     """Try out every mutant of a recorded kernel. Raises NotClean and what `Subject.of_files` does."""
     subject = Subject.of_files(name, ptx, record)
     subject.require_clean()
@@ -240,7 +266,8 @@ def hunt(name: str, ptx: Path, record: Path, processes: int = 1, progress: Calla
             results.append(result)
             verdict = f"caught: {result.kind} ({result.schedule})" if result.kind else "SURVIVED"
             progress(f"[{len(results)}/{count}] {result.site.label}: {verdict if result.executed else 'not executed'}")
-    return results
+    covers = {result.site: result for result in subject.find_covers([r for r in results if r.survived])}
+    return [covers.get(result.site, result) for result in results]
 
 
 _subject: Subject

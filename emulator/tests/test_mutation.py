@@ -1,0 +1,94 @@
+"""The checks see every kind of synchronisation that tsmla's kernels use, and a bug that one of them once had."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+import pytest
+from tsmla_emulator import machine, mutate, mutation_table
+from tsmla_emulator.machine import EmulationError, Options
+from tsmla_emulator.record import Record
+
+PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
+PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
+RACE = Options(async_mode="late", happens_before=True)
+QUICK = [("eager", Options()), ("late", Options(async_mode="late")), ("late", RACE)]
+FENCE = "fence.proxy.async.shared::cta;"
+ONLY_HAPPENS_BEFORE_SEES = {
+    "fence.mbarrier_init", "fence.proxy.async", "wgmma.fence", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
+    "griddepcontrol.wait",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """PTX text and record of a kernel by symbol."""
+    found = {}
+    for symbol in (PREFILL, PACK):
+        ptx, record = mutation_table.recorded(symbol, tmp_path_factory.mktemp("records"))
+        found[symbol] = ptx.read_text(), Record(record)
+    return found
+
+
+def subject_of(ptx: str, record: Record) -> mutate.Subject:
+    subject = mutate.Subject("kernel", machine.parse(ptx), record)
+    subject.schedules = QUICK
+    return subject
+
+
+@pytest.mark.parametrize("symbol", [PREFILL, PACK])
+def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
+    subject = subject_of(*kernels[symbol])
+    subject.require_clean()
+    families = defaultdict(list)
+    for site in subject.sites:
+        result = subject.try_out(site)
+        assert result.executed, site
+        families[site.family].append(result)
+    results = sum(families.values(), [])
+    survivors = [result.site.label for result in results if result.survived]
+    assert len(survivors) <= 0.1 * len(results), survivors
+    for family, of_family in families.items():
+        caught = {result.kind for result in of_family} - {""}
+        assert caught, f"no check saw any {family} missing"
+        if family in ONLY_HAPPENS_BEFORE_SEES:
+            assert caught == {"race"}, family
+    if symbol == PREFILL:
+        assert len(families) == 11
+        assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}
+
+
+def test_an_instruction_that_another_makes_up_for_names_it(kernels):
+    """A kernel with each proxy fence twice: either is redundant, both are not."""
+    ptx, record = kernels[PREFILL]
+    subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), record)
+    fences = [site for site in subject.sites if site.family == "fence.proxy.async"]
+    first, second = map(subject.try_out, fences)
+    assert first.survived and second.survived
+    first, second = subject.find_covers([first, second])
+    assert (first.cover, second.cover) == ("", "fence.proxy.async #1 removed")
+    page, unexplained = mutation_table.render({"twice": [first, second]}, mutation_table.Reasons({}), ["mutate"])
+    assert unexplained == ["twice: fence.proxy.async #1 removed"]
+    assert "Caught when this is changed as well: fence.proxy.async #1 removed." in page
+
+
+def test_what_is_never_executed_does_not_count(kernels):
+    ptx, record = kernels[PACK]
+    before, after = ptx.rsplit("\tret;", 1)
+    subject = subject_of(f"{before}\tret;\n\tgriddepcontrol.wait;{after}", record)
+    reached, unreachable = map(subject.try_out, subject.sites)
+    assert reached.kind == "race" and not unreachable.executed and not unreachable.survived
+
+
+@pytest.mark.parametrize("mode", ["eager", "late"])
+def test_output_over_the_other_warpgroups_queries_is_a_race(kernels, mode):
+    """Slices of the output once lay at a stride of 64 d_v where those of Q, whose place they take, have 64 d_qk."""
+    ptx, record = kernels[PREFILL]
+    stride, wrong = f"{64 * 192}, -{64 * 192};", f"{64 * 128}, -{64 * 128};"
+    assert ptx.count(stride) == 1
+    options = dataclasses.replace(RACE, async_mode=mode)
+    record.run(machine.parse(ptx), options)
+    with pytest.raises(EmulationError, match="read by the asynchronous operation that .* and write by CTA") as it:
+        record.run(machine.parse(ptx.replace(stride, wrong)), options)
+    assert it.value.kind == "race" and "stmatrix" in str(it.value)
