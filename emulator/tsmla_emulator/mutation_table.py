@@ -115,7 +115,9 @@ def render(results: dict[str, list[Result]], reasons: Reasons, command: Sequence
             reason = reasons.of(name, result)
             if reason is None:
                 unexplained.append(f"{name}: {result.site.label}")
-            lines.append(_row(result.site.label, f"{result.site.line} `{result.site.text}`", reason or "**not known**"))
+            at = result.site
+            place = f"{at.line} `{at.text}`" + (f" ({at.source})" if at.source else "")
+            lines.append(_row(at.label, place, reason or "**not known**"))
         lines += [""] if survivors else []
     return "\n".join(lines).rstrip() + "\n", unexplained
 
