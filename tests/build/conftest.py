@@ -13,13 +13,13 @@ from tsmla.variant import Variant
 from build_aot import matrix
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def small_variants() -> tuple[Variant, ...]:
     """What `small_build` holds."""
     return matrix.shipped([SMALL["arch"]], [SMALL["family"]])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def small_build(tmp_path_factory) -> tuple[Path, Ran]:
     """One library built from nothing with its PTX, and the run that built it. Copy it before changing it."""
     out = tmp_path_factory.mktemp("small") / "objs"
@@ -34,6 +34,6 @@ def own_build(small_build, tmp_path) -> Path:
     return Path(shutil.copytree(small_build[0], tmp_path / "objs"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def binary_wheel(tmp_path_factory) -> Path:
     return build_wheel.build_wheel("binary", tmp_path_factory.mktemp("binary"))

@@ -35,14 +35,14 @@ RUNTIMES = {
 """Both ends of what the wheel accepts, without torch and, in the newest, without the compiler."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def jit_wheel(tmp_path_factory) -> tuple[Path, float]:
     """The JIT wheel and the seconds that building it took."""
     start = time.perf_counter()
     return build_wheel.build_wheel("jit", tmp_path_factory.mktemp("jit")), time.perf_counter() - start
 
 
-@pytest.fixture(scope="session", params=RUNTIMES)
+@pytest.fixture(scope="package", params=RUNTIMES)
 def installed(request, binary_wheel, tmp_path_factory):
     """Run a command in a clean environment that has the binary wheel and the libraries that it links against."""
     directory = tmp_path_factory.mktemp("clean")

@@ -20,7 +20,7 @@ def _why_skipped() -> str | None:
     return None
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def arch() -> Arch:
     """The architecture of the GPU under test."""
     if reason := _why_skipped():

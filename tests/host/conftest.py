@@ -37,7 +37,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     resolve.forget()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pack_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory as the build leaves it, with one library that holds PACK."""
     out = tmp_path_factory.mktemp("objs")
