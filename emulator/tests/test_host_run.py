@@ -78,10 +78,11 @@ def test_a_rewritten_module_is_what_runs():
                 instruction.opcode = instruction.opcode.replace("mul.f32", "add.f32")
         return changed
 
-    with emulated("sm_90a", rewrite=add):
-        x = torch.full((3, 2, 128), 4.0, dtype=torch.bfloat16, device="cuda")
-        k, _ = tsmla.mla_kv_pack_quantize_fp8(x, x[:, :1, :64], x, 3.0)
-    assert (k.float() == 4.0 + 3.0).all()
+    for rewrite, expected in ((None, 4.0 * 3.0), (add, 4.0 + 3.0)):  # the kernel as it is has run, and is kept, before
+        with emulated("sm_90a", rewrite=rewrite):
+            x = torch.full((3, 2, 128), 4.0, dtype=torch.bfloat16, device="cuda")
+            k, _ = tsmla.mla_kv_pack_quantize_fp8(x, x[:, :1, :64], x, 3.0)
+        assert (k.float() == expected).all()
 
 
 @pytest.mark.parametrize(

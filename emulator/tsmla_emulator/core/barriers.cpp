@@ -53,7 +53,7 @@ Step initialise(Context& c) {
     std::fill_n(cta.shadow.begin() + offset, 8, u8(kBarrier));
     if (c.cluster.events) {
       b.sync = c.cluster.events->new_sync(), b.unfenced = &c.warp;
-      c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, Kind::Write, cta.rank, offset, 8);
+      c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Write, cta.rank, offset, 8);
     }
   }
   return Step::Next;
@@ -73,7 +73,7 @@ Step invalidate(Context& c) {
 // The initialisation must be known to whoever uses the barrier.
 void uses(Context& c, Cta& cta, u32 offset) {
   if (c.cluster.events)
-    c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, Kind::Read, cta.rank, offset, 8);
+    c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Read, cta.rank, offset, 8);
 }
 
 Step arrive(Context& c) {
@@ -89,7 +89,7 @@ Step arrive(Context& c) {
       state[lane] = b.phase, state[lane + 32] = 0;
     }
     if (c.in.extra) b.transactions += value;
-    mbarrier_arrive(c.cluster, b, c.in.extra ? 1 : value, &c.warp, c.group.pc, c.warp.agent);
+    mbarrier_arrive(c.cluster, b, c.in.extra ? 1 : value, &c.warp, c.group.pc, c.warp.actor);
   }
   return Step::Next;
 }
@@ -104,7 +104,7 @@ Step transact(Context& c) {
     if (c.in.op == OP_MBARRIER_EXPECT)
       b.transactions += bytes;
     else
-      mbarrier_transact(c.cluster, b, bytes, c.warp.agent);
+      mbarrier_transact(c.cluster, b, bytes, c.warp.actor);
   }
   return Step::Next;
 }
@@ -127,7 +127,7 @@ Step try_wait(Context& c) {
     if (done) {
       if (c.cluster.events && (failed_cta == nullptr)) {
         uses(c, cta, b.offset);
-        c.cluster.events->acquire(c.warp.agent, b.sync);
+        c.cluster.events->acquire(c.warp.actor, b.sync);
       }
     } else {
       failed |= 1u << lane, failed_address = u32(address), failed_cta = &cta, failed_phase = b.phase;
@@ -181,16 +181,16 @@ Mbarrier& mbarrier_of(Cluster& cluster, u32 address, const char* what, Cta** own
   return cta.mbarriers[size_t(index)];
 }
 
-void mbarrier_arrive(Cluster& cluster, Mbarrier& b, s64 count, Warp* by, u32 pc, u32 agent) {
+void mbarrier_arrive(Cluster& cluster, Mbarrier& b, s64 count, Warp* by, u32 pc, u32 actor) {
   note_arrival(b, by, pc);
   b.pending -= count;
-  if (cluster.events) cluster.events->release(agent, b.sync);
+  if (cluster.events) cluster.events->release(actor, b.sync);
   complete_if_due(cluster, b);
 }
 
-void mbarrier_transact(Cluster& cluster, Mbarrier& b, s64 bytes, u32 agent) {
+void mbarrier_transact(Cluster& cluster, Mbarrier& b, s64 bytes, u32 actor) {
   b.transactions -= bytes;
-  if (cluster.events) cluster.events->release(agent, b.sync);
+  if (cluster.events) cluster.events->release(actor, b.sync);
   complete_if_due(cluster, b);
 }
 
@@ -243,7 +243,7 @@ Step op_named(Context& c, bool waits) {
           b.expected);
   if (c.cluster.events) {
     if (!b.used) b.sync = c.cluster.events->new_sync();
-    c.cluster.events->release(c.warp.agent, b.sync);
+    c.cluster.events->release(c.warp.actor, b.sync);
   }
   b.used = true;
   b.expected = threads;
@@ -254,7 +254,7 @@ Step op_named(Context& c, bool waits) {
     fault("barrier", "named barrier %u: %u threads arrived, it expects %u", id, b.arrived, needed);
   if (b.arrived == needed) {
     release_named(c.cluster, b);
-    if (waits && c.cluster.events) c.cluster.events->acquire(c.warp.agent, b.sync);
+    if (waits && c.cluster.events) c.cluster.events->acquire(c.warp.actor, b.sync);
     return waits ? Step::Yield : Step::Next;
   }
   return waits ? c.block(Wait::Named, &cta, id, generation) : Step::Next;
@@ -267,7 +267,7 @@ Step op_cluster_arrive(Context& c) {
     fault("barrier", "barrier.cluster.arrive twice in one phase, without a wait between");
   cluster.barrier_arrival[c.warp.number] = 1;
   c.warp.cluster_generation = cluster.barrier_generation;
-  if (cluster.events) cluster.events->release(c.warp.agent, cluster.barrier_sync);
+  if (cluster.events) cluster.events->release(c.warp.actor, cluster.barrier_sync);
   if (++cluster.barrier_arrived == live_warps(cluster)) release_cluster(cluster);
   return Step::Next;
 }
@@ -278,7 +278,7 @@ Step op_cluster_wait(Context& c) {
   if (c.cluster.barrier_generation == c.warp.cluster_generation)
     return c.block(Wait::ClusterBarrier, nullptr, 0, c.warp.cluster_generation);
   c.warp.cluster_generation = ~0u;
-  if (c.cluster.events) c.cluster.events->acquire(c.warp.agent, c.cluster.barrier_sync);
+  if (c.cluster.events) c.cluster.events->acquire(c.warp.actor, c.cluster.barrier_sync);
   return Step::Next;
 }
 

@@ -79,7 +79,7 @@ struct TensorLoad : AsyncOp {
 
   void run(Cluster& cluster) override {
     u32 bytes = box.map.box_bytes();
-    if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
+    if (cluster.events) cluster.events->global(actor, pc, Kind::Read);
     for (Cta* cta : targets) {
       shared_at(cluster, *cta, offset, bytes, 16, "tensor copy");
       box.walk([&](u32 linear, u64 from, u32 count) {
@@ -95,8 +95,8 @@ struct TensorLoad : AsyncOp {
       shared_written(*cta, offset, bytes);
       u32 address = barrier_follows ? (cta->rank << kRankShift) | (barrier_address & kOffsetMask) : barrier_address;
       Mbarrier& barrier = mbarrier_of_engine(cluster, address, "tensor copy's complete_tx");
-      if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
-      mbarrier_transact(cluster, barrier, bytes, agent);
+      if (cluster.events) cluster.events->shared(actor, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
+      mbarrier_transact(cluster, barrier, bytes, actor);
     }
   }
 
@@ -113,7 +113,7 @@ struct StoreWrite : AsyncOp {
   std::vector<std::pair<u64, std::vector<u8>>> pieces;
   std::shared_ptr<BulkGroup> group;
   void run(Cluster& cluster) override {
-    if (cluster.events) cluster.events->global(agent, pc, Kind::Write);
+    if (cluster.events) cluster.events->global(actor, pc, Kind::Write);
     for (auto& [to, bytes] : pieces)
       std::memcpy(global_at(cluster, to, bytes.size(), true, "bulk store"), bytes.data(), bytes.size());
     group->writing--;
@@ -131,7 +131,7 @@ struct StoreRead : AsyncOp {
 
   void run(Cluster& cluster) override {
     auto write = std::make_unique<StoreWrite>();
-    write->pc = pc, write->issuer = issuer, write->agent = agent, write->group = group;
+    write->pc = pc, write->issuer = issuer, write->actor = actor, write->group = group;
     if (tensor) {
       u32 total = box.map.box_bytes();
       shared_at(cluster, *cta, offset, total, 16, "tensor store");
@@ -144,12 +144,12 @@ struct StoreRead : AsyncOp {
         });
         write->pieces.emplace_back(target, std::move(row));
       });
-      if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Read, cta->rank, offset, total);
+      if (cluster.events) cluster.events->shared(actor, pc, Proxy::Async, Kind::Read, cta->rank, offset, total);
     } else {
       const u8* from = shared_at(cluster, *cta, offset, bytes, 16, "bulk store");
       shared_read(cluster, *cta, offset, bytes, "bulk store");
       write->pieces.emplace_back(to, std::vector<u8>(from, from + bytes));
-      if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Read, cta->rank, offset, bytes);
+      if (cluster.events) cluster.events->shared(actor, pc, Proxy::Async, Kind::Read, cta->rank, offset, bytes);
     }
     group->reading--;
     submit(cluster, nullptr, std::move(write));
@@ -167,15 +167,15 @@ struct BulkLoad : AsyncOp {
       data = shared_at(cluster, *source, source_offset, bytes, 16, "bulk copy");
       shared_read(cluster, *source, source_offset, bytes, "bulk copy");
       if (cluster.events)
-        cluster.events->shared(agent, pc, Proxy::Async, Kind::Read, source->rank, source_offset, bytes);
+        cluster.events->shared(actor, pc, Proxy::Async, Kind::Read, source->rank, source_offset, bytes);
     } else {
       data = global_at(cluster, from, bytes, false, "bulk copy");
-      if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
+      if (cluster.events) cluster.events->global(actor, pc, Kind::Read);
     }
     std::memmove(to, data, bytes);
     shared_written(*cta, offset, bytes);
-    if (cluster.events) cluster.events->shared(agent, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
-    mbarrier_transact(cluster, mbarrier_of_engine(cluster, barrier_address, "bulk copy's complete_tx"), bytes, agent);
+    if (cluster.events) cluster.events->shared(actor, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
+    mbarrier_transact(cluster, mbarrier_of_engine(cluster, barrier_address, "bulk copy's complete_tx"), bytes, actor);
   }
 };
 
@@ -188,7 +188,7 @@ template <class Op>
 std::unique_ptr<Op> begin(Context& c) {
   auto op = std::make_unique<Op>();
   op->pc = c.group.pc, op->issuer = &c.warp;
-  if (c.cluster.events) op->agent = c.cluster.events->fork(c.warp.agent, op->pc, 0);
+  if (c.cluster.events) op->actor = c.cluster.events->fork(c.warp.actor, op->pc, 0);
   return op;
 }
 
@@ -244,7 +244,7 @@ template <class Op>
 void join_group(Context& c, Op& op) {
   BulkGroup& group = open_group(c.warp);
   group.reading++, group.writing++;
-  group.readers.push_back(op.agent);
+  group.readers.push_back(op.actor);
   op.group = c.warp.bulk_open;
 }
 
@@ -300,7 +300,7 @@ Step wait_groups(Context& c) {
     return c.block(Wait::BulkGroup, nullptr, allowed << 1 | u32(reads_only), 0);
   for (size_t i = 0; i + allowed < w.bulk_groups.size(); i++) {
     if (c.cluster.events)
-      for (u32 agent : w.bulk_groups[i]->readers) c.cluster.events->join(w.agent, agent);
+      for (u32 actor : w.bulk_groups[i]->readers) c.cluster.events->join(w.actor, actor);
     w.bulk_groups[i]->readers.clear();
   }
   while (!reads_only && w.bulk_groups.size() > allowed) w.bulk_groups.pop_front();

@@ -74,7 +74,7 @@ Cluster::Cluster(const Machine& m, u64 index)
   if (m.options.happens_before) {
     events = make_happens_before(*this);
     for (Warp* w : warps) {
-      w->agent = events->new_agent(w->number);
+      w->actor = events->new_actor(w->number);
       w->touched.assign(program.slots, ~0u);
     }
     barrier_sync = events->new_sync();
@@ -127,7 +127,7 @@ bool Cluster::wake(Warp& w) {
   for (Group& g : w.groups) {
     if (g.wait == Wait::Nothing || !satisfied(w, g)) continue;
     if (g.wait == Wait::Named) {  // the arrival was made; other waits run their instruction again
-      if (events) events->acquire(w.agent, g.where->named[g.argument].sync);
+      if (events) events->acquire(w.actor, g.where->named[g.argument].sync);
       g.pc++;
     }
     g.wait = Wait::Nothing;

@@ -15,11 +15,11 @@ struct CopyAsync : AsyncOp {
     for (const Piece& p : pieces) {
       u8* to = shared_at(cluster, *p.cta, p.offset, p.bytes, p.bytes, "cp.async");
       std::memset(to, 0, p.bytes);
-      if (cluster.events) cluster.events->global(agent, pc, Kind::Read);
+      if (cluster.events) cluster.events->global(actor, pc, Kind::Read);
       if (p.given) std::memcpy(to, global_at(cluster, p.from, p.given, false, "cp.async"), p.given);
       shared_written(*p.cta, p.offset, p.bytes);
       if (cluster.events)
-        cluster.events->shared(agent, pc, Proxy::Generic, Kind::Write, p.cta->rank, p.offset, p.bytes);
+        cluster.events->shared(actor, pc, Proxy::Generic, Kind::Write, p.cta->rank, p.offset, p.bytes);
     }
     issuer->copies_done++;
   }
@@ -34,7 +34,7 @@ struct CopyArrival : AsyncOp {
       Mbarrier& barrier = mbarrier_of(cluster, address, "cp.async.mbarrier.arrive");
       if (cluster.events)
         for (u32 copy : copies) cluster.events->release(copy, barrier.sync);
-      mbarrier_arrive(cluster, barrier, 1, issuer, pc, agent);
+      mbarrier_arrive(cluster, barrier, 1, issuer, pc, actor);
     }
   }
 };
@@ -45,8 +45,8 @@ Step start_copies(Context& c) {
   op->pc = c.group.pc, op->issuer = &w;
   w.copies_issued++;
   if (c.cluster.events) {
-    op->agent = c.cluster.events->fork(w.agent, op->pc, 0);
-    w.copy_agents.emplace_back(w.copies_issued, op->agent);
+    op->actor = c.cluster.events->fork(w.actor, op->pc, 0);
+    w.copy_actors.emplace_back(w.copies_issued, op->actor);
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
@@ -64,8 +64,8 @@ Step arrive_after_copies(Context& c) {
   auto op = std::make_unique<CopyArrival>();
   op->pc = c.group.pc, op->issuer = &c.warp;
   if (c.cluster.events) {
-    op->agent = c.cluster.events->fork(c.warp.agent, op->pc, 0);
-    for (auto& [number, agent] : c.warp.copy_agents) op->copies.push_back(agent);
+    op->actor = c.cluster.events->fork(c.warp.actor, op->pc, 0);
+    for (auto& [number, actor] : c.warp.copy_actors) op->copies.push_back(actor);
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) op->barriers.push_back(u32(c.address(u32(__builtin_ctz(rest)))));
   submit(c.cluster, &c.warp.copies, std::move(op));
@@ -88,9 +88,9 @@ Step op_cp_async(Context& c) {
     reached = w.copy_groups.front();
     w.copy_groups.pop_front();
   }
-  while (c.cluster.events && !w.copy_agents.empty() && w.copy_agents.front().first <= reached) {
-    c.cluster.events->join(w.agent, w.copy_agents.front().second);
-    w.copy_agents.pop_front();
+  while (c.cluster.events && !w.copy_actors.empty() && w.copy_actors.front().first <= reached) {
+    c.cluster.events->join(w.actor, w.copy_actors.front().second);
+    w.copy_actors.pop_front();
   }
   return Step::Next;
 }

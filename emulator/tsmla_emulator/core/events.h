@@ -5,30 +5,30 @@
 enum class Proxy : u8 { Generic, Async };
 enum class Kind : u8 { Read, Write };
 
-// An agent is a warp or one asynchronous operation; 0 is nobody. A sync object is an mbarrier, a named barrier or the
+// An actor is a warp or one asynchronous operation; 0 is nobody. A sync object is an mbarrier, a named barrier or the
 // cluster barrier.
 class Events {
  public:
   virtual ~Events() = default;
 
-  virtual u32 new_agent(u32 warp) = 0;
+  virtual u32 new_actor(u32 warp) = 0;
   virtual u32 new_sync() = 0;
 
   // Shared memory, in bytes of one CTA's window.
-  virtual void shared(u32 agent, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes) = 0;
+  virtual void shared(u32 actor, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes) = 0;
   // Tensor memory of one CTA: lanes [lane, lane + lanes) x columns [column, column + columns).
-  virtual void tensor(u32 agent, u32 pc, Kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
+  virtual void tensor(u32 actor, u32 pc, Kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
   // Tensor memory that a warp loads; gives the load's number. Loads are over in order, all of them at `number` ~0.
   virtual u32 tensor_load(u32 warp, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
   virtual void loads_done(u32 warp, u32 number) = 0;
   // A tcgen05.st: it follows its own warp's loads, whose values it can only have through registers.
   virtual void tensor_store(u32 operation, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
   // Global memory; matters before griddepcontrol.wait only.
-  virtual void global(u32 agent, u32 pc, Kind) = 0;
+  virtual void global(u32 actor, u32 pc, Kind) = 0;
   virtual void grid_wait(u32 warp) = 0;
 
-  // `agent` adds what it knows to the object's next publication.
-  virtual void release(u32 agent, u32 sync) = 0;
+  // `actor` adds what it knows to the object's next publication.
+  virtual void release(u32 actor, u32 sync) = 0;
   // The object completes: what was released becomes visible to those who acquire.
   virtual void publish(u32 sync) = 0;
   virtual void acquire(u32 warp, u32 sync) = 0;

@@ -116,14 +116,14 @@ Step execute_complex(Context& c) {
     case OP_CLUSTER_WAIT:
       return op_cluster_wait(c);
     case OP_PROXY_FENCE:
-      if (c.cluster.events) c.cluster.events->proxy_fence(c.warp.agent);
+      if (c.cluster.events) c.cluster.events->proxy_fence(c.warp.actor);
       mbarrier_fence(c.warp);
       return Step::Next;
     case OP_MBARRIER_FENCE:
       mbarrier_fence(c.warp);
       return Step::Next;
     case OP_GRID_WAIT:
-      if (c.cluster.events) c.cluster.events->grid_wait(c.warp.agent);
+      if (c.cluster.events) c.cluster.events->grid_wait(c.warp.actor);
       return Step::Next;
     case OP_TENSOR_FENCE:
     case OP_GRID_LAUNCH:

@@ -1,7 +1,7 @@
 // Vector clocks over warps and asynchronous operations: unordered accesses to the same bytes are races.
 //
-// Every agent has a component. A warp's own entry counts its releases; an access carries the entry's value at its
-// time. Access X happened before agent A when A's clock has reached X's time in X's component. Operations that are not
+// Every actor has a component. A warp's own entry counts its releases; an access carries the entry's value at its
+// time. Access X happened before actor A when A's clock has reached X's time in X's component. Operations that are not
 // ordered among each other have components of their own, which are used again once the new operation's issuer knows
 // that the old one is over. A second clock holds what is known *and* fenced for the async proxy.
 #include <cstdio>
@@ -28,7 +28,7 @@ struct Clock {
   }
 };
 
-struct Agent {
+struct Actor {
   u32 component = 0, time = 0;  // time: of an operation; a warp's is in its clock
   u32 warp = 0, pc = 0;
   bool operation = false;
@@ -51,7 +51,7 @@ constexpr u32 kLaneGroups = 8, kGroupLanes = 16;
 
 class HappensBefore : public Events {
  public:
-  explicit HappensBefore(const Cluster& cluster) : cluster_(cluster), agents_(1), syncs_(1) {
+  explicit HappensBefore(const Cluster& cluster) : cluster_(cluster), actors_(1), syncs_(1) {
     components_ = u32(cluster.warps.size()) * 2 + 1;
     grid_component_ = components_ - 1;
     loads_.resize(cluster.warps.size());
@@ -62,12 +62,12 @@ class HappensBefore : public Events {
     }
   }
 
-  u32 new_agent(u32 warp) override {
-    Agent agent;
-    agent.component = warp, agent.warp = warp;
-    Clock::grown(agent.clock.known, warp) = 1;
-    agents_.push_back(std::move(agent));
-    return u32(agents_.size() - 1);
+  u32 new_actor(u32 warp) override {
+    Actor actor;
+    actor.component = warp, actor.warp = warp;
+    Clock::grown(actor.clock.known, warp) = 1;
+    actors_.push_back(std::move(actor));
+    return u32(actors_.size() - 1);
   }
 
   u32 new_sync() override {
@@ -76,64 +76,64 @@ class HappensBefore : public Events {
   }
 
   void shared(u32 id, u32 pc, Proxy proxy, Kind kind, u32 cta, u32 offset, u32 bytes) override {
-    const Agent& agent = agents_[id];
-    Access access = access_of(agent, pc, kind);
+    const Actor& actor = actors_[id];
+    Access access = access_of(actor, pc, kind);
     access.generic = proxy == Proxy::Generic;
     std::vector<Granule>& granules = shared_[cta];
     for (u32 at = offset; at < offset + bytes;) {
       u32 begin = at & 15, end = std::min(16u, begin + offset + bytes - at);
       access.bytes = u16((1u << end) - (1u << begin));
-      if (const Access* other = touch(granules[at / 16], agent, access)) race(*other, access, cta, at, true);
+      if (const Access* other = touch(granules[at / 16], actor, access)) race(*other, access, cta, at, true);
       at += end - begin;
     }
   }
 
   void tensor(u32 id, u32 pc, Kind kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
-    const Agent& agent = agents_[id];
-    touch_tensor(agent, access_of(agent, pc, kind), cta, lane, lanes, column, columns);
+    const Actor& actor = actors_[id];
+    touch_tensor(actor, access_of(actor, pc, kind), cta, lane, lanes, column, columns);
   }
 
   u32 tensor_load(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
-    Agent& agent = agents_[id];
-    Access access = access_of(agent, pc, Kind::Read);
-    access.component = loads_of(agent);
-    access.time = ++loads_[agent.warp];
-    touch_tensor(agent, access, cta, lane, lanes, column, columns);
+    Actor& actor = actors_[id];
+    Access access = access_of(actor, pc, Kind::Read);
+    access.component = loads_of(actor);
+    access.time = ++loads_[actor.warp];
+    touch_tensor(actor, access, cta, lane, lanes, column, columns);
     return access.time;
   }
 
   void tensor_store(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
-    Agent follows = agents_[id];
+    Actor follows = actors_[id];
     Clock::grown(follows.clock.known, loads_of(follows)) = ~0u;
     touch_tensor(follows, access_of(follows, pc, Kind::Write), cta, lane, lanes, column, columns);
   }
 
   void loads_done(u32 id, u32 number) override {
-    Agent& agent = agents_[id];
-    u32& entry = Clock::grown(agent.clock.known, loads_of(agent));
-    entry = std::max(entry, std::min(number, loads_[agent.warp]));
+    Actor& actor = actors_[id];
+    u32& entry = Clock::grown(actor.clock.known, loads_of(actor));
+    entry = std::max(entry, std::min(number, loads_[actor.warp]));
   }
 
   void global(u32 id, u32 pc, Kind kind) override {
-    if (!grid_must_wait_ || Clock::at(agents_[id].clock.known, grid_component_)) return;
+    if (!grid_must_wait_ || Clock::at(actors_[id].clock.known, grid_component_)) return;
     fault("race",
           "%s of global memory at @pc:%u@ is not ordered after griddepcontrol.wait, and the launch may overlap "
           "the kernel before it",
           kind == Kind::Write ? "write" : "read", pc);
   }
 
-  void grid_wait(u32 id) override { Clock::grown(agents_[id].clock.known, grid_component_) = 1; }
+  void grid_wait(u32 id) override { Clock::grown(actors_[id].clock.known, grid_component_) = 1; }
 
   void release(u32 id, u32 sync) override {
     if (!id) return;
-    Agent& agent = agents_[id];
+    Actor& actor = actors_[id];
     Clock& gathered = syncs_[sync].gathered;
-    gathered.join(agent.clock);
-    if (agent.operation) {
-      u32& entry = Clock::grown(gathered.known, agent.component);
-      entry = std::max(entry, agent.time);
+    gathered.join(actor.clock);
+    if (actor.operation) {
+      u32& entry = Clock::grown(gathered.known, actor.component);
+      entry = std::max(entry, actor.time);
     } else {
-      agent.clock.known[agent.component]++;
+      actor.clock.known[actor.component]++;
     }
   }
 
@@ -142,16 +142,16 @@ class HappensBefore : public Events {
     syncs_[sync].gathered = Clock{};
   }
 
-  void acquire(u32 id, u32 sync) override { agents_[id].clock.join(syncs_[sync].published); }
+  void acquire(u32 id, u32 sync) override { actors_[id].clock.join(syncs_[sync].published); }
 
   u32 fork(u32 id, u32 pc, u32 after) override {
-    Agent made;
-    Agent& issuer = agents_[id];
+    Actor made;
+    Actor& issuer = actors_[id];
     made.operation = true, made.pc = pc, made.warp = issuer.warp;
     made.clock = issuer.clock;
     issuer.clock.known[issuer.component]++;
     if (after) {
-      const Agent& previous = agents_[after];
+      const Actor& previous = actors_[after];
       made.clock.join(previous.clock);
       made.component = previous.component;
       made.time = ++operation_times_[made.component - first_operation()];
@@ -160,28 +160,28 @@ class HappensBefore : public Events {
       made.component = vacant_component(made.clock);
       made.time = ++operation_times_[made.component - first_operation()];
     }
-    agents_.push_back(std::move(made));
-    return u32(agents_.size() - 1);
+    actors_.push_back(std::move(made));
+    return u32(actors_.size() - 1);
   }
 
   void join(u32 id, u32 operation) override {
     if (!operation) return;
-    const Agent& done = agents_[operation];
-    Clock& clock = agents_[id].clock;
+    const Actor& done = actors_[operation];
+    Clock& clock = actors_[id].clock;
     clock.join(done.clock);
     u32& entry = Clock::grown(clock.known, done.component);
     entry = std::max(entry, done.time);
   }
 
   void proxy_fence(u32 id) override {
-    Agent& agent = agents_[id];
-    Clock::raise(agent.clock.fenced, agent.clock.known);
-    agent.clock.known[agent.component]++;
+    Actor& actor = actors_[id];
+    Clock::raise(actor.clock.fenced, actor.clock.known);
+    actor.clock.known[actor.component]++;
   }
 
  private:
   u32 first_operation() const { return grid_component_ + 1; }
-  u32 loads_of(const Agent& agent) const { return u32(cluster_.warps.size()) + agent.warp; }
+  u32 loads_of(const Actor& actor) const { return u32(cluster_.warps.size()) + actor.warp; }
 
   u32 vacant_component(const Clock& clock) {
     for (u32 i = 0; i < operation_times_.size(); i++)
@@ -190,38 +190,38 @@ class HappensBefore : public Events {
     return first_operation() + u32(operation_times_.size()) - 1;
   }
 
-  Access access_of(const Agent& agent, u32 pc, Kind kind) const {
-    u32 time = agent.operation ? agent.time : agent.clock.known[agent.component];
-    return {agent.component, time, pc, agent.warp, 0xffff, kind == Kind::Write, true, agent.operation};
+  Access access_of(const Actor& actor, u32 pc, Kind kind) const {
+    u32 time = actor.operation ? actor.time : actor.clock.known[actor.component];
+    return {actor.component, time, pc, actor.warp, 0xffff, kind == Kind::Write, true, actor.operation};
   }
 
-  static bool ordered(const Access& before, const Agent& agent) {
-    if (before.component == agent.component) return true;
-    return Clock::at(agent.clock.known, before.component) >= before.time;
+  static bool ordered(const Access& before, const Actor& actor) {
+    if (before.component == actor.component) return true;
+    return Clock::at(actor.clock.known, before.component) >= before.time;
   }
 
   // Generic writes reach the async proxy only through a fence on the way.
-  static bool fenced(const Access& before, const Access& now, const Agent& agent) {
+  static bool fenced(const Access& before, const Access& now, const Actor& actor) {
     if (now.generic || !before.write || !before.generic) return true;
-    return Clock::at(agent.clock.fenced, before.component) >= before.time;
+    return Clock::at(actor.clock.fenced, before.component) >= before.time;
   }
 
   // Records the access; returns an earlier one that it conflicts with.
-  const Access* touch(Granule& granule, const Agent& agent, const Access& now) {
+  const Access* touch(Granule& granule, const Actor& actor, const Access& now) {
     size_t kept = 0;
     for (size_t i = 0; i < granule.size(); i++) {
       Access& old = granule[i];
       u16 both = old.bytes & now.bytes;
       if (both && (old.write || now.write)) {
-        if (!ordered(old, agent)) return &(unordered_ = old);
-        if (!fenced(old, now, agent)) {
+        if (!ordered(old, actor)) return &(unordered_ = old);
+        if (!fenced(old, now, actor)) {
           missing_fence_ = true;
           return &(unordered_ = old);
         }
       }
       if (now.write)
         old.bytes &= u16(~now.bytes);
-      else if (!old.write && both == old.bytes && old.generic == now.generic && ordered(old, agent))
+      else if (!old.write && both == old.bytes && old.generic == now.generic && ordered(old, actor))
         old.bytes = 0;
       if (old.bytes) granule[kept++] = old;
     }
@@ -230,12 +230,12 @@ class HappensBefore : public Events {
     return nullptr;
   }
 
-  void touch_tensor(const Agent& agent, const Access& access, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) {
+  void touch_tensor(const Actor& actor, const Access& access, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) {
     std::vector<Granule>& granules = tensor_[cta];
     if (granules.empty()) granules.resize(kLaneGroups * TensorMemory::columns);
     for (u32 group = lane / kGroupLanes; group * kGroupLanes < lane + lanes; group++)
       for (u32 c = column; c < column + columns; c++)
-        if (const Access* other = touch(granules[group * TensorMemory::columns + c], agent, access))
+        if (const Access* other = touch(granules[group * TensorMemory::columns + c], actor, access))
           race(*other, access, cta, (group * kGroupLanes) << 16 | c, false);
   }
 
@@ -259,7 +259,7 @@ class HappensBefore : public Events {
   }
 
   const Cluster& cluster_;
-  std::deque<Agent> agents_;
+  std::deque<Actor> actors_;
   std::deque<Sync> syncs_;
   std::vector<u32> loads_;            // per warp: tcgen05.ld issued
   std::vector<u32> operation_times_;  // per operation component: time of its last operation

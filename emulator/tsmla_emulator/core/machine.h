@@ -116,7 +116,7 @@ struct RandomSource {
 struct AsyncOp {
   u32 pc = 0;
   Warp* issuer = nullptr;
-  u32 agent = 0;  // happens-before agent of this operation, 0 when not tracked
+  u32 actor = 0;  // happens-before actor of this operation, 0 when not tracked
   virtual ~AsyncOp() = default;
   virtual void run(Cluster&) = 0;
 };
@@ -191,7 +191,7 @@ struct Cta {
   NamedBarrier named[16];
   std::unique_ptr<TensorMemory> tmem;
   Stream tensor_stream;  // tcgen05 of the CTA, in order
-  u32 tensor_agent = 0;  // happens-before agent of the last tcgen05.mma issued
+  u32 tensor_actor = 0;  // happens-before actor of the last tcgen05.mma issued
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<std::shared_ptr<WarpGroup>> warpgroups;
   std::vector<u32> register_counts;  // per warp, as setmaxnreg leaves them
@@ -202,7 +202,7 @@ struct Cta {
 // One commit group of bulk stores of a warp.
 struct BulkGroup {
   u32 reading = 0, writing = 0;       // operations that still read shared memory, that still write global memory
-  std::vector<u32> readers, writers;  // happens-before agents to join when somebody waits for the group
+  std::vector<u32> readers, writers;  // happens-before actors to join when somebody waits for the group
 };
 
 struct Warp {
@@ -217,9 +217,9 @@ struct Warp {
   u64 executed = 0;
   bool polling = false;  // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
-  u32 agent = 0;
+  u32 actor = 0;
   u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role
-  u32 tensor_agent = 0;           // of its last tcgen05.mma
+  u32 tensor_actor = 0;           // of its last tcgen05.mma
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait
 
@@ -228,9 +228,9 @@ struct Warp {
   Stream copies;  // cp.async and their mbarrier arrivals, in order
   u64 copies_issued = 0, copies_done = 0;
   std::deque<u64> copy_groups;                  // number of the last copy of each committed group
-  std::deque<std::pair<u64, u32>> copy_agents;  // (number, happens-before agent) nobody waited for yet
+  std::deque<std::pair<u64, u32>> copy_actors;  // (number, happens-before actor) nobody waited for yet
   Stream tmem_stores;
-  std::vector<u32> tmem_store_agents;
+  std::vector<u32> tmem_store_actors;
   std::vector<std::shared_ptr<Accumulator>> accumulators;  // wgmma results that have not landed
   u64 wgmma_issued = 0;
   u32 wgmma_fences = 0;

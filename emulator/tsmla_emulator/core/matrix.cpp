@@ -88,8 +88,8 @@ const u8* piece_at(const Reader& reader, Cta& cta, u32 offset) {
   if (shadow[0] != 0x0101010101010101ull || shadow[1] != 0x0101010101010101ull)
     shared_read(reader.cluster, cta, offset, 16, reader.what);
   if (reader.cluster.events)
-    for (u32 agent : reader.agents)
-      reader.cluster.events->shared(agent, reader.pc, Proxy::Async, Kind::Read, cta.rank, offset, 16);
+    for (u32 actor : reader.actors)
+      reader.cluster.events->shared(actor, reader.pc, Proxy::Async, Kind::Read, cta.rank, offset, 16);
   return place;
 }
 

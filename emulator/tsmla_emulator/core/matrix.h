@@ -23,7 +23,7 @@ void convert_piece(const u8* from, Element, float* to);
 
 struct Reader {
   Cluster& cluster;
-  std::vector<u32> agents;  // on whose behalf the listener hears of the reads
+  std::vector<u32> actors;  // on whose behalf the listener hears of the reads
   u32 pc;
   const char* what;
 };

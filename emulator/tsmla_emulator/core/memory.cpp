@@ -20,7 +20,7 @@ struct Runs {
     cta = &where, start = offset, end = offset + bytes;
   }
   void flush() {
-    if (cta) c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, kind, cta->rank, start, end - start);
+    if (cta) c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, kind, cta->rank, start, end - start);
     cta = nullptr;
   }
 };
@@ -86,7 +86,7 @@ Step load(Context& c) {
       u64 base = u64(c.cluster.machine.launch.params);
       bool param = address >= base && address < base + c.cluster.machine.launch.param_bytes;
       from = param ? param_at(c, address, bytes) : global_at(c.cluster, address, bytes, false, "load");
-      if (c.cluster.events && !param) c.cluster.events->global(c.warp.agent, c.group.pc, Kind::Read);
+      if (c.cluster.events && !param) c.cluster.events->global(c.warp.actor, c.group.pc, Kind::Read);
     } else {
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;
@@ -115,7 +115,7 @@ Step store(Context& c) {
     u8* to;
     if (space == kGlobal) {
       to = global_at(c.cluster, address, bytes, true, "store");
-      if (c.cluster.events) c.cluster.events->global(c.warp.agent, c.group.pc, Kind::Write);
+      if (c.cluster.events) c.cluster.events->global(c.warp.actor, c.group.pc, Kind::Write);
     } else {
       if (space == kParam) fault("memory", "store to the parameter block");
       Cta& cta = window(c, space, address);
@@ -290,7 +290,7 @@ Step op_matrix_move(Context& c, bool load) {
     else
       shared_written(cta, offset, 16);
     if (c.cluster.events)
-      c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, load ? Kind::Read : Kind::Write, cta.rank,
+      c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, load ? Kind::Read : Kind::Write, cta.rank,
                                offset, 16);
   }
   for (u32 q = 0; q < in.count; q++) {

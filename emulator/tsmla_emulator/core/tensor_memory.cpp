@@ -49,7 +49,7 @@ Step allocate(Context& c) {
     std::memcpy(shared_at(c.cluster, owner, offset, 4, 4, "tcgen05.alloc"), &first, 4);
     shared_written(owner, offset, 4);
     if (c.cluster.events)
-      c.cluster.events->shared(c.warp.agent, c.group.pc, Proxy::Generic, Kind::Write, owner.rank, offset, 4);
+      c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Write, owner.rank, offset, 4);
     return Step::Next;
   }
   return c.block(Wait::Alloc, nullptr, columns, 0);
@@ -67,7 +67,7 @@ Step deallocate(Context& c) {
             first + columns - 1);
   std::fill_n(t.allocated + first, columns, u8(0));
   if (c.cluster.events)
-    c.cluster.events->tensor(c.warp.agent, c.group.pc, Kind::Write, c.warp.cta->rank, 0, TensorMemory::lanes, first,
+    c.cluster.events->tensor(c.warp.actor, c.group.pc, Kind::Write, c.warp.cta->rank, 0, TensorMemory::lanes, first,
                              columns);
   for (u32 lane = 0; lane < TensorMemory::lanes; lane++)
     std::fill_n(t.written.begin() + lane * TensorMemory::columns + first, columns, u8(0));
@@ -134,7 +134,7 @@ Step load(Context& c) {
   for (u32 row = 0; row < w.rows; row++) check_written(c.cluster, cta, w.lane + row, w.column, w.columns, "tcgen05.ld");
   const s32* items = c.cluster.program.list(c.in);
   if (c.cluster.events) {
-    u32 number = c.cluster.events->tensor_load(c.warp.agent, c.group.pc, cta.rank, w.lane, w.rows, w.column, w.columns);
+    u32 number = c.cluster.events->tensor_load(c.warp.actor, c.group.pc, cta.rank, w.lane, w.rows, w.column, w.columns);
     c.warp.load_numbers.resize(c.cluster.program.slots);
     for (u32 r = 0; r < c.in.count; r++) c.warp.load_numbers[u32(std::max(items[r], 0))] = number;
     if (c.in.d >= 0) c.warp.load_numbers[u32(c.in.d)] = number;
@@ -166,7 +166,7 @@ struct TensorStore : AsyncOp {
       std::fill_n(t.written.begin() + (window.lane + row) * TensorMemory::columns + window.column, window.columns,
                   u8(1));
     if (cluster.events)
-      cluster.events->tensor_store(agent, pc, issuer->cta->rank, window.lane, window.rows, window.column,
+      cluster.events->tensor_store(actor, pc, issuer->cta->rank, window.lane, window.rows, window.column,
                                    window.columns);
   }
 };
@@ -182,9 +182,9 @@ Step store(Context& c) {
   op->values.resize(c.in.count);
   for (u32 r = 0; r < c.in.count; r++) std::memcpy(op->values[r].data(), c.warp.read(items[r]), 128);
   if (c.cluster.events) {
-    u32 after = c.warp.tmem_store_agents.empty() ? 0 : c.warp.tmem_store_agents.back();
-    op->agent = c.cluster.events->fork(c.warp.agent, op->pc, after);
-    c.warp.tmem_store_agents.push_back(op->agent);
+    u32 after = c.warp.tmem_store_actors.empty() ? 0 : c.warp.tmem_store_actors.back();
+    op->actor = c.cluster.events->fork(c.warp.actor, op->pc, after);
+    c.warp.tmem_store_actors.push_back(op->actor);
   }
   submit(c.cluster, &c.warp.tmem_stores, std::move(op));
   return Step::Next;
@@ -192,7 +192,7 @@ Step store(Context& c) {
 
 Step wait_load(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
-  if (c.cluster.events) c.cluster.events->loads_done(c.warp.agent, ~0u);
+  if (c.cluster.events) c.cluster.events->loads_done(c.warp.actor, ~0u);
   return Step::Next;
 }
 
@@ -200,8 +200,8 @@ Step wait_store(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
   if (!c.warp.tmem_stores.ops.empty()) return c.block(Wait::Tcgen05, nullptr, 0, 0);
   if (c.cluster.events)
-    for (u32 agent : c.warp.tmem_store_agents) c.cluster.events->join(c.warp.agent, agent);
-  c.warp.tmem_store_agents.clear();
+    for (u32 actor : c.warp.tmem_store_actors) c.cluster.events->join(c.warp.actor, actor);
+  c.warp.tmem_store_actors.clear();
   return Step::Next;
 }
 
@@ -241,7 +241,7 @@ void follow_loads(Cluster& cluster, Warp& w, const Insn& in) {
   u32 newest = 0;
   for (s32 slot : {in.a, in.b, in.c, in.e}) newest = std::max(newest, number(slot));
   for (u32 i = 0; i < in.count; i++) newest = std::max(newest, number(items[i]));
-  if (newest) cluster.events->loads_done(w.agent, newest);
+  if (newest) cluster.events->loads_done(w.actor, newest);
 }
 
 Step op_tensor(Context& c) {

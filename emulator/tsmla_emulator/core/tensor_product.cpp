@@ -87,7 +87,7 @@ struct Product : AsyncOp {
     SharedTile b_tile = SharedTile::blackwell(b_descriptor);
     b_tile.rows_first = shape.b_rows;
     for (u32 i = 0; i < group; i++)
-      gather_columns({cluster, {agent}, pc, "tcgen05.mma"}, *ctas[i], b_tile, shape.b, share, k, b.data() + i * share,
+      gather_columns({cluster, {actor}, pc, "tcgen05.mma"}, *ctas[i], b_tile, shape.b, share, k, b.data() + i * share,
                      n);
     for (u32 i = 0; i < group; i++) {
       if (a_in_tmem) {
@@ -95,7 +95,7 @@ struct Product : AsyncOp {
       } else {
         SharedTile a_tile = SharedTile::blackwell(a_descriptor);
         a_tile.rows_first = shape.a_rows;
-        gather_rows({cluster, {agent}, pc, "tcgen05.mma"}, *ctas[i], a_tile, shape.a, rows, k, a.data(), k);
+        gather_rows({cluster, {actor}, pc, "tcgen05.mma"}, *ctas[i], a_tile, shape.a, rows, k, a.data(), k);
       }
       if (shape.negate_a != shape.negate_b)
         for (float& v : a) v = -v;
@@ -126,7 +126,7 @@ struct Product : AsyncOp {
     if (!cluster.events) return;
     u32 gap = layout.letter == Layout::F ? 16 : 0;  // F fills 16 of every 32 lanes
     for (u32 lane = 0; lane < TensorMemory::lanes; lane += gap ? 32 : TensorMemory::lanes)
-      cluster.events->tensor(agent, pc, Kind::Write, cta.rank, lane, gap ? gap : TensorMemory::lanes, column,
+      cluster.events->tensor(actor, pc, Kind::Write, cta.rank, lane, gap ? gap : TensorMemory::lanes, column,
                              layout.columns());
   }
 
@@ -146,7 +146,7 @@ struct Product : AsyncOp {
         convert_piece(reinterpret_cast<const u8*>(cells + 4 * piece), shape.a, a + r * k + piece * per_piece);
     }
     if (cluster.events)
-      cluster.events->tensor(agent, pc, Kind::Read, cta.rank, 0, layout.letter == Layout::E ? 128 : layout.rows, column,
+      cluster.events->tensor(actor, pc, Kind::Read, cta.rank, 0, layout.letter == Layout::E ? 128 : layout.rows, column,
                              8);
   }
 };
@@ -156,7 +156,7 @@ struct Commit : AsyncOp {
   void run(Cluster& cluster) override {
     for (u32 address : barriers) {
       Mbarrier& barrier = mbarrier_of_engine(cluster, address, "tcgen05.commit");
-      mbarrier_arrive(cluster, barrier, 1, issuer, pc, agent);
+      mbarrier_arrive(cluster, barrier, 1, issuer, pc, actor);
     }
   }
 };
@@ -186,8 +186,8 @@ Step op_tensor_multiply(Context& c) {
     op->b_descriptor = c.value64(c.in.c, lane);
     if (c.in.extra == 2 && cta.rank % 2) fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
     if (c.cluster.events) {
-      op->agent = c.cluster.events->fork(c.warp.agent, op->pc, cta.tensor_agent);
-      cta.tensor_agent = c.warp.tensor_agent = op->agent;
+      op->actor = c.cluster.events->fork(c.warp.actor, op->pc, cta.tensor_actor);
+      cta.tensor_actor = c.warp.tensor_actor = op->actor;
     }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
@@ -210,7 +210,7 @@ Step op_tensor_commit(Context& c) {
       op->barriers.push_back(address);
     }
     Cta& cta = *c.warp.cta;
-    op->agent = c.warp.tensor_agent;  // tracks what this warp issued
+    op->actor = c.warp.tensor_actor;  // tracks what this warp issued
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
   return Step::Next;

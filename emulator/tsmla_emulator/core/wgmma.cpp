@@ -18,8 +18,8 @@ struct WarpGroup {
   u64 first = 0;  // number of open.front()
   std::deque<std::unique_ptr<Product>> open;
   Stream stream;
-  u32 last_agent[4] = {};
-  std::deque<std::pair<u64, u32>> agents[4];  // (number, agent) nobody waited for yet
+  u32 last_actor[4] = {};
+  std::deque<std::pair<u64, u32>> actors[4];  // (number, actor) nobody waited for yet
   ~WarpGroup();
 };
 
@@ -34,7 +34,7 @@ struct Product : AsyncOp {
   u32 joined = 0;
   struct Part {
     Warp* warp = nullptr;
-    u32 agent = 0;
+    u32 actor = 0;
     bool accumulate = false;
     std::shared_ptr<Accumulator> accumulator;
     std::vector<float> a;  // from registers: 16 x k
@@ -44,14 +44,14 @@ struct Product : AsyncOp {
     const char* what = "wgmma";
     SharedTile b_tile = SharedTile::hopper(b_descriptor);
     b_tile.rows_first = flags >> 11 & 1;
-    std::vector<u32> agents;  // of all four warps: nothing says which warp's part reads which rows
-    for (Part& p : parts) agents.push_back(p.agent);
+    std::vector<u32> actors;  // of all four warps: nothing says which warp's part reads which rows
+    for (Part& p : parts) actors.push_back(p.actor);
     std::vector<float> b(size_t(n) * k), a(size_t(64) * k);
-    gather_columns({cluster, agents, pc, what}, *group->cta, b_tile, b_kind, n, k, b.data(), n);
+    gather_columns({cluster, actors, pc, what}, *group->cta, b_tile, b_kind, n, k, b.data(), n);
     if (a_shared) {
       SharedTile a_tile = SharedTile::hopper(a_descriptor);
       a_tile.rows_first = flags >> 10 & 1;
-      gather_rows({cluster, agents, pc, what}, *group->cta, a_tile, a_kind, 64, k, a.data(), k);
+      gather_rows({cluster, actors, pc, what}, *group->cta, a_tile, a_kind, 64, k, a.data(), k);
     } else {
       for (u32 w = 0; w < 4; w++) std::memcpy(a.data() + size_t(16) * k * w, parts[w].a.data(), 16 * k * sizeof(float));
     }
@@ -163,9 +163,9 @@ void issue(Context& c) {
     check_fence(c, c.cluster.program.list(c.in)[c.in.extra / 2 + i]);
   if (!op.a_shared) part.a = a_from_registers(c, op.a_kind, op.k);
   if (c.cluster.events) {
-    part.agent = c.cluster.events->fork(w.agent, op.pc, group.last_agent[quarter]);
-    group.last_agent[quarter] = part.agent;
-    group.agents[quarter].emplace_back(number, part.agent);
+    part.actor = c.cluster.events->fork(w.actor, op.pc, group.last_actor[quarter]);
+    group.last_actor[quarter] = part.actor;
+    group.actors[quarter].emplace_back(number, part.actor);
   }
   op.joined |= 1u << quarter;
   while (!group.open.empty() && group.open.front()->joined == 15) {
@@ -202,10 +202,10 @@ Step wait(Context& c) {
     }
   }
   if (c.cluster.events && w.cta->warpgroups.size() > w.index / 4 && w.cta->warpgroups[w.index / 4]) {
-    auto& agents = w.cta->warpgroups[w.index / 4]->agents[w.index % 4];
-    while (!agents.empty() && agents.front().first < w.wgmma_retired) {
-      c.cluster.events->join(w.agent, agents.front().second);
-      agents.pop_front();
+    auto& actors = w.cta->warpgroups[w.index / 4]->actors[w.index % 4];
+    while (!actors.empty() && actors.front().first < w.wgmma_retired) {
+      c.cluster.events->join(w.actor, actors.front().second);
+      actors.pop_front();
     }
   }
   return Step::Next;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 
@@ -146,3 +147,7 @@ class Module:
     entries: dict[str, Entry]
     text: str
     programs: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __deepcopy__(self, memo: dict) -> Module:
+        """Without the programs: whoever copies a module is about to change it."""
+        return Module(self.target, self.version, copy.deepcopy(self.entries, memo), self.text)
