@@ -97,3 +97,14 @@ def lanewise(instruction: str, sources: list[np.ndarray], result: np.dtype | typ
     )
     run(body, *sources, out, threads=threads, grid=padded // threads)
     return out[:count]
+
+FILL = """
+mov.b32 %r2, smem; shl.b32 %r1, %r1000, 4; add.s32 %r3, %r2, %r1; cvt.u64.u32 %d1, %r1; add.s64 %d2, %d100, %d1;
+mov.b32 %r9, 0;
+MORE:
+ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%d2]; st.shared.v4.b32 [%r3], {%r4, %r5, %r6, %r7};
+add.s32 %r3, %r3, 2048; add.s64 %d2, %d2, 2048; add.s32 %r9, %r9, 1; setp.lt.s32 %p1, %r9, 32; @%p1 bra MORE;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+"""
+"""128 threads copy 64 KiB of the first argument to the start of shared memory, for the async proxy to read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_kernels import aligned, run
+from small_kernels import FILL, aligned, run
 from test_core_wgmma import KINDS, layout, operand
 from tsmla_emulator.machine import EmulationError
 
@@ -29,15 +29,6 @@ bar.sync 0;
 @!%p20 bra FREED;
 tcgen05.dealloc.cta_group::GROUP.sync.aligned.b32 %r500, COLUMNS;
 FREED:
-"""
-FILL = """
-mov.b32 %r2, smem; shl.b32 %r1, %r1000, 4; add.s32 %r3, %r2, %r1; cvt.u64.u32 %d1, %r1; add.s64 %d2, %d100, %d1;
-mov.b32 %r9, 0;
-MORE:
-ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%d2]; st.shared.v4.b32 [%r3], {%r4, %r5, %r6, %r7};
-add.s32 %r3, %r3, 2048; add.s64 %d2, %d2, 2048; add.s32 %r9, %r9, 1; setp.lt.s32 %p1, %r9, 32; @%p1 bra MORE;
-fence.proxy.async.shared::cta;
-bar.sync 0;
 """
 WAIT = f"{{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+{BARRIER}], 0; @!P bra A; }}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_kernels import aligned, run
+from small_kernels import FILL, aligned, run
 from tsmla_emulator.machine import EmulationError
 
 A_AT, B_AT = 0, 0x8000
@@ -53,15 +53,6 @@ def descriptor(at: int, leading: int, stride: int, swizzle: int) -> int:
     return (0x400 + at) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | code << 62
 
 
-FILL = """
-mov.b32 %r2, smem; shl.b32 %r1, %r1000, 4; add.s32 %r3, %r2, %r1; cvt.u64.u32 %d1, %r1; add.s64 %d2, %d100, %d1;
-mov.b32 %r9, 0;
-MORE:
-ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%d2]; st.shared.v4.b32 [%r3], {%r4, %r5, %r6, %r7};
-add.s32 %r3, %r3, 2048; add.s64 %d2, %d2, 2048; add.s32 %r9, %r9, 1; setp.lt.s32 %p1, %r9, 32; @%p1 bra MORE;
-fence.proxy.async.shared::cta;
-bar.sync 0;
-"""
 SYNC = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
 
 
