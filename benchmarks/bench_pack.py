@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_pack [--commit HASH] [--seconds S]
 
-GB/s count what the operator must move: k_nope, k_pe and v once in, K and V once out. "of ceiling" is against the copy of
-1 GiB, "of same copy" against a copy that moves as many bytes as the case.
+GB/s count what the operator must move: k_nope, k_pe and v once in, K and V once out. "of ceiling" is against the copy
+of 1 GiB, "of same copy" against a copy that moves as many bytes as the case.
 """
 
 from __future__ import annotations
