@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
-
 import torch
 
 from . import checks, resolve
@@ -58,8 +56,8 @@ def mla_kv_pack_quantize_fp8(
     """
     variant = _variant(k_nope, k_pe, v, fp8_dtype, enable_pdl)
     _check(variant, k_nope, k_pe, v, k_out, v_out, fp8_dtype)
-    k_scale_inv = _number("k_scale_inv", k_scale_inv)
-    v_scale_inv = _number("v_scale_inv", v_scale_inv)
+    k_scale_inv = checks.number(_OPERATOR, "k_scale_inv", k_scale_inv)
+    v_scale_inv = checks.number(_OPERATOR, "v_scale_inv", v_scale_inv)
     tokens, heads, _ = k_nope.shape
     if k_out is None:
         k_out = k_nope.new_empty((tokens, heads, variant.d_nope + variant.d_rope), dtype=fp8_dtype)
@@ -130,12 +128,3 @@ def _check(
         checks.shape(_OPERATOR, name, tensor, shape)
         checks.last_dim_contiguous(_OPERATOR, name, tensor)
         checks.aligned(_OPERATOR, name, tensor, _ALIGNMENT)
-
-
-def _number(name: str, value: float) -> float:
-    if not isinstance(value, numbers.Real):
-        raise ArgumentError(
-            f"{_OPERATOR}: {name} is a {type(value).__name__}; it must be a Python number "
-            "(reading a tensor here would wait for the GPU)"
-        )
-    return float(value)

@@ -47,13 +47,15 @@ class Attention(NamedTuple):
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, spans, work: WorkRange, softmax_scale
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, spans, work: WorkRange, scales
 ):
-    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `spans` those of q and kv."""
+    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `spans` those of q and kv,
+    `scales` multiply the scores and the output."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     mma_qk, mma_pv = mmas
     span_q, span_kv = spans
+    softmax_scale, output_scale = scales
     tile_q = cute.size(shared.q, mode=[2]) * 64
     tile_kv, d_v = cute.size(shared.v, mode=[0]), cute.size(shared.v, mode=[1])
     first_row = tile.tile * tile_q + group * 64
@@ -63,7 +65,7 @@ def attend(
     output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, d_v)), Float32)
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
     rows = cute.size(coordinates, mode=[0])
-    row_max, row_sum, rescale, inverse, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
+    row_max, row_sum, rescale, factor, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
     state = Attention(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
@@ -103,8 +105,8 @@ def attend(
 
     if const_expr(variant.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    finish_rows(row_max, row_sum, inverse, row_lse, softmax_scale)
-    scale_rows(rows_columns(output), inverse)
+    finish_rows(row_max, row_sum, factor, row_lse, softmax_scale, output_scale)
+    scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         store_lse(lse, row_lse, coordinates, tile.head, span_q, first_row)
     out_shared = shared.out[None, None, group]
