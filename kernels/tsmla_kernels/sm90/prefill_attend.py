@@ -134,12 +134,11 @@ def _scores(state: Attention, count: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _values(state: Attention, count: Int32):
+def _values(state: Attention, count: Int32, fence: cutlass.Constexpr):
     """Start adding tile `count`'s value product to the output."""
     state.v_edge.wait_full(count)
-    mma.issue(
-        state.pv_op, state.output, state.probabilities, state.v[None, None, None, state.v_edge.stage(count)], True
-    )
+    values = state.v[None, None, None, state.v_edge.stage(count)]
+    mma.issue(state.pv_op, state.output, state.probabilities, values, True, fence)
 
 
 @cute.jit
@@ -168,9 +167,12 @@ def _first(state: Attention):
 
 @cute.jit
 def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
-    """Scores of tile `count` while the values of the tile before are added; then its softmax."""
+    """Scores of tile `count` while the values of the tile before are added; then its softmax.
+
+    The fence of the score product covers the output and the probabilities, last touched in the step before.
+    """
     scores = _scores(state, count)
-    _values(state, count - 1)
+    _values(state, count - 1, False)
     warpgroup.wait_group(1)
     state.k_edge.release(count)
     _softmax(state, scores, count, masked, False)
@@ -183,5 +185,5 @@ def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
 @cute.jit
 def _last(state: Attention):
     """Values of the last tile."""
-    _values(state, state.work.tiles - 1)
+    _values(state, state.work.tiles - 1, True)
     warpgroup.wait_group(0)
