@@ -30,3 +30,15 @@ def store_lse(
             position = first_row + coordinates[row, 0][0]
             if position < span.length:
                 lse[span.start + position, head] = values[row]
+
+
+@cute.jit
+def stage_row(values: cute.Tensor, target: cute.Tensor, first: cutlass.Constexpr) -> None:
+    """Round `values` to the type of `target`, one row in swizzled shared memory, and store them from column `first`."""
+    vector = 128 // target.element_type.width
+    for part in cutlass.range_constexpr(cute.size(values) // vector):
+        source = cute.make_tensor(values.iterator + part * vector, cute.make_layout(vector))
+        rounded = cute.make_rmem_tensor(vector, target.element_type)
+        rounded.store(source.load().to(target.element_type))
+        place = cute.local_tile(target, (vector,), (first // vector + part,))
+        cute.autovec_copy(rounded, place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import cutlass
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
@@ -17,3 +19,21 @@ NUMERIC: dict[Dtype, type[Numeric]] = {
 def numeric(dtype: Dtype) -> type[Numeric]:
     """The DSL's element type of a dtype."""
     return NUMERIC[dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Probabilities:
+    """How probabilities enter the value product: as `dtype`, times 2 ** `bias`.
+
+    A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so values
+    reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It moves the
+    smallest normal number of e4m3 (2 ** -6) away from probabilities that matter.
+    """
+
+    dtype: Dtype
+    bias: int
+    slack: int
+
+    @classmethod
+    def of(cls, dtype: Dtype) -> Probabilities:
+        return cls(Dtype.E4M3, 5, 3) if dtype.bits == 8 else cls(dtype, 0, 8)
