@@ -48,7 +48,7 @@ def load_with_maximum(
     for part in cutlass.range_constexpr(cute.size(maxima)):
         first = part * repetition
         source = copy.partition_S(_row(tmem + first, repetition))
-        values = cute.make_tensor(registers.iterator + first, cute.make_layout((repetition, 1)))
+        values = cute.make_tensor(registers.iterator + first, cute.make_layout(((repetition, 1), 1)))
         maximum = cute.make_tensor(maxima.iterator + part, cute.make_layout((1, 1)))
         cute.copy_atom_call(copy, source[None, 0, 0], (values[None, 0], maximum[None, 0]))
 

@@ -295,8 +295,9 @@ class SharedTensors(NamedTuple):
     """Tiles in shared memory, and who tells whom that they are ready.
 
     factors: per query tile and row, by what the correction multiplies the output: at each event after the first the
-    rescale, at the end the inverse of the sum. No barrier guards their reuse: the softmax writes the next factor after
-    scores that the MMA warp started only after the correction had arrived for the one before.
+    rescale, at the end the inverse of the sum. No barrier of their own guards their reuse: the softmax writes the next
+    factor after scores that the MMA warp started only when the correction had arrived for the one before, and waits
+    for that arrival before it writes the last.
     """
 
     q: cute.Tensor

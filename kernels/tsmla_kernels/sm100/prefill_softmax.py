@@ -93,6 +93,8 @@ def softmax(
         for event in cutlass.range(unmasked, own.events, unroll=1):
             state = _step(row, state, event, False, False)
         inverse = cute.arch.rcp_approx(state.total) * scales[1]
+        # The correction has read the last rescale, whose place the inverse takes.
+        shared.probabilities_early.wait(tile, own.events - 1)
         _tell_factor(row, Float32(0.0) if state.total == 0.0 else inverse)
     if const_expr(variant.lse):
         if position < span_q.length:
