@@ -68,7 +68,7 @@ class Sm100PrefillSchedule:
     @classmethod
     def of(cls, variant: PrefillVariant) -> Sm100PrefillSchedule:
         ultra = variant.arch is Arch.SM103A
-        emulated = 0 if ultra else {8: 4, 16: 2}[variant.dtype.bits]
+        emulated = 0 if ultra else 2
         schedule = cls(192, 80, 48, emulated, ultra)
         schedule.check()
         return schedule

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
+from .precision import packed_words
 from .seqlen import Span
 
 
@@ -33,12 +34,14 @@ def store_lse(
 
 
 @cute.jit
-def stage_row(values: cute.Tensor, target: cute.Tensor, first: cutlass.Constexpr) -> None:
+def stage_row(values: list, target: cute.Tensor, first: cutlass.Constexpr) -> None:
     """Round `values` to the type of `target`, one row in swizzled shared memory, and store them from column `first`."""
-    vector = 128 // target.element_type.width
-    for part in cutlass.range_constexpr(cute.size(values) // vector):
-        source = cute.make_tensor(values.iterator + part * vector, cute.make_layout(vector))
-        rounded = cute.make_rmem_tensor(vector, target.element_type)
-        rounded.store(source.load().to(target.element_type))
+    dtype = target.element_type
+    vector = 128 // dtype.width
+    for part in cutlass.range_constexpr(len(values) // vector):
+        words = cute.make_rmem_tensor(128 // 32, Int32)
+        packed = packed_words(values[part * vector : part * vector + vector], dtype)
+        for word in cutlass.range_constexpr(128 // 32):
+            words[word] = packed[word]
         place = cute.local_tile(target, (vector,), (first // vector + part,))
-        cute.autovec_copy(rounded, place)
+        cute.autovec_copy(cute.recast_tensor(words, dtype), place)

@@ -73,10 +73,11 @@ class TmaEdge:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.empty(self.stage(count)))
 
-    def release_after_mmas(self, count: Int32) -> None:
-        """The warp that issues tcgen05 MMAs: those issued so far are the last to read tile `count`."""
+    def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
+        """The warp that issues tcgen05 MMAs: those issued so far are the last to read tiles `first`, `first` + 1, ..."""
         with cute.arch.elect_one():
-            tcgen05.commit(self.empty(self.stage(count)))
+            for tile in range(tiles):
+                tcgen05.commit(self.empty(self.stage(first + tile)))
 
 
 class Signals:
@@ -107,10 +108,15 @@ class Signals:
     def arrive(self, index) -> None:
         """One arrival for the calling warp, whose lanes have all done their part."""
         cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.barriers + index)
+        _arrive_once(self.barriers + index)
 
     def arrive_after_mmas(self, index) -> None:
         """One arrival, when the tcgen05 MMAs that the calling warp has issued are complete."""
         with cute.arch.elect_one():
             tcgen05.commit(self.barriers + index)
+
+
+@cute.jit
+def _arrive_once(barrier: cute.Pointer) -> None:
+    if cute.arch.lane_idx() == 0:
+        cute.arch.mbarrier_arrive(barrier)

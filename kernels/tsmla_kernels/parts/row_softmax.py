@@ -3,6 +3,9 @@
 Scores stay unscaled; exponentials are base 2 with the softmax scale times log2(e) folded into one FMA per pair of
 elements. A row keeps its old maximum while the new one is not more than 2 ** `slack` times larger, so that what has been
 accumulated rarely needs rescaling (FlashAttention-4, arXiv 2603.05451).
+
+A row's values are Python lists of registers: what is stored to a register tensor and read back in other sizes costs
+moves.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
+from cutlass._mlir.dialects import nvvm
+from cutlass.cutlass_dsl import dsl_user_op
 
 from .exp2 import exp2_pair
 from .softmax import LN_2
@@ -29,49 +34,66 @@ class RowState(NamedTuple):
 
 
 @cute.jit
-def mask_row(scores: cute.Tensor, end: Int32) -> None:
-    """Set the scores of columns `end` and beyond to -inf."""
-    for column in cutlass.range_constexpr(cute.size(scores)):
-        scores[column] = scores[column] if column < end else -Float32.inf
+def mask_row(scores: list, end: Int32) -> list:
+    """The scores, those of columns `end` and beyond replaced by -inf."""
+    return [score if column < end else -Float32.inf for column, score in enumerate(scores)]
 
 
-@cute.jit
-def row_maximum(scores: cute.Tensor) -> Float32:
+def row_maximum(scores: list[Float32]) -> Float32:
     """The largest score, in several chains so that latencies overlap."""
-    best = [scores[chain] for chain in range(_CHAINS)]
-    for column in cutlass.range_constexpr(_CHAINS, cute.size(scores)):
-        best[column % _CHAINS] = cute.arch.fmax(best[column % _CHAINS], scores[column])
-    return cute.arch.fmax(cute.arch.fmax(best[0], best[1]), cute.arch.fmax(best[2], best[3]))
+    best = list(scores[:_CHAINS])
+    for column in range(_CHAINS, len(scores), 2):
+        chain = column // 2 % _CHAINS
+        best[chain] = _maximum_of_three(best[chain], scores[column], scores[column + 1])
+    return cute.arch.fmax(_maximum_of_three(best[0], best[1], best[2]), best[3])
+
+
+@dsl_user_op
+def _maximum_of_three(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
+    """One instruction of Blackwell's."""
+    a, b, c = (Float32(value).ir_value(loc=loc, ip=ip) for value in (a, b, c))
+    return Float32(nvvm.fmax(a, b, c=c, loc=loc, ip=ip))
 
 
 @cute.jit
-def new_maximum(old: Float32, seen: Float32, scale_log2: Float32, slack: cutlass.Constexpr) -> Float32:
+def new_maximum(old: Float32, seen: Float32, slack: Float32) -> Float32:
     """The maximum to refer to from now on: `old` unless the largest score exceeds it by more than `slack`."""
-    return seen if (seen - old) * scale_log2 > Float32(slack) else old
+    return seen if seen > old + slack else old
 
 
 @cute.jit
-def shift_of(maximum: Float32, scale_log2: Float32, bias: cutlass.Constexpr) -> Float32:
-    """What exponents are lowered by; a row that has seen only -inf stays finite."""
-    base = Float32(0.0) if maximum == -Float32.inf else maximum
-    return base * scale_log2 - Float32(bias)
+def rescale_factor(old: Float32, new: Float32, scale_log2: Float32, may_hide_row: cutlass.Constexpr) -> Float32:
+    """What to multiply by all that refers to the maximum `old`. `may_hide_row`: rows may have seen only -inf."""
+    factor = cute.math.exp2((old - new) * scale_log2, fastmath=True)
+    if const_expr(may_hide_row):
+        factor = Float32(1.0) if old == new else factor
+    return factor
 
 
 @cute.jit
+def offset_of(
+    maximum: Float32, scale_log2: Float32, bias: cutlass.Constexpr, may_hide_row: cutlass.Constexpr
+) -> Float32:
+    """What is added to scaled scores in exponents; a row that has seen only -inf stays finite."""
+    base = maximum
+    if const_expr(may_hide_row):
+        base = Float32(0.0) if maximum == -Float32.inf else maximum
+    return base * -scale_log2 + Float32(bias)
+
+
 def exponentials(
-    scores: cute.Tensor, first: cutlass.Constexpr, end: cutlass.Constexpr, scale_log2: Float32, shift: Float32,
-    emulated: cutlass.Constexpr,
-) -> None:  # fmt: skip
-    """Replace scores[first:end] by 2 ** (score * scale_log2 - shift)."""
-    for column in cutlass.range_constexpr(first, end, 2):
-        x = cute.arch.fma_packed_f32x2(
-            (scores[column], scores[column + 1]), (scale_log2, scale_log2), (-shift, -shift)
-        )
-        if const_expr(_is_emulated(column // 2, emulated)):
-            x = exp2_pair(x)
+    scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int
+) -> list[Float32]:
+    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`."""
+    values: list[Float32] = []
+    scale, offsets = (scale_log2, scale_log2), (offset, offset)
+    for index in range(0, len(scores), 2):
+        x = cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
+        if _is_emulated((first + index) // 2, emulated):
+            values += exp2_pair(x)
         else:
-            x = (cute.math.exp2(x[0], fastmath=True), cute.math.exp2(x[1], fastmath=True))
-        scores[column], scores[column + 1] = x
+            values += [cute.math.exp2(part, fastmath=True) for part in x]
+    return values
 
 
 def _is_emulated(pair: int, emulated: int) -> bool:
@@ -79,17 +101,25 @@ def _is_emulated(pair: int, emulated: int) -> bool:
     return (pair % EMULATION_PERIOD * emulated) % EMULATION_PERIOD >= EMULATION_PERIOD - emulated
 
 
-@cute.jit
-def sum_of(values: cute.Tensor, start: Float32) -> Float32:
+def sum_of(values: list[Float32], start: Float32) -> Float32:
     """start + all values, in several chains of pairs."""
-    sums = [(start, Float32(0.0))] + [(Float32(0.0), Float32(0.0)) for _ in range(_CHAINS - 1)]
-    for column in cutlass.range_constexpr(0, cute.size(values), 2):
-        chain = column // 2 % _CHAINS
-        sums[chain] = cute.arch.add_packed_f32x2(sums[chain], (values[column], values[column + 1]))
+    sums = [(start, Float32(0.0)), *(values[2 * chain : 2 * chain + 2] for chain in range(1, _CHAINS))]
+    sums[0] = cute.arch.add_packed_f32x2(sums[0], values[:2])
+    for index in range(2 * _CHAINS, len(values), 2):
+        chain = index // 2 % _CHAINS
+        sums[chain] = cute.arch.add_packed_f32x2(sums[chain], values[index : index + 2])
     low = cute.arch.add_packed_f32x2(sums[0], sums[1])
     high = cute.arch.add_packed_f32x2(sums[2], sums[3])
     both = cute.arch.add_packed_f32x2(low, high)
     return both[0] + both[1]
+
+
+def scaled(values: list[Float32], factor: Float32) -> list[Float32]:
+    """Every value times `factor`."""
+    products: list[Float32] = []
+    for index in range(0, len(values), 2):
+        products += cute.arch.mul_packed_f32x2(values[index : index + 2], (factor, factor))
+    return products
 
 
 @cute.jit

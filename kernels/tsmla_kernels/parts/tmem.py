@@ -1,83 +1,70 @@
 """Tensor memory seen by a warpgroup whose thread t owns lane t: one row of 32-bit columns per thread.
 
-Loads and stores are asynchronous: `wait_loads` and `wait_stores` end those of the calling warp. The fences order
-tcgen05 operations before a barrier with those after it in another thread (PTX ISA, tcgen05 memory consistency model).
+Addresses are lane << 16 | column, of a warp's first lane. Loads and stores are asynchronous: `wait_loads` and
+`wait_stores` end those of the calling warp. The fences order tcgen05 operations before a barrier with those after it in
+another thread (PTX ISA, tcgen05 memory consistency model).
+
+Loads and stores are written as PTX: values come and go as registers of their own. Through register tensors the compiler
+pairs them up and takes them apart again, 200 moves a row of 128 columns.
 """
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir.dialects import nvvm
-from cutlass.cute.nvgpu import tcgen05
-from cutlass.cutlass_dsl import dsl_user_op
+from cutlass.cutlass_dsl import Numeric, dsl_user_op
 
-COLUMNS = 512
-"""32-bit columns of one SM's tensor memory."""
-LANES = 128
-_LANE_STRIDE = 1 << 16
+MAXIMUM_REPETITION = 32
+"""Columns that one instruction moves here."""
 
 
-@cute.jit
-def _row(tmem: cute.Pointer, columns: cutlass.Constexpr) -> cute.Tensor:
-    return cute.make_tensor(tmem, cute.make_layout((LANES, columns), stride=(_LANE_STRIDE, 1)))
+def row_address(base: Int32, column, warp: Int32) -> Int32:
+    """Where the rows of a warpgroup's warp number `warp` start: its 32 lanes, from `column` on."""
+    return base + column + (warp << 21)
 
 
-@cute.jit
-def load(tmem: cute.Pointer, thread: Int32, registers: cute.Tensor, repetition: cutlass.Constexpr = 32) -> None:
-    """Start loading this thread's row, from the column of `tmem` on, into `registers` (contiguous, 32-bit)."""
-    tile = _row(tmem, repetition)
-    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(repetition)), Float32)
-    copy = tcgen05.make_tmem_copy(atom, tile).get_slice(thread)
-    shape = copy.partition_D(cute.make_identity_tensor((LANES, repetition))).shape
-    for first in cutlass.range_constexpr(0, cute.size(registers), repetition):
-        source = copy.partition_S(_row(tmem + first, repetition))
-        cute.copy(copy, source, cute.make_tensor(registers.iterator + first, cute.make_layout(shape)))
+def load(address: Int32, columns: int) -> list[Float32]:
+    """Start loading this thread's row from `address` on."""
+    values: list[Float32] = []
+    for first in range(0, columns, MAXIMUM_REPETITION):
+        count = min(MAXIMUM_REPETITION, columns - first)
+        code = f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {_operands('w', count)}, [{{$r0}}];"
+        values += cute.arch.inline_ptx(
+            code, write_only_types=[Float32] * count, read_only_args=[address + first]
+        )
+    return values
 
 
-@cute.jit
-def load_with_maximum(
-    tmem: cute.Pointer, thread: Int32, registers: cute.Tensor, maxima: cute.Tensor, repetition: cutlass.Constexpr = 32
-) -> None:
-    """As `load`; `maxima` receives the largest value of every `repetition` columns, NaN ignored. sm_103a only."""
-    atom = cute.make_copy_atom(
-        tcgen05.LdRed32x32bOp(tcgen05.Repetition(repetition), redOp=tcgen05.TmemLoadRedOp.MAX), Float32
-    )
-    copy = tcgen05.make_tmem_copy(atom, _row(tmem, repetition)).get_slice(thread)
-    for part in cutlass.range_constexpr(cute.size(maxima)):
-        first = part * repetition
-        source = copy.partition_S(_row(tmem + first, repetition))
-        values = cute.make_tensor(registers.iterator + first, cute.make_layout(((repetition, 1), 1)))
-        maximum = cute.make_tensor(maxima.iterator + part, cute.make_layout((1, 1)))
-        cute.copy_atom_call(copy, source[None, 0, 0], (values[None, 0], maximum[None, 0]))
+def load_with_maximum(address: Int32, columns: int) -> tuple[list[Float32], list[Float32]]:
+    """As `load`, and the largest of every MAXIMUM_REPETITION values, NaN ignored. sm_103a only."""
+    values: list[Float32] = []
+    maxima: list[Float32] = []
+    count = MAXIMUM_REPETITION
+    for first in range(0, columns, count):
+        code = (
+            f"tcgen05.ld.red.sync.aligned.32x32b.x{count}.max.f32 {_operands('w', count)}, {{$w{count}}}, [{{$r0}}];"
+        )
+        *loaded, largest = cute.arch.inline_ptx(
+            code, write_only_types=[Float32] * (count + 1), read_only_args=[address + first]
+        )
+        values += loaded
+        maxima.append(largest)
+    return values, maxima
 
 
-@cute.jit
-def store(tmem: cute.Pointer, thread: Int32, registers: cute.Tensor) -> None:
-    """Start storing `registers` (contiguous, 32-bit) to this thread's row, from the column of `tmem` on.
-
-    Any count is split into powers of two, the largest first.
-    """
-    pieces = _powers_of_two(cute.size(registers))
-    for piece in cutlass.range_constexpr(len(pieces)):
-        first, repetition = pieces[piece]
-        tile = _row(tmem + first, repetition)
-        atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(repetition)), Float32)
-        copy = tcgen05.make_tmem_copy(atom, tile).get_slice(thread)
-        shape = copy.partition_S(cute.make_identity_tensor((LANES, repetition))).shape
-        source = cute.make_tensor(registers.iterator + first, cute.make_layout(shape))
-        cute.copy(copy, source, copy.partition_D(tile))
+def store(address: Int32, values: list[Numeric]) -> None:
+    """Start storing 32-bit `values` to this thread's row from `address` on; any count, in powers of two."""
+    first = 0
+    while first < len(values):
+        count = min(MAXIMUM_REPETITION, 1 << ((len(values) - first).bit_length() - 1))
+        code = f"tcgen05.st.sync.aligned.32x32b.x{count}.b32 [{{$r{count}}}], {_operands('r', count)};"
+        cute.arch.inline_ptx(code, read_only_args=[*values[first : first + count], address + first])
+        first += count
 
 
-def _powers_of_two(count: int) -> list[tuple[int, int]]:
-    """(first, size) of the powers of two that `count` is the sum of, the largest first."""
-    pieces, first = [], 0
-    while first < count:
-        size = 1 << ((count - first).bit_length() - 1)
-        pieces.append((first, size))
-        first += size
-    return pieces
+def _operands(kind: str, count: int) -> str:
+    return "{" + ", ".join(f"{{${kind}{index}}}" for index in range(count)) + "}"
 
 
 def wait_loads() -> None:

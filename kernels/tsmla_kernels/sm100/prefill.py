@@ -163,7 +163,7 @@ class PrefillKernel:
             tmem.fence_before()
             cute.arch.sync_threads()
             tmem.fence_after()
-            base = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
+            base = shared.tmem_base[0]
             span_q = span_of(cum_seq_lens_q, tile.sequence)
             span_kv = span_of(cum_seq_lens_kv, tile.sequence)
             spans = (span_q, span_kv)
@@ -196,12 +196,12 @@ class PrefillKernel:
                     work.tiles,
                 )
                 if warp == schedule.correct_warpgroup * 4:
-                    cute.arch.dealloc_tmem(base, geometry.tmem_columns)
+                    cute.arch.dealloc_tmem(_tmem_pointer(shared), geometry.tmem_columns)
             else:
                 cute.arch.setmaxregister_decrease(schedule.issue_registers)
                 if work.tiles > 0:
                     if warp == schedule.mma_warp:
-                        multiply((mma_qk, mma_pv), shared, geometry, base, works, work.tiles)
+                        multiply((mma_qk, mma_pv), shared, geometry, _tmem_pointer(shared), works, work.tiles)
                     if warp == schedule.load_warp:
                         kv_head = tile.head // heads_per_kv_head
                         load(
@@ -283,6 +283,11 @@ class PrefillKernel:
             factors_full=Signals(signals + 3 * tiles, tiles, warps),
             output_full=Signals(signals + 4 * tiles, tiles, 1),
         )
+
+
+def _tmem_pointer(shared: SharedTensors) -> cute.Pointer:
+    """The allocation as the MMAs name it."""
+    return cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
 
 
 class SharedLayouts(NamedTuple):

@@ -10,6 +10,7 @@ from tsmla.variant import PrefillVariant
 from ..geometry import Sm100PrefillGeometry
 from ..parts import tma, tmem
 from ..parts.epilogue import stage_row
+from ..parts.row_softmax import scaled
 from ..schedule import CORRECT_BARRIER, WARPGROUP
 from .prefill_work import TileWork
 
@@ -22,7 +23,7 @@ def correct(
     variant: cutlass.Constexpr[PrefillVariant],
     geometry: cutlass.Constexpr[Sm100PrefillGeometry],
     shared,
-    tmem_base,
+    tmem_base: Int32,
     out,
     query_tile: Int32,
     works,
@@ -61,13 +62,11 @@ def _rescale(
         factor = shared.factors[tile * geometry.rows + thread]
         if cute.arch.vote_any_sync(factor != 1.0):
             tmem.fence_after()
-            output = tmem_base + (geometry.tmem_output + tile * geometry.d_v)
+            output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
             for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
-                values = cute.make_rmem_tensor(CHUNK, Float32)
-                tmem.load(output + first, thread, values, CHUNK)
+                values = tmem.load(output + first, CHUNK)
                 tmem.wait_loads()
-                values.store(values.load() * factor)
-                tmem.store(output + first, thread, values)
+                tmem.store(output + first, scaled(values, factor))
             tmem.wait_stores()
             tmem.fence_before()
     if event >= 0:
@@ -81,7 +80,7 @@ def _write(
 ) -> None:  # fmt: skip
     """The finished rows, in the query tile's place: its last scores have been computed."""
     target = shared.out[thread, None, tile]
-    output = tmem_base + (geometry.tmem_output + tile * geometry.d_v)
+    output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
     if work.events > 0:
         shared.factors_full.wait(tile, work.events - 1)
@@ -89,10 +88,9 @@ def _write(
         shared.output_full.wait(tile, Int32(0))
         tmem.fence_after()
     for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
-        values = cute.make_rmem_tensor(CHUNK, Float32)
-        values.fill(0.0)
+        values = [Float32(0.0)] * CHUNK
         if work.events > 0:
-            tmem.load(output + first, thread, values, CHUNK)
+            values = tmem.load(output + first, CHUNK)
             tmem.wait_loads()
-            values.store(values.load() * factor)
+            values = scaled(values, factor)
         stage_row(values, target, first)

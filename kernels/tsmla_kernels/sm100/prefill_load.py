@@ -15,7 +15,7 @@ from ..parts.work_range import WorkRange, tile_at
 def load(
     q, k, v, shared, geometry: cutlass.Constexpr[Sm100PrefillGeometry], query_tile: Int32, work: WorkRange
 ) -> None:
-    """`q`, `k` and `v` are (copy atom, one head's rows). A tile's V follows the K of the tile after it, as the MMAs do."""
+    """`q`, `k` and `v` are (copy atom, one head's rows)."""
     per_tile = geometry.k_slots + geometry.v_slots
     shape = (geometry.rows, geometry.slot_elements)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
@@ -24,13 +24,11 @@ def load(
             q_shared, q_global = tma.tiles_of(q[0], q[1], shape, shared.q, slot)
             source = q_global[None, query_tile * geometry.query_tiles + tile]
             cute.copy(q[0], source, q_shared[None, tile * geometry.q_pitch + slot], tma_bar_ptr=barrier)
-    _fill(k, shared, geometry, tile_at(work, Int32(0)), Int32(0), geometry.k_slots)
-    for count in cutlass.range(1, work.tiles, unroll=1):
-        first = geometry.k_slots + (count - 1) * per_tile
-        _fill(k, shared, geometry, tile_at(work, count), first, geometry.k_slots)
-        _fill(v, shared, geometry, tile_at(work, count - 1), first + geometry.k_slots, geometry.v_slots)
-    last = work.tiles - 1
-    _fill(v, shared, geometry, tile_at(work, last), geometry.k_slots + last * per_tile, geometry.v_slots)
+    for count in cutlass.range(work.tiles, unroll=1):
+        tile = tile_at(work, count)
+        first = count * per_tile
+        _fill(k, shared, geometry, tile, first, geometry.k_slots)
+        _fill(v, shared, geometry, tile, first + geometry.k_slots, geometry.v_slots)
 
 
 @cute.jit

@@ -31,26 +31,27 @@ def multiply(mmas, shared, geometry: cutlass.Constexpr[Sm100PrefillGeometry], tm
     """Per step: values of the KV tile before, then scores of this one, for one query tile and then for the other, so
     that the softmax of one runs under the products of the other. `works` are the query tiles' TileWork."""
     operands = _operands(mmas, shared, geometry, tmem_base)
+    per_tile = geometry.k_slots + geometry.v_slots
     first, second = works
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         shared.q_edge.wait_full(Int32(tile))
     _wait_slots(shared, Int32(0), geometry.k_slots)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         _scores(operands, shared, geometry, works[tile], tile, Int32(0), Int32(0))
-    _release_slots(shared, Int32(0), geometry.k_slots)
+    shared.ring_edge.release_after_mmas(Int32(0), geometry.k_slots)
     for count in cutlass.range(1, tiles, unroll=1):
-        k_first = geometry.k_slots + (count - 1) * (geometry.k_slots + geometry.v_slots)
-        v_first = k_first + geometry.k_slots
+        k_first = count * per_tile
+        v_first = k_first - geometry.v_slots
         _wait_slots(shared, v_first, geometry.v_slots)
         _values(operands, shared, geometry, first, 0, count - 1, v_first)
         _wait_slots(shared, k_first, geometry.k_slots)
         _scores(operands, shared, geometry, first, 0, count, k_first)
         _values(operands, shared, geometry, second, 1, count - 1, v_first)
-        _release_slots(shared, v_first, geometry.v_slots)
+        shared.ring_edge.release_after_mmas(v_first, geometry.v_slots)
         _scores(operands, shared, geometry, second, 1, count, k_first)
-        _release_slots(shared, k_first, geometry.k_slots)
+        shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
     last = tiles - 1
-    v_first = geometry.k_slots + last * (geometry.k_slots + geometry.v_slots)
+    v_first = tiles * per_tile - geometry.v_slots
     _wait_slots(shared, v_first, geometry.v_slots)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         _values(operands, shared, geometry, works[tile], tile, last, v_first)
@@ -94,12 +95,6 @@ def _wait_slots(shared, first: Int32, slots: cutlass.Constexpr) -> None:
     for slot in cutlass.range_constexpr(slots):
         shared.ring_edge.wait_full(first + slot)
     tmem.fence_after()
-
-
-@cute.jit
-def _release_slots(shared, first: Int32, slots: cutlass.Constexpr) -> None:
-    for slot in cutlass.range_constexpr(slots):
-        shared.ring_edge.release_after_mmas(first + slot)
 
 
 @cute.jit

@@ -11,15 +11,16 @@ from tsmla.variant import PrefillVariant
 
 from ..geometry import Sm100PrefillGeometry
 from ..parts import tmem
-from ..parts.precision import Probabilities, numeric
+from ..parts.precision import Probabilities, numeric, packed_words
 from ..parts.row_softmax import (
     RowState,
     exponentials,
     mask_row,
     natural_lse,
     new_maximum,
+    offset_of,
+    rescale_factor,
     row_maximum,
-    shift_of,
     sum_of,
 )
 from ..parts.softmax import LOG2_E
@@ -34,11 +35,11 @@ CHUNK = 32
 class Row(NamedTuple):
     """What a step needs besides the event's number and the running state."""
 
-    thread: Int32
     tile: Int32
-    scores: cute.Pointer
+    scores: Int32
     factor: cute.Pointer
     scale_log2: Float32
+    slack: Float32
     visible: Int32
     work: WorkRange
     start: Int32
@@ -46,6 +47,7 @@ class Row(NamedTuple):
     geometry: Sm100PrefillGeometry
     schedule: Sm100PrefillSchedule
     probabilities: Probabilities
+    causal: bool
 
 
 @cute.jit
@@ -54,7 +56,7 @@ def softmax(
     geometry: cutlass.Constexpr[Sm100PrefillGeometry],
     schedule: cutlass.Constexpr[Sm100PrefillSchedule],
     shared,
-    tmem_base,
+    tmem_base: Int32,
     lse,
     head: Int32,
     spans,
@@ -70,19 +72,22 @@ def softmax(
     visible = span_kv.length
     if const_expr(variant.causal):
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
+    probabilities = Probabilities.of(variant.dtype)
+    scale_log2 = scales[0] * LOG2_E
     row = Row(
-        thread=thread,
         tile=tile,
-        scores=tmem_base + (geometry.tmem_scores + tile * geometry.tile_kv),
+        scores=tmem.row_address(tmem_base, geometry.tmem_scores + tile * geometry.tile_kv, thread // 32),
         factor=shared.factors + (tile * geometry.rows + thread),
-        scale_log2=scales[0] * LOG2_E,
+        scale_log2=scale_log2,
+        slack=Float32(probabilities.slack) / scale_log2,
         visible=visible,
         work=work,
         start=own.start,
         shared=shared,
         geometry=geometry,
         schedule=schedule,
-        probabilities=Probabilities.of(variant.dtype),
+        probabilities=probabilities,
+        causal=variant.causal,
     )
     state = RowState(-Float32.inf, Float32(0.0))
     if own.events > 0:
@@ -108,48 +113,45 @@ def _step(
     """Scores of one KV tile to probabilities; tells the correction by how much to rescale, and the MMAs to go on."""
     tile_kv = row.geometry.tile_kv
     shared = row.shared
-    scores = cute.make_rmem_tensor(tile_kv, Float32)
     shared.scores_full.wait(row.tile, event)
     tmem.fence_after()
     if const_expr(row.schedule.maximum_on_load and not masked):
-        maxima = cute.make_rmem_tensor(tile_kv // CHUNK, Float32)
-        tmem.load_with_maximum(row.scores, row.thread, scores, maxima, CHUNK)
+        scores, maxima = tmem.load_with_maximum(row.scores, tile_kv)
         tmem.wait_loads()
         seen = row_maximum(maxima)
     else:
-        tmem.load(row.scores, row.thread, scores, CHUNK)
+        scores = tmem.load(row.scores, tile_kv)
         tmem.wait_loads()
         if const_expr(masked):
-            mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
+            scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
         seen = row_maximum(scores)
-    slack, bias = row.probabilities.slack, row.probabilities.bias
-    maximum = new_maximum(state.maximum, seen, row.scale_log2, slack)
+    may_hide_row = const_expr(masked and row.causal)
+    maximum = new_maximum(state.maximum, seen, row.slack)
     total = Float32(0.0)
     if const_expr(not first):
-        factor = cute.math.exp2((state.maximum - maximum) * row.scale_log2, fastmath=True)
-        factor = Float32(1.0) if state.maximum == maximum else factor
+        factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
         _tell_factor(row, factor)
         total = state.total * factor
-    shift = shift_of(maximum, row.scale_log2, bias)
+    offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
     early = tile_kv * 3 // 4
+    values = []
     for chunk in cutlass.range_constexpr(0, tile_kv, CHUNK):
-        exponentials(scores, chunk, chunk + CHUNK, row.scale_log2, shift, row.schedule.emulated_pairs)
-        _store(row, scores, chunk)
+        part = exponentials(
+            scores[chunk : chunk + CHUNK], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
+        )
+        _store(row, part, chunk)
+        values += part
         if const_expr(chunk + CHUNK == early):
             _tell(shared.probabilities_early, row.tile)
     _tell(shared.probabilities_late, row.tile)
-    return RowState(maximum, sum_of(scores, total))
+    return RowState(maximum, sum_of(values, total))
 
 
 @cute.jit
-def _store(row: Row, scores: cute.Tensor, first: cutlass.Constexpr) -> None:
-    """Round CHUNK probabilities and store them where the value product reads them: in the scores' first columns."""
-    values = cute.make_tensor(scores.iterator + first, cute.make_layout(CHUNK))
+def _store(row: Row, values: list, first: cutlass.Constexpr) -> None:
+    """Round probabilities and store them where the value product reads them: in the scores' first columns."""
     dtype = numeric(row.probabilities.dtype)
-    rounded = cute.make_rmem_tensor(CHUNK, dtype)
-    rounded.store(values.load().to(dtype))
-    words = cute.recast_tensor(rounded, Float32)
-    tmem.store(row.scores + first * dtype.width // 32, row.thread, words)
+    tmem.store(row.scores + first * dtype.width // 32, packed_words(values, dtype))
 
 
 @cute.jit
