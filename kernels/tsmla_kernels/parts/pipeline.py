@@ -74,10 +74,9 @@ class TmaEdge:
             cute.arch.mbarrier_arrive(self.empty(self.stage(count)))
 
     def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
-        """The warp that issues tcgen05 MMAs: those issued so far are the last to read tiles `first`, `first` + 1, ..."""
-        with cute.arch.elect_one():
-            for tile in range(tiles):
-                tcgen05.commit(self.empty(self.stage(first + tile)))
+        """The thread that issues tcgen05 MMAs: those so far are the last to read tiles `first`, `first` + 1, ..."""
+        for tile in range(tiles):
+            tcgen05.commit(self.empty(self.stage(first + tile)))
 
 
 class Signals:
@@ -111,9 +110,8 @@ class Signals:
         _arrive_once(self.barriers + index)
 
     def arrive_after_mmas(self, index) -> None:
-        """One arrival, when the tcgen05 MMAs that the calling warp has issued are complete."""
-        with cute.arch.elect_one():
-            tcgen05.commit(self.barriers + index)
+        """One arrival, when the tcgen05 MMAs that the calling thread has issued are complete."""
+        tcgen05.commit(self.barriers + index)
 
 
 @cute.jit

@@ -12,23 +12,22 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import Float32, Int32, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from tsmla.variant import PrefillVariant
 
 from ..geometry import SM100_HEADER_BYTES, TILE_ALIGNMENT, Sm100PrefillGeometry
 from ..parts import tma, tmem
 from ..parts.pipeline import Signals, TmaEdge
-from ..parts.precision import Probabilities, numeric
+from ..parts.precision import numeric
 from ..parts.seqlen import span_of
 from ..parts.tile_scheduler import query_tile, tile_bound
 from ..parts.work_range import work_range
 from ..schedule import WARPGROUP, Sm100PrefillSchedule
 from .prefill_correct import correct
 from .prefill_load import load
-from .prefill_mma import multiply
+from .prefill_mma import Products, multiply
 from .prefill_softmax import softmax
 from .prefill_work import tile_work
 
@@ -40,6 +39,7 @@ class PrefillKernel:
         self.variant = variant
         self.geometry = Sm100PrefillGeometry.of(variant)
         self.schedule = Sm100PrefillSchedule.of(variant)
+        self.products = Products(variant, self.geometry)
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
@@ -97,11 +97,10 @@ class PrefillKernel:
         )
         heads = q.shape[1]
         tiles = tile_bound(q.shape[0], cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
-        mma_qk, mma_pv = self._mmas()
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
             lse, cum_seq_lens_q, cum_seq_lens_kv,
-            heads, heads // k.shape[1], softmax_scale, output_scale, mma_qk, mma_pv,
+            heads, heads // k.shape[1], softmax_scale, output_scale,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -129,8 +128,6 @@ class PrefillKernel:
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
         output_scale: Float32,
-        mma_qk: cute.TiledMma,
-        mma_pv: cute.TiledMma,
     ):
         geometry, schedule, variant = self.geometry, self.schedule, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -196,12 +193,14 @@ class PrefillKernel:
                     work.tiles,
                 )
                 if warp == schedule.correct_warpgroup * 4:
-                    cute.arch.dealloc_tmem(_tmem_pointer(shared), geometry.tmem_columns)
+                    pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
+                    cute.arch.dealloc_tmem(pointer, geometry.tmem_columns)
             else:
                 cute.arch.setmaxregister_decrease(schedule.issue_registers)
                 if work.tiles > 0:
                     if warp == schedule.mma_warp:
-                        multiply((mma_qk, mma_pv), shared, geometry, _tmem_pointer(shared), works, work.tiles)
+                        with cute.arch.elect_one():
+                            multiply(self.products, shared, base, works, work.tiles)
                     if warp == schedule.load_warp:
                         kv_head = tile.head // heads_per_kv_head
                         load(
@@ -213,20 +212,6 @@ class PrefillKernel:
                             tile.tile,
                             work,
                         )
-
-    def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
-        """Scores = Q K^T from shared memory; output += P V with P in tensor memory, 64 columns of V at a time."""
-        geometry, one = self.geometry, tcgen05.CtaGroup.ONE
-        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-        qk = blackwell.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, k_major, Float32, one, (geometry.rows, geometry.tile_kv)
-        )
-        probability = numeric(Probabilities.of(self.variant.dtype).dtype)
-        pv = blackwell.make_trivial_tiled_mma(
-            probability, self.dtype, k_major, mn_major, Float32, one, (geometry.rows, geometry.slot_elements),
-            tcgen05.OperandSource.TMEM,
-        )  # fmt: skip
-        return qk, pv
 
     def _shared_layouts(self) -> SharedLayouts:
         """Slots of (rows, 64 elements), swizzled over their whole width, last mode the slot; the output's tiles as
@@ -283,11 +268,6 @@ class PrefillKernel:
             factors_full=Signals(signals + 3 * tiles, tiles, warps),
             output_full=Signals(signals + 4 * tiles, tiles, 1),
         )
-
-
-def _tmem_pointer(shared: SharedTensors) -> cute.Pointer:
-    """The allocation as the MMAs name it."""
-    return cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
 
 
 class SharedLayouts(NamedTuple):
