@@ -121,6 +121,8 @@ def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
 
 def number(operator: str, name: str, value: float) -> float:
     """A Python number, as a float."""
+    if type(value) is float:
+        return value
     if not isinstance(value, numbers.Real):
         raise ArgumentError(
             f"{operator}: {name} is a {type(value).__name__}; it must be a Python number "

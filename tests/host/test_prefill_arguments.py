@@ -88,6 +88,23 @@ def test_a_given_output_is_written_and_returned(recorder, out_dtype):
     assert recorder.launches[0][3] is out
 
 
+def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
+    given = inputs()
+    for call in range(3):
+        prefill.tsmla_prefill(**given, output_scale=float(call))
+    assert len(recorder.variants) == 1 and [launch[8] for launch in recorder.launches] == [0.0, 1.0, 2.0]
+    out = torch.empty(TOKENS_Q, HEADS, D_V, dtype=torch.bfloat16)
+    prefill.tsmla_prefill(**given, out=out)
+    assert recorder.launches[-1][3] is out
+    for flag in ("return_lse", "enable_pdl", "is_causal"):
+        prefill.tsmla_prefill(**given, **{flag: flag != "is_causal"})
+    flags = [(v.causal, v.lse, v.pdl) for v in recorder.variants[2:]]
+    assert flags == [(True, True, False), (True, False, True), (False, False, False)]
+    resolve.forget()
+    prefill.tsmla_prefill(**given)
+    assert len(recorder.variants) == 6
+
+
 @pytest.mark.parametrize(
     "change", [{"query": torch.zeros(0, HEADS, D_QK, dtype=torch.bfloat16)}, {"batch_size": 0}], ids=["tokens", "batch"]
 )
@@ -207,8 +224,13 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
 @pytest.mark.parametrize("change, message", WRONG.values(), ids=WRONG.keys())
-def test_wrong_use_names_the_argument(recorder, change, message):
+def test_wrong_use_names_the_argument(recorder, change, message, seen):
+    if seen:
+        for out in (None, bf16(TOKENS_Q, HEADS, D_V)):
+            prefill.tsmla_prefill(**inputs(out=out))
+        recorder.launches.clear()
     with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
         prefill.tsmla_prefill(**inputs(**change))
     assert recorder.launches == []
