@@ -9,7 +9,9 @@ import torch
 import tsmla
 from prefill_reference import Problem, judge, make_problem
 
-pytestmark = pytest.mark.archs("sm_90a")
+pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
+BLACKWELL = pytest.mark.archs("sm_100a", "sm_103a")
+EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 LENGTHS = {
     "shorter than a tile": ([64], [100]),
@@ -22,7 +24,8 @@ LENGTHS = {
 
 def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
     shape = (*problem.query.shape[:2], problem.value.shape[2])
-    out = torch.full(shape, math.nan, dtype=problem.query.dtype, device="cuda")
+    dtype = options.pop("out_dtype", torch.bfloat16 if problem.query.dtype.itemsize == 1 else problem.query.dtype)
+    out = torch.full(shape, math.nan, dtype=dtype, device="cuda")
     result = tsmla.tsmla_prefill(
         problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, max(problem.lengths_kv),
         problem.cum_seq_lens_kv.numel() - 1, problem.softmax_scale, causal, lse, problem.cum_seq_lens_q, out=out,
@@ -39,10 +42,47 @@ def test_against_float64(gpu, lengths, causal):
     )
 
 
+@BLACKWELL
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_eight_bits_against_float64(gpu, lengths, causal):
+    problem = make_problem(
+        *lengths, 2, 1, 192, 128, torch.float8_e4m3fn, "cuda", slack=3, padded_entries=2, strided=True
+    )
+    check(problem, causal)
+
+
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dtypes_and_dims(gpu, dtype, dims):
     check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
+
+
+@BLACKWELL
+@pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_eight_bit_dtypes_and_dims(gpu, dtype, dims):
+    check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
+
+
+@BLACKWELL
+def test_bf16_from_fp16(gpu):
+    check(make_problem([130], [200], 1, 1, 192, 128, torch.float16, "cuda"), True, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_large_scores_force_rescaling(gpu, dtype):
+    check(make_problem([300], [700], 1, 1, 192, 128, dtype, "cuda", magnitude=6.0), False)
+
+
+@BLACKWELL
+def test_large_eight_bit_scores_force_rescaling(gpu):
+    check(make_problem([300], [700], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda", magnitude=6.0), False)
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (3, 3)], ids=str)
+def test_head_counts(gpu, heads):
+    check(make_problem([20, 140], [150, 30], *heads, 128, 128, torch.bfloat16, "cuda"), True)
 
 
 def test_without_lse_and_with_pdl(gpu):
