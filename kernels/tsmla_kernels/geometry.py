@@ -89,9 +89,9 @@ class PrefillGeometry:
 class Sm100PrefillGeometry:
     """Sizes of the Blackwell prefill: one CTA computes two query tiles of 128 rows of one head.
 
-    Shared memory is cut into slots of 128 rows x 64 elements, what one copy moves: a Q or K tile is d_qk / 64 of them, a
-    V tile d_v / 64. K and V slots share one ring, in the order in which they are used, so that memory which is too small
-    for two whole stages (16-bit, d_qk 192: 1.6) is used to the end.
+    Shared memory is cut into slots of 128 rows x 64 elements, what one copy moves: a Q or K tile is d_qk / 64 of them,
+    a V tile d_v / 64. K and V slots share one ring, in the order in which they are used, so that memory which is too
+    small for two whole stages (16-bit, d_qk 192: 1.6) is used to the end.
     """
 
     d_qk: int

@@ -50,7 +50,7 @@ def _why_prefill(variant: PrefillVariant) -> str | None:
         return f"prefill for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
     written = dtypes[variant.dtype]
     if variant.out_dtype not in written:
-        return f"prefill for {variant.arch} writes {_listed(written)} for {variant.dtype} inputs, not {variant.out_dtype}"
+        return f"prefill of {variant.dtype} for {variant.arch} writes {_listed(written)}, not {variant.out_dtype}"
     if (variant.d_qk, variant.d_v) not in PREFILL_DIMS:
         return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not ({variant.d_qk}, {variant.d_v})"
     return None
@@ -73,11 +73,12 @@ def support_table() -> str:
     dims = _listed(PREFILL_DIMS)
     rows = [
         (
-            f"`tsmla_prefill`, {dtype} in, {prefill_out_dtype(dtype)} out, head dims {dims}",
-            [all(_why_prefill(_prefill(arch, dtype, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
+            f"`tsmla_prefill`, {dtype} in, {out} out, head dims {dims}",
+            [all(_why_prefill(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
         )
         for dtype in Dtype
-        if any(dtype in dtypes for dtypes in PREFILL_DTYPES.values())
+        for out in Dtype
+        if any(out in dtypes.get(dtype, ()) for dtypes in PREFILL_DTYPES.values())
     ]
     rows += [
         (
@@ -92,5 +93,5 @@ def support_table() -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
 
 
-def _prefill(arch: Arch, dtype: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
-    return PrefillVariant(arch, dtype, prefill_out_dtype(dtype), d_qk, d_v, causal=True, lse=True, pdl=False)
+def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
+    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=True, lse=True, pdl=False)

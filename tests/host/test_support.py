@@ -12,9 +12,11 @@ from tsmla_kernels.registry import recipe
 
 
 @pytest.mark.parametrize("dims", PREFILL_DIMS)
-@pytest.mark.parametrize(("arch", "dtype"), [(a, d) for a, dtypes in PREFILL_DTYPES.items() for d in dtypes])
-def test_prefill_that_exists(arch: Arch, dtype: Dtype, dims: tuple[int, int]) -> None:
-    variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=dtype, d_qk=dims[0], d_v=dims[1])
+@pytest.mark.parametrize(
+    ("arch", "dtype", "out"), [(a, d, out) for a, dtypes in PREFILL_DTYPES.items() for d in dtypes for out in dtypes[d]]
+)
+def test_prefill_that_exists(arch: Arch, dtype: Dtype, out: Dtype, dims: tuple[int, int]) -> None:
+    variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=dims[0], d_v=dims[1])
     assert why_unsupported(variant) is None
 
 

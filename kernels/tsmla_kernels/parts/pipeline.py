@@ -1,8 +1,10 @@
 """Edges: how roles wait for each other.
 
-`TmaEdge`: a shared-memory ring filled by TMA and emptied by consumers, one pair of mbarriers per stage. `Signals`: single
-mbarriers by which one role tells another of an event. An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in stage
-`count % stages`; its barriers flip phase every `stages` tiles. `stages` is a power of two, so both are bit fields.
+`TmaEdge`: a shared-memory ring filled by TMA and emptied by consumers, one pair of mbarriers per stage. An edge keeps
+no position. Producer and consumers count tiles themselves, and tile number `count` lives in stage `count % stages`; its
+barriers flip phase every `stages` tiles. `stages` is a power of two, so both are bit fields.
+
+`Signals`: single mbarriers by which one role tells another of an event.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Online softmax of a row that one thread holds whole: no lane talks to another.
 
 Scores stay unscaled; exponentials are base 2 with the softmax scale times log2(e) folded into one FMA per pair of
-elements. A row keeps its old maximum while the new one is not more than 2 ** `slack` times larger, so that what has been
+elements. A row keeps its old maximum until exponentials would grow beyond a stated bound, so that what has been
 accumulated rarely needs rescaling (FlashAttention-4, arXiv 2603.05451).
 
 A row's values are Python lists of registers: what is stored to a register tensor and read back in other sizes costs

@@ -167,7 +167,7 @@ class PrefillKernel:
             first_row = tile.tile * cta_rows
             work = work_range(first_row, cta_rows, geometry.tile_kv, span_q.length, span_kv.length, variant.causal)
             works = tuple(
-                tile_work(first_row + index * geometry.rows, geometry.rows, geometry.tile_kv, *spans, variant.causal, work)
+                tile_work(geometry, first_row + index * geometry.rows, spans, variant.causal, work)
                 for index in range(geometry.query_tiles)
             )
             if warp < schedule.correct_warpgroup * 4:

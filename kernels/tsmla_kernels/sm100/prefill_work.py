@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..parts.seqlen import Span
+from ..geometry import Sm100PrefillGeometry
 from ..parts.work_range import WorkRange, work_range
 
 
@@ -25,9 +25,11 @@ class TileWork(NamedTuple):
 
 @cute.jit
 def tile_work(
-    first_row: Int32, rows: cutlass.Constexpr, tile_kv: cutlass.Constexpr, span_q: Span, span_kv: Span,
-    causal: cutlass.Constexpr, work: WorkRange,
+    geometry: cutlass.Constexpr[Sm100PrefillGeometry], first_row: Int32, spans, causal: cutlass.Constexpr,
+    work: WorkRange,
 ) -> TileWork:  # fmt: skip
-    own = work_range(first_row, rows, tile_kv, span_q.length, span_kv.length, causal).tiles
+    """The part of the query tile that starts at `first_row` in the CTA's `work`; `spans` are those of q and kv."""
+    span_q, span_kv = spans
+    own = work_range(first_row, geometry.rows, geometry.tile_kv, span_q.length, span_kv.length, causal).tiles
     events = own if first_row < span_q.length else Int32(0)
     return TileWork(first_row, work.tiles - events, events)
