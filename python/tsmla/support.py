@@ -5,7 +5,7 @@ from __future__ import annotations
 from .variant import Arch, Dtype, PackVariant, PrefillVariant, Variant
 
 PREFILL_DIMS = ((192, 128), (128, 128))
-PREFILL_DTYPES = {Arch.SM90A: (Dtype.BF16, Dtype.FP16)}
+PREFILL_DTYPES = {Arch.SM90A: (Dtype.BF16, Dtype.FP16, Dtype.E4M3, Dtype.E5M2)}
 PACK_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
 PACK_VECTOR = 16

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 import tsmla
-from prefill_reference import Problem, judge, make_problem
+from prefill_reference import Problem, archs, judge, make_problem, out_dtype
 
-pytestmark = pytest.mark.archs("sm_90a")
+DIMS = [(192, 128), (128, 128)]
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 LENGTHS = {
     "shorter than a tile": ([64], [100]),
@@ -22,7 +23,7 @@ LENGTHS = {
 
 def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
     shape = (*problem.query.shape[:2], problem.value.shape[2])
-    out = torch.full(shape, math.nan, dtype=problem.query.dtype, device="cuda")
+    out = torch.full(shape, math.nan, dtype=out_dtype(problem.query.dtype), device="cuda")
     result = tsmla.tsmla_prefill(
         problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, max(problem.lengths_kv),
         problem.cum_seq_lens_kv.numel() - 1, problem.softmax_scale, causal, lse, problem.cum_seq_lens_q, out=out,
@@ -31,6 +32,7 @@ def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
     judge(problem, causal, *(result if lse else (result, None)))
 
 
+@archs(torch.bfloat16)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_against_float64(gpu, lengths, causal):
@@ -39,16 +41,45 @@ def test_against_float64(gpu, lengths, causal):
     )
 
 
-@pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
+@archs(E4M3)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_8_bits_against_float64(gpu, lengths, causal):
+    check(make_problem(*lengths, 2, 1, 192, 128, E4M3, "cuda", slack=3, padded_entries=2, strided=True), causal)
+
+
+@archs(torch.bfloat16, torch.float16)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dtypes_and_dims(gpu, dtype, dims):
     check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
 
 
+@archs(E4M3, E5M2)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_8_bit_dtypes_and_dims(gpu, dtype, dims):
+    check(make_problem([130], [500], 1, 1, *dims, dtype, "cuda"), True)
+
+
+@archs(E4M3)
+def test_8_bit_probabilities_far_below_the_largest_count(gpu):
+    """Keys score 0, one of them ln(2**12): together the others weigh as much, each of them 2**-12 of it."""
+    problem = make_problem([64], [1 + 4096], 1, 1, 192, 128, E4M3, "cuda")
+    problem.query.zero_()
+    problem.key.zero_()
+    problem.query[..., 0] = 1.0
+    problem.key[0, 0, 0] = 1.0
+    problem.softmax_scale = 12 * math.log(2.0)
+    check(problem, False)
+
+
+@archs(torch.bfloat16)
 def test_without_lse_and_with_pdl(gpu):
     check(make_problem([130], [200], 1, 1, 192, 128, torch.bfloat16, "cuda"), False, lse=False, enable_pdl=True)
 
 
+@archs(torch.bfloat16)
 @pytest.mark.parametrize("factor", [-0.5, 0.0], ids=str)
 def test_scales(gpu, factor):
     problem = make_problem([40, 2], [70, 0], 1, 1, 192, 128, torch.bfloat16, "cuda")
