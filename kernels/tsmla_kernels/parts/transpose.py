@@ -24,8 +24,9 @@ def transpose(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutl
     """target[dim, key] = source[key, dim] by one warp, dims `part` of `parts`; keys within 16 as in `as_operand_a`.
 
     Both are K-major tiles, rows swizzled over `swizzle_bytes`. Addresses are computed here because tensors would
-    swizzle each of them anew, and keep them all in registers. Every lane of the warp calls it. Lanes 16 to 31 swap the two rows that they store: the eight rows of one matrix are then dims 0 2 4 6
-    9 11 13 15 or 1 3 5 7 8 10 12 14 of 16, which lie in different banks.
+    swizzle each of them anew, and keep them all in registers. Every lane of the warp calls it. Lanes 16 to 31 swap the
+    two rows that they store: the eight rows of one matrix are then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8 10 12 14 of
+    16, which lie in different banks.
     """
     keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
     assert dims == ROW_BYTES and keys % 32 == 0, (keys, dims)
