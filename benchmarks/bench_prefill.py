@@ -1,6 +1,6 @@
 """tsmla_prefill at serving shapes, alone or next to other implementations in the same run.
 
-    python -m benchmarks.bench_prefill [--dtype DTYPE] [--against NAME=MODULE:FUNCTION ...] [--commit HASH] [--seconds S]
+    python -m benchmarks.bench_prefill [--dtype DTYPE] [--against NAME=MODULE:FUNCTION ...] [--commit HASH]
 
 TFLOP/s count 2 * (d_qk + d_v) * heads * attended (query, key) pairs. FUNCTION takes a Case and returns a callable that
 launches the other implementation on its tensors; it is imported from wherever Python finds MODULE. Every candidate's
