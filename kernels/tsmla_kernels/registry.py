@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tsmla.support import why_unsupported
-from tsmla.variant import PackVariant, PrefillVariant, Variant
+from tsmla.variant import Arch, PackVariant, PrefillVariant, Variant
 
 OPT_LEVEL = 3
 
@@ -26,8 +26,10 @@ def recipe(variant: Variant) -> Recipe:
         raise ValueError(f"{variant.symbol()}: {reason}")
     if isinstance(variant, PackVariant):
         from .pack.kernel import PackKernel as Kernel
-    elif isinstance(variant, PrefillVariant):
+    elif isinstance(variant, PrefillVariant) and variant.arch is Arch.SM90A:
         from .sm90.prefill import PrefillKernel as Kernel
+    elif isinstance(variant, PrefillVariant):
+        from .sm100.prefill import PrefillKernel as Kernel
     else:
         raise TypeError(f"not a variant: {variant!r}")
     kernel = Kernel(variant)

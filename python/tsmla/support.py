@@ -5,7 +5,14 @@ from __future__ import annotations
 from .variant import Arch, Dtype, PackVariant, PrefillVariant, Variant
 
 PREFILL_DIMS = ((192, 128), (128, 128))
-PREFILL_DTYPES = {Arch.SM90A: (Dtype.BF16, Dtype.FP16, Dtype.E4M3, Dtype.E5M2)}
+_PREFILL_EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
+_PREFILL_BLACKWELL = {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16, Dtype.BF16), **_PREFILL_EIGHT_BITS}
+PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
+    Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,), **_PREFILL_EIGHT_BITS},
+    Arch.SM100A: _PREFILL_BLACKWELL,
+    Arch.SM103A: _PREFILL_BLACKWELL,
+}
+"""Input dtype -> the output dtypes there are, what is written unless asked for something else first."""
 PACK_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
 PACK_VECTOR = 16
@@ -37,9 +44,9 @@ def _why_prefill(variant: PrefillVariant) -> str | None:
         return f"prefill has no kernel for {variant.arch} yet; it exists for {_listed(PREFILL_DTYPES)}"
     if variant.dtype not in dtypes:
         return f"prefill for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
-    written = prefill_out_dtype(variant.dtype)
-    if variant.out_dtype != written:
-        return f"prefill for {variant.arch} writes {written} for {variant.dtype} inputs, not {variant.out_dtype}"
+    written = dtypes[variant.dtype]
+    if variant.out_dtype not in written:
+        return f"prefill of {variant.dtype} for {variant.arch} writes {_listed(written)}, not {variant.out_dtype}"
     if (variant.d_qk, variant.d_v) not in PREFILL_DIMS:
         return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not ({variant.d_qk}, {variant.d_v})"
     return None
@@ -62,11 +69,12 @@ def support_table() -> str:
     dims = _listed(PREFILL_DIMS)
     rows = [
         (
-            f"`tsmla_prefill`, {dtype} in, {prefill_out_dtype(dtype)} out, head dims {dims}",
-            [all(_why_prefill(_prefill(arch, dtype, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
+            f"`tsmla_prefill`, {dtype} in, {out} out, head dims {dims}",
+            [all(_why_prefill(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
         )
         for dtype in Dtype
-        if any(dtype in dtypes for dtypes in PREFILL_DTYPES.values())
+        for out in Dtype
+        if any(out in dtypes.get(dtype, ()) for dtypes in PREFILL_DTYPES.values())
     ]
     rows += [
         (
@@ -81,5 +89,5 @@ def support_table() -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
 
 
-def _prefill(arch: Arch, dtype: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
-    return PrefillVariant(arch, dtype, prefill_out_dtype(dtype), d_qk, d_v, causal=True, lse=True, pdl=False)
+def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
+    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=True, lse=True, pdl=False)

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 import tsmla
-from prefill_reference import Problem, archs, judge, make_problem, out_dtype
+from prefill_reference import Problem, judge, make_problem, out_dtype
 
-DIMS = [(192, 128), (128, 128)]
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
+BLACKWELL = pytest.mark.archs("sm_100a", "sm_103a")
+EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 LENGTHS = {
     "shorter than a tile": ([64], [100]),
@@ -23,7 +24,8 @@ LENGTHS = {
 
 def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
     shape = (*problem.query.shape[:2], problem.value.shape[2])
-    out = torch.full(shape, math.nan, dtype=out_dtype(problem.query.dtype), device="cuda")
+    dtype = options.pop("out_dtype", out_dtype(problem.query.dtype))
+    out = torch.full(shape, math.nan, dtype=dtype, device="cuda")
     result = tsmla.tsmla_prefill(
         problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, max(problem.lengths_kv),
         problem.cum_seq_lens_kv.numel() - 1, problem.softmax_scale, causal, lse, problem.cum_seq_lens_q, out=out,
@@ -32,7 +34,6 @@ def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
     judge(problem, causal, *(result if lse else (result, None)))
 
 
-@archs(torch.bfloat16)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_against_float64(gpu, lengths, causal):
@@ -41,45 +42,61 @@ def test_against_float64(gpu, lengths, causal):
     )
 
 
-@archs(E4M3)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-def test_8_bits_against_float64(gpu, lengths, causal):
-    check(make_problem(*lengths, 2, 1, 192, 128, E4M3, "cuda", slack=3, padded_entries=2, strided=True), causal)
+def test_eight_bits_against_float64(gpu, lengths, causal):
+    problem = make_problem(
+        *lengths, 2, 1, 192, 128, torch.float8_e4m3fn, "cuda", slack=3, padded_entries=2, strided=True
+    )
+    check(problem, causal)
 
 
-@archs(torch.bfloat16, torch.float16)
-@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dtypes_and_dims(gpu, dtype, dims):
     check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
 
 
-@archs(E4M3, E5M2)
-@pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_8_bit_dtypes_and_dims(gpu, dtype, dims):
-    check(make_problem([130], [500], 1, 1, *dims, dtype, "cuda"), True)
+@pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_eight_bit_dtypes_and_dims(gpu, dtype, dims):
+    check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
 
 
-@archs(E4M3)
-def test_8_bit_probabilities_far_below_the_largest_count(gpu):
-    """Keys score 0, one of them ln(2**12): together the others weigh as much, each of them 2**-12 of it."""
-    problem = make_problem([64], [1 + 4096], 1, 1, 192, 128, E4M3, "cuda")
-    problem.query.zero_()
-    problem.key.zero_()
-    problem.query[..., 0] = 1.0
-    problem.key[0, 0, 0] = 1.0
+@BLACKWELL
+def test_bf16_from_fp16(gpu):
+    check(make_problem([130], [200], 1, 1, 192, 128, torch.float16, "cuda"), True, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_large_scores_force_rescaling(gpu, dtype):
+    check(make_problem([300], [700], 1, 1, 192, 128, dtype, "cuda", magnitude=6.0), False)
+
+
+def test_large_eight_bit_scores_force_rescaling(gpu):
+    check(make_problem([300], [700], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda", magnitude=6.0), False)
+
+
+def test_eight_bit_probabilities_far_below_the_largest_count(gpu):
+    """One key has half of the weight, 4096 others 2**-13 each, and only these have values."""
+    problem = make_problem([64], [1 + 4096], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda")
+    for tensor, value in ((problem.query, 0.0), (problem.key, 0.0), (problem.value, 1.0)):
+        tensor.copy_(torch.full(tensor.shape, value).to(tensor.dtype))
+    problem.query[..., 0] = problem.key[0, 0, 0] = 1.0
+    problem.value[0] = 0.0
     problem.softmax_scale = 12 * math.log(2.0)
     check(problem, False)
 
 
-@archs(torch.bfloat16)
+@pytest.mark.parametrize("heads", [(4, 1), (3, 3)], ids=str)
+def test_head_counts(gpu, heads):
+    check(make_problem([20, 140], [150, 30], *heads, 128, 128, torch.bfloat16, "cuda"), True)
+
+
 def test_without_lse_and_with_pdl(gpu):
     check(make_problem([130], [200], 1, 1, 192, 128, torch.bfloat16, "cuda"), False, lse=False, enable_pdl=True)
 
 
-@archs(torch.bfloat16)
 @pytest.mark.parametrize("factor", [-0.5, 0.0], ids=str)
 def test_scales(gpu, factor):
     problem = make_problem([40, 2], [70, 0], 1, 1, 192, 128, torch.bfloat16, "cuda")

@@ -240,8 +240,8 @@ def test_wrong_use_names_the_argument(recorder, change, message, seen):
     "change, message",
     [
         ({"value": bf16(TOKENS_KV, HEADS_KV, 64)}, r"head dims \(qk, v\) are .*, not \(192, 64\)"),
-        ({"out_dtype": torch.float16}, "writes bf16 for bf16 inputs, not fp16"),
-        ({"out": bf16(TOKENS_Q, HEADS, D_V).half()}, "writes bf16 for bf16 inputs, not fp16"),
+        ({"out_dtype": torch.float16}, "of bf16 for sm_90a writes bf16, not fp16"),
+        ({"out": bf16(TOKENS_Q, HEADS, D_V).half()}, "of bf16 for sm_90a writes bf16, not fp16"),
     ],
     ids=["head dims", "out_dtype", "out"],
 )

@@ -7,23 +7,17 @@ import dataclasses
 import pytest
 from examples import PACK, PREFILL
 from tsmla import support
-from tsmla.support import (
-    PACK_MAX_DIM,
-    PACK_VECTOR,
-    PREFILL_DIMS,
-    PREFILL_DTYPES,
-    prefill_out_dtype,
-    why_unsupported,
-)
+from tsmla.support import PACK_MAX_DIM, PACK_VECTOR, PREFILL_DIMS, PREFILL_DTYPES, why_unsupported
 from tsmla.variant import Arch, Dtype
 from tsmla_kernels.registry import recipe
 
 
 @pytest.mark.parametrize("dims", PREFILL_DIMS)
-@pytest.mark.parametrize(("arch", "dtype"), [(a, d) for a, dtypes in PREFILL_DTYPES.items() for d in dtypes])
-def test_prefill_that_exists(arch: Arch, dtype: Dtype, dims: tuple[int, int]) -> None:
-    variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, d_qk=dims[0], d_v=dims[1])
-    variant = dataclasses.replace(variant, out_dtype=prefill_out_dtype(dtype))
+@pytest.mark.parametrize(
+    ("arch", "dtype", "out"), [(a, d, out) for a, dtypes in PREFILL_DTYPES.items() for d in dtypes for out in dtypes[d]]
+)
+def test_prefill_that_exists(arch: Arch, dtype: Dtype, out: Dtype, dims: tuple[int, int]) -> None:
+    variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=dims[0], d_v=dims[1])
     assert why_unsupported(variant) is None
 
 
@@ -35,8 +29,8 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
 @pytest.mark.parametrize(
     ("variant", "words"),
     [
-        (dataclasses.replace(PREFILL, out_dtype=Dtype.FP16), ("prefill", "writes bf16 for bf16 inputs", "not fp16")),
-        (dataclasses.replace(PREFILL, dtype=Dtype.E4M3, out_dtype=Dtype.E4M3), ("bf16 for e4m3 inputs", "not e4m3")),
+        (dataclasses.replace(PREFILL, dtype=Dtype.E4M3, out_dtype=Dtype.E4M3), ("prefill of e4m3", "not e4m3")),
+        (dataclasses.replace(PREFILL, out_dtype=Dtype.FP16), ("prefill", "bf16", "not fp16")),
         (dataclasses.replace(PREFILL, d_qk=96), ("(192, 128), (128, 128)", "not (96, 128)")),
         (dataclasses.replace(PACK, dtype=Dtype.E4M3), ("pack takes bf16, fp16", "not e4m3")),
         (dataclasses.replace(PACK, out_dtype=Dtype.BF16), ("pack writes e4m3, e5m2", "not bf16")),
@@ -57,7 +51,7 @@ def test_the_sentence_names_what_is_wrong_and_what_is_accepted(variant, words: t
 
 
 def test_a_dtype_that_an_architecture_lacks_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(support, "PREFILL_DTYPES", {Arch.SM90A: (Dtype.BF16, Dtype.FP16)})
+    monkeypatch.setattr(support, "PREFILL_DTYPES", {Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: ()}})
     assert why_unsupported(dataclasses.replace(PREFILL, dtype=Dtype.E5M2)) == (
         "prefill for sm_90a takes bf16, fp16, not e5m2"
     )

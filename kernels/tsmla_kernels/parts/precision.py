@@ -1,10 +1,12 @@
-"""Element types as data: what the DSL calls each dtype of a variant, and what attention probabilities become."""
+"""Element types as data: what the DSL calls each dtype of a variant."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
@@ -21,14 +23,38 @@ def numeric(dtype: Dtype) -> type[Numeric]:
     return NUMERIC[dtype]
 
 
-class Probability(NamedTuple):
-    """Probabilities, at most 1, are multiplied by 2 ** bias and rounded to `dtype` before the value product."""
+def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
+    """The values rounded to nearest, to `dtype`, and packed into 32-bit words, the first in the low bits."""
+    per_word = 32 // dtype.width
+    words = []
+    for first in range(0, len(values), per_word):
+        exact = cute.make_rmem_tensor(per_word, Float32)
+        for index in range(per_word):
+            exact[index] = values[first + index]
+        rounded = cute.make_rmem_tensor(per_word, dtype)
+        rounded.store(exact.load().to(dtype))
+        words.append(cute.recast_tensor(rounded, Int32)[0])
+    return words
 
-    dtype: type[Numeric]
+
+@dataclasses.dataclass(frozen=True)
+class Probabilities:
+    """How probabilities enter the value product: as `dtype`, times 2 ** `bias`.
+
+    A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so values
+    reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It moves the
+    smallest normal number of e4m3 (2 ** -6) away from probabilities that matter.
+    """
+
+    dtype: Dtype
     bias: int
+    slack: int
 
+    @classmethod
+    def of(cls, dtype: Dtype) -> Probabilities:
+        return cls(Dtype.E4M3, 5, 3) if dtype.bits == 8 else cls(dtype, 0, 8)
 
-def probability(dtype: Dtype) -> Probability:
-    """Of inputs of `dtype`. e4m3 has numbers from 2**-9 to 448 and more digits than e5m2, also beside e5m2 values;
-    the bias brings probabilities down to 2**-17 into its range."""
-    return Probability(numeric(Dtype.E4M3), 8) if dtype.bits == 8 else Probability(numeric(dtype), 0)
+    @classmethod
+    def always_rescaled(cls, dtype: Dtype) -> Probabilities:
+        """For kernels that rescale at every new maximum: no slack, all of e4m3's range (up to 448) for the bias."""
+        return cls(Dtype.E4M3, 8, 0) if dtype.bits == 8 else cls(dtype, 0, 0)

@@ -20,7 +20,7 @@ from tsmla.variant import PrefillVariant
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT, PrefillGeometry, swizzle_bytes
 from ..parts import tma
 from ..parts.pipeline import TmaEdge, WarpEdge
-from ..parts.precision import numeric, probability
+from ..parts.precision import Probabilities, numeric
 from ..parts.seqlen import span_of
 from ..parts.tile_scheduler import query_tile, tile_bound
 from ..parts.work_range import work_range
@@ -211,8 +211,9 @@ class PrefillKernel:
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
+        probability = numeric(Probabilities.always_rescaled(self.variant.dtype).dtype)
         pv = hopper.make_trivial_tiled_mma(
-            probability(self.variant.dtype).dtype, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.d_v),
+            probability, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.d_v),
             warpgroup.OperandSource.RMEM,
         )  # fmt: skip
         return qk, pv

@@ -14,7 +14,7 @@ from ..parts import mma, tma
 from ..parts.epilogue import stage_output, store_lse
 from ..parts.fragment import as_operand_a, rows_columns
 from ..parts.mask import mask_scores
-from ..parts.precision import probability
+from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, exponentiate, finish_rows, scale_rows
 from ..parts.work_range import WorkRange, tile_at
 from ..schedule import EPILOGUE_BARRIER, WARPGROUP
@@ -89,7 +89,7 @@ def attend(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
-        bias=probability(variant.dtype).bias,
+        bias=Probabilities.always_rescaled(variant.dtype).bias,
     )
     output.fill(0.0)
     row_max.fill(-Float32.inf)
