@@ -41,9 +41,8 @@ def tsmla_prefill(
     """output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale * v) for each sequence of a ragged pack.
 
     Args:
-        query: [tokens_q, heads_q, d_qk], bf16 or fp16; on Blackwell also e4m3 or e5m2. Strided views are read
-            correctly (last dimension contiguous, base and outer strides multiples of 16 bytes), here and for key,
-            value and out.
+        query: [tokens_q, heads_q, d_qk], bf16, fp16, e4m3 or e5m2. Strided views are read correctly (last dimension
+            contiguous, base and outer strides multiples of 16 bytes), here and for key, value and out.
         key: [tokens_kv, heads_kv, d_qk], query's dtype; heads_q is a multiple of heads_kv (query head h reads
             key head h // (heads_q // heads_kv)).
         value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128) or (128, 128).

@@ -5,14 +5,10 @@ from __future__ import annotations
 from .variant import Arch, Dtype, PackVariant, PrefillVariant, Variant
 
 PREFILL_DIMS = ((192, 128), (128, 128))
-_PREFILL_BLACKWELL = {
-    Dtype.BF16: (Dtype.BF16,),
-    Dtype.FP16: (Dtype.FP16, Dtype.BF16),
-    Dtype.E4M3: (Dtype.BF16,),
-    Dtype.E5M2: (Dtype.BF16,),
-}
+_PREFILL_EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
+_PREFILL_BLACKWELL = {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16, Dtype.BF16), **_PREFILL_EIGHT_BITS}
 PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
-    Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,)},
+    Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,), **_PREFILL_EIGHT_BITS},
     Arch.SM100A: _PREFILL_BLACKWELL,
     Arch.SM103A: _PREFILL_BLACKWELL,
 }

@@ -8,9 +8,11 @@ import math
 import pytest
 import torch
 import tsmla
-from prefill_reference import Problem, judge, make_problem
+from prefill_reference import Problem, judge, make_problem, out_dtype
+from tsmla.checks import dtype_of
+from tsmla.support import PREFILL_DTYPES
 
-DTYPES = [torch.bfloat16, torch.float16]
+DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 DIMS = [(192, 128), (128, 128)]
 LENGTHS = {
     "one tile": ([128], [128]),
@@ -29,7 +31,7 @@ def prefill(problem: Problem, causal: bool, lse: bool, **options):
     out = options.pop("out", None)
     if out is None:
         shape = (*problem.query.shape[:2], problem.value.shape[2])
-        out = torch.full(shape, math.nan, dtype=problem.query.dtype, device=problem.query.device)
+        out = torch.full(shape, math.nan, dtype=out_dtype(problem.query.dtype), device=problem.query.device)
     result = tsmla.tsmla_prefill(
         problem.query,
         problem.key,
@@ -62,7 +64,8 @@ def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-def test_against_float64(lengths, dtype, dims, causal):
+def test_against_float64(lengths, dtype, dims, causal, arch):
+    skip_without(arch, dtype)
     check(make_problem(*lengths, 4, 2, *dims, dtype, "cuda", slack=3, padded_entries=2, strided=True), causal)
 
 
@@ -72,8 +75,36 @@ def test_head_counts(heads):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-def test_large_scores_force_rescaling(causal):
-    check(make_problem([300], [900], 2, 2, 192, 128, torch.bfloat16, "cuda", magnitude=6.0), causal)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_scores_force_rescaling(dtype, causal, arch):
+    skip_without(arch, dtype)
+    check(make_problem([300], [900], 2, 2, 192, 128, dtype, "cuda", magnitude=6.0), causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_contexts(dtype, arch):
+    """Sums over many keys: 8-bit products keep about 14 bits in the tensor cores."""
+    skip_without(arch, dtype)
+    check(make_problem([130], [20000], 2, 2, 192, 128, dtype, "cuda"), True)
+
+
+def skip_without(arch, dtype: torch.dtype) -> None:
+    if dtype_of(dtype) not in PREFILL_DTYPES.get(arch, ()):
+        pytest.skip(f"prefill for {arch} has no {dtype} kernel")
+
+
+@pytest.mark.parametrize("factor", [-0.5, 0.0], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scales(dtype, factor, arch):
+    skip_without(arch, dtype)
+    problem = make_problem([40, 2], [700, 0], 2, 1, 192, 128, dtype, "cuda")
+    scale, problem.softmax_scale = problem.softmax_scale, problem.softmax_scale / 0.375
+    out, lse = prefill(problem, True, True, k_scale=0.375, v_scale=4.0, output_scale=factor / 4.0)
+    problem.softmax_scale = scale
+    if factor == 0.0:
+        assert (out == 0).all()
+    else:
+        judge(problem, True, out / factor, lse)  # a power of two: nothing is rounded anew
 
 
 def test_without_lse_and_with_pdl_give_the_same_bits():
@@ -87,8 +118,10 @@ def test_without_lse_and_with_pdl_give_the_same_bits():
         assert torch.equal(out, reference) and torch.equal(lse, again)
 
 
-def test_repeated_calls_give_the_same_bits():
-    problem = make_problem([1000], [2000], 8, 8, 192, 128, torch.bfloat16, "cuda")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_repeated_calls_give_the_same_bits(dtype, arch):
+    skip_without(arch, dtype)
+    problem = make_problem([1000], [2000], 8, 8, 192, 128, dtype, "cuda")
     first, first_lse = prefill(problem, True, True)
     for _ in range(5):
         out, lse = prefill(problem, True, True)
@@ -174,8 +207,10 @@ BAD = {
     "int64 lengths": (dict(cum_seq_lens=lambda t: t.long()), "cum_seq_lens is torch.int64; accepted: torch.int32"),
     "batch size": (dict(batch_size=lambda n: n + 1), r"cum_seq_lens has shape \[2\]; it must be \[3\]"),
     "scale": (dict(softmax_scale=lambda s: -s), "softmax_scale is -"),
+    "value scale": (dict(v_scale=lambda _: math.inf), "v_scale is inf"),
     "out shape": (dict(out=lambda _: torch.empty(149, 4, 128, dtype=torch.bfloat16, device="cuda")), "out has shape"),
     "out dtype": (dict(out=lambda _: torch.empty(150, 4, 128, device="cuda")), "out is torch.float32"),
+    "other out dtype": (dict(out_dtype=lambda _: torch.float16), "writes bf16 for bf16 inputs, not fp16"),
 }
 
 
@@ -192,6 +227,8 @@ def test_wrong_use_names_the_argument(change, message):
         batch_size=1,
         softmax_scale=problem.softmax_scale,
         out=None,
+        out_dtype=None,
+        v_scale=1.0,
     )
     (name, wrong), *_ = change.items()
     arguments[name] = wrong(arguments[name])
@@ -201,10 +238,12 @@ def test_wrong_use_names_the_argument(change, message):
 
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="compiles the shipped kernel anew: no cutlass")
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-def test_compiled_now_equals_compiled_ahead(causal, monkeypatch, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_compiled_now_equals_compiled_ahead(dtype, causal, monkeypatch, tmp_path, arch):
     from tsmla import resolve
 
-    problem = make_problem([513, 90], [700, 1000], 4, 2, 192, 128, torch.bfloat16, "cuda")
+    skip_without(arch, dtype)
+    problem = make_problem([513, 90], [700, 1000], 4, 2, 192, 128, dtype, "cuda")
     monkeypatch.setenv("TSMLA_CACHE_DIR", str(tmp_path))
     results = {}
     for backend in ("binary", "jit"):

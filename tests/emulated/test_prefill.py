@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import tsmla
-from prefill_reference import Problem, judge, make_problem
+from prefill_reference import Problem, judge, make_problem, out_dtype
 
 pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
 BLACKWELL = pytest.mark.archs("sm_100a", "sm_103a")
@@ -24,7 +24,7 @@ LENGTHS = {
 
 def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
     shape = (*problem.query.shape[:2], problem.value.shape[2])
-    dtype = options.pop("out_dtype", torch.bfloat16 if problem.query.dtype.itemsize == 1 else problem.query.dtype)
+    dtype = options.pop("out_dtype", out_dtype(problem.query.dtype))
     out = torch.full(shape, math.nan, dtype=dtype, device="cuda")
     result = tsmla.tsmla_prefill(
         problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, max(problem.lengths_kv),
@@ -42,7 +42,6 @@ def test_against_float64(gpu, lengths, causal):
     )
 
 
-@BLACKWELL
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_eight_bits_against_float64(gpu, lengths, causal):
@@ -58,7 +57,6 @@ def test_dtypes_and_dims(gpu, dtype, dims):
     check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
 
 
-@BLACKWELL
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
 def test_eight_bit_dtypes_and_dims(gpu, dtype, dims):
@@ -75,9 +73,19 @@ def test_large_scores_force_rescaling(gpu, dtype):
     check(make_problem([300], [700], 1, 1, 192, 128, dtype, "cuda", magnitude=6.0), False)
 
 
-@BLACKWELL
 def test_large_eight_bit_scores_force_rescaling(gpu):
     check(make_problem([300], [700], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda", magnitude=6.0), False)
+
+
+def test_eight_bit_probabilities_far_below_the_largest_count(gpu):
+    """One key has half of the weight, 4096 others 2**-13 each, and only these have values."""
+    problem = make_problem([64], [1 + 4096], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda")
+    for tensor, value in ((problem.query, 0.0), (problem.key, 0.0), (problem.value, 1.0)):
+        tensor.copy_(torch.full(tensor.shape, value).to(tensor.dtype))
+    problem.query[..., 0] = problem.key[0, 0, 0] = 1.0
+    problem.value[0] = 0.0
+    problem.softmax_scale = 12 * math.log(2.0)
+    check(problem, False)
 
 
 @pytest.mark.parametrize("heads", [(4, 1), (3, 3)], ids=str)

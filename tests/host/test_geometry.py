@@ -27,8 +27,10 @@ def test_shipped_variants_are_within_budget(variant):
     geometry = PrefillGeometry.of(variant)
     schedule = PrefillSchedule.of(geometry)
     element = variant.dtype.bits // 8
-    tiles = geometry.stages * geometry.tile_kv * (variant.d_qk + variant.d_v) * element
-    assert geometry.shared_bytes - tiles - geometry.tile_q * variant.d_qk * element == 1024
+    values = 2 * variant.d_v if variant.dtype.bits == 8 else variant.d_v
+    tiles = geometry.stages * geometry.tile_kv * (variant.d_qk + values) * element
+    rows = max(variant.d_qk * element, variant.d_v * variant.out_dtype.bits // 8)
+    assert geometry.shared_bytes - tiles - geometry.tile_q * rows == 1024
     assert geometry.shared_bytes <= SHARED_BYTES_PER_CTA
     used = WARPGROUP * (schedule.load_registers + schedule.attend_warpgroups * schedule.attend_registers)
     assert used <= REGISTERS_PER_SM
@@ -42,10 +44,20 @@ def test_too_much_shared_memory_is_refused():
         dataclasses.replace(geometry, d_qk=192, stages=4).check()
 
 
-def test_an_output_larger_than_its_query_slice_is_refused():
+def test_an_output_larger_than_its_query_slice_gets_its_room():
+    geometry = dataclasses.replace(PrefillGeometry.of(VARIANTS[0]), d_qk=128, d_v=256, stages=1)
+    geometry.check()
+    assert geometry.q_slot_bytes == 64 * 256 * geometry.out_element_bytes
+
+
+def test_transposing_warps_go_with_8_bit_values():
     geometry = PrefillGeometry.of(VARIANTS[0])
-    with pytest.raises(AssertionError, match="does not fit in its Q slice"):
-        dataclasses.replace(geometry, d_v=256, stages=1).check()
+    schedule = PrefillSchedule.of(geometry)
+    assert (schedule.transpose_warps > 0) == (geometry.element_bytes == 1) == geometry.transposes_values
+    with pytest.raises(AssertionError):
+        dataclasses.replace(schedule, transpose_warps=4).check(geometry)
+    with pytest.raises(AssertionError):
+        schedule.check(dataclasses.replace(geometry, transposes_values=not geometry.transposes_values))
 
 
 def test_too_many_registers_are_refused():

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from examples import PACK, PREFILL
+from tsmla import support
 from tsmla.support import PACK_MAX_DIM, PACK_VECTOR, PREFILL_DIMS, PREFILL_DTYPES, why_unsupported
 from tsmla.variant import Arch, Dtype
 from tsmla_kernels.registry import recipe
@@ -28,7 +29,7 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
 @pytest.mark.parametrize(
     ("variant", "words"),
     [
-        (dataclasses.replace(PREFILL, dtype=Dtype.E5M2), ("prefill", "bf16, fp16", "not e5m2")),
+        (dataclasses.replace(PREFILL, dtype=Dtype.E4M3, out_dtype=Dtype.E4M3), ("prefill of e4m3", "not e4m3")),
         (dataclasses.replace(PREFILL, out_dtype=Dtype.FP16), ("prefill", "bf16", "not fp16")),
         (dataclasses.replace(PREFILL, d_qk=96), ("(192, 128), (128, 128)", "not (96, 128)")),
         (dataclasses.replace(PACK, dtype=Dtype.E4M3), ("pack takes bf16, fp16", "not e4m3")),
@@ -47,6 +48,16 @@ def test_the_sentence_names_what_is_wrong_and_what_is_accepted(variant, words: t
     with pytest.raises(ValueError) as raised:
         recipe(variant)
     assert variant.symbol() in str(raised.value) and reason in str(raised.value)
+
+
+def test_a_dtype_that_an_architecture_lacks_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(support, "PREFILL_DTYPES", {Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: ()}})
+    assert why_unsupported(dataclasses.replace(PREFILL, dtype=Dtype.E5M2)) == (
+        "prefill for sm_90a takes bf16, fp16, not e5m2"
+    )
+    assert why_unsupported(dataclasses.replace(PREFILL, arch=Arch.SM100A)) == (
+        "prefill has no kernel for sm_100a yet; it exists for sm_90a"
+    )
 
 
 def test_what_is_not_a_variant_is_refused() -> None:

@@ -26,16 +26,21 @@ def rows_columns(accumulator: cute.Tensor) -> cute.Tensor:
     )
 
 
-def as_operand_a(accumulator: cute.Tensor) -> cute.Tensor:
-    """The same registers in the order of a 16-bit A fragment: ((2, 2, 2), m tiles, k tiles of 16)."""
+def as_operand_a(accumulator: cute.Tensor, bits: int) -> cute.Tensor:
+    """The same registers in the order of an A fragment of elements half or a quarter as wide.
+
+    16 bits: ((2, 2, 2), m tiles, k tiles of 16). 8 bits: ((4, 2, 2), m tiles, k tiles of 32), with the columns in the
+    order in which threads hold them: within 16 columns, number 4 i + (0, 1, 2, 3) is column 2 i + (0, 1, 8, 9). B must
+    have its rows in the same order (`transpose`).
+    """
     layout = accumulator.layout
     pair, row, block = layout.shape[0]
     s_pair, s_row, s_block = layout.stride[0]
-    assert layout.shape[2] == 1 and block % 2 == 0, layout
-    return cute.make_tensor(
-        accumulator.iterator,
-        cute.make_layout(
-            ((pair, row, 2), layout.shape[1], block // 2),
-            stride=((s_pair, s_row, s_block), layout.stride[1], 2 * s_block),
-        ),
-    )
+    blocks = {16: 2, 8: 4}[bits]
+    assert layout.shape[2] == 1 and block % blocks == 0, layout
+    if bits == 16:
+        shape, stride = (pair, row, 2), (s_pair, s_row, s_block)
+    else:
+        shape, stride = ((pair, 2), row, 2), ((s_pair, s_block), s_row, 2 * s_block)
+    shape, stride = (shape, layout.shape[1], block // blocks), (stride, layout.stride[1], blocks * s_block)
+    return cute.make_tensor(accumulator.iterator, cute.make_layout(shape, stride=stride))

@@ -1,8 +1,9 @@
 """Edges: how roles wait for each other.
 
-`TmaEdge`: a shared-memory ring filled by TMA and emptied by consumers, one pair of mbarriers per stage. An edge keeps
-no position. Producer and consumers count tiles themselves, and tile number `count` lives in stage `count % stages`; its
-barriers flip phase every `stages` tiles. `stages` is a power of two, so both are bit fields.
+`TmaEdge`, `WarpEdge`: a shared-memory ring filled by TMA or by warps and emptied by consumers, one pair of mbarriers
+per stage. An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in
+stage `count % stages`; its barriers flip phase every `stages` tiles. `stages` is a power of two, so both are bit
+fields.
 
 `Signals`: single mbarriers by which one role tells another of an event.
 """
@@ -15,25 +16,23 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 
-class TmaEdge:
-    """One ring. `full(s)` completes when the stage's bytes have landed, `empty(s)` when every consumer left it.
+class _Edge:
+    """One ring. `full(s)` completes when the stage is filled, `empty(s)` when every consumer left it.
 
     Consumers are warps that read (`release`), or the tensor core (`release_after_mmas`, which is one consumer).
     """
 
-    def __init__(self, barriers: cute.Pointer, stages: int, tx_bytes: int, consumer_warps: int):
+    fills = 1
+    """Arrivals that make a stage full."""
+
+    def __init__(self, barriers: cute.Pointer, stages: int, consumer_warps: int):
         assert stages > 0 and stages & (stages - 1) == 0, stages
         self.barriers = barriers
         self.stages = stages
-        self.tx_bytes = tx_bytes
         self.consumer_warps = consumer_warps
 
     def __extract_mlir_values__(self) -> list:
         return cutlass.extract_mlir_values(self.barriers)
-
-    def __new_from_mlir_values__(self, values: list) -> TmaEdge:
-        barriers = cutlass.new_from_mlir_values(self.barriers, values)
-        return TmaEdge(barriers, self.stages, self.tx_bytes, self.consumer_warps)
 
     def full(self, stage) -> cute.Pointer:
         return self.barriers + stage
@@ -49,7 +48,7 @@ class TmaEdge:
     def init(self) -> None:
         """By one thread, before the barrier that publishes the initialisation."""
         for stage in range(self.stages):
-            cute.arch.mbarrier_init(self.full(stage), 1)
+            cute.arch.mbarrier_init(self.full(stage), self.fills)
             cute.arch.mbarrier_init(self.empty(stage), self.consumer_warps)
 
     def stage(self, count: Int32):
@@ -58,16 +57,11 @@ class TmaEdge:
     def _phase(self, count: Int32):
         return (count >> (self.stages.bit_length() - 1)) & 1
 
-    def acquire(self, count: Int32) -> cute.Pointer:
-        """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
-        stage = self.stage(count)
-        cute.arch.mbarrier_wait(self.empty(stage), self._phase(count) ^ 1)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), self.tx_bytes)
-        return self.full(stage)
+    def _wait_empty(self, count: Int32) -> None:
+        cute.arch.mbarrier_wait(self.empty(self.stage(count)), self._phase(count) ^ 1)
 
     def wait_full(self, count: Int32) -> None:
-        """Consumer warps: wait until tile `count` has landed."""
+        """Consumer warps: wait until tile `count` is there."""
         cute.arch.mbarrier_wait(self.full(self.stage(count)), self._phase(count))
 
     def release(self, count: Int32) -> None:
@@ -79,6 +73,49 @@ class TmaEdge:
         """The thread that issues tcgen05 MMAs: those so far are the last to read tiles `first`, `first` + 1, ..."""
         for tile in range(tiles):
             tcgen05.commit(self.empty(self.stage(first + tile)))
+
+
+class TmaEdge(_Edge):
+    """Filled by TMA: a stage is full when its `tx_bytes` have landed."""
+
+    def __init__(self, barriers: cute.Pointer, stages: int, tx_bytes: int, consumer_warps: int):
+        super().__init__(barriers, stages, consumer_warps)
+        self.tx_bytes = tx_bytes
+
+    def __new_from_mlir_values__(self, values: list) -> TmaEdge:
+        barriers = cutlass.new_from_mlir_values(self.barriers, values)
+        return TmaEdge(barriers, self.stages, self.tx_bytes, self.consumer_warps)
+
+    def acquire(self, count: Int32) -> cute.Pointer:
+        """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
+        self._wait_empty(count)
+        stage = self.stage(count)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), self.tx_bytes)
+        return self.full(stage)
+
+
+class WarpEdge(_Edge):
+    """Filled by warps with plain stores, for consumers that read through the async proxy (wgmma, TMA)."""
+
+    def __init__(self, barriers: cute.Pointer, stages: int, producer_warps: int, consumer_warps: int):
+        super().__init__(barriers, stages, consumer_warps)
+        self.fills = producer_warps
+
+    def __new_from_mlir_values__(self, values: list) -> WarpEdge:
+        barriers = cutlass.new_from_mlir_values(self.barriers, values)
+        return WarpEdge(barriers, self.stages, self.fills, self.consumer_warps)
+
+    def acquire(self, count: Int32) -> None:
+        """Producer warps: wait until the stage is empty."""
+        self._wait_empty(count)
+
+    def publish(self, count: Int32) -> None:
+        """Producer warps: this warp's stores of tile `count` are done."""
+        cute.arch.fence_view_async_shared()
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.full(self.stage(count)))
 
 
 class Signals:

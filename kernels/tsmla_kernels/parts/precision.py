@@ -53,3 +53,8 @@ class Probabilities:
     @classmethod
     def of(cls, dtype: Dtype) -> Probabilities:
         return cls(Dtype.E4M3, 5, 3) if dtype.bits == 8 else cls(dtype, 0, 8)
+
+    @classmethod
+    def always_rescaled(cls, dtype: Dtype) -> Probabilities:
+        """For kernels that rescale at every new maximum: no slack, all of e4m3's range (up to 448) for the bias."""
+        return cls(Dtype.E4M3, 8, 0) if dtype.bits == 8 else cls(dtype, 0, 0)

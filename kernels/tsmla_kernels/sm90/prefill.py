@@ -1,8 +1,8 @@
 """Ragged attention forward for Hopper: host entry, kernel entry, and what its roles share.
 
-Warpgroup 0 loads Q, K and V by TMA (`load`); each other warpgroup attends 64 query rows (`attend`). Structure after
-FlashAttention-3 (arXiv 2407.08608): warp specialisation, and within a warpgroup the score product of one KV tile
-overlaps the value product of the one before.
+Warpgroup 0 loads Q, K and V by TMA (`load`) and transposes 8-bit values (`transpose_values`); each other warpgroup
+attends 64 query rows (`attend`). Structure after FlashAttention-3 (arXiv 2407.08608): warp specialisation, and within a
+warpgroup the score product of one KV tile overlaps the value product of the one before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from tsmla.variant import PrefillVariant
 
-from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT, PrefillGeometry
+from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT, PrefillGeometry, swizzle_bytes
 from ..parts import tma
-from ..parts.pipeline import TmaEdge
-from ..parts.precision import numeric
+from ..parts.pipeline import TmaEdge, WarpEdge
+from ..parts.precision import Probabilities, numeric
 from ..parts.seqlen import span_of
 from ..parts.tile_scheduler import query_tile, tile_bound
 from ..parts.work_range import work_range
 from ..schedule import WARPGROUP, PrefillSchedule
 from .prefill_attend import attend
 from .prefill_load import load
+from .prefill_transpose import transpose_values
+
+_SWIZZLES = {
+    128: warpgroup.SmemLayoutAtomKind.K_SW128,
+    64: warpgroup.SmemLayoutAtomKind.K_SW64,
+    32: warpgroup.SmemLayoutAtomKind.K_SW32,
+}
 
 
 class PrefillKernel:
@@ -44,7 +51,7 @@ class PrefillKernel:
         cum_seq_lens_kv, softmax_scale, output_scale; the stream comes from the TVM-FFI environment."""
 
         def pack(rows, heads, dim, dtype):
-            stride = tuple(cute.sym_int64(divisibility=8) for _ in range(2))
+            stride = tuple(cute.sym_int64(divisibility=128 // dtype.width) for _ in range(2))
             return make_fake_tensor(dtype, (rows, heads, dim), (*stride, 1), assumed_align=16)
 
         rows_q, rows_kv, heads_q, heads_kv, ends = (cute.sym_int() for _ in range(5))
@@ -144,6 +151,8 @@ class PrefillKernel:
                 shared.q_edge.init()
                 shared.k_edge.init()
                 shared.v_edge.init()
+                if const_expr(geometry.transposes_values):
+                    shared.values_edge.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if const_expr(self.variant.pdl):
@@ -177,6 +186,9 @@ class PrefillKernel:
                         tile.tile,
                         work,
                     )
+                if const_expr(schedule.transpose_warps > 0):
+                    if warp > 0 and warp <= schedule.transpose_warps:
+                        transpose_values(shared, warp - 1, schedule.transpose_warps, work)
             else:
                 cute.arch.setmaxregister_increase(schedule.attend_registers)
                 attend(
@@ -194,38 +206,46 @@ class PrefillKernel:
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
         """Scores = Q K^T with Q and K in shared memory; output += P V with P in registers."""
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
+        v_major = k_major if self.geometry.transposes_values else mn_major
         one = (1, 1, 1)
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
+        probability = numeric(Probabilities.always_rescaled(self.variant.dtype).dtype)
         pv = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, mn_major, Float32, one, (64, self.geometry.d_v),
+            probability, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.d_v),
             warpgroup.OperandSource.RMEM,
         )  # fmt: skip
         return qk, pv
 
     def _shared_layouts(self) -> SharedLayouts:
-        """128-byte swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup).
+        """Swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup).
 
         A warpgroup's output takes the place of its own Q slice, which the other warpgroup does not read.
         """
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
 
-        def tiles(rows, dim, count):
-            return cute.tile_to_shape(atom, (rows, dim, count), order=(0, 1, 2))
+        def tile(rows, dim, dtype):
+            atom = warpgroup.make_smem_layout_atom(_SWIZZLES[swizzle_bytes(dim * dtype.width // 8)], dtype)
+            return cute.tile_to_shape(atom, (rows, dim), order=(0, 1))
 
-        geometry, groups = self.geometry, self.schedule.attend_warpgroups
-        one_out = cute.tile_to_shape(atom, (64, geometry.d_v), order=(0, 1))
-        q_slices = cute.make_layout(groups, stride=64 * geometry.d_qk)
+        def repeated(layout, count, stride):
+            steps = cute.make_layout(count, stride=stride)
+            return cute.make_composed_layout(layout.inner, layout.offset, cute.append(layout.outer, steps))
+
+        geometry, groups, dtype = self.geometry, self.schedule.attend_warpgroups, self.dtype
+        tile_kv, d_qk, d_v, stages = geometry.tile_kv, geometry.d_qk, geometry.d_v, geometry.stages
+        slot = geometry.q_slot_bytes
         return SharedLayouts(
-            q=tiles(64, geometry.d_qk, groups),
-            k=tiles(geometry.tile_kv, geometry.d_qk, geometry.stages),
-            v=tiles(geometry.tile_kv, geometry.d_v, geometry.stages),
-            out=cute.make_composed_layout(one_out.inner, one_out.offset, cute.append(one_out.outer, q_slices)),
+            q=repeated(tile(64, d_qk, dtype), groups, slot * 8 // dtype.width),
+            k=repeated(tile(tile_kv, d_qk, dtype), stages, tile_kv * d_qk),
+            v=repeated(tile(tile_kv, d_v, dtype), stages, tile_kv * d_v),
+            values=repeated(tile(d_v, tile_kv, dtype), stages, tile_kv * d_v),
+            out=repeated(tile(64, d_v, self.out_dtype), groups, slot * 8 // self.out_dtype.width),
         )
 
     def _shared_tensors(self, layouts: SharedLayouts) -> SharedTensors:
-        """Carve up shared memory: barriers, Q (whose place each warpgroup's output takes), K ring, V ring."""
+        """Carve up shared memory: barriers, Q (whose place each warpgroup's output takes), K ring, V ring, and the ring
+        of transposed values."""
         geometry, schedule = self.geometry, self.schedule
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
 
@@ -233,19 +253,29 @@ class PrefillKernel:
             pointer = cute.recast_ptr(base + offset, layout.inner, dtype)
             return cute.make_tensor(pointer, layout.outer)
 
-        k_offset = BARRIER_BYTES + geometry.q_bytes
+        k_offset = BARRIER_BYTES + schedule.attend_warpgroups * geometry.q_slot_bytes
         v_offset = k_offset + geometry.stages * geometry.k_bytes
         barriers = cute.recast_ptr(base, dtype=cutlass.Int64)
-        warps = schedule.attend_warps
+        warps, transposers = schedule.attend_warps, schedule.transpose_warps
         kv_words = TmaEdge.barrier_count(geometry.stages)
+        v = tensor(v_offset, layouts.v, self.dtype)
+        v_edge = TmaEdge(barriers + 2 + kv_words, geometry.stages, geometry.v_bytes, transposers or warps)
+        if const_expr(geometry.transposes_values):
+            values = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, self.dtype)
+            values_edge = WarpEdge(barriers + 2 + 2 * kv_words, geometry.stages, transposers, warps)
+        else:
+            values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))
+            values_edge = v_edge
         return SharedTensors(
             q=tensor(BARRIER_BYTES, layouts.q, self.dtype),
             k=tensor(k_offset, layouts.k, self.dtype),
-            v=tensor(v_offset, layouts.v, self.dtype),
+            v=v,
+            values=values,
             out=tensor(BARRIER_BYTES, layouts.out, self.out_dtype),
             q_edge=TmaEdge(barriers, 1, geometry.q_bytes, warps),
             k_edge=TmaEdge(barriers + 2, geometry.stages, geometry.k_bytes, warps),
-            v_edge=TmaEdge(barriers + 2 + kv_words, geometry.stages, geometry.v_bytes, warps),
+            v_edge=v_edge,
+            values_edge=values_edge,
         )
 
 
@@ -253,16 +283,22 @@ class SharedLayouts(NamedTuple):
     q: cute.ComposedLayout
     k: cute.ComposedLayout
     v: cute.ComposedLayout
+    values: cute.ComposedLayout
     out: cute.ComposedLayout
 
 
 class SharedTensors(NamedTuple):
-    """Tiles as (rows, dim, stage or warpgroup) and the edges that fill them."""
+    """Tiles as (rows, dim, stage or warpgroup) and the edges that fill them.
+
+    `values` are V's tiles as (dim, rows, stage): transposed copies when V has 8 bits, else `v` itself, on its edge.
+    """
 
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
+    values: cute.Tensor
     out: cute.Tensor
     q_edge: TmaEdge
     k_edge: TmaEdge
     v_edge: TmaEdge
+    values_edge: TmaEdge | WarpEdge

@@ -14,6 +14,7 @@ from ..parts import mma, tma
 from ..parts.epilogue import stage_output, store_lse
 from ..parts.fragment import as_operand_a, rows_columns
 from ..parts.mask import mask_scores
+from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, exponentiate, finish_rows, scale_rows
 from ..parts.work_range import WorkRange, tile_at
 from ..schedule import EPILOGUE_BARRIER, WARPGROUP
@@ -43,6 +44,7 @@ class Attention(NamedTuple):
     scale_log2: Float32
     tile_kv: int
     causal: bool
+    bias: int
 
 
 @cute.jit
@@ -61,7 +63,6 @@ def attend(
     first_row = tile.tile * tile_q + group * 64
 
     qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
-    v_transposed = cute.make_tensor(shared.v.iterator, cute.select(shared.v.layout, mode=[1, 0, 2]))
     output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, d_v)), Float32)
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
     rows = cute.size(coordinates, mode=[0])
@@ -71,7 +72,7 @@ def attend(
         pv_op=mma_pv.op,
         q=qk.make_fragment_A(qk.partition_A(shared.q))[None, None, None, group],
         k=qk.make_fragment_B(qk.partition_B(shared.k)),
-        v=pv.make_fragment_B(pv.partition_B(v_transposed)),
+        v=pv.make_fragment_B(pv.partition_B(shared.values)),
         scores_shape=mma_qk.partition_shape_C((64, tile_kv)),
         coordinates=coordinates,
         probabilities=pv.make_fragment_A(pv.partition_shape_A((64, tile_kv))),
@@ -80,7 +81,7 @@ def attend(
         row_sum=row_sum,
         rescale=rescale,
         k_edge=shared.k_edge,
-        v_edge=shared.v_edge,
+        v_edge=shared.values_edge,
         first_row=first_row,
         len_q=span_q.length,
         len_kv=span_kv.length,
@@ -88,6 +89,7 @@ def attend(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
+        bias=Probabilities.always_rescaled(variant.dtype).bias,
     )
     output.fill(0.0)
     row_max.fill(-Float32.inf)
@@ -105,7 +107,7 @@ def attend(
 
     if const_expr(variant.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    finish_rows(row_max, row_sum, factor, row_lse, softmax_scale, output_scale)
+    finish_rows(row_max, row_sum, factor, row_lse, softmax_scale, output_scale, state.bias)
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         store_lse(lse, row_lse, coordinates, tile.head, span_q, first_row)
@@ -147,12 +149,16 @@ def _softmax(state: Attention, scores: cute.Tensor, count: Int32, masked: cutlas
     if const_expr(masked):
         first_column = tile_at(state.work, count) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
-    exponentiate(view, state.row_max, state.row_sum, state.rescale, state.scale_log2, first, masked and state.causal)
+    may_hide_row = masked and state.causal
+    exponentiate(
+        view, state.row_max, state.row_sum, state.rescale, state.scale_log2, first, may_hide_row, state.bias
+    )
 
 
 @cute.jit
 def _round(state: Attention, scores: cute.Tensor):
-    state.probabilities.store(as_operand_a(scores).load().to(state.probabilities.element_type))
+    dtype = state.probabilities.element_type
+    state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
 
 
 @cute.jit

@@ -1,0 +1,65 @@
+"""Transposing an 8-bit tile in shared memory, for products that want its columns contiguous.
+
+8-bit wgmma reads B only with K contiguous, and values arrive with their own dimension contiguous. ldmatrix.trans moves
+16-bit pairs (two dims of a key); a byte permutation makes pairs of keys of them; stmatrix writes those as rows of keys.
+(Method: FlashAttention-3, arXiv 2407.08608, section 3.3.) The order of keys within 16 is the one in which threads hold
+a product's columns, so that probabilities need not move between threads (`as_operand_a`).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import warp
+
+from ..geometry import swizzle_bytes
+
+ROW_BYTES = 128
+"""Of the source: 128 dims, swizzled over 128 bytes."""
+
+
+@cute.jit
+def transpose(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutlass.Constexpr) -> None:
+    """target[dim, key] = source[key, dim] by one warp, dims `part` of `parts`; keys within 16 as in `as_operand_a`.
+
+    Both are K-major tiles, rows swizzled over `swizzle_bytes`. Addresses are computed here because tensors would
+    swizzle each of them anew, and keep them all in registers. Every lane of the warp calls it. Lanes 16 to 31 swap the
+    two rows that they store: the eight rows of one matrix are then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8 10 12 14 of
+    16, which lie in different banks.
+    """
+    keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
+    assert dims == ROW_BYTES and keys % 32 == 0, (keys, dims)
+    span = swizzle_bytes(keys)
+    chunks = dims // 16 // parts
+    assert chunks & (chunks - 1) == 0, parts
+    load, store = warp.LdMatrix8x8x16bOp(True, 4), warp.StMatrix8x8x16bOp(False, 4)
+    load, store = (cute.make_copy_atom(op, source.element_type) for op in (load, store))
+
+    lane = cute.arch.lane_idx()
+    read = source.iterator.toint() + lane * ROW_BYTES + (((part * chunks) ^ (lane & 7)) << 4)
+    matrix, row = lane >> 3, lane & 7
+    dim = 2 * row + ((matrix ^ (row >> 2)) & 1)
+    turn = (dim >> {128: 0, 64: 1, 32: 2}[span]) & (span // 16 - 1)
+    write = target.iterator.toint() + (part * chunks * 16 + dim) * span + (((matrix >> 1) ^ turn) << 4)
+    even = Int32(0x6420) if lane < 16 else Int32(0x7531)
+    odd = even ^ (0x6420 ^ 0x7531)
+    for chunk in cutlass.range_constexpr(chunks):
+        for block in cutlass.range_constexpr(keys // 32):
+            words, moved = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
+            place = (read ^ (chunk << 4)) + block * 32 * ROW_BYTES
+            cute.copy(load, _row(source, place), cute.recast_tensor(words, source.element_type))
+            for half in cutlass.range_constexpr(2):
+                first, second = words[2 * half], words[2 * half + 1]
+                moved[2 * half] = Int32(cute.arch.prmt(first, second, even))
+                moved[2 * half + 1] = Int32(cute.arch.prmt(first, second, odd))
+            column, atom = block % (span // 32) * 32, block // (span // 32)
+            place = (write ^ column) + atom * dims * span + chunk * 16 * span
+            cute.copy(store, cute.recast_tensor(moved, target.element_type), _row(target, place))
+
+
+@cute.jit
+def _row(tile: cute.Tensor, address: Int32) -> cute.Tensor:
+    """16 bytes of a tile."""
+    pointer = cute.make_ptr(tile.element_type, address, cute.AddressSpace.smem, assumed_align=16)
+    return cute.make_tensor(pointer, cute.make_layout(16))
