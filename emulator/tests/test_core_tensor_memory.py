@@ -21,16 +21,19 @@ setp.ne.u32 %p21, %r1000, 0;
 mbarrier.init.shared.b64 [smem+{BARRIER}], 1;
 INITIALISED:
 bar.sync 0;
+tcgen05.fence::after_thread_sync;
 ld.shared.b32 %r500, [smem+{ADDRESS}];
 and.b32 %r501, %r1000, 96; shl.b32 %r501, %r501, 16; add.s32 %r502, %r500, %r501;
 """
 FREE = """
+tcgen05.fence::before_thread_sync;
 bar.sync 0;
 @!%p20 bra FREED;
 tcgen05.dealloc.cta_group::GROUP.sync.aligned.b32 %r500, COLUMNS;
 FREED:
 """
 WAIT = f"{{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+{BARRIER}], 0; @!P bra A; }}"
+AFTER = "tcgen05.fence::after_thread_sync;"
 
 
 def registers(count: int, first: int = 100) -> str:
@@ -168,6 +171,7 @@ FOLLOW:
     bar.warp.sync -1;
     """
         + wait
+        + AFTER
         + whole_tmem(columns)
     )
     if group == 2:
@@ -245,7 +249,7 @@ def test_the_first_operand_in_tensor_memory():
     )
     body = FILL + loads + f"""
     tcgen05.st.sync.aligned.32x32b.x8.b32 [%r502+64], {registers(8, 50)}; tcgen05.wait::st.sync.aligned;
-    bar.sync 0;
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
     @%p21 bra FOLLOW;
     mov.b64 %d11, {smem_descriptor(B_AT, leading, stride, 128)};
     mov.b32 %r40, 0; mov.b32 %r41, {instruction_descriptor("bf16", 128, 32)}; mov.pred %p5, 0; add.s32 %r43, %r500, 64;
@@ -254,7 +258,7 @@ def test_the_first_operand_in_tensor_memory():
     tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r42];
 FOLLOW:
     bar.warp.sync -1;
-    """ + WAIT + whole_tmem(32)  # fmt: skip
+    """ + WAIT + AFTER + whole_tmem(32)  # fmt: skip
     emulate(body, image, out, aligned(a.copy()), async_mode="late", happens_before=True)
     np.testing.assert_array_equal(out.T, a_values @ b_values.T)
 
