@@ -156,7 +156,7 @@ def product(kind: str, m: int, n: int, *, group=1, ws=False, swizzle=128, b_rows
         "mov.u32 %r31, %cluster_ctarank;"
         "mad.wide.u32 %d100, %r31, 65536, %d100; mad.wide.u32 %d101, %r31, 131072, %d101;"
         + FILL
-        + ("barrier.cluster.arrive; barrier.cluster.wait;" if group == 2 else "")
+        + ("barrier.cluster.arrive; barrier.cluster.wait;" + AFTER if group == 2 else "")
         + f"""
     add.s32 %r30, %r1000, %r31; setp.ne.s32 %p6, %r30, 0; setp.eq.s32 %p7, %r31, 1; or.pred %p6, %p6, %p7;
     @%p6 bra FOLLOW;
