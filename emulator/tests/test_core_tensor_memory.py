@@ -41,9 +41,10 @@ def registers(count: int, first: int = 100) -> str:
 
 
 def emulate(
-    body: str, *arguments, columns: int = 512, group: int = 1, threads: int = 128, free: bool = True, **options
-):
-    text = ALLOC + body + (FREE if free else "")
+    body: str, *arguments, columns: int = 512, group: int = 1, threads: int = 128, free: bool = True,
+    allocate: str = ALLOC, **options
+):  # fmt: skip
+    text = allocate + body + (FREE if free else "")
     text = text.replace("GROUP", str(group)).replace("COLUMNS", str(columns))
     run(text, *arguments, threads=threads, shared=0x10100, arch="sm_100a", **options)
 
@@ -129,7 +130,7 @@ def smem_descriptor(at: int, leading: int, stride: int, swizzle: int) -> int:
 
 
 def product(kind: str, m: int, n: int, *, group=1, ws=False, swizzle=128, b_rows=False, negate=False, twice=False,
-            wait=WAIT, commit=True, **options):  # fmt: skip
+            wait=WAIT + AFTER, commit=True, **options):  # fmt: skip
     """(accumulator [ctas, columns, lanes], expected [m, n]) of one product, or two accumulated."""
     size, depth = torch.finfo(KINDS[kind][0]).bits // 8, KINDS[kind][1]
     a, a_values = operand(m, depth, kind, 1)
@@ -171,7 +172,6 @@ FOLLOW:
     bar.warp.sync -1;
     """
         + wait
-        + AFTER
         + whole_tmem(columns)
     )
     if group == 2:
@@ -296,7 +296,7 @@ def test_allocation_budget():
 
 def test_a_product_needs_its_commit_waited_for():
     refused("(read by CTA 0 warp . at PTX line|write by the asynchronous operation) .* are not ordered", "race",
-            lambda: product("bf16", 128, 32, wait="bar.sync 0;", happens_before=True))  # fmt: skip
+            lambda: product("bf16", 128, 32, wait="bar.sync 0;" + AFTER, happens_before=True))  # fmt: skip
     refused("tensor memory that nobody wrote", "poison",
             lambda: product("bf16", 128, 32, wait="bar.sync 0;", async_mode="late"))  # fmt: skip
     refused("nobody ever arrived at it", "deadlock", lambda: product("bf16", 128, 32, commit=False))
