@@ -102,8 +102,8 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Every mutant of a kernel. `lenient` is empty, or where the unchanged kernel relies on more than PTX promises about
-    tcgen05: its mutants are then judged with `Options.lenient_tensor`."""
+    """Every mutant of a kernel. `lenient` is empty, or where the unchanged kernel relies on more of tcgen05 than PTX
+    promises: its mutants are then judged with `Options.lenient_tensor`."""
 
     results: list[Result]
     lenient: str = ""
