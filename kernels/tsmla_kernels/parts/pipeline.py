@@ -89,6 +89,10 @@ class TmaEdge(_Edge):
     def acquire(self, count: Int32) -> cute.Pointer:
         """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
         self._wait_empty(count)
+        return self.announce(count)
+
+    def announce(self, count: Int32) -> cute.Pointer:
+        """As `acquire`, for a stage that has never been filled."""
         stage = self.stage(count)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), self.tx_bytes)
