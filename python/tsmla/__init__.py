@@ -8,6 +8,7 @@ import importlib
 _MODULE_OF = {
     "Arch": "variant",
     "ArgumentError": "errors",
+    "DecodeVariant": "variant",
     "Dtype": "variant",
     "KernelUnavailable": "errors",
     "LibraryError": "errors",

@@ -12,6 +12,7 @@ from .status import has_binary_decode as has_binary_decode
 from .status import has_binary_prefill as has_binary_prefill
 from .support import why_unsupported as why_unsupported
 from .variant import Arch as Arch
+from .variant import DecodeVariant as DecodeVariant
 from .variant import Dtype as Dtype
 from .variant import PackVariant as PackVariant
 from .variant import PrefillVariant as PrefillVariant
