@@ -16,10 +16,10 @@ ALIGNMENT = 16
 def decode_arguments(variant: DecodeVariant) -> tuple:
     """Fake arguments in calling order, the stream from the TVM-FFI environment:
 
-    query [B, q_len, H, 576] and out [B, q_len, H, 512] without gaps, kv_cache [pages, page, 576] with any page stride and
-    rows of 576, block_tables [B, max_pages], seq_lens [B], causal_seqs [B], visible [B, q_len] with any strides,
-    lse [B, q_len, H] without gaps or None, workspace [words]; softmax_scale, output_scale; causal, window_left, cp_world,
-    cp_rank, cp_interleave, parts.
+    query [B, q_len, H, 576] and out [B, q_len, H, 512] without gaps, kv_cache [pages, page, 576] with any page stride
+    and rows of 576, block_tables [B, max_pages], seq_lens [B], causal_seqs [B], visible [B, q_len] with any strides,
+    lse [B, q_len, H] without gaps or None, workspace [words]; softmax_scale, output_scale; causal, window_left,
+    cp_world, cp_rank, cp_interleave, parts.
 
     Strides of an extent of 1 mean nothing (exporters give it any stride), so kernels take strides from shapes wherever
     there are no gaps.

@@ -1,8 +1,8 @@
 """Combine: the partial results of split units become rows of the output.
 
-Launched behind every attention kernel, as its dependent: it is there when the last attention CTA ends. A CTA looks at one
-unit that may have been split, or at one end of a chunk, and at a block of the unit's rows; where nothing was split it has
-nothing to do. out = output_scale sum_i 2^(lse_i - max) out_i / sum_i 2^(lse_i - max), and LSE = max + log2 of the sum.
+Launched behind every attention kernel, as its dependent: it is there when the last attention CTA ends. A CTA looks at
+one unit that may have been split, or at one end of a chunk, and at a block of the unit's rows; where nothing was split
+it has nothing to do. With w_i = 2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LANE_VECTORS = LATENT_DIM // (32 * VECTOR)
 PIECES_IN_FLIGHT = 2
 WIDE_PIECES = 4
 """Up to so many pieces one warp combines a row; all warps of the CTA share a row that has more."""
-TARGET_CTAS = 1024
+TARGET_CTAS = 512
 """CTAs to spread the rows of split units over: about one wave of what fits on a GPU."""
 
 
