@@ -47,7 +47,7 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
         q, k, v = zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_v)
         lse = zeros(1, 1, dtype=torch.float32) if variant.lse else None
         lengths = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
-        return q, k, v, zeros(1, 1, variant.d_v, dtype=out_dtype), lse, lengths, lengths, 1.0
+        return q, k, v, zeros(1, 1, variant.d_v, dtype=out_dtype), lse, lengths, lengths, 1.0, 1.0
     if isinstance(variant, PackVariant):
         k_out = zeros(1, 1, variant.d_nope + variant.d_rope, dtype=out_dtype)
         v_out = zeros(1, 1, variant.d_v, dtype=out_dtype)
