@@ -67,8 +67,9 @@ class DecodeGeometry:
 
     @property
     def exchange_bytes(self) -> int:
-        """Probabilities of one tile in 16 bits, and two row maxima per thread, in register order."""
-        return self.tile_q * self.tile_kv * 2 + WARPGROUP * 8
+        """Probabilities of one tile in 16 bits and two references per thread, in register order; then the row sums of
+        both warpgroups, for two segments."""
+        return self.tile_q * self.tile_kv * 2 + WARPGROUP * 8 + self.tile_q * 4 * 4
 
     @property
     def shared_bytes(self) -> int:

@@ -43,7 +43,7 @@ def load(
     boxes = geometry.tile_kv // BOX_ROWS
     tiles_per_lookup = 32 // boxes
     lane = cute.arch.lane_idx()
-    page_shift = 31 - _leading_zeros(page_size)
+    page_shift = cute.arch.popc(page_size - 1)
     looked_up = _page(block_tables, segment, keys, page_shift, pages, lane)
     ahead = _page(block_tables, segment, keys, page_shift, pages, 32 + lane)
     for index in cutlass.range(segment.tiles, unroll=1):
@@ -60,9 +60,7 @@ def load(
             atom, source, target = halves[half]
             edge = shared.kv_edges[half]
             edge.wait_empty(count)
-            barrier = shared.landed
-            if not is_edge:
-                barrier = edge.full(edge.stage(count))
+            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[half], edge.stage(count)))
             edge.expect(barrier)
             for box in cutlass.range_constexpr(boxes):
                 page = cute.arch.shuffle_sync(looked_up, within * boxes + box)
@@ -73,8 +71,8 @@ def load(
         if is_edge:
             edges += 1
         if index == 0:
-            barrier = shared.q_edge.acquire(segment_count)
-            cute.copy(q[0], q[1][None, segment.row_tile, segment.request], q[2], tma_bar_ptr=barrier)
+            q_barrier = shared.q_edge.acquire(segment_count)
+            cute.copy(q[0], q[1][None, segment.row_tile, segment.request], q[2], tma_bar_ptr=q_barrier)
     return edges
 
 
@@ -111,8 +109,8 @@ def clean(
             end = cutlass.min(cutlass.max(keys.end - tile * geometry.tile_kv, 0), geometry.tile_kv)
             first = cutlass.min(cutlass.max(keys.first - tile * geometry.tile_kv, 0), geometry.tile_kv)
             stage = count & (geometry.stages - 1)
-            _wipe(shared.kv_bytes, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
-            _wipe(shared.kv_bytes, stage, first & -BOX_ROWS, first, lane)
+            _wipe(shared.kv_words, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
+            _wipe(shared.kv_words, stage, first & -BOX_ROWS, first, lane)
             cute.arch.fence_view_async_shared()
             cute.arch.sync_warp()
             for half in cutlass.range_constexpr(2):
@@ -134,15 +132,3 @@ def _wipe(halves, stage: Int32, begin: Int32, end: Int32, lane: Int32) -> None:
             for vector in cutlass.range_constexpr(0, vectors, 32):
                 if vector + lane < vectors:
                     cute.autovec_copy(zeros, words[None, row, vector + lane, stage])
-
-
-@cute.jit
-def _leading_zeros(value: Int32) -> Int32:
-    return Int32(cute.arch.popc(~_smear(value)))
-
-
-@cute.jit
-def _smear(value: Int32) -> Int32:
-    for step in cutlass.range_constexpr(5):
-        value |= value >> (1 << step)
-    return value
