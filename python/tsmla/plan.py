@@ -1,12 +1,12 @@
 """How the work of a decode call is dealt to CTAs: pure integers, the mirror of the device's `parts/decode_work.py`.
 
-Rows of a request are its (query token, head) pairs, token-major, cut into row tiles; its keys are cut into KV tiles. A
-*group* of CTAs takes the row tiles of one request side by side and walks the same KV tiles at the same time, so that the
-cache is read from memory once; when a request has more row tiles than a group has CTAs, it takes several *rounds*. A
-*unit* is one round of one request. Units stand one behind the other on a line, each taking a fixed overhead and one
+Rows of a request are its (query token, head) pairs, token-major, cut into row tiles; its keys are cut into KV tiles.
+A *group* of CTAs takes the row tiles of one request side by side and walks the same KV tiles at the same time, so that
+the cache is read from memory once; when a request has more row tiles than a group has CTAs, it takes several *rounds*.
+A *unit* is one round of one request. Units stand one behind the other on a line, each taking a fixed overhead and one
 position per KV tile, and the line is cut into equal chunks, one per group; or, where that is as fast, groups take whole
-units. What one group takes of one unit is a *segment*. (Dealing KV tiles of all requests to a fixed number of CTAs, with
-a fixed cost per request: FlashMLA's tile scheduler.)
+units. What one group takes of one unit is a *segment*. (Dealing the KV tiles of all requests to a fixed number of CTAs,
+with a fixed cost per request: FlashMLA's tile scheduler.)
 
 The device deals, from lengths that only it knows; the host decides how many CTAs there are. Standard library only.
 """

@@ -195,6 +195,43 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
     return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot)
 
 
+class Pieces(NamedTuple):
+    """The segments of one row tile of a unit lie with groups `first .. first + count - 1`; 0 when it has no tiles."""
+
+    first: Int32
+    count: Int32
+
+
+@cute.jit
+def pieces_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Pieces:
+    """Into how many segments this CTA's row tile of a unit is cut, and where they are."""
+    first_row = (unit.turn * work.group + work.column) * deal.row_tile
+    _, seen = _tiles_of_rows(deal, work, view, unit.request, first_row, work.rows - first_row)
+    tiles_at = unit.start + deal.overhead
+    first = tiles_at // work.chunk
+    count = (tiles_at + seen - 1) // work.chunk - first + 1
+    if seen == 0 or first_row >= work.rows:
+        count = Int32(0)
+    return Pieces(first, count)
+
+
+@cute.jit
+def unit_numbered(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, number: Int32) -> Unit:
+    """The unit at a place in the order of the line, when groups do not take whole units."""
+    request = number // work.rounds
+    turn = number % work.rounds
+    before, base = Int32(0), Int32(0)
+    while base < request:
+        for i in cutlass.range_constexpr(LANE_REQUESTS):
+            other = base + LANE_REQUESTS * cute.arch.lane_idx() + i
+            length = _length_or_zero(deal, view, other)
+            before += length if other < request else Int32(0)
+        base += WARP_REQUESTS
+    length = _length_or_zero(deal, view, request)
+    start = cute.arch.warp_redux_sync(before, "add") * work.rounds + turn * length
+    return Unit(request, turn, start, length)
+
+
 @cute.jit
 def tail_slot(index: Int32) -> Int32:
     """Slot, within a column, of the segment that a unit begun by an earlier group has in group `index`."""

@@ -1,8 +1,8 @@
 """Which keys of the paged cache a decode row sees: the one predicate of attention, combine and the work line.
 
-Keys are counted as they lie in this rank's cache. With decode context parallelism, key c of rank r out of `cp_world` has
-the global position (c // I) I world + r I + c % I, where I is the interleave; without it, positions are keys. The query
-tokens of a request are its last q_len positions.
+Keys are counted as they lie in this rank's cache. With decode context parallelism, key c of rank r out of `cp_world`
+has the global position (c // I) I world + r I + c % I, where I is the interleave; without it, positions are keys. The
+query tokens of a request are its last q_len positions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from cutlass import Int32
 
 
 class Visibility(NamedTuple):
-    """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last query
-    token may see, visible [B, q_len] keys per query token, and the scalars; causal is 0 or 1, window_left -1 for none."""
+    """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last
+    query token may see, visible [B, q_len] keys per query token, and the scalars; causal is 0 or 1, window_left -1 for
+    none."""
 
     seq_lens: cute.Tensor
     causal_seqs: cute.Tensor
