@@ -11,15 +11,16 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from tsmla.plan import DEALS
-from tsmla.support import LATENT_DIM
 from tsmla.variant import DecodeVariant
 
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
+from ..decode.combine import launch_combine
+from ..decode.arguments import decode_arguments
 from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
+from ..parts.partials import Partials, partials_of
 from ..parts.pipeline import TmaEdge
 from ..parts.precision import numeric
 from ..parts.visible import Visibility, keys_of_tokens
@@ -27,7 +28,6 @@ from ..schedule import WARPGROUP
 from .decode_attend import attend
 from .decode_geometry import BOX_ROWS, CLEAN_WARP, GROUP_ROWS, LOAD_WARP, DecodeGeometry, DecodeSchedule
 from .decode_load import clean, load
-from .decode_results import Results
 
 
 class DecodeKernel:
@@ -42,40 +42,8 @@ class DecodeKernel:
         self.out_dtype = numeric(variant.out_dtype)
 
     def fake_arguments(self) -> tuple:
-        """Arguments in calling order, shapes symbolic: query, kv_cache, block_tables, seq_lens, causal_seqs, visible,
-        out, [lse], workspace, softmax_scale, output_scale, causal, window_left, cp_world, cp_rank, cp_interleave,
-        parts, slots; the stream comes from the TVM-FFI environment."""
-        batch, q_len, heads, pages, page_size, max_pages, words = (cute.sym_int() for _ in range(7))
-        d_qk = self.geometry.d_qk
-        vector = 16 // self.geometry.element_bytes
-
-        def strides(count, divisibility=1):
-            return tuple(cute.sym_int64(divisibility=divisibility) for _ in range(count))
-
-        def counts(*shape):
-            return make_fake_tensor(Int32, shape, (*strides(len(shape) - 1), cute.sym_int64()), assumed_align=4)
-
-        query = make_fake_tensor(self.dtype, (batch, q_len, heads, d_qk), (*strides(3, vector), 1), assumed_align=16)
-        cache = make_fake_tensor(self.dtype, (pages, page_size, d_qk), (*strides(2, vector), 1), assumed_align=16)
-        out = make_fake_tensor(
-            self.out_dtype, (batch, q_len, heads, LATENT_DIM), (*strides(3, 8), 1), assumed_align=16
-        )
-        lse = make_fake_tensor(Float32, (batch, q_len, heads), strides(3), assumed_align=4)
-        return (
-            query,
-            cache,
-            counts(batch, max_pages),
-            counts(batch),
-            counts(batch),
-            counts(batch, q_len),
-            out,
-            lse if self.variant.lse else None,
-            make_fake_tensor(Float32, (words,), (1,), assumed_align=16),
-            Float32(1.0),
-            Float32(1.0),
-            *(Int32(0) for _ in range(7)),
-            make_fake_stream(use_tvm_ffi_env_stream=True),
-        )
+        """Arguments in calling order; the signature that decode kernels share."""
+        return decode_arguments(self.variant)
 
     @cute.jit
     def __call__(
@@ -97,7 +65,6 @@ class DecodeKernel:
         cp_rank: Int32,
         cp_interleave: Int32,
         parts: Int32,
-        slots: Int32,
         stream,
     ):
         geometry = self.geometry
@@ -108,7 +75,8 @@ class DecodeKernel:
         rows = cute.make_tensor(
             query.iterator,
             cute.make_layout(
-                (q_len * heads, geometry.d_qk, query.shape[0]), stride=(geometry.d_qk, 1, query.stride[0])
+                (q_len * heads, geometry.d_qk, query.shape[0]),
+                stride=(geometry.d_qk, 1, Int64(q_len * heads) * geometry.d_qk),
             ),
         )
         q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
@@ -122,10 +90,9 @@ class DecodeKernel:
             for first, columns, layout in zip((0, geometry.d_half), geometry.half_columns, layouts.boxes, strict=True)
         )
         view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
-        results = Results(out, lse, workspace, heads, slots, cutlass.min(q_len * heads, geometry.tile_q))
         self.kernel(
             q_map[0], q_map[1], halves[0][0], halves[0][1], halves[1][0], halves[1][1],
-            block_tables, view, results, kv_cache.shape[0], kv_cache.shape[1], parts,
+            block_tables, view, out, lse, workspace, heads, kv_cache.shape[0], kv_cache.shape[1], parts,
             softmax_scale, output_scale, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
@@ -135,6 +102,9 @@ class DecodeKernel:
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip
+        launch_combine(
+            self.deal, self.variant.pdl, view, heads, parts, workspace, out, lse, output_scale, stream
+        )
 
     @cute.kernel
     def kernel(
@@ -147,7 +117,10 @@ class DecodeKernel:
         right: cute.Tensor,
         block_tables: cute.Tensor,
         view: Visibility,
-        results: Results,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        workspace: cute.Tensor,
+        heads: Int32,
         pages: Int32,
         page_size: Int32,
         parts: Int32,
@@ -176,7 +149,9 @@ class DecodeKernel:
             cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        work = deal_work(deal, view, results.heads, parts, results.slots, cute.arch.block_idx()[0])
+        partials = partials_of(deal, workspace, view.q_len * heads)
+        results = Results(out, lse, partials, view.q_len * heads)
+        work = deal_work(deal, view, heads, parts, partials.slots, cute.arch.block_idx()[0])
         unit = first_unit(deal, work, view)
         count, segments, edges = Int32(0), Int32(0), Int32(0)
         if warp < WARPGROUP // 32:
@@ -195,8 +170,8 @@ class DecodeKernel:
                         keys = keys_of_tokens(
                             view,
                             segment.request,
-                            segment.first_row // results.heads,
-                            (segment.first_row + segment.rows - 1) // results.heads,
+                            segment.first_row // heads,
+                            (segment.first_row + segment.rows - 1) // heads,
                         )
                         if warp == LOAD_WARP:
                             edges = load(
@@ -216,7 +191,7 @@ class DecodeKernel:
                         segment = segment_of(deal, work, view, unit)
                         if segment.valid:
                             attend(
-                                geometry, mine, (mma_qk, mma_pv), shared, view, segment, results.heads, count,
+                                geometry, mine, (mma_qk, mma_pv), shared, view, segment, heads, count,
                                 segments, edges, results, (softmax_scale, output_scale),
                             )  # fmt: skip
                             count += segment.tiles
@@ -373,6 +348,15 @@ class DecodeKernel:
             landed_after=(2 * ring, ring),
             exchanged=barriers + 3 + 2 * ring,
         )
+
+
+class Results(NamedTuple):
+    """Where rows go; `rows` is q_len x heads."""
+
+    out: cute.Tensor
+    lse: cute.Tensor | None
+    partials: Partials
+    rows: Int32
 
 
 class Layouts(NamedTuple):

@@ -25,7 +25,7 @@ from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
 from ..schedule import WARPGROUP
 from .decode_geometry import PAIR_BARRIER, DecodeGeometry
-from .decode_results import store_lse, store_partial_lse, store_partial_row, store_row
+from .decode_results import output_of, store_row
 
 
 class Attention(NamedTuple):
@@ -266,6 +266,9 @@ def _finish(
             row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.thread // 32, number_of_threads=64)
     accumulator = rows_columns(state.output)
+    rows, row_lse = output_of(results.out, results.lse, segment, results.rows)
+    partials = results.partials
+    partial_lse = partials.lse
     for row in cutlass.range_constexpr(cute.size(state.row_sum)):
         position = state.coordinates[row, 0][0]
         total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
@@ -276,12 +279,12 @@ def _finish(
         if position < segment.rows:
             column = mine * cute.size(accumulator, mode=[1]) * QUAD + state.coordinates[row, 0][1]
             if segment.slot < 0:
-                store_row(results, segment, position, column, accumulator, row, factor * output_scale)
-                if const_expr(mine == 0):
+                store_row(rows[position, None], column, accumulator, row, factor * output_scale)
+                if const_expr(row_lse is not None and mine == 0):
                     if leader:
-                        store_lse(results, segment, position, lse)
+                        row_lse[position] = lse
             else:
-                store_partial_row(results, segment, position, column, accumulator, row, factor)
+                store_row(partials.rows[segment.slot, position, None], column, accumulator, row, factor)
                 if const_expr(mine == 0):
                     if leader:
-                        store_partial_lse(results, segment, position, lse)
+                        partial_lse[segment.slot, position] = lse
