@@ -140,7 +140,8 @@ class DecodeKernel:
                 shared.q_edge.init()
                 for edge in shared.kv_edges:
                     edge.init()
-                cute.arch.mbarrier_init(shared.landed, 2)
+                for i in range(geometry.stages):
+                    cute.arch.mbarrier_init(shared.landed + i, 2)
                 for i in range(schedule.warps_per_group):
                     cute.arch.mbarrier_init(shared.exchanged + i, 1)
             cute.arch.mbarrier_init_fence()
@@ -346,7 +347,7 @@ class DecodeKernel:
             ),
             landed=barriers + 2 + 2 * ring,
             landed_after=(2 * ring, ring),
-            exchanged=barriers + 3 + 2 * ring,
+            exchanged=barriers + 2 + 2 * ring + geometry.stages,
         )
 
 
@@ -373,7 +374,7 @@ class Layouts(NamedTuple):
 
 class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes) and as 32-bit
-    words; what the attending warpgroups exchange; the edges; where edge tiles land (also
+    words; what the attending warpgroups exchange; the edges; where edge tiles land, in turns (also
     as 64-bit words after the first barrier of either ring); the warp pairs' barriers."""
 
     q: cute.Tensor

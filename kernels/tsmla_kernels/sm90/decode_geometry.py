@@ -97,7 +97,7 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(load_registers=24, attend_registers=240)
+        schedule = cls(load_registers=40, attend_registers=232)
         schedule.check(geometry)
         return schedule
 

@@ -60,7 +60,7 @@ def load(
             atom, source, target = halves[half]
             edge = shared.kv_edges[half]
             edge.wait_empty(count)
-            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[half], edge.stage(count)))
+            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), edge.stage(count)))
             edge.expect(barrier)
             for box in cutlass.range_constexpr(boxes):
                 page = cute.arch.shuffle_sync(looked_up, within * boxes + box)
@@ -105,7 +105,7 @@ def clean(
         tile = segment.first_tile + index
         if edge_tile(keys, tile, geometry.tile_kv):
             count = first_count + index
-            cute.arch.mbarrier_wait(shared.landed, edges & 1)
+            cute.arch.mbarrier_wait(shared.landed + (edges & 1), (edges >> 1) & 1)
             end = cutlass.min(cutlass.max(keys.end - tile * geometry.tile_kv, 0), geometry.tile_kv)
             first = cutlass.min(cutlass.max(keys.first - tile * geometry.tile_kv, 0), geometry.tile_kv)
             stage = count & (geometry.stages - 1)
