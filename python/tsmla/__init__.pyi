@@ -1,3 +1,5 @@
+from .decode import decode_workspace_size as decode_workspace_size
+from .decode import tsmla_decode as tsmla_decode
 from .errors import ArgumentError as ArgumentError
 from .errors import KernelUnavailable as KernelUnavailable
 from .errors import LibraryError as LibraryError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -15,6 +16,9 @@ TORCH_DTYPES: dict[torch.dtype, Dtype] = {
     torch.float8_e4m3fn: Dtype.E4M3,
     torch.float8_e5m2: Dtype.E5M2,
 }
+
+SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
+"""Normal float32 numbers, which is what kernels multiply by."""
 
 _arch_by_index: dict[int, Arch] = {}
 
@@ -116,6 +120,18 @@ def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
                 f"{operator}: {name} has strides {tuple(tensor.stride())} of {size}-byte elements; the outer strides "
                 f"must be multiples of {multiple} bytes ({multiple // size} elements; those of {name}.contiguous() are)"
             )
+
+
+def number(operator: str, name: str, value: float) -> float:
+    """A Python number, as a float."""
+    if type(value) is float:
+        return value
+    if not isinstance(value, numbers.Real):
+        raise ArgumentError(
+            f"{operator}: {name} is a {type(value).__name__}; it must be a Python number "
+            "(reading a tensor here would wait for the GPU)"
+        )
+    return float(value)
 
 
 def _listed(values: Iterable[object]) -> str:

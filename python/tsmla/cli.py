@@ -93,6 +93,7 @@ def _show_config(options: argparse.Namespace) -> int:
         "libraries": str(toolchain.shipped_libraries()),
         "cache": str(settings.cache_dir()),
         "prefill LSE": "natural log, [tokens, heads]; a row without keys gives output 0 and LSE -inf",
+        "decode LSE": "base 2, [batch, q_len, heads]; a row without keys gives output 0 and LSE -inf",
     }
     _table([(name, value) for name, value in facts.items()])
     print()

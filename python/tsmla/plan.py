@@ -156,13 +156,19 @@ class DecodePlan:
     workspace_bytes: int
 
 
-@functools.lru_cache(maxsize=4096)
 def plan_decode(
     arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq_len: int | None = None
 ) -> DecodePlan:
     """The plan of a call. Parts are as many as the GPU runs at once, fewer when `max_seq_len` keys per request cannot
     occupy them. The workspace never exceeds the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes;
     where less would do (few units, short contexts), it is less."""
+    # Contexts grow with every step: powers of two keep the number of different plans small.
+    longest = None if max_seq_len is None else 1 << (max_seq_len - 1).bit_length()
+    return _plan(arch, sm_count, batch, q_len, heads, longest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq_len: int | None) -> DecodePlan:
     deal = DEALS[arch]
     rows = q_len * heads
     tiling = row_tiling(rows, deal.row_tile)

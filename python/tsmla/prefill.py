@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import torch
 
 from . import checks, resolve
 from .errors import ArgumentError, UnsupportedError
-from .support import why_unsupported
-from .variant import PrefillVariant
+from .support import prefill_out_dtype, why_unsupported
+from .variant import Dtype, PrefillVariant
 
 _OPERATOR = "tsmla_prefill"
 _ALIGNMENT = 16
@@ -31,8 +31,12 @@ def tsmla_prefill(
     max_seq_len_q: int | None = None,
     enable_pdl: bool = False,
     out: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    output_scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(softmax_scale * q k^T) v for each sequence of a ragged pack, without padding.
+    """output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale * v) for each sequence of a ragged pack.
 
     Args:
         query: [tokens_q, heads_q, d_qk], bf16 or fp16. Strided views are read correctly (last dimension contiguous,
@@ -45,45 +49,162 @@ def tsmla_prefill(
             cum_seq_lens[b] .. cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches).
         max_seq_len, max_seq_len_q: not read; the kernel finds the lengths itself.
         batch_size: the number of sequences.
-        softmax_scale: positive factor of the scores; the peers' callers pass d_qk ** -0.5 times their own factors.
+        softmax_scale: factor of the scores; the peers' callers pass d_qk ** -0.5 times their own factors.
         is_causal: bottom-right: query i of a sequence sees keys 0 .. i + len_kv - len_q.
         return_lse: also return the log-sum-exp.
         cum_seq_lens_q: [batch_size + 1] int32, as cum_seq_lens for the query; cum_seq_lens when None.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
-        out: [tokens_q, heads_q, d_v] of query's dtype to write into.
+        out: [tokens_q, heads_q, d_v] of `out_dtype` to write into.
+        k_scale: what stored keys are to be multiplied by. The scores' factor is softmax_scale * k_scale, which must be
+            positive and a normal float32. A query stored in other units has its scale in softmax_scale.
+        v_scale, output_scale: the output is multiplied by v_scale * output_scale, before it is rounded. Any finite
+            product does, zero and negative ones too.
+        out_dtype: None means `out`'s dtype when it is given, else query's for bf16 and fp16, and bf16 for 8-bit
+            queries. Combinations without a kernel are refused with what exists.
+
+    Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
 
     Returns:
         out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** of the sum of exponentials of the
-        scaled scores. A query row that sees no key gives output 0 and LSE -inf. Rows at or beyond
-        cum_seq_lens_q[-1] are left untouched.
+        scores times softmax_scale * k_scale; v_scale and output_scale do not enter it. A query row that sees no key
+        gives output 0 and LSE -inf. Rows at or beyond cum_seq_lens_q[-1] are left untouched.
 
     Raises:
         ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
-    variant = _variant(query, value, is_causal, return_lse, enable_pdl)
     if cum_seq_lens_q is None:
         cum_seq_lens_q = cum_seq_lens
-    _check(query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, softmax_scale, out)
+    tensors = (query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out)
+    flags = (bool(is_causal), bool(return_lse), bool(enable_pdl))
+    kernel, written = _known(*tensors, out_dtype, flags) or _examined(*tensors, out_dtype, flags)
+    scores_factor, output_factor = _factors(softmax_scale, k_scale, v_scale, output_scale)
     tokens_q, heads_q, _ = query.shape
     if out is None:
-        out = query.new_empty((tokens_q, heads_q, value.shape[2]))
+        out = query.new_empty((tokens_q, heads_q, value.shape[2]), dtype=written)
     lse = query.new_empty((tokens_q, heads_q), dtype=torch.float32) if return_lse else None
     if tokens_q and heads_q and batch_size:
-        kernel = resolve.kernel(variant)
-        kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, softmax_scale)
+        kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, scores_factor, output_factor)
     return out if lse is None else (out, lse)
 
 
-def _variant(query: torch.Tensor, value: torch.Tensor, causal: bool, lse: bool, pdl: bool) -> PrefillVariant:
-    """The variant a call needs; raises when the GPU, the dtype or the head dimensions have none."""
+_Served = tuple[Callable[..., None], torch.dtype]
+"""A kernel and what it writes."""
+_Flags = tuple[bool, bool, bool]
+"""Causal, LSE, PDL."""
+_TORCH: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in checks.TORCH_DTYPES.items()}
+
+
+def _known(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends_kv: torch.Tensor,
+    ends_q: torch.Tensor,
+    batch_size: int,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    flags: _Flags,
+) -> _Served | None:
+    """What serves a call of a kind seen before whose tensors are plainly as `_check` wants them, in a microsecond.
+
+    None for every other call: wrong ones, and right ones with odd strides of dimensions of size 1.
+    """
+    try:
+        device, dtype = query.device, query.dtype
+        tokens_q, heads_q, d_qk = query.shape
+        tokens_kv, heads_kv, d_v = value.shape
+        q_token, q_head, q_dim = query.stride()
+        k_token, k_head, k_dim = key.stride()
+        v_token, v_head, v_dim = value.stride()
+        strides = q_token | q_head | k_token | k_head | v_token | v_head
+        addresses = query.data_ptr() | key.data_ptr() | value.data_ptr()
+        size = query.element_size()
+        if not (
+            q_dim == k_dim == v_dim == 1
+            and (addresses | strides * size) % _ALIGNMENT == 0
+            and key.shape == (tokens_kv, heads_kv, d_qk)
+            and heads_q % heads_kv == 0
+            and key.dtype is dtype
+            and value.dtype is dtype
+            and key.device == device
+            and value.device == device
+        ):
+            return None
+        for ends in (ends_kv,) if ends_q is ends_kv else (ends_kv, ends_q):
+            if not (
+                ends.shape == (batch_size + 1,)
+                and ends.is_contiguous()
+                and ends.dtype is torch.int32
+                and ends.device == device
+            ):
+                return None
+        given = None
+        if out is not None:
+            given = out.dtype
+            o_token, o_head, o_dim = out.stride()
+            if not (
+                o_dim == 1
+                and (out.data_ptr() | (o_token | o_head) * out.element_size()) % _ALIGNMENT == 0
+                and out.shape == (tokens_q, heads_q, d_v)
+                and out.device == device
+            ):
+                return None
+        return resolve.calls.get((_OPERATOR, device, dtype, given, out_dtype, d_qk, d_v, flags))
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _examined(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends_kv: torch.Tensor,
+    ends_q: torch.Tensor,
+    batch_size: int,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    flags: _Flags,
+) -> _Served:
+    """What serves a call, with every check and its error; `_known` knows calls of this kind afterwards."""
+    variant = _variant(query, value, *flags, out, out_dtype)
+    _check(query, key, value, ends_kv, ends_q, batch_size, out)
+    given = None if out is None else out.dtype
+    kind = (_OPERATOR, query.device, query.dtype, given, out_dtype, variant.d_qk, variant.d_v, flags)
+    served = resolve.calls[kind] = (resolve.kernel(variant), _TORCH[variant.out_dtype])
+    return served
+
+
+def _variant(
+    query: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    lse: bool,
+    pdl: bool,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> PrefillVariant:
+    """The variant a call needs; raises when the GPU, the dtypes or the head dimensions have none."""
     arch = checks.arch_of(checks.cuda(_OPERATOR, "query", query))
     checks.ndim(_OPERATOR, "query", query, ("tokens", "heads", "d_qk"))
+    checks.same_device(_OPERATOR, "value", value, "query", query.device)
     checks.ndim(_OPERATOR, "value", value, ("tokens", "heads", "d_v"))
     checks.dtype_in(_OPERATOR, "query", query, checks.TORCH_DTYPES)
     dtype = checks.dtype_of(query.dtype)
-    variant = PrefillVariant(arch, dtype, dtype, query.shape[2], value.shape[2], bool(causal), bool(lse), bool(pdl))
+    if out is not None:
+        checks.same_device(_OPERATOR, "out", out, "query", query.device)
+        accepted = checks.TORCH_DTYPES if out_dtype is None else (out_dtype,)
+        checks.dtype_in(_OPERATOR, "out", out, accepted)
+        out_dtype = out.dtype
+    if out_dtype is None:
+        written = prefill_out_dtype(dtype)
+    elif out_dtype in checks.TORCH_DTYPES:
+        written = checks.TORCH_DTYPES[out_dtype]
+    else:
+        accepted_names = ", ".join(map(str, checks.TORCH_DTYPES))
+        raise ArgumentError(f"{_OPERATOR}: out_dtype is {out_dtype}; accepted: {accepted_names}")
+    variant = PrefillVariant(arch, dtype, written, query.shape[2], value.shape[2], causal, lse, pdl)
     if reason := why_unsupported(variant):
         raise UnsupportedError(f"{_OPERATOR}: {reason}")
     return variant
@@ -96,23 +217,20 @@ def _check(
     cum_seq_lens: torch.Tensor,
     cum_seq_lens_q: torch.Tensor,
     batch_size: int,
-    softmax_scale: float,
     out: torch.Tensor | None,
 ) -> None:
-    """Everything about the arguments that the kernel relies on and that `_variant` has not looked at."""
+    """Everything about the tensors that the kernel relies on and that `_variant` has not looked at."""
     device = query.device
     tokens_q, heads_q, d_qk = query.shape
     tokens_kv, heads_kv, d_v = value.shape
     packs = [("query", query), ("key", key), ("value", value)]
-    shapes = [("key", key, (tokens_kv, heads_kv, d_qk))]
-    if out is not None:
-        packs.append(("out", out))
-        shapes.append(("out", out, (tokens_q, heads_q, d_v)))
     for name, pack in packs:
         checks.same_device(_OPERATOR, name, pack, "query", device)
         checks.dtype_in(_OPERATOR, name, pack, (query.dtype,))
-    for name, pack, expected in shapes:
-        checks.shape(_OPERATOR, name, pack, expected)
+    checks.shape(_OPERATOR, "key", key, (tokens_kv, heads_kv, d_qk))
+    if out is not None:
+        packs.append(("out", out))
+        checks.shape(_OPERATOR, "out", out, (tokens_q, heads_q, d_v))
     for name, pack in packs:
         checks.last_dim_contiguous(_OPERATOR, name, pack)
         checks.aligned(_OPERATOR, name, pack, _ALIGNMENT)
@@ -125,5 +243,23 @@ def _check(
         checks.dtype_in(_OPERATOR, name, ends, (torch.int32,))
         checks.shape(_OPERATOR, name, ends, (batch_size + 1,))
         checks.contiguous(_OPERATOR, name, ends)
-    if not (softmax_scale > 0 and math.isfinite(softmax_scale)):
-        raise ArgumentError(f"{_OPERATOR}: softmax_scale is {softmax_scale}; it must be positive and finite")
+
+
+def _factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> tuple[float, float]:
+    """What the kernel multiplies the scores and the output by."""
+    softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
+    k_scale = checks.number(_OPERATOR, "k_scale", k_scale)
+    v_scale = checks.number(_OPERATOR, "v_scale", v_scale)
+    output_scale = checks.number(_OPERATOR, "output_scale", output_scale)
+    scores, output = softmax_scale * k_scale, v_scale * output_scale
+    if not checks.SMALLEST_FLOAT32 <= scores <= checks.LARGEST_FLOAT32:
+        raise ArgumentError(
+            f"{_OPERATOR}: softmax_scale is {softmax_scale} and k_scale {k_scale}; their product must be positive, "
+            f"finite and a normal float32 ({checks.SMALLEST_FLOAT32:.3g} to {checks.LARGEST_FLOAT32:.3g})"
+        )
+    if not -checks.LARGEST_FLOAT32 <= output <= checks.LARGEST_FLOAT32:
+        raise ArgumentError(
+            f"{_OPERATOR}: v_scale is {v_scale} and output_scale {output_scale}; their product must be finite in "
+            f"float32 (up to {checks.LARGEST_FLOAT32:.3g})"
+        )
+    return scores, output

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import gpu, resolve
-from .variant import Dtype, PackVariant, PrefillVariant, Variant
+from .support import LATENT_DIM, ROPE_DIM
+from .variant import DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 
 def warmup(variants: Iterable[Variant]) -> dict[Variant, str]:
@@ -47,7 +48,14 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
         q, k, v = zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_v)
         lse = zeros(1, 1, dtype=torch.float32) if variant.lse else None
         lengths = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
-        return q, k, v, zeros(1, 1, variant.d_v, dtype=out_dtype), lse, lengths, lengths, 1.0
+        return q, k, v, zeros(1, 1, variant.d_v, dtype=out_dtype), lse, lengths, lengths, 1.0, 1.0
+    if isinstance(variant, DecodeVariant):
+        query, cache = zeros(1, 1, 1, LATENT_DIM + ROPE_DIM), zeros(1, 64, LATENT_DIM + ROPE_DIM)
+        out, lse = zeros(1, 1, 1, LATENT_DIM, dtype=out_dtype), zeros(1, 1, 1, dtype=torch.float32)
+        page, length = (torch.full((1,), value, dtype=torch.int32, device="cuda") for value in (0, 1))
+        lengths = length, length, length[:, None]
+        workspace, scales, sight, parts = zeros(4, dtype=torch.float32), (1.0, 1.0), (1, -1, 1, 0, 1), 1
+        return query, cache, page[:, None], *lengths, out, lse if variant.lse else None, workspace, *scales, *sight, parts
     if isinstance(variant, PackVariant):
         k_out = zeros(1, 1, variant.d_nope + variant.d_rope, dtype=out_dtype)
         v_out = zeros(1, 1, variant.d_v, dtype=out_dtype)

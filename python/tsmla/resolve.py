@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import jit, loader, manifest, settings, toolchain
 from .errors import KernelUnavailable, LibraryError, ManifestError, SettingError, TsmlaError, UnsupportedError
@@ -27,6 +27,9 @@ class Resolved(NamedTuple):
     step: str
 
 
+calls: dict[tuple, Any] = {}
+"""What operators keep between calls, by everything that chose a call's variant: the kernel, without its variant made
+and looked up again. Keys start with the operator's name. `forget` empties it."""
 _functions: dict[Variant, Callable[..., None]] = {}
 _resolved: dict[Variant, Resolved] = {}
 _lock = threading.RLock()
@@ -62,6 +65,7 @@ def served() -> dict[Variant, str]:
 def forget() -> None:
     """Drop what was resolved, so that the next call reads settings and libraries again. Loaded code stays mapped."""
     with _lock:
+        calls.clear()
         _functions.clear()
         _resolved.clear()
         _read_shipped.cache_clear()

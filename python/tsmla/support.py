@@ -31,6 +31,11 @@ def why_unsupported(variant: Variant) -> str | None:
     raise TypeError(f"not a variant: {variant!r}")
 
 
+def prefill_out_dtype(dtype: Dtype) -> Dtype:
+    """What prefill writes for inputs of `dtype`, unless asked for something else: the same, bf16 for 8 bits."""
+    return Dtype.BF16 if dtype.bits == 8 else dtype
+
+
 def _listed(values) -> str:
     return ", ".join(str(value) for value in values)
 
@@ -41,8 +46,9 @@ def _why_prefill(variant: PrefillVariant) -> str | None:
         return f"prefill has no kernel for {variant.arch} yet; it exists for {_listed(PREFILL_DTYPES)}"
     if variant.dtype not in dtypes:
         return f"prefill for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
-    if variant.out_dtype != variant.dtype:
-        return f"prefill for {variant.arch} writes the input dtype ({variant.dtype}), not {variant.out_dtype}"
+    written = prefill_out_dtype(variant.dtype)
+    if variant.out_dtype != written:
+        return f"prefill for {variant.arch} writes {written} for {variant.dtype} inputs, not {variant.out_dtype}"
     if (variant.d_qk, variant.d_v) not in PREFILL_DIMS:
         return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not ({variant.d_qk}, {variant.d_v})"
     return None
@@ -77,7 +83,7 @@ def support_table() -> str:
     dims = _listed(PREFILL_DIMS)
     rows = [
         (
-            f"`tsmla_prefill`, {dtype} in and out, head dims {dims}",
+            f"`tsmla_prefill`, {dtype} in, {prefill_out_dtype(dtype)} out, head dims {dims}",
             [all(_why_prefill(_prefill(arch, dtype, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
         )
         for dtype in Dtype
@@ -103,4 +109,4 @@ def support_table() -> str:
 
 
 def _prefill(arch: Arch, dtype: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
-    return PrefillVariant(arch, dtype, dtype, d_qk, d_v, causal=True, lse=True, pdl=False)
+    return PrefillVariant(arch, dtype, prefill_out_dtype(dtype), d_qk, d_v, causal=True, lse=True, pdl=False)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
+from decode_part_kernels import FIELDS, compiled_lister
 from decode_reference import Sight
-from decode_work_kernel import FIELDS, compiled
 from tsmla.plan import Deal, cut, row_tiling, segments
 
 DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
@@ -67,7 +67,7 @@ def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
     listed = torch.empty(parts, len(batch) * tiling.rounds, FIELDS, dtype=torch.int32, device="cuda")
     keys = torch.empty(len(batch), q_len, 2, dtype=torch.int32, device="cuda")
     scalars = ints([sight.causal, sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave])
-    gpu.emulation.adopt(compiled(deal, gpu.arch))(
+    gpu.emulation.adopt(compiled_lister(deal, gpu.arch))(
         ints(seq_lens), ints(bounds), ints(visible), counts, listed, keys, scalars, heads, parts, room
     )
     got = [[tuple(row) for row in listed[part, : counts[part]].tolist()] for part in range(parts)]

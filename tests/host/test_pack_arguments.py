@@ -95,6 +95,19 @@ def test_an_odd_stride_over_a_single_row_is_not_an_error(recorder):
     assert len(recorder.launches) == 1
 
 
+def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
+    given = inputs()
+    for call in range(3):
+        pack.mla_kv_pack_quantize_fp8(**given, v_scale_inv=float(call))
+    assert len(recorder.variants) == 1 and [launch[6] for launch in recorder.launches] == [0.0, 1.0, 2.0]
+    pack.mla_kv_pack_quantize_fp8(**given, fp8_dtype=torch.float8_e5m2)
+    pack.mla_kv_pack_quantize_fp8(**given, enable_pdl=True)
+    assert [(v.out_dtype, v.pdl) for v in recorder.variants[1:]] == [(Dtype.E5M2, False), (Dtype.E4M3, True)]
+    resolve.forget()
+    pack.mla_kv_pack_quantize_fp8(**given)
+    assert len(recorder.variants) == 4
+
+
 @pytest.mark.parametrize(("tokens", "heads"), [(0, HEADS), (TOKENS, 0), (0, 0)])
 def test_nothing_to_do_launches_nothing(recorder, tokens, heads):
     k_out, v_out = pack.mla_kv_pack_quantize_fp8(**inputs(tokens, heads))
@@ -108,6 +121,12 @@ def test_cpu_tensors_are_refused():
 
 
 FP8 = torch.float8_e4m3fn
+
+
+def fp8(width: int) -> torch.Tensor:
+    return torch.zeros(TOKENS, HEADS, width, dtype=FP8)
+
+
 WRONG = {
     "k_nope of two dimensions": (
         {"k_nope": torch.zeros(TOKENS, D_NOPE, dtype=torch.bfloat16)},
@@ -190,9 +209,14 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments_are_named(recorder, case):
+def test_wrong_arguments_are_named(recorder, case, seen):
     change, message = WRONG[case]
+    if seen:
+        outputs = {"k_out": fp8(D_NOPE + D_ROPE), "v_out": fp8(D_V)}
+        pack.mla_kv_pack_quantize_fp8(**inputs(), **outputs)
+        recorder.launches.clear()
     with pytest.raises(ArgumentError, match="mla_kv_pack_quantize_fp8: " + message):
         pack.mla_kv_pack_quantize_fp8(**{**inputs(), **change})
     assert recorder.launches == []

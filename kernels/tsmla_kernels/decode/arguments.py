@@ -17,7 +17,7 @@ def decode_arguments(variant: DecodeVariant) -> tuple:
     """Fake arguments in calling order, the stream from the TVM-FFI environment:
 
     query [B, q_len, H, 576] and out [B, q_len, H, 512] without gaps, kv_cache [pages, page, 576] with any page stride
-    and rows of 576, block_tables [B, max_pages], seq_lens [B], causal_seqs [B], visible [B, q_len] with any strides,
+    and rows of 576, block_tables [B, max_pages]; seq_lens [B], causal_seqs [B], visible [B, q_len] with any strides,
     lse [B, q_len, H] without gaps or None, workspace [words]; softmax_scale, output_scale; causal, window_left,
     cp_world, cp_rank, cp_interleave, parts.
 
@@ -31,15 +31,17 @@ def decode_arguments(variant: DecodeVariant) -> tuple:
         outer = tuple(cute.sym_int64() for _ in shape[:-1])
         return make_fake_tensor(element, shape, stride=(*outer, 1), assumed_align=align)
 
+    def counts(*shape):
+        return make_fake_tensor(Int32, shape, stride=tuple(cute.sym_int64() for _ in shape), assumed_align=4)
+
     lse = tensor(Float32, batch, q_len, heads, align=4) if variant.lse else None
-    visible = make_fake_tensor(Int32, (batch, q_len), stride=(cute.sym_int64(), cute.sym_int64()), assumed_align=4)
     return (
         tensor(dtype, batch, q_len, heads, LATENT_DIM + ROPE_DIM),
         tensor(dtype, pages, page, LATENT_DIM + ROPE_DIM),
         tensor(Int32, batch, max_pages, align=4),
-        tensor(Int32, batch, align=4),
-        tensor(Int32, batch, align=4),
-        visible,
+        counts(batch),
+        counts(batch),
+        counts(batch, q_len),
         tensor(out_dtype, batch, q_len, heads, LATENT_DIM),
         lse,
         tensor(Float32, words),

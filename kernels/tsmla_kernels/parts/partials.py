@@ -1,7 +1,7 @@
 """Partial results of split units in the caller's workspace: normalised float32 rows and their base-2 LSE.
 
 The workspace is uninitialised float32 words. It holds `slots` partials of `stored` = min(row tile, rows of a request)
-rows: first all rows [slots, stored, LATENT_DIM], then all LSE [slots, stored]. Row i of a slot is row i of its row tile.
+rows: all rows [slots, stored, LATENT_DIM], then all LSE [slots, stored]. Row i of a slot is row i of its row tile.
 A row that sees no key of its segment is 0 with LSE -inf. Every row of a row tile must be written, only those are read.
 """
 

@@ -74,11 +74,19 @@ def scale_rows(accumulator: cute.Tensor, factors: cute.Tensor) -> None:
 
 
 @cute.jit
-def finish_rows(row_max: cute.Tensor, row_sum: cute.Tensor, inverse: cute.Tensor, lse: cute.Tensor, scale: Float32):
-    """Per row: 1 / sum (0 for a row that saw no key) and the natural-log LSE (-inf for such a row)."""
+def finish_rows(
+    row_max: cute.Tensor,
+    row_sum: cute.Tensor,
+    factor: cute.Tensor,
+    lse: cute.Tensor,
+    scale: Float32,
+    output_scale: Float32,
+) -> None:
+    """Per row: the output's last factor, output_scale / sum (0 for a row that saw no key), and the natural-log LSE of
+    the scores times `scale` (-inf for such a row)."""
     for row in cutlass.range_constexpr(cute.size(row_sum)):
         total = _quad_sum(row_sum[row])
         empty = total == 0.0
-        inverse[row] = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+        factor[row] = Float32(0.0) if empty else cute.arch.rcp_approx(total) * output_scale
         log_total = cute.math.log2(total, fastmath=True) * LN_2
         lse[row] = -Float32.inf if empty else row_max[row] * scale + log_total

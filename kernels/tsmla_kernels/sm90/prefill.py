@@ -30,7 +30,7 @@ from .prefill_load import load
 
 
 class PrefillKernel:
-    """Compiles one PrefillVariant. Run-time facts: lengths, head counts, strides, softmax scale."""
+    """Compiles one PrefillVariant. Run-time facts: lengths, head counts, strides, scales."""
 
     def __init__(self, variant: PrefillVariant):
         self.variant = variant
@@ -41,7 +41,7 @@ class PrefillKernel:
 
     def fake_arguments(self) -> tuple:
         """Arguments in calling order, shapes and strides symbolic: q, k, v, out, [lse], cum_seq_lens_q,
-        cum_seq_lens_kv, softmax_scale; the stream comes from the TVM-FFI environment."""
+        cum_seq_lens_kv, softmax_scale, output_scale; the stream comes from the TVM-FFI environment."""
 
         def pack(rows, heads, dim, dtype):
             stride = tuple(cute.sym_int64(divisibility=8) for _ in range(2))
@@ -59,6 +59,7 @@ class PrefillKernel:
             lse if variant.lse else None,
             *cum_seq_lens,
             Float32(1.0),
+            Float32(1.0),
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )
 
@@ -73,6 +74,7 @@ class PrefillKernel:
         cum_seq_lens_q: cute.Tensor,
         cum_seq_lens_kv: cute.Tensor,
         softmax_scale: Float32,
+        output_scale: Float32,
         stream,
     ):
         geometry = self.geometry
@@ -100,7 +102,7 @@ class PrefillKernel:
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
             lse, cum_seq_lens_q, cum_seq_lens_kv,
-            heads, heads // k.shape[1], softmax_scale, mma_qk, mma_pv,
+            heads, heads // k.shape[1], softmax_scale, output_scale, mma_qk, mma_pv,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -127,6 +129,7 @@ class PrefillKernel:
         heads: Int32,
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
+        output_scale: Float32,
         mma_qk: cute.TiledMma,
         mma_pv: cute.TiledMma,
     ):
@@ -185,7 +188,7 @@ class PrefillKernel:
                     tile,
                     (span_q, span_kv),
                     work,
-                    softmax_scale,
+                    (softmax_scale, output_scale),
                 )
 
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:

@@ -47,13 +47,15 @@ class Attention(NamedTuple):
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, spans, work: WorkRange, softmax_scale
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, spans, work: WorkRange, scales
 ):
-    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `spans` those of q and kv."""
+    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `spans` those of q and kv,
+    `scales` multiply the scores and the output."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     mma_qk, mma_pv = mmas
     span_q, span_kv = spans
+    softmax_scale, output_scale = scales
     tile_q = cute.size(shared.q, mode=[2]) * 64
     tile_kv, d_v = cute.size(shared.v, mode=[0]), cute.size(shared.v, mode=[1])
     first_row = tile.tile * tile_q + group * 64
@@ -63,7 +65,7 @@ def attend(
     output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, d_v)), Float32)
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
     rows = cute.size(coordinates, mode=[0])
-    row_max, row_sum, rescale, inverse, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
+    row_max, row_sum, rescale, factor, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
     state = Attention(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
@@ -103,8 +105,8 @@ def attend(
 
     if const_expr(variant.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    finish_rows(row_max, row_sum, inverse, row_lse, softmax_scale)
-    scale_rows(rows_columns(output), inverse)
+    finish_rows(row_max, row_sum, factor, row_lse, softmax_scale, output_scale)
+    scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         store_lse(lse, row_lse, coordinates, tile.head, span_q, first_row)
     out_shared = shared.out[None, None, group]
@@ -132,12 +134,11 @@ def _scores(state: Attention, count: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _values(state: Attention, count: Int32):
+def _values(state: Attention, count: Int32, fence: cutlass.Constexpr):
     """Start adding tile `count`'s value product to the output."""
     state.v_edge.wait_full(count)
-    mma.issue(
-        state.pv_op, state.output, state.probabilities, state.v[None, None, None, state.v_edge.stage(count)], True
-    )
+    values = state.v[None, None, None, state.v_edge.stage(count)]
+    mma.issue(state.pv_op, state.output, state.probabilities, values, True, fence)
 
 
 @cute.jit
@@ -166,9 +167,12 @@ def _first(state: Attention):
 
 @cute.jit
 def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
-    """Scores of tile `count` while the values of the tile before are added; then its softmax."""
+    """Scores of tile `count` while the values of the tile before are added; then its softmax.
+
+    The fence of the score product covers the output and the probabilities, last touched in the step before.
+    """
     scores = _scores(state, count)
-    _values(state, count - 1)
+    _values(state, count - 1, False)
     warpgroup.wait_group(1)
     state.k_edge.release(count)
     _softmax(state, scores, count, masked, False)
@@ -181,5 +185,5 @@ def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
 @cute.jit
 def _last(state: Attention):
     """Values of the last tile."""
-    _values(state, state.work.tiles - 1)
+    _values(state, state.work.tiles - 1, True)
     warpgroup.wait_group(0)

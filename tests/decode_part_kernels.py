@@ -1,4 +1,4 @@
-"""A kernel that does nothing but ask for its segments: one warp per part writes down what it was dealt."""
+"""Kernels that are one part of a decode: one that writes down what it was dealt, and the combine by itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from tsmla.plan import Deal
+from tsmla.variant import DecodeVariant
+from tsmla_kernels.decode.arguments import decode_arguments
+from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.parts.decode_work import deal_work, first_unit, next_unit, segment_of
 from tsmla_kernels.parts.visible import Visibility, keys_of_row
 
@@ -17,6 +20,8 @@ FIELDS = 6
 
 
 class SegmentLister:
+    """One warp per part asks for its segments."""
+
     def __init__(self, deal: Deal):
         self.deal = deal
 
@@ -70,8 +75,34 @@ class SegmentLister:
                 out_keys[request, token, 1] = keys.end
 
 
+class Combiner:
+    """What every decode kernel launches behind its attention."""
+
+    def __init__(self, deal: Deal, pdl: bool):
+        self.deal = deal
+        self.pdl = pdl
+
+    @cute.jit
+    def __call__(
+        self, query, kv_cache, block_tables, seq_lens, causal_seqs, visible, out, lse, workspace, softmax_scale,
+        output_scale, causal, window_left, cp_world, cp_rank, cp_interleave, parts, stream,
+    ):  # fmt: skip
+        view = Visibility(
+            seq_lens, causal_seqs, visible, query.shape[1], causal, window_left, cp_world, cp_rank, cp_interleave
+        )
+        launch_combine(
+            self.deal, self.pdl, view, query.shape[2], parts, workspace, out, lse, output_scale, stream
+        )
+
+
 @functools.lru_cache(maxsize=8)
-def compiled(deal: Deal, arch: str):
+def compiled_combiner(deal: Deal, variant: DecodeVariant):
+    """The combiner for one deal as `Emulation.adopt` takes it, with a decode kernel's arguments."""
+    return cute.compile(Combiner(deal, variant.pdl), *decode_arguments(variant), options=_options(variant.arch))
+
+
+@functools.lru_cache(maxsize=8)
+def compiled_lister(deal: Deal, arch: str):
     """The lister for one deal as `Emulation.adopt` takes it."""
     batch, q_len, parts, most = (cute.sym_int() for _ in range(4))
 
@@ -83,5 +114,8 @@ def compiled(deal: Deal, arch: str):
         ints(batch), ints(batch), ints(batch, q_len), ints(parts), ints(parts, most, FIELDS), ints(batch, q_len, 2),
         ints(5), Int32(0), Int32(0), Int32(0), make_fake_stream(use_tvm_ffi_env_stream=True),
     )  # fmt: skip
-    options = f"--enable-tvm-ffi --keep-ptx --gpu-arch {arch} --dump-dir={tempfile.mkdtemp()}"
-    return cute.compile(SegmentLister(deal), *arguments, options=options)
+    return cute.compile(SegmentLister(deal), *arguments, options=_options(arch))
+
+
+def _options(arch: str) -> str:
+    return f"--enable-tvm-ffi --keep-ptx --gpu-arch {arch} --dump-dir={tempfile.mkdtemp()}"

@@ -1,0 +1,250 @@
+"""tsmla_prefill without a GPU: what it accepts, what it says about the rest, and what it launches.
+
+CPU tensors pass for CUDA ones here, and a recorder stands where the compiled kernel would.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tsmla import ArgumentError, UnsupportedError, checks, prefill, resolve
+from tsmla.variant import Arch, Dtype, PrefillVariant
+
+TOKENS_Q, TOKENS_KV, HEADS, HEADS_KV, D_QK, D_V = 5, 7, 4, 2, 192, 128
+
+
+class Recorder:
+    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch."""
+
+    def __init__(self) -> None:
+        self.variants: list[PrefillVariant] = []
+        self.launches: list[tuple] = []
+
+    def __call__(self, variant: PrefillVariant):
+        self.variants.append(variant)
+        return lambda *arguments: self.launches.append(arguments)
+
+
+@pytest.fixture
+def recorder(monkeypatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(resolve, "kernel", recorder)
+    monkeypatch.setattr(checks, "cuda", lambda operator, name, tensor: tensor.device)
+    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
+    return recorder
+
+
+def inputs(dtype: torch.dtype = torch.bfloat16, **changes) -> dict:
+    given = {
+        "query": torch.zeros(TOKENS_Q, HEADS, D_QK, dtype=dtype),
+        "key": torch.zeros(TOKENS_KV, HEADS_KV, D_QK, dtype=dtype),
+        "value": torch.zeros(TOKENS_KV, HEADS_KV, D_V, dtype=dtype),
+        "seq_lens": None,
+        "cum_seq_lens": torch.tensor([0, 3, TOKENS_KV], dtype=torch.int32),
+        "max_seq_len": 4,
+        "batch_size": 2,
+        "softmax_scale": 0.125,
+        "cum_seq_lens_q": torch.tensor([0, 3, TOKENS_Q], dtype=torch.int32),
+    }
+    return {**given, **changes}
+
+
+@pytest.mark.parametrize("flags", [(False, False, False), (True, False, True), (True, True, False)], ids=str)
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, Dtype.BF16), (torch.float16, Dtype.FP16)])
+def test_the_variant_follows_the_arguments(recorder, dtype, name, flags):
+    causal, lse, pdl = flags
+    prefill.tsmla_prefill(**inputs(dtype), is_causal=causal, return_lse=lse, enable_pdl=pdl)
+    assert recorder.variants == [PrefillVariant(Arch.SM90A, name, name, D_QK, D_V, *flags)]
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
+    given = inputs(k_scale=2, v_scale=np.float32(0.5), output_scale=-3.0)
+    result = prefill.tsmla_prefill(**given, return_lse=return_lse)
+    (arguments,) = recorder.launches
+    out, lse = result if return_lse else (result, None)
+    named = [given[name] for name in ("query", "key", "value")]
+    ends = [given[name] for name in ("cum_seq_lens_q", "cum_seq_lens")]
+    assert all(got is want for got, want in zip(arguments, [*named, out, lse, *ends], strict=False))
+    assert arguments[7:] == (0.25, -1.5) and all(type(scale) is float for scale in arguments[7:])
+    assert out.shape == (TOKENS_Q, HEADS, D_V) and out.dtype == torch.bfloat16 and out.is_contiguous()
+    if return_lse:
+        assert lse.shape == (TOKENS_Q, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
+
+
+def test_key_lengths_serve_the_query_when_it_has_none(recorder):
+    given = inputs(cum_seq_lens_q=None)
+    prefill.tsmla_prefill(**given)
+    assert recorder.launches[0][5] is given["cum_seq_lens"] is recorder.launches[0][6]
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.bfloat16])
+def test_a_given_output_is_written_and_returned(recorder, out_dtype):
+    out = torch.empty(TOKENS_Q, HEADS, 2 * D_V, dtype=torch.bfloat16)[..., :D_V]
+    assert prefill.tsmla_prefill(**inputs(), out=out, out_dtype=out_dtype) is out
+    assert recorder.launches[0][3] is out
+
+
+def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
+    given = inputs()
+    for call in range(3):
+        prefill.tsmla_prefill(**given, output_scale=float(call))
+    assert len(recorder.variants) == 1 and [launch[8] for launch in recorder.launches] == [0.0, 1.0, 2.0]
+    out = torch.empty(TOKENS_Q, HEADS, D_V, dtype=torch.bfloat16)
+    prefill.tsmla_prefill(**given, out=out)
+    assert recorder.launches[-1][3] is out
+    for flag in ("return_lse", "enable_pdl", "is_causal"):
+        prefill.tsmla_prefill(**given, **{flag: flag != "is_causal"})
+    flags = [(v.causal, v.lse, v.pdl) for v in recorder.variants[2:]]
+    assert flags == [(True, True, False), (True, False, True), (False, False, False)]
+    resolve.forget()
+    prefill.tsmla_prefill(**given)
+    assert len(recorder.variants) == 6
+
+
+@pytest.mark.parametrize(
+    "change", [{"query": torch.zeros(0, HEADS, D_QK, dtype=torch.bfloat16)}, {"batch_size": 0}], ids=["tokens", "batch"]
+)
+def test_nothing_to_do_launches_nothing(recorder, change):
+    ends = torch.zeros(1 if "batch_size" in change else 3, dtype=torch.int32)
+    out = prefill.tsmla_prefill(**inputs(cum_seq_lens=ends, cum_seq_lens_q=ends, **change))
+    assert recorder.launches == [] and out.shape[1:] == (HEADS, D_V)
+
+
+def test_an_odd_stride_over_a_single_row_is_not_an_error(recorder):
+    odd = torch.zeros(D_QK, dtype=torch.bfloat16).as_strided((1, 1, D_QK), (1, 3, 1))
+    one = torch.zeros(1, 1, D_V, dtype=torch.bfloat16)
+    prefill.tsmla_prefill(**inputs(query=odd, key=odd, value=one))
+    assert len(recorder.launches) == 1
+
+
+def test_what_is_no_cuda_tensor_is_refused():
+    with pytest.raises(ArgumentError, match="tsmla_prefill: query is a list; it must be a CUDA tensor"):
+        prefill.tsmla_prefill(**inputs(query=[1.0]))
+    with pytest.raises(ArgumentError, match="tsmla_prefill: query is on cpu; it must be a CUDA tensor"):
+        prefill.tsmla_prefill(**inputs())
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+LENGTHS = torch.tensor([0, 3, 7], dtype=torch.int32)
+WRONG = {
+    "query of two dimensions": (
+        {"query": bf16(TOKENS_Q, D_QK)},
+        r"query has shape \[5, 192\]; it must have 3 dimensions \[tokens, heads, d_qk\]",
+    ),
+    "value of two dimensions": (
+        {"value": bf16(TOKENS_KV, D_V)},
+        r"value has shape \[7, 128\]; it must have 3 dimensions \[tokens, heads, d_v\]",
+    ),
+    "key no tensor": ({"key": None}, "key is a NoneType; it must be a tensor on cpu"),
+    "value no tensor": ({"value": None}, "value is a NoneType; it must be a tensor on cpu"),
+    "key elsewhere": (
+        {"key": torch.zeros(TOKENS_KV, HEADS_KV, D_QK, dtype=torch.bfloat16, device="meta")},
+        "key is on meta but query is on cpu; all tensors must share a device",
+    ),
+    "query of another dtype": ({"query": torch.zeros(TOKENS_Q, HEADS, D_QK)}, "query is torch.float32; accepted: "),
+    "key of another dtype": ({"key": bf16(TOKENS_KV, HEADS_KV, D_QK).half()}, "key is torch.float16; accepted: torch"),
+    "key of other tokens": (
+        {"key": bf16(TOKENS_KV - 1, HEADS_KV, D_QK)},
+        r"key has shape \[6, 2, 192\]; it must be \[7, 2, 192\]",
+    ),
+    "key of two dimensions": ({"key": bf16(7, D_QK)}, r"key has shape \[7, 192\]; it must be \[7, 2, 192\]"),
+    "heads": ({"query": bf16(TOKENS_Q, 3, D_QK)}, "query has 3 heads and key 2; query's must be a multiple of key's"),
+    "no key heads": (
+        {"key": bf16(TOKENS_KV, 0, D_QK), "value": bf16(TOKENS_KV, 0, D_V)},
+        "query has 4 heads and key 0",
+    ),
+    "value with gaps": (
+        {"value": bf16(TOKENS_KV, HEADS_KV, 2 * D_V)[..., ::2]},
+        r"value has strides \(512, 256, 2\); its last dimension must have stride 1",
+    ),
+    "key address": (
+        {"key": bf16(TOKENS_KV, HEADS_KV, D_QK + 8)[..., 1 : 1 + D_QK]},
+        "key starts at address 0x[0-9a-f]+; it must be aligned to 16 bytes",
+    ),
+    "query strides": (
+        {"query": bf16(TOKENS_Q, HEADS, D_QK + 4)[..., :D_QK]},
+        r"query has strides \(784, 196, 1\) of 2-byte elements; the outer strides must be multiples of 16 bytes",
+    ),
+    "lengths of 64 bits": ({"cum_seq_lens": LENGTHS.long()}, "cum_seq_lens is torch.int64; accepted: torch.int32"),
+    "lengths on the host": ({"cum_seq_lens": [0, 3, 7]}, "cum_seq_lens is a list; it must be a tensor on cpu"),
+    "query lengths elsewhere": (
+        {"cum_seq_lens_q": LENGTHS.to("meta")},
+        "cum_seq_lens_q is on meta but query is on cpu",
+    ),
+    "batch size": ({"batch_size": 3}, r"cum_seq_lens has shape \[3\]; it must be \[4\]"),
+    "query lengths of another batch": (
+        {"cum_seq_lens_q": LENGTHS[:2]},
+        r"cum_seq_lens_q has shape \[2\]; it must be \[3\]",
+    ),
+    "lengths with gaps": (
+        {"cum_seq_lens": torch.zeros(6, dtype=torch.int32)[::2]},
+        r"cum_seq_lens has shape \[3\] and strides \(2,\); it must be contiguous",
+    ),
+    "out of another shape": (
+        {"out": bf16(TOKENS_Q, HEADS, D_V + 8)},
+        r"out has shape \[5, 4, 136\]; it must be \[5, 4, 128\]",
+    ),
+    "out of a dtype that is none of ours": (
+        {"out": torch.zeros(TOKENS_Q, HEADS, D_V)},
+        "out is torch.float32; accepted: torch.bfloat16",
+    ),
+    "out against out_dtype": (
+        {"out": bf16(TOKENS_Q, HEADS, D_V), "out_dtype": torch.float16},
+        "out is torch.bfloat16; accepted: torch.float16",
+    ),
+    "out elsewhere": ({"out": bf16(TOKENS_Q, HEADS, D_V).to("meta")}, "out is on meta but query is on cpu"),
+    "out no tensor": ({"out": "o"}, "out is a str; it must be a tensor on cpu"),
+    "out strides": (
+        {"out": bf16(TOKENS_Q, HEADS, D_V + 4)[..., :D_V]},
+        r"out has strides \(528, 132, 1\) of 2-byte elements",
+    ),
+    "out_dtype": ({"out_dtype": torch.float32}, "out_dtype is torch.float32; accepted: torch.bfloat16"),
+    "negative scale": (
+        {"softmax_scale": -1.0},
+        "softmax_scale is -1.0 and k_scale 1.0; their product must be positive, finite and a normal float32",
+    ),
+    "zero key scale": ({"k_scale": 0}, "softmax_scale is 0.125 and k_scale 0.0; their product"),
+    "no scale": ({"softmax_scale": math.nan}, "softmax_scale is nan"),
+    "subnormal scale": ({"softmax_scale": 1e-30, "k_scale": 1e-10}, "softmax_scale is 1e-30 and k_scale 1e-10"),
+    "infinite scale": ({"softmax_scale": math.inf}, "softmax_scale is inf"),
+    "scale on the device": (
+        {"k_scale": torch.ones(())},
+        r"k_scale is a Tensor; it must be a Python number \(reading a tensor here would wait for the GPU\)",
+    ),
+    "scale that is no number": ({"softmax_scale": None}, "softmax_scale is a NoneType; it must be a Python number"),
+    "value scale": ({"v_scale": math.nan}, "v_scale is nan and output_scale 1.0; their product must be finite"),
+    "output scale": ({"v_scale": 1e30, "output_scale": -1e30}, r"v_scale is 1e\+30 and output_scale -1e\+30"),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("change, message", WRONG.values(), ids=WRONG.keys())
+def test_wrong_use_names_the_argument(recorder, change, message, seen):
+    if seen:
+        for out in (None, bf16(TOKENS_Q, HEADS, D_V)):
+            prefill.tsmla_prefill(**inputs(out=out))
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
+        prefill.tsmla_prefill(**inputs(**change))
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"value": bf16(TOKENS_KV, HEADS_KV, 64)}, r"head dims \(qk, v\) are .*, not \(192, 64\)"),
+        ({"out_dtype": torch.float16}, "writes bf16 for bf16 inputs, not fp16"),
+        ({"out": bf16(TOKENS_Q, HEADS, D_V).half()}, "writes bf16 for bf16 inputs, not fp16"),
+    ],
+    ids=["head dims", "out_dtype", "out"],
+)
+def test_what_no_kernel_exists_for(recorder, change, message):
+    with pytest.raises(UnsupportedError, match=f"^tsmla_prefill: prefill .*{message}"):
+        prefill.tsmla_prefill(**inputs(**change))
