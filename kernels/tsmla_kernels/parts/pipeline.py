@@ -53,11 +53,24 @@ class TmaEdge:
 
     def acquire(self, count: Int32) -> cute.Pointer:
         """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
-        stage = self.stage(count)
-        cute.arch.mbarrier_wait(self.empty(stage), self._phase(count) ^ 1)
+        self.wait_empty(count)
+        full = self.full(self.stage(count))
+        self.expect(full)
+        return full
+
+    def wait_empty(self, count: Int32) -> None:
+        """Producer warp: wait until every consumer has left the tile that was in the stage before."""
+        cute.arch.mbarrier_wait(self.empty(self.stage(count)), self._phase(count) ^ 1)
+
+    def expect(self, barrier: cute.Pointer) -> None:
+        """Producer warp: announce one tile's bytes on the barrier that its copies complete on."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), self.tx_bytes)
-        return self.full(stage)
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.tx_bytes)
+
+    def hand_over(self, count: Int32) -> None:
+        """A warp that prepared tile `count` after its copies landed elsewhere: the stage is full."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.full(self.stage(count)))
 
     def wait_full(self, count: Int32) -> None:
         """Consumer warps: wait until tile `count` has landed."""
