@@ -26,8 +26,10 @@ def recipe(variant: Variant) -> Recipe:
         raise ValueError(f"{variant.symbol()}: {reason}")
     if isinstance(variant, PackVariant):
         from .pack.kernel import PackKernel as Kernel
-    elif isinstance(variant, PrefillVariant):
+    elif isinstance(variant, PrefillVariant) and variant.arch is Arch.SM90A:
         from .sm90.prefill import PrefillKernel as Kernel
+    elif isinstance(variant, PrefillVariant):
+        from .sm100.prefill import PrefillKernel as Kernel
     elif isinstance(variant, DecodeVariant) and variant.arch is Arch.SM90A:
         from .sm90.decode import DecodeKernel as Kernel
     elif isinstance(variant, DecodeVariant):

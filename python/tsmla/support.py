@@ -5,7 +5,18 @@ from __future__ import annotations
 from .variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 PREFILL_DIMS = ((192, 128), (128, 128))
-PREFILL_DTYPES = {Arch.SM90A: (Dtype.BF16, Dtype.FP16)}
+_PREFILL_BLACKWELL = {
+    Dtype.BF16: (Dtype.BF16,),
+    Dtype.FP16: (Dtype.FP16, Dtype.BF16),
+    Dtype.E4M3: (Dtype.BF16,),
+    Dtype.E5M2: (Dtype.BF16,),
+}
+PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
+    Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,)},
+    Arch.SM100A: _PREFILL_BLACKWELL,
+    Arch.SM103A: _PREFILL_BLACKWELL,
+}
+"""Input dtype -> the output dtypes there are, what is written unless asked for something else first."""
 LATENT_DIM = 512
 """Elements of a decode cache row that are both key and value."""
 ROPE_DIM = 64
@@ -46,9 +57,9 @@ def _why_prefill(variant: PrefillVariant) -> str | None:
         return f"prefill has no kernel for {variant.arch} yet; it exists for {_listed(PREFILL_DTYPES)}"
     if variant.dtype not in dtypes:
         return f"prefill for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
-    written = prefill_out_dtype(variant.dtype)
-    if variant.out_dtype != written:
-        return f"prefill for {variant.arch} writes {written} for {variant.dtype} inputs, not {variant.out_dtype}"
+    written = dtypes[variant.dtype]
+    if variant.out_dtype not in written:
+        return f"prefill for {variant.arch} writes {_listed(written)} for {variant.dtype} inputs, not {variant.out_dtype}"
     if (variant.d_qk, variant.d_v) not in PREFILL_DIMS:
         return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not ({variant.d_qk}, {variant.d_v})"
     return None

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
+from .precision import packed_words
 from .seqlen import Span
 
 
@@ -30,3 +31,17 @@ def store_lse(
             position = first_row + coordinates[row, 0][0]
             if position < span.length:
                 lse[span.start + position, head] = values[row]
+
+
+@cute.jit
+def stage_row(values: list, target: cute.Tensor, first: cutlass.Constexpr) -> None:
+    """Round `values` to the type of `target`, one row in swizzled shared memory, and store them from column `first`."""
+    dtype = target.element_type
+    vector = 128 // dtype.width
+    for part in cutlass.range_constexpr(len(values) // vector):
+        words = cute.make_rmem_tensor(128 // 32, Int32)
+        packed = packed_words(values[part * vector : part * vector + vector], dtype)
+        for word in cutlass.range_constexpr(128 // 32):
+            words[word] = packed[word]
+        place = cute.local_tile(target, (vector,), (first // vector + part,))
+        cute.autovec_copy(cute.recast_tensor(words, dtype), place)

@@ -1,6 +1,7 @@
-"""Edges: shared-memory rings filled by TMA and emptied by consumer warps, one pair of mbarriers per stage.
+"""Edges: how roles wait for each other.
 
-An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in stage
+`TmaEdge`: a shared-memory ring filled by TMA and emptied by consumers, one pair of mbarriers per stage. `Signals`: single
+mbarriers by which one role tells another of an event. An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in stage
 `count % stages`; its barriers flip phase every `stages` tiles. `stages` is a power of two, so both are bit fields.
 """
 
@@ -9,10 +10,14 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.cute.nvgpu import tcgen05
 
 
 class TmaEdge:
-    """One ring. `full(s)` completes when the stage's bytes have landed, `empty(s)` when every consumer left it."""
+    """One ring. `full(s)` completes when the stage's bytes have landed, `empty(s)` when every consumer left it.
+
+    Consumers are warps that read (`release`), or the tensor core (`release_after_mmas`, which is one consumer).
+    """
 
     def __init__(self, barriers: cute.Pointer, stages: int, tx_bytes: int, consumer_warps: int):
         assert stages > 0 and stages & (stages - 1) == 0, stages
@@ -80,3 +85,49 @@ class TmaEdge:
         """Consumer warps: this warp reads tile `count` no more."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.empty(self.stage(count)))
+
+    def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
+        """The thread that issues tcgen05 MMAs: those so far are the last to read tiles `first`, `first` + 1, ..."""
+        for tile in range(tiles):
+            tcgen05.commit(self.empty(self.stage(first + tile)))
+
+
+class Signals:
+    """`number` barriers of one kind, told apart by an index; each completes once per event, after `arrivals`.
+
+    Event n of an index is awaited with `wait(index, n)`, by roles that count events themselves.
+    """
+
+    def __init__(self, barriers: cute.Pointer, number: int, arrivals: int):
+        self.barriers = barriers
+        self.number = number
+        self.arrivals = arrivals
+
+    def __extract_mlir_values__(self) -> list:
+        return cutlass.extract_mlir_values(self.barriers)
+
+    def __new_from_mlir_values__(self, values: list) -> Signals:
+        return Signals(cutlass.new_from_mlir_values(self.barriers, values), self.number, self.arrivals)
+
+    def init(self) -> None:
+        """By one thread, before the barrier that publishes the initialisation."""
+        for index in range(self.number):
+            cute.arch.mbarrier_init(self.barriers + index, self.arrivals)
+
+    def wait(self, index, event: Int32) -> None:
+        cute.arch.mbarrier_wait(self.barriers + index, event & 1)
+
+    def arrive(self, index) -> None:
+        """One arrival for the calling warp, whose lanes have all done their part."""
+        cute.arch.sync_warp()
+        _arrive_once(self.barriers + index)
+
+    def arrive_after_mmas(self, index) -> None:
+        """One arrival, when the tcgen05 MMAs that the calling thread has issued are complete."""
+        tcgen05.commit(self.barriers + index)
+
+
+@cute.jit
+def _arrive_once(barrier: cute.Pointer) -> None:
+    if cute.arch.lane_idx() == 0:
+        cute.arch.mbarrier_arrive(barrier)

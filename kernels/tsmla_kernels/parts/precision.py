@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
@@ -17,3 +21,35 @@ NUMERIC: dict[Dtype, type[Numeric]] = {
 def numeric(dtype: Dtype) -> type[Numeric]:
     """The DSL's element type of a dtype."""
     return NUMERIC[dtype]
+
+
+def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
+    """The values rounded to nearest, to `dtype`, and packed into 32-bit words, the first in the low bits."""
+    per_word = 32 // dtype.width
+    words = []
+    for first in range(0, len(values), per_word):
+        exact = cute.make_rmem_tensor(per_word, Float32)
+        for index in range(per_word):
+            exact[index] = values[first + index]
+        rounded = cute.make_rmem_tensor(per_word, dtype)
+        rounded.store(exact.load().to(dtype))
+        words.append(cute.recast_tensor(rounded, Int32)[0])
+    return words
+
+
+@dataclasses.dataclass(frozen=True)
+class Probabilities:
+    """How probabilities enter the value product: as `dtype`, times 2 ** `bias`.
+
+    A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so values
+    reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It moves the
+    smallest normal number of e4m3 (2 ** -6) away from probabilities that matter.
+    """
+
+    dtype: Dtype
+    bias: int
+    slack: int
+
+    @classmethod
+    def of(cls, dtype: Dtype) -> Probabilities:
+        return cls(Dtype.E4M3, 5, 3) if dtype.bits == 8 else cls(dtype, 0, 8)

@@ -48,9 +48,16 @@ def clipped_head_rows(clippable_pack: cute.Tensor, head: Int32, span: Span) -> c
 
 
 @cute.jit
-def tiles_of(atom: cute.CopyAtom, rows: cute.Tensor, tile_shape: cutlass.Constexpr, shared: cute.Tensor):
-    """Partition for one copy atom: (shared stages, global tiles), both indexed by their last mode."""
-    tiles = cute.local_tile(rows, tile_shape, (None, 0))
+def tiles_of(
+    atom: cute.CopyAtom,
+    rows: cute.Tensor,
+    tile_shape: cutlass.Constexpr,
+    shared: cute.Tensor,
+    column: cutlass.Constexpr = 0,
+):
+    """Partition for one copy atom: (shared stages, global tiles), both indexed by their last mode. `column` counts
+    tiles along the dimension that is contiguous."""
+    tiles = cute.local_tile(rows, tile_shape, (None, column))
     return cpasync.tma_partition(
         atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
     )
