@@ -129,14 +129,12 @@ def tsmla_decode(
     lse = query.new_empty((batch, q_len, heads), dtype=torch.float32) if return_lse else None
     if batch and q_len and heads:
         plan = plan_decode(served.arch, served.sm_count, batch, q_len, heads, max_seq_len)
-        workspace = _words(workspace_buffer, plan.workspace_bytes)
+        workspace = _sized(workspace_buffer, plan.workspace_bytes)
         lengths = seq_lens if seq_lens.dtype is torch.int32 else _low_words(seq_lens)
         bounds = lengths
         if causal_seqs is not seq_lens:
             bounds = causal_seqs if causal_seqs.dtype is torch.int32 else _low_words(causal_seqs)
-        visible = local_visible_lens
-        if visible is None:
-            visible = lengths.as_strided((batch, q_len), (lengths.stride(0), 0))
+        visible = served.nothing if local_visible_lens is None else local_visible_lens
         served.kernel(
             query, kv_cache if kv_cache.ndim == 3 else kv_cache.squeeze(1), block_tables, lengths, bounds, visible,
             out, lse, workspace, softmax_scale, output_scale, 1 if causal_mask else 0, window_left,
@@ -171,17 +169,17 @@ def decode_workspace_size(
     ).workspace_bytes
 
 
-def _words(workspace: torch.Tensor, needed: int) -> torch.Tensor:
-    """The workspace as float32."""
+def _sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
+    """The workspace as the kernel takes it: int8, less than 2 GiB."""
     size = workspace.numel()
     if size < needed:
         raise ArgumentError(
             f"{OPERATOR}: workspace_buffer has {size} bytes; this call needs {needed} (tsmla.decode_workspace_size "
             "says so; SMs * heads * max(8, q_len) * 513 * 4 is always enough)"
         )
-    if size % 4 or size > LARGEST_INT:
+    if size > LARGEST_INT:
         workspace = workspace[:needed]
-    return workspace.view(torch.float32)
+    return workspace if workspace.dtype is torch.int8 else workspace.view(torch.int8)
 
 
 def _low_words(lengths: torch.Tensor) -> torch.Tensor:

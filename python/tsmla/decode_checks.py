@@ -27,12 +27,13 @@ _TORCH: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in checks.TORC
 
 
 class Served(NamedTuple):
-    """What a kind of call needs besides its arguments."""
+    """What a kind of call needs besides its arguments; `nothing` is the kernel's word for no visible lengths."""
 
     kernel: Callable[..., None]
     out_dtype: torch.dtype
     arch: Arch
     sm_count: int
+    nothing: torch.Tensor
 
 
 Flags = tuple[bool, bool]
@@ -133,7 +134,13 @@ def examined(
         checks.shape(OPERATOR, "out", out, (*query.shape[:3], LATENT_DIM))
         checks.contiguous(OPERATOR, "out", out)
         checks.aligned(OPERATOR, "out", out, _ALIGNMENT)
-    served = Served(resolve.kernel(variant), _TORCH[variant.out_dtype], variant.arch, multiprocessors(query.device))
+    served = Served(
+        resolve.kernel(variant),
+        _TORCH[variant.out_dtype],
+        variant.arch,
+        multiprocessors(query.device),
+        query.new_empty((0, 0), dtype=torch.int32),
+    )
     resolve.calls[OPERATOR, query.device, query.dtype, flags] = served
     return served
 

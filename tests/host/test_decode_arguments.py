@@ -99,7 +99,7 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     expected = [given[n] for n in ("query", "kv_cache", "block_tables", "seq_lens", "causal_seqs")]
     assert all(got is want for got, want in zip(arguments, [*expected, visible, out, lse], strict=False))
     workspace = arguments[8]
-    assert workspace.dtype == torch.float32 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
+    assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
     parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
     assert arguments[9:] == (0.125, 0.5, 0, 7, 2, 1, 16, parts)
     assert all(type(value) is float for value in arguments[9:11]) and all(type(v) is int for v in arguments[11:])
@@ -112,8 +112,7 @@ def test_lengths_stand_in_for_what_is_not_given(recorder):
     tsmla_decode(**given)
     (arguments,) = recorder.launches
     assert arguments[3] is given["seq_lens"] is arguments[4]
-    assert torch.equal(arguments[5], given["seq_lens"][:, None].expand(BATCH, Q_LEN))
-    assert arguments[5].data_ptr() == given["seq_lens"].data_ptr()
+    assert arguments[5].shape == (0, 0) and arguments[5].dtype == torch.int32
     assert arguments[7] is None and arguments[11:16] == (1, -1, 1, 0, 1)
 
 
@@ -123,7 +122,6 @@ def test_lengths_of_64_bits_are_read_where_they_are(recorder):
     (arguments,) = recorder.launches
     for got, want in zip(arguments[3:5], (lengths, bounds), strict=True):
         assert got.dtype == torch.int32 and got.tolist() == want.tolist() and got.data_ptr() == want.data_ptr()
-    assert arguments[5].tolist() == [[n] * Q_LEN for n in lengths.tolist()]
 
 
 def test_caches_of_four_dimensions_and_free_page_strides(recorder):
@@ -179,9 +177,8 @@ def test_the_workspace_may_be_just_large_enough(recorder):
     assert 0 < needed <= FORMULA
     for dtype in (torch.int8, torch.uint8):
         tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed, dtype=dtype)))
-        assert recorder.launches[-1][8].numel() * 4 == needed
-    tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed + 3, dtype=torch.int8)))
-    assert recorder.launches[-1][8].numel() * 4 == needed
+        workspace = recorder.launches[-1][8]
+        assert workspace.numel() == needed and workspace.dtype == torch.int8
     message = f"tsmla_decode: workspace_buffer has {needed - 1} bytes; this call needs {needed}"
     with pytest.raises(ArgumentError, match=message):
         tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed - 1, dtype=torch.int8)))

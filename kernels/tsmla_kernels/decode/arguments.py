@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int8, Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
@@ -17,14 +17,14 @@ def decode_arguments(variant: DecodeVariant) -> tuple:
     """Fake arguments in calling order, the stream from the TVM-FFI environment:
 
     query [B, q_len, H, 576] and out [B, q_len, H, 512] without gaps, kv_cache [pages, page, 576] with any page stride
-    and rows of 576, block_tables [B, max_pages]; seq_lens [B], causal_seqs [B], visible [B, q_len] with any strides,
-    lse [B, q_len, H] without gaps or None, workspace [words]; softmax_scale, output_scale; causal, window_left,
-    cp_world, cp_rank, cp_interleave, parts.
+    and rows of 576, block_tables [B, max_pages]; seq_lens [B], causal_seqs [B], visible [B, q_len] (or [0, 0] when
+    nothing but lengths and positions hides keys) with any strides; lse [B, q_len, H] without gaps or None, workspace
+    [bytes]; softmax_scale, output_scale; causal, window_left, cp_world, cp_rank, cp_interleave, parts.
 
     Strides of an extent of 1 mean nothing (exporters give it any stride), so kernels take strides from shapes wherever
     there are no gaps.
     """
-    batch, q_len, heads, pages, page, max_pages, words = (cute.sym_int() for _ in range(7))
+    batch, q_len, heads, pages, page, max_pages, size, *hiding = (cute.sym_int() for _ in range(9))
     dtype, out_dtype = numeric(variant.dtype), numeric(variant.out_dtype)
 
     def tensor(element, *shape, align=ALIGNMENT):
@@ -41,10 +41,10 @@ def decode_arguments(variant: DecodeVariant) -> tuple:
         tensor(Int32, batch, max_pages, align=4),
         counts(batch),
         counts(batch),
-        counts(batch, q_len),
+        counts(*hiding),
         tensor(out_dtype, batch, q_len, heads, LATENT_DIM),
         lse,
-        tensor(Float32, words),
+        tensor(Int8, size),
         *(Float32(1.0) for _ in ("softmax_scale", "output_scale")),
         *(Int32(0) for _ in ("causal", "window_left", "cp_world", "cp_rank", "cp_interleave", "parts")),
         make_fake_stream(use_tvm_ffi_env_stream=True),

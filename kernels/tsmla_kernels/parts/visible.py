@@ -16,8 +16,8 @@ from cutlass import Int32
 
 class Visibility(NamedTuple):
     """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last
-    query token may see, visible [B, q_len] keys per query token, and the scalars; causal is 0 or 1, window_left -1 for
-    none."""
+    query token may see, visible [B, q_len] keys per query token or [0, 0], and the scalars; causal is 0 or 1,
+    window_left -1 for none."""
 
     seq_lens: cute.Tensor
     causal_seqs: cute.Tensor
@@ -41,7 +41,10 @@ class Keys(NamedTuple):
 def keys_of_row(view: Visibility, request: Int32, token: Int32) -> Keys:
     """What every row of one query token sees."""
     keys = keys_of_tokens(view, request, token, token)
-    return Keys(keys.first, cutlass.min(keys.end, view.visible[request, token]))
+    end = keys.end
+    if view.visible.shape[0] > 0:
+        end = cutlass.min(end, view.visible[request, token])
+    return Keys(keys.first, end)
 
 
 @cute.jit
