@@ -7,6 +7,7 @@ import math
 import torch
 
 from . import checks
+from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
 from .decode_checks import (
     LARGEST_INT,
     MAX_MIN_SPLIT,
@@ -111,6 +112,9 @@ def tsmla_decode(
         and type(min_split_kv) is int
         and 1 <= min_split_kv <= MAX_MIN_SPLIT
         and (lse_base == 2.0 or lse_base == math.e)
+        and type(softmax_scale) is type(output_scale) is float
+        and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_FLOAT32
+        and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
         check_dims(kv_lora_rank, qk_rope_head_dim)
         max_seq_len = integer("max_seq_len", max_seq_len, 1, LARGEST_INT)
@@ -120,8 +124,8 @@ def tsmla_decode(
         cp_interleave_size = integer("cp_interleave_size", cp_interleave_size, 1, LARGEST_INT // cp_world)
         integer("min_split_kv", min_split_kv, 1, MAX_MIN_SPLIT)
         check_rest(cp_world, causal_seqs is not seq_lens, lse_base)
-    softmax_scale = scale("softmax_scale", softmax_scale, positive=True)
-    output_scale = scale("output_scale", output_scale, positive=False)
+        softmax_scale = scale("softmax_scale", softmax_scale, positive=True)
+        output_scale = scale("output_scale", output_scale, positive=False)
 
     batch, q_len, heads, _ = query.shape
     if out is None:
@@ -184,4 +188,4 @@ def _sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
 
 def _low_words(lengths: torch.Tensor) -> torch.Tensor:
     """int64 lengths as int32, in place: the low half of each, which comes first."""
-    return lengths.view(torch.int32)[::2]
+    return lengths.as_strided(lengths.shape, (1,)).view(torch.int32)[::2]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from . import checks, resolve
+from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
 from .errors import ArgumentError, UnsupportedError
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM, why_unsupported
 from .variant import Arch, DecodeVariant, Dtype
@@ -59,21 +60,21 @@ def known(
     try:
         device, dtype = query.device, query.dtype
         batch, q_len, heads, width = query.shape
-        pages, page_size = kv_cache.shape[0], kv_cache.shape[-2]
-        cache_strides = kv_cache.stride()
+        pages, *alone, page_size, cache_width = kv_cache.shape
+        page_stride, *_, row_stride, cache_stride = kv_cache.stride()
         addresses = query.data_ptr() | kv_cache.data_ptr() | workspace.data_ptr()
         rows, table_width = block_tables.shape
+        _, table_stride = block_tables.stride()
         if not (
-            width == _ROW
+            width == cache_width == row_stride == _ROW
+            and cache_stride == table_stride == 1
             and query.is_contiguous()
-            and (addresses | cache_strides[0] * kv_cache.element_size()) % _ALIGNMENT == 0
-            and kv_cache.shape in ((pages, page_size, _ROW), (pages, 1, page_size, _ROW))
+            and (addresses | page_stride * kv_cache.itemsize) % _ALIGNMENT == 0
+            and alone in ([], [1])
             and page_size in _PAGES
-            and cache_strides[-2:] == (_ROW, 1)
             and pages > 0
             and table_width > 0
             and rows == batch
-            and block_tables.stride(1) == 1
             and block_tables.dtype is torch.int32
             and kv_cache.dtype is dtype
             and workspace.dtype in _WORKSPACE_DTYPES
@@ -88,7 +89,7 @@ def known(
             if not (
                 lengths.shape == (batch,)
                 and lengths.dtype in _LENGTH_DTYPES
-                and lengths.stride(0) == 1
+                and lengths.is_contiguous()
                 and lengths.device == device
             ):
                 return None
@@ -247,8 +248,8 @@ def integer(name: str, value: int, lowest: int, highest: int, operator: str = OP
 
 def scale(name: str, value: float, *, positive: bool) -> float:
     value = checks.number(OPERATOR, name, value)
-    lowest = checks.SMALLEST_FLOAT32 if positive else -checks.LARGEST_FLOAT32
-    if not lowest <= value <= checks.LARGEST_FLOAT32:
+    lowest = SMALLEST_FLOAT32 if positive else -LARGEST_FLOAT32
+    if not lowest <= value <= LARGEST_FLOAT32:
         wanted = "positive, finite and a normal float32" if positive else "finite in float32"
         raise ArgumentError(f"{OPERATOR}: {name} is {value}; it must be {wanted}")
     return value

@@ -124,6 +124,13 @@ def test_lengths_of_64_bits_are_read_where_they_are(recorder):
         assert got.dtype == torch.int32 and got.tolist() == want.tolist() and got.data_ptr() == want.data_ptr()
 
 
+def test_one_length_of_64_bits_with_an_odd_stride(recorder):
+    lengths = torch.tensor([9, 1, 8], dtype=torch.int64)[::2][1:]
+    given = inputs(query=bf16(1, 1, 1, 576), block_tables=torch.zeros(1, 1, dtype=torch.int32), seq_lens=lengths)
+    tsmla_decode(**given)
+    assert recorder.launches[0][3].tolist() == [8]
+
+
 def test_caches_of_four_dimensions_and_free_page_strides(recorder):
     cache = torch.zeros(PAGES, 3, PAGE, 576, dtype=torch.bfloat16)
     for given in (cache[:, 1], cache[:, 1:2]):
