@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
 from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
@@ -16,6 +16,7 @@ from ..parts.visible import Visibility, keys_of_tokens
 RING = 4
 """Segments that are told ahead."""
 WORDS = 12
+"""Of a task, in whole vectors of four."""
 
 
 class Dealt(NamedTuple):
@@ -82,8 +83,8 @@ def _tell(dealt: Dealt, number: Int32, task: Task) -> None:
     words = dealt.words
     place = dealt.edge.stage(number)
     if cute.arch.lane_idx() == 0:
-        for i in cutlass.range_constexpr(len(task)):
-            words[i, place] = Int32(task[i])
+        for i in cutlass.range_constexpr(WORDS):
+            words[i, place] = Int32(task[i]) if const_expr(i < len(task)) else Int32(0)
     cute.arch.sync_warp()
     dealt.edge.hand_over(number)
 
