@@ -19,14 +19,23 @@ from tsmla.variant import DecodeVariant
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
 from ..decode.combine import launch_combine
 from ..decode.arguments import decode_arguments
-from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
 from ..parts.partials import Partials, partials_of
 from ..parts.pipeline import TmaEdge
 from ..parts.precision import numeric
-from ..parts.visible import Visibility, keys_of_tokens
+from ..parts.visible import Visibility
 from ..schedule import WARPGROUP
 from .decode_attend import attend
-from .decode_geometry import BOX_ROWS, CLEAN_WARP, GROUP_ROWS, LOAD_WARP, DecodeGeometry, DecodeSchedule
+from .decode_deal import RING, WORDS, Dealt, deal, leave, take
+from .decode_geometry import (
+    BOX_ROWS,
+    CLEAN_WARP,
+    DEAL_WARP,
+    DEALT_AT,
+    GROUP_ROWS,
+    LOAD_WARP,
+    DecodeGeometry,
+    DecodeSchedule,
+)
 from .decode_load import clean, load
 
 
@@ -129,7 +138,7 @@ class DecodeKernel:
         mma_qk: cute.TiledMma,
         mma_pv: cute.TiledMma,
     ):
-        geometry, schedule, deal = self.geometry, self.schedule, self.deal
+        geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARP:
             for atom in (q_atom, left_atom, right_atom):
@@ -138,6 +147,7 @@ class DecodeKernel:
         if warp == 0:
             with cute.arch.elect_one():
                 shared.q_edge.init()
+                shared.dealt.edge.init()
                 for edge in shared.kv_edges:
                     edge.init()
                 for i in range(geometry.stages):
@@ -150,14 +160,14 @@ class DecodeKernel:
             cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        partials = partials_of(deal, workspace, view.q_len * heads)
+        partials = partials_of(self.deal, workspace, view.q_len * heads)
         results = Results(out, lse, partials, view.q_len * heads)
-        work = deal_work(deal, view, heads, parts, partials.slots, cute.arch.block_idx()[0])
-        unit = first_unit(deal, work, view)
-        count, segments, edges = Int32(0), Int32(0), Int32(0)
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
-            if warp <= CLEAN_WARP:
+            number, edges = Int32(0), Int32(0)
+            if warp == DEAL_WARP:
+                deal(self.deal, shared.dealt, view, heads, parts, partials.slots)
+            elif warp == LOAD_WARP:
                 q_tiles = self._partition_q(q_atom, q, shared.q)
                 halves = tuple(
                     self._partition_half(atom, source, target)
@@ -165,41 +175,31 @@ class DecodeKernel:
                         (left_atom, right_atom), (left, right), shared.kv_boxes, strict=True
                     )
                 )
-                while unit.start < work.end:
-                    segment = segment_of(deal, work, view, unit)
-                    if segment.valid and segment.tiles > 0:
-                        keys = keys_of_tokens(
-                            view,
-                            segment.request,
-                            segment.first_row // heads,
-                            (segment.first_row + segment.rows - 1) // heads,
-                        )
-                        if warp == LOAD_WARP:
-                            edges = load(
-                                q_tiles, halves, block_tables, shared, geometry, segment, keys, page_size, pages,
-                                count, segments, edges,
-                            )  # fmt: skip
-                        else:
-                            edges = clean(shared, geometry, segment, keys, count, edges)
-                        count += segment.tiles
-                        segments += 1
-                    unit = next_unit(deal, work, view, unit)
+                task = take(shared.dealt, number)
+                while task.more:
+                    edges = load(q_tiles, halves, block_tables, shared, geometry, task, page_size, pages, edges)
+                    leave(shared.dealt, number)
+                    number += 1
+                    task = take(shared.dealt, number)
+            elif warp == CLEAN_WARP:
+                task = take(shared.dealt, number)
+                while task.more:
+                    edges = clean(shared, geometry, task, edges)
+                    leave(shared.dealt, number)
+                    number += 1
+                    task = take(shared.dealt, number)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
+            scales = (softmax_scale, output_scale)
             for mine in cutlass.range_constexpr(2):
                 if warp // (WARPGROUP // 32) == 1 + mine:
-                    while unit.start < work.end:
-                        segment = segment_of(deal, work, view, unit)
-                        if segment.valid:
-                            attend(
-                                geometry, mine, (mma_qk, mma_pv), shared, view, segment, heads, count,
-                                segments, edges, results, (softmax_scale, output_scale),
-                            )  # fmt: skip
-                            count += segment.tiles
-                            edges += 1
-                            if segment.tiles > 0:
-                                segments += 1
-                        unit = next_unit(deal, work, view, unit)
+                    number = Int32(0)
+                    task = take(shared.dealt, number)
+                    while task.more:
+                        attend(geometry, mine, (mma_qk, mma_pv), shared, view, number, task, heads, results, scales)
+                        leave(shared.dealt, number)
+                        number += 1
+                        task = take(shared.dealt, number)
 
     def _partition_q(self, atom, q: cute.Tensor, shared: cute.Tensor):
         """(copy atom, tiles by row tile and request, shared tile)."""
@@ -348,6 +348,12 @@ class DecodeKernel:
             landed=barriers + 2 + 2 * ring,
             landed_after=(2 * ring, ring),
             exchanged=barriers + 2 + 2 * ring + geometry.stages,
+            dealt=Dealt(
+                plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32),
+                TmaEdge(
+                    barriers + 2 + 2 * ring + geometry.stages + warps, RING, 0, schedule.warps_per_group * 2 + 2
+                ),
+            ),
         )
 
 
@@ -375,7 +381,8 @@ class Layouts(NamedTuple):
 class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes) and as 32-bit
     words; what the attending warpgroups exchange; the edges; where edge tiles land, in turns (also
-    as 64-bit words after the first barrier of either ring); the warp pairs' barriers."""
+    as 64-bit words after the first barrier of either ring); the warp pairs' barriers;
+    the tasks."""
 
     q: cute.Tensor
     q_halves: tuple
@@ -391,6 +398,7 @@ class Shared(NamedTuple):
     landed: cute.Pointer
     landed_after: tuple
     exchanged: cute.Pointer
+    dealt: Dealt
 
 
 def _boxes(cache: cute.Tensor, first: int, columns: int, chunk: int) -> cute.Tensor:

@@ -18,12 +18,12 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..parts import mma
-from ..parts.decode_work import Segment
 from ..parts.fragment import QUAD, as_operand_a, rows_columns
 from ..parts.lazy_softmax import NO_KEYS, exponentiate_lazily, follow_reference, moved
 from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
 from ..schedule import WARPGROUP
+from .decode_deal import Task, look
 from .decode_geometry import PAIR_BARRIER, DecodeGeometry
 from .decode_results import output_of, store_row
 
@@ -63,16 +63,14 @@ def attend(
     mmas,
     shared,
     view: Visibility,
-    segment: Segment,
+    number: Int32,
+    task: Task,
     heads: Int32,
-    first_count: Int32,
-    segment_count: Int32,
-    turn: Int32,
     results,
     scales,
 ):
-    """Warpgroup `mine` (0 or 1) of one segment. `results` says where rows go, `scales` are those of softmax and output;
-    `turn` counts all segments, `segment_count` those with tiles."""
+    """Warpgroup `mine` (0 or 1) of task `number`. `results` says where rows go, `scales` are those of softmax and
+    output."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     mma_qk, mma_pv = mmas
     softmax_scale, output_scale = scales
@@ -92,8 +90,8 @@ def attend(
         position = coordinates[row, 0][0]
         first_key[row] = 0
         end_key[row] = (1 << 31) - 1
-        if position < segment.rows:
-            keys = keys_of_row(view, segment.request, (segment.first_row + position) // heads)
+        if position < task.rows:
+            keys = keys_of_row(view, task.request, (task.first_row + position) // heads)
             first_key[row] = keys.first
             end_key[row] = keys.end
         all_first = cutlass.max(all_first, first_key[row])
@@ -118,14 +116,14 @@ def attend(
         all_end=cute.arch.warp_redux_sync(all_end, "min"),
         shared=shared,
         thread=thread,
-        first_count=first_count,
-        first_tile=segment.first_tile,
+        first_count=task.first_count,
+        first_tile=task.first_tile,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=geometry.tile_kv,
     )
-    tiles = segment.tiles
+    tiles = task.tiles
     if tiles > 0:
-        shared.q_edge.wait_full(segment_count)
+        shared.q_edge.wait_full(task.loads)
     if const_expr(mine == 0):
         for pair in cutlass.range((tiles - 1) // 2, unroll=1):
             _own_tile(state, 2 * pair, mine)
@@ -133,17 +131,17 @@ def attend(
         if tiles > 0:
             last = (tiles - 1) // 2 * 2
             _own_tile(state, last, mine)
-            shared.q_edge.release(segment_count)
+            shared.q_edge.release(task.loads)
             if tiles % 2 == 0:
                 _received_tile(state, tiles - 1, mine)
     else:
         for pair in cutlass.range(tiles // 2, unroll=1):
             _received_and_own_tile(state, 2 * pair, mine)
         if tiles > 0:
-            shared.q_edge.release(segment_count)
+            shared.q_edge.release(task.loads)
         if tiles % 2 == 1:
             _received_tile(state, tiles - 1, mine)
-    _finish(state, mine, segment, turn & 1, results, softmax_scale, output_scale)
+    _finish(state, mine, number, results, output_scale)
 
 
 @cute.jit
@@ -247,18 +245,12 @@ def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: 
 
 
 @cute.jit
-def _finish(
-    state: Attention,
-    mine: cutlass.Constexpr,
-    segment: Segment,
-    turn: Int32,
-    results,
-    softmax_scale: Float32,
-    output_scale: Float32,
-):
+def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, output_scale: Float32):
     """Row sums of both warpgroups, then rows divided by them: the result, or the partial one in its slot.
 
     The pair barrier also says that the counterpart has read the last probabilities."""
+    task = look(state.shared.dealt, number)
+    turn = number & 1
     leader = state.coordinates[0, 0][1] == 0
     row_sums = state.shared.row_sums
     for row in cutlass.range_constexpr(cute.size(state.row_sum)):
@@ -267,7 +259,7 @@ def _finish(
             row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.thread // 32, number_of_threads=64)
     accumulator = rows_columns(state.output)
-    rows, row_lse = output_of(results.out, results.lse, segment, results.rows)
+    rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
     partials = results.partials
     partial_lse = partials.lse
     for row in cutlass.range_constexpr(cute.size(state.row_sum)):
@@ -277,15 +269,15 @@ def _finish(
         factor = Float32(0.0) if empty else cute.arch.rcp_approx(total)
         log_total = state.reference[row] * state.scale_log2 + cute.math.log2(total, fastmath=True)
         lse = -Float32.inf if empty else log_total
-        if position < segment.rows:
+        if position < task.rows:
             column = mine * cute.size(accumulator, mode=[1]) * QUAD + state.coordinates[row, 0][1]
-            if segment.slot < 0:
+            if task.slot < 0:
                 store_row(rows[position, None], column, accumulator, row, factor * output_scale)
                 if const_expr(row_lse is not None and mine == 0):
                     if leader:
                         row_lse[position] = lse
             else:
-                store_row(partials.rows[segment.slot, position, None], column, accumulator, row, factor)
+                store_row(partials.rows[task.slot, position, None], column, accumulator, row, factor)
                 if const_expr(mine == 0):
                     if leader:
-                        partial_lse[segment.slot, position] = lse
+                        partial_lse[task.slot, position] = lse

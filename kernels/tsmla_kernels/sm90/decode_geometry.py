@@ -90,7 +90,8 @@ class DecodeGeometry:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
-    """Warpgroup 0 loads (warp 0) and cleans tiles at the ends of the visible keys (warp 1); two warpgroups attend."""
+    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1) and deals
+    tasks (warp 2); two warpgroups attend."""
 
     load_registers: int
     attend_registers: int
@@ -117,5 +118,8 @@ class DecodeSchedule:
 
 LOAD_WARP = 0
 CLEAN_WARP = 1
+DEAL_WARP = 2
+DEALT_AT = 512
+"""Bytes: where the tasks lie, behind the barriers."""
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import cpasync
 
-from ..parts import tma
-from ..parts.decode_work import Segment
-from ..parts.visible import Keys
+from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, DecodeGeometry
 
 
 @cute.jit
-def edge_tile(keys: Keys, tile: Int32, tile_kv: cutlass.Constexpr):
+def edge_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
     """Whether a tile holds keys that are not visible to any row: they may be NaN, or lie in pages that do not exist."""
-    return (tile * tile_kv < keys.first) | ((tile + 1) * tile_kv > keys.end)
+    return (tile * tile_kv < task.first_key) | ((tile + 1) * tile_kv > task.end_key)
 
 
 @cute.jit
@@ -26,16 +23,12 @@ def load(
     block_tables: cute.Tensor,
     shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
-    segment: Segment,
-    keys: Keys,
+    task: Task,
     page_size: Int32,
     pages: Int32,
-    first_count: Int32,
-    segment_count: Int32,
     edges: Int32,
 ) -> Int32:
-    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Tile number `first_count` of
-    the CTA's life is the segment's first. Returns how many edge tiles have been loaded so far.
+    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Returns how many edge tiles have been loaded so far.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
@@ -44,18 +37,18 @@ def load(
     tiles_per_lookup = 32 // boxes
     lane = cute.arch.lane_idx()
     page_shift = cute.arch.popc(page_size - 1)
-    looked_up = _page(block_tables, segment, keys, page_shift, pages, lane)
-    ahead = _page(block_tables, segment, keys, page_shift, pages, 32 + lane)
-    for index in cutlass.range(segment.tiles, unroll=1):
+    looked_up = _page(block_tables, task, page_shift, pages, lane)
+    ahead = _page(block_tables, task, page_shift, pages, 32 + lane)
+    for index in cutlass.range(task.tiles, unroll=1):
         within = index % tiles_per_lookup
         if within == 0 and index > 0:
             looked_up = ahead
             ahead = _page(
-                block_tables, segment, keys, page_shift, pages, (index // tiles_per_lookup + 1) * 32 + lane
+                block_tables, task, page_shift, pages, (index // tiles_per_lookup + 1) * 32 + lane
             )
-        count = first_count + index
-        tile = segment.first_tile + index
-        is_edge = edge_tile(keys, tile, geometry.tile_kv)
+        count = task.first_count + index
+        tile = task.first_tile + index
+        is_edge = edge_tile(task, tile, geometry.tile_kv)
         for half in cutlass.range_constexpr(2):
             atom, source, target = halves[half]
             edge = shared.kv_edges[half]
@@ -71,20 +64,20 @@ def load(
         if is_edge:
             edges += 1
         if index == 0:
-            q_barrier = shared.q_edge.acquire(segment_count)
-            cute.copy(q[0], q[1][None, segment.row_tile, segment.request], q[2], tma_bar_ptr=q_barrier)
+            q_barrier = shared.q_edge.acquire(task.loads)
+            cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
     return edges
 
 
 @cute.jit
 def _page(
-    block_tables: cute.Tensor, segment: Segment, keys: Keys, page_shift: Int32, pages: Int32, box: Int32
+    block_tables: cute.Tensor, task: Task, page_shift: Int32, pages: Int32, box: Int32
 ) -> Int32:
     """The page of one of the segment's boxes; the one beyond the last for a box that holds no visible key."""
     page = pages
-    first = (segment.first_tile * 4 + box) * BOX_ROWS
-    if first + BOX_ROWS > keys.first and first < keys.end and box < segment.tiles * 4:
-        page = block_tables[segment.request, first >> page_shift]
+    first = (task.first_tile * 4 + box) * BOX_ROWS
+    if first + BOX_ROWS > task.first_key and first < task.end_key and box < task.tiles * 4:
+        page = block_tables[task.request, first >> page_shift]
     return page
 
 
@@ -92,22 +85,20 @@ def _page(
 def clean(
     shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
-    segment: Segment,
-    keys: Keys,
-    first_count: Int32,
+    task: Task,
     edges: Int32,
 ) -> Int32:
     """One warp. Writes zeros over the rows of edge tiles that no row may see, so that a probability of 0 times such a
     row is 0. Returns how many edge tiles it has seen so far."""
     lane = cute.arch.lane_idx()
-    for turn in cutlass.range(cutlass.min(segment.tiles, 2), unroll=1):
-        index = turn * (segment.tiles - 1)
-        tile = segment.first_tile + index
-        if edge_tile(keys, tile, geometry.tile_kv):
-            count = first_count + index
+    for turn in cutlass.range(cutlass.min(task.tiles, 2), unroll=1):
+        index = turn * (task.tiles - 1)
+        tile = task.first_tile + index
+        if edge_tile(task, tile, geometry.tile_kv):
+            count = task.first_count + index
             cute.arch.mbarrier_wait(shared.landed + (edges & 1), (edges >> 1) & 1)
-            end = cutlass.min(cutlass.max(keys.end - tile * geometry.tile_kv, 0), geometry.tile_kv)
-            first = cutlass.min(cutlass.max(keys.first - tile * geometry.tile_kv, 0), geometry.tile_kv)
+            end = cutlass.min(cutlass.max(task.end_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
+            first = cutlass.min(cutlass.max(task.first_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
             stage = count & (geometry.stages - 1)
             _wipe(shared.kv_words, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
             _wipe(shared.kv_words, stage, first & -BOX_ROWS, first, lane)

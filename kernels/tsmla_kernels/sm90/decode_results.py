@@ -7,14 +7,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from tsmla.support import LATENT_DIM
 
-from ..parts.decode_work import Segment
-
 
 @cute.jit
-def output_of(out: cute.Tensor, lse: cute.Tensor | None, segment: Segment, rows: Int32):
-    """(rows, columns) of the output and (rows) of the LSE, or None, that a segment with all tiles of its unit writes;
-    `rows` is q_len x heads."""
-    first = Int64(segment.request) * rows + segment.first_row
+def output_of(out: cute.Tensor, lse: cute.Tensor | None, request: Int32, first_row: Int32, rows: Int32):
+    """(rows, columns) of the output and (rows) of the LSE, or None, of a request from its row `first_row` on; `rows` is
+    q_len x heads."""
+    first = Int64(request) * rows + first_row
     columns = cute.make_layout((rows, LATENT_DIM), stride=(LATENT_DIM, 1))
     target = cute.make_tensor(out.iterator + first * LATENT_DIM, columns)
     if const_expr(lse is None):
