@@ -1,0 +1,125 @@
+"""variant -> sizes and roles of the sm_90a decode. Pure Python; every budget is asserted here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.variant import Arch, DecodeVariant
+
+from ..geometry import BARRIER_BYTES, REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TILE_ALIGNMENT
+from ..schedule import WARPGROUP
+
+GROUP_ROWS = 8
+"""Rows of a swizzle pattern: 8 rows of 128 bytes."""
+BOX_ROWS = 16
+"""Keys that one bulk copy loads; every page size is a multiple."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeGeometry:
+    """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
+
+    A cache row is loaded in two halves: the latent columns whose output the first warpgroup holds, and those of the
+    second together with the rope columns. Each half is free again as soon as its own warpgroup has used it.
+    """
+
+    tile_q: int
+    tile_kv: int
+    stages: int
+    element_bytes: int
+
+    @classmethod
+    def of(cls, variant: DecodeVariant) -> DecodeGeometry:
+        assert variant.arch is Arch.SM90A, variant
+        geometry = cls(tile_q=64, tile_kv=64, stages=2, element_bytes=variant.dtype.bits // 8)
+        geometry.check()
+        return geometry
+
+    @property
+    def d_qk(self) -> int:
+        return LATENT_DIM + ROPE_DIM
+
+    @property
+    def d_half(self) -> int:
+        """Output columns of one warpgroup."""
+        return LATENT_DIM // 2
+
+    @property
+    def half_columns(self) -> tuple[int, int]:
+        """Cache columns of the two halves."""
+        return self.d_half, self.d_half + ROPE_DIM
+
+    @property
+    def chunk(self) -> int:
+        """Elements in 128 bytes."""
+        return 128 // self.element_bytes
+
+    @property
+    def q_bytes(self) -> int:
+        return self.tile_q * self.d_qk * self.element_bytes
+
+    @property
+    def half_bytes(self) -> tuple[int, int]:
+        """One stage of each half."""
+        left, right = (self.tile_kv * columns * self.element_bytes for columns in self.half_columns)
+        return left, right
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Probabilities of one tile in 16 bits and two references per thread, in register order; then the row sums of
+        both warpgroups, for two segments."""
+        return self.tile_q * self.tile_kv * 2 + WARPGROUP * 8 + self.tile_q * 4 * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        return BARRIER_BYTES + self.q_bytes + self.stages * sum(self.half_bytes) + self.exchange_bytes
+
+    @property
+    def accumulator_registers(self) -> int:
+        """32-bit registers an attending thread holds: output, scores, own and received probabilities."""
+        columns = self.d_half + self.tile_kv + self.tile_kv // 2 + self.tile_kv // 2
+        return 2 * columns // 4
+
+    def check(self) -> None:
+        assert self.tile_q == 64 and self.tile_kv % BOX_ROWS == 0, self
+        for size in (self.q_bytes, *self.half_bytes):
+            assert size % TILE_ALIGNMENT == 0, self
+        assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeSchedule:
+    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1) and deals
+    tasks (warp 2); two warpgroups attend."""
+
+    load_registers: int
+    attend_registers: int
+
+    @classmethod
+    def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
+        schedule = cls(load_registers=40, attend_registers=232)
+        schedule.check(geometry)
+        return schedule
+
+    @property
+    def threads(self) -> int:
+        return 3 * WARPGROUP
+
+    @property
+    def warps_per_group(self) -> int:
+        return WARPGROUP // 32
+
+    def check(self, geometry: DecodeGeometry) -> None:
+        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers)
+        assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
+        assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
+
+
+LOAD_WARP = 0
+CLEAN_WARP = 1
+DEAL_WARP = 2
+DEALT_AT = 512
+"""Bytes: where the tasks lie, behind the barriers."""
+PAIR_BARRIER = 1
+"""First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
