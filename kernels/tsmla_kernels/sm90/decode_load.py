@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, DecodeGeometry
@@ -28,7 +28,8 @@ def load(
     pages: Int32,
     edges: Int32,
 ) -> Int32:
-    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Returns how many edge tiles have been loaded so far.
+    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Edge tiles land where `clean`
+    awaits them, except 8-bit ones: widened, their NaN are finite. Returns how many edge tiles there were so far.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
@@ -53,7 +54,10 @@ def load(
             atom, source, target = halves[half]
             edge = shared.kv_edges[half]
             edge.wait_empty(count)
-            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), edge.stage(count)))
+            place = edge.stage(count)
+            if const_expr(not geometry.widens):
+                place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
+            barrier = edge.full(place)
             edge.expect(barrier)
             for box in cutlass.range_constexpr(boxes):
                 page = cute.arch.shuffle_sync(looked_up, within * boxes + box)
