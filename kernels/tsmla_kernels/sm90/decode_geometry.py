@@ -58,6 +58,12 @@ class DecodeGeometry:
         return LATENT_DIM // 2
 
     @property
+    def value_columns(self) -> int:
+        """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, which are 128 with
+        a fourth warpgroup (ptxas C7602)."""
+        return self.d_half // 2 if self.widens else self.d_half
+
+    @property
     def half_columns(self) -> tuple[int, int]:
         """Cache columns of the two halves."""
         return self.d_half, self.d_half + ROPE_DIM

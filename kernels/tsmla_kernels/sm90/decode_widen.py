@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ..schedule import WARPGROUP
 from .decode_deal import Task
@@ -33,29 +33,25 @@ def widen(shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task) -> No
     for index in cutlass.range(task.tiles, unroll=1):
         count = task.first_count + index
         for half in cutlass.range_constexpr(2):
-            source, target = shared.narrow[half], shared.wide[half]
+            source, target = shared.vectors[half], shared.wide_vectors[half]
             narrow, wide = shared.kv_edges[half], shared.v_edges[half]
             narrow.wait_full(count)
-            words = cute.make_rmem_tensor((4, geometry.d_half // CHUNK, groups), Int32)
-            for group in cutlass.range_constexpr(groups):
-                for chunk in cutlass.range_constexpr(geometry.d_half // CHUNK):
-                    cute.autovec_copy(
-                        source[None, row, lot, chunk, groups * warp + group, narrow.stage(count)],
-                        words[None, chunk, group],
-                    )
-            cute.arch.sync_warp()
-            narrow.release(count)
             wide.wait_empty(count)
             for group in cutlass.range_constexpr(groups):
+                words = cute.make_rmem_tensor((4, geometry.d_half // CHUNK), Int32)
+                for chunk in cutlass.range_constexpr(geometry.d_half // CHUNK):
+                    cute.autovec_copy(
+                        source[None, row, lot, chunk, groups * warp + group, narrow.stage(count)], words[None, chunk]
+                    )
                 for chunk in cutlass.range_constexpr(geometry.d_half // CHUNK):
                     for odd in cutlass.range_constexpr(2):
                         pairs = cute.make_rmem_tensor(4, Int32)
                         for i in cutlass.range_constexpr(4):
-                            word = words[i, chunk, group]
-                            high = word if odd else word << 8
-                            low = word >> 1 if odd else word << 7
+                            high = words[i, chunk] if const_expr(odd) else words[i, chunk] << 8
+                            low = words[i, chunk] >> 1 if const_expr(odd) else words[i, chunk] << 7
                             pairs[i] = (high & _SIGNS) | (low & _MAGNITUDES)
                         cute.autovec_copy(pairs, target[None, row, odd, lot, chunk, groups * warp + group])
             cute.arch.fence_view_async_shared()
             cute.arch.sync_warp()
+            narrow.release(count)
             wide.hand_over(count)
