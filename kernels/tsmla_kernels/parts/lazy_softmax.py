@@ -1,7 +1,8 @@
 """Online softmax whose reference follows the row maximum only when it must.
 
 Exponentials are taken against a reference that stays where it is until a score exceeds it by more than 2^LAG: output
-rows are then rarely rescaled, and exponentials stay below 2^LAG. (Skipped rescaling: FlashAttention-4, arXiv 2603.05451.)
+rows are then rarely rescaled, and exponentials stay below 2^LAG. (Skipped
+rescaling: FlashAttention-4, arXiv 2603.05451.)
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from tsmla.plan import DEALS
 from tsmla.variant import DecodeVariant
 
-from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
-from ..decode.combine import launch_combine
 from ..decode.arguments import decode_arguments
+from ..decode.combine import launch_combine
+from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
 from ..parts.partials import Partials, partials_of
-from ..parts.pipeline import TmaEdge
+from ..parts.pipeline import TmaEdge, WarpEdge
 from ..parts.precision import numeric
 from ..parts.visible import Visibility
 from ..schedule import WARPGROUP
@@ -28,6 +28,7 @@ from .decode_attend import attend
 from .decode_deal import RING, WORDS, Dealt, deal, leave, take
 from .decode_geometry import (
     BOX_ROWS,
+    CHUNK,
     CLEAN_WARP,
     DEAL_WARP,
     DEALT_AT,
@@ -37,6 +38,7 @@ from .decode_geometry import (
     DecodeSchedule,
 )
 from .decode_load import clean, load
+from .decode_widen import widen
 
 
 class DecodeKernel:
@@ -48,6 +50,7 @@ class DecodeKernel:
         self.schedule = DecodeSchedule.of(self.geometry)
         self.deal = DEALS[variant.arch]
         self.dtype = numeric(variant.dtype)
+        self.value_dtype = cutlass.Float16 if self.geometry.widens else self.dtype
         self.out_dtype = numeric(variant.out_dtype)
 
     def fake_arguments(self) -> tuple:
@@ -92,9 +95,9 @@ class DecodeKernel:
         halves = tuple(
             cpasync.make_tiled_tma_atom(
                 load_op,
-                _boxes(kv_cache, first, columns, geometry.chunk),
+                _boxes(kv_cache, first, columns),
                 layout,
-                (geometry.chunk, GROUP_ROWS, columns // geometry.chunk, BOX_ROWS // GROUP_ROWS, 1),
+                (CHUNK, GROUP_ROWS, columns // CHUNK, BOX_ROWS // GROUP_ROWS, 1),
             )
             for first, columns, layout in zip((0, geometry.d_half), geometry.half_columns, layouts.boxes, strict=True)
         )
@@ -146,12 +149,14 @@ class DecodeKernel:
         shared = self._shared(self._layouts())
         if warp == 0:
             with cute.arch.elect_one():
-                shared.q_edge.init()
-                shared.dealt.edge.init()
-                for edge in shared.kv_edges:
+                for edge in (shared.q_edge, shared.dealt.edge, *shared.kv_edges):
                     edge.init()
-                for i in range(geometry.stages):
-                    cute.arch.mbarrier_init(shared.landed + i, 2)
+                if const_expr(geometry.widens):
+                    for edge in shared.v_edges:
+                        edge.init()
+                else:
+                    for i in range(2):
+                        cute.arch.mbarrier_init(shared.landed + i, 2)
                 for i in range(schedule.warps_per_group):
                     cute.arch.mbarrier_init(shared.exchanged + i, 1)
             cute.arch.mbarrier_init_fence()
@@ -182,9 +187,20 @@ class DecodeKernel:
                     number += 1
                     task = take(shared.dealt, number)
             elif warp == CLEAN_WARP:
+                if const_expr(not geometry.widens):
+                    task = take(shared.dealt, number)
+                    while task.more:
+                        edges = clean(shared, geometry, task, edges)
+                        leave(shared.dealt, number)
+                        number += 1
+                        task = take(shared.dealt, number)
+        elif warp >= 3 * WARPGROUP // 32:
+            if const_expr(geometry.widens):
+                cute.arch.setmaxregister_decrease(schedule.widen_registers)
+                number = Int32(0)
                 task = take(shared.dealt, number)
                 while task.more:
-                    edges = clean(shared, geometry, task, edges)
+                    widen(shared, geometry, task)
                     leave(shared.dealt, number)
                     number += 1
                     task = take(shared.dealt, number)
@@ -211,8 +227,7 @@ class DecodeKernel:
 
     def _partition_half(self, atom, half: cute.Tensor, shared: cute.Tensor):
         """(copy atom, boxes by place in the page and page, shared boxes by place in the tile and stage)."""
-        geometry = self.geometry
-        shape = (geometry.chunk, GROUP_ROWS, cute.size(shared, mode=[2]), BOX_ROWS // GROUP_ROWS, 1)
+        shape = (CHUNK, GROUP_ROWS, cute.size(shared, mode=[2]), BOX_ROWS // GROUP_ROWS, 1)
         tiles = cute.local_tile(half, shape, (0, 0, 0, None, None))
         target, source = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 5), cute.group_modes(tiles, 0, 5)
@@ -227,77 +242,70 @@ class DecodeKernel:
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
         pv = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, mn_major, Float32, one, (64, self.geometry.d_half),
+            self.value_dtype, self.value_dtype, k_major, mn_major, Float32, one, (64, self.geometry.value_columns),
             warpgroup.OperandSource.RMEM,
         )  # fmt: skip
         return qk, pv
 
     def _layouts(self) -> Layouts:
-        """128-byte swizzled. A half of the cache tile lies in groups of 8 rows, each all of its chunks of 128 bytes, so
-        that 16 rows of a page are one box whatever the page size, and descriptor strides are constant over the tile."""
+        """Swizzled patterns of 8 rows and 64 columns. A half of the cache tile lies in groups of 8 rows, each all of
+        its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
+        over the tile. Widened values lie likewise."""
         geometry = self.geometry
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
-        swizzle = atom.inner
-
-        def composed(outer):
-            return cute.make_composed_layout(swizzle, 0, outer)
-
-        chunk = geometry.chunk
-        pattern = GROUP_ROWS * chunk
+        kinds = warpgroup.SmemLayoutAtomKind
+        atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.widens else kinds.K_SW128, self.dtype)
+        wide_atom = warpgroup.make_smem_layout_atom(kinds.K_SW128, self.value_dtype)
+        pattern = GROUP_ROWS * CHUNK
         groups = geometry.tile_kv // GROUP_ROWS
-        boxes, box_stages, keys, values, words, q_halves = [], [], [], [], [], []
+        stages = geometry.stages
+        d_half = geometry.d_half
+        boxes, box_stages, keys, values, vectors, q_halves = [], [], [], [], [], []
         for columns in geometry.half_columns:
-            chunks = columns // chunk
+            chunks = columns // CHUNK
             stage = geometry.tile_kv * columns
-            box_shape = (chunk, GROUP_ROWS, chunks, BOX_ROWS // GROUP_ROWS, 1)
-            box_stride = (1, chunk, pattern, chunks * pattern, 0)
-            rows, row_strides = (GROUP_ROWS, groups), (chunk, chunks * pattern)
-            boxes.append(composed(cute.make_layout(box_shape, stride=box_stride)))
-            box_stages.append(
-                composed(
-                    cute.make_layout(
-                        (*box_shape, geometry.tile_kv // BOX_ROWS, geometry.stages),
-                        stride=(*box_stride, BOX_ROWS * columns, stage),
-                    )
-                )
-            )
+            box_shape = (CHUNK, GROUP_ROWS, chunks, BOX_ROWS // GROUP_ROWS, 1)
+            box_stride = (1, CHUNK, pattern, chunks * pattern, 0)
+            box_stage_shape = (*box_shape, geometry.tile_kv // BOX_ROWS, stages)
+            box_stage_stride = (*box_stride, BOX_ROWS * columns, stage)
+            rows, row_strides = (GROUP_ROWS, groups), (CHUNK, chunks * pattern)
+            value_rows, value_stage = (row_strides, (stage,)) if not geometry.widens else ((CHUNK, 4 * pattern), (0,))
+            line = CHUNK * geometry.element_bytes // 16
+            boxes.append(cute.make_layout(box_shape, stride=box_stride))
+            box_stages.append(cute.make_layout(box_stage_shape, stride=box_stage_stride))
             keys.append(
-                composed(
-                    cute.make_layout(
-                        (rows, (chunk, chunks), geometry.stages), stride=(row_strides, (1, pattern), stage)
-                    )
-                )
+                cute.make_layout((rows, (CHUNK, chunks), stages), stride=(row_strides, (1, pattern), stage))
             )
             values.append(
-                composed(
-                    cute.make_layout(
-                        ((chunk, geometry.d_half // chunk), rows, geometry.stages),
-                        stride=((1, pattern), row_strides, stage),
-                    )
+                cute.make_layout(
+                    ((CHUNK, d_half // CHUNK), rows, 1 if geometry.widens else stages),
+                    stride=((1, pattern), value_rows, *value_stage),
                 )
             )
-            words.append(
+            vectors.append(
                 cute.make_layout(
-                    (4, rows, (8, chunks), geometry.stages),
-                    stride=(1, (32, chunks * 32 * GROUP_ROWS), (4, 32 * GROUP_ROWS), stage * geometry.element_bytes // 4),
+                    (4, GROUP_ROWS, line, chunks, groups, stages),
+                    stride=(1, 4 * line, 4, 32 * line, 32 * line * chunks, 4 * line * chunks * geometry.tile_kv),
                 )
             )
             q_halves.append(
-                composed(
-                    cute.make_layout(
-                        ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (chunk, chunks)),
-                        stride=((chunk, pattern), (1, geometry.tile_q * chunk)),
-                    )
+                cute.make_layout(
+                    ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (CHUNK, chunks)),
+                    stride=((CHUNK, pattern), (1, geometry.tile_q * CHUNK)),
                 )
             )
         return Layouts(
+            swizzle=atom.inner,
+            wide_swizzle=wide_atom.inner,
             q=cute.tile_to_shape(atom, (geometry.tile_q, geometry.d_qk), order=(0, 1)),
             q_halves=tuple(q_halves),
-            boxes=tuple(boxes),
+            boxes=tuple(cute.make_composed_layout(atom.inner, 0, box) for box in boxes),
             box_stages=tuple(box_stages),
             keys=tuple(keys),
             values=tuple(values),
-            words=tuple(words),
+            vectors=tuple(vectors),
+            wide_vectors=cute.make_layout(
+                (4, GROUP_ROWS, 2, 4, d_half // CHUNK, groups), stride=(1, 32, 4, 8, 256, 256 * (d_half // CHUNK))
+            ),
         )
 
     def _shared(self, layouts: Layouts) -> Shared:
@@ -305,56 +313,74 @@ class DecodeKernel:
         geometry, schedule = self.geometry, self.schedule
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
 
-        def tensor(offset, layout, dtype):
-            pointer = cute.recast_ptr(base + offset, layout.inner, dtype)
-            return cute.make_tensor(pointer, layout.outer)
+        def swizzled(offset, layout, dtype, swizzle=layouts.swizzle):
+            return cute.make_tensor(cute.recast_ptr(base + offset, swizzle, dtype), layout)
 
         def plain(offset, layout, dtype):
             return cute.make_tensor(cute.recast_ptr(base + offset, dtype=dtype), layout)
 
+        def pair(places, shapes, dtype, swizzle=layouts.swizzle):
+            return tuple(swizzled(at, layout, dtype, swizzle) for at, layout in zip(places, shapes, strict=True))
+
         left = BARRIER_BYTES + geometry.q_bytes
         right = left + geometry.stages * geometry.half_bytes[0]
         halves = (left, right)
-        exchange = right + geometry.stages * geometry.half_bytes[1]
+        wide_left = right + geometry.stages * geometry.half_bytes[1]
+        wide = (wide_left, wide_left + geometry.widened_bytes)
+        exchange = wide[1] + geometry.widened_bytes
         references = exchange + geometry.tile_q * geometry.tile_kv * 2
         row_sums = references + WARPGROUP * 8
-        barriers = cute.recast_ptr(base, dtype=cutlass.Int64)
-        ring = TmaEdge.barrier_count(geometry.stages)
+        barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
         warps = schedule.warps_per_group
         vectors = geometry.tile_q * geometry.tile_kv // WARPGROUP // 8
         q_right = BARRIER_BYTES + geometry.tile_q * geometry.d_half * geometry.element_bytes
+        ring = TmaEdge.barrier_count(geometry.stages)
+        q_edge = TmaEdge(barriers.take(TmaEdge.barrier_count(1)), 1, geometry.q_bytes, 2 * warps)
+        kv_edges = tuple(
+            TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.half_bytes
+        )
+        landed = barriers.take(2)
+        exchanged = barriers.take(warps)
+        dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
+        v_edges = kv_edges
+        if geometry.widens:
+            v_edges = tuple(WarpEdge(barriers.take(WarpEdge.barrier_count(1)), 1, warps, warps) for _ in range(2))
+        assert barriers.taken * 8 <= DEALT_AT, barriers.taken
         return Shared(
-            q=tensor(BARRIER_BYTES, layouts.q, self.dtype),
-            q_halves=tuple(
-                tensor(offset, layout, self.dtype)
-                for offset, layout in zip((BARRIER_BYTES, q_right), layouts.q_halves, strict=True)
+            q=swizzled(BARRIER_BYTES, layouts.q.outer, self.dtype),
+            q_halves=pair((BARRIER_BYTES, q_right), layouts.q_halves, self.dtype),
+            k_halves=pair(halves, layouts.keys, self.dtype),
+            v_halves=pair(
+                wide if geometry.widens else halves, layouts.values, self.value_dtype, layouts.wide_swizzle
             ),
-            k_halves=tuple(tensor(at, layout, self.dtype) for at, layout in zip(halves, layouts.keys, strict=True)),
-            v_halves=tuple(tensor(at, layout, self.dtype) for at, layout in zip(halves, layouts.values, strict=True)),
-            kv_boxes=tuple(
-                tensor(at, layout, self.dtype) for at, layout in zip(halves, layouts.box_stages, strict=True)
-            ),
-            kv_words=tuple(plain(at, layout, Int32) for at, layout in zip(halves, layouts.words, strict=True)),
+            kv_boxes=pair(halves, layouts.box_stages, self.dtype),
+            vectors=pair(halves, layouts.vectors, Int32),
+            wide_vectors=pair(wide, (layouts.wide_vectors,) * 2, Int32, layouts.wide_swizzle),
             exchange=plain(
-                exchange, cute.make_layout((8, vectors, WARPGROUP), stride=(1, 8 * WARPGROUP, 8)), self.dtype
+                exchange, cute.make_layout((8, vectors, WARPGROUP), stride=(1, 8 * WARPGROUP, 8)), self.value_dtype
             ),
             references=plain(references, cute.make_layout((2, WARPGROUP)), Float32),
             row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
-            q_edge=TmaEdge(barriers, 1, geometry.q_bytes, 2 * warps),
-            kv_edges=tuple(
-                TmaEdge(barriers + 2 + half * ring, geometry.stages, geometry.half_bytes[half], warps)
-                for half in range(2)
-            ),
-            landed=barriers + 2 + 2 * ring,
+            q_edge=q_edge,
+            kv_edges=kv_edges,
+            v_edges=v_edges,
+            landed=landed,
             landed_after=(2 * ring, ring),
-            exchanged=barriers + 2 + 2 * ring + geometry.stages,
-            dealt=Dealt(
-                plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32),
-                TmaEdge(
-                    barriers + 2 + 2 * ring + geometry.stages + warps, RING, 0, schedule.warps_per_group * 2 + 2
-                ),
-            ),
+            exchanged=exchanged,
+            dealt=Dealt(plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32), dealt_edge),
         )
+
+
+class _Words:
+    """Hands out 64-bit words of shared memory, one after the other."""
+
+    def __init__(self, start: cute.Pointer):
+        self.start = start
+        self.taken = 0
+
+    def take(self, count: int) -> cute.Pointer:
+        self.taken += count
+        return self.start + (self.taken - count)
 
 
 class Results(NamedTuple):
@@ -367,45 +393,50 @@ class Results(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """Of shared memory; pairs are those of the two halves of a cache row."""
+    """Of shared memory; tuples are those of the two halves of a cache row. `vectors` are (4 words, 8 rows, vectors in a
+    row of a pattern, patterns, groups of rows, stages), `wide_vectors` (4 words, 8 rows, even or odd columns, ...)."""
 
+    swizzle: cute.Swizzle
+    wide_swizzle: cute.Swizzle
     q: cute.ComposedLayout
     q_halves: tuple
     boxes: tuple
     box_stages: tuple
     keys: tuple
     values: tuple
-    words: tuple
+    vectors: tuple
+    wide_vectors: cute.Layout
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes) and as 32-bit
-    words; what the attending warpgroups exchange; the edges; where edge tiles land, in turns (also
-    as 64-bit words after the first barrier of either ring); the warp pairs' barriers;
-    the tasks."""
+    """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes) and as vectors;
+    what the attending warpgroups exchange; the edges; where edge tiles land, in turns (also as 64-bit words after the
+    first barrier of either ring); the warp pairs' barriers; the tasks."""
 
     q: cute.Tensor
     q_halves: tuple
     k_halves: tuple
     v_halves: tuple
     kv_boxes: tuple
-    kv_words: tuple
+    vectors: tuple
+    wide_vectors: tuple
     exchange: cute.Tensor
     references: cute.Tensor
     row_sums: cute.Tensor
     q_edge: TmaEdge
     kv_edges: tuple
+    v_edges: tuple
     landed: cute.Pointer
     landed_after: tuple
     exchanged: cute.Pointer
     dealt: Dealt
 
 
-def _boxes(cache: cute.Tensor, first: int, columns: int, chunk: int) -> cute.Tensor:
+def _boxes(cache: cute.Tensor, first: int, columns: int) -> cute.Tensor:
     """`columns` of the cache from `first` on as (chunk, 8 rows, chunks, groups of rows in a page, pages)."""
     pages, page_size, d_qk = cache.shape
     layout = cute.make_layout(
-        (chunk, GROUP_ROWS, columns // chunk, page_size // GROUP_ROWS, pages),
-        stride=(1, d_qk, chunk, GROUP_ROWS * d_qk, cache.stride[0]),
+        (CHUNK, GROUP_ROWS, columns // CHUNK, page_size // GROUP_ROWS, pages),
+        stride=(1, d_qk, CHUNK, GROUP_ROWS * d_qk, cache.stride[0]),
     )
     return cute.make_tensor(cache.iterator + first, layout)

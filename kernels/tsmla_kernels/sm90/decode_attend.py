@@ -26,6 +26,7 @@ from ..schedule import WARPGROUP
 from .decode_deal import Task, look
 from .decode_geometry import PAIR_BARRIER, DecodeGeometry
 from .decode_results import output_of, store_row
+from .decode_widen import VALUES_SCALE
 
 
 class Attention(NamedTuple):
@@ -54,6 +55,7 @@ class Attention(NamedTuple):
     first_tile: Int32
     scale_log2: Float32
     tile_kv: int
+    widens: bool
 
 
 @cute.jit
@@ -120,6 +122,7 @@ def attend(
         first_tile=task.first_tile,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=geometry.tile_kv,
+        widens=geometry.widens,
     )
     tiles = task.tiles
     if tiles > 0:
@@ -148,15 +151,16 @@ def attend(
 def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     scores = _start_scores(state, index)
     warpgroup.wait_group(0)
+    _scored(state, index)
     _probabilities(state, scores, index)
-    _start_values(state, state.own, index)
+    _start_values(state, state.own, index, mine)
     _end_values(state, index, mine)
 
 
 @cute.jit
 def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     _receive(state, index)
-    _start_values(state, state.received, index)
+    _start_values(state, state.received, index, mine)
     _end_values(state, index, mine)
 
 
@@ -165,11 +169,12 @@ def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constex
     """A received tile and the own one after it, whose scores are computed meanwhile."""
     scores = _start_scores(state, index + 1)
     _receive(state, index)
-    _start_values(state, state.received, index)
+    _start_values(state, state.received, index, mine)
     warpgroup.wait_group(1)
+    _scored(state, index + 1)
     _probabilities(state, scores, index + 1)
     _end_values(state, index, mine)
-    _start_values(state, state.own, index + 1)
+    _start_values(state, state.own, index + 1, mine)
     _end_values(state, index + 1, mine)
 
 
@@ -183,6 +188,14 @@ def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
         edge.wait_full(count)
         mma.issue(state.qk_op, scores, state.q[half], state.k[half][None, None, None, edge.stage(count)], half > 0)
     return scores
+
+
+@cute.jit
+def _scored(state: Attention, index: Int32):
+    """The score product is done: where values are widened, the tile is not needed any more."""
+    if const_expr(state.widens):
+        for half in cutlass.range_constexpr(2):
+            state.shared.kv_edges[half].release(state.first_count + index)
 
 
 @cute.jit
@@ -218,19 +231,22 @@ def _receive(state: Attention, index: Int32):
 
 
 @cute.jit
-def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32):
+def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
     """Start adding a tile's value product to this warpgroup's half of the output."""
-    stage = state.shared.kv_edges[0].stage(state.first_count + index)
+    edge = state.shared.v_edges[mine]
+    count = state.first_count + index
     if moved(state.rescale):
         scale_rows(rows_columns(state.output), state.rescale)
-    mma.issue(state.pv_op, state.output, probabilities, state.v[None, None, None, stage], True)
+    if const_expr(state.widens):
+        edge.wait_full(count)
+    mma.issue(state.pv_op, state.output, probabilities, state.v[None, None, None, edge.stage(count)], True)
 
 
 @cute.jit
 def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    """The value product is done: this warpgroup's half of the tile is free."""
+    """The value product is done: this warpgroup's half of the values is free."""
     warpgroup.wait_group(0)
-    state.shared.kv_edges[mine].release(state.first_count + index)
+    state.shared.v_edges[mine].release(state.first_count + index)
 
 
 @cute.jit
@@ -267,17 +283,22 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
         total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
         empty = total == 0.0
         factor = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+        if const_expr(state.widens):
+            factor *= VALUES_SCALE
         log_total = state.reference[row] * state.scale_log2 + cute.math.log2(total, fastmath=True)
         lse = -Float32.inf if empty else log_total
         if position < task.rows:
-            column = mine * cute.size(accumulator, mode=[1]) * QUAD + state.coordinates[row, 0][1]
+            column = mine * cute.size(accumulator, mode=[1]) * QUAD
+            lane = state.coordinates[row, 0][1] // 2
             if task.slot < 0:
-                store_row(rows[position, None], column, accumulator, row, factor * output_scale)
+                store_row(rows[position, None], column, lane, accumulator, row, factor * output_scale, state.widens)
                 if const_expr(row_lse is not None and mine == 0):
                     if leader:
                         row_lse[position] = lse
             else:
-                store_row(partials.rows[task.slot, position, None], column, accumulator, row, factor)
+                store_row(
+                    partials.rows[task.slot, position, None], column, lane, accumulator, row, factor, state.widens
+                )
                 if const_expr(mine == 0):
                     if leader:
                         partial_lse[task.slot, position] = lse

@@ -10,7 +10,7 @@ from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
 from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
-from ..parts.pipeline import TmaEdge
+from ..parts.pipeline import WarpEdge
 from ..parts.visible import Visibility, keys_of_tokens
 
 RING = 4
@@ -23,13 +23,13 @@ class Dealt(NamedTuple):
     """The ring: words [WORDS, RING] int32 and its edge."""
 
     words: cute.Tensor
-    edge: TmaEdge
+    edge: WarpEdge
 
 
 class Task(NamedTuple):
     """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows from `first_row` on of a request, keys
-    `first_key .. end_key - 1` of which some row sees. slot is -1 where the result itself is written. `first_count` tiles
-    and `loads` segments with tiles came before it. `more` is False behind the last segment."""
+    `first_key .. end_key - 1` of which some row sees. slot is -1 where the result itself is written. `first_count`
+    tiles and `loads` segments with tiles came before it. `more` is False behind the last segment."""
 
     more: Boolean
     request: Int32

@@ -11,7 +11,9 @@ from ..geometry import BARRIER_BYTES, REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TI
 from ..schedule import WARPGROUP
 
 GROUP_ROWS = 8
-"""Rows of a swizzle pattern: 8 rows of 128 bytes."""
+"""Rows of a swizzle pattern."""
+CHUNK = 64
+"""Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 BOX_ROWS = 16
 """Keys that one bulk copy loads; every page size is a multiple."""
 
@@ -22,6 +24,10 @@ class DecodeGeometry:
 
     A cache row is loaded in two halves: the latent columns whose output the first warpgroup holds, and those of the
     second together with the rope columns. Each half is free again as soon as its own warpgroup has used it.
+
+    Of 8-bit caches, the latent columns are widened to fp16 in shared memory for the value product, which has no
+    8-bit form for values that lie row by row; a tile is free again as soon as it has been widened and scored.
+
     """
 
     tile_q: int
@@ -32,9 +38,15 @@ class DecodeGeometry:
     @classmethod
     def of(cls, variant: DecodeVariant) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
-        geometry = cls(tile_q=64, tile_kv=64, stages=2, element_bytes=variant.dtype.bits // 8)
+        size = variant.dtype.bits // 8
+        geometry = cls(tile_q=64, tile_kv=64, stages={2: 2, 1: 3}[size], element_bytes=size)
         geometry.check()
         return geometry
+
+    @property
+    def widens(self) -> bool:
+        """Whether values are widened to 16 bits before their product."""
+        return self.element_bytes == 1
 
     @property
     def d_qk(self) -> int:
@@ -46,14 +58,15 @@ class DecodeGeometry:
         return LATENT_DIM // 2
 
     @property
+    def value_columns(self) -> int:
+        """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
+        warpgroup (ptxas C7602)."""
+        return self.d_half // 2 if self.widens else self.d_half
+
+    @property
     def half_columns(self) -> tuple[int, int]:
         """Cache columns of the two halves."""
         return self.d_half, self.d_half + ROPE_DIM
-
-    @property
-    def chunk(self) -> int:
-        """Elements in 128 bytes."""
-        return 128 // self.element_bytes
 
     @property
     def q_bytes(self) -> int:
@@ -66,6 +79,11 @@ class DecodeGeometry:
         return left, right
 
     @property
+    def widened_bytes(self) -> int:
+        """One half of a tile's values in 16 bits."""
+        return self.tile_kv * self.d_half * 2 if self.widens else 0
+
+    @property
     def exchange_bytes(self) -> int:
         """Probabilities of one tile in 16 bits and two references per thread, in register order; then the row sums of
         both warpgroups, for two segments."""
@@ -73,7 +91,8 @@ class DecodeGeometry:
 
     @property
     def shared_bytes(self) -> int:
-        return BARRIER_BYTES + self.q_bytes + self.stages * sum(self.half_bytes) + self.exchange_bytes
+        tiles = self.q_bytes + self.stages * sum(self.half_bytes) + 2 * self.widened_bytes
+        return BARRIER_BYTES + tiles + self.exchange_bytes
 
     @property
     def accumulator_registers(self) -> int:
@@ -90,28 +109,39 @@ class DecodeGeometry:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
-    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1) and deals
-    tasks (warp 2); two warpgroups attend."""
+    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1, 16 bits only) and deals tasks
+    (warp 2); two warpgroups attend; a fourth widens values where they have 8 bits."""
 
     load_registers: int
     attend_registers: int
+    widen_registers: int
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(load_registers=40, attend_registers=232)
+        schedule = cls(24, 224, 40) if geometry.widens else cls(40, 232, 0)
         schedule.check(geometry)
         return schedule
 
     @property
     def threads(self) -> int:
-        return 3 * WARPGROUP
+        return (4 if self.widen_registers else 3) * WARPGROUP
 
     @property
     def warps_per_group(self) -> int:
         return WARPGROUP // 32
 
+    @property
+    def told_warps(self) -> int:
+        """Warps that are dealt tasks: two attending groups, the loading warp, and the cleaning or the widening ones."""
+        return 2 * self.warps_per_group + 1 + (self.warps_per_group if self.widen_registers else 1)
+
+    @property
+    def kv_warps(self) -> int:
+        """Warps that leave a half stage of the cache: those that multiply its values, or score it and widen it."""
+        return (2 if self.widen_registers else 1) * self.warps_per_group
+
     def check(self, geometry: DecodeGeometry) -> None:
-        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers)
+        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.widen_registers)
         assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
         assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
 

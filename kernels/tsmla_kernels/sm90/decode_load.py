@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from .decode_deal import Task
-from .decode_geometry import BOX_ROWS, DecodeGeometry
+from .decode_geometry import BOX_ROWS, GROUP_ROWS, DecodeGeometry
 
 
 @cute.jit
@@ -28,7 +28,8 @@ def load(
     pages: Int32,
     edges: Int32,
 ) -> Int32:
-    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Returns how many edge tiles have been loaded so far.
+    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Edge tiles land where
+    `clean` awaits them, except 8-bit ones: widened, their NaN are finite. Returns how many edge tiles there were so far.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
@@ -53,7 +54,10 @@ def load(
             atom, source, target = halves[half]
             edge = shared.kv_edges[half]
             edge.wait_empty(count)
-            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), edge.stage(count)))
+            place = edge.stage(count)
+            if const_expr(not geometry.widens):
+                place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
+            barrier = edge.full(place)
             edge.expect(barrier)
             for box in cutlass.range_constexpr(boxes):
                 page = cute.arch.shuffle_sync(looked_up, within * boxes + box)
@@ -100,8 +104,8 @@ def clean(
             end = cutlass.min(cutlass.max(task.end_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
             first = cutlass.min(cutlass.max(task.first_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
             stage = count & (geometry.stages - 1)
-            _wipe(shared.kv_words, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
-            _wipe(shared.kv_words, stage, first & -BOX_ROWS, first, lane)
+            _wipe(shared.vectors, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
+            _wipe(shared.vectors, stage, first & -BOX_ROWS, first, lane)
             cute.arch.fence_view_async_shared()
             cute.arch.sync_warp()
             for half in cutlass.range_constexpr(2):
@@ -112,14 +116,16 @@ def clean(
 
 @cute.jit
 def _wipe(halves, stage: Int32, begin: Int32, end: Int32, lane: Int32) -> None:
-    """Zero rows begin .. end - 1 of a stage. `halves` are (16 bytes, rows, chunks of 8 x 16 bytes, stages) in 32-bit
-    words; whole rows of whole chunks are wiped, so the swizzle does not matter."""
+    """Zero rows begin .. end - 1 of a stage, 16 bytes a lane; `halves` are Layouts.vectors."""
     zeros = cute.make_rmem_tensor(4, Int32)
     zeros.fill(0)
     for row in cutlass.range(begin, end, unroll=1):
         for half in cutlass.range_constexpr(2):
-            words = halves[half]
-            vectors = cute.size(words, mode=[2])
-            for vector in cutlass.range_constexpr(0, vectors, 32):
-                if vector + lane < vectors:
-                    cute.autovec_copy(zeros, words[None, row, vector + lane, stage])
+            vectors = halves[half]
+            line, patterns = cute.size(vectors, mode=[2]), cute.size(vectors, mode=[3])
+            for start in cutlass.range_constexpr(0, line * patterns, 32):
+                vector = start + lane
+                if vector < line * patterns:
+                    cute.autovec_copy(
+                        zeros, vectors[None, row % GROUP_ROWS, vector % line, vector // line, row // GROUP_ROWS, stage]
+                    )
