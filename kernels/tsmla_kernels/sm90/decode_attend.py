@@ -211,7 +211,7 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
                 seen = position >= first and position < end
                 view[row, column] = view[row, column] if seen else -Float32.inf
     exponentiate_lazily(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
-    state.own.store(as_operand_a(scores).load().to(state.own.element_type))
+    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
     mma.pin(state.own)
     _vectors(state.own, state.shared.exchange, state.thread, True)
     cute.autovec_copy(state.reference, state.shared.references[None, state.thread])

@@ -1,9 +1,9 @@
 """Role `widen` of the Hopper decode: values from e4m3 to fp16, in shared memory, by bit operations alone.
 
-An e4m3 byte s eeee mmm, put into fp16 as s 0eeee mmm0000000, is its value times 2^-8: exactly, subnormals included.
-The factor is given back with the row sums. NaN becomes 480, which a probability of 0 cancels; a visible NaN is one in its
-scores as well. Of four bytes, even and odd ones make a pair each; the pairs of 16 columns are laid out so that a lane of
-the value product holds 4 neighbouring columns of the result.
+An e4m3 byte s eeee mmm, put into fp16 as s 0eeee mmm0000000, is its value times 2^-8: exactly, subnormals included. The
+factor is given back with the row sums. NaN becomes 480, which a probability of 0 cancels; a visible NaN is one in its
+scores as well. Of four bytes, even and odd ones make a pair each; the pairs of 16 columns are laid out so that a lane
+of the value product holds 4 neighbouring columns of the result.
 """
 
 from __future__ import annotations
