@@ -17,6 +17,7 @@ import contextlib
 import platform
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -65,7 +66,27 @@ def _cases(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     pack = {"k_nope": zeros(16, 4, 128), "k_pe": zeros(16, 1, 64), "v": zeros(16, 4, 128)}
     fp8 = torch.float8_e4m3fn
     outputs = {"k_out": zeros(16, 4, 192, dtype=fp8), "v_out": zeros(16, 4, 128, dtype=fp8)}
+    lengths = torch.tensor([64, 70], dtype=torch.int32, device=device)
+    tables = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32, device=device)
+    decode = {
+        "query": zeros(2, 1, 16, 576),
+        "kv_cache": zeros(4, 64, 576),
+        "workspace_buffer": zeros(132 * 16 * 8 * 513 * 4, dtype=torch.int8),
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "block_tables": tables,
+        "seq_lens": lengths,
+        "max_seq_len": 70,
+        "softmax_scale": 0.1,
+    }
+    parallel = {"causal_seqs": 2 * lengths, "cp_world": 2, "return_lse": True}
     return {
+        "decode": (tsmla.tsmla_decode, decode),
+        "decode, LSE": (tsmla.tsmla_decode, {**decode, "return_lse": True}),
+        "decode, out=": (tsmla.tsmla_decode, {**decode, "out": zeros(2, 1, 16, 512)}),
+        "decode, 4-D cache, LSE, parallel": (
+            tsmla.tsmla_decode, {**decode, **parallel, "kv_cache": decode["kv_cache"][:, None]}
+        ),
         "prefill": (tsmla.tsmla_prefill, prefill),
         "prefill, LSE": (tsmla.tsmla_prefill, {**prefill, "return_lse": True}),
         "prefill, out=": (tsmla.tsmla_prefill, {**prefill, "out": zeros(16, 4, 128)}),
@@ -132,6 +153,7 @@ def _stubbed() -> Iterator[None]:
             (resolve, "_search", lambda variant: nothing),
             (checks, "cuda", lambda operator, name, tensor: tensor.device),
             (checks, "arch_of", lambda device: Arch.SM90A),
+            (torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=132)),
         ):
             stack.enter_context(mock.patch.object(target, name, replacement))
         yield

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import importlib
 import json
 import platform
 import shlex
@@ -199,6 +200,25 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float | None = 2.0) 
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the JSON record (%(default)s)")
     if seconds is not None:
         parser.add_argument("--seconds", type=float, default=seconds, help="per case and regime (%(default)s)")
+
+
+def other(text: str) -> tuple[str, Callable[..., Any]]:
+    """What --against NAME=MODULE:FUNCTION names, for argparse."""
+    try:
+        name, location = text.split("=")
+        module, function = location.split(":")
+        return name, getattr(importlib.import_module(module), function)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}; expected NAME=MODULE:FUNCTION") from None
+
+
+def agree(launches: dict[str, Callable[[], torch.Tensor]], most: float) -> None:
+    """Stop unless every candidate gives what "tsmla" gives, within a relative RMS difference of `most`."""
+    ours = launches["tsmla"]().float()
+    for name, launch in launches.items():
+        difference = float((launch().float().view_as(ours) - ours).norm() / ours.norm())
+        if not difference <= most:
+            raise SystemExit(f"{name} differs from tsmla by {difference:.2e} (relative RMS); nothing was measured")
 
 
 def certificate(commit: str | None) -> dict[str, Any]:

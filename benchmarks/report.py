@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def performance_section() -> str:
     """Markdown: one table per operator and of cold start, each with the birth certificate of its numbers."""
-    return "\n\n".join([_prefill(_newest("prefill-bf16")), _pack(_newest("pack")), *_cold_starts()])
+    return "\n\n".join([_prefill(_newest("prefill-bf16")), *_decodes(), _pack(_newest("pack")), *_cold_starts()])
 
 
 def _newest(name: str) -> dict[str, Any]:
@@ -38,6 +38,31 @@ def _prefill(record: dict[str, Any]) -> str:
         ([label, *cells] for label, cells in shapes.items()),
     )
     return f"{table}\n\n{_certificate(record)} flash_attn_4 is flash-attn-4 4.0.0b36, launched in turn with ours."
+
+
+def _decodes() -> list[str]:
+    """The newest decode record, if there is one: a row per shape and dtype, each candidate with its rates."""
+    if not any(RESULTS.glob("decode-*.json")):
+        return []
+    record = _newest("decode")
+    names = list(dict.fromkeys(name for result in record["results"] for name in result["timings"]))
+    rows = []
+    for result in record["results"]:
+        requests, q_len, keys, heads, lengths = result["shape"]
+        cells = []
+        for name in names:
+            timing = result["timings"].get(name)
+            if timing is None:
+                cells.append("-")
+                continue
+            micros = timing["median_us"]
+            rates = f"{result['bytes'] / micros / 1e3:.0f} GB/s, {result['tflop'] / micros * 1e6:.0f} TFLOP/s"
+            cells.append(f"{micros:.1f} ({rates})")
+        label = f"{requests} x {q_len} queries, {keys} keys ({lengths}), {heads} heads, {result['dtype']}"
+        rows.append([label, *cells, f"{result['host_us']:.1f}"])
+    head = ["`tsmla_decode`, CUDA graph, cold L2", *(f"{name}, us" for name in names), "host us/call"]
+    read = record["ceilings"]["read_gb_s"]
+    return [f"{_table(head, rows)}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run."]
 
 
 def _pack(record: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from tsmla.manifest import library_file
 from tsmla.support import PREFILL_DIMS, why_unsupported
-from tsmla.variant import FAMILIES, Arch, Dtype, PackVariant, PrefillVariant, Variant
+from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 ATTENTION_OUT_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_DIMS = ((128, 64, 128),)
@@ -30,6 +30,8 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
         Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON, OFF_ON
     ):
         yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse, pdl=pdl)
+    for dtype, out, lse, pdl in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON, OFF_ON):
+        yield DecodeVariant(arch, dtype, out, lse=lse, pdl=pdl)
     for dtype, out, pack_dims, pdl in itertools.product(Dtype, Dtype, PACK_DIMS, OFF_ON):
         yield PackVariant(arch, dtype, out, *pack_dims, pdl=pdl)
 

@@ -12,6 +12,7 @@ from tsmla_emulator.machine import Count, Report, parse
 from tsmla_emulator.run import emulated
 
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_{}_nopdl"
+DECODE = "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_nopdl"
 
 LOOP = """
@@ -209,6 +210,18 @@ def test_prefill_of_hopper_per_tile(prefill):
     assert attend.work["shared bytes"] == 2 * (scores + values)
     least = cost.tightest(prefill.bounds)
     assert (least.resource, least.clocks) == ("tensor cores", 2560)
+
+
+def test_decode_of_hopper_per_tile():
+    found = profile.profile_symbol(DECODE)
+    load, _, first, second, _ = found.roles
+    assert [role.name for role in (load, first, second)] == ["warp 0", "warps 4-7", "warps 8-11"]
+    for attend in (first, second):  # every other tile's scores, half of the output of every tile
+        assert attend.work["MMAs"] == 36 / 2 + 4
+        assert attend.work["tensor clk"] == 36 / 2 * 32 + 4 * 128
+    assert load.work["shared bytes copied"] == 64 * 576 * 2
+    least = cost.tightest(found.bounds)
+    assert (least.resource, least.clocks) == ("tensor cores", 2176)
 
 
 def test_work_does_not_depend_on_the_schedule(prefill, monkeypatch):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPES
-from tsmla.support import PREFILL_DIMS
-from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant, Variant
+from tsmla.support import LATENT_DIM, PREFILL_DIMS, ROPE_DIM
+from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 from .host.compile import Compiled
 from .machine import Options
@@ -25,6 +25,8 @@ from .run import Call, emulated
 
 PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
+DECODE_LENGTHS = (0, 70, 513)
+"""Keys of the requests of a small decode: one without any, one of two tiles, one that is split."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _TORCH = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
@@ -47,6 +49,7 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
     found: list[Variant] = []
     for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
         found.append(PackVariant(arch, dtype, out_dtype, *PACK_DIMS, pdl))
+        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl) for lse in _BOOLS]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
     return [variant for variant in found if tsmla.why_unsupported(variant) is None]
@@ -75,12 +78,18 @@ def check(
     """
     torch.manual_seed(seed)
     with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled) as gpu:
-        measured, error = _pack(variant) if isinstance(variant, PackVariant) else _prefill(variant, lengths)
+        if isinstance(variant, PackVariant):
+            measured, error = _pack(variant)
+        elif isinstance(variant, DecodeVariant):
+            measured, error = _decode(variant)
+        else:
+            measured, error = _prefill(variant, lengths)
         (call,) = gpu.calls
     if call.name != variant.symbol():
         raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
-    if call.unwritten and not error:
-        error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in call.unwritten.items())
+    unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace"}
+    if unwritten and not error:
+        error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
     return Verdict(variant, measured, error, call)
 
 
@@ -102,6 +111,36 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
         wrong += int((result.view(torch.uint8) != expected.view(torch.uint8)).sum())
     measured = f"{wrong} bytes differ from torch"
     return measured, measured if wrong else None
+
+
+def _decode(variant: DecodeVariant) -> tuple[str, str | None]:
+    q_len, heads, page = 2, 5, 32
+    width = LATENT_DIM + ROPE_DIM
+    dtype = _TORCH[variant.dtype]
+    pages = [-(-length // page) for length in DECODE_LENGTHS]
+    order = torch.randperm(sum(pages))
+    cache = torch.randn(len(order), page, width, device="cuda").to(dtype)
+    tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
+    for request, taken in enumerate(order.split(pages)):
+        tables[request, : len(taken)] = taken
+    query = torch.randn(len(pages), q_len, heads, width, device="cuda").to(dtype)
+    lengths = torch.tensor(DECODE_LENGTHS, dtype=torch.int32, device="cuda")
+    size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(DECODE_LENGTHS))
+    scale = width**-0.5
+    result: Any = tsmla.tsmla_decode(
+        query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"),
+        lengths, max(DECODE_LENGTHS), scale, enable_pdl=variant.pdl, return_lse=variant.lse,
+    )  # fmt: skip
+    out, lse = result if variant.lse else (result, None)
+    expected = torch.zeros_like(out, dtype=torch.float64)
+    expected_lse = expected[..., 0].clone()
+    for request, length in enumerate(DECODE_LENGTHS):
+        keys = cache[tables[request, : pages[request]].long()].reshape(-1, 1, width)[:length]
+        values = keys[..., :LATENT_DIM]
+        expected[request], expected_lse[request] = _attention(query[request], keys, values, scale, True)
+    # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
+    step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05
+    return _judged(out, lse, expected, expected_lse / math.log(2), step)
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None]:
@@ -127,8 +166,15 @@ def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None
         for rows in zip(q.split(lengths_q), k.split(lengths_kv), v.split(lengths_kv), strict=True)
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    rmse = float((out.double() - expected).norm() / expected.norm())
     step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
+    return _judged(out, lse, expected, expected_lse, step)
+
+
+def _judged(
+    out: torch.Tensor, lse: torch.Tensor | None, expected: torch.Tensor, expected_lse: torch.Tensor, step: float
+) -> tuple[str, str | None]:
+    """How far results are from float64 ones, and what is wrong when that is more than a relative RMSE of `step`."""
+    rmse = float((out.double() - expected).norm() / expected.norm())
     problems = [] if rmse <= step else [f"relative RMSE {rmse:.1e} is above {step:.1e}"]
     measured = f"relative RMSE {rmse:.1e}"
     if lse is not None:

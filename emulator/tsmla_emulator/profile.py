@@ -142,7 +142,8 @@ def _registers(entry: Any, name: str, warp: int, report: Report) -> int:
 
 def profile_symbol(symbol: str) -> Profile:
     """Profile a tsmla kernel through its operator. Raises ValueError when there is no such kernel, EmulationError."""
-    from tsmla.variant import PackVariant
+    from tsmla.plan import DEALS
+    from tsmla.variant import DecodeVariant, PackVariant
 
     from . import check
     from .run import emulated
@@ -153,6 +154,11 @@ def profile_symbol(symbol: str) -> Profile:
             across, unit = 4, f"{ROWS} tokens of a head"
             for count in (_SMALL, _LARGE):
                 _pack(variant, count * ROWS, across)
+        elif isinstance(variant, DecodeVariant):
+            deal = DEALS[variant.arch]
+            across, unit = 3, f"{deal.row_tile} query rows x {deal.tile_kv} keys"
+            for count in (_SMALL, _LARGE):
+                _decode(variant, deal.row_tile, across * count * deal.tile_kv)
         else:
             across, unit = 2, f"{ROWS} query rows x {ROWS} keys"
             for count in (_SMALL, _LARGE):
@@ -175,6 +181,26 @@ def _prefill(variant: Any, rows: int, keys: int) -> None:
     tsmla.tsmla_prefill(
         q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows, variant.pdl
     )
+
+
+def _decode(variant: Any, heads: int, keys: int) -> None:
+    """One request. As `max_seq_len` says nothing of its length, that many keys are dealt to as many CTAs as others."""
+    import torch
+    import tsmla
+    from tsmla.checks import TORCH_DTYPES
+
+    dtype = next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == variant.dtype)
+    page, latent, rope, shortest = 64, 512, 64, 64
+    query, cache = (
+        torch.randn(*shape, latent + rope, device="cuda").to(dtype) for shape in ((1, 1, heads), (keys // page, page))
+    )
+    pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]
+    length = torch.tensor([keys], dtype=torch.int32, device="cuda")
+    workspace = torch.empty(tsmla.decode_workspace_size(1, 1, heads, shortest), dtype=torch.int8, device="cuda")
+    tsmla.tsmla_decode(
+        query, cache, workspace, latent, rope, pages, length, shortest, (latent + rope) ** -0.5,
+        return_lse=variant.lse, enable_pdl=variant.pdl,
+    )  # fmt: skip
 
 
 def _pack(variant: Any, tokens: int, heads: int) -> None:

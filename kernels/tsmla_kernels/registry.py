@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tsmla.support import why_unsupported
-from tsmla.variant import Arch, PackVariant, PrefillVariant, Variant
+from tsmla.variant import Arch, DecodeVariant, PackVariant, PrefillVariant, Variant
 
 OPT_LEVEL = 3
 
@@ -30,6 +30,10 @@ def recipe(variant: Variant) -> Recipe:
         from .sm90.prefill import PrefillKernel as Kernel
     elif isinstance(variant, PrefillVariant):
         from .sm100.prefill import PrefillKernel as Kernel
+    elif isinstance(variant, DecodeVariant) and variant.arch is Arch.SM90A:
+        from .sm90.decode import DecodeKernel as Kernel
+    elif isinstance(variant, DecodeVariant):
+        from .sm100.decode import DecodeKernel as Kernel
     else:
         raise TypeError(f"not a variant: {variant!r}")
     kernel = Kernel(variant)

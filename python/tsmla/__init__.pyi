@@ -1,3 +1,5 @@
+from .decode import decode_workspace_size as decode_workspace_size
+from .decode import tsmla_decode as tsmla_decode
 from .errors import ArgumentError as ArgumentError
 from .errors import KernelUnavailable as KernelUnavailable
 from .errors import LibraryError as LibraryError
@@ -12,6 +14,7 @@ from .status import has_binary_decode as has_binary_decode
 from .status import has_binary_prefill as has_binary_prefill
 from .support import why_unsupported as why_unsupported
 from .variant import Arch as Arch
+from .variant import DecodeVariant as DecodeVariant
 from .variant import Dtype as Dtype
 from .variant import PackVariant as PackVariant
 from .variant import PrefillVariant as PrefillVariant

@@ -17,6 +17,9 @@ TORCH_DTYPES: dict[torch.dtype, Dtype] = {
     torch.float8_e5m2: Dtype.E5M2,
 }
 
+SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
+"""Normal float32 numbers, which is what kernels multiply by."""
+
 _arch_by_index: dict[int, Arch] = {}
 
 

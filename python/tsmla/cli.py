@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         if "arch" in shared:
             added.add_argument("--arch", choices=[a.value for a in Arch], help="GPU architecture; default this GPU's")
         if "family" in shared:
-            added.add_argument("--family", choices=[*FAMILIES, "decode"], nargs="+", help="operators; default all")
+            added.add_argument("--family", choices=list(FAMILIES), nargs="+", help="operators; default all")
         if "json" in shared:
             added.add_argument("--json", action="store_true", help="print JSON")
         return added
@@ -93,6 +93,7 @@ def _show_config(options: argparse.Namespace) -> int:
         "libraries": str(toolchain.shipped_libraries()),
         "cache": str(settings.cache_dir()),
         "prefill LSE": "natural log, [tokens, heads]; a row without keys gives output 0 and LSE -inf",
+        "decode LSE": "base 2, [batch, q_len, heads]; a row without keys gives output 0 and LSE -inf",
     }
     _table([(name, value) for name, value in facts.items()])
     print()

@@ -1,4 +1,4 @@
-"""`tsmla demo`: run both operators on small inputs and compare them with torch, saying what was found and what ran."""
+"""`tsmla demo`: run the operators on small inputs and compare them with torch, saying what was found and what ran."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def demo() -> int:
 
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     torch.manual_seed(0)
-    good = [_show(run) for run in (_pack, _prefill)]
+    good = [_show(run) for run in (_pack, _prefill, _decode)]
     for variant, step in resolve.served().items():
         print(f"ran {variant.symbol()}: {step}")
     return 0 if all(good) else 1
@@ -112,12 +112,49 @@ def _prefill() -> tuple[str, bool]:
     return text, rmse < RMSE_LIMIT and lse_error < RMSE_LIMIT
 
 
+def _decode() -> tuple[str, bool]:
+    import torch
+
+    from .decode import decode_workspace_size, tsmla_decode
+    from .support import LATENT_DIM, ROPE_DIM
+
+    lengths, q_len, heads, page = (5000, 324), 2, 16, 64
+    width = LATENT_DIM + ROPE_DIM
+    pages = [-(-length // page) for length in lengths]
+    order = torch.randperm(sum(pages), device="cuda", dtype=torch.int32).split(pages)
+    tables = torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True)
+    cache = torch.randn(sum(pages), page, width, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(len(lengths), q_len, heads, width, device="cuda", dtype=torch.bfloat16)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    size = decode_workspace_size(len(lengths), q_len, heads, max(lengths))
+    workspace = torch.empty(size, dtype=torch.int8, device="cuda")
+    scale = 1 / math.sqrt(width)
+    (out, lse), times = _timed(
+        lambda: tsmla_decode(
+            q, cache, workspace, LATENT_DIM, ROPE_DIM, tables, seq_lens, max(lengths), scale, return_lse=True
+        )
+    )
+    keys = [cache[own.long()].reshape(-1, 1, width)[:length] for own, length in zip(order, lengths, strict=True)]
+    parts = [
+        _attention(q[b], k.expand(-1, heads, -1), k[..., :LATENT_DIM].expand(-1, heads, -1), scale)
+        for b, k in enumerate(keys)
+    ]
+    expected, expected_lse = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+    rmse = ((out.double() - expected).square().mean() / expected.square().mean()).sqrt().item()
+    lse_error = (lse.double() - expected_lse / math.log(2)).abs().max().item()
+    text = (
+        f"tsmla_decode, requests of {lengths} keys, {q_len} query tokens, {heads} heads: "
+        f"relative RMSE {rmse:.1e} and LSE error {lse_error:.1e} against float64; {times}"
+    )
+    return text, rmse < RMSE_LIMIT and lse_error < RMSE_LIMIT
+
+
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of one sequence in float64: [tokens, heads, d_v] and its natural-log LSE [tokens, heads]."""
+    """Causal (bottom-right) attention of one sequence in float64: [tokens, heads, d_v] and its natural-log LSE."""
     import torch
 
     scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
-    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1 + len(k) - len(q))
     scores = scores.masked_fill(hidden, -math.inf)
     out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double())
     return out, scores.logsumexp(-1).T

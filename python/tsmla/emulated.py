@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterable
 
 from .errors import ArgumentError
-from .variant import Arch, Dtype, PackVariant, PrefillVariant
+from .variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
 
 INSTALL = "pip install ./emulator, from a checkout of tsmla"
 EXAMPLES = (
     PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False).symbol(),
     PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False).symbol(),
+    DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False).symbol(),
 )
 """What the demo runs: one kernel of each operator."""
 

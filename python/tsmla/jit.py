@@ -29,7 +29,7 @@ from .variant import Variant
 logger = logging.getLogger("tsmla")
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, CacheMiss)
-TYPICAL_SECONDS = {"prefill": 6, "pack": 3}
+TYPICAL_SECONDS = {"prefill": 6, "decode": 8, "pack": 3}
 """What a compile takes, import of the compiler included, on two cores of a server CPU; shown in a log line only."""
 
 

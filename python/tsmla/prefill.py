@@ -14,8 +14,6 @@ from .variant import Dtype, PrefillVariant
 _OPERATOR = "tsmla_prefill"
 _ALIGNMENT = 16
 """Bytes: tensor maps need the base and the outer strides of q, k, v and out in multiples of this."""
-_SMALLEST, _LARGEST = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
-"""Normal float32 numbers, which is what the kernel multiplies by."""
 
 
 def tsmla_prefill(
@@ -254,14 +252,14 @@ def _factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale:
     v_scale = checks.number(_OPERATOR, "v_scale", v_scale)
     output_scale = checks.number(_OPERATOR, "output_scale", output_scale)
     scores, output = softmax_scale * k_scale, v_scale * output_scale
-    if not _SMALLEST <= scores <= _LARGEST:
+    if not checks.SMALLEST_FLOAT32 <= scores <= checks.LARGEST_FLOAT32:
         raise ArgumentError(
             f"{_OPERATOR}: softmax_scale is {softmax_scale} and k_scale {k_scale}; their product must be positive, "
-            f"finite and a normal float32 ({_SMALLEST:.3g} to {_LARGEST:.3g})"
+            f"finite and a normal float32 ({checks.SMALLEST_FLOAT32:.3g} to {checks.LARGEST_FLOAT32:.3g})"
         )
-    if not -_LARGEST <= output <= _LARGEST:
+    if not -checks.LARGEST_FLOAT32 <= output <= checks.LARGEST_FLOAT32:
         raise ArgumentError(
             f"{_OPERATOR}: v_scale is {v_scale} and output_scale {output_scale}; their product must be finite in "
-            f"float32 (up to {_LARGEST:.3g})"
+            f"float32 (up to {checks.LARGEST_FLOAT32:.3g})"
         )
     return scores, output

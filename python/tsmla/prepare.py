@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import gpu, resolve
-from .variant import Dtype, PackVariant, PrefillVariant, Variant
+from .support import LATENT_DIM, ROPE_DIM
+from .variant import DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 
 def warmup(variants: Iterable[Variant]) -> dict[Variant, str]:
@@ -48,6 +49,13 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
         lse = zeros(1, 1, dtype=torch.float32) if variant.lse else None
         lengths = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
         return q, k, v, zeros(1, 1, variant.d_v, dtype=out_dtype), lse, lengths, lengths, 1.0, 1.0
+    if isinstance(variant, DecodeVariant):
+        query, cache = zeros(1, 1, 1, LATENT_DIM + ROPE_DIM), zeros(1, 64, LATENT_DIM + ROPE_DIM)
+        pages, length = zeros(1, 1, dtype=torch.int32), torch.tensor([1], dtype=torch.int32, device="cuda")
+        out = zeros(1, 1, 1, LATENT_DIM, dtype=out_dtype)
+        lse = zeros(1, 1, 1, dtype=torch.float32) if variant.lse else None
+        workspace, scales, sight, parts = zeros(16, dtype=torch.int8), (1.0, 1.0), (1, -1, 1, 0, 1), 1
+        return query, cache, pages, length, length, length[:, None], out, lse, workspace, *scales, *sight, parts
     if isinstance(variant, PackVariant):
         k_out = zeros(1, 1, variant.d_nope + variant.d_rope, dtype=out_dtype)
         v_out = zeros(1, 1, variant.d_v, dtype=out_dtype)

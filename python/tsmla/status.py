@@ -47,7 +47,7 @@ def binary_status(arch: Arch | str | None = None, path: str | Path | None = None
     `path` stands in for TSMLA_FMHA_BINARY_SO: the prefill library to judge. Libraries are loaded, GPUs are not touched.
     Reasons are reported, not raised; only an unknown `arch` is an ArgumentError.
     """
-    return _judge(("prefill", "decode", *(name for name in FAMILIES if name not in ("prefill", "decode"))), arch, path)
+    return _judge(tuple(FAMILIES), arch, path)
 
 
 def has_binary_prefill(path: str | Path | None = None, arch: Arch | str | None = None) -> bool:
@@ -75,8 +75,6 @@ def _named(arch: Arch | str) -> Arch:
 
 
 def _judge_family(family: str, arch: Arch, path: str | Path | None) -> FamilyStatus:
-    if family not in FAMILIES:
-        return FamilyStatus(False, reason=f"this version of tsmla has no {family} kernels")
     try:
         if path is None:
             if settings.backend(family) == "jit":

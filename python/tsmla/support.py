@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .variant import Arch, Dtype, PackVariant, PrefillVariant, Variant
+from .variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 PREFILL_DIMS = ((192, 128), (128, 128))
 _PREFILL_EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
@@ -13,6 +13,13 @@ PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
     Arch.SM103A: _PREFILL_BLACKWELL,
 }
 """Input dtype -> the output dtypes there are, what is written unless asked for something else first."""
+LATENT_DIM = 512
+"""Elements of a decode cache row that are both key and value."""
+ROPE_DIM = 64
+"""Elements of a decode cache row, after the latent ones, that are key only."""
+DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = {Arch.SM90A: (Dtype.BF16, Dtype.FP16, Dtype.E4M3)}
+DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16}
+"""Dtype of query and cache -> dtype of the output."""
 PACK_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
 PACK_VECTOR = 16
@@ -24,6 +31,8 @@ def why_unsupported(variant: Variant) -> str | None:
     """A sentence saying why this variant cannot be built, or None when it can."""
     if isinstance(variant, PrefillVariant):
         return _why_prefill(variant)
+    if isinstance(variant, DecodeVariant):
+        return _why_decode(variant)
     if isinstance(variant, PackVariant):
         return _why_pack(variant)
     raise TypeError(f"not a variant: {variant!r}")
@@ -49,6 +58,18 @@ def _why_prefill(variant: PrefillVariant) -> str | None:
         return f"prefill of {variant.dtype} for {variant.arch} writes {_listed(written)}, not {variant.out_dtype}"
     if (variant.d_qk, variant.d_v) not in PREFILL_DIMS:
         return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not ({variant.d_qk}, {variant.d_v})"
+    return None
+
+
+def _why_decode(variant: DecodeVariant) -> str | None:
+    dtypes = DECODE_DTYPES.get(variant.arch)
+    if dtypes is None:
+        there = f"it exists for {_listed(DECODE_DTYPES)}" if DECODE_DTYPES else "it exists for no GPU"
+        return f"decode has no kernel for {variant.arch} yet; {there}"
+    if variant.dtype not in dtypes:
+        return f"decode for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
+    if variant.out_dtype != (out_dtype := DECODE_OUT_DTYPES[variant.dtype]):
+        return f"decode of {variant.dtype} writes {out_dtype}, not {variant.out_dtype}"
     return None
 
 
@@ -78,12 +99,18 @@ def support_table() -> str:
     ]
     rows += [
         (
+            f"`tsmla_decode`, {dtype} in, {out_dtype} out, latent {LATENT_DIM}, rope {ROPE_DIM}",
+            [_why_decode(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None for arch in Arch],
+        )
+        for dtype, out_dtype in DECODE_OUT_DTYPES.items()
+    ]
+    rows += [
+        (
             f"`mla_kv_pack_quantize_fp8`, {dtype} in, {_listed(PACK_OUT_DTYPES)} out",
             [_why_pack(PackVariant(arch, dtype, PACK_OUT_DTYPES[0], 128, 64, 128, False)) is None for arch in Arch],
         )
         for dtype in PACK_DTYPES
     ]
-    rows.append(("`tsmla_decode`", [False for _ in Arch]))
     head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
     body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))

@@ -121,9 +121,29 @@ class PackVariant(_Variant):
         ))
 
 
-Variant = PrefillVariant | PackVariant
+@dataclasses.dataclass(frozen=True)
+class DecodeVariant(_Variant):
+    """One compiled absorbed decode over a paged latent cache: query and cache of `dtype` in, `out_dtype` out, optional
+    base-2 LSE. Latent and rope sizes are constants of the operator (`support.LATENT_DIM`, `support.ROPE_DIM`)."""
 
-FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in (PrefillVariant, PackVariant)}
+    family: ClassVar[str] = "decode"
+    arch: Arch
+    dtype: Dtype
+    out_dtype: Dtype
+    lse: bool
+    pdl: bool
+
+    def symbol(self) -> str:
+        return "_".join((
+            f"tsmla_decode_{self.arch}_{self.dtype}_to_{self.out_dtype}_d512x64",
+            _flag(self.lse, "lse", "nolse"),
+            _flag(self.pdl, "pdl", "nopdl"),
+        ))
+
+
+Variant = PrefillVariant | DecodeVariant | PackVariant
+
+FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in (PrefillVariant, DecodeVariant, PackVariant)}
 
 
 _ENUMS = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype}

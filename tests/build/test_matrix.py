@@ -17,6 +17,7 @@ def test_the_promised_kernels_ship():
         ("prefill", Arch.SM90A): 64,
         ("prefill", Arch.SM100A): 80,
         ("prefill", Arch.SM103A): 80,
+        ("decode", Arch.SM90A): 12,
         ("pack", Arch.SM90A): 8,
         ("pack", Arch.SM100A): 8,
         ("pack", Arch.SM103A): 8,

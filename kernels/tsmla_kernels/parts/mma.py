@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import const_expr
+from cutlass import Int32, const_expr
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warpgroup
 
 
@@ -31,3 +32,19 @@ def issue(
         atom.set(warpgroup.Field.ACCUMULATE, keep or k > 0)
         cute.gemm(atom, accumulator, a[None, None, k], b[None, None, k], accumulator)
     warpgroup.commit_group()
+
+
+@cute.jit
+def pin(fragment: cute.Tensor) -> None:
+    """Have the registers of a fragment computed here and once: LLVM repeats a conversion next to each of its uses, and
+    so behind the fence of a product whose operand it is."""
+    words = cute.recast_tensor(fragment, Int32)
+    for i in cutlass.range_constexpr(cute.size(words)):
+        words[i] = _pinned(words[i])
+
+
+def _pinned(word: Int32) -> Int32:
+    same = llvm.inline_asm(
+        Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True, is_align_stack=False
+    )
+    return Int32(same)

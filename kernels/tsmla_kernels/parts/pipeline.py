@@ -2,8 +2,7 @@
 
 `TmaEdge`, `WarpEdge`: a shared-memory ring filled by TMA or by warps and emptied by consumers, one pair of mbarriers
 per stage. An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in
-stage `count % stages`; its barriers flip phase every `stages` tiles. `stages` is a power of two, so both are bit
-fields.
+stage `count % stages`; its barriers flip phase every `stages` tiles: bit fields where `stages` is a power of two.
 
 `Signals`: single mbarriers by which one role tells another of an event.
 """
@@ -26,7 +25,7 @@ class _Edge:
     """Arrivals that make a stage full."""
 
     def __init__(self, barriers: cute.Pointer, stages: int, consumer_warps: int):
-        assert stages > 0 and stages & (stages - 1) == 0, stages
+        assert stages > 0, stages
         self.barriers = barriers
         self.stages = stages
         self.consumer_warps = consumer_warps
@@ -52,13 +51,26 @@ class _Edge:
             cute.arch.mbarrier_init(self.empty(stage), self.consumer_warps)
 
     def stage(self, count: Int32):
-        return 0 if self.stages == 1 else count & (self.stages - 1)
+        if self.stages == 1:
+            return 0
+        return count & (self.stages - 1) if self._bit_fields else count % self.stages
 
     def _phase(self, count: Int32):
-        return (count >> (self.stages.bit_length() - 1)) & 1
+        turn = count >> (self.stages.bit_length() - 1) if self._bit_fields else count // self.stages
+        return turn & 1
 
-    def _wait_empty(self, count: Int32) -> None:
+    @property
+    def _bit_fields(self) -> bool:
+        return self.stages & (self.stages - 1) == 0
+
+    def wait_empty(self, count: Int32) -> None:
+        """Producer warps: wait until every consumer has left the tile that was in the stage before."""
         cute.arch.mbarrier_wait(self.empty(self.stage(count)), self._phase(count) ^ 1)
+
+    def hand_over(self, count: Int32) -> None:
+        """A warp that fills the stage itself, or prepared copies that landed elsewhere: tile `count` is there."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.full(self.stage(count)))
 
     def wait_full(self, count: Int32) -> None:
         """Consumer warps: wait until tile `count` is there."""
@@ -88,15 +100,19 @@ class TmaEdge(_Edge):
 
     def acquire(self, count: Int32) -> cute.Pointer:
         """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
-        self._wait_empty(count)
+        self.wait_empty(count)
         return self.announce(count)
 
     def announce(self, count: Int32) -> cute.Pointer:
         """As `acquire`, for a stage that has never been filled."""
-        stage = self.stage(count)
+        full = self.full(self.stage(count))
+        self.expect(full)
+        return full
+
+    def expect(self, barrier: cute.Pointer) -> None:
+        """Producer warp: announce one tile's bytes on the barrier that its copies complete on."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), self.tx_bytes)
-        return self.full(stage)
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.tx_bytes)
 
 
 class WarpEdge(_Edge):
@@ -110,16 +126,11 @@ class WarpEdge(_Edge):
         barriers = cutlass.new_from_mlir_values(self.barriers, values)
         return WarpEdge(barriers, self.stages, self.fills, self.consumer_warps)
 
-    def acquire(self, count: Int32) -> None:
-        """Producer warps: wait until the stage is empty."""
-        self._wait_empty(count)
-
     def publish(self, count: Int32) -> None:
         """Producer warps: this warp's stores of tile `count` are done."""
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.full(self.stage(count)))
+        self.hand_over(count)
 
 
 class Signals:

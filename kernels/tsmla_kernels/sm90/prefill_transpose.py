@@ -15,7 +15,7 @@ def transpose_values(shared, part: Int32, parts: cutlass.Constexpr, work: WorkRa
     """Warp `part` of `parts`, from `shared.v` to `shared.values`."""
     for count in cutlass.range(work.tiles, unroll=1):
         shared.v_edge.wait_full(count)
-        shared.values_edge.acquire(count)
+        shared.values_edge.wait_empty(count)
         transpose(
             shared.v[None, None, shared.v_edge.stage(count)],
             shared.values[None, None, shared.values_edge.stage(count)],

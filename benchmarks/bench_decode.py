@@ -1,0 +1,177 @@
+"""tsmla_decode at serving shapes, alone or next to other implementations in the same run.
+
+    python -m benchmarks.bench_decode [--dtypes bf16 e4m3] [--against NAME=MODULE:FUNCTION ...] [--seconds S] [--quick]
+
+Every time is that of a replayed CUDA graph of a whole call, attention and combine together, from a cold L2 and over
+random keys in random pages. FUNCTION takes a Case and returns a callable that launches the other implementation on its
+tensors and returns its output, or None where it cannot do a case. Results are compared with ours before timing.
+
+GB/s count each request's keys once, queries and outputs; TFLOP/s count 2 * (576 + 512) * heads * attended pairs.
+`host us` is what a call through the public function costs the host, without a graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tsmla import tsmla_decode
+
+from . import protocol
+from .protocol import Candidate, Monitor
+
+LATENT, ROPE, PAGE = 512, 64, 64
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
+FIXED, VARIABLE = "fixed", "variable"
+SHAPES = (
+    *((128, q_len, 4096, heads, FIXED) for q_len in (1, 2) for heads in (16, 64, 128)),
+    *((128, 1, 8192, heads, FIXED) for heads in (16, 64, 128)),
+    (128, 2, 8192, 128, FIXED),
+    *((4, 4, 81920, heads, FIXED) for heads in (16, 32, 128)),
+    *((128, 1, 4096, heads, VARIABLE) for heads in (16, 128)),
+    *((1, 1, keys, heads, FIXED) for keys in (1024, 8192) for heads in (16, 128)),
+)
+"""(requests, query tokens, keys, heads, lengths): batches at two contexts, speculation over long ones, small work."""
+MAX_DIFFERENCE = {"bf16": 0.02, "fp16": 0.02, "e4m3": 0.06}
+"""Relative RMS difference from ours above which another candidate does not compute the same thing."""
+HOST_CALLS = 200
+
+
+@dataclasses.dataclass
+class Case:
+    """One shape's tensors; `seq_lens` are random around the stated number of keys when lengths are variable."""
+
+    requests: int
+    q_len: int
+    keys: int
+    heads: int
+    lengths: str
+    query: torch.Tensor
+    kv_cache: torch.Tensor
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    max_seq_len: int
+    scale: float
+    attended: int
+
+    @classmethod
+    def make(cls, requests: int, q_len: int, keys: int, heads: int, lengths: str, dtype: torch.dtype) -> Case:
+        counts = torch.full((requests,), keys)
+        if lengths == VARIABLE:
+            generator = torch.Generator().manual_seed(0)
+            spread = torch.randn(requests, generator=generator) * keys / 2 + keys
+            counts = spread.round().long().clamp_min(q_len)
+        pages = (counts + PAGE - 1) // PAGE
+        width = int(pages.max())
+        order = torch.randperm(int(pages.sum()), device="cuda", dtype=torch.int32)
+        tables = torch.zeros(requests, width, dtype=torch.int32, device="cuda")
+        for table, own in zip(tables, order.split(pages.tolist()), strict=True):
+            table[: len(own)] = own
+        cache = torch.empty(len(order), PAGE, LATENT + ROPE, dtype=dtype, device="cuda")
+        for piece in cache.split(4096):
+            piece.copy_(torch.randn(piece.shape, device="cuda", dtype=torch.bfloat16))
+        query = torch.randn(requests, q_len, heads, LATENT + ROPE, device="cuda").to(dtype)
+        attended = sum(q_len * n - q_len * (q_len - 1) // 2 for n in counts.tolist())
+        seq_lens = counts.to(device="cuda", dtype=torch.int32)
+        return cls(
+            requests, q_len, keys, heads, lengths, query, cache, tables, seq_lens, int(counts.max()),
+            (LATENT + ROPE) ** -0.5, attended,
+        )  # fmt: skip
+
+    @property
+    def tflop(self) -> float:
+        return 2 * (2 * LATENT + ROPE) * self.heads * self.attended / 1e12
+
+    @property
+    def bytes(self) -> int:
+        keys = int(self.seq_lens.sum()) * (LATENT + ROPE) * self.kv_cache.element_size()
+        return keys + self.query.nbytes + self.output().nbytes
+
+    def output(self) -> torch.Tensor:
+        dtype = torch.bfloat16 if self.query.dtype == torch.float8_e4m3fn else self.query.dtype
+        return torch.empty(*self.query.shape[:3], LATENT, device="cuda", dtype=dtype)
+
+    def ours(self) -> Callable[[], torch.Tensor]:
+        """A launch into one output tensor, which it returns, with the callers' workspace."""
+        processors = torch.cuda.get_device_properties(self.query.device).multi_processor_count
+        size = processors * self.heads * max(8, self.q_len) * (LATENT + 1) * 4
+        workspace = torch.empty(size, dtype=torch.int8, device="cuda")
+        out = self.output()
+
+        def launch() -> torch.Tensor:
+            return tsmla_decode(
+                self.query, self.kv_cache, workspace, LATENT, ROPE, self.block_tables, self.seq_lens,
+                self.max_seq_len, self.scale, out=out,
+            )  # fmt: skip
+
+        return launch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser, seconds=0.6)
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["bf16", "e4m3"])
+    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
+    parser.add_argument("--regime", choices=protocol.REGIMES, default=protocol.REGIMES[1])
+    parser.add_argument("--quick", action="store_true", help="every third shape only")
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    with Monitor() as monitor:
+        ceilings = protocol.ceilings(monitor)
+        for shape in SHAPES[:: 3 if options.quick else 1]:
+            for dtype in options.dtypes:
+                results.append(_measured(Case.make(*shape, DTYPES[dtype]), dtype, options, monitor))
+                torch.cuda.empty_cache()
+    record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
+    path = protocol.write_record(options.results, "decode", record)
+    print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
+    names = list(dict.fromkeys(name for result in results for name in result["timings"]))
+    header = ("requests", "q_len", "keys", "heads", "lengths", "dtype")
+    times = (f"{name} {unit}" for name in names for unit in ("us", "GB/s", "TF/s"))
+    print(protocol.table((*header, *times, "host us", "MHz", "W"), (_row(result, names) for result in results)))
+    print(path)
+
+
+def _measured(case: Case, dtype: str, options: argparse.Namespace, monitor: Monitor) -> dict[str, Any]:
+    launches = {"tsmla": case.ours(), **{name: make(case) for name, make in options.against}}
+    launches = {name: launch for name, launch in launches.items() if launch is not None}
+    protocol.agree(launches, MAX_DIFFERENCE[dtype])
+    candidates = [Candidate(name, launch) for name, launch in launches.items()]
+    timings = protocol.measure(candidates, options.regime, monitor, options.seconds, graph=True)
+    shape = (case.requests, case.q_len, case.keys, case.heads, case.lengths)
+    measured = {"shape": shape, "dtype": dtype, "tflop": case.tflop, "bytes": case.bytes}
+    return {**measured, "timings": timings, "host_us": _host_us(launches["tsmla"])}
+
+
+def _host_us(launch: Callable[[], Any]) -> float:
+    """Median host time of a call, queued in batches that the GPU's queue has room for."""
+    times = []
+    for _ in range(HOST_CALLS // 20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(20):
+            launch()
+        times.append((time.perf_counter() - start) / 20 * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def _row(result: dict[str, Any], names: Iterable[str]) -> tuple[object, ...]:
+    numbers: list[object] = []
+    for name in names:
+        timing = result["timings"].get(name)
+        micros = timing.median_us if timing else None
+        numbers += (
+            [micros, result["bytes"] / micros / 1e3, result["tflop"] / micros * 1e6] if micros else [None, None, None]
+        )
+    ours = result["timings"]["tsmla"]
+    return *result["shape"], result["dtype"], *numbers, result["host_us"], ours.sm_clock_mhz, ours.power_w
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""What a CTA of a decode does: the segments that the work line deals to it. The idea and the words are in
+`tsmla/plan.py`, whose integers this file repeats on the device; lengths are known only here.
+
+Every warp asks on its own, all its lanes together; nothing is shared and nothing is written.
+
+    work = deal_work(deal, view, heads, parts, slots, part)
+    unit = first_unit(deal, work, view)
+    while unit.start < work.end:
+        segment = segment_of(deal, work, view, unit)
+        if segment.valid:
+            ...
+        unit = next_unit(deal, work, view, unit)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+from tsmla.plan import MAX_GROUP, Deal
+
+from .visible import Visibility, keys_of_tokens
+
+LANE_REQUESTS = 4
+"""Requests that a lane looks at together, so that their loads are in flight together."""
+WARP_REQUESTS = 32 * LANE_REQUESTS
+
+
+class Work(NamedTuple):
+    """The cut line, and this CTA's place: positions `begin .. end - 1`, column `column` of its group.
+
+    unit_length is 0, or what every unit counts as when groups take whole units."""
+
+    batch: Int32
+    rows: Int32
+    heads: Int32
+    row_tiles: Int32
+    group: Int32
+    rounds: Int32
+    groups: Int32
+    chunk: Int32
+    unit_length: Int32
+    index: Int32
+    column: Int32
+    begin: Int32
+    end: Int32
+
+
+class Unit(NamedTuple):
+    """Round `turn` of a request: `length` positions from `start`."""
+
+    request: Int32
+    turn: Int32
+    start: Int32
+    length: Int32
+
+
+class Segment(NamedTuple):
+    """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for rows `first_row .. first_row + rows - 1` of a
+    request (row = token x heads + head). `valid` is False where a unit gives this CTA nothing to do. slot: where
+    the partial result goes, -1 when the segment must write the result itself (0 and -inf when it has no tiles)."""
+
+    valid: Boolean
+    request: Int32
+    row_tile: Int32
+    first_row: Int32
+    rows: Int32
+    first_tile: Int32
+    tiles: Int32
+    slot: Int32
+
+
+@cute.jit
+def deal_work(
+    deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, parts: Int32, slots: Int32, part: Int32
+) -> Work:
+    """Cut the line for `parts` CTAs (or pairs) and `slots` partial results; `part` is the asking one's number."""
+    batch = view.seq_lens.shape[0]
+    lane = cute.arch.lane_idx()
+    total, longest, base = Int32(0), Int32(0), Int32(0)
+    while base < batch:
+        for i in cutlass.range_constexpr(LANE_REQUESTS):
+            length = _length_or_zero(deal, view, base + LANE_REQUESTS * lane + i)
+            total += length
+            longest = cutlass.max(longest, length)
+        base += WARP_REQUESTS
+    total = cute.arch.warp_redux_sync(total, "add")
+    longest = cute.arch.warp_redux_sync(longest, "max")
+
+    rows = view.q_len * heads
+    row_tiles = (rows + deal.row_tile - 1) // deal.row_tile
+    rounds = (row_tiles + MAX_GROUP - 1) // MAX_GROUP
+    group = (row_tiles + rounds - 1) // rounds
+    groups = parts // group
+    units = batch * rounds
+    total *= rounds
+    slots_each = slots // group
+    split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
+    chunk = cutlass.max((total + split_groups - 1) // split_groups, deal.least)
+    units_each = (units + groups - 1) // groups
+    unit_length = Int32(0)
+    if split_groups == 1 or units_each * longest <= chunk + deal.split:
+        chunk = units_each * longest
+        unit_length = longest
+        total = units * longest
+    else:
+        groups = split_groups
+    index = part // group
+    begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
+    end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
+    return Work(
+        batch, rows, heads, row_tiles, group, rounds, groups, chunk, unit_length, index, part % group, begin, end
+    )
+
+
+@cute.jit
+def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> Unit:
+    """The unit at the CTA's first position; one that starts at or after `work.end` when it has none."""
+    return unit_at(deal, work, view, work.begin)
+
+
+@cute.jit
+def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
+    """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
+    request, turn, start, length = work.batch, Int32(0), Int32(0), work.unit_length
+    if work.unit_length > 0:
+        number = position // work.unit_length
+        request = number // work.rounds
+        turn = number % work.rounds
+        start = number * work.unit_length
+    else:
+        lane = cute.arch.lane_idx()
+        base = Int32(0)
+        found = Boolean(False)
+        while (not found) and base < work.batch:
+            lengths = [_length_or_zero(deal, view, base + LANE_REQUESTS * lane + i) for i in range(LANE_REQUESTS)]
+            mine = (lengths[0] + lengths[1] + lengths[2] + lengths[3]) * work.rounds
+            ends = _inclusive_sum(mine, lane)
+            past = cute.arch.vote_ballot_sync(start + ends > position)
+            if past != 0:
+                winner = cute.arch.popc((past & -past) - 1)
+                start += cute.arch.shuffle_sync(ends - mine, winner)
+                request = base + LANE_REQUESTS * winner
+                for i in cutlass.range_constexpr(LANE_REQUESTS):
+                    candidate = cute.arch.shuffle_sync(lengths[i], winner)
+                    if not found:
+                        if start + candidate * work.rounds > position:
+                            found = Boolean(True)
+                            length = candidate
+                        else:
+                            start += candidate * work.rounds
+                            request += 1
+            else:
+                start += cute.arch.shuffle_sync(ends, 31)
+                base += WARP_REQUESTS
+        if found:
+            turn = (position - start) // length
+            start += turn * length
+    return Unit(request, turn, start, length)
+
+
+@cute.jit
+def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
+    """The unit behind this one on the line."""
+    request, turn, start, length = unit.request, unit.turn + 1, unit.start + unit.length, unit.length
+    if turn == work.rounds:
+        turn = Int32(0)
+        request += 1
+        if work.unit_length == 0:
+            length = _length_or_zero(deal, view, request)
+    return Unit(request, turn, start, length)
+
+
+@cute.jit
+def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
+    """What this CTA does of a unit that overlaps its positions."""
+    row_tile = unit.turn * work.group + work.column
+    first_row = row_tile * deal.row_tile
+    rows = cutlass.min(work.rows - first_row, deal.row_tile)
+    seen_first, seen = _tiles_of_rows(deal, work, view, unit.request, first_row, rows)
+    tiles_at = unit.start + deal.overhead
+    first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
+    last = cutlass.min(cutlass.max(work.end - tiles_at, 0), seen)
+    tiles = last - first
+    valid = tiles > 0
+    slot = Int32(-1)
+    if seen == 0:
+        valid = unit.start >= work.begin
+    elif tiles < seen:
+        slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
+        slot = slot * work.group + work.column
+    valid = valid and rows > 0
+    return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot)
+
+
+class Pieces(NamedTuple):
+    """The segments of one row tile of a unit lie with groups `first .. first + count - 1`; 0 when it has no tiles."""
+
+    first: Int32
+    count: Int32
+
+
+@cute.jit
+def pieces_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Pieces:
+    """Into how many segments this CTA's row tile of a unit is cut, and where they are."""
+    first_row = (unit.turn * work.group + work.column) * deal.row_tile
+    _, seen = _tiles_of_rows(deal, work, view, unit.request, first_row, work.rows - first_row)
+    tiles_at = unit.start + deal.overhead
+    first = tiles_at // work.chunk
+    count = (tiles_at + seen - 1) // work.chunk - first + 1
+    if seen == 0 or first_row >= work.rows:
+        count = Int32(0)
+    return Pieces(first, count)
+
+
+@cute.jit
+def unit_numbered(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, number: Int32) -> Unit:
+    """The unit at a place in the order of the line, when groups do not take whole units."""
+    request = number // work.rounds
+    turn = number % work.rounds
+    before, base = Int32(0), Int32(0)
+    while base < request:
+        for i in cutlass.range_constexpr(LANE_REQUESTS):
+            other = base + LANE_REQUESTS * cute.arch.lane_idx() + i
+            length = _length_or_zero(deal, view, other)
+            before += length if other < request else Int32(0)
+        base += WARP_REQUESTS
+    length = _length_or_zero(deal, view, request)
+    start = cute.arch.warp_redux_sync(before, "add") * work.rounds + turn * length
+    return Unit(request, turn, start, length)
+
+
+@cute.jit
+def tail_slot(index: Int32) -> Int32:
+    """Slot, within a column, of the segment that a unit begun by an earlier group has in group `index`."""
+    return index - 1
+
+
+@cute.jit
+def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
+    """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
+    number = unit.request * work.rounds + unit.turn
+    if work.batch * work.rounds >= work.groups:
+        number = index
+    return work.groups - 1 + number
+
+
+@cute.jit
+def _tiles_of_rows(
+    deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32
+) -> tuple[Int32, Int32]:
+    """(first, count) of the KV tiles that rows of a request see together; rows may be none."""
+    first_token, last_token = Int32(0), view.q_len - 1
+    if work.row_tiles > 1:
+        first_token = first_row // work.heads
+        last_token = (first_row + cutlass.max(rows, 1) - 1) // work.heads
+    return _tiles(deal, view, request, first_token, last_token)
+
+
+@cute.jit
+def _tiles(
+    deal: cutlass.Constexpr[Deal], view: Visibility, request: Int32, first_token: Int32, last_token: Int32
+) -> tuple[Int32, Int32]:
+    """(first, count) of the KV tiles that query tokens see together."""
+    keys = keys_of_tokens(view, request, first_token, last_token)
+    first = keys.first // deal.tile_kv
+    count = (keys.end + deal.tile_kv - 1) // deal.tile_kv - first
+    if keys.end <= keys.first:
+        count = Int32(0)
+    return first, count
+
+
+@cute.jit
+def _length_or_zero(deal: cutlass.Constexpr[Deal], view: Visibility, request: Int32) -> Int32:
+    """Positions of each of a request's units; 0 beyond the batch."""
+    _, count = _tiles(deal, view, cutlass.min(request, view.seq_lens.shape[0] - 1), Int32(0), view.q_len - 1)
+    length = count + deal.overhead
+    if request >= view.seq_lens.shape[0]:
+        length = Int32(0)
+    return length
+
+
+@cute.jit
+def _inclusive_sum(value: Int32, lane: Int32) -> Int32:
+    for step in cutlass.range_constexpr(5):
+        below = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
+        if lane >= 1 << step:
+            value += below
+    return value

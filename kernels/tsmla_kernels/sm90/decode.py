@@ -1,0 +1,447 @@
+"""Absorbed MLA decode over a paged cache for Hopper: host entry, kernel entry, and what its roles share.
+
+One CTA per part of the plan walks its segments (`parts/decode_work.py`): 64 query rows against a range of KV tiles. Two
+warpgroups attend, one warp loads by TMA, one wipes what lies beyond the visible keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from tsmla.plan import DEALS
+from tsmla.variant import DecodeVariant
+
+from ..decode.arguments import decode_arguments
+from ..decode.combine import launch_combine
+from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
+from ..parts.partials import Partials, partials_of
+from ..parts.pipeline import TmaEdge, WarpEdge
+from ..parts.precision import numeric
+from ..parts.visible import Visibility
+from ..schedule import WARPGROUP
+from .decode_attend import attend
+from .decode_deal import RING, WORDS, Dealt, deal, leave, take
+from .decode_geometry import (
+    BOX_ROWS,
+    CHUNK,
+    CLEAN_WARP,
+    DEAL_WARP,
+    DEALT_AT,
+    GROUP_ROWS,
+    LOAD_WARP,
+    REFERENCES_AT,
+    DecodeGeometry,
+    DecodeSchedule,
+)
+from .decode_load import clean, load
+from .decode_widen import widen
+
+
+class DecodeKernel:
+    """Compiles one DecodeVariant. Run-time facts: lengths, heads, q_len, pages and their size, masks, parts, scales."""
+
+    def __init__(self, variant: DecodeVariant):
+        self.variant = variant
+        self.geometry = DecodeGeometry.of(variant)
+        self.schedule = DecodeSchedule.of(self.geometry)
+        self.deal = DEALS[variant.arch]
+        self.dtype = numeric(variant.dtype)
+        self.value_dtype = cutlass.Float16 if self.geometry.widens else self.dtype
+        self.out_dtype = numeric(variant.out_dtype)
+
+    def fake_arguments(self) -> tuple:
+        """Arguments in calling order; the signature that decode kernels share."""
+        return decode_arguments(self.variant)
+
+    @cute.jit
+    def __call__(
+        self,
+        query: cute.Tensor,
+        kv_cache: cute.Tensor,
+        block_tables: cute.Tensor,
+        seq_lens: cute.Tensor,
+        causal_seqs: cute.Tensor,
+        visible: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        workspace: cute.Tensor,
+        softmax_scale: Float32,
+        output_scale: Float32,
+        causal: Int32,
+        window_left: Int32,
+        cp_world: Int32,
+        cp_rank: Int32,
+        cp_interleave: Int32,
+        parts: Int32,
+        stream,
+    ):
+        geometry = self.geometry
+        mma_qk, mma_pv = self._mmas()
+        layouts = self._layouts()
+        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        heads, q_len = query.shape[2], query.shape[1]
+        rows = cute.make_tensor(
+            query.iterator,
+            cute.make_layout(
+                (q_len * heads, geometry.d_qk, query.shape[0]),
+                stride=(geometry.d_qk, 1, Int64(q_len * heads) * geometry.d_qk),
+            ),
+        )
+        q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
+        halves = tuple(
+            cpasync.make_tiled_tma_atom(
+                load_op,
+                _boxes(kv_cache, first, columns),
+                layout,
+                (CHUNK, GROUP_ROWS, columns // CHUNK, BOX_ROWS // GROUP_ROWS, 1),
+            )
+            for first, columns, layout in zip((0, geometry.d_half), geometry.half_columns, layouts.boxes, strict=True)
+        )
+        view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
+        self.kernel(
+            q_map[0], q_map[1], halves[0][0], halves[0][1], halves[1][0], halves[1][1],
+            block_tables, view, out, lse, workspace, heads, kv_cache.shape[0], kv_cache.shape[1], parts,
+            softmax_scale, output_scale, mma_qk, mma_pv,
+        ).launch(
+            grid=(parts, 1, 1),
+            block=(self.schedule.threads, 1, 1),
+            smem=geometry.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=self.variant.pdl,
+        )  # fmt: skip
+        launch_combine(
+            self.deal, self.variant.pdl, view, heads, parts, workspace, out, lse, output_scale, stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        q_atom: cute.CopyAtom,
+        q: cute.Tensor,
+        left_atom: cute.CopyAtom,
+        left: cute.Tensor,
+        right_atom: cute.CopyAtom,
+        right: cute.Tensor,
+        block_tables: cute.Tensor,
+        view: Visibility,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        workspace: cute.Tensor,
+        heads: Int32,
+        pages: Int32,
+        page_size: Int32,
+        parts: Int32,
+        softmax_scale: Float32,
+        output_scale: Float32,
+        mma_qk: cute.TiledMma,
+        mma_pv: cute.TiledMma,
+    ):
+        geometry, schedule = self.geometry, self.schedule
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == LOAD_WARP:
+            for atom in (q_atom, left_atom, right_atom):
+                cpasync.prefetch_descriptor(atom)
+        shared = self._shared(self._layouts())
+        if warp == 0:
+            with cute.arch.elect_one():
+                for edge in (shared.q_edge, shared.dealt.edge, *shared.kv_edges):
+                    edge.init()
+                if const_expr(geometry.widens):
+                    for edge in shared.v_edges:
+                        edge.init()
+                else:
+                    for i in range(2):
+                        cute.arch.mbarrier_init(shared.landed + i, 2)
+                for i in range(schedule.warps_per_group):
+                    cute.arch.mbarrier_init(shared.exchanged + i, 1)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        if const_expr(self.variant.pdl):
+            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        if warp < WARPGROUP // 32:
+            cute.arch.setmaxregister_decrease(schedule.load_registers)
+            number, edges = Int32(0), Int32(0)
+            if warp == DEAL_WARP:
+                slots = partials_of(self.deal, workspace, view.q_len * heads).slots
+                deal(self.deal, shared.dealt, view, heads, parts, slots)
+            elif warp == LOAD_WARP:
+                q_tiles = self._partition_q(q_atom, q, shared.q)
+                halves = tuple(
+                    self._partition_half(atom, source, target)
+                    for atom, source, target in zip(
+                        (left_atom, right_atom), (left, right), shared.kv_boxes, strict=True
+                    )
+                )
+                task = take(shared.dealt, number)
+                while task.more:
+                    edges = load(q_tiles, halves, block_tables, shared, geometry, task, page_size, pages, edges)
+                    leave(shared.dealt, number)
+                    number += 1
+                    task = take(shared.dealt, number)
+            elif warp == CLEAN_WARP:
+                if const_expr(not geometry.widens):
+                    task = take(shared.dealt, number)
+                    while task.more:
+                        edges = clean(shared, geometry, task, edges)
+                        leave(shared.dealt, number)
+                        number += 1
+                        task = take(shared.dealt, number)
+        elif warp >= 3 * WARPGROUP // 32:
+            if const_expr(geometry.widens):
+                cute.arch.setmaxregister_decrease(schedule.widen_registers)
+                number = Int32(0)
+                task = take(shared.dealt, number)
+                while task.more:
+                    widen(shared, geometry, task)
+                    leave(shared.dealt, number)
+                    number += 1
+                    task = take(shared.dealt, number)
+        else:
+            cute.arch.setmaxregister_increase(schedule.attend_registers)
+            scales = (softmax_scale, output_scale)
+            rows = view.q_len * heads
+            results = Results(out, lse, partials_of(self.deal, workspace, rows), rows)
+            for mine in cutlass.range_constexpr(2):
+                if warp // (WARPGROUP // 32) == 1 + mine:
+                    number = Int32(0)
+                    task = take(shared.dealt, number)
+                    while task.more:
+                        attend(geometry, mine, (mma_qk, mma_pv), shared, view, number, task, heads, results, scales)
+                        leave(shared.dealt, number)
+                        number += 1
+                        task = take(shared.dealt, number)
+
+    def _partition_q(self, atom, q: cute.Tensor, shared: cute.Tensor):
+        """(copy atom, tiles by row tile and request, shared tile)."""
+        tiles = cute.local_tile(q, (self.geometry.tile_q, self.geometry.d_qk), (None, 0, None))
+        target, source = cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+        )
+        return atom, source, target
+
+    def _partition_half(self, atom, half: cute.Tensor, shared: cute.Tensor):
+        """(copy atom, boxes by place in the page and page, shared boxes by place in the tile and stage)."""
+        shape = (CHUNK, GROUP_ROWS, cute.size(shared, mode=[2]), BOX_ROWS // GROUP_ROWS, 1)
+        tiles = cute.local_tile(half, shape, (0, 0, 0, None, None))
+        target, source = cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 5), cute.group_modes(tiles, 0, 5)
+        )
+        return atom, source, target
+
+    def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
+        """Scores = Q K^T with both in shared memory; output += P V with P in registers."""
+        k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
+        one = (1, 1, 1)
+        qk = hopper.make_trivial_tiled_mma(
+            self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
+        )
+        pv = hopper.make_trivial_tiled_mma(
+            self.value_dtype, self.value_dtype, k_major, mn_major, Float32, one, (64, self.geometry.value_columns),
+            warpgroup.OperandSource.RMEM,
+        )  # fmt: skip
+        return qk, pv
+
+    def _layouts(self) -> Layouts:
+        """Swizzled patterns of 8 rows and 64 columns. A half of the cache tile lies in groups of 8 rows, each all of
+        its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
+        over the tile. Widened values lie likewise."""
+        geometry = self.geometry
+        kinds = warpgroup.SmemLayoutAtomKind
+        atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.widens else kinds.K_SW128, self.dtype)
+        wide_atom = warpgroup.make_smem_layout_atom(kinds.K_SW128, self.value_dtype)
+        pattern = GROUP_ROWS * CHUNK
+        groups = geometry.tile_kv // GROUP_ROWS
+        stages = geometry.stages
+        d_half = geometry.d_half
+        boxes, box_stages, keys, values, vectors, q_halves = [], [], [], [], [], []
+        for columns in geometry.half_columns:
+            chunks = columns // CHUNK
+            stage = geometry.tile_kv * columns
+            box_shape = (CHUNK, GROUP_ROWS, chunks, BOX_ROWS // GROUP_ROWS, 1)
+            box_stride = (1, CHUNK, pattern, chunks * pattern, 0)
+            box_stage_shape = (*box_shape, geometry.tile_kv // BOX_ROWS, stages)
+            box_stage_stride = (*box_stride, BOX_ROWS * columns, stage)
+            rows, row_strides = (GROUP_ROWS, groups), (CHUNK, chunks * pattern)
+            value_rows, value_stage = (row_strides, (stage,)) if not geometry.widens else ((CHUNK, 4 * pattern), (0,))
+            line = CHUNK * geometry.element_bytes // 16
+            boxes.append(cute.make_layout(box_shape, stride=box_stride))
+            box_stages.append(cute.make_layout(box_stage_shape, stride=box_stage_stride))
+            keys.append(
+                cute.make_layout((rows, (CHUNK, chunks), stages), stride=(row_strides, (1, pattern), stage))
+            )
+            values.append(
+                cute.make_layout(
+                    ((CHUNK, d_half // CHUNK), rows, 1 if geometry.widens else stages),
+                    stride=((1, pattern), value_rows, *value_stage),
+                )
+            )
+            vectors.append(
+                cute.make_layout(
+                    (4, GROUP_ROWS, line, chunks, groups, stages),
+                    stride=(1, 4 * line, 4, 32 * line, 32 * line * chunks, 4 * line * chunks * geometry.tile_kv),
+                )
+            )
+            q_halves.append(
+                cute.make_layout(
+                    ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (CHUNK, chunks)),
+                    stride=((CHUNK, pattern), (1, geometry.tile_q * CHUNK)),
+                )
+            )
+        return Layouts(
+            swizzle=atom.inner,
+            wide_swizzle=wide_atom.inner,
+            q=cute.tile_to_shape(atom, (geometry.tile_q, geometry.d_qk), order=(0, 1)),
+            q_halves=tuple(q_halves),
+            boxes=tuple(cute.make_composed_layout(atom.inner, 0, box) for box in boxes),
+            box_stages=tuple(box_stages),
+            keys=tuple(keys),
+            values=tuple(values),
+            vectors=tuple(vectors),
+            wide_vectors=cute.make_layout(
+                (4, GROUP_ROWS, 8, d_half // CHUNK, groups), stride=(1, 32, 4, 256, 256 * (d_half // CHUNK))
+            ),
+        )
+
+    def _shared(self, layouts: Layouts) -> Shared:
+        """Carve up shared memory: barriers and row sums, Q, both rings, the exchange of probabilities."""
+        geometry, schedule = self.geometry, self.schedule
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+
+        def swizzled(offset, layout, dtype, swizzle=layouts.swizzle):
+            return cute.make_tensor(cute.recast_ptr(base + offset, swizzle, dtype), layout)
+
+        def plain(offset, layout, dtype):
+            return cute.make_tensor(cute.recast_ptr(base + offset, dtype=dtype), layout)
+
+        def pair(places, shapes, dtype, swizzle=layouts.swizzle):
+            return tuple(swizzled(at, layout, dtype, swizzle) for at, layout in zip(places, shapes, strict=True))
+
+        left = BARRIER_BYTES + geometry.q_bytes
+        right = left + geometry.stages * geometry.half_bytes[0]
+        halves = (left, right)
+        wide_left = right + geometry.stages * geometry.half_bytes[1]
+        wide = (wide_left, wide_left + geometry.widened_bytes)
+        exchange = wide[1] + geometry.widened_bytes
+        row_sums = exchange + geometry.tile_q * geometry.tile_kv * 2
+        row_keys = row_sums + geometry.tile_q * 4 * 4
+        barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
+        warps = schedule.warps_per_group
+        vectors = geometry.tile_q * geometry.tile_kv // WARPGROUP // 8
+        q_right = BARRIER_BYTES + geometry.tile_q * geometry.d_half * geometry.element_bytes
+        ring = TmaEdge.barrier_count(geometry.stages)
+        q_edge = TmaEdge(barriers.take(TmaEdge.barrier_count(1)), 1, geometry.q_bytes, 2 * warps)
+        kv_edges = tuple(
+            TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.half_bytes
+        )
+        landed = barriers.take(2)
+        exchanged = barriers.take(warps)
+        dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
+        v_edges = kv_edges
+        if geometry.widens:
+            v_edges = tuple(WarpEdge(barriers.take(WarpEdge.barrier_count(1)), 1, warps, warps) for _ in range(2))
+        assert barriers.taken * 8 <= DEALT_AT, barriers.taken
+        assert DEALT_AT + WORDS * RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
+        return Shared(
+            q=swizzled(BARRIER_BYTES, layouts.q.outer, self.dtype),
+            q_halves=pair((BARRIER_BYTES, q_right), layouts.q_halves, self.dtype),
+            k_halves=pair(halves, layouts.keys, self.dtype),
+            v_halves=pair(
+                wide if geometry.widens else halves, layouts.values, self.value_dtype, layouts.wide_swizzle
+            ),
+            kv_boxes=pair(halves, layouts.box_stages, self.dtype),
+            vectors=tuple(plain(at, layout, Int32) for at, layout in zip(halves, layouts.vectors, strict=True)),
+            wide_vectors=tuple(plain(at, layouts.wide_vectors, Int32) for at in wide),
+            exchange=plain(
+                exchange, cute.make_layout((8, vectors, WARPGROUP), stride=(1, 8 * WARPGROUP, 8)), self.value_dtype
+            ),
+            references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
+            row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
+            row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
+            q_edge=q_edge,
+            kv_edges=kv_edges,
+            v_edges=v_edges,
+            landed=landed,
+            landed_after=(2 * ring, ring),
+            exchanged=exchanged,
+            dealt=Dealt(plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32), dealt_edge),
+        )
+
+
+class _Words:
+    """Hands out 64-bit words of shared memory, one after the other."""
+
+    def __init__(self, start: cute.Pointer):
+        self.start = start
+        self.taken = 0
+
+    def take(self, count: int) -> cute.Pointer:
+        self.taken += count
+        return self.start + (self.taken - count)
+
+
+class Results(NamedTuple):
+    """Where rows go; `rows` is q_len x heads."""
+
+    out: cute.Tensor
+    lse: cute.Tensor | None
+    partials: Partials
+    rows: Int32
+
+
+class Layouts(NamedTuple):
+    """Of shared memory; tuples are those of the two halves of a cache row. `vectors` are (4 words, 8 rows, vectors in a
+    row of a pattern, patterns, groups of rows, stages); `wide_vectors` have no stages."""
+
+    swizzle: cute.Swizzle
+    wide_swizzle: cute.Swizzle
+    q: cute.ComposedLayout
+    q_halves: tuple
+    boxes: tuple
+    box_stages: tuple
+    keys: tuple
+    values: tuple
+    vectors: tuple
+    wide_vectors: cute.Layout
+
+
+class Shared(NamedTuple):
+    """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes) and as vectors;
+    what the attending warpgroups exchange, and which keys their rows see; the edges; where edge tiles land, in turns
+    (also as 64-bit words after the first barrier of either ring); the warp pairs' barriers; the tasks."""
+
+    q: cute.Tensor
+    q_halves: tuple
+    k_halves: tuple
+    v_halves: tuple
+    kv_boxes: tuple
+    vectors: tuple
+    wide_vectors: tuple
+    exchange: cute.Tensor
+    references: cute.Tensor
+    row_sums: cute.Tensor
+    row_keys: cute.Tensor
+    q_edge: TmaEdge
+    kv_edges: tuple
+    v_edges: tuple
+    landed: cute.Pointer
+    landed_after: tuple
+    exchanged: cute.Pointer
+    dealt: Dealt
+
+
+def _boxes(cache: cute.Tensor, first: int, columns: int) -> cute.Tensor:
+    """`columns` of the cache from `first` on as (chunk, 8 rows, chunks, groups of rows in a page, pages)."""
+    pages, page_size, d_qk = cache.shape
+    layout = cute.make_layout(
+        (CHUNK, GROUP_ROWS, columns // CHUNK, page_size // GROUP_ROWS, pages),
+        stride=(1, d_qk, CHUNK, GROUP_ROWS * d_qk, cache.stride[0]),
+    )
+    return cute.make_tensor(cache.iterator + first, layout)

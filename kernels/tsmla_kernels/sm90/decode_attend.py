@@ -1,0 +1,309 @@
+"""Role `attend` of the Hopper decode: one of two warpgroups that share 64 query rows, each with half of the output.
+
+The warpgroups take turns: the first computes scores and probabilities of even tiles, the second those of odd ones, and
+hands them to the other through shared memory; both add every tile's value product to their half of the output. A
+thread and its counterpart 128 threads on hold the same rows and columns of the probabilities, so these travel in
+register order, and warps synchronise in pairs. (Output split over two warpgroups that exchange probabilities:
+FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
+in order, so that the earlier one's half stage is free before the later one has arrived.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+
+from ..parts import mma
+from ..parts.fragment import QUAD, as_operand_a, rows_columns
+from ..parts.lazy_softmax import NO_KEYS, exponentiate_lazily, follow_reference, moved
+from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
+from ..parts.visible import Visibility, keys_of_row
+from ..schedule import WARPGROUP
+from .decode_deal import Task, look
+from .decode_geometry import PAIR_BARRIER, DecodeGeometry
+from .decode_results import output_of, store_row
+from .decode_widen import VALUES_SCALE
+
+
+class Attention(NamedTuple):
+    """What a step needs besides the tile number: operands, running state, positions."""
+
+    qk_op: object
+    pv_op: object
+    q: tuple
+    k: tuple
+    v: cute.Tensor
+    scores_shape: tuple
+    coordinates: cute.Tensor
+    own: cute.Tensor
+    received: cute.Tensor
+    output: cute.Tensor
+    reference: cute.Tensor
+    row_sum: cute.Tensor
+    rescale: cute.Tensor
+    row_keys: cute.Tensor
+    all_first: Int32
+    all_end: Int32
+    shared: object
+    thread: Int32
+    first_count: Int32
+    first_tile: Int32
+    scale_log2: Float32
+    tile_kv: int
+    widens: bool
+
+
+@cute.jit
+def attend(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    mine: cutlass.Constexpr[int],
+    mmas,
+    shared,
+    view: Visibility,
+    number: Int32,
+    task: Task,
+    heads: Int32,
+    results,
+    scales,
+):
+    """Warpgroup `mine` (0 or 1) of task `number`. `results` says where rows go, `scales` are those of softmax and
+    output."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    mma_qk, mma_pv = mmas
+    softmax_scale, output_scale = scales
+    qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
+    output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.d_half)), Float32)
+    coordinates = rows_columns(
+        mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv)))
+    )
+    rows = cute.size(coordinates, mode=[0])
+    reference, row_sum, rescale = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
+    row_keys = shared.row_keys[None, None, mine]
+    leader = coordinates[0, 0][1] == 0
+    output.fill(0.0)
+    reference.fill(NO_KEYS)
+    row_sum.fill(0.0)
+    all_first, all_end = Int32(0), Int32((1 << 31) - 1)
+    for row in cutlass.range_constexpr(rows):
+        position = coordinates[row, 0][0]
+        first_key, end_key = Int32(0), Int32((1 << 31) - 1)
+        if position < task.rows:
+            keys = keys_of_row(view, task.request, (task.first_row + position) // heads)
+            first_key, end_key = keys.first, keys.end
+        if leader:
+            row_keys[0, position] = first_key
+            row_keys[1, position] = end_key
+        all_first = cutlass.max(all_first, first_key)
+        all_end = cutlass.min(all_end, end_key)
+    state = Attention(
+        qk_op=mma_qk.op,
+        pv_op=mma_pv.op,
+        q=tuple(qk.make_fragment_A(qk.partition_A(half)) for half in shared.q_halves),
+        k=tuple(qk.make_fragment_B(qk.partition_B(half)) for half in shared.k_halves),
+        v=pv.make_fragment_B(pv.partition_B(shared.v_halves[mine])),
+        scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
+        coordinates=coordinates,
+        own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
+        received=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
+        output=output,
+        reference=reference,
+        row_sum=row_sum,
+        rescale=rescale,
+        row_keys=row_keys,
+        all_first=cute.arch.warp_redux_sync(all_first, "max"),
+        all_end=cute.arch.warp_redux_sync(all_end, "min"),
+        shared=shared,
+        thread=thread,
+        first_count=task.first_count,
+        first_tile=task.first_tile,
+        scale_log2=softmax_scale * LOG2_E,
+        tile_kv=geometry.tile_kv,
+        widens=geometry.widens,
+    )
+    tiles = task.tiles
+    if tiles > 0:
+        shared.q_edge.wait_full(task.loads)
+    if const_expr(mine == 0):
+        for pair in cutlass.range((tiles - 1) // 2, unroll=1):
+            _own_tile(state, 2 * pair, mine)
+            _received_tile(state, 2 * pair + 1, mine)
+        if tiles > 0:
+            last = (tiles - 1) // 2 * 2
+            _own_tile(state, last, mine)
+            shared.q_edge.release(task.loads)
+            if tiles % 2 == 0:
+                _received_tile(state, tiles - 1, mine)
+    else:
+        for pair in cutlass.range(tiles // 2, unroll=1):
+            _received_and_own_tile(state, 2 * pair, mine)
+        if tiles > 0:
+            shared.q_edge.release(task.loads)
+        if tiles % 2 == 1:
+            _received_tile(state, tiles - 1, mine)
+    _finish(state, mine, number, results, output_scale)
+
+
+@cute.jit
+def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    scores = _start_scores(state, index)
+    warpgroup.wait_group(0)
+    _scored(state, index)
+    _probabilities(state, scores, index)
+    _start_values(state, state.own, index, mine)
+    _end_values(state, index, mine)
+
+
+@cute.jit
+def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    _receive(state, index)
+    _start_values(state, state.received, index, mine)
+    _end_values(state, index, mine)
+
+
+@cute.jit
+def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    """A received tile and the own one after it, whose scores are computed meanwhile."""
+    scores = _start_scores(state, index + 1)
+    _receive(state, index)
+    _start_values(state, state.received, index, mine)
+    warpgroup.wait_group(1)
+    _scored(state, index + 1)
+    _probabilities(state, scores, index + 1)
+    _end_values(state, index, mine)
+    _start_values(state, state.own, index + 1, mine)
+    _end_values(state, index + 1, mine)
+
+
+@cute.jit
+def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
+    """Start the score product of a tile, each half as soon as it is there."""
+    count = state.first_count + index
+    scores = cute.make_rmem_tensor(state.scores_shape, Float32)
+    for half in cutlass.range_constexpr(2):
+        edge = state.shared.kv_edges[half]
+        edge.wait_full(count)
+        mma.issue(state.qk_op, scores, state.q[half], state.k[half][None, None, None, edge.stage(count)], half > 0)
+    return scores
+
+
+@cute.jit
+def _scored(state: Attention, index: Int32):
+    """The score product is done: where values are widened, the tile is not needed any more."""
+    if const_expr(state.widens):
+        for half in cutlass.range_constexpr(2):
+            state.shared.kv_edges[half].release(state.first_count + index)
+
+
+@cute.jit
+def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
+    """Probabilities of a tile from its scores, for this warpgroup and for the other."""
+    view = rows_columns(scores)
+    first_key = (state.first_tile + index) * state.tile_kv
+    if first_key < state.all_first or first_key + state.tile_kv > state.all_end:
+        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            position = state.coordinates[row, 0][0]
+            first, end = state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key
+            for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
+                key = state.coordinates[row, column][1]
+                seen = key >= first and key < end
+                view[row, column] = view[row, column] if seen else -Float32.inf
+    exponentiate_lazily(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
+    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
+    mma.pin(state.own)
+    _vectors(state.own, state.shared.exchange, state.thread, True)
+    references = state.shared.references
+    if state.coordinates[0, 0][1] == 0:
+        for row in cutlass.range_constexpr(cute.size(state.reference)):
+            references[state.coordinates[row, 0][0]] = state.reference[row]
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(state.shared.exchanged + state.thread // 32)
+
+
+@cute.jit
+def _receive(state: Attention, index: Int32):
+    """Take the probabilities of a tile that the other warpgroup has computed, and its reference."""
+    cute.arch.mbarrier_wait(state.shared.exchanged + state.thread // 32, (state.first_count + index) & 1)
+    received = cute.make_rmem_tensor_like(state.reference)
+    for row in cutlass.range_constexpr(cute.size(received)):
+        received[row] = state.shared.references[state.coordinates[row, 0][0]]
+    _vectors(state.received, state.shared.exchange, state.thread, False)
+    follow_reference(received, state.reference, state.row_sum, state.rescale, state.scale_log2)
+
+
+@cute.jit
+def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
+    """Start adding a tile's value product to this warpgroup's half of the output."""
+    edge = state.shared.v_edges[mine]
+    count = state.first_count + index
+    if moved(state.rescale):
+        scale_rows(rows_columns(state.output), state.rescale)
+    if const_expr(state.widens):
+        edge.wait_full(count)
+    mma.issue(state.pv_op, state.output, probabilities, state.v[None, None, None, edge.stage(count)], True)
+
+
+@cute.jit
+def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    """The value product is done: this warpgroup's half of the values is free."""
+    warpgroup.wait_group(0)
+    state.shared.v_edges[mine].release(state.first_count + index)
+
+
+@cute.jit
+def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: cutlass.Constexpr):
+    """Give this thread's probabilities to its counterpart, or take them: 16 bytes at a time, lanes side by side."""
+    vectors = cute.make_tensor(fragment.iterator, cute.make_layout((8, cute.size(fragment) // 8)))
+    for i in cutlass.range_constexpr(cute.size(vectors, mode=[1])):
+        if const_expr(give):
+            cute.autovec_copy(vectors[None, i], exchange[None, i, thread])
+        else:
+            cute.autovec_copy(exchange[None, i, thread], vectors[None, i])
+
+
+@cute.jit
+def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, output_scale: Float32):
+    """Row sums of both warpgroups, then rows divided by them: the result, or the partial one in its slot.
+
+    The pair barrier also says that the counterpart has read the last probabilities."""
+    task = look(state.shared.dealt, number)
+    turn = number & 1
+    leader = state.coordinates[0, 0][1] == 0
+    row_sums = state.shared.row_sums
+    for row in cutlass.range_constexpr(cute.size(state.row_sum)):
+        state.row_sum[row] = _quad_sum(state.row_sum[row])
+        if leader:
+            row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
+    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.thread // 32, number_of_threads=64)
+    accumulator = rows_columns(state.output)
+    rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
+    partials = results.partials
+    partial_lse = partials.lse
+    for row in cutlass.range_constexpr(cute.size(state.row_sum)):
+        position = state.coordinates[row, 0][0]
+        total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
+        empty = total == 0.0
+        factor = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+        if const_expr(state.widens):
+            factor *= VALUES_SCALE
+        log_total = state.reference[row] * state.scale_log2 + cute.math.log2(total, fastmath=True)
+        lse = -Float32.inf if empty else log_total
+        if position < task.rows:
+            column = mine * cute.size(accumulator, mode=[1]) * QUAD
+            lane = state.coordinates[row, 0][1] // 2
+            if task.slot < 0:
+                store_row(rows[position, None], column, lane, accumulator, row, factor * output_scale, state.widens)
+                if const_expr(row_lse is not None and mine == 0):
+                    if leader:
+                        row_lse[position] = lse
+            else:
+                store_row(
+                    partials.rows[task.slot, position, None], column, lane, accumulator, row, factor, state.widens
+                )
+                if const_expr(mine == 0):
+                    if leader:
+                        partial_lse[task.slot, position] = lse

@@ -1,0 +1,109 @@
+"""Role `deal` of the Hopper decode: one warp asks the work line and tells the others, so that they need not know it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, const_expr
+from tsmla.plan import Deal
+
+from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
+from ..parts.pipeline import WarpEdge
+from ..parts.visible import Visibility, keys_of_tokens
+
+RING = 4
+"""Segments that are told ahead."""
+WORDS = 12
+"""Of a task, in whole vectors of four."""
+
+
+class Dealt(NamedTuple):
+    """The ring: words [WORDS, RING] int32 and its edge."""
+
+    words: cute.Tensor
+    edge: WarpEdge
+
+
+class Task(NamedTuple):
+    """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows from `first_row` on of a request, keys
+    `first_key .. end_key - 1` of which some row sees. slot is -1 where the result itself is written. `first_count`
+    tiles and `loads` segments with tiles came before it. `more` is False behind the last segment."""
+
+    more: Boolean
+    request: Int32
+    first_row: Int32
+    rows: Int32
+    first_tile: Int32
+    tiles: Int32
+    slot: Int32
+    first_key: Int32
+    end_key: Int32
+    first_count: Int32
+    loads: Int32
+
+
+@cute.jit
+def deal(
+    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, heads: Int32, parts: Int32, slots: Int32
+) -> None:
+    """One warp: every segment of this CTA, then the end."""
+    work = deal_work(dealing, view, heads, parts, slots, cute.arch.block_idx()[0])
+    unit = first_unit(dealing, work, view)
+    number, tiles, loads = Int32(0), Int32(0), Int32(0)
+    while unit.start < work.end:
+        segment = segment_of(dealing, work, view, unit)
+        if segment.valid:
+            keys = keys_of_tokens(
+                view,
+                segment.request,
+                segment.first_row // heads,
+                (segment.first_row + segment.rows - 1) // heads,
+            )
+            _tell(
+                dealt,
+                number,
+                Task(
+                    Boolean(True), segment.request, segment.first_row, segment.rows, segment.first_tile, segment.tiles,
+                    segment.slot, keys.first, keys.end, tiles, loads,
+                ),
+            )  # fmt: skip
+            number += 1
+            tiles += segment.tiles
+            if segment.tiles > 0:
+                loads += 1
+        unit = next_unit(dealing, work, view, unit)
+    _tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(10))))
+
+
+@cute.jit
+def _tell(dealt: Dealt, number: Int32, task: Task) -> None:
+    dealt.edge.wait_empty(number)
+    words = dealt.words
+    place = dealt.edge.stage(number)
+    if cute.arch.lane_idx() == 0:
+        for i in cutlass.range_constexpr(WORDS):
+            words[i, place] = Int32(task[i]) if const_expr(i < len(task)) else Int32(0)
+    cute.arch.sync_warp()
+    dealt.edge.hand_over(number)
+
+
+@cute.jit
+def take(dealt: Dealt, number: Int32) -> Task:
+    """Task `number` of this CTA, for a warp that will `leave` it."""
+    dealt.edge.wait_full(number)
+    return look(dealt, number)
+
+
+@cute.jit
+def look(dealt: Dealt, number: Int32) -> Task:
+    """A task that this warp has taken and not left, read again rather than kept in registers."""
+    values = [dealt.words[i, dealt.edge.stage(number)] for i in range(len(Task._fields))]
+    return Task(values[0] != 0, *values[1:])
+
+
+@cute.jit
+def leave(dealt: Dealt, number: Int32) -> None:
+    cute.arch.sync_warp()
+    dealt.edge.release(number)

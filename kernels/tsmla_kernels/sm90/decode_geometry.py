@@ -1,0 +1,155 @@
+"""variant -> sizes and roles of the sm_90a decode. Pure Python; every budget is asserted here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.variant import Arch, DecodeVariant
+
+from ..geometry import BARRIER_BYTES, REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TILE_ALIGNMENT
+from ..schedule import WARPGROUP
+
+GROUP_ROWS = 8
+"""Rows of a swizzle pattern."""
+CHUNK = 64
+"""Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
+BOX_ROWS = 16
+"""Keys that one bulk copy loads; every page size is a multiple."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeGeometry:
+    """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
+
+    A cache row is loaded in two halves: the latent columns whose output the first warpgroup holds, and those of the
+    second together with the rope columns. Each half is free again as soon as its own warpgroup has used it.
+
+    Of 8-bit caches, the latent columns are widened to fp16 in shared memory for the value product, which has no
+    8-bit form for values that lie row by row; a tile is free again as soon as it has been widened and scored.
+
+    """
+
+    tile_q: int
+    tile_kv: int
+    stages: int
+    element_bytes: int
+
+    @classmethod
+    def of(cls, variant: DecodeVariant) -> DecodeGeometry:
+        assert variant.arch is Arch.SM90A, variant
+        size = variant.dtype.bits // 8
+        geometry = cls(tile_q=64, tile_kv=64, stages={2: 2, 1: 3}[size], element_bytes=size)
+        geometry.check()
+        return geometry
+
+    @property
+    def widens(self) -> bool:
+        """Whether values are widened to 16 bits before their product."""
+        return self.element_bytes == 1
+
+    @property
+    def d_qk(self) -> int:
+        return LATENT_DIM + ROPE_DIM
+
+    @property
+    def d_half(self) -> int:
+        """Output columns of one warpgroup."""
+        return LATENT_DIM // 2
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
+        warpgroup (ptxas C7602)."""
+        return self.d_half // 2 if self.widens else self.d_half
+
+    @property
+    def half_columns(self) -> tuple[int, int]:
+        """Cache columns of the two halves."""
+        return self.d_half, self.d_half + ROPE_DIM
+
+    @property
+    def q_bytes(self) -> int:
+        return self.tile_q * self.d_qk * self.element_bytes
+
+    @property
+    def half_bytes(self) -> tuple[int, int]:
+        """One stage of each half."""
+        left, right = (self.tile_kv * columns * self.element_bytes for columns in self.half_columns)
+        return left, right
+
+    @property
+    def widened_bytes(self) -> int:
+        """One half of a tile's values in 16 bits."""
+        return self.tile_kv * self.d_half * 2 if self.widens else 0
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Probabilities of one tile in 16 bits, in register order; row sums of both warpgroups, for two segments; the
+        first and the last key that a row sees, for either warpgroup."""
+        return self.tile_q * (self.tile_kv * 2 + 4 * 4 + 4 * 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        tiles = self.q_bytes + self.stages * sum(self.half_bytes) + 2 * self.widened_bytes
+        return BARRIER_BYTES + tiles + self.exchange_bytes
+
+    @property
+    def accumulator_registers(self) -> int:
+        """32-bit registers an attending thread holds: output, scores, own and received probabilities."""
+        columns = self.d_half + self.tile_kv + self.tile_kv // 2 + self.tile_kv // 2
+        return 2 * columns // 4
+
+    def check(self) -> None:
+        assert self.tile_q == 64 and self.tile_kv % BOX_ROWS == 0, self
+        for size in (self.q_bytes, *self.half_bytes):
+            assert size % TILE_ALIGNMENT == 0, self
+        assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeSchedule:
+    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1, 16 bits only) and deals tasks
+    (warp 2); two warpgroups attend; a fourth widens values where they have 8 bits."""
+
+    load_registers: int
+    attend_registers: int
+    widen_registers: int
+
+    @classmethod
+    def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
+        schedule = cls(24, 232, 24) if geometry.widens else cls(40, 232, 0)
+        schedule.check(geometry)
+        return schedule
+
+    @property
+    def threads(self) -> int:
+        return (4 if self.widen_registers else 3) * WARPGROUP
+
+    @property
+    def warps_per_group(self) -> int:
+        return WARPGROUP // 32
+
+    @property
+    def told_warps(self) -> int:
+        """Warps that are dealt tasks: two attending groups, the loading warp, and the cleaning or the widening ones."""
+        return 2 * self.warps_per_group + 1 + (self.warps_per_group if self.widen_registers else 1)
+
+    @property
+    def kv_warps(self) -> int:
+        """Warps that leave a half stage of the cache: those that multiply its values, or score it and widen it."""
+        return (2 if self.widen_registers else 1) * self.warps_per_group
+
+    def check(self, geometry: DecodeGeometry) -> None:
+        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.widen_registers)
+        assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
+        assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
+
+
+LOAD_WARP = 0
+CLEAN_WARP = 1
+DEAL_WARP = 2
+DEALT_AT, REFERENCES_AT = 256, 512
+"""Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
+PAIR_BARRIER = 1
+"""First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""

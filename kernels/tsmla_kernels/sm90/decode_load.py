@@ -1,0 +1,131 @@
+"""Roles of the loading warpgroup of the Hopper decode: `load` fills the rings, `clean` wipes what no row may see."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from .decode_deal import Task
+from .decode_geometry import BOX_ROWS, GROUP_ROWS, DecodeGeometry
+
+
+@cute.jit
+def edge_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
+    """Whether a tile holds keys that are not visible to any row: they may be NaN, or lie in pages that do not exist."""
+    return (tile * tile_kv < task.first_key) | ((tile + 1) * tile_kv > task.end_key)
+
+
+@cute.jit
+def load(
+    q,
+    halves,
+    block_tables: cute.Tensor,
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    task: Task,
+    page_size: Int32,
+    pages: Int32,
+    edges: Int32,
+) -> Int32:
+    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Edge tiles land where
+    `clean` awaits them, except 8-bit ones: widened, their NaN are finite. Returns how many edge tiles there were.
+
+    A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
+    read beyond the last page, where everything is zero.
+    """
+    boxes = geometry.tile_kv // BOX_ROWS
+    tiles_per_lookup = 32 // boxes
+    lane = cute.arch.lane_idx()
+    page_shift = cute.arch.popc(page_size - 1)
+    looked_up = _page(block_tables, task, page_shift, pages, lane)
+    ahead = _page(block_tables, task, page_shift, pages, 32 + lane)
+    for index in cutlass.range(task.tiles, unroll=1):
+        within = index % tiles_per_lookup
+        if within == 0 and index > 0:
+            looked_up = ahead
+            ahead = _page(
+                block_tables, task, page_shift, pages, (index // tiles_per_lookup + 1) * 32 + lane
+            )
+        count = task.first_count + index
+        tile = task.first_tile + index
+        is_edge = edge_tile(task, tile, geometry.tile_kv)
+        for half in cutlass.range_constexpr(2):
+            atom, source, target = halves[half]
+            edge = shared.kv_edges[half]
+            edge.wait_empty(count)
+            place = edge.stage(count)
+            if const_expr(not geometry.widens):
+                place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
+            barrier = edge.full(place)
+            edge.expect(barrier)
+            for box in cutlass.range_constexpr(boxes):
+                page = cute.arch.shuffle_sync(looked_up, within * boxes + box)
+                within_page = (tile * boxes + box) & ((page_size >> (BOX_ROWS.bit_length() - 1)) - 1)
+                cute.copy(
+                    atom, source[None, within_page, page], target[None, box, edge.stage(count)], tma_bar_ptr=barrier
+                )
+        if is_edge:
+            edges += 1
+        if index == 0:
+            q_barrier = shared.q_edge.acquire(task.loads)
+            cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
+    return edges
+
+
+@cute.jit
+def _page(
+    block_tables: cute.Tensor, task: Task, page_shift: Int32, pages: Int32, box: Int32
+) -> Int32:
+    """The page of one of the segment's boxes; the one beyond the last for a box that holds no visible key."""
+    page = pages
+    first = (task.first_tile * 4 + box) * BOX_ROWS
+    if first + BOX_ROWS > task.first_key and first < task.end_key and box < task.tiles * 4:
+        page = block_tables[task.request, first >> page_shift]
+    return page
+
+
+@cute.jit
+def clean(
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    task: Task,
+    edges: Int32,
+) -> Int32:
+    """One warp. Writes zeros over the rows of edge tiles that no row may see, so that a probability of 0 times such a
+    row is 0. Returns how many edge tiles it has seen so far."""
+    lane = cute.arch.lane_idx()
+    for turn in cutlass.range(cutlass.min(task.tiles, 2), unroll=1):
+        index = turn * (task.tiles - 1)
+        tile = task.first_tile + index
+        if edge_tile(task, tile, geometry.tile_kv):
+            count = task.first_count + index
+            cute.arch.mbarrier_wait(shared.landed + (edges & 1), (edges >> 1) & 1)
+            end = cutlass.min(cutlass.max(task.end_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
+            first = cutlass.min(cutlass.max(task.first_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
+            stage = count & (geometry.stages - 1)
+            _wipe(shared.vectors, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
+            _wipe(shared.vectors, stage, first & -BOX_ROWS, first, lane)
+            cute.arch.fence_view_async_shared()
+            cute.arch.sync_warp()
+            for half in cutlass.range_constexpr(2):
+                shared.kv_edges[half].hand_over(count)
+            edges += 1
+    return edges
+
+
+@cute.jit
+def _wipe(halves, stage: Int32, begin: Int32, end: Int32, lane: Int32) -> None:
+    """Zero rows begin .. end - 1 of a stage, 16 bytes a lane; `halves` are Layouts.vectors."""
+    zeros = cute.make_rmem_tensor(4, Int32)
+    zeros.fill(0)
+    for row in cutlass.range(begin, end, unroll=1):
+        for half in cutlass.range_constexpr(2):
+            vectors = halves[half]
+            line, patterns = cute.size(vectors, mode=[2]), cute.size(vectors, mode=[3])
+            for start in cutlass.range_constexpr(0, line * patterns, 32):
+                vector = start + lane
+                if vector < line * patterns:
+                    cute.autovec_copy(
+                        zeros, vectors[None, row % GROUP_ROWS, vector % line, vector // line, row // GROUP_ROWS, stage]
+                    )

@@ -1,0 +1,121 @@
+"""Kernels that are one part of a decode: one that writes down what it was dealt, and the combine by itself."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+
+import cutlass
+from cutlass import Int32, cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from tsmla.plan import Deal
+from tsmla.variant import DecodeVariant
+from tsmla_kernels.decode.arguments import decode_arguments
+from tsmla_kernels.decode.combine import launch_combine
+from tsmla_kernels.parts.decode_work import deal_work, first_unit, next_unit, segment_of
+from tsmla_kernels.parts.visible import Visibility, keys_of_row
+
+FIELDS = 6
+"""Per segment: request, row tile, first tile, tiles, slot, rows."""
+
+
+class SegmentLister:
+    """One warp per part asks for its segments."""
+
+    def __init__(self, deal: Deal):
+        self.deal = deal
+
+    @cute.jit
+    def __call__(
+        self, seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, scalars, heads: Int32, parts: Int32,
+        slots: Int32, stream,
+    ):  # fmt: skip
+        self.kernel(
+            seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, scalars, heads, parts, slots
+        ).launch(grid=(parts, 1, 1), block=(32, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(
+        self,
+        seq_lens: cute.Tensor,
+        causal_seqs: cute.Tensor,
+        visible: cute.Tensor,
+        out_counts: cute.Tensor,
+        out_segments: cute.Tensor,
+        out_keys: cute.Tensor,
+        scalars: cute.Tensor,
+        heads: Int32,
+        parts: Int32,
+        slots: Int32,
+    ):
+        part, _, _ = cute.arch.block_idx()
+        view = Visibility(
+            seq_lens, causal_seqs, visible, visible.shape[1],
+            scalars[0], scalars[1], scalars[2], scalars[3], scalars[4],
+        )  # fmt: skip
+        work = deal_work(self.deal, view, heads, parts, slots, part)
+        count = Int32(0)
+        unit = first_unit(self.deal, work, view)
+        while unit.start < work.end:
+            segment = segment_of(self.deal, work, view, unit)
+            if segment.valid:
+                place = out_segments[part, count, None]
+                values = (segment.request, segment.row_tile, segment.first_tile, segment.tiles, segment.slot)
+                for i in cutlass.range_constexpr(FIELDS - 1):
+                    place[i] = values[i]
+                place[FIELDS - 1] = segment.rows
+                count += 1
+            unit = next_unit(self.deal, work, view, unit)
+        out_counts[part] = count
+        if part == 0:
+            for index in cutlass.range(seq_lens.shape[0] * visible.shape[1], unroll=1):
+                request, token = index // visible.shape[1], index % visible.shape[1]
+                keys = keys_of_row(view, request, token)
+                out_keys[request, token, 0] = keys.first
+                out_keys[request, token, 1] = keys.end
+
+
+class Combiner:
+    """What every decode kernel launches behind its attention."""
+
+    def __init__(self, deal: Deal, pdl: bool):
+        self.deal = deal
+        self.pdl = pdl
+
+    @cute.jit
+    def __call__(
+        self, query, kv_cache, block_tables, seq_lens, causal_seqs, visible, out, lse, workspace, softmax_scale,
+        output_scale, causal, window_left, cp_world, cp_rank, cp_interleave, parts, stream,
+    ):  # fmt: skip
+        view = Visibility(
+            seq_lens, causal_seqs, visible, query.shape[1], causal, window_left, cp_world, cp_rank, cp_interleave
+        )
+        launch_combine(
+            self.deal, self.pdl, view, query.shape[2], parts, workspace, out, lse, output_scale, stream
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def compiled_combiner(deal: Deal, variant: DecodeVariant):
+    """The combiner for one deal as `Emulation.adopt` takes it, with a decode kernel's arguments."""
+    return cute.compile(Combiner(deal, variant.pdl), *decode_arguments(variant), options=_options(variant.arch))
+
+
+@functools.lru_cache(maxsize=8)
+def compiled_lister(deal: Deal, arch: str):
+    """The lister for one deal as `Emulation.adopt` takes it."""
+    batch, q_len, parts, most = (cute.sym_int() for _ in range(4))
+
+    def ints(*shape):
+        strides = (*(cute.sym_int64() for _ in shape[1:]), 1)
+        return make_fake_tensor(Int32, shape, strides, assumed_align=4)
+
+    arguments = (
+        ints(batch), ints(batch), ints(batch, q_len), ints(parts), ints(parts, most, FIELDS), ints(batch, q_len, 2),
+        ints(5), Int32(0), Int32(0), Int32(0), make_fake_stream(use_tvm_ffi_env_stream=True),
+    )  # fmt: skip
+    return cute.compile(SegmentLister(deal), *arguments, options=_options(arch))
+
+
+def _options(arch: str) -> str:
+    return f"--enable-tvm-ffi --keep-ptx --gpu-arch {arch} --dump-dir={tempfile.mkdtemp()}"

@@ -1,0 +1,236 @@
+"""What tsmla_decode must compute, in float64, and how close a kernel has to come."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import tsmla
+
+LATENT, ROPE = 512, 64
+UNUSED_ENTRY = 2147480000
+"""What page tables hold beyond a request's keys: no page at all."""
+E4M3_WEIGHT_SCALE = 256.0
+"""Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sight:
+    """The scalars that decide which keys a query token sees, as tsmla_decode takes them."""
+
+    causal: bool = True
+    window_left: int = -1
+    cp_world: int = 1
+    cp_rank: int = 0
+    cp_interleave: int = 1
+
+    def position(self, key: int) -> int:
+        """The global position of a key of this rank's cache."""
+        block, within = divmod(key, self.cp_interleave)
+        return (block * self.cp_world + self.cp_rank) * self.cp_interleave + within
+
+    def keys(self, seq_len: int, causal_seq: int, visible: int, q_len: int, token: int) -> range:
+        """The keys that query token `token` sees, by asking each key."""
+        bound = causal_seq - (q_len - 1 - token if self.causal else 0)
+        lowest = 0 if self.window_left < 0 else bound - 1 - self.window_left
+        seen = [key for key in range(min(seq_len, visible)) if lowest <= self.position(key) < bound]
+        keys = range(seen[0], seen[-1] + 1) if seen else range(0)
+        assert len(keys) == len(seen)
+        return keys
+
+
+@dataclasses.dataclass
+class Problem:
+    """One call's inputs; `rows` are each request's keys in order, which the cache holds in pages."""
+
+    query: torch.Tensor
+    rows: list[torch.Tensor]
+    kv_cache: torch.Tensor
+    block_tables: torch.Tensor
+    seq_lens: list[int]
+    causal_seqs: list[int] | None = None
+    visible: torch.Tensor | None = None
+    sight: Sight = Sight()
+    softmax_scale: float = (LATENT + ROPE) ** -0.5
+    output_scale: float = 1.0
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.query.dtype == torch.float8_e4m3fn else self.query.dtype
+
+    def keys(self, request: int, token: int) -> range:
+        length = self.seq_lens[request]
+        bound = length if self.causal_seqs is None else self.causal_seqs[request]
+        visible = length if self.visible is None else int(self.visible[request, token])
+        return self.sight.keys(length, bound, visible, self.query.shape[1], token)
+
+    def arguments(self, **changes: Any) -> dict[str, Any]:
+        """Keyword arguments of tsmla_decode, with a workspace of exactly the callers' formula full of NaN."""
+
+        def lengths(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+        batch, q_len, heads, _ = self.query.shape
+        return {
+            "query": self.query,
+            "kv_cache": self.kv_cache,
+            "workspace_buffer": workspace(heads, q_len),
+            "kv_lora_rank": LATENT,
+            "qk_rope_head_dim": ROPE,
+            "block_tables": self.block_tables,
+            "seq_lens": lengths(self.seq_lens),
+            "max_seq_len": max(*self.seq_lens, 1),
+            "softmax_scale": self.softmax_scale,
+            "output_scale": self.output_scale,
+            "out": torch.full((batch, q_len, heads, LATENT), math.nan, dtype=self.out_dtype, device="cuda"),
+            "causal_mask": self.sight.causal,
+            "window_left": self.sight.window_left,
+            "causal_seqs": None if self.causal_seqs is None else lengths(self.causal_seqs),
+            "cp_world": self.sight.cp_world,
+            "cp_rank": self.sight.cp_rank,
+            "cp_interleave_size": self.sight.cp_interleave,
+            "local_visible_lens": self.visible,
+            "return_lse": True,
+            **changes,
+        }
+
+
+def workspace(heads: int, q_len: int) -> torch.Tensor:
+    """What callers allocate, every word NaN."""
+    processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    size = processors * heads * max(8, q_len) * (LATENT + 1) * 4
+    return torch.full((size,), -1, dtype=torch.int8, device="cuda")
+
+
+def make_problem(
+    seq_lens: list[int],
+    q_len: int,
+    heads: int,
+    dtype: torch.dtype = torch.bfloat16,
+    page_size: int = 64,
+    *,
+    magnitude: float = 1.0,
+    extra_columns: int = 3,
+    rows: list[torch.Tensor] | None = None,
+    **fields: Any,
+) -> Problem:
+    """Random inputs, or given `rows`, in permuted pages. Unused pages, what follows the last key in its page, and the
+    gaps between pages are NaN; unused page-table entries name no page."""
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda").mul_(magnitude).to(dtype)
+
+    if rows is None:
+        rows = [random(length, LATENT + ROPE) for length in seq_lens]
+    needed = [-(-length // page_size) for length in seq_lens]
+    spare = 3
+    order = torch.randperm(sum(needed) + spare).tolist()
+    # Pages lie a row apart, as slices of a larger cache would.
+    pool = torch.full((len(order), page_size + 1, LATENT + ROPE), math.nan, device="cuda").to(dtype)
+    cache = pool[:, :page_size]
+    tables = torch.full((len(seq_lens), max(needed) + extra_columns), UNUSED_ENTRY, dtype=torch.int32)
+    for request, (own, count) in enumerate(zip(rows, needed, strict=True)):
+        for page in range(count):
+            number = order.pop()
+            tables[request, page] = number
+            piece = own[page * page_size : (page + 1) * page_size]
+            cache[number, : len(piece)] = piece
+    query = random(len(seq_lens), q_len, heads, LATENT + ROPE)
+    return Problem(query, rows, cache, tables.to("cuda"), seq_lens, **fields)
+
+
+def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, base-2 LSE) in float64; `compute` is where products are rounded to: torch.float64 for the reference, the
+    input dtype for what plain PyTorch in that dtype would give (for e4m3, exact scores and rounded weights)."""
+    batch, q_len, heads, _ = problem.query.shape
+    rounded = torch.float64 if compute == torch.float8_e4m3fn else compute
+    outputs = torch.zeros(batch, q_len, heads, LATENT, dtype=torch.float64, device=problem.query.device)
+    lses = torch.full((batch, q_len, heads), -math.inf, dtype=torch.float64, device=problem.query.device)
+    for request in range(batch):
+        for token in range(q_len):
+            keys = problem.keys(request, token)
+            if not keys:
+                continue
+            k = problem.rows[request][keys.start : keys.stop].to(rounded)
+            q = problem.query[request, token].to(rounded)
+            scores = (q @ k.T).double() * problem.softmax_scale
+            lse = scores.logsumexp(-1)
+            if compute == torch.float8_e4m3fn:
+                highest = scores.amax(-1, keepdim=True)
+                weights = ((scores - highest).exp() * E4M3_WEIGHT_SCALE).to(compute).double() / E4M3_WEIGHT_SCALE
+                weights *= (highest - lse[:, None]).exp()
+            else:
+                weights = (scores - lse[:, None]).exp().to(compute)
+            outputs[request, token] = (weights @ k[:, :LATENT]).double() * problem.output_scale
+            lses[request, token] = lse / math.log(2)
+    return outputs, lses
+
+
+def run(problem: Problem, **changes: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call the operator into NaN-filled outputs; (out, LSE or None)."""
+    arguments = problem.arguments(**changes)
+    result = tsmla.tsmla_decode(**arguments)
+    torch.cuda.synchronize()
+    return result if arguments["return_lse"] else (result, None)
+
+
+def check(problem: Problem, **changes: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call the operator and judge what it gives."""
+    out, lse = run(problem, **changes)
+    judge(problem, out, lse)
+    return out, lse
+
+
+def judge(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    """Assert that a kernel's result is right: no further from float64 than twice what the same dtype in PyTorch is,
+    plus rounding of the output; relative RMSE bounded likewise, so that zeros fail."""
+    exact, exact_lse = attend(problem, torch.float64)
+    plain, _ = attend(problem, problem.query.dtype)
+    got = out.double()
+    assert got.isfinite().all(), f"{int((~got.isfinite()).sum())} of {got.numel()} outputs are not finite"
+    step = torch.finfo(out.dtype).eps
+    allowed = 2 * (plain - exact).abs().max() + step * exact.abs().clamp_min(abs(problem.output_scale))
+    excess = (got - exact).abs() - allowed
+    worst = int(excess.argmax())
+    assert (excess <= 0).all(), (
+        f"request, token, head, dim {[int(i) for i in torch.unravel_index(torch.tensor(worst), excess.shape)]}: "
+        f"{got.flatten()[worst]} instead of {exact.flatten()[worst]}"
+    )
+    size = exact.norm().clamp_min(1e-30)
+    rmse, plain_rmse = (got - exact).norm() / size, (plain - exact).norm() / size
+    assert rmse <= step + 1.5 * plain_rmse, f"relative RMSE {rmse:.2e}; PyTorch in this dtype: {plain_rmse:.2e}"
+    empty = exact_lse == -math.inf
+    assert (got[empty] == 0).all(), "a row without keys must give 0"
+    if lse is not None:
+        got_lse = lse.double()
+        assert torch.equal(got_lse == -math.inf, empty), "a row without keys must give LSE -inf, and no other row"
+        error = (got_lse - exact_lse)[~empty].abs()
+        assert (error <= 2e-5 + 3e-6 * exact_lse[~empty].abs()).all(), f"LSE (base 2) is off by {error.max():.2e}"
+
+
+def sharded(problem: Problem, world: int, interleave: int) -> list[Problem]:
+    """The same call as `world` context-parallel ranks see it, each with its own keys in its own pages."""
+    shards = []
+    page_size = problem.kv_cache.shape[-2]
+    for rank in range(world):
+        sight = dataclasses.replace(problem.sight, cp_world=world, cp_rank=rank, cp_interleave=interleave)
+        own = [
+            [key for key in range(length) if key // interleave % world == rank] for length in problem.seq_lens
+        ]
+        rows = [whole[keys] for whole, keys in zip(problem.rows, own, strict=True)]
+        shard = make_problem(
+            [len(keys) for keys in own], 1, 1, problem.query.dtype, page_size, rows=rows,
+            causal_seqs=problem.seq_lens, sight=sight, softmax_scale=problem.softmax_scale,
+            output_scale=problem.output_scale,
+        )  # fmt: skip
+        shards.append(dataclasses.replace(shard, query=problem.query))
+    return shards
+
+
+def merged(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ranks that exchange (out, base-2 LSE) make of them, in float64."""
+    outs, lses = (torch.stack([part[i].double() for part in parts]) for i in range(2))
+    weights = torch.softmax(lses * math.log(2), 0).nan_to_num(0.0)
+    return (weights[..., None] * outs).sum(0), (lses * math.log(2)).logsumexp(0) / math.log(2)

@@ -1,0 +1,92 @@
+"""tsmla_decode in emulation against float64: the edges of its contract, on every architecture that has it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from decode_reference import Sight, attend, check, make_problem, merged, run, sharded
+from tsmla.checks import TORCH_DTYPES
+from tsmla.support import DECODE_DTYPES
+from tsmla.variant import Arch
+
+ARCHS = [str(arch) for arch in DECODE_DTYPES]
+DTYPES = [(str(arch), torch_dtype) for arch in DECODE_DTYPES for torch_dtype, ours in TORCH_DTYPES.items()
+          if ours in DECODE_DTYPES[arch]]  # fmt: skip
+
+pytestmark = pytest.mark.archs(*ARCHS)
+
+CASES = {
+    "around a tile": ([127, 128, 129], 1, 16, Sight(), 64),
+    "short": ([0, 1, 2, 63, 64, 65], 1, 6, Sight(), 16),
+    "fewer keys than query tokens": ([0, 1, 3, 200], 4, 12, Sight(), 32),
+    "two row tiles of 64": ([200, 70], 5, 24, Sight(), 128),
+    "a row tile and a row": ([300], 1, 129, Sight(), 64),
+    "full": ([70, 0, 130], 3, 16, Sight(causal=False), 64),
+    "window": ([400, 30], 4, 8, Sight(window_left=70), 64),
+    "window of one": ([140], 2, 8, Sight(window_left=0), 32),
+    "one long request": ([1500], 1, 16, Sight(), 64),
+    "long and short": ([1100, 3, 0, 300], 2, 32, Sight(), 64),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_against_float64(gpu, case):
+    seq_lens, q_len, heads, sight, page_size = case
+    check(make_problem(seq_lens, q_len, heads, page_size=page_size, sight=sight, output_scale=0.5))
+
+
+@pytest.mark.parametrize("heads, q_len", [(1, 1), (48, 1), (96, 2), (128, 1), (6, 7), (1, 70)])
+def test_head_counts_and_query_lengths(gpu, heads, q_len):
+    check(make_problem([150, 65], q_len, heads))
+
+
+def test_dtypes(gpu):
+    for arch, dtype in DTYPES:
+        if arch == gpu.arch:
+            check(make_problem([300, 1, 65], 2, 16, dtype))
+
+
+def test_visible_lengths_of_each_query_token(gpu):
+    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+    check(make_problem([190, 66], 3, 16, visible=visible, sight=Sight(causal=False)))
+
+
+def test_without_lse_and_with_pdl(gpu):
+    problem = make_problem([700, 64], 2, 16)
+    check(problem, return_lse=False, enable_pdl=True)
+    check(problem, enable_pdl=True)
+
+
+def test_other_ways_to_say_the_same(gpu):
+    """4-D caches, int64 lengths, uint8 workspaces, natural LSE, results allocated by the operator."""
+    problem = make_problem([700, 64, 5], 2, 16)
+    out, lse = check(problem)
+    given = problem.arguments()
+    cache = torch.empty_like(problem.kv_cache).copy_(problem.kv_cache)
+    again, natural = run(
+        problem,
+        kv_cache=cache[:, None],
+        seq_lens=given["seq_lens"].long(),
+        causal_seqs=given["seq_lens"].long(),
+        workspace_buffer=given["workspace_buffer"].view(torch.uint8),
+        out=None,
+        lse_base=math.e,
+    )
+    assert torch.equal(again, out)
+    assert torch.allclose(natural, lse * math.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("world, interleave", [(2, 1), (4, 1), (2, 16)])
+def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
+    problem = make_problem([201, 2, 64], 3, 8)
+    exact, exact_lse = attend(problem, torch.float64)
+    shards = sharded(problem, world, interleave)
+    out, lse = merged([check(shard) for shard in shards])
+    assert torch.allclose(out, exact, rtol=0, atol=2e-2)
+    assert torch.allclose(lse, exact_lse, rtol=1e-6, atol=1e-5)
+
+
+def test_every_architecture_is_known():
+    assert set(ARCHS) <= {str(arch) for arch in Arch}

@@ -1,0 +1,106 @@
+"""The combine kernel alone: partial results made up here, merged as float64 merges them; whole units left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from decode_part_kernels import compiled_combiner
+from tsmla.plan import PARTIAL_ROW, Deal, cut, row_tiling, segments
+from tsmla.support import LATENT_DIM
+from tsmla.variant import Arch, DecodeVariant, Dtype
+
+DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)
+VARIANT = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+GUARD = 123.0
+
+CASES = {
+    "one unit, few pieces": ([200], 1, 5, 3),
+    "one unit, many pieces": ([64 * 40], 1, 3, 41),
+    "two row tiles, few units": ([700, 64, 3000], 2, 12, 16),
+    "more units than groups": ([100, 900, 0, 640, 1, 129, 400, 64, 900, 20], 1, 7, 6),
+    "more row tiles than a group": ([500, 300], 5, 32, 24),
+    "nothing to cut": ([64] * 8, 1, 6, 8),
+}
+
+
+def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5):
+    """Fill the workspace as attention kernels would; returns (what was written, what must be, which rows were cut)."""
+    seq_lens, q_len, heads, parts = case
+    rows, tiling = q_len * heads, row_tiling(q_len * heads, DEAL.row_tile)
+    lengths = [-(-n // DEAL.tile_kv) for n in seq_lens]
+    stored, slots = min(DEAL.row_tile, rows), 2 * parts
+    line = cut(DEAL, tiling, parts, slots, lengths)
+    partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan)
+    partial_lse = torch.full((slots, stored), math.nan)
+    pieces: dict[tuple[int, int], list[int]] = {}
+    for part in range(parts):
+        for segment in segments(DEAL, tiling, line, lengths, [[n] * tiling.row_tiles for n in lengths], part):
+            if segment.slot >= 0:
+                count = min(stored, rows - segment.row_tile * DEAL.row_tile)
+                partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM)
+                partial_lse[segment.slot, :count] = torch.randn(count) * 20
+                # Rows that see no key: the first in every piece, the second in the last piece only.
+                for row in [0, 1][: 2 if segment.first else 1]:
+                    partial_rows[segment.slot, row], partial_lse[segment.slot, row] = 0.0, -math.inf
+                pieces.setdefault((segment.request, segment.row_tile), []).append(segment.slot)
+
+    shape = (len(seq_lens), rows)
+    expected = torch.full((*shape, LATENT_DIM), GUARD, dtype=torch.float64)
+    expected_lse = torch.full(shape, GUARD, dtype=torch.float64)
+    was_cut = torch.zeros(shape, dtype=torch.bool)
+    for (request, row_tile), slot_list in pieces.items():
+        span = slice(row_tile * DEAL.row_tile, min((row_tile + 1) * DEAL.row_tile, rows))
+        count = span.stop - span.start
+        lses = partial_lse[slot_list, :count].double() * math.log(2)
+        weights = torch.softmax(lses, 0).nan_to_num(0.0)
+        expected[request, span] = (weights[..., None] * partial_rows[slot_list, :count].double()).sum(0) * output_scale
+        expected_lse[request, span] = lses.logsumexp(0) / math.log(2)
+        was_cut[request, span] = True
+
+    def cuda(tensor):
+        return tensor.to("cuda")
+
+    dtype = TORCH[variant.out_dtype]
+    outer = (len(seq_lens), q_len, heads)
+    out = cuda(torch.full((*outer, LATENT_DIM), GUARD, dtype=dtype))
+    lse = cuda(torch.full(outer, GUARD, dtype=torch.float32)) if variant.lse else None
+    query = torch.empty((*outer, 576), dtype=dtype, device="cuda")
+    cache = torch.empty((1, 64, 576), dtype=dtype, device="cuda")
+    lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
+    workspace = cuda(torch.cat([partial_rows.flatten(), partial_lse.flatten()]).view(torch.int8))
+    assert workspace.numel() == slots * stored * PARTIAL_ROW * 4
+    kernel = gpu.emulation.adopt(compiled_combiner(DEAL, variant), lambda name: name in ("out", "lse"))
+    kernel(
+        query, cache, lens[:, None], lens, lens, lens.new_empty((0, 0)), out, lse, workspace,
+        1.0, output_scale, 0, -1, 1, 0, 1, parts,
+    )  # fmt: skip
+    written = out.cpu().double().view(*shape, LATENT_DIM), None if lse is None else lse.cpu().double().view(shape)
+    return written, (expected, expected_lse), was_cut
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_pieces_are_merged_and_nothing_else_is_touched(gpu, case):
+    (out, lse), (expected, expected_lse), was_cut = run(gpu, case)
+    assert was_cut.any() == (case is not CASES["nothing to cut"])
+    assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
+    assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)
+    assert (out[~was_cut] == GUARD).all() and (lse[~was_cut] == GUARD).all()
+    empty = expected_lse == -math.inf
+    assert (out[empty] == 0).all()
+
+
+@pytest.mark.archs("sm_100a")
+@pytest.mark.parametrize("lse, pdl", [(False, True), (True, True)])
+def test_other_variants(gpu, lse, pdl):
+    variant = dataclasses.replace(
+        VARIANT, arch=Arch.SM100A, dtype=Dtype.FP16, out_dtype=Dtype.FP16, lse=lse, pdl=pdl
+    )
+    (out, got_lse), (expected, expected_lse), _ = run(gpu, CASES["two row tiles, few units"], variant)
+    assert torch.allclose(out, expected, rtol=2**-11, atol=1e-6)
+    assert (got_lse is not None) == lse
+    assert got_lse is None or torch.allclose(got_lse, expected_lse, rtol=1e-6, atol=1e-5)

@@ -1,0 +1,336 @@
+"""tsmla_decode without a GPU: what it accepts, what it says about the rest, and what it launches.
+
+CPU tensors pass for CUDA ones here, and a recorder stands where the compiled kernel would.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+
+import numpy as np
+import pytest
+import torch
+import tsmla
+from tsmla import ArgumentError, UnsupportedError, checks, resolve, support
+from tsmla.decode import decode_workspace_size, tsmla_decode
+from tsmla.plan import plan_decode
+from tsmla.variant import Arch, DecodeVariant, Dtype
+
+BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH, SMS = 3, 2, 4, 10, 64, 6, 132
+FORMULA = SMS * HEADS * 8 * 513 * 4
+
+
+class Recorder:
+    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch."""
+
+    def __init__(self) -> None:
+        self.variants: list[DecodeVariant] = []
+        self.launches: list[tuple] = []
+
+    def __call__(self, variant: DecodeVariant):
+        self.variants.append(variant)
+        return lambda *arguments: self.launches.append(arguments)
+
+
+@pytest.fixture
+def recorder(monkeypatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(resolve, "kernel", recorder)
+    monkeypatch.setattr(checks, "cuda", lambda operator, name, tensor: tensor.device)
+    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
+    monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: tuple(support.DECODE_OUT_DTYPES)})
+    properties = types.SimpleNamespace(multi_processor_count=SMS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return recorder
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def inputs(dtype: torch.dtype = torch.bfloat16, **changes) -> dict:
+    given = {
+        "query": torch.zeros(BATCH, Q_LEN, HEADS, 576, dtype=dtype),
+        "kv_cache": torch.zeros(PAGES, PAGE, 576, dtype=dtype),
+        "workspace_buffer": torch.zeros(FORMULA, dtype=torch.int8),
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "block_tables": torch.zeros(BATCH, WIDTH, dtype=torch.int32),
+        "seq_lens": ints(1, 2, 3),
+        "max_seq_len": 300,
+        "softmax_scale": 0.125,
+    }
+    return {**given, **changes}
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "ours", "out"),
+    [
+        (torch.bfloat16, Dtype.BF16, Dtype.BF16),
+        (torch.float16, Dtype.FP16, Dtype.FP16),
+        (torch.float8_e4m3fn, Dtype.E4M3, Dtype.BF16),
+    ],
+)
+def test_the_variant_follows_the_arguments(recorder, dtype, ours, out, flags):
+    result = tsmla_decode(**inputs(dtype), return_lse=flags[0], enable_pdl=flags[1])
+    assert recorder.variants == [DecodeVariant(Arch.SM90A, ours, out, *flags)]
+    assert (result[0] if flags[0] else result).dtype == checks_dtype(out)
+
+
+def checks_dtype(dtype: Dtype) -> torch.dtype:
+    return next(theirs for theirs, ours in checks.TORCH_DTYPES.items() if ours is dtype)
+
+
+def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
+    visible = torch.zeros(BATCH, Q_LEN, dtype=torch.int32)
+    given = inputs(
+        causal_seqs=ints(2, 4, 6), local_visible_lens=visible, window_left=7, cp_world=2, cp_rank=1,
+        cp_interleave_size=16, output_scale=np.float32(0.5), causal_mask=False,
+    )  # fmt: skip
+    out, lse = tsmla_decode(**given, return_lse=True)
+    (arguments,) = recorder.launches
+    expected = [given[n] for n in ("query", "kv_cache", "block_tables", "seq_lens", "causal_seqs")]
+    assert all(got is want for got, want in zip(arguments, [*expected, visible, out, lse], strict=False))
+    workspace = arguments[8]
+    assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
+    parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
+    assert arguments[9:] == (0.125, 0.5, 0, 7, 2, 1, 16, parts)
+    assert all(type(value) is float for value in arguments[9:11]) and all(type(v) is int for v in arguments[11:])
+    assert out.shape == (BATCH, Q_LEN, HEADS, 512) and out.is_contiguous()
+    assert lse.shape == (BATCH, Q_LEN, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
+
+
+def test_lengths_stand_in_for_what_is_not_given(recorder):
+    given = inputs()
+    tsmla_decode(**given)
+    (arguments,) = recorder.launches
+    assert arguments[3] is given["seq_lens"] is arguments[4]
+    assert arguments[5].shape == (0, 0) and arguments[5].dtype == torch.int32
+    assert arguments[7] is None and arguments[11:16] == (1, -1, 1, 0, 1)
+
+
+def test_lengths_of_64_bits_are_read_where_they_are(recorder):
+    lengths, bounds = (torch.tensor(values, dtype=torch.int64) for values in ([5, 0, 2**31 - 1], [7, 1, 9]))
+    tsmla_decode(**inputs(seq_lens=lengths, causal_seqs=bounds))
+    (arguments,) = recorder.launches
+    for got, want in zip(arguments[3:5], (lengths, bounds), strict=True):
+        assert got.dtype == torch.int32 and got.tolist() == want.tolist() and got.data_ptr() == want.data_ptr()
+
+
+def test_one_length_of_64_bits_with_an_odd_stride(recorder):
+    lengths = torch.tensor([9, 1, 8], dtype=torch.int64)[::2][1:]
+    given = inputs(query=bf16(1, 1, 1, 576), block_tables=torch.zeros(1, 1, dtype=torch.int32), seq_lens=lengths)
+    tsmla_decode(**given)
+    assert recorder.launches[0][3].tolist() == [8]
+
+
+def test_caches_of_four_dimensions_and_free_page_strides(recorder):
+    cache = torch.zeros(PAGES, 3, PAGE, 576, dtype=torch.bfloat16)
+    for given in (cache[:, 1], cache[:, 1:2]):
+        tsmla_decode(**inputs(kv_cache=given))
+        got = recorder.launches[-1][1]
+        assert got.shape == (PAGES, PAGE, 576) and got.data_ptr() == given.data_ptr()
+        assert got.stride() == (3 * PAGE * 576, 576, 1)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+def test_page_sizes(recorder, page_size):
+    tsmla_decode(**inputs(kv_cache=bf16(PAGES, page_size, 576)))
+    assert len(recorder.launches) == 1
+
+
+def test_a_given_output_is_written_and_returned(recorder):
+    out = bf16(BATCH, Q_LEN, HEADS, 512)
+    for _ in range(2):
+        assert tsmla_decode(**inputs(out=out)) is out
+        assert recorder.launches[-1][6] is out
+
+
+def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
+    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[7].fill_(3.0))
+    _, lse = tsmla_decode(**inputs(), return_lse=True, lse_base=math.e)
+    assert torch.allclose(lse, torch.full_like(lse, 3 * math.log(2)))
+
+
+def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
+    for call in range(1, 4):
+        tsmla_decode(**inputs(output_scale=float(call)))
+    assert len(recorder.variants) == 1 and [launch[10] for launch in recorder.launches] == [1.0, 2.0, 3.0]
+    tsmla_decode(**inputs(), return_lse=True)
+    tsmla_decode(**inputs(), enable_pdl=True)
+    assert [(v.lse, v.pdl) for v in recorder.variants[1:]] == [(True, False), (False, True)]
+    resolve.forget()
+    tsmla_decode(**inputs())
+    assert len(recorder.variants) == 4
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 4, 576), (3, 0, 4, 576), (3, 2, 0, 576)], ids=str)
+def test_nothing_to_do_launches_nothing(recorder, shape):
+    lengths = torch.zeros(shape[0], dtype=torch.int32)
+    tables = torch.zeros(shape[0], WIDTH, dtype=torch.int32)
+    out = tsmla_decode(**inputs(query=bf16(*shape), seq_lens=lengths, block_tables=tables))
+    assert recorder.launches == [] and out.shape == (*shape[:3], 512)
+
+
+def test_the_workspace_may_be_just_large_enough(recorder):
+    needed = decode_workspace_size(BATCH, Q_LEN, HEADS, 300)
+    assert 0 < needed <= FORMULA
+    for dtype in (torch.int8, torch.uint8):
+        tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed, dtype=dtype)))
+        workspace = recorder.launches[-1][8]
+        assert workspace.numel() == needed and workspace.dtype == torch.int8
+    message = f"tsmla_decode: workspace_buffer has {needed - 1} bytes; this call needs {needed}"
+    with pytest.raises(ArgumentError, match=message):
+        tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed - 1, dtype=torch.int8)))
+
+
+def test_workspace_size(recorder):
+    assert tsmla.decode_workspace_size is decode_workspace_size
+    assert decode_workspace_size(128, 1, 128) <= SMS * 128 * 8 * 513 * 4
+    assert decode_workspace_size(1, 1, 16, 1024) < decode_workspace_size(1, 1, 16, 100000)
+    assert decode_workspace_size(0, 1, 16) == 0
+    with pytest.raises(ArgumentError, match="^decode_workspace_size: heads is a str; it must be a Python integer"):
+        decode_workspace_size(1, 1, "16")
+
+
+def test_what_is_no_cuda_tensor_is_refused():
+    with pytest.raises(ArgumentError, match="tsmla_decode: query is a list; it must be a CUDA tensor"):
+        tsmla_decode(**inputs(query=[1.0]))
+    with pytest.raises(ArgumentError, match="tsmla_decode: query is on cpu; it must be a CUDA tensor"):
+        tsmla_decode(**inputs())
+
+
+LENGTHS = ints(1, 2, 3)
+WRONG = {
+    "query of three dimensions": (
+        {"query": bf16(BATCH, HEADS, 576)},
+        "query has shape [3, 4, 576]; it must have 4 dimensions [batch, q_len, heads, 576]",
+    ),
+    "query width": ({"query": bf16(3, 2, 4, 512)}, "query has shape [3, 2, 4, 512]; it must be [3, 2, 4, 576]"),
+    "query dtype": ({"query": bf16(3, 2, 4, 576).float()}, "query is torch.float32; accepted: torch.bfloat16"),
+    "query with gaps": ({"query": bf16(3, 2, 8, 576)[:, :, ::2]}, "query has shape [3, 2, 4, 576] and strides"),
+    "query address": (
+        {"query": torch.zeros(BATCH * Q_LEN * HEADS * 576 + 1, dtype=torch.bfloat16)[1:].view(3, 2, 4, 576)},
+        "query starts at address",
+    ),
+    "cache no tensor": ({"kv_cache": None}, "kv_cache is a NoneType; it must be a tensor on cpu"),
+    "cache elsewhere": ({"kv_cache": bf16(2, 64, 576).to("meta")}, "kv_cache is on meta but query is on cpu"),
+    "cache dtype": ({"kv_cache": bf16(2, 64, 576).half()}, "kv_cache is torch.float16; accepted: torch.bfloat16"),
+    "cache heads": (
+        {"kv_cache": bf16(2, 2, 64, 576)},
+        "kv_cache has shape [2, 2, 64, 576]; it must be [pages, page_size, 576] or [pages, 1, page_size, 576]",
+    ),
+    "cache width": ({"kv_cache": bf16(2, 64, 512)}, "kv_cache has shape [2, 64, 512]; it must be"),
+    "cache of two dimensions": ({"kv_cache": bf16(64, 576)}, "kv_cache has shape [64, 576]; it must be"),
+    "no pages": ({"kv_cache": bf16(0, 64, 576)}, "kv_cache has shape [0, 64, 576]"),
+    "page size": ({"kv_cache": bf16(2, 48, 576)}, "kv_cache has pages of 48 keys; accepted: (16, 32, 64, 128)"),
+    "cache rows": (
+        {"kv_cache": bf16(4, 64, 640)[..., :576]},
+        "kv_cache has strides (40960, 640, 1); the rows of a page must follow each other without gaps",
+    ),
+    "page stride": (
+        {"kv_cache": bf16(4, 64 * 576 + 4)[:, : 64 * 576].unflatten(1, (64, 576))},
+        "kv_cache has strides (36868, 576, 1) of 2-byte elements; the outer strides must be multiples of 16 bytes",
+    ),
+    "workspace dtype": (
+        {"workspace_buffer": torch.zeros(FORMULA // 4)},
+        "workspace_buffer is torch.float32; accepted: torch.int8, torch.uint8",
+    ),
+    "workspace of two dimensions": (
+        {"workspace_buffer": torch.zeros(2, FORMULA, dtype=torch.int8)},
+        "workspace_buffer has shape [2, ",
+    ),
+    "workspace with gaps": (
+        {"workspace_buffer": torch.zeros(2 * FORMULA, dtype=torch.int8)[::2]},
+        f"workspace_buffer has shape [{FORMULA}] and strides (2,); it must be contiguous",
+    ),
+    "workspace address": (
+        {"workspace_buffer": torch.zeros(FORMULA + 4, dtype=torch.int8)[4:]},
+        "workspace_buffer starts at address",
+    ),
+    "workspace elsewhere": (
+        {"workspace_buffer": torch.zeros(FORMULA, dtype=torch.int8, device="meta")},
+        "workspace_buffer is on meta but query is on cpu",
+    ),
+    "no workspace": ({"workspace_buffer": None}, "workspace_buffer is a NoneType"),
+    "table dtype": (
+        {"block_tables": torch.zeros(BATCH, WIDTH, dtype=torch.int64)},
+        "block_tables is torch.int64; accepted: torch.int32",
+    ),
+    "table rows": (
+        {"block_tables": torch.zeros(2, WIDTH, dtype=torch.int32)},
+        "block_tables has shape [2, 6]; it must have a row for each of query's 3 requests",
+    ),
+    "table without columns": ({"block_tables": torch.zeros(3, 0, dtype=torch.int32)}, "block_tables has shape [3, 0]"),
+    "table with gaps": (
+        {"block_tables": torch.zeros(3, 12, dtype=torch.int32)[:, ::2]},
+        "block_tables has strides (12, 2); its last dimension must have stride 1",
+    ),
+    "lengths dtype": ({"seq_lens": LENGTHS.float()}, "seq_lens is torch.float32; accepted: torch.int32, torch.int64"),
+    "lengths batch": ({"seq_lens": LENGTHS[:2]}, "seq_lens has shape [2]; it must be [3]"),
+    "lengths with gaps": ({"seq_lens": ints(1, 2, 3, 4, 5, 6)[::2]}, "seq_lens has shape [3] and strides (2,)"),
+    "lengths on the host": ({"seq_lens": [1, 2, 3]}, "seq_lens is a list; it must be a tensor on cpu"),
+    "global lengths batch": ({"causal_seqs": LENGTHS[:2]}, "causal_seqs has shape [2]; it must be [3]"),
+    "visible dtype": (
+        {"local_visible_lens": torch.zeros(3, 2, dtype=torch.int64)},
+        "local_visible_lens is torch.int64; accepted: torch.int32",
+    ),
+    "visible shape": ({"local_visible_lens": torch.zeros(3, 1, dtype=torch.int32)}, "local_visible_lens has shape"),
+    "out shape": ({"out": bf16(3, 2, 4, 576)}, "out has shape [3, 2, 4, 576]; it must be [3, 2, 4, 512]"),
+    "out dtype": ({"out": bf16(3, 2, 4, 512).float()}, "out is torch.float32; accepted: torch.bfloat16"),
+    "out with gaps": ({"out": bf16(3, 2, 8, 512)[:, :, ::2]}, "out has shape [3, 2, 4, 512] and strides"),
+    "out elsewhere": ({"out": bf16(3, 2, 4, 512).to("meta")}, "out is on meta but query is on cpu"),
+    "longest": ({"max_seq_len": 0}, "max_seq_len is 0; it must be from 1 to 2147483647"),
+    "longest on the device": (
+        {"max_seq_len": torch.tensor(3)},
+        "max_seq_len is a Tensor; it must be a Python integer (reading a tensor here would wait for the GPU)",
+    ),
+    "window": ({"window_left": -2}, "window_left is -2; it must be from -1 to"),
+    "world": ({"cp_world": 0}, "cp_world is 0; it must be from 1 to"),
+    "rank": ({"cp_world": 2, "cp_rank": 2, "causal_seqs": ints(1, 2, 3)}, "cp_rank is 2; it must be from 0 to 1"),
+    "interleave": ({"cp_interleave_size": 0}, "cp_interleave_size is 0; it must be from 1 to"),
+    "world without global lengths": ({"cp_world": 2}, "cp_world is 2 but causal_seqs is not given"),
+    "splits": ({"min_split_kv": 257}, "min_split_kv is 257; it must be from 1 to 256"),
+    "lse base": ({"lse_base": 10}, "lse_base is 10; accepted: 2 and math.e"),
+    "negative scale": (
+        {"softmax_scale": -1.0},
+        "softmax_scale is -1.0; it must be positive, finite and a normal float32",
+    ),
+    "infinite output scale": ({"output_scale": math.inf}, "output_scale is inf; it must be finite in float32"),
+    "scale on the device": ({"softmax_scale": torch.ones(())}, "softmax_scale is a Tensor; it must be a Python number"),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("change, message", WRONG.values(), ids=WRONG.keys())
+def test_wrong_use_names_the_argument(recorder, change, message, seen):
+    if seen:
+        tsmla_decode(**inputs())
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f"^tsmla_decode: {re.escape(message)}"):
+        tsmla_decode(**inputs(**change))
+    assert recorder.launches == []
+
+
+def test_integers_of_other_types_are_integers(recorder):
+    tsmla_decode(**inputs(max_seq_len=np.int64(300), window_left=np.int32(5)))
+    assert recorder.launches[0][12] == 5 and type(recorder.launches[0][12]) is int
+
+
+def test_what_no_kernel_exists_for(recorder, monkeypatch):
+    with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 256 and 64; "):
+        tsmla_decode(**inputs(kv_lora_rank=256))
+    monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: (Dtype.FP16,)})
+    resolve.forget()
+    with pytest.raises(UnsupportedError, match="^tsmla_decode: decode for sm_90a takes fp16, not bf16"):
+        tsmla_decode(**inputs())
+    monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM100A: (Dtype.FP16,)})
+    with pytest.raises(UnsupportedError, match="no kernel for sm_90a yet; it exists for sm_100a"):
+        tsmla_decode(**inputs())

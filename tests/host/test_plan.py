@@ -1,0 +1,140 @@
+"""The plan of decode as integers: every key once, nothing empty, the workspace within what callers give."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from tsmla.plan import CALLERS_Q_LEN, DEALS, MAX_GROUP, PARTIAL_ROW, Deal, cut, plan_decode, row_tiling, segments
+from tsmla.variant import Arch
+
+SM_COUNTS = (132, 148, 160)
+BATCHES = (1, 2, 3, 4, 7, 16, 64, 128, 131, 132, 133, 300)
+HEADS = (1, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+Q_LENS = (1, 2, 3, 4, 7, 8, 16, 33)
+LENGTHS = (0, 1, 127, 128, 129, 1000, 8192, 81920)
+
+
+def batches_of_lengths(batch: int) -> list[list[int]]:
+    """Uniform batches, one long request among short ones, and mixed ones."""
+    rng = random.Random(batch)
+    mixed = [rng.choice(LENGTHS) for _ in range(batch)]
+    spread = [rng.randrange(5000) for _ in range(batch)]
+    return [*([n] * batch for n in LENGTHS), [100] * (batch - 1) + [81920], mixed, spread]
+
+
+def check_deal(deal: Deal, rows: int, parts: int, slots: int, tiles: list[list[int]], lengths: list[int]) -> None:
+    """Every KV tile of every row tile exactly once, no empty segment, slots within bounds and used once."""
+    tiling = row_tiling(rows, deal.row_tile)
+    line = cut(deal, tiling, parts, slots, lengths)
+    covered: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    used: set[int] = set()
+    for part in range(parts):
+        for segment in segments(deal, tiling, line, lengths, tiles, part):
+            unit = (segment.request, segment.row_tile)
+            seen = tiles[segment.request][segment.row_tile]
+            covered.setdefault(unit, []).append((segment.first, segment.first + segment.tiles))
+            assert segment.tiles > 0 or seen == 0, "an empty segment"
+            assert (segment.slot < 0) == (segment.tiles == seen), "who has all writes the result, who has not does not"
+            if segment.slot >= 0:
+                assert segment.slot < slots and segment.slot not in used
+                used.add(segment.slot)
+    assert covered.keys() == {(b, r) for b in range(len(lengths)) for r in range(tiling.row_tiles)}
+    for (request, row_tile), spans in covered.items():
+        spans.sort()
+        assert spans[0][0] == 0 and spans[-1][1] == tiles[request][row_tile]
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("sm_count", SM_COUNTS)
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
+def test_every_key_once_and_no_empty_segment(arch: Arch, sm_count: int) -> None:
+    deal = DEALS[arch]
+    for batch, heads, q_len in itertools.product((1, 3, 16, 133), (1, 8, 24, 128), (1, 4, 33)):
+        rows = q_len * heads
+        tiling = row_tiling(rows, deal.row_tile)
+        for seq_lens in batches_of_lengths(batch):
+            plan = plan_decode(arch, sm_count, batch, q_len, heads, max(seq_lens))
+            lengths = [-(-n // deal.tile_kv) for n in seq_lens]
+            # Earlier row tiles of a causal request see up to q_len keys less.
+            hidden = [max(q_len - 1 - (min((r + 1) * deal.row_tile, rows) - 1) // heads, 0)
+                      for r in range(tiling.row_tiles)]  # fmt: skip
+            tiles = [[-(-max(n - h, 0) // deal.tile_kv) for h in hidden] for n in seq_lens]
+            check_deal(deal, rows, plan.parts, plan.slots, tiles, lengths)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2, 5, 17, 1000])
+@pytest.mark.parametrize("rows", [1, 64, 65, 512, 1100])
+def test_any_room_for_partials_will_do(rows: int, slots: int) -> None:
+    rng = random.Random(rows * slots)
+    for deal in (DEALS[Arch.SM90A], Deal(64, 64, overhead=0, least=1, split=0), Deal(64, 64, 3, 7, 100)):
+        for batch, parts in ((1, 40), (5, 33), (40, 18), (9, MAX_GROUP)):
+            lengths = [rng.randrange(90) for _ in range(batch)]
+            tiles = [[rng.randint(0, n) for _ in range(row_tiling(rows, 64).row_tiles)] for n in lengths]
+            check_deal(deal, rows, parts, slots, tiles, lengths)
+
+
+@pytest.mark.parametrize("sm_count", SM_COUNTS)
+@pytest.mark.parametrize("arch", Arch)
+def test_the_workspace_stays_within_the_callers_formula(arch: Arch, sm_count: int) -> None:
+    for batch, heads, q_len in itertools.product(BATCHES, HEADS, Q_LENS):
+        for longest in (None, *LENGTHS):
+            plan = plan_decode(arch, sm_count, batch, q_len, heads, longest)
+            formula = sm_count * heads * max(q_len, CALLERS_Q_LEN) * PARTIAL_ROW * 4
+            assert plan.workspace_bytes <= formula
+            stored = min(plan.row_tile, q_len * heads)
+            assert plan.workspace_bytes == plan.slots * stored * PARTIAL_ROW * 4
+            assert 1 <= plan.parts <= max(sm_count, MAX_GROUP)
+            assert plan.row_tiles * plan.row_tile >= q_len * heads
+
+
+def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[int]) -> float:
+    """KV tiles, fixed costs included, of the busiest part."""
+    deal = DEALS[arch]
+    plan = plan_decode(arch, sm_count, len(seq_lens), q_len, heads, max(seq_lens))
+    tiling = row_tiling(q_len * heads, deal.row_tile)
+    lengths = [-(-n // deal.tile_kv) for n in seq_lens]
+    line = cut(deal, tiling, plan.parts, plan.slots, lengths)
+    tiles = [[n] * tiling.row_tiles for n in lengths]
+    return max(
+        sum(s.tiles + deal.overhead for s in segments(deal, tiling, line, lengths, tiles, part))
+        for part in range(plan.parts)
+    )
+
+
+@pytest.mark.parametrize("sm_count", SM_COUNTS)
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("batch", [4, 40, 128])
+def test_parts_have_equal_work(batch: int, heads: int, sm_count: int) -> None:
+    """The busiest part has no more than its share, one more fixed cost, and what a group leaves of the SMs."""
+    rng = random.Random(batch)
+    seq_lens = [rng.randrange(2000, 40000) for _ in range(batch)]
+    deal = DEALS[Arch.SM90A]
+    group = row_tiling(heads, deal.row_tile).group
+    total = sum(deal.overhead + -(-n // deal.tile_kv) for n in seq_lens)
+    share = -(-total // (sm_count // group))
+    assert most_work(Arch.SM90A, sm_count, 1, heads, seq_lens) <= share + deal.overhead + deal.split
+
+
+def test_whole_units_where_cutting_would_not_pay() -> None:
+    """128 requests of one length on 132 SMs: one each, no partial results."""
+    deal = DEALS[Arch.SM90A]
+    line = cut(deal, row_tiling(16, 64), 132, 10**6, [64] * 128)
+    assert line.unit == 64 + deal.overhead and line.chunk == line.unit
+
+
+def test_a_single_long_request_occupies_the_gpu() -> None:
+    deal = DEALS[Arch.SM90A]
+    plan = plan_decode(Arch.SM90A, 132, 1, 4, 16, 81920)
+    tiling = row_tiling(64, 64)
+    line = cut(deal, tiling, plan.parts, plan.slots, [1280])
+    busy = [part for part in range(plan.parts) if list(segments(deal, tiling, line, [1280], [[1280]], part))]
+    assert len(busy) >= 128
+
+
+def test_row_tiles_of_a_request_run_side_by_side() -> None:
+    for rows in range(1, 64 * 40, 7):
+        row_tiles, group, rounds = row_tiling(rows, 64)
+        assert group <= MAX_GROUP and (rounds - 1) * group < row_tiles <= rounds * group
+        assert rounds == 1 or group > MAX_GROUP // 2
