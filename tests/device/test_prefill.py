@@ -210,7 +210,7 @@ BAD = {
     "value scale": (dict(v_scale=lambda _: math.inf), "v_scale is inf"),
     "out shape": (dict(out=lambda _: torch.empty(149, 4, 128, dtype=torch.bfloat16, device="cuda")), "out has shape"),
     "out dtype": (dict(out=lambda _: torch.empty(150, 4, 128, device="cuda")), "out is torch.float32"),
-    "other out dtype": (dict(out_dtype=lambda _: torch.float16), "writes bf16 for bf16 inputs, not fp16"),
+    "other out dtype": (dict(out_dtype=lambda _: torch.float16), "of bf16 for sm_90a writes bf16, not fp16"),
 }
 
 
