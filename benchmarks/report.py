@@ -16,14 +16,15 @@ RESULTS = Path(__file__).parent / "results"
 
 def performance_section() -> str:
     """Markdown: one table per operator and of cold start, each with the birth certificate of its numbers."""
-    return "\n\n".join([_prefill(_newest("prefill-bf16")), *_decodes(), _pack(_newest("pack")), *_cold_starts()])
+    prefills = [_prefill(dtype, _newest(f"prefill-{dtype}")) for dtype in ("bf16", "e4m3")]
+    return "\n\n".join([*prefills, *_decodes(), _pack(_newest("pack")), *_cold_starts()])
 
 
 def _newest(name: str) -> dict[str, Any]:
     return json.loads(max(RESULTS.glob(f"{name}-*.json"), key=lambda path: path.stem[-15:]).read_text())
 
 
-def _prefill(record: dict[str, Any]) -> str:
+def _prefill(dtype: str, record: dict[str, Any]) -> str:
     """Both regimes of each shape, in TFLOP/s, next to whatever ran in the same process."""
     shapes: dict[str, list[str]] = {}
     names = list(record["results"][0]["timings"])
@@ -34,10 +35,11 @@ def _prefill(record: dict[str, Any]) -> str:
         shapes.setdefault(label, []).append(" / ".join(rates))
     who = " / ".join(names)
     table = _table(
-        ["`tsmla_prefill`, bf16, (192, 128), 128 heads", f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
+        [f"`tsmla_prefill`, {dtype}, (192, 128), 128 heads", f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
         ([label, *cells] for label, cells in shapes.items()),
     )
-    return f"{table}\n\n{_certificate(record)} flash_attn_4 is flash-attn-4 4.0.0b36, launched in turn with ours."
+    peer = " flash_attn_4 is flash-attn-4 4.0.0b36, launched in turn with ours." if "flash_attn_4" in names else ""
+    return f"{table}\n\n{_certificate(record)}{peer}"
 
 
 def _decodes() -> list[str]:

@@ -144,8 +144,8 @@ def make_problem(
 
 def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, base-2 LSE) in float64; `compute` is where products are rounded to: torch.float64 for the reference, the
-    input dtype for what plain PyTorch in that dtype would give (for e4m3, scores added as the GPU's tensor cores do, and
-    rounded weights)."""
+    input dtype for what plain PyTorch in that dtype would give (for e4m3, scores added as the GPU's tensor cores do,
+    and rounded weights)."""
     batch, q_len, heads, _ = problem.query.shape
     rounded = torch.float64 if compute == torch.float8_e4m3fn else compute
     outputs = torch.zeros(batch, q_len, heads, LATENT, dtype=torch.float64, device=problem.query.device)

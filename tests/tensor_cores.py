@@ -10,7 +10,7 @@ _FRACTION_BITS = 13
 
 
 def truncate(tensor: torch.Tensor) -> bool:
-    """Whether kernels on these inputs add as `truncated_products` does: 8-bit ones, on Hopper. Emulation adds exactly."""
+    """Whether kernels add products of this dtype as `truncated_products` does: 8-bit ones, on Hopper, not emulated."""
     on_gpu = type(tensor) is torch.Tensor and tensor.is_cuda
     return on_gpu and tensor.dtype.itemsize == 1 and torch.cuda.get_device_capability(tensor.device) == (9, 0)
 
