@@ -95,6 +95,14 @@ def test_the_use_of_loaded_values_orders_the_use_and_nothing_else():
     np.testing.assert_array_equal(clean(body.format(""), lenient_tensor=True), np.arange(128) + 1)
 
 
+def test_lenience_ends_a_load_at_its_use_and_not_before():
+    first = f"{STORE} {STORED} {LOAD} {{}} {BEFORE} bar.arrive 1, 256;"
+    body = roles(first, f"bar.sync 1, 256; {AFTER} {STORE} {STORED}")
+    for done in (LOADED, USE):
+        clean(body.format(done), threads=256, lenient_tensor=True)
+    racy(NO_WAIT, body.format(""), threads=256, lenient_tensor=True)
+
+
 def test_tensor_memory_is_given_back_after_its_last_use():
     body = STORE + STORED + LOAD + LOADED
     clean(body + FREE, free=False)

@@ -193,8 +193,8 @@ class Subject:
         found = []
         for result in survivors:
             if self._caught([*changed, result.site])[0]:
-                single = [site for site in reversed(changed) if self._caught([site, result.site])[0]]
-                labels = [site.label for site in single[:1] or changed]
+                single = next((site for site in reversed(changed) if self._caught([site, result.site])[0]), None)
+                labels = [site.label for site in ([single] if single else changed)]
                 result = dataclasses.replace(result, cover=", ".join(labels))
             else:
                 changed.append(result.site)

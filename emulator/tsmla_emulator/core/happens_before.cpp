@@ -122,7 +122,7 @@ class HappensBefore : public Events {
   }
 
   void tensor_store(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
-    Actor& actor = actors_[id];
+    Actor actor = actors_[id];  // a copy: the loads are over for this access only
     if (lenient_) Clock::grown(actor.clock.known, loads_of(actor)) = ~0u;
     touch_tensor(actor, access_of(actor, pc, Kind::Write), cta, lane, lanes, column, columns);
   }
