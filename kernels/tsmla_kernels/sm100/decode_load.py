@@ -1,0 +1,205 @@
+"""Roles `load_keys` and `load_values` of the Blackwell decode: one warp each.
+
+Probabilities of hidden keys are 0, but 0 x NaN is NaN, so what the values' product reads must be zeros outside of the
+unit's keys: boxes without such a key are copied from a page that does not exist, those partly in it are copied by the
+warp's lanes. Scores of hidden keys are never looked at.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+from cutlass.cute.nvgpu import cpasync
+
+from .decode_geometry import ATOM, BOX_KEYS, ROWS, SWIZZLE, DecodeGeometry
+from ..parts import paged
+from ..parts.decode_work import first_unit, next_unit, segment_of
+from ..parts.pair_pipeline import is_leader, rank_of
+from ..parts.visible import Keys
+from .decode_task import Task, keys_of_segment
+
+
+class Map(NamedTuple):
+    """A tensor map and the coordinates it takes."""
+
+    atom: cute.CopyAtom
+    view: cute.Tensor
+
+
+class KeyMaps(NamedTuple):
+    """Wide and narrow parts of query rows and cache rows; the narrow ones are None where rows have no such part."""
+
+    q_wide: Map
+    q_narrow: Map | None
+    k_wide: Map
+    k_narrow: Map | None
+
+
+@cute.jit
+def load_keys(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task):
+    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, both halves."""
+    lane = cute.arch.lane_idx()
+    rank = rank_of(geometry.ctas)
+    deal = geometry.deal
+    slots = geometry.k_slots_per_tile
+    boxes = geometry.k_keys // BOX_KEYS
+    tile = Int32(0)
+    segments = Int32(0)
+    unit = first_unit(deal, task.work, task.view)
+    while unit.start < task.work.end:
+        segment = segment_of(deal, task.work, task.view, unit)
+        if segment.valid and segment.tiles > 0:
+            shared.q_ring.wait_empty(segments)
+            if is_leader(geometry.ctas):
+                shared.q_ring.announce(segments, geometry.ctas * geometry.q_bytes)
+            first_row = segment.request * task.work.rows + segment.first_row + rank * ROWS
+            _load_query(shared, geometry, maps, first_row, shared.q_ring.full(0))
+            segments += 1
+            pages = paged.pages_of(task.block_tables, task.cache, segment.request)
+            keys = keys_of_segment(task, segment)
+            tiles = segment.tiles * geometry.tiles_per_deal
+            for i in cutlass.range(tiles, unroll=1):
+                for part in cutlass.range_constexpr(slots):
+                    half = rank if const_expr(geometry.is_pair) else Int32(part)
+                    first = segment.first_tile * deal.tile_kv + i * geometry.tile_kv + half * geometry.k_keys
+                    key = first + lane % boxes * BOX_KEYS
+                    mine = paged.box_at(pages, key, BOX_KEYS, keys.first, keys.end)
+                    count = (tile + i) * slots + part
+                    shared.k_ring.wait_empty(count)
+                    chunk = part * geometry.k_chunks if const_expr(geometry.is_pair) else 0
+                    _load_slot(shared, geometry, maps, task, count, chunk, first, mine, keys)
+            tile += tiles
+        unit = next_unit(deal, task.work, task.view, unit)
+
+
+@cute.jit
+def _load_slot(
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    maps: KeyMaps,
+    task: Task,
+    count: Int32,
+    chunk: cutlass.Constexpr,
+    first: Int32,
+    mine: paged.Box,
+    keys: Keys,
+):
+    """Keys from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`; lane i knows box i."""
+    slot = shared.k_ring.slot(count)
+    barrier = shared.k_ring.full(slot)
+    wide_bytes = BOX_KEYS * geometry.k_chunks * SWIZZLE
+    narrow_bytes = BOX_KEYS * geometry.narrow_bytes
+    by_lanes = Int32(0)
+    for index in cutlass.range(geometry.k_keys // BOX_KEYS, unroll=1):
+        box = paged.Box(cute.arch.shuffle_sync(mine.page, index), cute.arch.shuffle_sync(mine.group, index))
+        key = first + index * BOX_KEYS
+        target = slot * geometry.k_wide_bytes + index * wide_bytes
+        if not geometry.is_pair and paged.is_partial(key, BOX_KEYS, keys.first, keys.end):
+            by_lanes += wide_bytes
+            dims = geometry.k_chunks * geometry.chunk
+            words = shared.k_words + target // 4
+            paged.copy_box_keys(task.cache, Int32(0), dims, box, BOX_KEYS, keys.first - key, keys.end - key, words)
+        else:
+            tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
+            paged.copy_box(maps.k_wide.atom, maps.k_wide.view, tiler, chunk, box, _at(shared.k_wide, target), barrier)
+        if const_expr(geometry.narrow > 0):
+            target = slot * geometry.k_narrow_bytes + index * narrow_bytes
+            tiler = _box_tiler(geometry.narrow, 1)
+            paged.copy_box(maps.k_narrow.atom, maps.k_narrow.view, tiler, 0, box, _at(shared.k_narrow, target), barrier)
+    if const_expr(not geometry.is_pair):
+        cute.arch.fence_view_async_shared()
+        cute.arch.sync_warp()
+    if is_leader(geometry.ctas):
+        shared.k_ring.announce(count, geometry.ctas * geometry.k_bytes - by_lanes)
+
+
+@cute.jit
+def _load_query(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, row: Int32, barrier):
+    """This CTA's query rows from `row` on; rows past the request's are another's, or zeros."""
+    for which in cutlass.range_constexpr(2 if geometry.narrow > 0 else 1):
+        found = maps.q_wide if const_expr(which == 0) else maps.q_narrow
+        target = shared.q_wide if const_expr(which == 0) else shared.q_narrow
+        source = cute.local_tile(cute.domain_offset((0, row, 0), found.view), target.shape, (0, 0, 0))
+        to, of = cpasync.tma_partition(
+            found.atom, 0, cute.make_layout(1), cute.group_modes(target, 0, 3), cute.group_modes(source, 0, 3)
+        )
+        cute.copy(found.atom, of, to, tma_bar_ptr=barrier)
+
+
+@cute.jit
+def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
+    """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
+    lane = cute.arch.lane_idx()
+    rank = rank_of(geometry.ctas)
+    boxes = geometry.v_keys // BOX_KEYS
+    slots = geometry.v_slots_per_tile
+    box_bytes = BOX_KEYS * geometry.v_chunks * SWIZZLE
+    tile = Int32(0)
+    deal = geometry.deal
+    unit = first_unit(deal, task.work, task.view)
+    while unit.start < task.work.end:
+        segment = segment_of(deal, task.work, task.view, unit)
+        if segment.valid:
+            pages = paged.pages_of(task.block_tables, task.cache, segment.request)
+            keys = keys_of_segment(task, segment)
+            for i in cutlass.range(segment.tiles, unroll=1):
+                for part in cutlass.range_constexpr(slots):
+                    count = (tile + i) * slots + part
+                    first = (segment.first_tile + i) * geometry.tile_kv + part * geometry.v_keys
+                    key = first + lane % boxes * BOX_KEYS
+                    mine = paged.box_at(pages, key, BOX_KEYS, keys.first, keys.end)
+                    shared.v_ring.wait_empty(count)
+                    slot = shared.v_ring.slot(count)
+                    barrier = shared.v_ring.full(slot)
+                    tx_bytes = Int32(0)
+                    for index in cutlass.range(boxes, unroll=1):
+                        box = paged.Box(
+                            cute.arch.shuffle_sync(mine.page, index), cute.arch.shuffle_sync(mine.group, index)
+                        )
+                        box_key = first + index * BOX_KEYS
+                        target = slot * geometry.v_bytes + index * box_bytes
+                        if paged.is_partial(box_key, BOX_KEYS, keys.first, keys.end):
+                            paged.copy_box_keys(
+                                task.cache,
+                                rank * geometry.v_dims,
+                                geometry.v_dims,
+                                box,
+                                BOX_KEYS,
+                                keys.first - box_key,
+                                keys.end - box_key,
+                                shared.v_words + target // 4,
+                            )
+                        else:
+                            tx_bytes += geometry.ctas * box_bytes
+                            paged.copy_box(
+                                v_map.atom,
+                                v_map.view,
+                                _box_tiler(geometry.chunk, geometry.v_chunks),
+                                rank * geometry.v_chunks,
+                                box,
+                                _at(shared.v_wide, target),
+                                barrier,
+                            )
+                    cute.arch.fence_view_async_shared()
+                    if is_leader(geometry.ctas):
+                        cute.arch.sync_warp()
+                        shared.v_ring.announce(count, tx_bytes)
+                    else:
+                        shared.v_ring.fill(count)
+            tile += segment.tiles
+        unit = next_unit(deal, task.work, task.view, unit)
+
+
+def _box_tiler(width: int, chunks: int) -> tuple[int, ...]:
+    return (width, paged.GROUP, chunks, BOX_KEYS // paged.GROUP, 1)
+
+
+@cute.jit
+def _at(first: cute.Tensor, offset_bytes: Int32) -> cute.Tensor:
+    """The box at `offset_bytes` from the first."""
+    element_bytes = first.element_type.width // 8
+    offset = cute.assume(offset_bytes // element_bytes, divby=ATOM // 2 // element_bytes)
+    return cute.make_tensor(first.iterator + offset, first.layout)
