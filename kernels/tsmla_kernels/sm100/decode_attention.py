@@ -17,27 +17,28 @@ from cutlass.cute.nvgpu.tcgen05 import CtaGroup
 from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
+from ..geometry import TILE_ALIGNMENT, TMEM_COLUMNS
+from ..parts import paged
+from ..parts.decode_work import deal_work
+from ..parts.partials import partials_of
+from ..parts.pipeline import ClusterEdge
+from ..parts.precision import Probabilities, numeric
+from ..parts.visible import Visibility
+from .decode_finish import Results
 from .decode_geometry import (
     BOX_KEYS,
     EXCHANGE_OFFSET,
     ROWS,
+    S_SLOTS,
     SWIZZLE,
     TENSOR_ADDRESS_OFFSET,
-    TENSOR_COLUMNS,
     DecodeGeometry,
     DecodeSchedule,
 )
-from ..parts import paged
-from ..parts.decode_work import deal_work
-from ..parts.pair_pipeline import Ring, is_leader
-from ..parts.partials import partials_of
-from ..parts.precision import numeric
-from ..parts.visible import Visibility
-from .decode_finish import Results
 from .decode_load import KeyMaps, Map, load_keys, load_values
-from .decode_mma import multiply
+from .decode_mma import Products, multiply
 from .decode_softmax import attend
-from .decode_task import Task
+from .decode_task import Task, is_leader
 
 
 class Attention:
@@ -47,6 +48,8 @@ class Attention:
         self.variant = variant
         self.geometry = geometry
         self.schedule = DecodeSchedule()
+        self.products = Products(variant.dtype, geometry)
+        self.probabilities = Probabilities.of(variant.dtype)
         self.dtype = numeric(variant.dtype)
 
     @cute.jit
@@ -122,20 +125,20 @@ class Attention:
     ):
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         tensor_address = cute.recast_ptr(base + TENSOR_ADDRESS_OFFSET, dtype=Int32)
-        rings = self._rings(base)
+        edges = self._edges(base)
         if warp == schedule.mma_warp:
-            cute.arch.alloc_tmem(TENSOR_COLUMNS, tensor_address, is_two_cta=geometry.is_pair)
+            cute.arch.alloc_tmem(TMEM_COLUMNS, tensor_address, is_two_cta=geometry.is_pair)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=geometry.is_pair)
         if warp == schedule.key_warp:
             with cute.arch.elect_one():
-                for ring in rings:
-                    if const_expr(ring is not None):
-                        ring.init()
+                for edge in edges:
+                    if const_expr(edge is not None):
+                        edge.init()
             cute.arch.mbarrier_init_fence()
         _meet(geometry)
-        shared = self._shared(base, rings, cute.make_tensor(tensor_address, 1)[0])
+        shared = self._shared(base, edges, cute.make_tensor(tensor_address, 1)[0])
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
@@ -143,10 +146,10 @@ class Attention:
         task = Task(kv_cache, block_tables, view, work)
 
         if warp < schedule.softmax_warps:
-            attend(geometry, self.dtype, shared, task, results, scale_log2)
+            attend(geometry, self.probabilities, shared, task, results, scale_log2)
         elif warp == schedule.mma_warp:
-            if is_leader(geometry.ctas):
-                multiply(shared, geometry, self.dtype, task)
+            if is_leader(geometry):
+                multiply(self.products, shared, task)
         elif warp == schedule.key_warp:
             load_keys(shared, geometry, maps, task)
         elif const_expr(geometry.is_pair):
@@ -158,27 +161,27 @@ class Attention:
         _meet(geometry)
         if warp == schedule.mma_warp:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tensor_address)
-            cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS, is_two_cta=geometry.is_pair)
+            cute.arch.dealloc_tmem(pointer, TMEM_COLUMNS, is_two_cta=geometry.is_pair)
 
-    def _rings(self, base: cute.Pointer) -> Rings:
+    def _edges(self, base: cute.Pointer) -> Edges:
         geometry = self.geometry
         barriers = cute.recast_ptr(base, dtype=Int64)
         softmax_warps = geometry.ctas * self.schedule.softmax_warps
-        counts = {
+        stages_and_arrivals = {
             "q": (1, 1, 1),
             "k": (geometry.k_slots, 1, 1),
             "v": (geometry.v_slots, geometry.ctas, 1),
-            "s": (2, 1, softmax_warps),
+            "s": (S_SLOTS, 1, softmax_warps),
             "p": (geometry.p_slots, softmax_warps, 1),
         }
-        rings, first = {}, 0
-        for name, (slots, full, empty) in counts.items():
-            rings[name] = Ring(barriers + first, slots, geometry.ctas, full, empty) if slots else None
-            first += Ring.barrier_count(slots)
+        edges, first = {}, 0
+        for name, (stages, full, empty) in stages_and_arrivals.items():
+            edges[name] = ClusterEdge(barriers + first, stages, geometry.ctas, full, empty) if stages else None
+            first += ClusterEdge.barrier_count(stages)
         assert first * 8 <= TENSOR_ADDRESS_OFFSET
-        return Rings(**rings)
+        return Edges(**edges)
 
-    def _shared(self, base: cute.Pointer, rings: Rings, tensor_memory: Int32) -> Shared:
+    def _shared(self, base: cute.Pointer, edges: Edges, tmem_base: Int32) -> Shared:
         """Carve up shared memory; addresses for descriptors, swizzled pointers for bulk copies, words for lanes."""
         geometry = self.geometry
         layouts = self._layouts()
@@ -211,12 +214,12 @@ class Attention:
             v_words=words(geometry.v_offset),
             p_words=words(geometry.p_offset),
             exchange=words(EXCHANGE_OFFSET, Float32),
-            tensor_memory=tensor_memory,
-            q_ring=rings.q,
-            k_ring=rings.k,
-            v_ring=rings.v,
-            s_ring=rings.s,
-            p_ring=rings.p,
+            tmem_base=tmem_base,
+            q_edge=edges.q,
+            k_edge=edges.k,
+            v_edge=edges.v,
+            s_edge=edges.s,
+            p_edge=edges.p,
         )
 
     def _layouts(self) -> Layouts:
@@ -257,17 +260,17 @@ class Layouts(NamedTuple):
     v_box: cute.ComposedLayout
 
 
-class Rings(NamedTuple):
-    q: Ring
-    k: Ring
-    v: Ring | None
-    s: Ring
-    p: Ring
+class Edges(NamedTuple):
+    q: ClusterEdge
+    k: ClusterEdge
+    v: ClusterEdge | None
+    s: ClusterEdge
+    p: ClusterEdge
 
 
 class Shared(NamedTuple):
-    """Addresses in shared memory (for descriptors), views of the same places, tensor memory, and the rings. Solo there
-    is no V."""
+    """Addresses in shared memory (for descriptors), views of the same places, tensor memory, and who waits for whom. Solo
+    there is no V."""
 
     q: Int32
     k: Int32
@@ -283,9 +286,9 @@ class Shared(NamedTuple):
     v_words: cute.Pointer
     p_words: cute.Pointer
     exchange: cute.Pointer
-    tensor_memory: Int32
-    q_ring: Ring
-    k_ring: Ring
-    v_ring: Ring | None
-    s_ring: Ring
-    p_ring: Ring
+    tmem_base: Int32
+    q_edge: ClusterEdge
+    k_edge: ClusterEdge
+    v_edge: ClusterEdge | None
+    s_edge: ClusterEdge
+    p_edge: ClusterEdge

@@ -8,15 +8,17 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
-from .decode_geometry import DecodeGeometry
-from ..parts import tcgen05
+from ..parts import tmem
 from ..parts.alignment import aligned
 from ..parts.decode_work import Segment
+from ..parts.epilogue import store_row
 from ..parts.partials import Partials
+from ..parts.row_softmax import scaled
+from .decode_geometry import DecodeGeometry
 
 BLOCK = 128
 """Columns of tensor memory that one product of 256 dims fills."""
-WIDTH = 32
+CHUNK = 32
 """Columns of tensor memory that a thread takes out at a time."""
 
 
@@ -35,29 +37,28 @@ def finish(
     lane,
     segment: Segment,
     row: Int32,
-    reference_log2: Float32,
+    lse_of_one: Float32,
     total: Float32,
     rows: Int32,
     results: Results,
 ):
-    """Write this thread's part of row `row` of the segment; `total` is the row's sum of probabilities, `rows` the rows
-    of a request."""
+    """Write this thread's part of row `row` of the segment. `total` is the row's sum of probabilities, `lse_of_one` what
+    its base-2 LSE would be if that were 1, `rows` the rows of a request."""
     empty = total == 0.0
     inverse = Float32(0.0) if empty else cute.arch.rcp_approx(total)
-    row_lse = -Float32.inf if empty else reference_log2 + cute.math.log2(total, fastmath=True) - geometry.bias
+    row_lse = -Float32.inf if empty else lse_of_one + cute.math.log2(total, fastmath=True)
     whole = segment.slot < 0
     mine = row < segment.rows
     flat_row = Int64(segment.request) * rows + segment.first_row + row
     if whole:
         inverse *= results.output_scale
-    for first in cutlass.range_constexpr(0, geometry.o_columns, WIDTH):
+    for first in cutlass.range_constexpr(0, geometry.o_columns, CHUNK):
         dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
-        values = cute.make_rmem_tensor(WIDTH, Float32)
-        values.fill(0.0)
+        values = [Float32(0.0)] * CHUNK
         if segment.tiles > 0:
-            found = tcgen05.load(lane.address + first, WIDTH)
-            tcgen05.wait_loads()
-            values.store(found.load() * inverse)
+            values = tmem.load(lane.address + first, CHUNK)
+            tmem.wait_loads()
+            values = scaled(values, inverse)
         if mine and whole:
             _write(values, cute.domain_offset((flat_row, dim), results.out))
         if mine and not whole:
@@ -70,8 +71,5 @@ def finish(
 
 
 @cute.jit
-def _write(values: cute.Tensor, target: cute.Tensor):
-    """Round to the target's type and store, 16 bytes at a time."""
-    rounded = cute.make_rmem_tensor_like(values, target.element_type)
-    rounded.store(values.load().to(target.element_type))
-    cute.autovec_copy(rounded, cute.make_tensor(aligned(target.iterator, 16), WIDTH))
+def _write(values: list, target: cute.Tensor):
+    store_row(values, cute.make_tensor(aligned(target.iterator, 16), len(values)), 0)

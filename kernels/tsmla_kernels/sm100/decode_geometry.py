@@ -14,14 +14,15 @@ from tsmla.plan import DEALS, FEW_ROWS_DEALS, Deal
 from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
-from ..geometry import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA
+from ..geometry import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
 
 SWIZZLE = 128
 """Bytes of one swizzled row; operands are kept in chunks of so many bytes by 8 rows."""
 ATOM = 8 * SWIZZLE
-TENSOR_COLUMNS = 512
 ROWS = 64
 """Query rows of a CTA."""
+S_SLOTS = 2
+"""Tiles whose scores are in tensor memory."""
 BOX_KEYS = 16
 """Keys of one bulk copy: the smallest page."""
 CONTROL_BYTES = 3 * 1024
@@ -35,45 +36,42 @@ class DecodeGeometry:
     """Sizes of one CTA. A chunk is 128 bytes of a key or query row; what is left of a row is the narrow part, 64 bytes
     of an e4m3 row and nothing of a 16-bit one.
 
-    A K slot holds half of the tile's keys: of a pair, those that this CTA brings (of 16-bit rows a third of the dims
-    at a time, so that the next tile's first third can follow); solo, one half after the other, in slots that lie side
-    by side."""
+    K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time, so
+    that the next tile's first third can follow. Solo, they hold as many whole rows of a tile as make slots equal: 64 of
+    8 bits, 32 of 16, so that the first half's place is free while the second is still multiplied."""
 
     element_bytes: int
     deal: Deal
-    tile_kv: int
     k_slots: int
     k_slots_per_tile: int
     v_slots: int
-    p_slots: int
 
     @classmethod
     def pair(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of more than 64 rows."""
         size = variant.dtype.bits // 8
-        return cls(
-            size, DEALS[variant.arch], 128, k_slots=3, k_slots_per_tile=2 * size - 1, v_slots=2, p_slots=2 // size
-        )
+        return cls(size, DEALS[variant.arch], k_slots=3, k_slots_per_tile=2 * size - 1, v_slots=2)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of up to 64 rows."""
         size = variant.dtype.bits // 8
-        deal = FEW_ROWS_DEALS[variant.arch]
-        return cls(size, deal, 128 // size, k_slots=4, k_slots_per_tile=2, v_slots=0, p_slots=2 // size)
+        return cls(size, FEW_ROWS_DEALS[variant.arch], k_slots=4, k_slots_per_tile=size, v_slots=0)
 
     def __post_init__(self) -> None:
-        assert self.deal.row_tile == self.ctas * ROWS and self.deal.tile_kv % self.tile_kv == 0, self
+        assert self.deal.row_tile == self.ctas * ROWS, self
         assert self.row_chunks % self.k_parts == 0 and (self.k_parts == 1 or self.narrow == 0), self
-        assert self.k_slots % self.k_slots_per_tile == 0, self
-        assert self.k_keys % BOX_KEYS == 0, self
+        assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
         if self.is_pair:
             assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
         for size in (self.q_bytes, self.k_wide_bytes, self.k_narrow_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
             assert size % ATOM == 0, self
-        assert self.element_bytes > 1 or 2.0 ** (self.bias + self.slack) <= 448.0, self
-        assert self.s_column + 2 * self.s_columns <= TENSOR_COLUMNS, self
+        assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
+
+    @property
+    def tile_kv(self) -> int:
+        return self.deal.tile_kv
 
     @property
     def ctas(self) -> int:
@@ -83,11 +81,6 @@ class DecodeGeometry:
     @property
     def is_pair(self) -> bool:
         return self.ctas == 2
-
-    @property
-    def tiles_per_deal(self) -> int:
-        """Tiles of one KV tile of the work line."""
-        return self.deal.tile_kv // self.tile_kv
 
     @property
     def chunk(self) -> int:
@@ -116,14 +109,14 @@ class DecodeGeometry:
         return self.q_wide_bytes + ROWS * self.narrow_bytes
 
     @property
-    def k_keys(self) -> int:
-        """Keys of one K slot."""
-        return self.tile_kv // 2
-
-    @property
     def k_parts(self) -> int:
         """Slots that a key's dims are spread over."""
         return self.k_slots_per_tile if self.is_pair else 1
+
+    @property
+    def k_keys(self) -> int:
+        """Keys of one K slot."""
+        return self.tile_kv // 2 if self.is_pair else self.tile_kv // self.k_slots_per_tile
 
     @property
     def k_chunks(self) -> int:
@@ -167,13 +160,18 @@ class DecodeGeometry:
         return self.v_keys * self.v_chunks * SWIZZLE
 
     @property
-    def p_bytes(self) -> int:
-        """One P slot."""
-        return ROWS * self.tile_kv * self.element_bytes
+    def p_slots(self) -> int:
+        return 2 // self.element_bytes
 
     @property
-    def p_chunks(self) -> int:
-        return self.tile_kv // self.chunk
+    def p_row_bytes(self) -> int:
+        """Bytes of one swizzled row of P: the tile's keys, or a chunk of them."""
+        return min(SWIZZLE, self.tile_kv * self.element_bytes)
+
+    @property
+    def p_bytes(self) -> int:
+        """One P slot: chunks of (64 rows, p_row_bytes)."""
+        return ROWS * self.tile_kv * self.element_bytes
 
     @property
     def q_offset(self) -> int:
@@ -221,19 +219,8 @@ class DecodeGeometry:
 
     @property
     def s_column(self) -> int:
-        """First column of the two score tiles."""
+        """First column of the scores."""
         return self.o_columns
-
-    @property
-    def slack(self) -> float:
-        """log2 by which a row's maximum may outgrow the reference of its exponents."""
-        return 4.0 if self.element_bytes == 1 else 8.0
-
-    @property
-    def bias(self) -> float:
-        """log2 of what probabilities are multiplied by (the row's sum undoes it): as much of e4m3's range as
-        2^(bias + slack) <= 448 leaves, nothing for 16 bits."""
-        return 4.0 if self.element_bytes == 1 else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,11 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from .decode_geometry import ATOM, BOX_KEYS, ROWS, SWIZZLE, DecodeGeometry
 from ..parts import paged
 from ..parts.decode_work import first_unit, next_unit, segment_of
-from ..parts.pair_pipeline import is_leader, rank_of
 from ..parts.visible import Keys
-from .decode_task import Task, keys_of_segment
+from .decode_geometry import ATOM, BOX_KEYS, ROWS, SWIZZLE, DecodeGeometry
+from .decode_task import Task, is_leader, keys_of_segment, rank_of
 
 
 class Map(NamedTuple):
@@ -40,9 +39,9 @@ class KeyMaps(NamedTuple):
 
 @cute.jit
 def load_keys(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task):
-    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, both halves."""
+    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them."""
     lane = cute.arch.lane_idx()
-    rank = rank_of(geometry.ctas)
+    rank = rank_of(geometry)
     deal = geometry.deal
     slots = geometry.k_slots_per_tile
     boxes = geometry.k_keys // BOX_KEYS
@@ -52,26 +51,25 @@ def load_keys(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
-            shared.q_ring.wait_empty(segments)
-            if is_leader(geometry.ctas):
-                shared.q_ring.announce(segments, geometry.ctas * geometry.q_bytes)
+            shared.q_edge.wait_empty(segments)
+            if is_leader(geometry):
+                shared.q_edge.announce(segments, geometry.ctas * geometry.q_bytes)
             first_row = segment.request * task.work.rows + segment.first_row + rank * ROWS
-            _load_query(shared, geometry, maps, first_row, shared.q_ring.full(0))
+            _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
             segments += 1
             pages = paged.pages_of(task.block_tables, task.cache, segment.request)
             keys = keys_of_segment(task, segment)
-            tiles = segment.tiles * geometry.tiles_per_deal
-            for i in cutlass.range(tiles, unroll=1):
+            for i in cutlass.range(segment.tiles, unroll=1):
                 for part in cutlass.range_constexpr(slots):
-                    half = rank if const_expr(geometry.is_pair) else Int32(part)
-                    first = segment.first_tile * deal.tile_kv + i * geometry.tile_kv + half * geometry.k_keys
+                    place = rank if const_expr(geometry.is_pair) else Int32(part)
+                    first = (segment.first_tile + i) * geometry.tile_kv + place * geometry.k_keys
                     key = first + lane % boxes * BOX_KEYS
                     mine = paged.box_at(pages, key, BOX_KEYS, keys.first, keys.end)
                     count = (tile + i) * slots + part
-                    shared.k_ring.wait_empty(count)
+                    shared.k_edge.wait_empty(count)
                     chunk = part * geometry.k_chunks if const_expr(geometry.is_pair) else 0
                     _load_slot(shared, geometry, maps, task, count, chunk, first, mine, keys)
-            tile += tiles
+            tile += segment.tiles
         unit = next_unit(deal, task.work, task.view, unit)
 
 
@@ -88,8 +86,8 @@ def _load_slot(
     keys: Keys,
 ):
     """Keys from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`; lane i knows box i."""
-    slot = shared.k_ring.slot(count)
-    barrier = shared.k_ring.full(slot)
+    slot = shared.k_edge.stage(count)
+    barrier = shared.k_edge.full(slot)
     wide_bytes = BOX_KEYS * geometry.k_chunks * SWIZZLE
     narrow_bytes = BOX_KEYS * geometry.narrow_bytes
     by_lanes = Int32(0)
@@ -112,8 +110,8 @@ def _load_slot(
     if const_expr(not geometry.is_pair):
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-    if is_leader(geometry.ctas):
-        shared.k_ring.announce(count, geometry.ctas * geometry.k_bytes - by_lanes)
+    if is_leader(geometry):
+        shared.k_edge.announce(count, geometry.ctas * geometry.k_bytes - by_lanes)
 
 
 @cute.jit
@@ -133,7 +131,7 @@ def _load_query(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMa
 def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
     """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
     lane = cute.arch.lane_idx()
-    rank = rank_of(geometry.ctas)
+    rank = rank_of(geometry)
     boxes = geometry.v_keys // BOX_KEYS
     slots = geometry.v_slots_per_tile
     box_bytes = BOX_KEYS * geometry.v_chunks * SWIZZLE
@@ -151,9 +149,9 @@ def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map,
                     first = (segment.first_tile + i) * geometry.tile_kv + part * geometry.v_keys
                     key = first + lane % boxes * BOX_KEYS
                     mine = paged.box_at(pages, key, BOX_KEYS, keys.first, keys.end)
-                    shared.v_ring.wait_empty(count)
-                    slot = shared.v_ring.slot(count)
-                    barrier = shared.v_ring.full(slot)
+                    shared.v_edge.wait_empty(count)
+                    slot = shared.v_edge.stage(count)
+                    barrier = shared.v_edge.full(slot)
                     tx_bytes = Int32(0)
                     for index in cutlass.range(boxes, unroll=1):
                         box = paged.Box(
@@ -184,11 +182,11 @@ def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map,
                                 barrier,
                             )
                     cute.arch.fence_view_async_shared()
-                    if is_leader(geometry.ctas):
+                    if is_leader(geometry):
                         cute.arch.sync_warp()
-                        shared.v_ring.announce(count, tx_bytes)
+                        shared.v_edge.announce(count, tx_bytes)
                     else:
-                        shared.v_ring.fill(count)
+                        shared.v_edge.hand_over(count)
             tile += segment.tiles
         unit = next_unit(deal, task.work, task.view, unit)
 

@@ -1,12 +1,10 @@
 """Role `attend` of the Blackwell decode: scores to probabilities, rescaling of the output, and its way out.
 
 The first half of a tile's scores lies on lanes 0-63 of tensor memory, the second on lanes 64-127, so a query row belongs
-to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum
-through shared memory, in two places used in turn: a thread that writes the place again has passed the barrier of the
-exchange between, which nobody reaches before reading.
-
-The reference that exponents are taken against follows the maximum only when that has grown by more than
-`slack` (log2): until then probabilities may exceed 1 and nothing needs rescaling (FlashAttention-4, arXiv 2603.05451).
+to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum through shared
+memory, in two places used in turn: a thread that writes the place again has passed the barrier of the exchange between,
+which nobody reaches before reading. The maximum that exponents refer to rarely moves (`parts/row_softmax.py`), so the
+threads rescale the output themselves.
 """
 
 from __future__ import annotations
@@ -17,19 +15,30 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from .decode_geometry import ROW_BARRIER, ROW_THREADS, ROWS, SWIZZLE, DecodeGeometry
-from ..parts import tcgen05
+from ..parts import tmem
 from ..parts.alignment import aligned
 from ..parts.decode_work import Segment, first_unit, next_unit, segment_of
-from ..parts.maximum import max3
-from ..parts.pair_pipeline import rank_of
+from ..parts.precision import Probabilities, numeric, packed_words
+from ..parts.row_softmax import (
+    RowState,
+    exponentials,
+    mask_outside,
+    new_maximum,
+    offset_of,
+    rescale_factor,
+    row_maximum,
+    scaled,
+    sum_of,
+)
 from ..parts.visible import keys_of_row
-from .decode_finish import Results, finish
-from .decode_task import Task
+from .decode_finish import CHUNK, Results, finish
+from .decode_geometry import ROW_BARRIER, ROW_THREADS, ROWS, DecodeGeometry
+from .decode_task import Task, rank_of
 
 
 class Lane(NamedTuple):
-    """Where this thread stands: its row of the CTA's 64, which half of the row's columns, its tensor-memory lane."""
+    """Where this thread stands: its row of the CTA's 64, which half of the row's columns, its tensor-memory lanes, and
+    the named barrier of the row's threads."""
 
     row: Int32
     half: Int32
@@ -46,17 +55,10 @@ class Range(NamedTuple):
     all_hi: Int32
 
 
-class Running(NamedTuple):
-    """A row's softmax so far: the reference of its exponents (unscaled) and this thread's part of the sum."""
-
-    reference: Float32
-    total: Float32
-
-
 @cute.jit
 def attend(
     geometry: cutlass.Constexpr[DecodeGeometry],
-    dtype: cutlass.Constexpr,
+    probabilities: cutlass.Constexpr[Probabilities],
     shared,
     task: Task,
     results: Results,
@@ -70,32 +72,31 @@ def attend(
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid:
-            row = rank_of(geometry.ctas) * ROWS + lane.row
+            row = rank_of(geometry) * ROWS + lane.row
             keys = _range(task, segment, row)
-            running = Running(-Float32.inf, Float32(0.0))
-            tiles = segment.tiles * geometry.tiles_per_deal
-            for i in cutlass.range(tiles, unroll=1):
-                first_key = segment.first_tile * deal.tile_kv + i * geometry.tile_kv
-                running = _tile(
-                    geometry, dtype, shared, lane, keys, running, tile + i, exchanges + i, first_key, i > 0, scale_log2
-                )
-            tile += tiles
-            exchanges += tiles
-            if tiles > 0:
-                shared.p_ring.wait_empty(tile - 1 + geometry.p_slots)
-                tcgen05.fence_after()
-            total = _sum(_exchange(shared, lane, running.total, exchanges))
+            state = RowState(-Float32.inf, Float32(0.0))
+            for i in cutlass.range(segment.tiles, unroll=1):
+                first_key = (segment.first_tile + i) * geometry.tile_kv
+                state = _tile(
+                    geometry, probabilities, shared, lane, keys, state,
+                    tile + i, exchanges + i, first_key, i > 0, scale_log2,
+                )  # fmt: skip
+            tile += segment.tiles
+            exchanges += segment.tiles
+            if segment.tiles > 0:
+                _wait_output(geometry, shared, tile)
+            mine, other = _exchange(shared, lane, state.total, exchanges)
             exchanges += 1
-            finish(geometry, lane, segment, row, running.reference * scale_log2, total, task.work.rows, results)
+            lse_of_one = state.maximum * scale_log2 - probabilities.bias
+            finish(geometry, lane, segment, row, lse_of_one, mine + other, task.work.rows, results)
         unit = next_unit(deal, task.work, task.view, unit)
 
 
 @cute.jit
 def _lane(shared) -> Lane:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lane = warp * 32 + cute.arch.lane_idx()
-    address = shared.tensor_memory + (warp * 32 << tcgen05.LANE_SHIFT)
-    return Lane(lane & (ROWS - 1), warp // 2, address, ROW_BARRIER + (warp & 1))
+    thread = warp * 32 + cute.arch.lane_idx()
+    return Lane(thread & (ROWS - 1), warp // 2, tmem.row_address(shared.tmem_base, 0, warp), ROW_BARRIER + (warp & 1))
 
 
 @cute.jit
@@ -107,129 +108,98 @@ def _range(task: Task, segment: Segment, row: Int32) -> Range:
 
 
 @cute.jit
-def _exchange(shared, lane: Lane, value: Float32, count: Int32) -> cute.Tensor:
-    """What every thread of the row has: exchange number `count` of the kernel."""
+def _exchange(shared, lane: Lane, value: Float32, count: Int32) -> tuple[Float32, Float32]:
+    """What both threads of the row have: exchange number `count` of the kernel."""
     place = shared.exchange + ((count & 1) * ROWS + lane.row) * ROW_THREADS
     place[lane.half] = value
     cute.arch.barrier(barrier_id=lane.barrier, number_of_threads=32 * ROW_THREADS)
     values = cute.make_rmem_tensor(ROW_THREADS, Float32)
     cute.autovec_copy(cute.make_tensor(aligned(place, 4 * ROW_THREADS), ROW_THREADS), values)
-    return values
+    return values[0], values[1]
 
 
 @cute.jit
-def _sum(values: cute.Tensor) -> Float32:
-    return values.load().reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+def _wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared, tile: Int32):
+    """Until the output holds all tiles before number `tile`: their probabilities have been read."""
+    shared.p_edge.wait_empty(tile - 1 + geometry.p_slots)
+    tmem.fence_after()
 
 
 @cute.jit
 def _tile(
     geometry: cutlass.Constexpr[DecodeGeometry],
-    dtype: cutlass.Constexpr,
+    probabilities: cutlass.Constexpr[Probabilities],
     shared,
     lane: Lane,
     keys: Range,
-    running: Running,
+    state: RowState,
     tile: Int32,
     exchanged: Int32,
     first_key: Int32,
     later: Boolean,
     scale_log2: Float32,
-) -> Running:
+) -> RowState:
     """Tile number `tile` of the kernel: S to P; `later` when the output already holds earlier tiles."""
     columns = geometry.s_columns
-    first_column = lane.half * columns
-    shared.s_ring.wait_full(tile)
-    tcgen05.fence_after()
-    scores = tcgen05.load(lane.address + geometry.s_column + shared.s_ring.slot(tile) * columns, columns)
-    tcgen05.wait_loads()
-    tcgen05.fence_before()
-    shared.s_ring.release(tile)
+    shared.s_edge.wait_full(tile)
+    tmem.fence_after()
+    scores = tmem.load(lane.address + geometry.s_column + shared.s_edge.stage(tile) * columns, columns)
+    tmem.wait_loads()
+    tmem.fence_before()
+    shared.s_edge.release(tile)
     if first_key < keys.all_lo or first_key + geometry.tile_kv > keys.all_hi:
-        for column in cutlass.range_constexpr(columns):
-            key = first_key + first_column + column
-            scores[column] = scores[column] if key >= keys.lo and key < keys.hi else -Float32.inf
-
-    found = _exchange(shared, lane, _maximum(scores), exchanged)
-    highest = found.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
-    reference = running.reference
-    total = running.total
-    grown = (highest - reference) * scale_log2 > geometry.slack
-    if cute.arch.vote_any_sync(grown):
-        factor = Float32(1.0)
-        if grown:
-            factor = cute.arch.exp2((reference - highest) * scale_log2)
-            reference = highest
+        mine = first_key + lane.half * columns
+        scores = mask_outside(scores, keys.lo - mine, keys.hi - mine)
+    one, other = _exchange(shared, lane, row_maximum(scores), exchanged)
+    seen = cute.arch.fmax(one, other)
+    maximum = new_maximum(state.maximum, seen, Float32(probabilities.slack) / scale_log2)
+    total = state.total
+    if cute.arch.vote_any_sync(maximum != state.maximum):
+        factor = rescale_factor(state.maximum, maximum, scale_log2, True)
         total *= factor
         if later:
-            shared.p_ring.wait_empty(tile - 1 + geometry.p_slots)
-            tcgen05.fence_after()
+            _wait_output(geometry, shared, tile)
             _rescale(geometry, lane, factor)
-    shift = geometry.bias - (Float32(0.0) if reference == -Float32.inf else reference * scale_log2)
-    sums = (Float32(0.0), Float32(0.0))
-    for column in cutlass.range_constexpr(0, columns, 2):
-        pair = cute.arch.fma_packed_f32x2(
-            (scores[column], scores[column + 1]), (scale_log2, scale_log2), (shift, shift)
-        )
-        scores[column] = cute.arch.exp2(pair[0])
-        scores[column + 1] = cute.arch.exp2(pair[1])
-        sums = cute.arch.add_packed_f32x2((scores[column], scores[column + 1]), sums)
-    shared.p_ring.wait_empty(tile)
-    _store(geometry, dtype, shared, lane, scores, first_column, tile)
+    offset = offset_of(maximum, scale_log2, probabilities.bias, True)
+    values = exponentials(scores, scale_log2, offset, 0, 0)
+    shared.p_edge.wait_empty(tile)
+    _store(geometry, probabilities, shared, lane, values, tile)
     cute.arch.fence_view_async_shared()
-    tcgen05.fence_before()
-    shared.p_ring.fill(tile)
-    return Running(reference, total + (sums[0] + sums[1]))
+    tmem.fence_before()
+    shared.p_edge.hand_over(tile)
+    return RowState(maximum, sum_of(values, total))
 
 
 @cute.jit
-def _maximum(values: cute.Tensor) -> Float32:
-    chains = 4
-    best = [values[chain] for chain in range(chains)]
-    for column in cutlass.range_constexpr(chains, cute.size(values), 2):
-        chain = column // 2 % chains
-        best[chain] = max3(best[chain], values[column], values[column + 1])
-    return max3(best[0], best[1], cute.arch.fmax(best[2], best[3]))
-
-
-@cute.jit
-def _rescale(
-    geometry: cutlass.Constexpr[DecodeGeometry],
-    lane: Lane,
-    factor: Float32,
-):
+def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
     """Multiply this thread's part of its output row by `factor`."""
-    width = 32
-    for first in cutlass.range_constexpr(0, geometry.o_columns, width):
-        values = tcgen05.load(lane.address + first, width)
-        tcgen05.wait_loads()
-        for column in cutlass.range_constexpr(0, width, 2):
-            values[column], values[column + 1] = cute.arch.mul_packed_f32x2(
-                (values[column], values[column + 1]), (factor, factor)
-            )
-        tcgen05.store(lane.address + first, values)
-    tcgen05.wait_stores()
+    for first in cutlass.range_constexpr(0, geometry.o_columns, CHUNK):
+        values = tmem.load(lane.address + first, CHUNK)
+        tmem.wait_loads()
+        tmem.store(lane.address + first, scaled(values, factor))
+    tmem.wait_stores()
 
 
 @cute.jit
 def _store(
     geometry: cutlass.Constexpr[DecodeGeometry],
-    dtype: cutlass.Constexpr,
+    probabilities: cutlass.Constexpr[Probabilities],
     shared,
     lane: Lane,
-    probabilities: cute.Tensor,
-    first_column: Int32,
+    values: list,
     tile: Int32,
 ):
-    """Round to the operand type and store to P: chunks of (64 rows, 128 bytes), swizzled."""
-    rounded = cute.make_rmem_tensor_like(probabilities, dtype)
-    rounded.store(probabilities.load().to(dtype))
-    words = cute.recast_tensor(rounded, Int32)
-    first_byte = first_column * geometry.element_bytes
-    chunk = shared.p_ring.slot(tile) * geometry.p_chunks + first_byte // SWIZZLE
-    row = (chunk * ROWS + lane.row) * SWIZZLE
-    for piece in cutlass.range_constexpr(cute.size(words) // 4):
-        byte = (first_byte % SWIZZLE + piece * 16) ^ ((lane.row & 7) * 16)
-        target = aligned(shared.p_words + (row + byte) // 4, 16)
-        mine = cute.make_tensor(words.iterator + piece * 4, 4)
-        cute.autovec_copy(mine, cute.make_tensor(target, 4))
+    """Round to the operand type and store to P: chunks of (64 rows, p_row_bytes), swizzled."""
+    words = packed_words(values, numeric(probabilities.dtype))
+    row_bytes = geometry.p_row_bytes
+    first_byte = lane.half * geometry.s_columns * geometry.element_bytes
+    chunk = first_byte // row_bytes
+    row = (chunk * ROWS + lane.row) * row_bytes + shared.p_edge.stage(tile) * geometry.p_bytes
+    # 8 rows of 128 bytes, or 4 pairs of rows of 64, differ in where their 16-byte pieces lie.
+    turn = lane.row * row_bytes // 128 & (row_bytes // 16 - 1)
+    for piece in cutlass.range_constexpr(len(words) // 4):
+        byte = (first_byte % row_bytes + piece * 16) ^ (turn * 16)
+        mine = cute.make_rmem_tensor(4, Int32)
+        for word in cutlass.range_constexpr(4):
+            mine[word] = words[4 * piece + word]
+        cute.autovec_copy(mine, cute.make_tensor(aligned(shared.p_words + (row + byte) // 4, 16), 4))
