@@ -18,8 +18,8 @@ ONE_HALVED = "ws.cta_group::1"
 """64 rows of one CTA: row r is lane r for the first half of the columns, and lane 64 + r of the same tensor memory
 columns for the second half (PTX ISA, tcgen05 data path layout E)."""
 PAIR_HALVED = "cta_group::2"
-"""128 rows, 64 in each CTA of a pair, of which the even one issues; lanes as for ONE_HALVED (layout B). B's rows are divided
-between the CTAs."""
+"""128 rows, 64 in each CTA of a pair, of which the even one issues; lanes as for ONE_HALVED (layout B). B's rows are
+divided between the CTAs."""
 K_BYTES = 32
 """Bytes of A and B along K that one instruction takes."""
 _VERSION = 1 << 46

@@ -12,10 +12,10 @@ from tsmla.variant import DecodeVariant
 
 from ..decode.arguments import decode_arguments
 from ..decode.combine import launch_combine
-from .decode_geometry import ROWS, DecodeGeometry
 from ..parts.softmax import LOG2_E
 from ..parts.visible import Visibility
 from .decode_attention import Attention
+from .decode_geometry import ROWS, DecodeGeometry
 
 
 class DecodeKernel:

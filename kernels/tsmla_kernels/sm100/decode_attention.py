@@ -1,8 +1,8 @@
 """The attention kernel of the Blackwell decode: launch, kernel entry, and what its roles share.
 
-Output in 256 tensor-memory columns, two score tiles beside it, and separate warps for loads and products, after CUTLASS's
-Blackwell MLA example (77). Unlike there, the softmax warps rescale the output themselves, which they seldom need to, and
-no warp stands between them and the products.
+Output in 256 tensor-memory columns, two score tiles beside it, and separate warps for loads and products, after
+CUTLASS's Blackwell MLA example (77). Unlike there, the softmax warps rescale the output themselves, which they seldom
+need to, and no warp stands between them and the products.
 """
 
 from __future__ import annotations
@@ -269,8 +269,8 @@ class Edges(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Addresses in shared memory (for descriptors), views of the same places, tensor memory, and who waits for whom. Solo
-    there is no V."""
+    """Addresses in shared memory (for descriptors), views of the same places, tensor memory, and who waits for whom.
+    Solo there is no V."""
 
     q: Int32
     k: Int32

@@ -42,8 +42,8 @@ def finish(
     rows: Int32,
     results: Results,
 ):
-    """Write this thread's part of row `row` of the segment. `total` is the row's sum of probabilities, `lse_of_one` what
-    its base-2 LSE would be if that were 1, `rows` the rows of a request."""
+    """Write this thread's part of row `row` of the segment. `total` is the row's sum of probabilities, `lse_of_one`
+    what its base-2 LSE would be if that were 1, `rows` the rows of a request."""
     empty = total == 0.0
     inverse = Float32(0.0) if empty else cute.arch.rcp_approx(total)
     row_lse = -Float32.inf if empty else lse_of_one + cute.math.log2(total, fastmath=True)

@@ -2,8 +2,8 @@
 
 Two kernels serve a variant. Requests of more than 64 query rows: a *pair* of CTAs works on 128 rows, 64 in each, and
 the pair's MMA takes its B operand in halves, so each CTA holds 64 of a tile's 128 keys for the scores and, loaded once
-more, 256 of the 512 latent dims for the values. Requests of up to 64 rows: CTAs work *solo*, and what was loaded as keys
-is also the values.
+more, 256 of the 512 latent dims for the values. Requests of up to 64 rows: CTAs work *solo*, and what was loaded as
+keys is also the values.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class DecodeGeometry:
     """Sizes of one CTA. A chunk is 128 bytes of a key or query row; what is left of a row is the narrow part, 64 bytes
     of an e4m3 row and nothing of a 16-bit one.
 
-    K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time, so
-    that the next tile's first third can follow. Solo, they hold as many whole rows of a tile as make slots equal: 64 of
-    8 bits, 32 of 16, so that the first half's place is free while the second is still multiplied."""
+    K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time,
+    so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of 8 bits, half
+    of 16, whose place is free while the other half is still multiplied."""
 
     element_bytes: int
     deal: Deal
@@ -199,7 +199,7 @@ class DecodeGeometry:
 
     @property
     def s_columns(self) -> int:
-        """Tensor-memory columns of one tile's scores: the first half of its keys on lanes 0-63, the second on 64-127."""
+        """Tensor-memory columns of one tile's scores: half of its keys on lanes 0-63, the others on lanes 64-127."""
         return self.tile_kv // 2
 
     @property

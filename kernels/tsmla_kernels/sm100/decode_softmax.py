@@ -1,10 +1,10 @@
 """Role `attend` of the Blackwell decode: scores to probabilities, rescaling of the output, and its way out.
 
-The first half of a tile's scores lies on lanes 0-63 of tensor memory, the second on lanes 64-127, so a query row belongs
-to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum through shared
-memory, in two places used in turn: a thread that writes the place again has passed the barrier of the exchange between,
-which nobody reaches before reading. The maximum that exponents refer to rarely moves (`parts/row_softmax.py`), so the
-threads rescale the output themselves.
+The first half of a tile's scores lies on lanes 0-63 of tensor memory, the second on lanes 64-127, so a query row
+belongs to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum through
+shared memory, in two places used in turn: a thread that writes the place again has passed the barrier of the exchange
+between, which nobody reaches before reading. The maximum that exponents refer to rarely moves
+(`parts/row_softmax.py`), so the threads rescale the output themselves.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from .decode_geometry import DecodeGeometry
 
 
 class Task(NamedTuple):
-    """cache [pages, page size, dims], block_tables [batch, max pages], which keys rows see, and the work of these CTAs."""
+    """cache [pages, page size, dims], block_tables [batch, max pages], what rows see, and the work of these CTAs."""
 
     cache: cute.Tensor
     block_tables: cute.Tensor
