@@ -42,10 +42,11 @@ def test_head_counts_and_query_lengths(gpu, heads, q_len):
     check(make_problem([150, 65], q_len, heads))
 
 
-def test_dtypes(gpu):
+@pytest.mark.parametrize("heads", [16, 48])
+def test_dtypes(gpu, heads):
     for arch, dtype in DTYPES:
         if arch == gpu.arch:
-            check(make_problem([300, 1, 65], 2, 16, dtype))
+            check(make_problem([600, 1, 65], 2, heads, dtype))
 
 
 def test_visible_lengths_of_each_query_token(gpu):

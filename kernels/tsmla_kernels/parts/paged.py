@@ -16,40 +16,79 @@ from cutlass.cute.nvgpu import cpasync
 from tsmla.support import LATENT_DIM, ROPE_DIM
 
 from .alignment import aligned
+from .visible import Keys
 
 DIMS = LATENT_DIM + ROPE_DIM
 GROUP = 8
 """Rows of a swizzle atom."""
+BOX_KEYS = 16
+"""Keys of one copy: the smallest page."""
+WINDOW = 32 * BOX_KEYS
+"""Keys whose pages the lanes of a warp know together. Windows start at multiples, so that box i is with lane i % 32."""
 
 
 class Pages(NamedTuple):
-    """Where a request's keys lie: its row of the page table, log2 of the page size, pages of the whole cache."""
+    """Where a request's keys lie: its row of the page table, the size of a page and its log2, pages of the cache, and
+    the range of keys that count."""
 
     table: cute.Tensor
+    size: Int32
     shift: Int32
     count: Int32
+    keys: Keys
 
 
-@cute.jit
-def pages_of(block_tables: cute.Tensor, cache: cute.Tensor, request: Int32) -> Pages:
-    """`block_tables` is [batch, max pages] int32, `cache` [pages, page size, dims]; the page size is a power of two."""
-    return Pages(block_tables[request, None], cute.arch.popc(cache.shape[1] - 1), cache.shape[0])
+class Lookup(NamedTuple):
+    """Pages of 32 boxes, one in each lane of a warp, and of the 32 that follow: entries of the page table are read long
+    before the copies that need them. A box without a key that counts has a page that does not exist."""
+
+    known: Int32
+    ahead: Int32
 
 
 class Box(NamedTuple):
-    """Where a box starts: page, and 8-row group in it. A box outside of the range has a page that does not exist."""
+    """Where a box starts: page, and 8-row group in it."""
 
     page: Int32
     group: Int32
 
 
 @cute.jit
-def box_at(pages: Pages, key: Int32, keys: cutlass.Constexpr, lo: Int32, hi: Int32) -> Box:
-    """The box of `keys` keys from `key`; reads its page's entry only when it holds a key of lo .. hi - 1."""
+def pages_of(block_tables: cute.Tensor, cache: cute.Tensor, request: Int32, keys: Keys) -> Pages:
+    """`block_tables` is [batch, max pages] int32, `cache` [pages, page size, dims]; the page size is a power of two."""
+    size = cache.shape[1]
+    return Pages(block_tables[request, None], size, cute.arch.popc(size - 1), cache.shape[0], keys)
+
+
+@cute.jit
+def look_up(pages: Pages, key: Int32) -> Lookup:
+    """For the window that `key` is in."""
+    start = key // WINDOW * WINDOW
+    return Lookup(_page_of_lane(pages, start), _page_of_lane(pages, start + WINDOW))
+
+
+@cute.jit
+def look_further(pages: Pages, lookup: Lookup, key: Int32) -> Lookup:
+    """`lookup` as it must be at `key`, where a tile starts and perhaps the next window."""
+    if key % WINDOW == 0:
+        lookup = Lookup(lookup.ahead, _page_of_lane(pages, key + WINDOW))
+    return lookup
+
+
+@cute.jit
+def box_at(pages: Pages, lookup: Lookup, key: Int32) -> Box:
+    """The box from `key` on, which is in the lookup's window."""
+    page = cute.arch.shuffle_sync(lookup.known, key // BOX_KEYS % 32)
+    return Box(page, (key & (pages.size - 1)) // GROUP)
+
+
+@cute.jit
+def _page_of_lane(pages: Pages, first: Int32) -> Int32:
+    key = first + cute.arch.lane_idx() * BOX_KEYS
     page = pages.count
-    if key < hi and key + keys > lo:
+    if key < pages.keys.end and key + BOX_KEYS > pages.keys.first:
         page = pages.table[key >> pages.shift]
-    return Box(page, (key & ((Int32(1) << pages.shift) - 1)) // GROUP)
+    return page
 
 
 @cute.jit
@@ -94,10 +133,10 @@ def copy_box(
 
 
 @cute.jit
-def is_partial(key: Int32, keys: cutlass.Constexpr, lo: Int32, hi: Int32) -> Boolean:
-    """Whether some but not all of the box's keys are of lo .. hi - 1."""
-    inside = cutlass.min(hi - key, keys) - cutlass.max(lo - key, 0)
-    return inside > 0 and inside < keys
+def is_partial(pages: Pages, key: Int32) -> Boolean:
+    """Whether some but not all keys of the box from `key` on count."""
+    inside = cutlass.min(pages.keys.end - key, BOX_KEYS) - cutlass.max(pages.keys.first - key, 0)
+    return inside > 0 and inside < BOX_KEYS
 
 
 PIECE = 16
@@ -109,28 +148,28 @@ def copy_box_keys(
     cache: cute.Tensor,
     first_dim: Int32,
     dims: cutlass.Constexpr,
+    pages: Pages,
+    key: Int32,
     box: Box,
-    keys: cutlass.Constexpr,
-    lo: Int32,
-    hi: Int32,
     target: cute.Pointer,
 ) -> None:
-    """Copy keys lo .. hi - 1 of a box by this warp's lanes and zero its others; a fence for the async proxy is the
-    caller's. `target` is the box's first 32-bit word in shared memory, in rows swizzled by 128 bytes."""
+    """Copy the keys that count of the box from `key` on by this warp's lanes and zero its others; a fence for the async
+    proxy is the caller's. `target` is the box's first 32-bit word in shared memory, in rows swizzled by 128 bytes."""
+    lo, hi = pages.keys.first - key, pages.keys.end - key
     element_bytes = cache.element_type.width // 8
     row_pieces = dims * element_bytes // PIECE
-    for index in cutlass.range(keys * row_pieces // 32, unroll=4):
+    for index in cutlass.range(BOX_KEYS * row_pieces // 32, unroll=4):
         piece = index * 32 + cute.arch.lane_idx()
-        key = piece // row_pieces
+        row = piece // row_pieces
         byte = piece % row_pieces * PIECE
         words = cute.make_rmem_tensor(PIECE // 4, Int32)
         words.fill(0)
-        if key >= lo and key < hi:
+        if row >= lo and row < hi:
             dim = first_dim + byte // element_bytes
-            source = cute.domain_offset((box.page, box.group * GROUP + key, dim), cache).iterator
+            source = cute.domain_offset((box.page, box.group * GROUP + row, dim), cache).iterator
             source = cute.recast_ptr(aligned(source, PIECE), dtype=Int32)
             cute.autovec_copy(cute.make_tensor(source, PIECE // 4), words)
-        row = key % GROUP
-        atom = key // GROUP * (row_pieces // 8) + byte // 128
-        word = (atom * 1024 + row * 128 + ((byte % 128) ^ (row * PIECE))) // 4
+        atom = row // GROUP * (row_pieces // 8) + byte // 128
+        line = row % GROUP
+        word = (atom * 1024 + line * 128 + ((byte % 128) ^ (line * PIECE))) // 4
         cute.autovec_copy(words, cute.make_tensor(aligned(target + word, PIECE), PIECE // 4))

@@ -26,7 +26,6 @@ from ..parts.precision import Probabilities, numeric
 from ..parts.visible import Visibility
 from .decode_finish import Results
 from .decode_geometry import (
-    BOX_KEYS,
     EXCHANGE_OFFSET,
     ROWS,
     S_SLOTS,
@@ -81,7 +80,7 @@ class Attention:
 
         def box_map(first, width, chunks, box_chunks, layout):
             boxes = paged.boxes_view(kv_cache, first, width, chunks)
-            tiler = (width, paged.GROUP, box_chunks, BOX_KEYS // paged.GROUP, 1)
+            tiler = (width, paged.GROUP, box_chunks, paged.BOX_KEYS // paged.GROUP, 1)
             return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
 
         def flat(tensor, *dims):
@@ -224,7 +223,7 @@ class Attention:
 
     def _layouts(self) -> Layouts:
         geometry = self.geometry
-        groups = BOX_KEYS // paged.GROUP
+        groups = paged.BOX_KEYS // paged.GROUP
 
         def rows(swizzle, width, chunks):
             outer = cute.make_layout((width, ROWS, chunks), stride=(1, width, width * ROWS))

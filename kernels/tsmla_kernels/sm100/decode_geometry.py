@@ -15,6 +15,7 @@ from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
 from ..geometry import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
+from ..parts.paged import BOX_KEYS, WINDOW
 
 SWIZZLE = 128
 """Bytes of one swizzled row; operands are kept in chunks of so many bytes by 8 rows."""
@@ -23,8 +24,6 @@ ROWS = 64
 """Query rows of a CTA."""
 S_SLOTS = 2
 """Tiles whose scores are in tensor memory."""
-BOX_KEYS = 16
-"""Keys of one bulk copy: the smallest page."""
 CONTROL_BYTES = 3 * 1024
 """Barriers and the rows' exchange, ahead of the first 1024-byte aligned tile."""
 TENSOR_ADDRESS_OFFSET = 512
@@ -66,6 +65,7 @@ class DecodeGeometry:
             assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
         for size in (self.q_bytes, self.k_wide_bytes, self.k_narrow_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
             assert size % ATOM == 0, self
+        assert WINDOW % self.tile_kv == 0, self
         assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
 

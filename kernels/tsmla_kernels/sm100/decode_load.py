@@ -16,8 +16,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..parts import paged
 from ..parts.decode_work import first_unit, next_unit, segment_of
-from ..parts.visible import Keys
-from .decode_geometry import ATOM, BOX_KEYS, ROWS, SWIZZLE, DecodeGeometry
+from .decode_geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
 from .decode_task import Task, is_leader, keys_of_segment, rank_of
 
 
@@ -40,35 +39,36 @@ class KeyMaps(NamedTuple):
 @cute.jit
 def load_keys(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task):
     """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them."""
-    lane = cute.arch.lane_idx()
     rank = rank_of(geometry)
     deal = geometry.deal
     slots = geometry.k_slots_per_tile
-    boxes = geometry.k_keys // BOX_KEYS
     tile = Int32(0)
     segments = Int32(0)
     unit = first_unit(deal, task.work, task.view)
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
+            keys = keys_of_segment(task, segment)
+            pages = paged.pages_of(task.block_tables, task.cache, segment.request, keys)
+            start = segment.first_tile * geometry.tile_kv
+            lookup = paged.look_up(pages, start)
             shared.q_edge.wait_empty(segments)
             if is_leader(geometry):
                 shared.q_edge.announce(segments, geometry.ctas * geometry.q_bytes)
             first_row = segment.request * task.work.rows + segment.first_row + rank * ROWS
             _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
             segments += 1
-            pages = paged.pages_of(task.block_tables, task.cache, segment.request)
-            keys = keys_of_segment(task, segment)
             for i in cutlass.range(segment.tiles, unroll=1):
+                first = start + i * geometry.tile_kv
+                if i > 0:
+                    lookup = paged.look_further(pages, lookup, first)
                 for part in cutlass.range_constexpr(slots):
-                    place = rank if const_expr(geometry.is_pair) else Int32(part)
-                    first = (segment.first_tile + i) * geometry.tile_kv + place * geometry.k_keys
-                    key = first + lane % boxes * BOX_KEYS
-                    mine = paged.box_at(pages, key, BOX_KEYS, keys.first, keys.end)
                     count = (tile + i) * slots + part
                     shared.k_edge.wait_empty(count)
                     chunk = part * geometry.k_chunks if const_expr(geometry.is_pair) else 0
-                    _load_slot(shared, geometry, maps, task, count, chunk, first, mine, keys)
+                    place = rank if const_expr(geometry.is_pair) else Int32(part)
+                    key = first + place * geometry.k_keys
+                    _load_slot(shared, geometry, maps, task, pages, lookup, count, chunk, key)
             tile += segment.tiles
         unit = next_unit(deal, task.work, task.view, unit)
 
@@ -79,27 +79,26 @@ def _load_slot(
     geometry: cutlass.Constexpr[DecodeGeometry],
     maps: KeyMaps,
     task: Task,
+    pages: paged.Pages,
+    lookup: paged.Lookup,
     count: Int32,
     chunk: cutlass.Constexpr,
     first: Int32,
-    mine: paged.Box,
-    keys: Keys,
 ):
-    """Keys from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`; lane i knows box i."""
+    """Keys from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`."""
     slot = shared.k_edge.stage(count)
     barrier = shared.k_edge.full(slot)
-    wide_bytes = BOX_KEYS * geometry.k_chunks * SWIZZLE
-    narrow_bytes = BOX_KEYS * geometry.narrow_bytes
+    wide_bytes = paged.BOX_KEYS * geometry.k_chunks * SWIZZLE
+    narrow_bytes = paged.BOX_KEYS * geometry.narrow_bytes
     by_lanes = Int32(0)
-    for index in cutlass.range(geometry.k_keys // BOX_KEYS, unroll=1):
-        box = paged.Box(cute.arch.shuffle_sync(mine.page, index), cute.arch.shuffle_sync(mine.group, index))
-        key = first + index * BOX_KEYS
+    for index in cutlass.range(geometry.k_keys // paged.BOX_KEYS, unroll=1):
+        key = first + index * paged.BOX_KEYS
+        box = paged.box_at(pages, lookup, key)
         target = slot * geometry.k_wide_bytes + index * wide_bytes
-        if not geometry.is_pair and paged.is_partial(key, BOX_KEYS, keys.first, keys.end):
+        if not geometry.is_pair and paged.is_partial(pages, key):
             by_lanes += wide_bytes
             dims = geometry.k_chunks * geometry.chunk
-            words = shared.k_words + target // 4
-            paged.copy_box_keys(task.cache, Int32(0), dims, box, BOX_KEYS, keys.first - key, keys.end - key, words)
+            paged.copy_box_keys(task.cache, Int32(0), dims, pages, key, box, shared.k_words + target // 4)
         else:
             tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
             paged.copy_box(maps.k_wide.atom, maps.k_wide.view, tiler, chunk, box, _at(shared.k_wide, target), barrier)
@@ -130,69 +129,68 @@ def _load_query(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMa
 @cute.jit
 def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
     """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
-    lane = cute.arch.lane_idx()
-    rank = rank_of(geometry)
-    boxes = geometry.v_keys // BOX_KEYS
-    slots = geometry.v_slots_per_tile
-    box_bytes = BOX_KEYS * geometry.v_chunks * SWIZZLE
-    tile = Int32(0)
     deal = geometry.deal
+    slots = geometry.v_slots_per_tile
+    tile = Int32(0)
     unit = first_unit(deal, task.work, task.view)
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
-        if segment.valid:
-            pages = paged.pages_of(task.block_tables, task.cache, segment.request)
+        if segment.valid and segment.tiles > 0:
             keys = keys_of_segment(task, segment)
+            pages = paged.pages_of(task.block_tables, task.cache, segment.request, keys)
+            start = segment.first_tile * geometry.tile_kv
+            lookup = paged.look_up(pages, start)
             for i in cutlass.range(segment.tiles, unroll=1):
+                first = start + i * geometry.tile_kv
+                if i > 0:
+                    lookup = paged.look_further(pages, lookup, first)
                 for part in cutlass.range_constexpr(slots):
                     count = (tile + i) * slots + part
-                    first = (segment.first_tile + i) * geometry.tile_kv + part * geometry.v_keys
-                    key = first + lane % boxes * BOX_KEYS
-                    mine = paged.box_at(pages, key, BOX_KEYS, keys.first, keys.end)
+                    key = first + part * geometry.v_keys
                     shared.v_edge.wait_empty(count)
-                    slot = shared.v_edge.stage(count)
-                    barrier = shared.v_edge.full(slot)
-                    tx_bytes = Int32(0)
-                    for index in cutlass.range(boxes, unroll=1):
-                        box = paged.Box(
-                            cute.arch.shuffle_sync(mine.page, index), cute.arch.shuffle_sync(mine.group, index)
-                        )
-                        box_key = first + index * BOX_KEYS
-                        target = slot * geometry.v_bytes + index * box_bytes
-                        if paged.is_partial(box_key, BOX_KEYS, keys.first, keys.end):
-                            paged.copy_box_keys(
-                                task.cache,
-                                rank * geometry.v_dims,
-                                geometry.v_dims,
-                                box,
-                                BOX_KEYS,
-                                keys.first - box_key,
-                                keys.end - box_key,
-                                shared.v_words + target // 4,
-                            )
-                        else:
-                            tx_bytes += geometry.ctas * box_bytes
-                            paged.copy_box(
-                                v_map.atom,
-                                v_map.view,
-                                _box_tiler(geometry.chunk, geometry.v_chunks),
-                                rank * geometry.v_chunks,
-                                box,
-                                _at(shared.v_wide, target),
-                                barrier,
-                            )
-                    cute.arch.fence_view_async_shared()
-                    if is_leader(geometry):
-                        cute.arch.sync_warp()
-                        shared.v_edge.announce(count, tx_bytes)
-                    else:
-                        shared.v_edge.hand_over(count)
+                    _load_value_slot(shared, geometry, v_map, task, pages, lookup, count, key)
             tile += segment.tiles
         unit = next_unit(deal, task.work, task.view, unit)
 
 
+@cute.jit
+def _load_value_slot(
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    v_map: Map,
+    task: Task,
+    pages: paged.Pages,
+    lookup: paged.Lookup,
+    count: Int32,
+    first: Int32,
+):
+    """Keys from `first` on to V slot number `count`. Each CTA's part may lack what its lanes copy, so each tells."""
+    slot = shared.v_edge.stage(count)
+    barrier = shared.v_edge.full(slot)
+    rank = rank_of(geometry)
+    box_bytes = paged.BOX_KEYS * geometry.v_chunks * SWIZZLE
+    tx_bytes = Int32(0)
+    for index in cutlass.range(geometry.v_keys // paged.BOX_KEYS, unroll=1):
+        key = first + index * paged.BOX_KEYS
+        box = paged.box_at(pages, lookup, key)
+        target = slot * geometry.v_bytes + index * box_bytes
+        if paged.is_partial(pages, key):
+            dim, words = rank * geometry.v_dims, shared.v_words + target // 4
+            paged.copy_box_keys(task.cache, dim, geometry.v_dims, pages, key, box, words)
+        else:
+            tx_bytes += geometry.ctas * box_bytes
+            tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
+            paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, target), barrier)
+    cute.arch.fence_view_async_shared()
+    if is_leader(geometry):
+        cute.arch.sync_warp()
+        shared.v_edge.announce(count, tx_bytes)
+    else:
+        shared.v_edge.hand_over(count)
+
+
 def _box_tiler(width: int, chunks: int) -> tuple[int, ...]:
-    return (width, paged.GROUP, chunks, BOX_KEYS // paged.GROUP, 1)
+    return (width, paged.GROUP, chunks, paged.BOX_KEYS // paged.GROUP, 1)
 
 
 @cute.jit
