@@ -133,6 +133,12 @@ def copy_box(
 
 
 @cute.jit
+def is_whole(pages: Pages, key: Int32, keys: cutlass.Constexpr) -> Boolean:
+    """Whether all of `keys` keys from `key` on count."""
+    return key >= pages.keys.first and key + keys <= pages.keys.end
+
+
+@cute.jit
 def is_partial(pages: Pages, key: Int32) -> Boolean:
     """Whether some but not all keys of the box from `key` on count."""
     inside = cutlass.min(pages.keys.end - key, BOX_KEYS) - cutlass.max(pages.keys.first - key, 0)

@@ -86,31 +86,66 @@ def _load_slot(
     first: Int32,
 ):
     """Keys from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`."""
-    slot = shared.k_edge.stage(count)
-    barrier = shared.k_edge.full(slot)
-    wide_bytes = paged.BOX_KEYS * geometry.k_chunks * SWIZZLE
-    narrow_bytes = paged.BOX_KEYS * geometry.narrow_bytes
+    wide = const_expr(geometry.k_chunks * geometry.chunk)
     by_lanes = Int32(0)
-    for index in cutlass.range(geometry.k_keys // paged.BOX_KEYS, unroll=1):
-        key = first + index * paged.BOX_KEYS
-        box = paged.box_at(pages, lookup, key)
-        target = slot * geometry.k_wide_bytes + index * wide_bytes
-        if not geometry.is_pair and paged.is_partial(pages, key):
-            by_lanes += wide_bytes
-            dims = geometry.k_chunks * geometry.chunk
-            paged.copy_box_keys(task.cache, Int32(0), dims, pages, key, box, shared.k_words + target // 4)
-        else:
-            tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
-            paged.copy_box(maps.k_wide.atom, maps.k_wide.view, tiler, chunk, box, _at(shared.k_wide, target), barrier)
-        if const_expr(geometry.narrow > 0):
-            target = slot * geometry.k_narrow_bytes + index * narrow_bytes
-            tiler = _box_tiler(geometry.narrow, 1)
-            paged.copy_box(maps.k_narrow.atom, maps.k_narrow.view, tiler, 0, box, _at(shared.k_narrow, target), barrier)
-    if const_expr(not geometry.is_pair):
+    if const_expr(geometry.is_pair):
+        _copy_boxes(shared, geometry, maps, pages, lookup, count, chunk, first)
+    elif paged.is_whole(pages, first, geometry.k_keys):
+        _copy_boxes(shared, geometry, maps, pages, lookup, count, chunk, first)
+    else:
+        slot = shared.k_edge.stage(count)
+        for index in cutlass.range(geometry.k_keys // paged.BOX_KEYS, unroll=1):
+            key = first + index * paged.BOX_KEYS
+            box = paged.box_at(pages, lookup, key)
+            if paged.is_partial(pages, key):
+                place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
+                by_lanes += _box_bytes(geometry.k_chunks)
+                paged.copy_box_keys(task.cache, Int32(0), wide, pages, key, box, shared.k_words + place // 4)
+            else:
+                _copy_wide(shared, geometry, maps, box, slot, chunk, index)
+            if const_expr(geometry.narrow > 0):
+                _copy_narrow(shared, geometry, maps, box, slot, index)
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
     if is_leader(geometry):
         shared.k_edge.announce(count, geometry.ctas * geometry.k_bytes - by_lanes)
+
+
+@cute.jit
+def _copy_boxes(
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    maps: KeyMaps,
+    pages: paged.Pages,
+    lookup: paged.Lookup,
+    count: Int32,
+    chunk: cutlass.Constexpr,
+    first: Int32,
+):
+    slot = shared.k_edge.stage(count)
+    for index in cutlass.range_constexpr(geometry.k_keys // paged.BOX_KEYS):
+        box = paged.box_at(pages, lookup, first + index * paged.BOX_KEYS)
+        _copy_wide(shared, geometry, maps, box, slot, chunk, index)
+        if const_expr(geometry.narrow > 0):
+            _copy_narrow(shared, geometry, maps, box, slot, index)
+
+
+@cute.jit
+def _copy_wide(
+    shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, chunk, index
+):
+    place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
+    tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
+    target = _at(shared.k_wide, place)
+    paged.copy_box(maps.k_wide.atom, maps.k_wide.view, tiler, chunk, box, target, shared.k_edge.full(slot))
+
+
+@cute.jit
+def _copy_narrow(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index):
+    place = slot * geometry.k_narrow_bytes + index * (paged.BOX_KEYS * geometry.narrow_bytes)
+    tiler = _box_tiler(geometry.narrow, 1)
+    target = _at(shared.k_narrow, place)
+    paged.copy_box(maps.k_narrow.atom, maps.k_narrow.view, tiler, 0, box, target, shared.k_edge.full(slot))
 
 
 @cute.jit
@@ -168,25 +203,35 @@ def _load_value_slot(
     slot = shared.v_edge.stage(count)
     barrier = shared.v_edge.full(slot)
     rank = rank_of(geometry)
-    box_bytes = paged.BOX_KEYS * geometry.v_chunks * SWIZZLE
-    tx_bytes = Int32(0)
-    for index in cutlass.range(geometry.v_keys // paged.BOX_KEYS, unroll=1):
-        key = first + index * paged.BOX_KEYS
-        box = paged.box_at(pages, lookup, key)
-        target = slot * geometry.v_bytes + index * box_bytes
-        if paged.is_partial(pages, key):
-            dim, words = rank * geometry.v_dims, shared.v_words + target // 4
-            paged.copy_box_keys(task.cache, dim, geometry.v_dims, pages, key, box, words)
-        else:
-            tx_bytes += geometry.ctas * box_bytes
-            tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
-            paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, target), barrier)
-    cute.arch.fence_view_async_shared()
+    box_bytes = _box_bytes(geometry.v_chunks)
+    tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
+    tx_bytes = Int32(geometry.ctas * geometry.v_bytes)
+    if paged.is_whole(pages, first, geometry.v_keys):
+        for index in cutlass.range_constexpr(geometry.v_keys // paged.BOX_KEYS):
+            box = paged.box_at(pages, lookup, first + index * paged.BOX_KEYS)
+            target = _at(shared.v_wide, slot * geometry.v_bytes + index * box_bytes)
+            paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, target, barrier)
+    else:
+        for index in cutlass.range(geometry.v_keys // paged.BOX_KEYS, unroll=1):
+            key = first + index * paged.BOX_KEYS
+            box = paged.box_at(pages, lookup, key)
+            place = slot * geometry.v_bytes + index * box_bytes
+            if paged.is_partial(pages, key):
+                dim, words = rank * geometry.v_dims, shared.v_words + place // 4
+                paged.copy_box_keys(task.cache, dim, geometry.v_dims, pages, key, box, words)
+                tx_bytes -= geometry.ctas * box_bytes
+            else:
+                paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, place), barrier)
+        cute.arch.fence_view_async_shared()
     if is_leader(geometry):
         cute.arch.sync_warp()
         shared.v_edge.announce(count, tx_bytes)
     else:
         shared.v_edge.hand_over(count)
+
+
+def _box_bytes(chunks: int) -> int:
+    return paged.BOX_KEYS * chunks * SWIZZLE
 
 
 def _box_tiler(width: int, chunks: int) -> tuple[int, ...]:
