@@ -218,6 +218,20 @@ def test_work_does_not_depend_on_the_schedule(prefill, monkeypatch):
         assert role.work | {"polling": 0} == other.work | {"polling": 0}
 
 
+DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse_nopdl"
+
+
+@pytest.mark.parametrize(("heads", "mmas", "clocks", "read"), [(128, 26, 2 * 1088, 576 + 512), (64, 44, 1792, 576)])
+def test_decode_of_blackwell_per_tile(heads, mmas, clocks, read):
+    """A pair takes N / 4 clocks an MMA on both of its SMs and reads values once more; a CTA of 64 rows does not."""
+    found = profile.profile_symbol(DECODE, heads)
+    assert found.unit == f"{heads} query rows x 128 keys"
+    assert (found.work["MMAs"], found.work["tensor clk"]) == (mmas, clocks)
+    assert heads * 128 <= found.work["exponentials"] < 1.01 * heads * 128  # rescales depend on the data
+    assert found.work["shared bytes copied"] == 128 * read
+    assert 128 * read <= found.work["global bytes read"] < 1.01 * 128 * read
+
+
 def pack(tokens):
     k_nope, v = (torch.randn(tokens, 4, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     k_pe = torch.randn(tokens, 1, 64, dtype=torch.bfloat16, device="cuda")

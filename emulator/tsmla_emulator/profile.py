@@ -140,9 +140,10 @@ def _registers(entry: Any, name: str, warp: int, report: Report) -> int:
     return 0
 
 
-def profile_symbol(symbol: str) -> Profile:
-    """Profile a tsmla kernel through its operator. Raises ValueError when there is no such kernel, EmulationError."""
-    from tsmla.variant import PackVariant
+def profile_symbol(symbol: str, heads: int = ROWS) -> Profile:
+    """Profile a tsmla kernel through its operator; a decode, of one token of `heads` query heads, as one group of CTAs
+    does it. Raises ValueError when there is no such kernel, EmulationError."""
+    from tsmla.variant import DecodeVariant, PackVariant
 
     from . import check
     from .run import emulated
@@ -153,6 +154,10 @@ def profile_symbol(symbol: str) -> Profile:
             across, unit = 4, f"{ROWS} tokens of a head"
             for count in (_SMALL, _LARGE):
                 _pack(variant, count * ROWS, across)
+        elif isinstance(variant, DecodeVariant):
+            across, unit = 1, f"{heads} query rows x {ROWS} keys"
+            for count in (_SMALL, _LARGE):
+                _decode(gpu.kernel(variant), variant, heads, count * ROWS)
         else:
             across, unit = 2, f"{ROWS} query rows x {ROWS} keys"
             for count in (_SMALL, _LARGE):
@@ -175,6 +180,27 @@ def _prefill(variant: Any, rows: int, keys: int) -> None:
     tsmla.tsmla_prefill(
         q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows, variant.pdl
     )
+
+
+def _decode(kernel: Any, variant: Any, heads: int, keys: int) -> None:
+    import torch
+    from tsmla.checks import TORCH_DTYPES
+    from tsmla.plan import deal_of, row_tiling
+    from tsmla.support import LATENT_DIM, ROPE_DIM
+
+    torch_dtypes = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+    width, page = LATENT_DIM + ROPE_DIM, 64
+    parts = row_tiling(heads, deal_of(variant.arch, heads).row_tile).group
+    query = torch.randn(1, 1, heads, width, device="cuda").to(torch_dtypes[variant.dtype])
+    cache = torch.randn(keys // page, page, width, device="cuda").to(torch_dtypes[variant.dtype])
+    pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]
+    lengths = torch.tensor([keys], dtype=torch.int32, device="cuda")
+    hiding = torch.empty(0, 0, dtype=torch.int32, device="cuda")
+    out = torch.empty(1, 1, heads, LATENT_DIM, dtype=torch_dtypes[variant.out_dtype], device="cuda")
+    lse = torch.empty(1, 1, heads, device="cuda") if variant.lse else None
+    workspace = torch.empty(0, dtype=torch.int8, device="cuda")
+    scales, sight = (width**-0.5, 1.0), (1, -1, 1, 0, 1)
+    kernel(query, cache, pages, lengths, lengths, hiding, out, lse, workspace, *scales, *sight, parts)
 
 
 def _pack(variant: Any, tokens: int, heads: int) -> None:
@@ -258,11 +284,13 @@ def _number(amount: float) -> str:
     return f"{amount:,.1f}".removesuffix(".0")
 
 
-def report(symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0) -> Iterator[str]:
+def report(
+    symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0, heads: int = ROWS
+) -> Iterator[str]:
     """The command's output, piece by piece, as it becomes known."""
     profiles: list[Profile] = []
     others = (profile_records(Path(ptx), Path(a), Path(b), float(units)) for ptx, a, b, units in against)
-    for profile in itertools.chain(map(profile_symbol, symbols), others):
+    for profile in itertools.chain((profile_symbol(symbol, heads) for symbol in symbols), others):
         profiles.append(profile)
         yield text_of(profile, tiles) + "\n"
     if len(profiles) > 1:
