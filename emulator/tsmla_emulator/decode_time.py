@@ -5,8 +5,8 @@
 A part (CTA or pair) does its segments one after the other. A segment costs SEGMENT_US, and each of its KV tiles the
 longer of its MMAs at the full rate and its bytes at the part's share of HBM; row tiles of a request that run side by
 side read them once. Partial results are written and read once at the HBM rate. START_US is added to every call,
-COMBINE_US where something was split. Not counted: bubbles between products, bank conflicts, uneven HBM channels, clocks below the
-boost clock.
+COMBINE_US where something was split. Not counted: bubbles between products, bank conflicts, uneven HBM channels, clocks
+below the boost clock.
 """
 
 from __future__ import annotations
