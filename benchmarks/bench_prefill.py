@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -98,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     protocol.add_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=_other)
+    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
@@ -106,7 +105,7 @@ def main() -> None:
         for shape in SHAPES:
             case = Case.make(*shape, DTYPES[options.dtype])
             launches = {"tsmla": case.ours(), **{name: make(case) for name, make in options.against}}
-            _agree(launches, MAX_DIFFERENCE[case.query.dtype.itemsize])
+            protocol.agree(launches, MAX_DIFFERENCE[case.query.dtype.itemsize])
             candidates = [Candidate(name, launch) for name, launch in launches.items()]
             for regime in protocol.REGIMES:
                 timings = protocol.measure(candidates, regime, monitor, options.seconds)
@@ -120,24 +119,6 @@ def main() -> None:
     header = ("sequences", "queries", "keys", "mask", "regime", *(f"{n} {u}" for n in names for u in ("us", "TF/s")))
     print(protocol.table((*header, "MHz", "W"), (_row(result) for result in results)))
     print(path)
-
-
-def _other(text: str) -> tuple[str, Callable[[Case], Callable[[], torch.Tensor]]]:
-    try:
-        name, location = text.split("=")
-        module, function = location.split(":")
-        return name, getattr(importlib.import_module(module), function)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise argparse.ArgumentTypeError(f"{text}: {error}; expected NAME=MODULE:FUNCTION") from None
-
-
-def _agree(launches: dict[str, Callable[[], torch.Tensor]], allowed: float) -> None:
-    outputs = {name: launch().float() for name, launch in launches.items()}
-    ours = outputs["tsmla"]
-    for name, output in outputs.items():
-        difference = float((output.view_as(ours) - ours).norm() / ours.norm())
-        if not difference <= allowed:
-            raise SystemExit(f"{name} differs from tsmla by {difference:.2e} (relative RMS); nothing was measured")
 
 
 def _row(result: dict[str, Any]) -> tuple[object, ...]:

@@ -12,6 +12,8 @@ from tsmla_emulator.machine import Count, Report, parse
 from tsmla_emulator.run import emulated
 
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_{}_nopdl"
+DECODE = "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse_nopdl"
+BLACKWELL_DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_nopdl"
 
 LOOP = """
@@ -211,6 +213,18 @@ def test_prefill_of_hopper_per_tile(prefill):
     assert (least.resource, least.clocks) == ("tensor cores", 2560)
 
 
+def test_decode_of_hopper_per_tile():
+    found = profile.profile_symbol(DECODE)
+    load, _, first, second, _ = found.roles
+    assert [role.name for role in (load, first, second)] == ["warp 0", "warps 4-7", "warps 8-11"]
+    for attend in (first, second):  # every other tile's scores, half of the output of every tile
+        assert attend.work["MMAs"] == 36 / 2 + 4
+        assert attend.work["tensor clk"] == 36 / 2 * 32 + 4 * 128
+    assert load.work["shared bytes copied"] == 64 * 576 * 2
+    least = cost.tightest(found.bounds)
+    assert (least.resource, least.clocks) == ("tensor cores", 2176)
+
+
 def test_work_does_not_depend_on_the_schedule(prefill, monkeypatch):
     monkeypatch.setattr(profile, "OPTIONS", profile.Options(count=True, async_mode="late", seed=5, quantum=7))
     again = profile.profile_symbol(prefill.name)
@@ -218,18 +232,17 @@ def test_work_does_not_depend_on_the_schedule(prefill, monkeypatch):
         assert role.work | {"polling": 0} == other.work | {"polling": 0}
 
 
-DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse_nopdl"
-
-
-@pytest.mark.parametrize(("heads", "mmas", "clocks", "read"), [(128, 26, 2 * 1088, 576 + 512), (64, 44, 1792, 576)])
-def test_decode_of_blackwell_per_tile(heads, mmas, clocks, read):
+@pytest.mark.parametrize(
+    ("heads", "keys", "mmas", "clocks", "read"), [(128, 128, 26, 2 * 1088, 576 + 512), (64, 64, 22, 896, 576)]
+)
+def test_decode_of_blackwell_per_tile(heads, keys, mmas, clocks, read):
     """A pair takes N / 4 clocks an MMA on both of its SMs and reads values once more; a CTA of 64 rows does not."""
-    found = profile.profile_symbol(DECODE, heads)
-    assert found.unit == f"{heads} query rows x 128 keys"
+    found = profile.profile_symbol(BLACKWELL_DECODE, heads)
+    assert found.unit == f"{heads} query rows x {keys} keys"
     assert (found.work["MMAs"], found.work["tensor clk"]) == (mmas, clocks)
-    assert heads * 128 <= found.work["exponentials"] < 1.01 * heads * 128  # rescales depend on the data
-    assert found.work["shared bytes copied"] == 128 * read
-    assert 128 * read <= found.work["global bytes read"] < 1.01 * 128 * read
+    assert heads * keys <= found.work["exponentials"] < 1.01 * heads * keys  # rescales depend on the data
+    assert found.work["shared bytes copied"] == keys * read
+    assert keys * read <= found.work["global bytes read"] < 1.01 * keys * read
 
 
 def pack(tokens):

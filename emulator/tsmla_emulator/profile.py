@@ -140,9 +140,10 @@ def _registers(entry: Any, name: str, warp: int, report: Report) -> int:
     return 0
 
 
-def profile_symbol(symbol: str, heads: int = ROWS) -> Profile:
-    """Profile a tsmla kernel through its operator; a decode, of one token of `heads` query heads, as one group of CTAs
-    does it. Raises ValueError when there is no such kernel, EmulationError."""
+def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
+    """Profile a tsmla kernel through its operator; a decode, of one token of `heads` heads, by default of as many as fill
+    its (larger) row tile. Raises ValueError when there is no such kernel, EmulationError."""
+    from tsmla.plan import DEALS, deal_of
     from tsmla.variant import DecodeVariant, PackVariant
 
     from . import check
@@ -155,9 +156,11 @@ def profile_symbol(symbol: str, heads: int = ROWS) -> Profile:
             for count in (_SMALL, _LARGE):
                 _pack(variant, count * ROWS, across)
         elif isinstance(variant, DecodeVariant):
-            across, unit = 1, f"{heads} query rows x {ROWS} keys"
+            heads = heads or DEALS[variant.arch].row_tile
+            tile_kv = deal_of(variant.arch, heads).tile_kv
+            across, unit = 3, f"{heads} query rows x {tile_kv} keys"
             for count in (_SMALL, _LARGE):
-                _decode(gpu.kernel(variant), variant, heads, count * ROWS)
+                _decode(variant, heads, across * count * tile_kv)
         else:
             across, unit = 2, f"{ROWS} query rows x {ROWS} keys"
             for count in (_SMALL, _LARGE):
@@ -182,25 +185,24 @@ def _prefill(variant: Any, rows: int, keys: int) -> None:
     )
 
 
-def _decode(kernel: Any, variant: Any, heads: int, keys: int) -> None:
+def _decode(variant: Any, heads: int, keys: int) -> None:
+    """One request. As `max_seq_len` says nothing of its length, that many keys are dealt to as many CTAs as others."""
     import torch
+    import tsmla
     from tsmla.checks import TORCH_DTYPES
-    from tsmla.plan import deal_of, row_tiling
-    from tsmla.support import LATENT_DIM, ROPE_DIM
 
-    torch_dtypes = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
-    width, page = LATENT_DIM + ROPE_DIM, 64
-    parts = row_tiling(heads, deal_of(variant.arch, heads).row_tile).group
-    query = torch.randn(1, 1, heads, width, device="cuda").to(torch_dtypes[variant.dtype])
-    cache = torch.randn(keys // page, page, width, device="cuda").to(torch_dtypes[variant.dtype])
+    dtype = next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == variant.dtype)
+    page, latent, rope, shortest = 64, 512, 64, 64
+    query, cache = (
+        torch.randn(*shape, latent + rope, device="cuda").to(dtype) for shape in ((1, 1, heads), (keys // page, page))
+    )
     pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]
-    lengths = torch.tensor([keys], dtype=torch.int32, device="cuda")
-    hiding = torch.empty(0, 0, dtype=torch.int32, device="cuda")
-    out = torch.empty(1, 1, heads, LATENT_DIM, dtype=torch_dtypes[variant.out_dtype], device="cuda")
-    lse = torch.empty(1, 1, heads, device="cuda") if variant.lse else None
-    workspace = torch.empty(0, dtype=torch.int8, device="cuda")
-    scales, sight = (width**-0.5, 1.0), (1, -1, 1, 0, 1)
-    kernel(query, cache, pages, lengths, lengths, hiding, out, lse, workspace, *scales, *sight, parts)
+    length = torch.tensor([keys], dtype=torch.int32, device="cuda")
+    workspace = torch.empty(tsmla.decode_workspace_size(1, 1, heads, shortest), dtype=torch.int8, device="cuda")
+    tsmla.tsmla_decode(
+        query, cache, workspace, latent, rope, pages, length, shortest, (latent + rope) ** -0.5,
+        return_lse=variant.lse, enable_pdl=variant.pdl,
+    )  # fmt: skip
 
 
 def _pack(variant: Any, tokens: int, heads: int) -> None:
@@ -285,7 +287,7 @@ def _number(amount: float) -> str:
 
 
 def report(
-    symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0, heads: int = ROWS
+    symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0, heads: int | None = None
 ) -> Iterator[str]:
     """The command's output, piece by piece, as it becomes known."""
     profiles: list[Profile] = []

@@ -34,6 +34,7 @@ from .decode_geometry import (
     DEALT_AT,
     GROUP_ROWS,
     LOAD_WARP,
+    REFERENCES_AT,
     DecodeGeometry,
     DecodeSchedule,
 )
@@ -165,13 +166,12 @@ class DecodeKernel:
             cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        partials = partials_of(self.deal, workspace, view.q_len * heads)
-        results = Results(out, lse, partials, view.q_len * heads)
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             number, edges = Int32(0), Int32(0)
             if warp == DEAL_WARP:
-                deal(self.deal, shared.dealt, view, heads, parts, partials.slots)
+                slots = partials_of(self.deal, workspace, view.q_len * heads).slots
+                deal(self.deal, shared.dealt, view, heads, parts, slots)
             elif warp == LOAD_WARP:
                 q_tiles = self._partition_q(q_atom, q, shared.q)
                 halves = tuple(
@@ -207,6 +207,8 @@ class DecodeKernel:
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             scales = (softmax_scale, output_scale)
+            rows = view.q_len * heads
+            results = Results(out, lse, partials_of(self.deal, workspace, rows), rows)
             for mine in cutlass.range_constexpr(2):
                 if warp // (WARPGROUP // 32) == 1 + mine:
                     number = Int32(0)
@@ -304,7 +306,7 @@ class DecodeKernel:
             values=tuple(values),
             vectors=tuple(vectors),
             wide_vectors=cute.make_layout(
-                (4, GROUP_ROWS, 2, 4, d_half // CHUNK, groups), stride=(1, 32, 4, 8, 256, 256 * (d_half // CHUNK))
+                (4, GROUP_ROWS, 8, d_half // CHUNK, groups), stride=(1, 32, 4, 256, 256 * (d_half // CHUNK))
             ),
         )
 
@@ -328,8 +330,8 @@ class DecodeKernel:
         wide_left = right + geometry.stages * geometry.half_bytes[1]
         wide = (wide_left, wide_left + geometry.widened_bytes)
         exchange = wide[1] + geometry.widened_bytes
-        references = exchange + geometry.tile_q * geometry.tile_kv * 2
-        row_sums = references + WARPGROUP * 8
+        row_sums = exchange + geometry.tile_q * geometry.tile_kv * 2
+        row_keys = row_sums + geometry.tile_q * 4 * 4
         barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
         warps = schedule.warps_per_group
         vectors = geometry.tile_q * geometry.tile_kv // WARPGROUP // 8
@@ -346,6 +348,7 @@ class DecodeKernel:
         if geometry.widens:
             v_edges = tuple(WarpEdge(barriers.take(WarpEdge.barrier_count(1)), 1, warps, warps) for _ in range(2))
         assert barriers.taken * 8 <= DEALT_AT, barriers.taken
+        assert DEALT_AT + WORDS * RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
         return Shared(
             q=swizzled(BARRIER_BYTES, layouts.q.outer, self.dtype),
             q_halves=pair((BARRIER_BYTES, q_right), layouts.q_halves, self.dtype),
@@ -354,13 +357,14 @@ class DecodeKernel:
                 wide if geometry.widens else halves, layouts.values, self.value_dtype, layouts.wide_swizzle
             ),
             kv_boxes=pair(halves, layouts.box_stages, self.dtype),
-            vectors=pair(halves, layouts.vectors, Int32),
-            wide_vectors=pair(wide, (layouts.wide_vectors,) * 2, Int32, layouts.wide_swizzle),
+            vectors=tuple(plain(at, layout, Int32) for at, layout in zip(halves, layouts.vectors, strict=True)),
+            wide_vectors=tuple(plain(at, layouts.wide_vectors, Int32) for at in wide),
             exchange=plain(
                 exchange, cute.make_layout((8, vectors, WARPGROUP), stride=(1, 8 * WARPGROUP, 8)), self.value_dtype
             ),
-            references=plain(references, cute.make_layout((2, WARPGROUP)), Float32),
+            references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
             row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
+            row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
             q_edge=q_edge,
             kv_edges=kv_edges,
             v_edges=v_edges,
@@ -394,7 +398,7 @@ class Results(NamedTuple):
 
 class Layouts(NamedTuple):
     """Of shared memory; tuples are those of the two halves of a cache row. `vectors` are (4 words, 8 rows, vectors in a
-    row of a pattern, patterns, groups of rows, stages), `wide_vectors` (4 words, 8 rows, even or odd columns, ...)."""
+    row of a pattern, patterns, groups of rows, stages); `wide_vectors` have no stages."""
 
     swizzle: cute.Swizzle
     wide_swizzle: cute.Swizzle
@@ -410,8 +414,8 @@ class Layouts(NamedTuple):
 
 class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes) and as vectors;
-    what the attending warpgroups exchange; the edges; where edge tiles land, in turns (also as 64-bit words after the
-    first barrier of either ring); the warp pairs' barriers; the tasks."""
+    what the attending warpgroups exchange, and which keys their rows see; the edges; where edge tiles land, in turns
+    (also as 64-bit words after the first barrier of either ring); the warp pairs' barriers; the tasks."""
 
     q: cute.Tensor
     q_halves: tuple
@@ -423,6 +427,7 @@ class Shared(NamedTuple):
     exchange: cute.Tensor
     references: cute.Tensor
     row_sums: cute.Tensor
+    row_keys: cute.Tensor
     q_edge: TmaEdge
     kv_edges: tuple
     v_edges: tuple

@@ -45,8 +45,7 @@ class Attention(NamedTuple):
     reference: cute.Tensor
     row_sum: cute.Tensor
     rescale: cute.Tensor
-    first_key: cute.Tensor
-    end_key: cute.Tensor
+    row_keys: cute.Tensor
     all_first: Int32
     all_end: Int32
     shared: object
@@ -83,21 +82,23 @@ def attend(
     )
     rows = cute.size(coordinates, mode=[0])
     reference, row_sum, rescale = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
-    first_key, end_key = (cute.make_rmem_tensor(rows, Int32) for _ in range(2))
+    row_keys = shared.row_keys[None, None, mine]
+    leader = coordinates[0, 0][1] == 0
     output.fill(0.0)
     reference.fill(NO_KEYS)
     row_sum.fill(0.0)
     all_first, all_end = Int32(0), Int32((1 << 31) - 1)
     for row in cutlass.range_constexpr(rows):
         position = coordinates[row, 0][0]
-        first_key[row] = 0
-        end_key[row] = (1 << 31) - 1
+        first_key, end_key = Int32(0), Int32((1 << 31) - 1)
         if position < task.rows:
             keys = keys_of_row(view, task.request, (task.first_row + position) // heads)
-            first_key[row] = keys.first
-            end_key[row] = keys.end
-        all_first = cutlass.max(all_first, first_key[row])
-        all_end = cutlass.min(all_end, end_key[row])
+            first_key, end_key = keys.first, keys.end
+        if leader:
+            row_keys[0, position] = first_key
+            row_keys[1, position] = end_key
+        all_first = cutlass.max(all_first, first_key)
+        all_end = cutlass.min(all_end, end_key)
     state = Attention(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
@@ -112,8 +113,7 @@ def attend(
         reference=reference,
         row_sum=row_sum,
         rescale=rescale,
-        first_key=first_key,
-        end_key=end_key,
+        row_keys=row_keys,
         all_first=cute.arch.warp_redux_sync(all_first, "max"),
         all_end=cute.arch.warp_redux_sync(all_end, "min"),
         shared=shared,
@@ -205,16 +205,20 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
     first_key = (state.first_tile + index) * state.tile_kv
     if first_key < state.all_first or first_key + state.tile_kv > state.all_end:
         for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            first, end = state.first_key[row] - first_key, state.end_key[row] - first_key
+            position = state.coordinates[row, 0][0]
+            first, end = state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key
             for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
-                position = state.coordinates[row, column][1]
-                seen = position >= first and position < end
+                key = state.coordinates[row, column][1]
+                seen = key >= first and key < end
                 view[row, column] = view[row, column] if seen else -Float32.inf
     exponentiate_lazily(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
-    state.own.store(as_operand_a(scores).load().to(state.own.element_type))
+    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
     mma.pin(state.own)
     _vectors(state.own, state.shared.exchange, state.thread, True)
-    cute.autovec_copy(state.reference, state.shared.references[None, state.thread])
+    references = state.shared.references
+    if state.coordinates[0, 0][1] == 0:
+        for row in cutlass.range_constexpr(cute.size(state.reference)):
+            references[state.coordinates[row, 0][0]] = state.reference[row]
     cute.arch.sync_warp()
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(state.shared.exchanged + state.thread // 32)
@@ -225,7 +229,8 @@ def _receive(state: Attention, index: Int32):
     """Take the probabilities of a tile that the other warpgroup has computed, and its reference."""
     cute.arch.mbarrier_wait(state.shared.exchanged + state.thread // 32, (state.first_count + index) & 1)
     received = cute.make_rmem_tensor_like(state.reference)
-    cute.autovec_copy(state.shared.references[None, state.thread], received)
+    for row in cutlass.range_constexpr(cute.size(received)):
+        received[row] = state.shared.references[state.coordinates[row, 0][0]]
     _vectors(state.received, state.shared.exchange, state.thread, False)
     follow_reference(received, state.reference, state.row_sum, state.rescale, state.scale_log2)
 

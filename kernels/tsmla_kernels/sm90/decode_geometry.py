@@ -85,9 +85,9 @@ class DecodeGeometry:
 
     @property
     def exchange_bytes(self) -> int:
-        """Probabilities of one tile in 16 bits and two references per thread, in register order; then the row sums of
-        both warpgroups, for two segments."""
-        return self.tile_q * self.tile_kv * 2 + WARPGROUP * 8 + self.tile_q * 4 * 4
+        """Probabilities of one tile in 16 bits, in register order; row sums of both warpgroups, for two segments; the
+        first and the last key that a row sees, for either warpgroup."""
+        return self.tile_q * (self.tile_kv * 2 + 4 * 4 + 4 * 4)
 
     @property
     def shared_bytes(self) -> int:
@@ -118,7 +118,7 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(24, 224, 40) if geometry.widens else cls(40, 232, 0)
+        schedule = cls(24, 232, 24) if geometry.widens else cls(40, 232, 0)
         schedule.check(geometry)
         return schedule
 
@@ -149,7 +149,7 @@ class DecodeSchedule:
 LOAD_WARP = 0
 CLEAN_WARP = 1
 DEAL_WARP = 2
-DEALT_AT = 512
-"""Bytes: where the tasks lie, behind the barriers."""
+DEALT_AT, REFERENCES_AT = 256, 512
+"""Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""

@@ -29,7 +29,7 @@ def load(
     edges: Int32,
 ) -> Int32:
     """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Edge tiles land where
-    `clean` awaits them, except 8-bit ones: widened, their NaN are finite. Returns how many edge tiles there were so far.
+    `clean` awaits them, except 8-bit ones: widened, their NaN are finite. Returns how many edge tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
