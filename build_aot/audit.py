@@ -17,7 +17,7 @@ from pathlib import Path
 from tsmla.errors import ManifestError
 from tsmla.loader import signature_of
 from tsmla.manifest import MANIFEST_FUNCTION, LibraryManifest, read_directory, verify_file
-from tsmla.variant import Variant
+from tsmla.variant import Arch, PackVariant, PrefillVariant, Variant
 
 from . import cubin, elf, link, matrix, x86
 from .errors import AuditError, BuildError
@@ -70,7 +70,7 @@ def _audit(library: Path, expected: Sequence[Variant], child: concurrent.futures
         manifest = LibraryManifest.from_json(text, f"the manifest inside {library}")
     except (ManifestError, concurrent.futures.BrokenExecutor, RuntimeError, OSError, AttributeError) as error:
         raise AuditError(str(library), [f"it cannot be loaded and asked: {error}"]) from error
-    if problems := [*_manifest_problems(manifest, expected, signatures), *_gpu_problems(library, manifest)]:
+    if problems := [*_manifest_problems(manifest, expected, signatures), *gpu_problems(library, manifest)]:
         raise AuditError(str(library), problems)
     return manifest
 
@@ -114,7 +114,7 @@ def _manifest_problems(
             yield f"{kernel.variant} answers {said!r}, but the manifest says {kernel.signature!r}"
 
 
-def _gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
+def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
     """Objects are linked in manifest order, so the n-th GPU image belongs to the n-th kernel."""
     images = cubin.images(library)
     if len(images) != len(manifest.kernels):
@@ -134,6 +134,18 @@ def _gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
         for name in cubin.FORBIDDEN:
             if used[name]:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be 0"
+        for name, meant in tensor_instructions(kernel.variant).items():
+            if bool(used[name]) != meant:
+                yield f"{kernel.variant} has {name} = {used[name]}; it has to be {'above ' * meant}0"
+
+
+def tensor_instructions(variant: Variant) -> dict[str, bool]:
+    """Resource -> whether the variant's code is meant to hold such instructions; those left open are not listed."""
+    attention, hopper = not isinstance(variant, PackVariant), variant.arch is Arch.SM90A
+    meant = {"wgmma": attention and hopper, "tcgen05_mma": attention and not hopper}
+    if isinstance(variant, PrefillVariant):
+        meant["tcgen05_mma_2cta"] = False
+    return meant
 
 
 def _ask(library: Path, symbols: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -50,7 +50,7 @@ def build(
     start = time.perf_counter()
     host = link.host()
     link.runtime_directories()
-    store = ResultStore(out / STORE, build_key(host))
+    store = store_of(out)
     store.directory.mkdir(parents=True, exist_ok=True)
     with _locked(store.directory):
         compiled = _compile_missing(variants, store, host, jobs, keep_ptx, report)
@@ -65,6 +65,11 @@ def build(
         f"{len(variants) - compiled} reused, {time.perf_counter() - start:.1f} s"
     )
     return made
+
+
+def store_of(out: Path) -> ResultStore:
+    """What was compiled for the libraries in `out`."""
+    return ResultStore(out / STORE, build_key(link.host()))
 
 
 def _compile_missing(

@@ -28,18 +28,39 @@ RESOURCES = (
     "local_bytes",
     "spill_stores",
     "spill_loads",
+    "wgmma",
+    "tcgen05_mma",
+    "tcgen05_mma_2cta",
+    "tcgen05_ld",
+    "tcgen05_st",
+    "tma_loads",
+    "tma_stores",
 )
-"""Keys of a kernel's resources. gpu_kernels, code_bytes, stack, local and spills are summed over the variant's GPU
-kernels, the others are the maximum. threads is the block size the code is compiled for (0: not stated), registers
-are per thread. static_shared_bytes counts what the code declares, not what a launch adds. spill_stores and
-spill_loads count instructions that write or read local memory."""
+"""Keys of a kernel's resources. threads, registers, barriers, static_shared_bytes and parameter_bytes are the maximum
+over the variant's GPU kernels, the others the sum. threads is the block size the code is compiled for (0: not stated),
+registers are per thread. static_shared_bytes counts what the code declares, not what a launch adds. spill_stores and
+spill_loads count instructions that write or read local memory; wgmma, tcgen05_* and tma_* count the instructions of
+that kind in the code, tcgen05_mma_2cta those of tcgen05_mma that two CTAs execute together."""
 FORBIDDEN = ("stack_bytes", "local_bytes", "spill_stores", "spill_loads")
 """Resources that have to be zero in everything that ships."""
 
 _MAXIMA = {"threads", "registers", "barriers", "static_shared_bytes", "parameter_bytes"}
 _REGISTERS, _FRAME_SIZE, _MIN_STACK = 0x2F, 0x11, 0x12
 _MAX_THREADS, _REQUIRED_THREADS, _PARAMETERS, _BARRIERS = 0x05, 0x10, 0x19, 0x4C
-_OPCODE_MASK, _STORE_LOCAL, _LOAD_LOCAL = 0xFFF, 0x387, 0x983
+_INSTRUCTION_BYTES = 16
+_OPCODES = {
+    "spill_stores": (0xFFF, 0x387),  # STL
+    "spill_loads": (0xFFF, 0x983),  # LDL
+    "wgmma": (0x1FF, 0x1F0),  # HGMMA, QGMMA, IGMMA
+    "tcgen05_mma": (0x1FF, 0x1EA),  # UTCHMMA, UTCQMMA
+    "tcgen05_mma_2cta": (1 << 85 | 0x1FF, 1 << 85 | 0x1EA),  # UTC?MMA.2CTA
+    "tcgen05_ld": (0x1FF, 0x1EE),  # LDTM
+    "tcgen05_st": (0x1FF, 0x1ED),  # STTM
+    "tma_loads": (0x1FF, 0x1B4),  # UTMALDG
+    "tma_stores": (0x1FF, 0x1B5),  # UTMASTG
+}
+"""Resource -> (mask, value) of the 128-bit instructions it counts. Operand forms of an instruction differ in bits 9 to
+11 of its opcode. As cuobjdump 13 names them in kernels for sm_90a, sm_100a and sm_103a."""
 _ABI_WITH_NOTE = 8
 
 
@@ -77,7 +98,6 @@ def resources(image: Elf) -> dict[str, int]:
         if own is None or (missing := {_REGISTERS, _FRAME_SIZE, _MIN_STACK} - said.keys()):
             raise BuildError(f"the CUDA image says too little about {name}: {missing if own else 'no .nv.info of it'}")
         launch = dict(_records(own.data))
-        stores, loads = _local_accesses(texts[name].data)
         one = {
             "gpu_kernels": 1,
             "code_bytes": texts[name].size,
@@ -88,8 +108,7 @@ def resources(image: Elf) -> dict[str, int]:
             "parameter_bytes": int.from_bytes(launch.get(_PARAMETERS, b""), "little"),
             "stack_bytes": max(said[_FRAME_SIZE], said[_MIN_STACK]),
             "local_bytes": _size(image, f".nv.local.{name}"),
-            "spill_stores": stores,
-            "spill_loads": loads,
+            **_instructions(texts[name].data),
         }
         total = {key: max(total[key], one[key]) if key in _MAXIMA else total[key] + one[key] for key in RESOURCES}
     return total
@@ -124,6 +143,8 @@ def _product(block: bytes | None) -> int:
     return math.prod(struct.unpack("<III", block)) if block else 0
 
 
-def _local_accesses(code: bytes) -> tuple[int, int]:
-    opcodes = [word & _OPCODE_MASK for (word,) in struct.iter_unpack("<H14x", code[: len(code) // 16 * 16])]
-    return opcodes.count(_STORE_LOCAL), opcodes.count(_LOAD_LOCAL)
+def _instructions(code: bytes) -> dict[str, int]:
+    """How many instructions of each kind the code holds."""
+    words = [code[at : at + _INSTRUCTION_BYTES] for at in range(0, len(code), _INSTRUCTION_BYTES)]
+    numbers = [int.from_bytes(word, "little") for word in words]
+    return {name: sum(n & mask == value for n in numbers) for name, (mask, value) in _OPCODES.items()}

@@ -21,16 +21,19 @@ setp.ne.u32 %p21, %r1000, 0;
 mbarrier.init.shared.b64 [smem+{BARRIER}], 1;
 INITIALISED:
 bar.sync 0;
+tcgen05.fence::after_thread_sync;
 ld.shared.b32 %r500, [smem+{ADDRESS}];
 and.b32 %r501, %r1000, 96; shl.b32 %r501, %r501, 16; add.s32 %r502, %r500, %r501;
 """
 FREE = """
+tcgen05.fence::before_thread_sync;
 bar.sync 0;
 @!%p20 bra FREED;
 tcgen05.dealloc.cta_group::GROUP.sync.aligned.b32 %r500, COLUMNS;
 FREED:
 """
 WAIT = f"{{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+{BARRIER}], 0; @!P bra A; }}"
+AFTER = "tcgen05.fence::after_thread_sync;"
 
 
 def registers(count: int, first: int = 100) -> str:
@@ -38,9 +41,10 @@ def registers(count: int, first: int = 100) -> str:
 
 
 def emulate(
-    body: str, *arguments, columns: int = 512, group: int = 1, threads: int = 128, free: bool = True, **options
-):
-    text = ALLOC + body + (FREE if free else "")
+    body: str, *arguments, columns: int = 512, group: int = 1, threads: int = 128, free: bool = True,
+    allocate: str = ALLOC, **options
+):  # fmt: skip
+    text = allocate + body + (FREE if free else "")
     text = text.replace("GROUP", str(group)).replace("COLUMNS", str(columns))
     run(text, *arguments, threads=threads, shared=0x10100, arch="sm_100a", **options)
 
@@ -126,7 +130,7 @@ def smem_descriptor(at: int, leading: int, stride: int, swizzle: int) -> int:
 
 
 def product(kind: str, m: int, n: int, *, group=1, ws=False, swizzle=128, b_rows=False, negate=False, twice=False,
-            wait=WAIT, commit=True, **options):  # fmt: skip
+            wait=WAIT + AFTER, commit=True, **options):  # fmt: skip
     """(accumulator [ctas, columns, lanes], expected [m, n]) of one product, or two accumulated."""
     size, depth = torch.finfo(KINDS[kind][0]).bits // 8, KINDS[kind][1]
     a, a_values = operand(m, depth, kind, 1)
@@ -153,7 +157,7 @@ def product(kind: str, m: int, n: int, *, group=1, ws=False, swizzle=128, b_rows
         "mov.u32 %r31, %cluster_ctarank;"
         "mad.wide.u32 %d100, %r31, 65536, %d100; mad.wide.u32 %d101, %r31, 131072, %d101;"
         + FILL
-        + ("barrier.cluster.arrive; barrier.cluster.wait;" if group == 2 else "")
+        + ("barrier.cluster.arrive; barrier.cluster.wait;" + AFTER if group == 2 else "")
         + f"""
     add.s32 %r30, %r1000, %r31; setp.ne.s32 %p6, %r30, 0; setp.eq.s32 %p7, %r31, 1; or.pred %p6, %p6, %p7;
     @%p6 bra FOLLOW;
@@ -245,7 +249,7 @@ def test_the_first_operand_in_tensor_memory():
     )
     body = FILL + loads + f"""
     tcgen05.st.sync.aligned.32x32b.x8.b32 [%r502+64], {registers(8, 50)}; tcgen05.wait::st.sync.aligned;
-    bar.sync 0;
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
     @%p21 bra FOLLOW;
     mov.b64 %d11, {smem_descriptor(B_AT, leading, stride, 128)};
     mov.b32 %r40, 0; mov.b32 %r41, {instruction_descriptor("bf16", 128, 32)}; mov.pred %p5, 0; add.s32 %r43, %r500, 64;
@@ -254,7 +258,7 @@ def test_the_first_operand_in_tensor_memory():
     tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r42];
 FOLLOW:
     bar.warp.sync -1;
-    """ + WAIT + whole_tmem(32)  # fmt: skip
+    """ + WAIT + AFTER + whole_tmem(32)  # fmt: skip
     emulate(body, image, out, aligned(a.copy()), async_mode="late", happens_before=True)
     np.testing.assert_array_equal(out.T, a_values @ b_values.T)
 
@@ -292,7 +296,7 @@ def test_allocation_budget():
 
 def test_a_product_needs_its_commit_waited_for():
     refused("(read by CTA 0 warp . at PTX line|write by the asynchronous operation) .* are not ordered", "race",
-            lambda: product("bf16", 128, 32, wait="bar.sync 0;", happens_before=True))  # fmt: skip
+            lambda: product("bf16", 128, 32, wait="bar.sync 0;" + AFTER, happens_before=True))  # fmt: skip
     refused("tensor memory that nobody wrote", "poison",
             lambda: product("bf16", 128, 32, wait="bar.sync 0;", async_mode="late"))  # fmt: skip
     refused("nobody ever arrived at it", "deadlock", lambda: product("bf16", 128, 32, commit=False))

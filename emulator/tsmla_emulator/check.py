@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tsmla.checks import TORCH_DTYPES
 from tsmla.support import LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
+from .host.compile import Compiled
 from .machine import Options
 from .run import Call, emulated
 
@@ -69,13 +70,14 @@ def check(
     seed: int = 0,
     lengths: Lengths = PREFILL_LENGTHS,
     record_to: Path | None = None,
+    compiled: Callable[[Variant], Compiled] | None = None,
 ) -> Verdict:
     """Call the variant's operator on inputs drawn from `seed`. Raises EmulationError and what the operator raises.
 
-    lengths: of a prefill's sequences, queries and KV. record_to: see `emulated`.
+    lengths: of a prefill's sequences, queries and KV. record_to, compiled: see `emulated`.
     """
     torch.manual_seed(seed)
-    with emulated(variant.arch.value, options, record_to=record_to) as gpu:
+    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled) as gpu:
         if isinstance(variant, PackVariant):
             measured, error = _pack(variant)
         elif isinstance(variant, DecodeVariant):

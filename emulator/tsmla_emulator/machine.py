@@ -59,6 +59,8 @@ class Options:
     quantum: warp instructions between two scheduling decisions (0: drawn anew each time).
     starve: warps (index within the CTA) that run only when no other warp can.
     elect_highest: `elect.sync` picks the highest lane instead of the lowest.
+    lenient_tensor: happens-before takes barriers to order tcgen05 operations without tcgen05.fence, and a tcgen05.ld to
+    be over where its values are used. PTX promises neither; kernels of others rely on both.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -67,6 +69,7 @@ class Options:
     quantum: int = 64
     starve: tuple[int, ...] | None = None
     happens_before: bool = False
+    lenient_tensor: bool = False
     poison: bool = True
     threads: int = 1
     elect_highest: bool = False

@@ -16,7 +16,7 @@ import importlib.util
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -31,6 +31,9 @@ from .host.tensor import DEVICE, EmulatedDevice, EmulatedTensor, unwritten
 from .host.tensor_map import TensorMap
 from .machine import EmulationError, Launch, Module, Options, Region, Report
 from .ptx.model import Entry
+
+if TYPE_CHECKING:
+    from .host.compile import Compiled
 
 GPUS = {"sm_90a": Gpu((9, 0), 132), "sm_100a": Gpu((10, 0), 148), "sm_103a": Gpu((10, 3), 148)}
 """Processor counts are those of H200, B200 and B300; only host code that asks for them sees them."""
@@ -52,7 +55,14 @@ class Call:
 class Emulation:
     """An emulated GPU: what `emulated` yields. `calls` grows by one with each call that launched something."""
 
-    def __init__(self, arch: str, options: Options, rewrite: Rewrite | None, record_to: Path | None):
+    def __init__(
+        self,
+        arch: str,
+        options: Options,
+        rewrite: Rewrite | None,
+        record_to: Path | None,
+        compiled: Callable[[Any], Compiled] | None,
+    ):
         if arch not in GPUS:
             raise ValueError(f"arch is {arch!r}; emulated: {', '.join(GPUS)}")
         self.arch = arch
@@ -60,6 +70,7 @@ class Emulation:
         self.calls: list[Call] = []
         self._rewrite = rewrite
         self._record_to = record_to
+        self._compiled = compiled
 
     def load(
         self, exported: Path | str, ptx: Path | str, symbol: str, writes: Callable[[str], bool] = lambda name: True
@@ -143,7 +154,7 @@ class Emulation:
 
         if str(variant.arch) != self.arch:
             raise ValueError(f"{variant.symbol()} is for {variant.arch}; the emulated GPU is {self.arch}")
-        made = compile_for_emulation(variant)
+        made = (self._compiled or compile_for_emulation)(variant)
         return Kernel(self, made.library, made.ptx.read_text("utf-8"), made.symbol, _tsmla_writes)
 
     def _module(self, text: str) -> Module:
@@ -193,6 +204,7 @@ def emulated(
     rewrite: Rewrite | None = None,
     record_to: Path | None = None,
     adopt_compiles: bool = False,
+    compiled: Callable[[Any], Compiled] | None = None,
 ) -> Iterator[Emulation]:
     """A context in which torch has a CUDA device 0 of this architecture and tsmla's operators run on it, emulated.
 
@@ -202,10 +214,12 @@ def emulated(
     adopt_compiles: every `cute.compile` inside gives an emulated kernel for this architecture, so that a package which
     compiles its kernels when they are first called runs unchanged; have it compile nothing before.
 
+    compiled: gives the files of a tsmla variant; by default they are compiled, with line information.
+
     Not for several threads at once: it replaces functions of torch.cuda and tsmla for the time being. Emulated tensors
     outlive it, but device="cuda" means what it did before.
     """
-    emulation = Emulation(arch, options, rewrite, record_to)
+    emulation = Emulation(arch, options, rewrite, record_to, compiled)
     with contextlib.ExitStack() as stack:
         for target, name, replacement in (*_torch_cuda(arch), *_tsmla(emulation)):
             stack.enter_context(mock.patch.object(target, name, replacement))

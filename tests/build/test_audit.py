@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from tsmla import manifest
+from tsmla.variant import Arch, Dtype, PrefillVariant
 
 from build_aot import cubin, link, matrix
-from build_aot.audit import audit_directory, audit_library
+from build_aot.audit import audit_directory, audit_library, gpu_problems, tensor_instructions
 from build_aot.build import STORE
 from build_aot.elf import MAGIC
 from build_aot.errors import AuditError
@@ -97,6 +98,48 @@ def test_spilled_registers(library, small_variants):
     found = problems(library, small_variants)
     assert f"{small_variants[0]} has spill_stores = 1; it has to be 0" in found
     assert "uses spill_stores 1 (manifest: 0)" in found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "counted"),
+    [
+        (0x79F0, 0, {"wgmma"}),
+        (0x75EA, 0, {"tcgen05_mma"}),
+        (0x79EA, 1 << 21, {"tcgen05_mma", "tcgen05_mma_2cta"}),
+        (0x79EE, 1 << 21, {"tcgen05_ld"}),
+        (0x79ED, 0, {"tcgen05_st"}),
+        (0x75B4, 1 << 21, {"tma_loads"}),
+        (0x73B5, 0, {"tma_stores"}),
+    ],
+)
+def test_instructions_that_are_not_meant(library, small_variants, low, high, counted):
+    """Each is put in the place of a pack kernel's first instruction, which uses none of them."""
+    data = bytearray(library.read_bytes())
+    image = cubin.images(library)[0]
+    (code,) = [section.data for section in image.sections if section.name.startswith(".text.")]
+    assert not any(cubin.resources(image)[name] for name in counted)
+    struct.pack_into("<QQ", data, data.index(code), low, high)
+    library.write_bytes(data)
+    used = cubin.resources(cubin.images(library)[0])
+    assert {name for name in used if used[name] and name.partition("_")[0] in ("wgmma", "tcgen05", "tma")} == counted
+    found = problems(library, small_variants)
+    for name in counted & set(tensor_instructions(small_variants[0])):
+        assert f"{small_variants[0]} has {name} = 1; it has to be 0" in found
+
+
+def test_tensor_instructions_that_attention_is_meant_to_have():
+    meant = {arch: tensor_instructions(PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, True, True))
+             for arch in Arch}  # fmt: skip
+    assert meant[Arch.SM90A]["wgmma"] and not meant[Arch.SM90A]["tcgen05_mma"]
+    for arch in (Arch.SM100A, Arch.SM103A):
+        assert meant[arch] == {"wgmma": False, "tcgen05_mma": True, "tcgen05_mma_2cta": False}
+
+
+def test_attention_without_tensor_instructions(library, described):
+    """A manifest that calls a pack kernel by the name of a prefill."""
+    prefill = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, True, True, True)
+    found = "\n".join(gpu_problems(library, with_first_kernel(described, variant=prefill)))
+    assert f"{prefill} has wgmma = 0; it has to be above 0" in found
 
 
 @pytest.mark.parametrize("resource", ["registers", "static_shared_bytes", "threads"])

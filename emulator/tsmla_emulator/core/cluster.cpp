@@ -252,7 +252,7 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
     }
     count++;
     if (counts) counts->executed(w, g->pc, mask);
-    if (events && in.bits & 2) follow_loads(*this, w, in);
+    if (events && in.bits & 2 && machine.options.lenient_tensor) follow_loads(*this, w, in);
     if (events && in.bits & 4) touch_registers(*this, w, in);
     if (!mask) {
       g->pc++;

@@ -21,8 +21,12 @@ class Events {
   // Tensor memory that a warp loads; gives the load's number. Loads are over in order, all of them at `number` ~0.
   virtual u32 tensor_load(u32 warp, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
   virtual void loads_done(u32 warp, u32 number) = 0;
-  // A tcgen05.st: it follows its own warp's loads, whose values it can only have through registers.
+  // A tcgen05.st, whose values a warp can only have through registers.
   virtual void tensor_store(u32 operation, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
+  // Allocation and deallocation of columns: synchronous, and as good as a write of them.
+  virtual void tensor_columns(u32 warp, u32 pc, u32 cta, u32 column, u32 columns) = 0;
+  // tcgen05.fence::before_thread_sync or ::after_thread_sync.
+  virtual void tensor_fence(u32 warp, bool after) = 0;
   // Global memory; matters before griddepcontrol.wait only.
   virtual void global(u32 actor, u32 pc, Kind) = 0;
   virtual void grid_wait(u32 warp) = 0;
@@ -35,7 +39,7 @@ class Events {
 
   // A new asynchronous operation that knows what the warp knows; `after` is the previous one of an in-order engine.
   virtual u32 fork(u32 warp, u32 pc, u32 after) = 0;
-  // The warp now knows all that the operation did.
+  // The warp has waited for the operation and knows all that it did.
   virtual void join(u32 warp, u32 operation) = 0;
   // Generic accesses that the warp knows become visible to the async proxy.
   virtual void proxy_fence(u32 warp) = 0;

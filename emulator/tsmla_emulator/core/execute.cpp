@@ -126,6 +126,8 @@ Step execute_complex(Context& c) {
       if (c.cluster.events) c.cluster.events->grid_wait(c.warp.actor);
       return Step::Next;
     case OP_TENSOR_FENCE:
+      if (c.cluster.events) c.cluster.events->tensor_fence(c.warp.actor, c.in.imm);
+      return Step::Next;
     case OP_GRID_LAUNCH:
       return Step::Next;
     case OP_SET_REGISTERS:

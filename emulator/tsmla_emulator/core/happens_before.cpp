@@ -4,15 +4,24 @@
 // time. Access X happened before actor A when A's clock has reached X's time in X's component. Operations that are not
 // ordered among each other have components of their own, which are used again once the new operation's issuer knows
 // that the old one is over. A second clock holds what is known *and* fenced for the async proxy.
-#include <cstdio>
-
+//
+// tcgen05 operations are asynchronous, and barriers alone do not order them (PTX ISA 9.7.16.6, memory consistency model
+// of the 5th generation tensor core operations). Two more clocks follow them:
+// `ordered`: tcgen05 operations that come before what a warp arrives at or waits for next. Its own join with
+//     tcgen05.fence::before_thread_sync, once they are over, or by tcgen05.commit, which performs that fence (9.7.16.6.3,
+//     9.7.16.6.4.2); those of others with the barrier that the warp waited for.
+// `visible`: those that come before the tcgen05 operations a warp issues next. Its own join when they are over: at
+//     tcgen05.wait (9.7.16.6.2.3), synchronous ones at once (9.7.16.6.1); all `ordered` ones with
+//     tcgen05.fence::after_thread_sync (9.7.16.6.3).
+// A load ends at tcgen05.wait::ld and not where its values are used (9.7.16.6.4.5). Products follow each other
+// (9.7.16.6.2); the document says so for equal accumulators and shapes, and kernels take it for all of a CTA.
 #include "events.h"
 #include "machine.h"
 
 namespace {
 
 struct Clock {
-  std::vector<u32> known, fenced;
+  std::vector<u32> known, fenced, ordered, visible;
   static void raise(std::vector<u32>& to, const std::vector<u32>& from) {
     if (to.size() < from.size()) to.resize(from.size());
     for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
@@ -22,16 +31,22 @@ struct Clock {
     if (v.size() <= component) v.resize(component + 1);
     return v[component];
   }
+  static void raise(std::vector<u32>& to, u32 component, u32 time) {
+    u32& entry = grown(to, component);
+    entry = std::max(entry, time);
+  }
+  // What a barrier hands on.
   void join(const Clock& other) {
     raise(known, other.known);
     raise(fenced, other.fenced);
+    raise(ordered, other.ordered);
   }
 };
 
 struct Actor {
   u32 component = 0, time = 0;  // time: of an operation; a warp's is in its clock
   u32 warp = 0, pc = 0;
-  bool operation = false;
+  bool operation = false, product = false;
   Clock clock;
 };
 
@@ -47,6 +62,8 @@ struct Sync {
 
 using Granule = std::vector<Access>;
 
+enum class Where { Shared, Tensor, TensorColumns };
+
 constexpr u32 kLaneGroups = 8, kGroupLanes = 16;
 
 class HappensBefore : public Events {
@@ -55,6 +72,7 @@ class HappensBefore : public Events {
     components_ = u32(cluster.warps.size()) * 2 + 1;
     grid_component_ = components_ - 1;
     loads_.resize(cluster.warps.size());
+    lenient_ = cluster.machine.options.lenient_tensor || cluster.machine.launch.architecture < 100;
     grid_must_wait_ = cluster.machine.launch.pdl;
     for (const auto& cta : cluster.ctas) {
       shared_.emplace_back(cta->shared.size() / 16 + 1);
@@ -83,13 +101,14 @@ class HappensBefore : public Events {
     for (u32 at = offset; at < offset + bytes;) {
       u32 begin = at & 15, end = std::min(16u, begin + offset + bytes - at);
       access.bytes = u16((1u << end) - (1u << begin));
-      if (const Access* other = touch(granules[at / 16], actor, access)) race(*other, access, cta, at, true);
+      if (const Access* other = touch(granules[at / 16], actor, access, Where::Shared)) race(*other, access, cta, at);
       at += end - begin;
     }
   }
 
   void tensor(u32 id, u32 pc, Kind kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
-    const Actor& actor = actors_[id];
+    Actor& actor = actors_[id];
+    actor.product = true;
     touch_tensor(actor, access_of(actor, pc, kind), cta, lane, lanes, column, columns);
   }
 
@@ -103,15 +122,32 @@ class HappensBefore : public Events {
   }
 
   void tensor_store(u32 id, u32 pc, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
-    Actor follows = actors_[id];
-    Clock::grown(follows.clock.known, loads_of(follows)) = ~0u;
-    touch_tensor(follows, access_of(follows, pc, Kind::Write), cta, lane, lanes, column, columns);
+    Actor& actor = actors_[id];
+    if (lenient_) Clock::grown(actor.clock.known, loads_of(actor)) = ~0u;
+    touch_tensor(actor, access_of(actor, pc, Kind::Write), cta, lane, lanes, column, columns);
+  }
+
+  void tensor_columns(u32 id, u32 pc, u32 cta, u32 column, u32 columns) override {
+    Actor& actor = actors_[id];
+    Access access = access_of(actor, pc, Kind::Write);
+    touch_tensor(actor, access, cta, 0, TensorMemory::lanes, column, columns, Where::TensorColumns);
+    Clock::raise(actor.clock.visible, access.component, access.time);
+    Clock::raise(actor.clock.ordered, access.component, access.time);
+  }
+
+  void tensor_fence(u32 id, bool after) override {
+    Clock& clock = actors_[id].clock;
+    if (after)
+      Clock::raise(clock.visible, clock.ordered);
+    else
+      Clock::raise(clock.ordered, clock.visible);
   }
 
   void loads_done(u32 id, u32 number) override {
     Actor& actor = actors_[id];
-    u32& entry = Clock::grown(actor.clock.known, loads_of(actor));
-    entry = std::max(entry, std::min(number, loads_[actor.warp]));
+    u32 time = std::min(number, loads_[actor.warp]);
+    Clock::raise(actor.clock.known, loads_of(actor), time);
+    Clock::raise(actor.clock.visible, loads_of(actor), time);
   }
 
   void global(u32 id, u32 pc, Kind kind) override {
@@ -129,9 +165,12 @@ class HappensBefore : public Events {
     Actor& actor = actors_[id];
     Clock& gathered = syncs_[sync].gathered;
     gathered.join(actor.clock);
+    if (actor.product) {  // the arrival is that of a tcgen05.commit
+      Clock::raise(gathered.ordered, actor.clock.visible);
+      Clock::raise(gathered.ordered, actor.component, actor.time);
+    }
     if (actor.operation) {
-      u32& entry = Clock::grown(gathered.known, actor.component);
-      entry = std::max(entry, actor.time);
+      Clock::raise(gathered.known, actor.component, actor.time);
     } else {
       actor.clock.known[actor.component]++;
     }
@@ -153,6 +192,7 @@ class HappensBefore : public Events {
     if (after) {
       const Actor& previous = actors_[after];
       made.clock.join(previous.clock);
+      Clock::raise(made.clock.visible, previous.clock.visible);
       made.component = previous.component;
       made.time = ++operation_times_[made.component - first_operation()];
       Clock::grown(made.clock.known, made.component) = previous.time;
@@ -169,8 +209,9 @@ class HappensBefore : public Events {
     const Actor& done = actors_[operation];
     Clock& clock = actors_[id].clock;
     clock.join(done.clock);
-    u32& entry = Clock::grown(clock.known, done.component);
-    entry = std::max(entry, done.time);
+    Clock::raise(clock.visible, done.clock.visible);
+    Clock::raise(clock.known, done.component, done.time);
+    Clock::raise(clock.visible, done.component, done.time);
   }
 
   void proxy_fence(u32 id) override {
@@ -195,9 +236,25 @@ class HappensBefore : public Events {
     return {actor.component, time, pc, actor.warp, 0xffff, kind == Kind::Write, true, actor.operation};
   }
 
-  static bool ordered(const Access& before, const Actor& actor) {
+  bool ordered(const Access& before, const Actor& actor, Where where) const {
     if (before.component == actor.component) return true;
-    return Clock::at(actor.clock.known, before.component) >= before.time;
+    const Clock& clock = actor.clock;
+    if (where == Where::Shared || lenient_) return Clock::at(clock.known, before.component) >= before.time;
+    return Clock::at(clock.visible, before.component) >= before.time ||
+           (where == Where::TensorColumns && Clock::at(clock.ordered, before.component) >= before.time);
+  }
+
+  // Why an access does not come before another, for the report.
+  const char* disorder(const Access& before, const Actor& actor, Where where) const {
+    if (Clock::at(actor.clock.ordered, before.component) >= before.time && where == Where::Tensor)
+      return "ordered, but without a tcgen05.fence::after_thread_sync before the latter";
+    if (where != Where::Shared && Clock::at(actor.clock.known, before.component) >= before.time)
+      return "ordered, but without a tcgen05.fence::before_thread_sync after the former";
+    bool load = before.component >= cluster_.warps.size() && before.component < grid_component_;
+    const Clock& issuer = actors_[cluster_.warps[before.warp]->actor].clock;
+    if (load && Clock::at(issuer.known, before.component) < before.time)
+      return "not ordered: the former ends at a tcgen05.wait::ld";
+    return "not ordered";
   }
 
   // Generic writes reach the async proxy only through a fence on the way.
@@ -207,21 +264,22 @@ class HappensBefore : public Events {
   }
 
   // Records the access; returns an earlier one that it conflicts with.
-  const Access* touch(Granule& granule, const Actor& actor, const Access& now) {
+  const Access* touch(Granule& granule, const Actor& actor, const Access& now, Where where) {
     size_t kept = 0;
     for (size_t i = 0; i < granule.size(); i++) {
       Access& old = granule[i];
       u16 both = old.bytes & now.bytes;
       if (both && (old.write || now.write)) {
-        if (!ordered(old, actor)) return &(unordered_ = old);
-        if (!fenced(old, now, actor)) {
-          missing_fence_ = true;
-          return &(unordered_ = old);
-        }
+        if (!ordered(old, actor, where))
+          disorder_ = disorder(old, actor, where);
+        else if (!fenced(old, now, actor))
+          disorder_ = "ordered, but without a fence.proxy.async between them";
+        if (disorder_) return &(unordered_ = old);
       }
       if (now.write)
         old.bytes &= u16(~now.bytes);
-      else if (!old.write && both == old.bytes && old.generic == now.generic && ordered(old, actor))
+      else if (!old.write && both == old.bytes && old.generic == now.generic &&
+               ordered(old, actor, where))
         old.bytes = 0;
       if (old.bytes) granule[kept++] = old;
     }
@@ -230,13 +288,14 @@ class HappensBefore : public Events {
     return nullptr;
   }
 
-  void touch_tensor(const Actor& actor, const Access& access, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) {
+  void touch_tensor(const Actor& actor, const Access& access, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns,
+                    Where where = Where::Tensor) {
     std::vector<Granule>& granules = tensor_[cta];
     if (granules.empty()) granules.resize(kLaneGroups * TensorMemory::columns);
     for (u32 group = lane / kGroupLanes; group * kGroupLanes < lane + lanes; group++)
       for (u32 c = column; c < column + columns; c++)
-        if (const Access* other = touch(granules[group * TensorMemory::columns + c], actor, access))
-          race(*other, access, cta, (group * kGroupLanes) << 16 | c, false);
+        if (const Access* other = touch(granules[group * TensorMemory::columns + c], actor, access, where))
+          race_in_tensor(*other, access, cta, group * kGroupLanes, c);
   }
 
   std::string side(const Access& a) const {
@@ -247,15 +306,14 @@ class HappensBefore : public Events {
            "@";
   }
 
-  [[noreturn]] void race(const Access& before, const Access& now, u32 cta, u32 place, bool in_shared) {
-    char where[96];
-    if (in_shared)
-      std::snprintf(where, sizeof where, "shared memory offset 0x%x of CTA %u", place, cta);
-    else
-      std::snprintf(where, sizeof where, "tensor memory lane %u, column %u of CTA %u", place >> 16, place & 0xffff,
-                    cta);
-    fault("race", "%s: %s and %s are %s", where, side(before).c_str(), side(now).c_str(),
-          missing_fence_ ? "ordered, but without a fence.proxy.async between them" : "not ordered");
+  [[noreturn]] void race(const Access& before, const Access& now, u32 cta, u32 offset) {
+    fault("race", "shared memory offset 0x%x of CTA %u: %s and %s are %s", offset, cta, side(before).c_str(),
+          side(now).c_str(), disorder_);
+  }
+
+  [[noreturn]] void race_in_tensor(const Access& before, const Access& now, u32 cta, u32 lane, u32 column) {
+    fault("race", "tensor memory lane %u, column %u of CTA %u: %s and %s are %s", lane, column, cta,
+          side(before).c_str(), side(now).c_str(), disorder_);
   }
 
   const Cluster& cluster_;
@@ -264,7 +322,8 @@ class HappensBefore : public Events {
   std::vector<u32> loads_;            // per warp: tcgen05.ld issued
   std::vector<u32> operation_times_;  // per operation component: time of its last operation
   u32 components_ = 0, grid_component_ = 0;
-  bool grid_must_wait_ = false, missing_fence_ = false;
+  bool grid_must_wait_ = false, lenient_ = false;
+  const char* disorder_ = nullptr;
   Access unordered_{};
   std::vector<std::vector<Granule>> shared_, tensor_;
 };

@@ -48,8 +48,10 @@ Step allocate(Context& c) {
     u32 offset = address & kOffsetMask;
     std::memcpy(shared_at(c.cluster, owner, offset, 4, 4, "tcgen05.alloc"), &first, 4);
     shared_written(owner, offset, 4);
-    if (c.cluster.events)
+    if (c.cluster.events) {
       c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Write, owner.rank, offset, 4);
+      c.cluster.events->tensor_columns(c.warp.actor, c.group.pc, cta.rank, first, columns);
+    }
     return Step::Next;
   }
   return c.block(Wait::Alloc, nullptr, columns, 0);
@@ -67,8 +69,7 @@ Step deallocate(Context& c) {
             first + columns - 1);
   std::fill_n(t.allocated + first, columns, u8(0));
   if (c.cluster.events)
-    c.cluster.events->tensor(c.warp.actor, c.group.pc, Kind::Write, c.warp.cta->rank, 0, TensorMemory::lanes, first,
-                             columns);
+    c.cluster.events->tensor_columns(c.warp.actor, c.group.pc, c.warp.cta->rank, first, columns);
   for (u32 lane = 0; lane < TensorMemory::lanes; lane++)
     std::fill_n(t.written.begin() + lane * TensorMemory::columns + first, columns, u8(0));
   c.cluster.progress++;
@@ -124,8 +125,9 @@ void reduce(Context& c, u32 (*values)[32]) {
   }
 }
 
-// The values are there at once: compiled kernels use them before tcgen05.wait::ld, because the register scoreboard
-// makes them wait. What the wait orders is the reuse of the tensor memory, which only the happens-before check sees.
+// The values are there at once: whoever uses them gets them, with or without tcgen05.wait::ld (PTX ISA 9.7.16.6.4.5,
+// true register dependencies), and compilers move uses before the wait. What the wait orders is the reuse of the tensor
+// memory, which only the happens-before check sees.
 Step load(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
   c.whole("tcgen05.ld");
@@ -207,7 +209,8 @@ Step wait_store(Context& c) {
 
 }  // namespace
 
-// An instruction that uses loaded values has waited for their load; a move only passes them on.
+// For kernels that rely on more than PTX promises: an instruction that uses loaded values has waited for their load; a
+// move only passes them on.
 void follow_loads(Cluster& cluster, Warp& w, const Insn& in) {
   if (w.load_numbers.empty()) return;
   std::vector<u32>& numbers = w.load_numbers;

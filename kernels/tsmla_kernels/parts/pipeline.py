@@ -106,6 +106,10 @@ class TmaEdge(_Edge):
     def acquire(self, count: Int32) -> cute.Pointer:
         """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
         self.wait_empty(count)
+        return self.announce(count)
+
+    def announce(self, count: Int32) -> cute.Pointer:
+        """As `acquire`, for a stage that has never been filled."""
         full = self.full(self.stage(count))
         self.expect(full)
         return full

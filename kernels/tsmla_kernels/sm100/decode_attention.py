@@ -18,7 +18,7 @@ from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
 from ..geometry import TILE_ALIGNMENT, TMEM_COLUMNS
-from ..parts import paged
+from ..parts import paged, tmem
 from ..parts.decode_work import deal_work
 from ..parts.partials import partials_of
 from ..parts.pipeline import ClusterEdge
@@ -157,8 +157,10 @@ class Attention:
 
         cute.arch.griddepcontrol_launch_dependents()
         # No CTA may leave while products, copies or arrivals still reach into it.
+        tmem.fence_before()
         _meet(geometry)
         if warp == schedule.mma_warp:
+            tmem.fence_after()
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tensor_address)
             cute.arch.dealloc_tmem(pointer, TMEM_COLUMNS, is_two_cta=geometry.is_pair)
 

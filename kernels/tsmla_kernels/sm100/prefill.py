@@ -157,7 +157,6 @@ class PrefillKernel:
             if warp == schedule.correct_warpgroup * 4:
                 cute.arch.alloc_tmem(geometry.tmem_columns, shared.tmem_base)
                 cute.arch.relinquish_tmem_alloc_permit()
-            tmem.fence_before()
             cute.arch.sync_threads()
             tmem.fence_after()
             base = shared.tmem_base[0]

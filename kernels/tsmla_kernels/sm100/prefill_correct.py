@@ -37,6 +37,10 @@ def correct(
             _rescale(geometry, shared, tmem_base, works[tile], tile, count, thread)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         _write(geometry, shared, tmem_base, works[tile], tile, thread)
+        if cutlass.const_expr(tile == geometry.query_tiles - 1):
+            # The barrier tells the warp that deallocates that tensor memory is read no more.
+            tmem.wait_loads()
+            tmem.fence_before()
         cute.arch.fence_view_async_shared()
         cute.arch.barrier(barrier_id=CORRECT_BARRIER, number_of_threads=WARPGROUP)
         if warp == 0:
@@ -44,9 +48,9 @@ def correct(
             source, target = tma.tiles_of(out[0], out[1], shape, shared.out)
             with cute.arch.elect_one():
                 cute.copy(out[0], source[None, tile], target[None, query_tile * geometry.query_tiles + tile])
-                cute.arch.cp_async_bulk_commit_group()
     if warp == 0:
         with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
@@ -90,7 +94,5 @@ def _write(
     for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
         values = [Float32(0.0)] * CHUNK
         if work.events > 0:
-            values = tmem.load(output + first, CHUNK)
-            tmem.wait_loads()
-            values = scaled(values, factor)
+            values = scaled(tmem.load(output + first, CHUNK), factor)
         store_row(values, target, first)

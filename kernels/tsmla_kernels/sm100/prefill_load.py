@@ -19,7 +19,7 @@ def load(
     per_tile = geometry.k_slots + geometry.v_slots
     shape = (geometry.rows, geometry.slot_elements)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
-        barrier = shared.q_edge.acquire(Int32(tile))
+        barrier = shared.q_edge.announce(Int32(tile))
         for slot in cutlass.range_constexpr(geometry.k_slots):
             q_shared, q_global = tma.tiles_of(q[0], q[1], shape, shared.q, slot)
             source = q_global[None, query_tile * geometry.query_tiles + tile]

@@ -19,10 +19,10 @@ def load(q, k, v, shared, geometry: cutlass.Constexpr[PrefillGeometry], query_ti
     k_shared, k_global = tma.tiles_of(k[0], k[1], (geometry.tile_kv, geometry.d_qk), shared.k)
     v_shared, v_global = tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)
     if work.tiles > 0:
-        barrier = shared.q_edge.acquire(Int32(0))
+        barrier = shared.q_edge.announce(Int32(0))
         for group in cutlass.range_constexpr(groups):
             cute.copy(q[0], q_global[None, query_tile * groups + group], q_shared[None, group], tma_bar_ptr=barrier)
-        _fill(k[0], k_global, k_shared, shared.k_edge, Int32(0), work)
+        _copy(k[0], k_global, k_shared, shared.k_edge, Int32(0), work, shared.k_edge.announce(Int32(0)))
         for count in cutlass.range(1, work.tiles, unroll=1):
             _fill(k[0], k_global, k_shared, shared.k_edge, count, work)
             _fill(v[0], v_global, v_shared, shared.v_edge, count - 1, work)
@@ -31,5 +31,11 @@ def load(q, k, v, shared, geometry: cutlass.Constexpr[PrefillGeometry], query_ti
 
 @cute.jit
 def _fill(atom, tiles: cute.Tensor, stages: cute.Tensor, edge, count: Int32, work: WorkRange):
-    barrier = edge.acquire(count)
+    _copy(atom, tiles, stages, edge, count, work, edge.acquire(count))
+
+
+@cute.jit
+def _copy(
+    atom, tiles: cute.Tensor, stages: cute.Tensor, edge, count: Int32, work: WorkRange, barrier: cute.Pointer
+) -> None:
     cute.copy(atom, tiles[None, tile_at(work, count)], stages[None, edge.stage(count)], tma_bar_ptr=barrier)
