@@ -141,8 +141,8 @@ def _registers(entry: Any, name: str, warp: int, report: Report) -> int:
 
 
 def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
-    """Profile a tsmla kernel through its operator; a decode, of one token of `heads` heads, by default of as many as fill
-    its (larger) row tile. Raises ValueError when there is no such kernel, EmulationError."""
+    """Profile a tsmla kernel through its operator; a decode, of one token of `heads` heads, by default of as many as
+    fill its larger row tile. Raises ValueError when there is no such kernel, EmulationError."""
     from tsmla.plan import DEALS, deal_of
     from tsmla.variant import DecodeVariant, PackVariant
 
