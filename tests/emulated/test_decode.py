@@ -79,6 +79,17 @@ def test_other_ways_to_say_the_same(gpu):
     assert torch.allclose(natural, lse * math.log(2), rtol=1e-6)
 
 
+def test_pages_at_any_multiple_of_16_bytes(gpu):
+    problem = make_problem([300, 65], 1, 16)
+    pages, page_size, width = problem.kv_cache.shape
+    stride = page_size * width + 8
+    pool = torch.full((pages, stride), math.nan, dtype=problem.kv_cache.dtype, device="cuda")
+    cache = pool[:, : page_size * width].unflatten(1, (page_size, width))
+    cache.copy_(problem.kv_cache)
+    assert cache.stride() == (stride, width, 1)
+    check(problem, kv_cache=cache)
+
+
 @pytest.mark.parametrize("world, interleave", [(2, 1), (4, 1), (2, 16)])
 def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
     problem = make_problem([201, 2, 64], 3, 8)

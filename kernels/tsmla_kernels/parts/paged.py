@@ -98,7 +98,7 @@ def boxes_view(cache: cute.Tensor, first: cutlass.Constexpr, width: cutlass.Cons
     page = page_size * Int64(row)
     if pages > 1:
         page = cache.stride[0]
-    page = cute.assume(page, divby=16)
+    page = cute.assume(page, divby=128 // cache.element_type.width)
     return cute.make_tensor(
         cache.iterator + first,
         cute.make_layout((width, GROUP, chunks, page_size // GROUP, pages), stride=(1, row, width, GROUP * row, page)),
