@@ -13,6 +13,7 @@ from tsmla_emulator.run import emulated
 
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_{}_nopdl"
 DECODE = "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse_nopdl"
+BLACKWELL_DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_nopdl"
 
 LOOP = """
@@ -229,6 +230,19 @@ def test_work_does_not_depend_on_the_schedule(prefill, monkeypatch):
     again = profile.profile_symbol(prefill.name)
     for role, other in zip(prefill.roles, again.roles, strict=True):
         assert role.work | {"polling": 0} == other.work | {"polling": 0}
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "mmas", "clocks", "read"), [(128, 128, 26, 2 * 1088, 576 + 512), (64, 64, 22, 896, 576)]
+)
+def test_decode_of_blackwell_per_tile(heads, keys, mmas, clocks, read):
+    """A pair takes N / 4 clocks an MMA on both of its SMs and reads values once more; a CTA of 64 rows does not."""
+    found = profile.profile_symbol(BLACKWELL_DECODE, heads)
+    assert found.unit == f"{heads} query rows x {keys} keys"
+    assert (found.work["MMAs"], found.work["tensor clk"]) == (mmas, clocks)
+    assert heads * keys <= found.work["exponentials"] < 1.01 * heads * keys  # rescales depend on the data
+    assert found.work["shared bytes copied"] == keys * read
+    assert keys * read <= found.work["global bytes read"] < 1.01 * keys * read
 
 
 def pack(tokens):

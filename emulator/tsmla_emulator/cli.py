@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--against", nargs=4, action="append", default=[],
                          metavar=("OTHER.ptx", "SMALL", "LARGE", "TILES"),
                          help="another kernel, launch records of two problems, and the tiles between them")  # fmt: skip
+    profile.add_argument("--heads", type=int, help="query heads that decodes are profiled with, not a full row tile's")
     profile.add_argument("--tiles", type=float, default=0, help="tiles of a whole problem: print its time, too")
     text = "change one synchronisation instruction at a time and tell which changes no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
@@ -133,7 +134,7 @@ def _profile(given: argparse.Namespace) -> int:
 
     if not given.symbols and not given.against:
         raise ValueError("profile takes symbols of tsmla kernels, --against, or both")
-    for part in profile.report(given.symbols, given.against, given.tiles):
+    for part in profile.report(given.symbols, given.against, given.tiles, given.heads):
         print(part, flush=True)
     return 0
 

@@ -140,9 +140,10 @@ def _registers(entry: Any, name: str, warp: int, report: Report) -> int:
     return 0
 
 
-def profile_symbol(symbol: str) -> Profile:
-    """Profile a tsmla kernel through its operator. Raises ValueError when there is no such kernel, EmulationError."""
-    from tsmla.plan import DEALS
+def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
+    """Profile a tsmla kernel through its operator; a decode, of one token of `heads` heads, by default of as many as
+    fill its larger row tile. Raises ValueError when there is no such kernel, EmulationError."""
+    from tsmla.plan import DEALS, deal_of
     from tsmla.variant import DecodeVariant, PackVariant
 
     from . import check
@@ -155,10 +156,11 @@ def profile_symbol(symbol: str) -> Profile:
             for count in (_SMALL, _LARGE):
                 _pack(variant, count * ROWS, across)
         elif isinstance(variant, DecodeVariant):
-            deal = DEALS[variant.arch]
-            across, unit = 3, f"{deal.row_tile} query rows x {deal.tile_kv} keys"
+            heads = heads or DEALS[variant.arch].row_tile
+            tile_kv = deal_of(variant.arch, heads).tile_kv
+            across, unit = 3, f"{heads} query rows x {tile_kv} keys"
             for count in (_SMALL, _LARGE):
-                _decode(variant, deal.row_tile, across * count * deal.tile_kv)
+                _decode(variant, heads, across * count * tile_kv)
         else:
             across, unit = 2, f"{ROWS} query rows x {ROWS} keys"
             for count in (_SMALL, _LARGE):
@@ -284,11 +286,13 @@ def _number(amount: float) -> str:
     return f"{amount:,.1f}".removesuffix(".0")
 
 
-def report(symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0) -> Iterator[str]:
+def report(
+    symbols: Sequence[str], against: Sequence[Sequence[str]], tiles: float = 0, heads: int | None = None
+) -> Iterator[str]:
     """The command's output, piece by piece, as it becomes known."""
     profiles: list[Profile] = []
     others = (profile_records(Path(ptx), Path(a), Path(b), float(units)) for ptx, a, b, units in against)
-    for profile in itertools.chain(map(profile_symbol, symbols), others):
+    for profile in itertools.chain((profile_symbol(symbol, heads) for symbol in symbols), others):
         profiles.append(profile)
         yield text_of(profile, tiles) + "\n"
     if len(profiles) > 1:

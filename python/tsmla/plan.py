@@ -34,6 +34,7 @@ class Deal:
     """What a kernel tells the dealer about itself; costs are in KV tiles.
 
     overhead: fixed cost of a segment. least: shortest chunk. split: what splitting may cost before whole units win.
+    sms: SMs that work on one row tile together.
     """
 
     row_tile: int
@@ -41,15 +42,25 @@ class Deal:
     overhead: int
     least: int
     split: int
+    sms: int = 1
 
 
 DEALS = {
     Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6),
-    Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=5),
-    Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=5),
+    Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=5, sms=2),
+    Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=5, sms=2),
 }
-SMS_PER_PART = {Arch.SM90A: 1, Arch.SM100A: 2, Arch.SM103A: 2}
-"""SMs that work on one row tile together."""
+FEW_ROWS_DEALS = {
+    Arch.SM100A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=10),
+    Arch.SM103A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=10),
+}
+"""Of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
+
+
+def deal_of(arch: Arch, rows: int) -> Deal:
+    """The deal for requests of `rows` rows (query tokens x heads)."""
+    few = FEW_ROWS_DEALS.get(arch)
+    return few if few is not None and rows <= few.row_tile else DEALS[arch]
 
 
 class RowTiling(NamedTuple):
@@ -169,10 +180,10 @@ def plan_decode(
 
 @functools.lru_cache(maxsize=4096)
 def _plan(arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq_len: int | None) -> DecodePlan:
-    deal = DEALS[arch]
     rows = q_len * heads
+    deal = deal_of(arch, rows)
     tiling = row_tiling(rows, deal.row_tile)
-    groups = max(1, sm_count // SMS_PER_PART[arch] // tiling.group)
+    groups = max(1, sm_count // deal.sms // tiling.group)
     units = batch * tiling.rounds
     if max_seq_len is not None:
         # A range of max_seq_len keys that starts in the middle of a tile touches one tile more.

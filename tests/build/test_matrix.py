@@ -18,6 +18,8 @@ def test_the_promised_kernels_ship():
         ("prefill", Arch.SM100A): 80,
         ("prefill", Arch.SM103A): 80,
         ("decode", Arch.SM90A): 12,
+        ("decode", Arch.SM100A): 12,
+        ("decode", Arch.SM103A): 12,
         ("pack", Arch.SM90A): 8,
         ("pack", Arch.SM100A): 8,
         ("pack", Arch.SM103A): 8,

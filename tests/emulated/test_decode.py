@@ -42,10 +42,11 @@ def test_head_counts_and_query_lengths(gpu, heads, q_len):
     check(make_problem([150, 65], q_len, heads))
 
 
-def test_dtypes(gpu):
+@pytest.mark.parametrize("heads", [16, 48])
+def test_dtypes(gpu, heads):
     for arch, dtype in DTYPES:
         if arch == gpu.arch:
-            check(make_problem([300, 1, 65], 2, 16, dtype))
+            check(make_problem([600, 1, 65], 2, heads, dtype))
 
 
 def test_visible_lengths_of_each_query_token(gpu):
@@ -76,6 +77,17 @@ def test_other_ways_to_say_the_same(gpu):
     )
     assert torch.equal(again, out)
     assert torch.allclose(natural, lse * math.log(2), rtol=1e-6)
+
+
+def test_pages_at_any_multiple_of_16_bytes(gpu):
+    problem = make_problem([300, 65], 1, 16)
+    pages, page_size, width = problem.kv_cache.shape
+    stride = page_size * width + 8
+    pool = torch.full((pages, stride), math.nan, dtype=problem.kv_cache.dtype, device="cuda")
+    cache = pool[:, : page_size * width].unflatten(1, (page_size, width))
+    cache.copy_(problem.kv_cache)
+    assert cache.stride() == (stride, width, 1)
+    check(problem, kv_cache=cache)
 
 
 @pytest.mark.parametrize("world, interleave", [(2, 1), (4, 1), (2, 16)])

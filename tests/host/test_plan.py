@@ -6,7 +6,18 @@ import itertools
 import random
 
 import pytest
-from tsmla.plan import CALLERS_Q_LEN, DEALS, MAX_GROUP, PARTIAL_ROW, Deal, cut, plan_decode, row_tiling, segments
+from tsmla.plan import (
+    CALLERS_Q_LEN,
+    DEALS,
+    MAX_GROUP,
+    PARTIAL_ROW,
+    Deal,
+    cut,
+    deal_of,
+    plan_decode,
+    row_tiling,
+    segments,
+)
 from tsmla.variant import Arch
 
 SM_COUNTS = (132, 148, 160)
@@ -50,9 +61,9 @@ def check_deal(deal: Deal, rows: int, parts: int, slots: int, tiles: list[list[i
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
 @pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 def test_every_key_once_and_no_empty_segment(arch: Arch, sm_count: int) -> None:
-    deal = DEALS[arch]
     for batch, heads, q_len in itertools.product((1, 3, 16, 133), (1, 8, 24, 128), (1, 4, 33)):
         rows = q_len * heads
+        deal = deal_of(arch, rows)
         tiling = row_tiling(rows, deal.row_tile)
         for seq_lens in batches_of_lengths(batch):
             plan = plan_decode(arch, sm_count, batch, q_len, heads, max(seq_lens))
@@ -91,7 +102,7 @@ def test_the_workspace_stays_within_the_callers_formula(arch: Arch, sm_count: in
 
 def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[int]) -> float:
     """KV tiles, fixed costs included, of the busiest part."""
-    deal = DEALS[arch]
+    deal = deal_of(arch, q_len * heads)
     plan = plan_decode(arch, sm_count, len(seq_lens), q_len, heads, max(seq_lens))
     tiling = row_tiling(q_len * heads, deal.row_tile)
     lengths = [-(-n // deal.tile_kv) for n in seq_lens]
@@ -124,13 +135,25 @@ def test_whole_units_where_cutting_would_not_pay() -> None:
     assert line.unit == 64 + deal.overhead and line.chunk == line.unit
 
 
-def test_a_single_long_request_occupies_the_gpu() -> None:
-    deal = DEALS[Arch.SM90A]
-    plan = plan_decode(Arch.SM90A, 132, 1, 4, 16, 81920)
-    tiling = row_tiling(64, 64)
-    line = cut(deal, tiling, plan.parts, plan.slots, [1280])
-    busy = [part for part in range(plan.parts) if list(segments(deal, tiling, line, [1280], [[1280]], part))]
-    assert len(busy) >= 128
+@pytest.mark.parametrize(("arch", "sm_count"), [(Arch.SM90A, 132), (Arch.SM100A, 148), (Arch.SM103A, 148)])
+@pytest.mark.parametrize("heads", [16, 32])
+def test_a_single_long_request_occupies_the_gpu(arch: Arch, sm_count: int, heads: int) -> None:
+    rows = 4 * heads
+    deal = deal_of(arch, rows)
+    plan = plan_decode(arch, sm_count, 1, 4, heads, 81920)
+    tiling = row_tiling(rows, deal.row_tile)
+    tiles = 81920 // deal.tile_kv
+    line = cut(deal, tiling, plan.parts, plan.slots, [tiles])
+    seen = [[tiles] * tiling.row_tiles]
+    busy = [part for part in range(plan.parts) if list(segments(deal, tiling, line, [tiles], seen, part))]
+    assert deal.sms * len(busy) >= 0.95 * sm_count
+
+
+@pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A])
+def test_rows_that_fit_in_one_cta_do_not_take_a_pair(arch: Arch) -> None:
+    assert (deal_of(arch, 64).sms, deal_of(arch, 65).sms) == (1, 2)
+    assert plan_decode(arch, 148, 1, 4, 16).parts == 148
+    assert plan_decode(arch, 148, 1, 5, 16).parts == 74
 
 
 def test_row_tiles_of_a_request_run_side_by_side() -> None:

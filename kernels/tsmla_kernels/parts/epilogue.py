@@ -34,8 +34,8 @@ def store_lse(
 
 
 @cute.jit
-def stage_row(values: list, target: cute.Tensor, first: cutlass.Constexpr) -> None:
-    """Round `values` to the type of `target`, one row in swizzled shared memory, and store them from column `first`."""
+def store_row(values: list, target: cute.Tensor, first: cutlass.Constexpr) -> None:
+    """Round `values` to the type of `target`, one row, and store them from column `first`, 16 bytes at a time."""
     dtype = target.element_type
     vector = 128 // dtype.width
     for part in cutlass.range_constexpr(len(values) // vector):

@@ -4,6 +4,8 @@
 per stage. An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in
 stage `count % stages`; its barriers flip phase every `stages` tiles: bit fields where `stages` is a power of two.
 
+`ClusterEdge`: such a ring between bulk copies, tcgen05 MMAs and warps of CTAs that share their MMAs.
+
 `Signals`: single mbarriers by which one role tells another of an event.
 """
 
@@ -11,8 +13,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import tcgen05
+
+LEADER = 0
+"""Rank of the CTA that issues the MMAs of a pair."""
 
 
 class _Edge:
@@ -133,6 +138,61 @@ class WarpEdge(_Edge):
         self.hand_over(count)
 
 
+class ClusterEdge(_Edge):
+    """Between the CTAs that work on one tile: one, or a pair whose even CTA, the leader, issues the MMAs of both.
+
+    Both CTAs of a pair have the barriers at the same offsets. What the leader waits for completes in the leader only
+    (announced bytes, `hand_over`, `release`); what MMAs complete, in every CTA.
+    """
+
+    def __init__(self, barriers: cute.Pointer, stages: int, ctas: int, producers: int, consumers: int):
+        super().__init__(barriers, stages, consumers)
+        self.ctas = ctas
+        self.fills = producers
+
+    def __new_from_mlir_values__(self, values: list) -> ClusterEdge:
+        barriers = cutlass.new_from_mlir_values(self.barriers, values)
+        return ClusterEdge(barriers, self.stages, self.ctas, self.fills, self.consumer_warps)
+
+    def is_full(self, count: Int32) -> Boolean:
+        """Whether tile `count` is there, asked once and equal on all lanes."""
+        there = cute.arch.mbarrier_test_wait(self.full(self.stage(count)), self._phase(count))
+        return cute.arch.vote_all_sync(there)
+
+    def announce(self, count: Int32, tx_bytes) -> None:
+        """A warp of the leader: copies of all CTAs bring `tx_bytes` for tile `count`."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(self.stage(count)), tx_bytes)
+
+    def hand_over(self, count: Int32) -> None:
+        """A warp of any CTA, whose lanes have all done their part: its part of tile `count` is there."""
+        self._tell_leader(self.full(self.stage(count)))
+
+    def release(self, count: Int32) -> None:
+        """A warp of any CTA: none of its lanes reads tile `count` any more."""
+        self._tell_leader(self.empty(self.stage(count)))
+
+    def fill_after_mmas(self, count: Int32) -> None:
+        """The thread that issues tcgen05 MMAs: those so far make tile `count`."""
+        _commit(self.full(self.stage(count)), self.ctas)
+
+    def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
+        for tile in range(tiles):
+            _commit(self.empty(self.stage(first + tile)), self.ctas)
+
+    def _tell_leader(self, barrier: cute.Pointer) -> None:
+        cute.arch.sync_warp()
+        _arrive_once(barrier, LEADER if self.ctas > 1 else None)
+
+
+def _commit(barrier: cute.Pointer, ctas: int) -> None:
+    """Arrive on the barrier at this place of every CTA when this thread's MMAs so far are complete."""
+    if ctas == 1:
+        tcgen05.commit(barrier)
+    else:
+        tcgen05.commit(barrier, (1 << ctas) - 1, tcgen05.CtaGroup.TWO)
+
+
 class Signals:
     """`number` barriers of one kind, told apart by an index; each completes once per event, after `arrivals`.
 
@@ -169,6 +229,6 @@ class Signals:
 
 
 @cute.jit
-def _arrive_once(barrier: cute.Pointer) -> None:
+def _arrive_once(barrier: cute.Pointer, cta: cutlass.Constexpr = None) -> None:
     if cute.arch.lane_idx() == 0:
-        cute.arch.mbarrier_arrive(barrier)
+        cute.arch.mbarrier_arrive(barrier, cta)

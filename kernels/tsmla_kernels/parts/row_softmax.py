@@ -39,6 +39,12 @@ def mask_row(scores: list, end: Int32) -> list:
     return [score if column < end else -Float32.inf for column, score in enumerate(scores)]
 
 
+@cute.jit
+def mask_outside(scores: list, first: Int32, end: Int32) -> list:
+    """The scores, those of columns outside of `first` .. `end` - 1 replaced by -inf."""
+    return [score if column >= first and column < end else -Float32.inf for column, score in enumerate(scores)]
+
+
 def row_maximum(scores: list[Float32]) -> Float32:
     """The largest score, in several chains so that latencies overlap."""
     best = list(scores[:_CHAINS])

@@ -9,7 +9,7 @@ from tsmla.variant import PrefillVariant
 
 from ..geometry import Sm100PrefillGeometry
 from ..parts import tma, tmem
-from ..parts.epilogue import stage_row
+from ..parts.epilogue import store_row
 from ..parts.row_softmax import scaled
 from ..schedule import CORRECT_BARRIER, WARPGROUP
 from .prefill_work import TileWork
@@ -95,4 +95,4 @@ def _write(
         values = [Float32(0.0)] * CHUNK
         if work.events > 0:
             values = scaled(tmem.load(output + first, CHUNK), factor)
-        stage_row(values, target, first)
+        store_row(values, target, first)

@@ -24,8 +24,8 @@ class Products:
         row_bytes = geometry.slot_elements * geometry.element_bytes
         probability = Probabilities.of(variant.dtype).dtype
         self.operand = umma.operand(row_bytes)
-        self.scores = umma.instruction(variant.dtype, variant.dtype, geometry.tile_kv, False)
-        self.values = umma.instruction(probability, variant.dtype, geometry.slot_elements, True)
+        self.scores = umma.instruction(variant.dtype, variant.dtype, geometry.rows, geometry.tile_kv, False)
+        self.values = umma.instruction(probability, variant.dtype, geometry.rows, geometry.slot_elements, True)
         self.k_steps = row_bytes // umma.K_BYTES
         self.v_steps = geometry.tile_kv * geometry.element_bytes // umma.K_BYTES
         self.k_step = umma.k_step_k_major()

@@ -19,6 +19,7 @@ from tsmla.variant import DecodeVariant
 from ..decode.arguments import decode_arguments
 from ..decode.combine import launch_combine
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
+from ..parts.paged import boxes_view
 from ..parts.partials import Partials, partials_of
 from ..parts.pipeline import TmaEdge, WarpEdge
 from ..parts.precision import numeric
@@ -96,7 +97,7 @@ class DecodeKernel:
         halves = tuple(
             cpasync.make_tiled_tma_atom(
                 load_op,
-                _boxes(kv_cache, first, columns),
+                boxes_view(kv_cache, first, CHUNK, columns // CHUNK),
                 layout,
                 (CHUNK, GROUP_ROWS, columns // CHUNK, BOX_ROWS // GROUP_ROWS, 1),
             )
@@ -435,13 +436,3 @@ class Shared(NamedTuple):
     landed_after: tuple
     exchanged: cute.Pointer
     dealt: Dealt
-
-
-def _boxes(cache: cute.Tensor, first: int, columns: int) -> cute.Tensor:
-    """`columns` of the cache from `first` on as (chunk, 8 rows, chunks, groups of rows in a page, pages)."""
-    pages, page_size, d_qk = cache.shape
-    layout = cute.make_layout(
-        (CHUNK, GROUP_ROWS, columns // CHUNK, page_size // GROUP_ROWS, pages),
-        stride=(1, d_qk, CHUNK, GROUP_ROWS * d_qk, cache.stride[0]),
-    )
-    return cute.make_tensor(cache.iterator + first, layout)
