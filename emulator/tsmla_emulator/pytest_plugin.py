@@ -11,12 +11,16 @@ It runs once per architecture and schedule in emulation, or with `--gpu device` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .machine import Options
 from .run import GPUS, Emulation, emulated
+
+if TYPE_CHECKING:
+    from .host.compile import Compiled
 
 SCHEDULES = {
     "eager": Options(),
@@ -61,14 +65,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("gpu", places, ids=[f"{arch}-{name}" for arch, name in places], indirect=True)
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels() -> Callable[[Any], Compiled] | None:
+    """Where `gpu` takes the files of a tsmla variant from, as `emulated` does. To be overridden; None compiles them."""
+    return None
+
+
 @pytest.fixture
-def gpu(request: pytest.FixtureRequest) -> Iterator[Gpu]:
+def gpu(request: pytest.FixtureRequest, compiled_kernels: Callable[[Any], Compiled] | None) -> Iterator[Gpu]:
     """CUDA device 0 of torch: emulated, or real. Skips on a machine whose GPU is not one that the test is for."""
     if request.config.getoption("--gpu", "emulated") == "device":
         yield Gpu(_device_arch(request.param), None)
         return
     arch, schedule = request.param
-    with emulated(arch, SCHEDULES[schedule]) as emulation:
+    with emulated(arch, SCHEDULES[schedule], compiled=compiled_kernels) as emulation:
         yield Gpu(arch, emulation)
 
 
