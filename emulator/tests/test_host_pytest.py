@@ -44,7 +44,7 @@ def collected(tmp_path):
 
 
 def test_every_architecture_and_schedule(collected):
-    text = collected()
+    text = collected("--schedules", "eager,late")
     names = [line.split(" ")[0].split("::")[1] for line in text.splitlines() if "::" in line]
     places = [f"{arch}-{schedule}" for arch in ("sm_90a", "sm_100a", "sm_103a") for schedule in ("eager", "late")]
     assert names == [
@@ -56,6 +56,7 @@ def test_every_architecture_and_schedule(collected):
 
 
 def test_schedules_can_be_chosen(collected):
+    assert "test_one[sm_90a-races]" in (unasked := collected()) and "late]" not in unasked
     assert "test_one[sm_90a-random]" in collected("--schedules", "random")
     assert "known: eager, late, random, races" in collected("--schedules", "sometimes")
 

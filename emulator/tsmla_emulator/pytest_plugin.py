@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gpu", choices=["emulated", "device"], default="emulated", help="where the fixture gpu runs tests"
     )
-    group.addoption("--schedules", default="eager,late", help=f"in emulation, of: {','.join(SCHEDULES)}")
+    group.addoption("--schedules", default="races", help=f"in emulation, of: {','.join(SCHEDULES)}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.config.getoption("--gpu", "emulated") == "device":
         metafunc.parametrize("gpu", [archs], ids=["device"], indirect=True)
         return
-    schedules = metafunc.config.getoption("--schedules", "eager,late").split(",")
+    schedules = metafunc.config.getoption("--schedules", "races").split(",")
     if unknown := sorted(set(schedules) - set(SCHEDULES)):
         raise pytest.UsageError(f"--schedules has {', '.join(unknown)}; known: {', '.join(SCHEDULES)}")
     places = [(arch, name) for arch in archs for name in schedules]
