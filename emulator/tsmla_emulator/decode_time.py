@@ -1,17 +1,16 @@
-"""How long a Blackwell decode takes at least, from the plan and published rates; not a measurement.
+"""How long a Blackwell decode of e4m3 takes at least, from the plan and published rates; not a measurement.
 
     python -m tsmla_emulator.decode_time
 
-A part (CTA or pair) does its segments one after the other. A segment costs SEGMENT_US, and each of its KV tiles the
-longer of its MMAs at the full rate and its bytes at the part's share of HBM; row tiles of a request that run side by
-side read them once. Partial results are written and read once at the HBM rate. START_US is added to every call,
-COMBINE_US where something was split. Not counted: bubbles between products, bank conflicts, uneven HBM channels, clocks
-below the boost clock.
+A call takes START_US and the longer of two: its keys, read from HBM once, at HBM's rate; and what the busiest part
+(CTA or pair) does, one segment after the other. A segment costs FIRST_SEGMENT_US, or NEXT_SEGMENT_US behind another,
+and each of its KV tiles the longer of its MMAs at the full rate and its bytes at what an SM can draw. Where keys are
+split, partial results are written and read once at HBM's rate, and COMBINE_US are added. Not counted: bubbles between
+products, bank conflicts, uneven HBM channels, clocks below the boost clock.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 
 from tsmla.plan import PARTIAL_ROW, cut, deal_of, plan_decode, row_tiling, segments
@@ -20,16 +19,21 @@ from tsmla.variant import Arch
 
 from .cost import RATES, blackwell_mma
 
+ARCH = Arch.SM100A
 START_US = 4.0
 """Launch, tensor maps, tensor memory: what kernels of this kind are seen to take on Hopper, not measured here."""
-SEGMENT_US = 3.0
-"""Page table, query and first keys from memory (about 1.5 us), first softmax, output."""
+FIRST_SEGMENT_US, NEXT_SEGMENT_US = 3.0, 1.5
+"""Page table, query and first keys from memory (about 1.5 us), first softmax, output; loads run ahead over segments."""
 COMBINE_US = 2.5
 """A dependent launch, whose start hides behind the attention kernel."""
+SM_BYTES_PER_CLOCK = 64
+"""What an SM draws from L2 at most, as on earlier GPUs; an assumption."""
 HBM = {
     "best read rate measured on a B200": 7.26e12,
     "what the published leader reached at 16 requests, all of its time counted": 5.16e12,
 }
+PEER_SOLO_CLOCKS = 1504.0
+"""tokenspeed-mla 2.0.4's MMAs of 64 rows on 128 keys, by `profile`."""
 PUBLISHED_US = {
     (16, 4, 81920, 4): 47.8, (16, 4, 81920, 8): 76.6, (16, 4, 81920, 16): 146.3,
     (32, 4, 81920, 4): 49.5, (32, 4, 81920, 8): 80.4, (32, 4, 81920, 16): 148.1,
@@ -51,42 +55,58 @@ def tile_clocks(arch: Arch, rows: int, element_bytes: int) -> float:
     return score_steps * score + 2 * deal.tile_kv * element_bytes // 32 * value
 
 
-def least_us(
-    heads: int, q_len: int, keys: int, batch: int, element_bytes: int, hbm: float, arch: Arch = Arch.SM100A
-) -> float:
+def least_us(heads: int, q_len: int, keys: int, batch: int, hbm: float) -> float:
     """The model's time of one call, every request with `keys` keys."""
-    rates = RATES[arch.value]
     rows = heads * q_len
-    deal = deal_of(arch, rows)
-    plan = plan_decode(arch, rates.processors, batch, q_len, heads, keys)
+    deal = deal_of(ARCH, rows)
+    plan = plan_decode(ARCH, RATES[ARCH].processors, batch, q_len, heads, keys)
     tiling = row_tiling(rows, deal.row_tile)
     lengths = [-(-keys // deal.tile_kv)] * batch
     line = cut(deal, tiling, plan.parts, plan.slots, lengths)
     tiles = [[length] * tiling.row_tiles for length in lengths]
     done = [list(segments(deal, tiling, line, lengths, tiles, part)) for part in range(plan.parts)]
-    # Parts of a group walk the same keys.
-    readers = sum(map(bool, done)) / tiling.group
-    read = deal.tile_kv * (LATENT_DIM + ROPE_DIM) * element_bytes / (hbm / readers) * 1e6
-    tile = max(read, tile_clocks(arch, rows, element_bytes) / rates.clock)
-    busiest = max(sum(SEGMENT_US + s.tiles * tile for s in part) for part in done)
-    partials = sum(s.slot >= 0 for part in done for s in part) * min(rows, deal.row_tile) * PARTIAL_ROW * 4
-    return START_US + busiest + (COMBINE_US + 2e6 * partials / hbm if partials else 0.0)
+    partials = sum(s.slot >= 0 for part in done for s in part) * min(rows, deal.row_tile)
+    loaded = LATENT_DIM + ROPE_DIM if deal.sms == 1 else (2 * LATENT_DIM + ROPE_DIM) // 2
+    clocks = max(tile_clocks(ARCH, rows, 1), deal.tile_kv * loaded / SM_BYTES_PER_CLOCK)
+    return _time([[s.tiles for s in part] for part in done], clocks, batch * keys, partials, hbm)
+
+
+def equal_splits_us(heads: int, q_len: int, keys: int, batch: int, hbm: float) -> float:
+    """The same model when every request is cut into as many equal splits as tokenspeed-mla 2.0.4 chooses
+    (`_get_split_kv_and_workspace_size`), one CTA of 64 rows or a pair of 128 for each, on tiles of 128 keys."""
+    processors, tile_kv = RATES[ARCH].processors, 128
+    rows = heads * q_len
+    ctas, row_tile, clocks = (1, 64, PEER_SOLO_CLOCKS) if rows <= 64 else (2, 128, tile_clocks(ARCH, rows, 1))
+    row_tiles, tiles, places = -(-rows // row_tile), -(-keys // tile_kv), processors // ctas
+    splits = max(1, processors // batch // (row_tiles * ctas))
+    if ctas == 1:
+        splits = -(-tiles // -(-tiles // min(tiles, splits)))
+    each = -(-tiles // min(splits, 64 if ctas == 1 else 32))
+    splits = -(-tiles // each)
+    busiest = [each] * -(-batch * row_tiles * splits // places)
+    clocks = max(clocks, tile_kv * (2 * LATENT_DIM + ROPE_DIM) / ctas / SM_BYTES_PER_CLOCK)
+    return _time([busiest], clocks, batch * keys, batch * splits * rows if splits > 1 else 0, hbm)
+
+
+def _time(parts: list[list[int]], tile: float, keys: int, partials: int, hbm: float) -> float:
+    """us, from the KV tiles of each part's segments, a tile's clocks, keys of all requests, rows of partial results."""
+    per_tile = tile / RATES[ARCH].clock
+    busiest = max(NEXT_SEGMENT_US * len(part) + sum(part) * per_tile for part in parts)
+    attend = FIRST_SEGMENT_US + max(busiest - NEXT_SEGMENT_US, keys * (LATENT_DIM + ROPE_DIM) / hbm * 1e6)
+    return START_US + attend + (COMBINE_US + 2e6 * partials * PARTIAL_ROW * 4 / hbm if partials else 0.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--element-bytes", type=int, choices=(1, 2), default=1, help="1: e4m3, 2: bf16 and fp16")
-    element_bytes = parser.parse_args().element_bytes
+    print("us, ours / tokenspeed-mla 2.0.4's splits in the same model")
     print("\n".join(f"{rate / 1e12:g} TB/s: {what}" for what, rate in HBM.items()))
     at_least = "".join(f" us at {rate / 1e12:g} TB/s |" for rate in HBM.values())
     print(f"| heads | q_len | keys | B |{at_least} published, us |")
     print("|---" * (5 + len(HBM)) + "|")
     for heads, q_len, keys in itertools.product((16, 32, 128), (1, 4), (8192, 81920)):
         for batch in (1, 2, 4, 8, 16, 32, 64):
-            times = [least_us(heads, q_len, keys, batch, element_bytes, rate) for rate in HBM.values()]
-            known = PUBLISHED_US.get((heads, q_len, keys, batch)) if element_bytes == 1 else None
-            cells = [f"{time:.1f}" for time in times] + [f"{known:g}" if known else "-"]
-            print(f"| {heads} | {q_len} | {keys} | {batch} | {' | '.join(cells)} |")
+            problem = heads, q_len, keys, batch
+            cells = [f"{least_us(*problem, rate):.1f} / {equal_splits_us(*problem, rate):.1f}" for rate in HBM.values()]
+            print(f"| {heads} | {q_len} | {keys} | {batch} | {' | '.join(cells)} | {PUBLISHED_US.get(problem, '-')} |")
 
 
 if __name__ == "__main__":

@@ -47,12 +47,12 @@ class Deal:
 
 DEALS = {
     Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6),
-    Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=5, sms=2),
-    Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=5, sms=2),
+    Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, sms=2),
+    Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, sms=2),
 }
 FEW_ROWS_DEALS = {
-    Arch.SM100A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=10),
-    Arch.SM103A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=10),
+    Arch.SM100A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=16),
+    Arch.SM103A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=16),
 }
 """Of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
 

@@ -46,7 +46,7 @@ def test_head_counts_and_query_lengths(gpu, heads, q_len):
 def test_dtypes(gpu, heads):
     for arch, dtype in DTYPES:
         if arch == gpu.arch:
-            check(make_problem([600, 1, 65], 2, heads, dtype))
+            check(make_problem([1500, 1, 65], 2, heads, dtype))
 
 
 def test_visible_lengths_of_each_query_token(gpu):
