@@ -51,7 +51,7 @@ _INSTRUCTION_BYTES = 16
 _OPCODES = {
     "spill_stores": (0xFFF, 0x387),  # STL
     "spill_loads": (0xFFF, 0x983),  # LDL
-    "wgmma": (0x1FF, 0x1F0),  # HGMMA, QGMMA, IGMMA
+    "wgmma": (0x1FC, 0x1F0),  # HGMMA, IGMMA, BGMMA, QGMMA
     "tcgen05_mma": (0x1FF, 0x1EA),  # UTCHMMA, UTCQMMA
     "tcgen05_mma_2cta": (1 << 85 | 0x1FF, 1 << 85 | 0x1EA),  # UTC?MMA.2CTA
     "tcgen05_ld": (0x1FF, 0x1EE),  # LDTM
