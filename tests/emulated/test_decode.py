@@ -46,6 +46,7 @@ def test_dtypes(gpu):
     for arch, dtype in DTYPES:
         if arch == gpu.arch:
             check(make_problem([300, 1, 65], 2, 16, dtype))
+            check(make_problem([400, 30], 4, 8, dtype, sight=Sight(window_left=70)))
 
 
 def test_visible_lengths_of_each_query_token(gpu):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, GROUP_ROWS, DecodeGeometry
@@ -32,7 +32,7 @@ def load(
     edges: Int32,
 ) -> Int32:
     """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Edge tiles land where
-    `clean` awaits them, except 8-bit ones: widened, their NaN are finite. Returns how many edge tiles there were.
+    `clean` awaits them. Returns how many edge tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
@@ -58,8 +58,7 @@ def load(
             edge = shared.kv_edges[half]
             edge.wait_empty(count)
             place = edge.stage(count)
-            if const_expr(not geometry.widens):
-                place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
+            place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
             barrier = edge.full(place)
             edge.expect(barrier)
             for box in cutlass.range_constexpr(boxes):
@@ -114,7 +113,7 @@ def clean(
             cute.arch.mbarrier_wait(shared.landed + (edges & 1), (edges >> 1) & 1)
             end = cutlass.min(cutlass.max(task.end_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
             first = cutlass.min(cutlass.max(task.first_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
-            stage = count & (geometry.stages - 1)
+            stage = shared.kv_edges[0].stage(count)
             _wipe(shared.vectors, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
             _wipe(shared.vectors, stage, first & -BOX_ROWS, first, lane)
             cute.arch.fence_view_async_shared()
