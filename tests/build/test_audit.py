@@ -104,6 +104,7 @@ def test_spilled_registers(library, small_variants):
     ("low", "high", "counted"),
     [
         (0x79F0, 0, {"wgmma"}),
+        (0x79F3, 0, {"wgmma"}),
         (0x75EA, 0, {"tcgen05_mma"}),
         (0x79EA, 1 << 21, {"tcgen05_mma", "tcgen05_mma_2cta"}),
         (0x79EE, 1 << 21, {"tcgen05_ld"}),
