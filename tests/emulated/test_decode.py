@@ -47,6 +47,7 @@ def test_dtypes(gpu, heads):
     for arch, dtype in DTYPES:
         if arch == gpu.arch:
             check(make_problem([1500, 1, 65], 2, heads, dtype))
+            check(make_problem([400, 30], 4, 8, dtype, sight=Sight(window_left=70)))
 
 
 def test_visible_lengths_of_each_query_token(gpu):

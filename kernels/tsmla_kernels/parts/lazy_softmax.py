@@ -1,29 +1,33 @@
 """Online softmax whose reference follows the row maximum only when it must.
 
-Exponentials are taken against a reference that stays where it is until a score exceeds it by more than 2^LAG: output
-rows are then rarely rescaled, and exponentials stay below 2^LAG. (Skipped
-rescaling: FlashAttention-4, arXiv 2603.05451.)
+Exponentials are taken against a reference that stays where it is until a score exceeds it by more than 2^slack: output
+rows are then rarely rescaled, and exponentials stay below 2^(bias + slack), which their type holds
+(`precision.Probabilities`). (Skipped rescaling: FlashAttention-4, arXiv 2603.05451.)
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import Boolean, Float32, const_expr
 
+from .precision import Probabilities
 from .softmax import _quad_max
 
-LAG = 8.0
-"""In powers of two; exponentials up to 2^8 are as precise in 16 bits as those up to 1."""
 NO_KEYS = -1.0e30
 """The reference before the first visible key: finite, so that no difference of references is NaN."""
 
 
 @cute.jit
 def exponentiate_lazily(
-    scores: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
+    scores: cute.Tensor,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    rescale: cute.Tensor,
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
 ) -> None:
-    """Replace `scores` (rows, columns) by exp(scale * (score - reference)) and update the running state.
+    """Replace `scores` (rows, columns) by 2**bias exp(scale * (score - reference)) and update the running state.
 
     `reference` is unscaled and equal on the quad; `row_sum` is this lane's part. `rescale` receives the factor that
     earlier output rows must be multiplied by, exactly 1 where the reference stayed.
@@ -32,8 +36,11 @@ def exponentiate_lazily(
         mine = scores[row, None].load()
         highest = _quad_max(mine.reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
         before = reference[row]
-        now = highest if (highest - before) * scale_log2 > LAG else before
-        exponentials = cute.math.exp2(mine * scale_log2 - now * scale_log2, fastmath=True)
+        now = highest if (highest - before) * scale_log2 > probabilities.slack else before
+        shift = now * scale_log2
+        if const_expr(probabilities.bias):
+            shift -= probabilities.bias
+        exponentials = cute.math.exp2(mine * scale_log2 - shift, fastmath=True)
         scores[row, None].store(exponentials)
         factor = cute.math.exp2((before - now) * scale_log2, fastmath=True)
         rescale[row] = factor

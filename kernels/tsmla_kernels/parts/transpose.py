@@ -33,33 +33,66 @@ def transpose(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutl
     span = swizzle_bytes(keys)
     chunks = dims // 16 // parts
     assert chunks & (chunks - 1) == 0, parts
-    load, store = warp.LdMatrix8x8x16bOp(True, 4), warp.StMatrix8x8x16bOp(False, 4)
-    load, store = (cute.make_copy_atom(op, source.element_type) for op in (load, store))
-
     lane = cute.arch.lane_idx()
     read = source.iterator.toint() + lane * ROW_BYTES + (((part * chunks) ^ (lane & 7)) << 4)
-    matrix, row = lane >> 3, lane & 7
-    dim = 2 * row + ((matrix ^ (row >> 2)) & 1)
-    turn = (dim >> {128: 0, 64: 1, 32: 2}[span]) & (span // 16 - 1)
-    write = target.iterator.toint() + (part * chunks * 16 + dim) * span + (((matrix >> 1) ^ turn) << 4)
-    even = Int32(0x6420) if lane < 16 else Int32(0x7531)
-    odd = even ^ (0x6420 ^ 0x7531)
+    write = target.iterator.toint() + part * chunks * 16 * span + _stored_at(lane, span)
     for chunk in cutlass.range_constexpr(chunks):
         for block in cutlass.range_constexpr(keys // 32):
-            words, moved = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
-            place = (read ^ (chunk << 4)) + block * 32 * ROW_BYTES
-            cute.copy(load, _row(source, place), cute.recast_tensor(words, source.element_type))
-            for half in cutlass.range_constexpr(2):
-                first, second = words[2 * half], words[2 * half + 1]
-                moved[2 * half] = Int32(cute.arch.prmt(first, second, even))
-                moved[2 * half + 1] = Int32(cute.arch.prmt(first, second, odd))
             column, atom = block % (span // 32) * 32, block // (span // 32)
-            place = (write ^ column) + atom * dims * span + chunk * 16 * span
-            cute.copy(store, cute.recast_tensor(moved, target.element_type), _row(target, place))
+            _move(
+                source.element_type,
+                (read ^ (chunk << 4)) + block * 32 * ROW_BYTES,
+                (write ^ column) + atom * dims * span + chunk * 16 * span,
+                lane,
+            )
 
 
 @cute.jit
-def _row(tile: cute.Tensor, address: Int32) -> cute.Tensor:
+def transpose_pattern(
+    dtype: cutlass.Constexpr, source: Int32, group_bytes: cutlass.Constexpr, target: Int32, keys: cutlass.Constexpr
+) -> None:
+    """`transpose` for 64 dims by one warp: source rows of 64 bytes, swizzled over as many, groups of 8 keys
+    `group_bytes` apart. `source` and `target` are addresses in shared memory."""
+    span = swizzle_bytes(keys)
+    assert keys == span, keys
+    lane = cute.arch.lane_idx()
+    group, row = lane >> 3, lane & 7
+    read = source + group * group_bytes + row * 64 + ((row >> 1) << 4)
+    write = target + _stored_at(lane, span)
+    for chunk in cutlass.range_constexpr(4):
+        for block in cutlass.range_constexpr(keys // 32):
+            _move(
+                dtype, (read ^ (chunk << 4)) + block * 4 * group_bytes, (write ^ block * 32) + chunk * 16 * span, lane
+            )
+
+
+@cute.jit
+def _stored_at(lane: Int32, span: cutlass.Constexpr) -> Int32:
+    """Offset of a lane's row of the first 16 dims of a target with rows of `span` bytes."""
+    matrix, row = lane >> 3, lane & 7
+    dim = 2 * row + ((matrix ^ (row >> 2)) & 1)
+    turn = (dim >> {128: 0, 64: 1, 32: 2}[span]) & (span // 16 - 1)
+    return dim * span + (((matrix >> 1) ^ turn) << 4)
+
+
+@cute.jit
+def _move(dtype: cutlass.Constexpr, read: Int32, write: Int32, lane: Int32) -> None:
+    """32 keys x 16 dims; a lane says where a row of 16 dims of a key is read and a row of 16 keys of a dim stored."""
+    load, store = warp.LdMatrix8x8x16bOp(True, 4), warp.StMatrix8x8x16bOp(False, 4)
+    load, store = (cute.make_copy_atom(op, dtype) for op in (load, store))
+    even = Int32(0x6420) if lane < 16 else Int32(0x7531)
+    odd = even ^ (0x6420 ^ 0x7531)
+    words, moved = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
+    cute.copy(load, _row(dtype, read), cute.recast_tensor(words, dtype))
+    for half in cutlass.range_constexpr(2):
+        first, second = words[2 * half], words[2 * half + 1]
+        moved[2 * half] = Int32(cute.arch.prmt(first, second, even))
+        moved[2 * half + 1] = Int32(cute.arch.prmt(first, second, odd))
+    cute.copy(store, cute.recast_tensor(moved, dtype), _row(dtype, write))
+
+
+@cute.jit
+def _row(dtype: cutlass.Constexpr, address: Int32) -> cute.Tensor:
     """16 bytes of a tile."""
-    pointer = cute.make_ptr(tile.element_type, address, cute.AddressSpace.smem, assumed_align=16)
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=16)
     return cute.make_tensor(pointer, cute.make_layout(16))

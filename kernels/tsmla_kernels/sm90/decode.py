@@ -22,7 +22,7 @@ from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
 from ..parts.paged import boxes_view
 from ..parts.partials import Partials, partials_of
 from ..parts.pipeline import TmaEdge, WarpEdge
-from ..parts.precision import numeric
+from ..parts.precision import Probabilities, numeric
 from ..parts.visible import Visibility
 from ..schedule import WARPGROUP
 from .decode_attend import attend
@@ -40,7 +40,7 @@ from .decode_geometry import (
     DecodeSchedule,
 )
 from .decode_load import clean, load
-from .decode_widen import widen
+from .decode_transpose import transpose_values
 
 
 class DecodeKernel:
@@ -52,7 +52,6 @@ class DecodeKernel:
         self.schedule = DecodeSchedule.of(self.geometry)
         self.deal = DEALS[variant.arch]
         self.dtype = numeric(variant.dtype)
-        self.value_dtype = cutlass.Float16 if self.geometry.widens else self.dtype
         self.out_dtype = numeric(variant.out_dtype)
 
     def fake_arguments(self) -> tuple:
@@ -153,12 +152,11 @@ class DecodeKernel:
             with cute.arch.elect_one():
                 for edge in (shared.q_edge, shared.dealt.edge, *shared.kv_edges):
                     edge.init()
-                if const_expr(geometry.widens):
+                if const_expr(geometry.transposes):
                     for edge in shared.v_edges:
                         edge.init()
-                else:
-                    for i in range(2):
-                        cute.arch.mbarrier_init(shared.landed + i, 2)
+                for i in range(2):
+                    cute.arch.mbarrier_init(shared.landed + i, 2)
                 for i in range(schedule.warps_per_group):
                     cute.arch.mbarrier_init(shared.exchanged + i, 1)
             cute.arch.mbarrier_init_fence()
@@ -188,26 +186,25 @@ class DecodeKernel:
                     number += 1
                     task = take(shared.dealt, number)
             elif warp == CLEAN_WARP:
-                if const_expr(not geometry.widens):
+                task = take(shared.dealt, number)
+                while task.more:
+                    edges = clean(shared, geometry, task, edges)
+                    leave(shared.dealt, number)
+                    number += 1
                     task = take(shared.dealt, number)
-                    while task.more:
-                        edges = clean(shared, geometry, task, edges)
-                        leave(shared.dealt, number)
-                        number += 1
-                        task = take(shared.dealt, number)
         elif warp >= 3 * WARPGROUP // 32:
-            if const_expr(geometry.widens):
-                cute.arch.setmaxregister_decrease(schedule.widen_registers)
+            if const_expr(geometry.transposes):
+                cute.arch.setmaxregister_decrease(schedule.transpose_registers)
                 number = Int32(0)
                 task = take(shared.dealt, number)
                 while task.more:
-                    widen(shared, geometry, task)
+                    transpose_values(shared, geometry, task)
                     leave(shared.dealt, number)
                     number += 1
                     task = take(shared.dealt, number)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            scales = (softmax_scale, output_scale)
+            probabilities, scales = Probabilities.of(self.variant.dtype), (softmax_scale, output_scale)
             rows = view.q_len * heads
             results = Results(out, lse, partials_of(self.deal, workspace, rows), rows)
             for mine in cutlass.range_constexpr(2):
@@ -215,7 +212,10 @@ class DecodeKernel:
                     number = Int32(0)
                     task = take(shared.dealt, number)
                     while task.more:
-                        attend(geometry, mine, (mma_qk, mma_pv), shared, view, number, task, heads, results, scales)
+                        attend(
+                            geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, heads, results,
+                            scales,
+                        )  # fmt: skip
                         leave(shared.dealt, number)
                         number += 1
                         task = take(shared.dealt, number)
@@ -240,12 +240,13 @@ class DecodeKernel:
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
         """Scores = Q K^T with both in shared memory; output += P V with P in registers."""
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
+        v_major = k_major if self.geometry.transposes else mn_major
         one = (1, 1, 1)
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
         pv = hopper.make_trivial_tiled_mma(
-            self.value_dtype, self.value_dtype, k_major, mn_major, Float32, one, (64, self.geometry.value_columns),
+            self.dtype, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.value_columns),
             warpgroup.OperandSource.RMEM,
         )  # fmt: skip
         return qk, pv
@@ -253,11 +254,10 @@ class DecodeKernel:
     def _layouts(self) -> Layouts:
         """Swizzled patterns of 8 rows and 64 columns. A half of the cache tile lies in groups of 8 rows, each all of
         its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
-        over the tile. Widened values lie likewise."""
+        over the tile. Transposed values are rows of keys, stage by stage."""
         geometry = self.geometry
         kinds = warpgroup.SmemLayoutAtomKind
-        atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.widens else kinds.K_SW128, self.dtype)
-        wide_atom = warpgroup.make_smem_layout_atom(kinds.K_SW128, self.value_dtype)
+        atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.transposes else kinds.K_SW128, self.dtype)
         pattern = GROUP_ROWS * CHUNK
         groups = geometry.tile_kv // GROUP_ROWS
         stages = geometry.stages
@@ -271,19 +271,17 @@ class DecodeKernel:
             box_stage_shape = (*box_shape, geometry.tile_kv // BOX_ROWS, stages)
             box_stage_stride = (*box_stride, BOX_ROWS * columns, stage)
             rows, row_strides = (GROUP_ROWS, groups), (CHUNK, chunks * pattern)
-            value_rows, value_stage = (row_strides, (stage,)) if not geometry.widens else ((CHUNK, 4 * pattern), (0,))
             line = CHUNK * geometry.element_bytes // 16
             boxes.append(cute.make_layout(box_shape, stride=box_stride))
             box_stages.append(cute.make_layout(box_stage_shape, stride=box_stage_stride))
             keys.append(
                 cute.make_layout((rows, (CHUNK, chunks), stages), stride=(row_strides, (1, pattern), stage))
             )
-            values.append(
-                cute.make_layout(
-                    ((CHUNK, d_half // CHUNK), rows, 1 if geometry.widens else stages),
-                    stride=((1, pattern), value_rows, *value_stage),
-                )
-            )
+            if geometry.transposes:
+                shape, stride = (d_half, CHUNK, geometry.value_stages), (CHUNK, 1, geometry.values_bytes)
+            else:
+                shape, stride = ((CHUNK, d_half // CHUNK), rows, stages), ((1, pattern), row_strides, stage)
+            values.append(cute.make_layout(shape, stride=stride))
             vectors.append(
                 cute.make_layout(
                     (4, GROUP_ROWS, line, chunks, groups, stages),
@@ -298,7 +296,6 @@ class DecodeKernel:
             )
         return Layouts(
             swizzle=atom.inner,
-            wide_swizzle=wide_atom.inner,
             q=cute.tile_to_shape(atom, (geometry.tile_q, geometry.d_qk), order=(0, 1)),
             q_halves=tuple(q_halves),
             boxes=tuple(cute.make_composed_layout(atom.inner, 0, box) for box in boxes),
@@ -306,9 +303,6 @@ class DecodeKernel:
             keys=tuple(keys),
             values=tuple(values),
             vectors=tuple(vectors),
-            wide_vectors=cute.make_layout(
-                (4, GROUP_ROWS, 8, d_half // CHUNK, groups), stride=(1, 32, 4, 256, 256 * (d_half // CHUNK))
-            ),
         )
 
     def _shared(self, layouts: Layouts) -> Shared:
@@ -316,26 +310,27 @@ class DecodeKernel:
         geometry, schedule = self.geometry, self.schedule
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
 
-        def swizzled(offset, layout, dtype, swizzle=layouts.swizzle):
-            return cute.make_tensor(cute.recast_ptr(base + offset, swizzle, dtype), layout)
+        def swizzled(offset, layout):
+            return cute.make_tensor(cute.recast_ptr(base + offset, layouts.swizzle, self.dtype), layout)
 
         def plain(offset, layout, dtype):
             return cute.make_tensor(cute.recast_ptr(base + offset, dtype=dtype), layout)
 
-        def pair(places, shapes, dtype, swizzle=layouts.swizzle):
-            return tuple(swizzled(at, layout, dtype, swizzle) for at, layout in zip(places, shapes, strict=True))
+        def pair(places, shapes):
+            return tuple(swizzled(at, layout) for at, layout in zip(places, shapes, strict=True))
 
         left = BARRIER_BYTES + geometry.q_bytes
         right = left + geometry.stages * geometry.half_bytes[0]
         halves = (left, right)
-        wide_left = right + geometry.stages * geometry.half_bytes[1]
-        wide = (wide_left, wide_left + geometry.widened_bytes)
-        exchange = wide[1] + geometry.widened_bytes
-        row_sums = exchange + geometry.tile_q * geometry.tile_kv * 2
+        values_left = right + geometry.stages * geometry.half_bytes[1]
+        values = (values_left, values_left + geometry.value_stages * geometry.values_bytes)
+        exchange = values[1] + geometry.value_stages * geometry.values_bytes
+        probabilities_bytes = geometry.tile_q * geometry.tile_kv * geometry.element_bytes
+        row_sums = exchange + probabilities_bytes
         row_keys = row_sums + geometry.tile_q * 4 * 4
         barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
         warps = schedule.warps_per_group
-        vectors = geometry.tile_q * geometry.tile_kv // WARPGROUP // 8
+        vectors = probabilities_bytes // WARPGROUP // 16
         q_right = BARRIER_BYTES + geometry.tile_q * geometry.d_half * geometry.element_bytes
         ring = TmaEdge.barrier_count(geometry.stages)
         q_edge = TmaEdge(barriers.take(TmaEdge.barrier_count(1)), 1, geometry.q_bytes, 2 * warps)
@@ -346,22 +341,22 @@ class DecodeKernel:
         exchanged = barriers.take(warps)
         dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
         v_edges = kv_edges
-        if geometry.widens:
-            v_edges = tuple(WarpEdge(barriers.take(WarpEdge.barrier_count(1)), 1, warps, warps) for _ in range(2))
+        if geometry.transposes:
+            words = WarpEdge.barrier_count(geometry.value_stages)
+            v_edges = tuple(WarpEdge(barriers.take(words), geometry.value_stages, warps, warps) for _ in range(2))
         assert barriers.taken * 8 <= DEALT_AT, barriers.taken
         assert DEALT_AT + WORDS * RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
         return Shared(
-            q=swizzled(BARRIER_BYTES, layouts.q.outer, self.dtype),
-            q_halves=pair((BARRIER_BYTES, q_right), layouts.q_halves, self.dtype),
-            k_halves=pair(halves, layouts.keys, self.dtype),
-            v_halves=pair(
-                wide if geometry.widens else halves, layouts.values, self.value_dtype, layouts.wide_swizzle
-            ),
-            kv_boxes=pair(halves, layouts.box_stages, self.dtype),
+            q=swizzled(BARRIER_BYTES, layouts.q.outer),
+            q_halves=pair((BARRIER_BYTES, q_right), layouts.q_halves),
+            k_halves=pair(halves, layouts.keys),
+            v_halves=pair(values if geometry.transposes else halves, layouts.values),
+            kv_boxes=pair(halves, layouts.box_stages),
+            loaded=tuple((base + at).toint() for at in halves),
+            transposed=tuple((base + at).toint() for at in values),
             vectors=tuple(plain(at, layout, Int32) for at, layout in zip(halves, layouts.vectors, strict=True)),
-            wide_vectors=tuple(plain(at, layouts.wide_vectors, Int32) for at in wide),
             exchange=plain(
-                exchange, cute.make_layout((8, vectors, WARPGROUP), stride=(1, 8 * WARPGROUP, 8)), self.value_dtype
+                exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
             ),
             references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
             row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
@@ -399,10 +394,9 @@ class Results(NamedTuple):
 
 class Layouts(NamedTuple):
     """Of shared memory; tuples are those of the two halves of a cache row. `vectors` are (4 words, 8 rows, vectors in a
-    row of a pattern, patterns, groups of rows, stages); `wide_vectors` have no stages."""
+    row of a pattern, patterns, groups of rows, stages)."""
 
     swizzle: cute.Swizzle
-    wide_swizzle: cute.Swizzle
     q: cute.ComposedLayout
     q_halves: tuple
     boxes: tuple
@@ -410,21 +404,22 @@ class Layouts(NamedTuple):
     keys: tuple
     values: tuple
     vectors: tuple
-    wide_vectors: cute.Layout
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes) and as vectors;
-    what the attending warpgroups exchange, and which keys their rows see; the edges; where edge tiles land, in turns
-    (also as 64-bit words after the first barrier of either ring); the warp pairs' barriers; the tasks."""
+    """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes), as vectors,
+    and as addresses (loaded, transposed); what the attending warpgroups exchange, and which keys their rows see; the
+    edges; where edge tiles land, in turns (also as 64-bit words after the first barrier of either ring); the warp
+    pairs' barriers; the tasks."""
 
     q: cute.Tensor
     q_halves: tuple
     k_halves: tuple
     v_halves: tuple
     kv_boxes: tuple
+    loaded: tuple
+    transposed: tuple
     vectors: tuple
-    wide_vectors: tuple
     exchange: cute.Tensor
     references: cute.Tensor
     row_sums: cute.Tensor

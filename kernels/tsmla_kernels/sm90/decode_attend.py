@@ -20,13 +20,13 @@ from cutlass.cute.nvgpu import warpgroup
 from ..parts import mma
 from ..parts.fragment import QUAD, as_operand_a, rows_columns
 from ..parts.lazy_softmax import NO_KEYS, exponentiate_lazily, follow_reference, moved
+from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
 from ..schedule import WARPGROUP
 from .decode_deal import Task, look
 from .decode_geometry import PAIR_BARRIER, DecodeGeometry
 from .decode_results import output_of, store_row
-from .decode_widen import VALUES_SCALE
 
 
 class Attention(NamedTuple):
@@ -54,12 +54,14 @@ class Attention(NamedTuple):
     first_tile: Int32
     scale_log2: Float32
     tile_kv: int
-    widens: bool
+    probabilities: Probabilities
+    transposes: bool
 
 
 @cute.jit
 def attend(
     geometry: cutlass.Constexpr[DecodeGeometry],
+    probabilities: cutlass.Constexpr[Probabilities],
     mine: cutlass.Constexpr[int],
     mmas,
     shared,
@@ -122,7 +124,8 @@ def attend(
         first_tile=task.first_tile,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=geometry.tile_kv,
-        widens=geometry.widens,
+        probabilities=probabilities,
+        transposes=geometry.transposes,
     )
     tiles = task.tiles
     if tiles > 0:
@@ -192,8 +195,8 @@ def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
 
 @cute.jit
 def _scored(state: Attention, index: Int32):
-    """The score product is done: where values are widened, the tile is not needed any more."""
-    if const_expr(state.widens):
+    """The score product is done: where values are transposed, the tile is not needed any more."""
+    if const_expr(state.transposes):
         for half in cutlass.range_constexpr(2):
             state.shared.kv_edges[half].release(state.first_count + index)
 
@@ -211,7 +214,7 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
                 key = state.coordinates[row, column][1]
                 seen = key >= first and key < end
                 view[row, column] = view[row, column] if seen else -Float32.inf
-    exponentiate_lazily(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
+    exponentiate_lazily(view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities)
     state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
     mma.pin(state.own)
     _vectors(state.own, state.shared.exchange, state.thread, True)
@@ -242,7 +245,7 @@ def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mi
     count = state.first_count + index
     if moved(state.rescale):
         scale_rows(rows_columns(state.output), state.rescale)
-    if const_expr(state.widens):
+    if const_expr(state.transposes):
         edge.wait_full(count)
     mma.issue(state.pv_op, state.output, probabilities, state.v[None, None, None, edge.stage(count)], True)
 
@@ -257,7 +260,8 @@ def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
 @cute.jit
 def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: cutlass.Constexpr):
     """Give this thread's probabilities to its counterpart, or take them: 16 bytes at a time, lanes side by side."""
-    vectors = cute.make_tensor(fragment.iterator, cute.make_layout((8, cute.size(fragment) // 8)))
+    words = cute.recast_tensor(fragment, Int32)
+    vectors = cute.make_tensor(words.iterator, cute.make_layout((4, cute.size(words) // 4)))
     for i in cutlass.range_constexpr(cute.size(vectors, mode=[1])):
         if const_expr(give):
             cute.autovec_copy(vectors[None, i], exchange[None, i, thread])
@@ -288,22 +292,20 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
         total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
         empty = total == 0.0
         factor = Float32(0.0) if empty else cute.arch.rcp_approx(total)
-        if const_expr(state.widens):
-            factor *= VALUES_SCALE
         log_total = state.reference[row] * state.scale_log2 + cute.math.log2(total, fastmath=True)
+        if const_expr(state.probabilities.bias):
+            log_total -= state.probabilities.bias
         lse = -Float32.inf if empty else log_total
         if position < task.rows:
             column = mine * cute.size(accumulator, mode=[1]) * QUAD
             lane = state.coordinates[row, 0][1] // 2
             if task.slot < 0:
-                store_row(rows[position, None], column, lane, accumulator, row, factor * output_scale, state.widens)
+                store_row(rows[position, None], column, lane, accumulator, row, factor * output_scale)
                 if const_expr(row_lse is not None and mine == 0):
                     if leader:
                         row_lse[position] = lse
             else:
-                store_row(
-                    partials.rows[task.slot, position, None], column, lane, accumulator, row, factor, state.widens
-                )
+                store_row(partials.rows[task.slot, position, None], column, lane, accumulator, row, factor)
                 if const_expr(mine == 0):
                     if leader:
                         partial_lse[task.slot, position] = lse

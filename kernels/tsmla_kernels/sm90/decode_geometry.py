@@ -25,27 +25,28 @@ class DecodeGeometry:
     A cache row is loaded in two halves: the latent columns whose output the first warpgroup holds, and those of the
     second together with the rope columns. Each half is free again as soon as its own warpgroup has used it.
 
-    Of 8-bit caches, the latent columns are widened to fp16 in shared memory for the value product, which has no
-    8-bit form for values that lie row by row; a tile is free again as soon as it has been widened and scored.
-
+    Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
+    them with keys contiguous. A tile is free again as soon as it has been transposed and scored.
     """
 
     tile_q: int
     tile_kv: int
     stages: int
+    value_stages: int
     element_bytes: int
 
     @classmethod
     def of(cls, variant: DecodeVariant) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
         size = variant.dtype.bits // 8
-        geometry = cls(tile_q=64, tile_kv=64, stages={2: 2, 1: 3}[size], element_bytes=size)
+        stages, value_stages = {2: (2, 2), 1: (3, 2)}[size]
+        geometry = cls(tile_q=64, tile_kv=64, stages=stages, value_stages=value_stages, element_bytes=size)
         geometry.check()
         return geometry
 
     @property
-    def widens(self) -> bool:
-        """Whether values are widened to 16 bits before their product."""
+    def transposes(self) -> bool:
+        """Whether values are transposed before their product; if not, it reads them where they were loaded."""
         return self.element_bytes == 1
 
     @property
@@ -61,7 +62,7 @@ class DecodeGeometry:
     def value_columns(self) -> int:
         """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
         warpgroup (ptxas C7602)."""
-        return self.d_half // 2 if self.widens else self.d_half
+        return self.d_half // 2 if self.transposes else self.d_half
 
     @property
     def half_columns(self) -> tuple[int, int]:
@@ -79,26 +80,25 @@ class DecodeGeometry:
         return left, right
 
     @property
-    def widened_bytes(self) -> int:
-        """One half of a tile's values in 16 bits."""
-        return self.tile_kv * self.d_half * 2 if self.widens else 0
+    def values_bytes(self) -> int:
+        """One half of a tile's transposed values."""
+        return self.tile_kv * self.d_half if self.transposes else 0
 
     @property
     def exchange_bytes(self) -> int:
-        """Probabilities of one tile in 16 bits, in register order; row sums of both warpgroups, for two segments; the
+        """Probabilities of one tile, in register order; row sums of both warpgroups, for two segments; the
         first and the last key that a row sees, for either warpgroup."""
-        return self.tile_q * (self.tile_kv * 2 + 4 * 4 + 4 * 4)
+        return self.tile_q * (self.tile_kv * self.element_bytes + 4 * 4 + 4 * 4)
 
     @property
     def shared_bytes(self) -> int:
-        tiles = self.q_bytes + self.stages * sum(self.half_bytes) + 2 * self.widened_bytes
+        tiles = self.q_bytes + self.stages * sum(self.half_bytes) + 2 * self.value_stages * self.values_bytes
         return BARRIER_BYTES + tiles + self.exchange_bytes
 
     @property
     def accumulator_registers(self) -> int:
         """32-bit registers an attending thread holds: output, scores, own and received probabilities."""
-        columns = self.d_half + self.tile_kv + self.tile_kv // 2 + self.tile_kv // 2
-        return 2 * columns // 4
+        return (4 * (self.d_half + self.tile_kv) + 2 * self.element_bytes * self.tile_kv) // 8
 
     def check(self) -> None:
         assert self.tile_q == 64 and self.tile_kv % BOX_ROWS == 0, self
@@ -109,22 +109,22 @@ class DecodeGeometry:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
-    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1, 16 bits only) and deals tasks
-    (warp 2); two warpgroups attend; a fourth widens values where they have 8 bits."""
+    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1) and deals tasks (warp 2); two
+    warpgroups attend; a fourth transposes values where they have 8 bits."""
 
     load_registers: int
     attend_registers: int
-    widen_registers: int
+    transpose_registers: int
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(24, 232, 24) if geometry.widens else cls(40, 232, 0)
+        schedule = cls(40, 224, 24) if geometry.transposes else cls(40, 232, 0)
         schedule.check(geometry)
         return schedule
 
     @property
     def threads(self) -> int:
-        return (4 if self.widen_registers else 3) * WARPGROUP
+        return (4 if self.transpose_registers else 3) * WARPGROUP
 
     @property
     def warps_per_group(self) -> int:
@@ -132,16 +132,16 @@ class DecodeSchedule:
 
     @property
     def told_warps(self) -> int:
-        """Warps that are dealt tasks: two attending groups, the loading warp, and the cleaning or the widening ones."""
-        return 2 * self.warps_per_group + 1 + (self.warps_per_group if self.widen_registers else 1)
+        """Warps that are dealt tasks: two attending groups, the loading, the cleaning and the transposing ones."""
+        return 2 * self.warps_per_group + 2 + (self.warps_per_group if self.transpose_registers else 0)
 
     @property
     def kv_warps(self) -> int:
-        """Warps that leave a half stage of the cache: those that multiply its values, or score it and widen it."""
-        return (2 if self.widen_registers else 1) * self.warps_per_group
+        """Warps that leave a half stage of the cache: those that multiply its values, or score it and transpose it."""
+        return (2 if self.transpose_registers else 1) * self.warps_per_group
 
     def check(self, geometry: DecodeGeometry) -> None:
-        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.widen_registers)
+        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.transpose_registers)
         assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
         assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
 
@@ -149,7 +149,7 @@ class DecodeSchedule:
 LOAD_WARP = 0
 CLEAN_WARP = 1
 DEAL_WARP = 2
-DEALT_AT, REFERENCES_AT = 256, 512
+DEALT_AT, REFERENCES_AT = 288, 512
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""

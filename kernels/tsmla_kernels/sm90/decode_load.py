@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, GROUP_ROWS, DecodeGeometry
+
+AHEAD = 2
+"""Tiles beyond the one under way that are fetched into L2: the ring alone does not hide the latency of memory."""
 
 
 @cute.jit
@@ -29,7 +32,7 @@ def load(
     edges: Int32,
 ) -> Int32:
     """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Edge tiles land where
-    `clean` awaits them, except 8-bit ones: widened, their NaN are finite. Returns how many edge tiles there were.
+    `clean` awaits them. Returns how many edge tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
@@ -55,8 +58,7 @@ def load(
             edge = shared.kv_edges[half]
             edge.wait_empty(count)
             place = edge.stage(count)
-            if const_expr(not geometry.widens):
-                place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
+            place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
             barrier = edge.full(place)
             edge.expect(barrier)
             for box in cutlass.range_constexpr(boxes):
@@ -67,6 +69,14 @@ def load(
                 )
         if is_edge:
             edges += 1
+        if index + AHEAD < task.tiles:
+            later = cutlass.select_(within + AHEAD < tiles_per_lookup, looked_up, ahead)
+            for box in cutlass.range_constexpr(boxes):
+                page = cute.arch.shuffle_sync(later, (within + AHEAD) % tiles_per_lookup * boxes + box)
+                within_page = ((tile + AHEAD) * boxes + box) & ((page_size >> (BOX_ROWS.bit_length() - 1)) - 1)
+                for half in cutlass.range_constexpr(2):
+                    atom, source, _ = halves[half]
+                    cute.prefetch(atom, source[None, within_page, page])
         if index == 0:
             q_barrier = shared.q_edge.acquire(task.loads)
             cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
@@ -103,7 +113,7 @@ def clean(
             cute.arch.mbarrier_wait(shared.landed + (edges & 1), (edges >> 1) & 1)
             end = cutlass.min(cutlass.max(task.end_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
             first = cutlass.min(cutlass.max(task.first_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
-            stage = count & (geometry.stages - 1)
+            stage = shared.kv_edges[0].stage(count)
             _wipe(shared.vectors, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
             _wipe(shared.vectors, stage, first & -BOX_ROWS, first, lane)
             cute.arch.fence_view_async_shared()

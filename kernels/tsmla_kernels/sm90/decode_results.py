@@ -30,20 +30,15 @@ def store_row(
     accumulator: cute.Tensor,
     row: cutlass.Constexpr,
     factor: Float32,
-    widened: cutlass.Constexpr,
 ) -> None:
-    """This lane's part of a row times `factor`, rounded, from `column` on; `lane` counts within the quad.
-
-    Of every 16 columns a lane has pairs 2 lane and 8 + 2 lane, or, where values were widened, 4 lane .. 4 lane + 3, as
-    column i of four is the first or second of pair i % 2 (`decode_widen.py`)."""
+    """This lane's part of a row times `factor`, rounded, from `column` on; `lane` counts within the quad."""
     dtype = target.element_type
-    size = 4 if widened else 2
+    size = 2
     pointer = (target.iterator + (column + lane * size)).align(size * dtype.width // 8)
     vectors = cute.size(accumulator, mode=[1]) // size
     places = cute.make_tensor(pointer, cute.make_layout((size, vectors), stride=(1, size * QUAD)))
     rounded = cute.make_rmem_tensor((size, vectors), dtype)
     for i in cutlass.range_constexpr(vectors):
         for j in cutlass.range_constexpr(size):
-            source = 4 * i + 2 * (j % 2) + j // 2 if const_expr(widened) else 2 * i + j
-            rounded[j, i] = (accumulator[row, source] * factor).to(dtype)
+            rounded[j, i] = (accumulator[row, size * i + j] * factor).to(dtype)
         cute.autovec_copy(rounded[None, i], places[None, i])
