@@ -9,9 +9,6 @@ from cutlass import Int32
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, GROUP_ROWS, DecodeGeometry
 
-AHEAD = 2
-"""Tiles beyond the one under way that are fetched into L2: the ring alone does not hide the latency of memory."""
-
 
 @cute.jit
 def edge_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
@@ -69,14 +66,6 @@ def load(
                 )
         if is_edge:
             edges += 1
-        if index + AHEAD < task.tiles:
-            later = cutlass.select_(within + AHEAD < tiles_per_lookup, looked_up, ahead)
-            for box in cutlass.range_constexpr(boxes):
-                page = cute.arch.shuffle_sync(later, (within + AHEAD) % tiles_per_lookup * boxes + box)
-                within_page = ((tile + AHEAD) * boxes + box) & ((page_size >> (BOX_ROWS.bit_length() - 1)) - 1)
-                for half in cutlass.range_constexpr(2):
-                    atom, source, _ = halves[half]
-                    cute.prefetch(atom, source[None, within_page, page])
         if index == 0:
             q_barrier = shared.q_edge.acquire(task.loads)
             cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
