@@ -158,7 +158,8 @@ def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
         elif isinstance(variant, DecodeVariant):
             heads = heads or DEALS[variant.arch].row_tile
             tile_kv = deal_of(variant.arch, heads).tile_kv
-            across, unit = 3, f"{heads} query rows x {tile_kv} keys"
+            # So many that both runs are cut among the CTAs alike, and the combine does the same in both.
+            across, unit = 6, f"{heads} query rows x {tile_kv} keys"
             for count in (_SMALL, _LARGE):
                 _decode(variant, heads, across * count * tile_kv)
         else:
