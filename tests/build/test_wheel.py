@@ -14,7 +14,7 @@ from pathlib import Path
 import audit_wheel
 import build_wheel
 import pytest
-from building import build_aot, copy_of_the_project
+from building import SMALL, build_aot, copy_of_the_project
 from tsmla.manifest import MANIFEST_FILE
 
 from build_aot import matrix
@@ -85,10 +85,10 @@ def test_binary_wheel_holds_the_matrix(binary_wheel):
     assert sorted(symbols) == sorted(variant.symbol() for variant in matrix.shipped())
 
 
-def test_libraries_from_another_place_and_from_nothing_have_the_same_bytes(binary_wheel, tmp_path):
-    """Decode for one architecture: the whole matrix would be compiled for minutes by the same steps."""
+def test_a_library_from_another_place_and_from_nothing_has_the_same_bytes(binary_wheel, tmp_path):
+    """The smallest one: the whole matrix would be compiled for minutes by the same steps."""
     project, out = copy_of_the_project(tmp_path / "elsewhere"), tmp_path / "objs"
-    ran = build_aot("--arch", "sm_90a", "--family", "decode", "--out", out, project=project)
+    ran = build_aot("--arch", SMALL["arch"], "--family", SMALL["family"], "--out", out, project=project)
     assert ran.status == 0, ran.output
     (library,) = out.glob("*.so")
     with zipfile.ZipFile(binary_wheel) as whole:
