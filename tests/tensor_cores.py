@@ -15,6 +15,15 @@ def truncate(tensor: torch.Tensor) -> bool:
     return on_gpu and tensor.dtype.itemsize == 1 and torch.cuda.get_device_capability(tensor.device) == (9, 0)
 
 
+def lse_loss(query: torch.Tensor, plain_lse: torch.Tensor, exact_lse: torch.Tensor) -> float:
+    """How far the LSE of `truncated_products` is from the exact one, at most over the rows that have keys; 0 where
+    kernels on these inputs add exactly."""
+    with_keys = exact_lse.isfinite()
+    if not truncate(query) or not with_keys.any():
+        return 0.0
+    return float((plain_lse - exact_lse)[with_keys].abs().max())
+
+
 def truncated_products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """q [rows, d] times the transpose of k [keys, d], in float64, as those tensor cores add: 32 products at a time to
     what was added before, each cut off at 13 bits behind the leading one of the largest (DeepSeek-V3, arXiv 2412.19437,

@@ -191,17 +191,18 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
     import torch
     import tsmla
     from tsmla.checks import TORCH_DTYPES
+    from tsmla.support import LATENT_DIM, ROPE_DIM
 
     dtype = next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == variant.dtype)
-    page, latent, rope, shortest = 64, 512, 64, 64
+    page, shortest, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
-        torch.randn(*shape, latent + rope, device="cuda").to(dtype) for shape in ((1, 1, heads), (keys // page, page))
+        torch.randn(*shape, width, device="cuda").to(dtype) for shape in ((1, 1, heads), (keys // page, page))
     )
     pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]
     length = torch.tensor([keys], dtype=torch.int32, device="cuda")
     workspace = torch.empty(tsmla.decode_workspace_size(1, 1, heads, shortest), dtype=torch.int8, device="cuda")
     tsmla.tsmla_decode(
-        query, cache, workspace, latent, rope, pages, length, shortest, (latent + rope) ** -0.5,
+        query, cache, workspace, LATENT_DIM, ROPE_DIM, pages, length, shortest, width**-0.5,
         return_lse=variant.lse, enable_pdl=variant.pdl,
     )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tensor_cores
 import torch
-from tensor_cores import truncate, truncated_products
+from tensor_cores import lse_loss, truncate, truncated_products
 
 
 def test_what_14_bits_hold_is_exact():
@@ -21,4 +22,13 @@ def test_what_lies_13_bits_below_the_largest_is_cut_off():
 
 
 def test_nothing_is_cut_off_elsewhere():
-    assert not truncate(torch.zeros(1, dtype=torch.float8_e4m3fn))
+    query = torch.zeros(1, dtype=torch.float8_e4m3fn)
+    assert not truncate(query)
+    assert lse_loss(query, torch.ones(2), torch.zeros(2)) == 0
+
+
+def test_loss_of_rows_with_keys(monkeypatch):
+    monkeypatch.setattr(tensor_cores, "truncate", lambda query: True)
+    plain, exact = torch.tensor([1.5, -torch.inf, 2.0]), torch.tensor([1.0, -torch.inf, 2.25])
+    assert lse_loss(plain, plain, exact) == 0.5
+    assert lse_loss(plain, plain[1:2], exact[1:2]) == 0
