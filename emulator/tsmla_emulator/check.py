@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import tsmla
-from tsmla.checks import TORCH_DTYPES
+from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
@@ -29,7 +29,6 @@ DECODE_LENGTHS = (0, 70, 513)
 """Keys of the requests of a small decode: one without any, one of two tiles, one that is split."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
-_TORCH = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 _BOOLS = (False, True)
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -95,7 +94,7 @@ def check(
 
 def _pack(variant: PackVariant) -> tuple[str, str | None]:
     tokens, heads, scales = 37, 5, (0.5, 3.0)
-    dtype, fp8 = _TORCH[variant.dtype], _TORCH[variant.out_dtype]
+    dtype, fp8 = TORCH_DTYPE_OF[variant.dtype], TORCH_DTYPE_OF[variant.out_dtype]
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=dtype, device="cuda") * 64
@@ -116,7 +115,7 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
 def _decode(variant: DecodeVariant) -> tuple[str, str | None]:
     q_len, heads, page = 2, 5, 32
     width = LATENT_DIM + ROPE_DIM
-    dtype = _TORCH[variant.dtype]
+    dtype = TORCH_DTYPE_OF[variant.dtype]
     pages = [-(-length // page) for length in DECODE_LENGTHS]
     order = torch.randperm(sum(pages))
     cache = torch.randn(len(order), page, width, device="cuda").to(dtype)
@@ -148,7 +147,7 @@ def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None
     heads, heads_kv = 2, 1
 
     def random(rows: int, count: int, dim: int) -> torch.Tensor:
-        return torch.randn(rows, count, dim, device="cuda").to(_TORCH[variant.dtype])
+        return torch.randn(rows, count, dim, device="cuda").to(TORCH_DTYPE_OF[variant.dtype])
 
     def ends(lengths: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
@@ -158,7 +157,7 @@ def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None
     scale = 1 / math.sqrt(variant.d_qk)
     result: Any = tsmla.tsmla_prefill(
         q, k, v, None, ends(lengths_kv), max(lengths_kv), len(lengths_kv), scale, variant.causal, variant.lse,
-        ends(lengths_q), max(lengths_q), variant.pdl, out_dtype=_TORCH[variant.out_dtype],
+        ends(lengths_q), max(lengths_q), variant.pdl, out_dtype=TORCH_DTYPE_OF[variant.out_dtype],
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
     parts = [

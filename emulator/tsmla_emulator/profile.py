@@ -173,9 +173,9 @@ def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
 def _prefill(variant: Any, rows: int, keys: int) -> None:
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPES
+    from tsmla.checks import TORCH_DTYPE_OF
 
-    dtype = next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == variant.dtype)
+    dtype = TORCH_DTYPE_OF[variant.dtype]
     q, k, v = (
         torch.randn(tokens, 1, dim, device="cuda").to(dtype)
         for tokens, dim in ((rows, variant.d_qk), (keys, variant.d_qk), (keys, variant.d_v))
@@ -190,10 +190,10 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
     """One request. As `max_seq_len` says nothing of its length, that many keys are dealt to as many CTAs as others."""
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPES
+    from tsmla.checks import TORCH_DTYPE_OF
     from tsmla.support import LATENT_DIM, ROPE_DIM
 
-    dtype = next(theirs for theirs, ours in TORCH_DTYPES.items() if ours == variant.dtype)
+    dtype = TORCH_DTYPE_OF[variant.dtype]
     page, shortest, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
         torch.randn(*shape, width, device="cuda").to(dtype) for shape in ((1, 1, heads), (keys // page, page))
@@ -210,15 +210,14 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
 def _pack(variant: Any, tokens: int, heads: int) -> None:
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPES
+    from tsmla.checks import TORCH_DTYPE_OF
 
-    torch_dtypes = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
     k_nope, k_pe, v = (
-        torch.randn(tokens, count, dim, device="cuda").to(torch_dtypes[variant.dtype])
+        torch.randn(tokens, count, dim, device="cuda").to(TORCH_DTYPE_OF[variant.dtype])
         for count, dim in ((heads, variant.d_nope), (1, variant.d_rope), (heads, variant.d_v))
     )
     tsmla.mla_kv_pack_quantize_fp8(
-        k_nope, k_pe, v, 1.0, 1.0, fp8_dtype=torch_dtypes[variant.out_dtype], enable_pdl=variant.pdl
+        k_nope, k_pe, v, 1.0, 1.0, fp8_dtype=TORCH_DTYPE_OF[variant.out_dtype], enable_pdl=variant.pdl
     )
 
 

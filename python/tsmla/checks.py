@@ -16,6 +16,7 @@ TORCH_DTYPES: dict[torch.dtype, Dtype] = {
     torch.float8_e4m3fn: Dtype.E4M3,
     torch.float8_e5m2: Dtype.E5M2,
 }
+TORCH_DTYPE_OF: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
 """Normal float32 numbers, which is what kernels multiply by."""

@@ -13,7 +13,7 @@ from . import checks, resolve
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
 from .errors import ArgumentError, UnsupportedError
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM, why_unsupported
-from .variant import Arch, DecodeVariant, Dtype
+from .variant import Arch, DecodeVariant
 
 OPERATOR = "tsmla_decode"
 LARGEST_INT = 2**31 - 1
@@ -24,7 +24,6 @@ _ROW = LATENT_DIM + ROPE_DIM
 _PAGES = (16, 32, 64, 128)
 _WORKSPACE_DTYPES = (torch.int8, torch.uint8)
 _LENGTH_DTYPES = (torch.int32, torch.int64)
-_TORCH: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in checks.TORCH_DTYPES.items()}
 
 
 class Served(NamedTuple):
@@ -131,13 +130,13 @@ def examined(
     _check(query, kv_cache, workspace, block_tables, seq_lens, causal_seqs, visible)
     if out is not None:
         checks.same_device(OPERATOR, "out", out, "query", query.device)
-        checks.dtype_in(OPERATOR, "out", out, (_TORCH[variant.out_dtype],))
+        checks.dtype_in(OPERATOR, "out", out, (checks.TORCH_DTYPE_OF[variant.out_dtype],))
         checks.shape(OPERATOR, "out", out, (*query.shape[:3], LATENT_DIM))
         checks.contiguous(OPERATOR, "out", out)
         checks.aligned(OPERATOR, "out", out, _ALIGNMENT)
     served = Served(
         resolve.kernel(variant),
-        _TORCH[variant.out_dtype],
+        checks.TORCH_DTYPE_OF[variant.out_dtype],
         variant.arch,
         multiprocessors(query.device),
         query.new_empty((0, 0), dtype=torch.int32),
@@ -150,7 +149,7 @@ def _variant(query: torch.Tensor, flags: Flags) -> DecodeVariant:
     """The variant a call needs; raises when the GPU or the dtype has none."""
     arch = checks.arch_of(checks.cuda(OPERATOR, "query", query))
     checks.ndim(OPERATOR, "query", query, ("batch", "q_len", "heads", str(_ROW)))
-    checks.dtype_in(OPERATOR, "query", query, [_TORCH[dtype] for dtype in DECODE_OUT_DTYPES])
+    checks.dtype_in(OPERATOR, "query", query, [checks.TORCH_DTYPE_OF[dtype] for dtype in DECODE_OUT_DTYPES])
     dtype = checks.dtype_of(query.dtype)
     variant = DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], *flags)
     if reason := why_unsupported(variant):

@@ -9,7 +9,7 @@ import torch
 from . import checks, resolve
 from .errors import ArgumentError, UnsupportedError
 from .support import prefill_out_dtype, why_unsupported
-from .variant import Dtype, PrefillVariant
+from .variant import PrefillVariant
 
 _OPERATOR = "tsmla_prefill"
 _ALIGNMENT = 16
@@ -93,7 +93,6 @@ _Served = tuple[Callable[..., None], torch.dtype]
 """A kernel and what it writes."""
 _Flags = tuple[bool, bool, bool]
 """Causal, LSE, PDL."""
-_TORCH: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in checks.TORCH_DTYPES.items()}
 
 
 def _known(
@@ -172,7 +171,7 @@ def _examined(
     _check(query, key, value, ends_kv, ends_q, batch_size, out)
     given = None if out is None else out.dtype
     kind = (_OPERATOR, query.device, query.dtype, given, out_dtype, variant.d_qk, variant.d_v, flags)
-    served = resolve.calls[kind] = (resolve.kernel(variant), _TORCH[variant.out_dtype])
+    served = resolve.calls[kind] = (resolve.kernel(variant), checks.TORCH_DTYPE_OF[variant.out_dtype])
     return served
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import gpu, resolve
 from .support import LATENT_DIM, ROPE_DIM
-from .variant import DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
+from .variant import DecodeVariant, PackVariant, PrefillVariant, Variant
 
 
 def warmup(variants: Iterable[Variant]) -> dict[Variant, str]:
@@ -36,14 +36,13 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
     """Arguments of the smallest call that launches: one token, one head."""
     import torch
 
-    from .checks import TORCH_DTYPES
+    from .checks import TORCH_DTYPE_OF
 
-    torch_dtypes: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 
-    def zeros(*shape: int, dtype: torch.dtype = torch_dtypes[variant.dtype]) -> torch.Tensor:
+    def zeros(*shape: int, dtype: torch.dtype = TORCH_DTYPE_OF[variant.dtype]) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device="cuda")
 
-    out_dtype = torch_dtypes[variant.out_dtype]
+    out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
     if isinstance(variant, PrefillVariant):
         q, k, v = zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_v)
         lse = zeros(1, 1, dtype=torch.float32) if variant.lse else None

@@ -10,12 +10,11 @@ import torch
 import tsmla
 from decode_reference import LATENT, Problem, Sight, attend, check, judge, make_problem, merged, run, sharded, workspace
 from tensor_cores import lse_loss
-from tsmla.checks import TORCH_DTYPES
+from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import DECODE_DTYPES
 from tsmla.variant import Arch
 
 GUARD = 123.0
-TORCH = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 DTYPES = sorted({dtype for dtypes in DECODE_DTYPES.values() for dtype in dtypes})
 LENGTHS = {
     "one key": [1],
@@ -37,7 +36,7 @@ def decodes(arch: Arch, seed: int) -> None:
 def dtype(request: pytest.FixtureRequest, arch: Arch) -> torch.dtype:
     if request.param not in DECODE_DTYPES[arch]:
         pytest.skip(f"decode for {arch} does not take {request.param}")
-    return TORCH[request.param]
+    return TORCH_DTYPE_OF[request.param]
 
 
 @pytest.mark.parametrize("q_len, heads", [(1, 16), (4, 16), (1, 128), (2, 128)])

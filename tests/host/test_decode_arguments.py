@@ -85,7 +85,7 @@ def test_the_variant_follows_the_arguments(recorder, dtype, ours, out, flags):
 
 
 def checks_dtype(dtype: Dtype) -> torch.dtype:
-    return next(theirs for theirs, ours in checks.TORCH_DTYPES.items() if ours is dtype)
+    return checks.TORCH_DTYPE_OF[dtype]
 
 
 def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
