@@ -195,7 +195,10 @@ def test_a_variant_that_computes_nothing_fails_its_check(seen, variant):
     assert check.check(variant).error
 
 
-def test_compiled_variants_are_kept_by_what_decides_them(monkeypatch):
+@pytest.mark.parametrize(
+    "owner, name", [(compile_module.jit, "cache_key"), (compile_module, "_sources")], ids=["contents", "place"]
+)
+def test_compiled_variants_are_kept_by_what_decides_them(monkeypatch, owner, name):
     first = compile_for_emulation(PACK)
     assert compile_for_emulation(PACK) == first
     compiled = []
@@ -204,7 +207,7 @@ def test_compiled_variants_are_kept_by_what_decides_them(monkeypatch):
     )
     monkeypatch.setattr(compile_module, "link", lambda obj: obj)
     assert compile_for_emulation(PACK).ptx == first.ptx and not compiled
-    monkeypatch.setattr(compile_module.jit, "cache_key", lambda: {"sources": "others"})
+    monkeypatch.setattr(owner, name, lambda: "others")
     compile_for_emulation(PACK)
     ((variant, directory),) = compiled
     assert variant == PACK and directory != first.ptx.parent

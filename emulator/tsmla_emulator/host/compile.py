@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import queue
@@ -43,11 +44,13 @@ class Compiled:
 
 
 def compile_for_emulation(variant: Variant, compiler: Compiler | None = None) -> Compiled:
-    """The variant's files, compiled now (2 to 10 s) unless the same sources and compilers made them before.
+    """The variant's files, compiled now (2 to 10 s) unless the same compilers made them of the same sources before.
+
+    Another copy of the sources compiles anew: the PTX names files, and messages quote them.
 
     compiler: the process to do it; None starts one when there is something to do.
     """
-    key = json.dumps(jit.cache_key(), sort_keys=True) + Path(__file__).read_text("utf-8")
+    key = json.dumps(jit.cache_key(), sort_keys=True) + _sources() + Path(__file__).read_text("utf-8")
     directory = cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32] / variant.symbol()
     obj, ptx = directory / "kernel.o", directory / "kernel.ptx"
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +61,13 @@ def compile_for_emulation(variant: Variant, compiler: Compiler | None = None) ->
                 compiler = compiler or stack.enter_context(Compiler())
                 compiler.compile(variant, obj, ptx)
     return Compiled(link(obj), ptx, variant.symbol())
+
+
+def _sources() -> str:
+    """Where the kernels' sources lie."""
+    found = importlib.util.find_spec("tsmla_kernels")
+    assert found and found.origin
+    return found.origin
 
 
 def compile_all(variants: Iterable[Variant]) -> Iterator[Variant]:
