@@ -8,11 +8,13 @@ import tempfile
 import cutlass
 from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from decode_records import WORDS
 from tsmla.plan import Deal
 from tsmla.variant import DecodeVariant
 from tsmla_kernels.decode.arguments import decode_arguments
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.parts.decode_work import deal_work, first_unit, next_unit, segment_of
+from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.visible import Visibility, keys_of_row
 
 FIELDS = 6
@@ -20,19 +22,20 @@ FIELDS = 6
 
 
 class SegmentLister:
-    """One warp per part asks for its segments."""
+    """One warp per part asks for its segments, and writes the records."""
 
     def __init__(self, deal: Deal):
         self.deal = deal
 
     @cute.jit
     def __call__(
-        self, seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, scalars, heads: Int32, parts: Int32,
-        slots: Int32, stream,
+        self, seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, scalars, heads: Int32,
+        parts: Int32, slots: Int32, stream,
     ):  # fmt: skip
         self.kernel(
-            seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, scalars, heads, parts, slots
-        ).launch(grid=(parts, 1, 1), block=(32, 1, 1), stream=stream)
+            seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, scalars, heads, parts,
+            slots,
+        ).launch(grid=(parts, 1, 1), block=(32, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(
@@ -43,6 +46,7 @@ class SegmentLister:
         out_counts: cute.Tensor,
         out_segments: cute.Tensor,
         out_keys: cute.Tensor,
+        out_records: cute.Tensor,
         scalars: cute.Tensor,
         heads: Int32,
         parts: Int32,
@@ -54,6 +58,7 @@ class SegmentLister:
             scalars[0], scalars[1], scalars[2], scalars[3], scalars[4],
         )  # fmt: skip
         work = deal_work(self.deal, view, heads, parts, slots, part)
+        begin_records(work, out_records)
         count = Int32(0)
         unit = first_unit(self.deal, work, view)
         while unit.start < work.end:
@@ -65,6 +70,7 @@ class SegmentLister:
                     place[i] = values[i]
                 place[FIELDS - 1] = segment.rows
                 count += 1
+            record_unit(self.deal, work, out_records, unit, segment)
             unit = next_unit(self.deal, work, view, unit)
         out_counts[part] = count
         if part == 0:
@@ -87,12 +93,9 @@ class Combiner:
         self, query, kv_cache, block_tables, seq_lens, causal_seqs, visible, out, lse, workspace, softmax_scale,
         output_scale, causal, window_left, cp_world, cp_rank, cp_interleave, parts, stream,
     ):  # fmt: skip
-        view = Visibility(
-            seq_lens, causal_seqs, visible, query.shape[1], causal, window_left, cp_world, cp_rank, cp_interleave
-        )
-        launch_combine(
-            self.deal, self.pdl, view, query.shape[2], parts, workspace, out, lse, output_scale, stream
-        )
+        batch, q_len, heads, _ = query.shape
+        partials = partials_of(Int32(self.deal.row_tile), workspace, batch, q_len * heads, parts)
+        launch_combine(self.pdl, partials, out, lse, output_scale, stream)
 
 
 @functools.lru_cache(maxsize=8)
@@ -104,7 +107,7 @@ def compiled_combiner(deal: Deal, variant: DecodeVariant):
 @functools.lru_cache(maxsize=8)
 def compiled_lister(deal: Deal, arch: str):
     """The lister for one deal as `Emulation.adopt` takes it."""
-    batch, q_len, parts, most = (cute.sym_int() for _ in range(4))
+    batch, q_len, parts, most, records = (cute.sym_int() for _ in range(5))
 
     def ints(*shape):
         strides = (*(cute.sym_int64() for _ in shape[1:]), 1)
@@ -112,7 +115,7 @@ def compiled_lister(deal: Deal, arch: str):
 
     arguments = (
         ints(batch), ints(batch), ints(batch, q_len), ints(parts), ints(parts, most, FIELDS), ints(batch, q_len, 2),
-        ints(5), Int32(0), Int32(0), Int32(0), make_fake_stream(use_tvm_ffi_env_stream=True),
+        ints(records, WORDS), ints(5), Int32(0), Int32(0), Int32(0), make_fake_stream(use_tvm_ffi_env_stream=True),
     )  # fmt: skip
     return cute.compile(SegmentLister(deal), *arguments, options=_options(arch))
 

@@ -99,10 +99,10 @@ class Problem:
 
 
 def workspace(heads: int, q_len: int) -> torch.Tensor:
-    """What callers allocate, every word NaN."""
+    """What callers allocate, every word NaN as a float and absurdly large as an integer."""
     processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    size = processors * heads * max(8, q_len) * (LATENT + 1) * 4
-    return torch.full((size,), -1, dtype=torch.int8, device="cuda")
+    size = processors * heads * max(8, q_len) * (LATENT + 1)
+    return torch.full((size,), math.nan, device="cuda").view(torch.int8)
 
 
 def make_problem(

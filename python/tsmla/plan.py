@@ -23,6 +23,8 @@ from .variant import Arch
 
 PARTIAL_ROW = LATENT_DIM + 1
 """float32 words that a row of a partial result takes: the output and its LSE."""
+RECORD_BYTES = 32
+"""Of what attention tells the combine about a row tile; the layout is in the device's `parts/partials.py`."""
 MAX_GROUP = 8
 """Most CTAs (or pairs) that take row tiles of one request side by side."""
 CALLERS_Q_LEN = 8
@@ -157,12 +159,13 @@ def segments(
 
 @dataclasses.dataclass(frozen=True)
 class DecodePlan:
-    """What the host fixes for a call. parts: CTAs (or pairs) launched. slots: partial results, each of
-    min(row_tile, rows) rows, that the workspace has room for."""
+    """What the host fixes for a call. parts: CTAs (or pairs) launched. records: of RECORD_BYTES each, first in the
+    workspace. slots: partial results, each of min(row_tile, rows) rows, that it then has room for."""
 
     parts: int
     row_tile: int
     row_tiles: int
+    records: int
     slots: int
     workspace_bytes: int
 
@@ -190,6 +193,10 @@ def _plan(arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq
         longest = units * (deal.overhead + -(-max_seq_len // deal.tile_kv) + 1)
         groups = min(groups, max(1, -(-longest // deal.least)))
     stored = min(deal.row_tile, rows)
-    formula = sm_count * heads * max(CALLERS_Q_LEN, q_len)
-    slots = min(tiling.group * (groups - 1 + min(units, groups - 1)), formula // stored)
-    return DecodePlan(groups * tiling.group, deal.row_tile, tiling.row_tiles, slots, slots * stored * PARTIAL_ROW * 4)
+    formula = sm_count * heads * max(CALLERS_Q_LEN, q_len) * PARTIAL_ROW * 4
+    records = tiling.group * min(units, groups)
+    record_bytes, slot_bytes = records * RECORD_BYTES, stored * PARTIAL_ROW * 4
+    slots = min(tiling.group * (groups - 1 + min(units, groups - 1)), (formula - record_bytes) // slot_bytes)
+    return DecodePlan(
+        groups * tiling.group, deal.row_tile, tiling.row_tiles, records, slots, record_bytes + slots * slot_bytes
+    )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import gpu, resolve
+from .plan import RECORD_BYTES
 from .support import LATENT_DIM, ROPE_DIM
 from .variant import DecodeVariant, PackVariant, PrefillVariant, Variant
 
@@ -53,7 +54,7 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
         pages, length = zeros(1, 1, dtype=torch.int32), torch.tensor([1], dtype=torch.int32, device="cuda")
         out = zeros(1, 1, 1, LATENT_DIM, dtype=out_dtype)
         lse = zeros(1, 1, 1, dtype=torch.float32) if variant.lse else None
-        workspace, scales, sight, parts = zeros(16, dtype=torch.int8), (1.0, 1.0), (1, -1, 1, 0, 1), 1
+        workspace, scales, sight, parts = zeros(RECORD_BYTES, dtype=torch.int8), (1.0, 1.0), (1, -1, 1, 0, 1), 1
         return query, cache, pages, length, length, length[:, None], out, lse, workspace, *scales, *sight, parts
     if isinstance(variant, PackVariant):
         k_out = zeros(1, 1, variant.d_nope + variant.d_rope, dtype=out_dtype)

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 from decode_part_kernels import compiled_combiner
-from tsmla.plan import PARTIAL_ROW, Deal, cut, row_tiling, segments
+from decode_records import records
+from tsmla.plan import PARTIAL_ROW, RECORD_BYTES, Deal, cut, row_tiling, segments
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
@@ -37,8 +38,9 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5):
     partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan)
     partial_lse = torch.full((slots, stored), math.nan)
     pieces: dict[tuple[int, int], list[int]] = {}
+    tiles = [[n] * tiling.row_tiles for n in lengths]
     for part in range(parts):
-        for segment in segments(DEAL, tiling, line, lengths, [[n] * tiling.row_tiles for n in lengths], part):
+        for segment in segments(DEAL, tiling, line, lengths, tiles, part):
             if segment.slot >= 0:
                 count = min(stored, rows - segment.row_tile * DEAL.row_tile)
                 partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM)
@@ -71,8 +73,10 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5):
     query = torch.empty((*outer, 576), dtype=dtype, device="cuda")
     cache = torch.empty((1, 64, 576), dtype=dtype, device="cuda")
     lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
-    workspace = cuda(torch.cat([partial_rows.flatten(), partial_lse.flatten()]).view(torch.int8))
-    assert workspace.numel() == slots * stored * PARTIAL_ROW * 4
+    told = torch.tensor(records(DEAL, tiling, line, rows, lengths, tiles, parts), dtype=torch.int32)
+    floats = (told.view(torch.float32).flatten(), partial_rows.flatten(), partial_lse.flatten())
+    workspace = cuda(torch.cat(floats).view(torch.int8))
+    assert workspace.numel() == len(told) * RECORD_BYTES + slots * stored * PARTIAL_ROW * 4
     kernel = gpu.emulation.adopt(compiled_combiner(DEAL, variant), lambda name: name in ("out", "lse"))
     kernel(
         query, cache, lens[:, None], lens, lens, lens.new_empty((0, 0)), out, lse, workspace,

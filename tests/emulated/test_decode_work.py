@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from decode_part_kernels import FIELDS, compiled_lister
+from decode_records import WORDS, records
 from decode_reference import Sight
 from tsmla.plan import Deal, cut, row_tiling, segments
 
@@ -53,10 +54,11 @@ def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
     ranges = [[seen(b, r * deal.row_tile // heads, (end - 1) // heads) for r, end in enumerate(ends)] for b in batch]
     lengths = [len(seen(b, 0, q_len - 1)) for b in batch]
     line = cut(deal, tiling, parts, room, lengths)
+    tiles = [[len(r) for r in row] for row in ranges]
     expected = [
         [(s.request, s.row_tile, ranges[s.request][s.row_tile].start + s.first, s.tiles, s.slot,
           ends[s.row_tile] - s.row_tile * deal.row_tile)
-         for s in segments(deal, tiling, line, lengths, [[len(r) for r in row] for row in ranges], part)]
+         for s in segments(deal, tiling, line, lengths, tiles, part)]
         for part in range(parts)
     ]  # fmt: skip
 
@@ -66,14 +68,17 @@ def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
     counts = torch.empty(parts, dtype=torch.int32, device="cuda")
     listed = torch.empty(parts, len(batch) * tiling.rounds, FIELDS, dtype=torch.int32, device="cuda")
     keys = torch.empty(len(batch), q_len, 2, dtype=torch.int32, device="cuda")
+    expected_records = records(deal, tiling, line, rows, lengths, tiles, parts)
+    written = torch.full((len(expected_records), WORDS), 0x7FC00000, dtype=torch.int32, device="cuda")
     scalars = ints([sight.causal, sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave])
     gpu.emulation.adopt(compiled_lister(deal, gpu.arch))(
-        ints(seq_lens), ints(bounds), ints(visible), counts, listed, keys, scalars, heads, parts, room
+        ints(seq_lens), ints(bounds), ints(visible), counts, listed, keys, written, scalars, heads, parts, room
     )
     got = [[tuple(row) for row in listed[part, : counts[part]].tolist()] for part in range(parts)]
     compared = [(s if s[3] else (*s[:2], 0, *s[3:])) for part in got for s in part]
     assert compared == [(s if s[3] else (*s[:2], 0, *s[3:])) for part in expected for s in part]
     assert [len(part) for part in got] == [len(part) for part in expected]
+    assert [words if words[0] else [0] * WORDS for words in written.tolist()] == expected_records
     for b in batch:
         for token in range(q_len):
             want = sight.keys(seq_lens[b], bounds[b], visible[b][token], q_len, token)

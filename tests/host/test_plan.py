@@ -11,6 +11,7 @@ from tsmla.plan import (
     DEALS,
     MAX_GROUP,
     PARTIAL_ROW,
+    RECORD_BYTES,
     Deal,
     cut,
     deal_of,
@@ -95,7 +96,10 @@ def test_the_workspace_stays_within_the_callers_formula(arch: Arch, sm_count: in
             formula = sm_count * heads * max(q_len, CALLERS_Q_LEN) * PARTIAL_ROW * 4
             assert plan.workspace_bytes <= formula
             stored = min(plan.row_tile, q_len * heads)
-            assert plan.workspace_bytes == plan.slots * stored * PARTIAL_ROW * 4
+            assert plan.workspace_bytes == plan.records * RECORD_BYTES + plan.slots * stored * PARTIAL_ROW * 4
+            tiling = row_tiling(q_len * heads, plan.row_tile)
+            assert plan.records == min(batch * tiling.rounds, plan.parts // tiling.group) * tiling.group
+            assert plan.slots >= 0
             assert 1 <= plan.parts <= max(sm_count, MAX_GROUP)
             assert plan.row_tiles * plan.row_tile >= q_len * heads
 

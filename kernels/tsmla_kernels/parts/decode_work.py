@@ -57,10 +57,19 @@ class Unit(NamedTuple):
     length: Int32
 
 
+class RowTiling(NamedTuple):
+    """Row tiles of a request, CTAs side by side, and rounds that they need."""
+
+    row_tiles: Int32
+    group: Int32
+    rounds: Int32
+
+
 class Segment(NamedTuple):
     """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for rows `first_row .. first_row + rows - 1` of a
     request (row = token x heads + head). `valid` is False where a unit gives this CTA nothing to do. slot: where
-    the partial result goes, -1 when the segment must write the result itself (0 and -inf when it has no tiles)."""
+    the partial result goes, -1 when the segment must write the result itself (0 and -inf when it has no tiles). `seen`
+    tiles has the row tile in all."""
 
     valid: Boolean
     request: Int32
@@ -70,6 +79,16 @@ class Segment(NamedTuple):
     first_tile: Int32
     tiles: Int32
     slot: Int32
+    seen: Int32
+
+
+@cute.jit
+def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
+    """`rows` is q_len x heads."""
+    row_tiles = (rows + row_tile - 1) // row_tile
+    rounds = (row_tiles + MAX_GROUP - 1) // MAX_GROUP
+    group = (row_tiles + rounds - 1) // rounds
+    return RowTiling(row_tiles, group, rounds)
 
 
 @cute.jit
@@ -90,9 +109,7 @@ def deal_work(
     longest = cute.arch.warp_redux_sync(longest, "max")
 
     rows = view.q_len * heads
-    row_tiles = (rows + deal.row_tile - 1) // deal.row_tile
-    rounds = (row_tiles + MAX_GROUP - 1) // MAX_GROUP
-    group = (row_tiles + rounds - 1) // rounds
+    row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
     groups = parts // group
     units = batch * rounds
     total *= rounds
@@ -192,7 +209,7 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
         slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
         slot = slot * work.group + work.column
     valid = valid and rows > 0
-    return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot)
+    return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen)
 
 
 class Pieces(NamedTuple):
@@ -203,33 +220,14 @@ class Pieces(NamedTuple):
 
 
 @cute.jit
-def pieces_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Pieces:
-    """Into how many segments this CTA's row tile of a unit is cut, and where they are."""
-    first_row = (unit.turn * work.group + work.column) * deal.row_tile
-    _, seen = _tiles_of_rows(deal, work, view, unit.request, first_row, work.rows - first_row)
+def pieces_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Segment) -> Pieces:
+    """Into how many segments this CTA's row tile of a unit is cut, and where they are. `segment` is any of them."""
     tiles_at = unit.start + deal.overhead
     first = tiles_at // work.chunk
-    count = (tiles_at + seen - 1) // work.chunk - first + 1
-    if seen == 0 or first_row >= work.rows:
+    count = (tiles_at + segment.seen - 1) // work.chunk - first + 1
+    if segment.seen == 0 or segment.rows <= 0:
         count = Int32(0)
     return Pieces(first, count)
-
-
-@cute.jit
-def unit_numbered(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, number: Int32) -> Unit:
-    """The unit at a place in the order of the line, when groups do not take whole units."""
-    request = number // work.rounds
-    turn = number % work.rounds
-    before, base = Int32(0), Int32(0)
-    while base < request:
-        for i in cutlass.range_constexpr(LANE_REQUESTS):
-            other = base + LANE_REQUESTS * cute.arch.lane_idx() + i
-            length = _length_or_zero(deal, view, other)
-            before += length if other < request else Int32(0)
-        base += WARP_REQUESTS
-    length = _length_or_zero(deal, view, request)
-    start = cute.arch.warp_redux_sync(before, "add") * work.rounds + turn * length
-    return Unit(request, turn, start, length)
 
 
 @cute.jit

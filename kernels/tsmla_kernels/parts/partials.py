@@ -1,8 +1,15 @@
-"""Partial results of split units in the caller's workspace: normalised float32 rows and their base-2 LSE.
+"""What attention leaves for the combine in the caller's workspace: partial results of split units, and where they are.
 
-The workspace is uninitialised bytes. It holds `slots` partials of `stored` = min(row tile, rows of a request)
-rows: all rows [slots, stored, LATENT_DIM], then all LSE [slots, stored]. Row i of a slot is row i of its row tile.
-A row that sees no key of its segment is 0 with LSE -inf. Every row of a row tile must be written, only those are read.
+The workspace is uninitialised bytes, and nothing in it outlives a call. It holds, one behind the other,
+
+- records, RECORD_BYTES each: what there is to combine of one row tile (`Record`). Where there are as many groups of
+  CTAs as units, or more, unit u has records u x group to u x group + group - 1, one for each column; otherwise part p
+  has record p, for the last unit that starts in its positions: those before it end there as well. All are written in
+  every call, so that the combine need not know how the work was dealt;
+- the rows of `slots` partials, as many as fit, [slots, stored, LATENT_DIM] float32, normalised; stored = min(row tile,
+  rows of a request). Row i of a slot is row i of its row tile. A row that sees no key of its segment is 0. Every row of
+  a row tile must be written, only those are read;
+- their base-2 LSE [slots, stored] float32, -inf for rows that see no key.
 """
 
 from __future__ import annotations
@@ -11,31 +18,124 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
-from tsmla.plan import PARTIAL_ROW, Deal
+from cutlass import Boolean, Float32, Int32, Int64
+from tsmla.plan import PARTIAL_ROW, RECORD_BYTES, Deal
 from tsmla.support import LATENT_DIM
+
+from .alignment import aligned
+from .decode_work import Segment, Unit, Work, head_slot, pieces_of, row_tiling, tail_slot
 
 
 class Partials(NamedTuple):
-    """Rows [slots, stored, LATENT_DIM] and LSE [slots, stored]."""
+    """Records [number, words] int32, rows [slots, stored, LATENT_DIM] and LSE [slots, stored]."""
 
+    records: cute.Tensor
     rows: cute.Tensor
     lse: cute.Tensor
     slots: Int32
 
 
+class Record(NamedTuple):
+    """Rows `row .. row + rows - 1` of all requests are to be combined from `pieces` partials, in slot `head` and then
+    in `tail`, `tail + stride`, ...; 0 pieces where there is nothing to combine."""
+
+    pieces: Int32
+    row: Int32
+    rows: Int32
+    head: Int32
+    tail: Int32
+    stride: Int32
+
+
 @cute.jit
-def partials_of(deal: cutlass.Constexpr[Deal], workspace: cute.Tensor, rows: Int32) -> Partials:
-    """The workspace [bytes] as partials, as many as fit; `rows` is q_len x heads."""
-    stored = cutlass.min(rows, deal.row_tile)
-    slots = workspace.shape[0] // (stored * PARTIAL_ROW * 4)
-    words = cute.recast_ptr(workspace.iterator, dtype=Float32)
+def partials_of(row_tile: Int32, workspace: cute.Tensor, batch: Int32, rows: Int32, parts: Int32) -> Partials:
+    """The workspace [bytes] of a call on `parts` CTAs (or pairs); `rows` is q_len x heads."""
+    tiling = row_tiling(rows, row_tile)
+    records = cutlass.min(batch * tiling.rounds, parts // tiling.group) * tiling.group
+    stored = cutlass.min(rows, row_tile)
+    slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * PARTIAL_ROW * 4)
     slot_stride = Int64(stored) * LATENT_DIM
-    lse_at = words + slots * slot_stride
+    rows_at = cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32)
     return Partials(
         cute.make_tensor(
-            words, cute.make_layout((slots, stored, LATENT_DIM), stride=(slot_stride, LATENT_DIM, 1))
+            cute.recast_ptr(workspace.iterator, dtype=Int32),
+            cute.make_layout((records, RECORD_BYTES // 4), stride=(RECORD_BYTES // 4, 1)),
         ),
-        cute.make_tensor(lse_at, cute.make_layout((slots, stored), stride=(stored, 1))),
+        cute.make_tensor(
+            rows_at, cute.make_layout((slots, stored, LATENT_DIM), stride=(slot_stride, LATENT_DIM, 1))
+        ),
+        cute.make_tensor(rows_at + slots * slot_stride, cute.make_layout((slots, stored), stride=(stored, 1))),
         slots,
     )
+
+
+@cute.jit
+def begin_records(work: Work, records: cute.Tensor) -> None:
+    """Of each part one warp must call this before it calls `record_unit`, also where the part has nothing to do."""
+    part = work.index * work.group + work.column
+    if not _by_unit(work, records) and part < records.shape[0]:
+        _write(records, part, Record(*(Int32(0) for _ in Record._fields)))
+
+
+@cute.jit
+def record_unit(
+    deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment
+) -> None:
+    """Write what the combine must know of a unit. The same warp must call this for every unit that overlaps the part's
+    positions, in their order, with what `segment_of` says of it."""
+    if unit.start >= work.begin:
+        by_unit = _by_unit(work, records)
+        pieces = pieces_of(deal, work, unit, segment)
+        split = pieces.count > 1
+        if by_unit or split:
+            unit_number = unit.request * work.rounds + unit.turn
+            record = Record(
+                pieces.count if split else Int32(0),
+                unit.request * work.rows + segment.first_row,
+                segment.rows,
+                head_slot(work, unit, pieces.first) * work.group + work.column,
+                tail_slot(pieces.first + 1) * work.group + work.column,
+                work.group,
+            )
+            _write(records, (unit_number if by_unit else work.index) * work.group + work.column, record)
+
+
+@cute.jit
+def read_record(records: cute.Tensor, number: Int32) -> Record:
+    words = cute.make_rmem_tensor(RECORD_BYTES // 4, Int32)
+    cute.autovec_copy(_place(records, number), words)
+    return Record(*(words[i] for i in range(len(Record._fields))))
+
+
+@cute.jit
+def partial_slot(record: Record, piece: Int32) -> Int32:
+    """Where piece number `piece` of the record lies."""
+    return record.head if piece == 0 else tail_slot_of(record, piece)
+
+
+@cute.jit
+def tail_slot_of(record: Record, piece: Int32) -> Int32:
+    """The same for pieces that are not the first."""
+    return record.tail + (piece - 1) * record.stride
+
+
+@cute.jit
+def _write(records: cute.Tensor, number: Int32, record: Record) -> None:
+    words = cute.make_rmem_tensor(RECORD_BYTES // 4, Int32)
+    words.fill(0)
+    for i in cutlass.range_constexpr(len(Record._fields)):
+        words[i] = record[i]
+    if cute.arch.lane_idx() == 0:
+        cute.autovec_copy(words, _place(records, number))
+
+
+@cute.jit
+def _place(records: cute.Tensor, number: Int32) -> cute.Tensor:
+    place = records[number, None]
+    return cute.make_tensor(aligned(place.iterator, 16), place.layout)
+
+
+@cute.jit
+def _by_unit(work: Work, records: cute.Tensor) -> Boolean:
+    """Whether records are numbered by units rather than by parts."""
+    return work.batch * work.rounds * work.group == records.shape[0]

@@ -12,6 +12,7 @@ from tsmla.variant import DecodeVariant
 
 from ..decode.arguments import decode_arguments
 from ..decode.combine import launch_combine
+from ..parts.partials import partials_of
 from ..parts.softmax import LOG2_E
 from ..parts.visible import Visibility
 from .decode_attention import Attention
@@ -52,20 +53,20 @@ class DecodeKernel:
         parts: Int32,
         stream,
     ):
-        _, q_len, heads, _ = query.shape
+        batch, q_len, heads, _ = query.shape
+        rows = q_len * heads
         view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
         scale_log2 = softmax_scale * LOG2_E
-        if q_len * heads <= ROWS:
+        row_tile = Int32(self.solo.geometry.deal.row_tile)
+        if rows > ROWS:
+            row_tile = Int32(self.pair.geometry.deal.row_tile)
+        partials = partials_of(row_tile, workspace, batch, rows, parts)
+        if rows <= ROWS:
             self.solo.launch(
-                query, kv_cache, block_tables, view, out, lse, workspace, scale_log2, output_scale, parts, stream
-            )
-            launch_combine(
-                self.solo.geometry.deal, self.variant.pdl, view, heads, parts, workspace, out, lse, output_scale, stream
+                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
             )
         else:
             self.pair.launch(
-                query, kv_cache, block_tables, view, out, lse, workspace, scale_log2, output_scale, parts, stream
+                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
             )
-            launch_combine(
-                self.pair.geometry.deal, self.variant.pdl, view, heads, parts, workspace, out, lse, output_scale, stream
-            )
+        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)

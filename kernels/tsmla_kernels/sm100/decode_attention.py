@@ -20,7 +20,7 @@ from tsmla.variant import DecodeVariant
 from ..geometry import TILE_ALIGNMENT, TMEM_COLUMNS
 from ..parts import paged, tmem
 from ..parts.decode_work import deal_work
-from ..parts.partials import partials_of
+from ..parts.partials import Partials
 from ..parts.pipeline import ClusterEdge
 from ..parts.precision import Probabilities, numeric
 from ..parts.visible import Visibility
@@ -60,7 +60,7 @@ class Attention:
         view: Visibility,
         out: cute.Tensor,
         lse: cute.Tensor | None,
-        workspace: cute.Tensor,
+        partials: Partials,
         scale_log2: Float32,
         output_scale: Float32,
         parts: Int32,
@@ -96,7 +96,6 @@ class Attention:
         )
         pair = const_expr(geometry.is_pair)
         v_map = box_map(0, wide, LATENT_DIM // wide, geometry.v_chunks, layouts.v_box) if pair else None
-        partials = partials_of(geometry.deal, workspace, rows)
         flat_lse = flat(lse) if const_expr(lse is not None) else None
         results = Results(flat(out, LATENT_DIM), flat_lse, partials, output_scale)
         self.kernel(maps, v_map, kv_cache, block_tables, view, heads, parts, results, scale_log2).launch(
@@ -150,7 +149,7 @@ class Attention:
             if is_leader(geometry):
                 multiply(self.products, shared, task)
         elif warp == schedule.key_warp:
-            load_keys(shared, geometry, maps, task)
+            load_keys(shared, geometry, maps, task, results.partials.records)
         elif const_expr(geometry.is_pair):
             if warp == schedule.value_warp:
                 load_values(shared, geometry, v_map, task)

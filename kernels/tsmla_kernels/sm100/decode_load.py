@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..parts import paged
 from ..parts.decode_work import first_unit, next_unit, segment_of
+from ..parts.partials import begin_records, record_unit
 from .decode_geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
 from .decode_task import Task, is_leader, keys_of_segment, rank_of
 
@@ -37,13 +38,18 @@ class KeyMaps(NamedTuple):
 
 
 @cute.jit
-def load_keys(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task):
-    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them."""
+def load_keys(
+    shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task, records: cute.Tensor
+):
+    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them. Behind a
+    segment's loads there is time to say what the combine must know."""
     rank = rank_of(geometry)
     deal = geometry.deal
     slots = geometry.k_slots_per_tile
     tile = Int32(0)
     segments = Int32(0)
+    if is_leader(geometry):
+        begin_records(task.work, records)
     unit = first_unit(deal, task.work, task.view)
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
@@ -70,6 +76,8 @@ def load_keys(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps
                     key = first + place * geometry.k_keys
                     _load_slot(shared, geometry, maps, task, pages, lookup, count, chunk, key)
             tile += segment.tiles
+        if is_leader(geometry):
+            record_unit(deal, task.work, records, unit, segment)
         unit = next_unit(deal, task.work, task.view, unit)
 
 

@@ -103,9 +103,10 @@ class DecodeKernel:
             for first, columns, layout in zip((0, geometry.d_half), geometry.half_columns, layouts.boxes, strict=True)
         )
         view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
+        partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
         self.kernel(
             q_map[0], q_map[1], halves[0][0], halves[0][1], halves[1][0], halves[1][1],
-            block_tables, view, out, lse, workspace, heads, kv_cache.shape[0], kv_cache.shape[1], parts,
+            block_tables, view, out, lse, partials, heads, kv_cache.shape[0], kv_cache.shape[1], parts,
             softmax_scale, output_scale, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
@@ -115,9 +116,7 @@ class DecodeKernel:
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip
-        launch_combine(
-            self.deal, self.variant.pdl, view, heads, parts, workspace, out, lse, output_scale, stream
-        )
+        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
 
     @cute.kernel
     def kernel(
@@ -132,7 +131,7 @@ class DecodeKernel:
         view: Visibility,
         out: cute.Tensor,
         lse: cute.Tensor | None,
-        workspace: cute.Tensor,
+        partials: Partials,
         heads: Int32,
         pages: Int32,
         page_size: Int32,
@@ -169,8 +168,7 @@ class DecodeKernel:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             number, edges = Int32(0), Int32(0)
             if warp == DEAL_WARP:
-                slots = partials_of(self.deal, workspace, view.q_len * heads).slots
-                deal(self.deal, shared.dealt, view, heads, parts, slots)
+                deal(self.deal, shared.dealt, view, heads, parts, partials)
             elif warp == LOAD_WARP:
                 q_tiles = self._partition_q(q_atom, q, shared.q)
                 halves = tuple(
@@ -205,8 +203,7 @@ class DecodeKernel:
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             probabilities, scales = Probabilities.of(self.variant.dtype), (softmax_scale, output_scale)
-            rows = view.q_len * heads
-            results = Results(out, lse, partials_of(self.deal, workspace, rows), rows)
+            results = Results(out, lse, partials, view.q_len * heads)
             for mine in cutlass.range_constexpr(2):
                 if warp // (WARPGROUP // 32) == 1 + mine:
                     number = Int32(0)

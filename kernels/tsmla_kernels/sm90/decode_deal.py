@@ -10,6 +10,7 @@ from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
 from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
+from ..parts.partials import Partials, begin_records, record_unit
 from ..parts.pipeline import WarpEdge
 from ..parts.visible import Visibility, keys_of_tokens
 
@@ -46,10 +47,11 @@ class Task(NamedTuple):
 
 @cute.jit
 def deal(
-    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, heads: Int32, parts: Int32, slots: Int32
+    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, heads: Int32, parts: Int32, partials: Partials
 ) -> None:
-    """One warp: every segment of this CTA, then the end."""
-    work = deal_work(dealing, view, heads, parts, slots, cute.arch.block_idx()[0])
+    """One warp: every segment of this CTA, then the end; and what the combine must know."""
+    work = deal_work(dealing, view, heads, parts, partials.slots, cute.arch.block_idx()[0])
+    begin_records(work, partials.records)
     unit = first_unit(dealing, work, view)
     number, tiles, loads = Int32(0), Int32(0), Int32(0)
     while unit.start < work.end:
@@ -73,6 +75,7 @@ def deal(
             tiles += segment.tiles
             if segment.tiles > 0:
                 loads += 1
+        record_unit(dealing, work, partials.records, unit, segment)
         unit = next_unit(dealing, work, view, unit)
     _tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(10))))
 
