@@ -186,7 +186,7 @@ def test_cuda_graph_replay(dtype):
         arguments["seq_lens"].copy_(torch.tensor(lengths, dtype=torch.int32))
         out.fill_(math.nan)
         lse.fill_(math.nan)
-        arguments["workspace_buffer"].fill_(-1)
+        arguments["workspace_buffer"].view(torch.float32).fill_(math.nan)
         graph.replay()
         torch.cuda.synchronize()
         judge(shortened(problem, lengths), out, lse)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from decode_reference import Sight, attend, check, make_problem, merged, run, sharded
 from tsmla.checks import TORCH_DTYPES
+from tsmla.plan import plan_decode
 from tsmla.support import DECODE_DTYPES
 from tsmla.variant import Arch
 
@@ -99,6 +100,13 @@ def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
     out, lse = merged([check(shard) for shard in shards])
     assert torch.allclose(out, exact, rtol=0, atol=2e-2)
     assert torch.allclose(lse, exact_lse, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [16, 96])
+def test_more_requests_than_parts(gpu, monkeypatch, heads):
+    """Chunks that hold ends of requests and whole ones, as if the GPU had few SMs."""
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, sm_count, *shape: plan_decode(arch, 6, *shape))
+    check(make_problem([1100, 0, 65, 300, 1, 500, 129], 1, heads))
 
 
 def test_every_architecture_is_known():

@@ -1,4 +1,4 @@
-"""Which keys of the paged cache a decode row sees: the one predicate of attention, combine and the work line.
+"""Which keys of the paged cache a decode row sees: the one predicate of attention and the work line.
 
 Keys are counted as they lie in this rank's cache. With decode context parallelism, key c of rank r out of `cp_world`
 has the global position (c // I) I world + r I + c % I, where I is the interleave; without it, positions are keys. The
