@@ -97,9 +97,11 @@ def _combine_row(
             # The last piece stands for those that there are not. Only the first lies apart from the others.
             piece = first if const_expr(i == 0) else cutlass.min(first + i, record.pieces - 1)
             slot = partial_slot(record, piece) if const_expr(i == 0) else tail_slot_of(record, piece)
-            source = partials.rows[slot, row, None].iterator
+            # Of a workspace, whose bytes 31 bits count.
+            place = (slot * partials.rows.shape[1] + row) * LATENT_DIM
             for j in cutlass.range_constexpr(vectors):
-                cute.autovec_copy(_vector(source, (j * lanes + lane) * vector, vector), loaded[None, j, i])
+                column = (j * lanes + lane) * vector
+                cute.autovec_copy(_vector(partials.rows.iterator, place + column, vector), loaded[None, j, i])
         if first == 0:
             highest = _highest_lse(partials, record, row)
         mine = Float32(0.0)
@@ -125,9 +127,9 @@ def _combine_row(
 
 
 @cute.jit
-def _vector(row: cute.Pointer, column: Int32, size: cutlass.Constexpr[int]) -> cute.Tensor:
-    """`size` elements of a row from a column that is a multiple of it."""
-    return cute.make_tensor(aligned(row + column, size * row.dtype.width // 8), size)
+def _vector(first: cute.Pointer, offset: Int32, size: cutlass.Constexpr[int]) -> cute.Tensor:
+    """`size` elements at an offset that is a multiple of it."""
+    return cute.make_tensor(aligned(first + offset, size * first.dtype.width // 8), size)
 
 
 @cute.jit
