@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
+import tsmla
 from decode_reference import Sight, attend, check, make_problem, merged, run, sharded
 from tsmla.checks import TORCH_DTYPES
 from tsmla.plan import plan_decode
 from tsmla.support import DECODE_DTYPES
-from tsmla.variant import Arch
+from tsmla.variant import Arch, DecodeVariant, Dtype
 
 ARCHS = [str(arch) for arch in DECODE_DTYPES]
 DTYPES = [(str(arch), torch_dtype) for arch in DECODE_DTYPES for torch_dtype, ours in TORCH_DTYPES.items()
@@ -107,6 +108,12 @@ def test_more_requests_than_parts(gpu, monkeypatch, heads):
     """Chunks that hold ends of requests and whole ones, as if the GPU had few SMs."""
     monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, sm_count, *shape: plan_decode(arch, 6, *shape))
     check(make_problem([1100, 0, 65, 300, 1, 500, 129], 1, heads))
+
+
+def test_warming_up_fits_the_kernel(gpu):
+    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    assert tsmla.warmup([variant]).keys() == {variant}
+    assert len(gpu.emulation.calls) == 1
 
 
 def test_every_architecture_is_known():
