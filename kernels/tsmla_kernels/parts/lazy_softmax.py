@@ -19,7 +19,7 @@ NO_KEYS = -1.0e30
 
 
 @cute.jit
-def exponentiate_lazily(
+def move_reference(
     scores: cute.Tensor,
     reference: cute.Tensor,
     row_sum: cute.Tensor,
@@ -27,32 +27,44 @@ def exponentiate_lazily(
     scale_log2: Float32,
     probabilities: cutlass.Constexpr[Probabilities],
 ) -> None:
-    """Replace `scores` (rows, columns) by 2**bias exp(scale * (score - reference)) and update the running state.
+    """Move the reference to the maximum of `scores` (rows, columns) where it must, before `exponentiate`.
 
     `reference` is unscaled and equal on the quad; `row_sum` is this lane's part. `rescale` receives the factor that
     earlier output rows must be multiplied by, exactly 1 where the reference stayed.
     """
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
-        mine = scores[row, None].load()
-        highest = _quad_max(mine.reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
+        highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
         before = reference[row]
         now = highest if (highest - before) * scale_log2 > probabilities.slack else before
-        shift = now * scale_log2
-        if const_expr(probabilities.bias):
-            shift -= probabilities.bias
-        exponentials = cute.math.exp2(mine * scale_log2 - shift, fastmath=True)
-        scores[row, None].store(exponentials)
         factor = cute.math.exp2((before - now) * scale_log2, fastmath=True)
         rescale[row] = factor
-        row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, row_sum[row] * factor, 0)
+        row_sum[row] = row_sum[row] * factor
         reference[row] = now
+
+
+@cute.jit
+def exponentiate(
+    scores: cute.Tensor,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
+) -> None:
+    """Replace `scores` (rows, columns) by 2**bias exp(scale * (score - reference)) and add them to the sums."""
+    for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
+        shift = reference[row] * scale_log2
+        if const_expr(probabilities.bias):
+            shift -= probabilities.bias
+        exponentials = cute.math.exp2(scores[row, None].load() * scale_log2 - shift, fastmath=True)
+        scores[row, None].store(exponentials)
+        row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
 
 
 @cute.jit
 def follow_reference(
     received: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
 ) -> None:
-    """Take over the reference that another warp has moved to, as `exponentiate_lazily` would have."""
+    """Take over the reference that another warp has moved to, as `move_reference` would have."""
     for row in cutlass.range_constexpr(cute.size(reference)):
         factor = cute.math.exp2((reference[row] - received[row]) * scale_log2, fastmath=True)
         rescale[row] = factor

@@ -158,6 +158,7 @@ class DecodeKernel:
                 for i in range(2):
                     cute.arch.mbarrier_init(shared.landed + i, 2)
                 for i in range(schedule.warps_per_group):
+                    cute.arch.mbarrier_init(shared.referenced + i, 1)
                     cute.arch.mbarrier_init(shared.exchanged + i, 1)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
@@ -338,7 +339,7 @@ class DecodeKernel:
             TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.half_bytes
         )
         landed = barriers.take(2)
-        exchanged = barriers.take(warps)
+        referenced, exchanged = barriers.take(warps), barriers.take(warps)
         dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
         v_edges = kv_edges
         if geometry.transposes:
@@ -366,6 +367,7 @@ class DecodeKernel:
             v_edges=v_edges,
             landed=landed,
             landed_after=(2 * ring, ring),
+            referenced=referenced,
             exchanged=exchanged,
             dealt=Dealt(plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32), dealt_edge),
         )
@@ -410,7 +412,7 @@ class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes), as vectors,
     and as addresses (loaded, transposed); what the attending warpgroups exchange, and which keys their rows see; the
     edges; where edge tiles land, in turns (also as 64-bit words after the first barrier of either ring); the warp
-    pairs' barriers; the tasks."""
+    pairs' barriers, of references and of probabilities; the tasks."""
 
     q: cute.Tensor
     q_halves: tuple
@@ -429,5 +431,6 @@ class Shared(NamedTuple):
     v_edges: tuple
     landed: cute.Pointer
     landed_after: tuple
+    referenced: cute.Pointer
     exchanged: cute.Pointer
     dealt: Dealt

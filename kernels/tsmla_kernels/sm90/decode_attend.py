@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..parts import mma
 from ..parts.fragment import QUAD, as_operand_a, rows_columns
-from ..parts.lazy_softmax import NO_KEYS, exponentiate_lazily, follow_reference, moved
+from ..parts.lazy_softmax import NO_KEYS, exponentiate, follow_reference, move_reference, moved
 from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
@@ -45,6 +45,7 @@ class Attention(NamedTuple):
     reference: cute.Tensor
     row_sum: cute.Tensor
     rescale: cute.Tensor
+    rescale_received: cute.Tensor
     row_keys: cute.Tensor
     all_first: Int32
     all_end: Int32
@@ -83,7 +84,7 @@ def attend(
         mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv)))
     )
     rows = cute.size(coordinates, mode=[0])
-    reference, row_sum, rescale = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
+    reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.row_keys[None, None, mine]
     leader = coordinates[0, 0][1] == 0
     output.fill(0.0)
@@ -115,6 +116,7 @@ def attend(
         reference=reference,
         row_sum=row_sum,
         rescale=rescale,
+        rescale_received=rescale_received,
         row_keys=row_keys,
         all_first=cute.arch.warp_redux_sync(all_first, "max"),
         all_end=cute.arch.warp_redux_sync(all_end, "min"),
@@ -155,30 +157,32 @@ def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     scores = _start_scores(state, index)
     warpgroup.wait_group(0)
     _scored(state, index)
-    _probabilities(state, scores, index)
-    _start_values(state, state.own, index, mine)
-    _end_values(state, index, mine)
+    _move(state, scores, index)
+    _exponentiate(state, scores)
+    _give(state)
+    _add_values(state, state.own, state.rescale, index, mine)
 
 
 @cute.jit
 def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    _receive(state, index)
-    _start_values(state, state.received, index, mine)
-    _end_values(state, index, mine)
+    _follow(state, index)
+    _take(state, index)
+    _add_values(state, state.received, state.rescale_received, index, mine)
 
 
 @cute.jit
 def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    """A received tile and the own one after it, whose scores are computed meanwhile."""
+    """A received tile and the own one after it, whose probabilities need only the received one's references."""
     scores = _start_scores(state, index + 1)
-    _receive(state, index)
-    _start_values(state, state.received, index, mine)
-    warpgroup.wait_group(1)
+    warpgroup.wait_group(0)
     _scored(state, index + 1)
-    _probabilities(state, scores, index + 1)
-    _end_values(state, index, mine)
-    _start_values(state, state.own, index + 1, mine)
-    _end_values(state, index + 1, mine)
+    _follow(state, index)
+    _move(state, scores, index + 1)
+    _exponentiate(state, scores)
+    _take(state, index)
+    _give(state)
+    _add_values(state, state.received, state.rescale_received, index, mine)
+    _add_values(state, state.own, state.rescale, index + 1, mine)
 
 
 @cute.jit
@@ -202,8 +206,8 @@ def _scored(state: Attention, index: Int32):
 
 
 @cute.jit
-def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
-    """Probabilities of a tile from its scores, for this warpgroup and for the other."""
+def _move(state: Attention, scores: cute.Tensor, index: Int32):
+    """Hide what rows may not see of a tile's scores, move the references where they must, and tell them."""
     view = rows_columns(scores)
     first_key = (state.first_tile + index) * state.tile_kv
     if first_key < state.all_first or first_key + state.tile_kv > state.all_end:
@@ -214,47 +218,76 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
                 key = state.coordinates[row, column][1]
                 seen = key >= first and key < end
                 view[row, column] = view[row, column] if seen else -Float32.inf
-    exponentiate_lazily(view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities)
-    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
-    mma.pin(state.own)
-    _vectors(state.own, state.shared.exchange, state.thread, True)
+    move_reference(view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities)
     references = state.shared.references
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
-    cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(state.shared.exchanged + state.thread // 32)
+    _tell_counterpart(state.shared.referenced, state.thread)
 
 
 @cute.jit
-def _receive(state: Attention, index: Int32):
-    """Take the probabilities of a tile that the other warpgroup has computed, and its reference."""
-    cute.arch.mbarrier_wait(state.shared.exchanged + state.thread // 32, (state.first_count + index) & 1)
+def _exponentiate(state: Attention, scores: cute.Tensor):
+    """Probabilities of a tile from its scores, as operand of the value product."""
+    exponentiate(
+        rows_columns(scores), state.reference, state.row_sum, state.scale_log2, state.probabilities
+    )
+    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
+    mma.pin(state.own)
+
+
+@cute.jit
+def _give(state: Attention):
+    """Hand the own probabilities to the other warpgroup."""
+    _vectors(state.own, state.shared.exchange, state.thread, True)
+    _tell_counterpart(state.shared.exchanged, state.thread)
+
+
+@cute.jit
+def _follow(state: Attention, index: Int32):
+    """Take over the references of a tile that the other warpgroup has scored."""
+    _await_counterpart(state, state.shared.referenced, index)
     received = cute.make_rmem_tensor_like(state.reference)
     for row in cutlass.range_constexpr(cute.size(received)):
         received[row] = state.shared.references[state.coordinates[row, 0][0]]
-    _vectors(state.received, state.shared.exchange, state.thread, False)
-    follow_reference(received, state.reference, state.row_sum, state.rescale, state.scale_log2)
+    follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
 
 
 @cute.jit
-def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
-    """Start adding a tile's value product to this warpgroup's half of the output."""
+def _take(state: Attention, index: Int32):
+    """Take the probabilities of a tile from the other warpgroup."""
+    _await_counterpart(state, state.shared.exchanged, index)
+    _vectors(state.received, state.shared.exchange, state.thread, False)
+
+
+@cute.jit
+def _tell_counterpart(barriers: cute.Pointer, thread: Int32):
+    """What this warp has stored is there for its counterpart."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(barriers + thread // 32)
+
+
+@cute.jit
+def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
+    """Tiles are told one by one, by the warpgroup that scores them."""
+    cute.arch.mbarrier_wait(barriers + state.thread // 32, (state.first_count + index) & 1)
+
+
+@cute.jit
+def _add_values(
+    state: Attention, probabilities: cute.Tensor, rescale: cute.Tensor, index: Int32, mine: cutlass.Constexpr
+):
+    """Add a tile's value product to this warpgroup's half of the output; its half of the values is free then."""
     edge = state.shared.v_edges[mine]
     count = state.first_count + index
-    if moved(state.rescale):
-        scale_rows(rows_columns(state.output), state.rescale)
+    if moved(rescale):
+        scale_rows(rows_columns(state.output), rescale)
     if const_expr(state.transposes):
         edge.wait_full(count)
     mma.issue(state.pv_op, state.output, probabilities, state.v[None, None, None, edge.stage(count)], True)
-
-
-@cute.jit
-def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    """The value product is done: this warpgroup's half of the values is free."""
     warpgroup.wait_group(0)
-    state.shared.v_edges[mine].release(state.first_count + index)
+    edge.release(count)
 
 
 @cute.jit

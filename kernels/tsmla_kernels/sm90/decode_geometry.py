@@ -149,7 +149,7 @@ class DecodeSchedule:
 LOAD_WARP = 0
 CLEAN_WARP = 1
 DEAL_WARP = 2
-DEALT_AT, REFERENCES_AT = 288, 512
+DEALT_AT, REFERENCES_AT = 320, 512
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
