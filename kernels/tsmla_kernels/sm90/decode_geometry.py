@@ -118,7 +118,7 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(40, 224, 24) if geometry.transposes else cls(40, 232, 0)
+        schedule = cls(32, 224, 32) if geometry.transposes else cls(40, 232, 0)
         schedule.check(geometry)
         return schedule
 
