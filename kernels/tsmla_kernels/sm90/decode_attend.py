@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..parts import mma
 from ..parts.fragment import QUAD, as_operand_a, rows_columns
-from ..parts.lazy_softmax import NO_KEYS, exponentiate, follow_reference, move_reference, moved
+from ..parts.lazy_softmax import NO_KEYS, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
@@ -157,17 +157,17 @@ def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     scores = _start_scores(state, index)
     warpgroup.wait_group(0)
     _scored(state, index)
-    _move(state, scores, index)
+    moves = _move(state, scores, index)
     _exponentiate(state, scores)
     _give(state)
-    _add_values(state, state.own, state.rescale, index, mine)
+    _add_values(state, state.own, moves, state.rescale, index, mine)
 
 
 @cute.jit
 def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    _follow(state, index)
+    follows = _follow(state, index)
     _take(state, index)
-    _add_values(state, state.received, state.rescale_received, index, mine)
+    _add_values(state, state.received, follows, state.rescale_received, index, mine)
 
 
 @cute.jit
@@ -176,13 +176,13 @@ def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constex
     scores = _start_scores(state, index + 1)
     warpgroup.wait_group(0)
     _scored(state, index + 1)
-    _follow(state, index)
-    _move(state, scores, index + 1)
+    follows = _follow(state, index)
+    moves = _move(state, scores, index + 1)
     _exponentiate(state, scores)
     _take(state, index)
     _give(state)
-    _add_values(state, state.received, state.rescale_received, index, mine)
-    _add_values(state, state.own, state.rescale, index + 1, mine)
+    _add_values(state, state.received, follows, state.rescale_received, index, mine)
+    _add_values(state, state.own, moves, state.rescale, index + 1, mine)
 
 
 @cute.jit
@@ -206,7 +206,7 @@ def _scored(state: Attention, index: Int32):
 
 
 @cute.jit
-def _move(state: Attention, scores: cute.Tensor, index: Int32):
+def _move(state: Attention, scores: cute.Tensor, index: Int32) -> Boolean:
     """Hide what rows may not see of a tile's scores, move the references where they must, and tell them."""
     view = rows_columns(scores)
     first_key = (state.first_tile + index) * state.tile_kv
@@ -218,12 +218,15 @@ def _move(state: Attention, scores: cute.Tensor, index: Int32):
                 key = state.coordinates[row, column][1]
                 seen = key >= first and key < end
                 view[row, column] = view[row, column] if seen else -Float32.inf
-    move_reference(view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities)
+    moves = move_reference(
+        view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities
+    )
     references = state.shared.references
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
     _tell_counterpart(state.shared.referenced, state.thread)
+    return moves
 
 
 @cute.jit
@@ -244,13 +247,13 @@ def _give(state: Attention):
 
 
 @cute.jit
-def _follow(state: Attention, index: Int32):
+def _follow(state: Attention, index: Int32) -> Boolean:
     """Take over the references of a tile that the other warpgroup has scored."""
     _await_counterpart(state, state.shared.referenced, index)
     received = cute.make_rmem_tensor_like(state.reference)
     for row in cutlass.range_constexpr(cute.size(received)):
         received[row] = state.shared.references[state.coordinates[row, 0][0]]
-    follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
+    return follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
 
 
 @cute.jit
@@ -276,12 +279,17 @@ def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
 
 @cute.jit
 def _add_values(
-    state: Attention, probabilities: cute.Tensor, rescale: cute.Tensor, index: Int32, mine: cutlass.Constexpr
+    state: Attention,
+    probabilities: cute.Tensor,
+    moves: Boolean,
+    rescale: cute.Tensor,
+    index: Int32,
+    mine: cutlass.Constexpr,
 ):
     """Add a tile's value product to this warpgroup's half of the output; its half of the values is free then."""
     edge = state.shared.v_edges[mine]
     count = state.first_count + index
-    if moved(rescale):
+    if moves:
         scale_rows(rows_columns(state.output), rescale)
     if const_expr(state.transposes):
         edge.wait_full(count)
