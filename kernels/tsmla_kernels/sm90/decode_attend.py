@@ -18,14 +18,14 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..parts import mma
-from ..parts.fragment import QUAD, as_operand_a, rows_columns
+from ..parts.fragment import as_operand_a, rows_columns
 from ..parts.lazy_softmax import NO_KEYS, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
 from ..schedule import WARPGROUP
 from .decode_deal import Task, look
-from .decode_geometry import PAIR_BARRIER, DecodeGeometry
+from .decode_geometry import OUTPUTS, PAIR_BARRIER, DecodeGeometry
 from .decode_results import output_of, store_row
 
 
@@ -36,12 +36,12 @@ class Attention(NamedTuple):
     pv_op: object
     q: tuple
     k: tuple
-    v: cute.Tensor
+    v: tuple
     scores_shape: tuple
     coordinates: cute.Tensor
     own: cute.Tensor
     received: cute.Tensor
-    output: cute.Tensor
+    outputs: tuple
     reference: cute.Tensor
     row_sum: cute.Tensor
     rescale: cute.Tensor
@@ -55,6 +55,7 @@ class Attention(NamedTuple):
     first_tile: Int32
     scale_log2: Float32
     tile_kv: int
+    value_columns: int
     probabilities: Probabilities
     transposes: bool
 
@@ -79,7 +80,9 @@ def attend(
     mma_qk, mma_pv = mmas
     softmax_scale, output_scale = scales
     qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
-    output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.d_half)), Float32)
+    outputs = tuple(
+        cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.value_columns)), Float32) for _ in range(OUTPUTS)
+    )
     coordinates = rows_columns(
         mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv)))
     )
@@ -87,7 +90,8 @@ def attend(
     reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.row_keys[None, None, mine]
     leader = coordinates[0, 0][1] == 0
-    output.fill(0.0)
+    for output in outputs:
+        output.fill(0.0)
     reference.fill(NO_KEYS)
     row_sum.fill(0.0)
     all_first, all_end = Int32(0), Int32((1 << 31) - 1)
@@ -105,14 +109,16 @@ def attend(
     state = Attention(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
-        q=tuple(qk.make_fragment_A(qk.partition_A(half)) for half in shared.q_halves),
-        k=tuple(qk.make_fragment_B(qk.partition_B(half)) for half in shared.k_halves),
-        v=pv.make_fragment_B(pv.partition_B(shared.v_halves[mine])),
+        q=tuple(qk.make_fragment_A(qk.partition_A(piece)) for piece in shared.q_pieces),
+        k=tuple(qk.make_fragment_B(qk.partition_B(piece)) for piece in shared.k_pieces),
+        v=tuple(
+            pv.make_fragment_B(pv.partition_B(values)) for values in shared.values[mine * OUTPUTS : (mine + 1) * OUTPUTS]
+        ),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
         coordinates=coordinates,
         own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
         received=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
-        output=output,
+        outputs=outputs,
         reference=reference,
         row_sum=row_sum,
         rescale=rescale,
@@ -126,6 +132,7 @@ def attend(
         first_tile=task.first_tile,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=geometry.tile_kv,
+        value_columns=geometry.value_columns,
         probabilities=probabilities,
         transposes=geometry.transposes,
     )
@@ -187,13 +194,15 @@ def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constex
 
 @cute.jit
 def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
-    """Start the score product of a tile, each half as soon as it is there."""
+    """Start the score product of a tile, each piece as soon as it is there."""
     count = state.first_count + index
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
-    for half in cutlass.range_constexpr(2):
-        edge = state.shared.kv_edges[half]
-        edge.wait_full(count)
-        mma.issue(state.qk_op, scores, state.q[half], state.k[half][None, None, None, edge.stage(count)], half > 0)
+    last = len(state.shared.kv_edges) - 1
+    for piece in cutlass.range_constexpr(len(state.k)):
+        edge = state.shared.kv_edges[min(piece, last)]
+        if const_expr(piece <= last):
+            edge.wait_full(count)
+        mma.issue(state.qk_op, scores, state.q[piece], state.k[piece][None, None, None, edge.stage(count)], piece > 0)
     return scores
 
 
@@ -201,8 +210,8 @@ def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
 def _scored(state: Attention, index: Int32):
     """The score product is done: where values are transposed, the tile is not needed any more."""
     if const_expr(state.transposes):
-        for half in cutlass.range_constexpr(2):
-            state.shared.kv_edges[half].release(state.first_count + index)
+        for edge in state.shared.kv_edges:
+            edge.release(state.first_count + index)
 
 
 @cute.jit
@@ -286,16 +295,21 @@ def _add_values(
     index: Int32,
     mine: cutlass.Constexpr,
 ):
-    """Add a tile's value product to this warpgroup's half of the output; its half of the values is free then."""
-    edge = state.shared.v_edges[mine]
+    """Add a tile's value product to this warpgroup's half of the output; its values are free then."""
+    edges = state.shared.v_edges
+    each = len(edges) // 2
+    edges = edges[mine * each : (mine + 1) * each]
     count = state.first_count + index
     if moves:
-        scale_rows(rows_columns(state.output), rescale)
+        for output in state.outputs:
+            scale_rows(rows_columns(output), rescale)
     if const_expr(state.transposes):
-        edge.wait_full(count)
-    mma.issue(state.pv_op, state.output, probabilities, state.v[None, None, None, edge.stage(count)], True)
-    warpgroup.wait_group(0)
-    edge.release(count)
+        edges[0].wait_full(count)
+    for output, values in zip(state.outputs, state.v, strict=True):
+        mma.issue(state.pv_op, output, probabilities, values[None, None, None, edges[0].stage(count)], True)
+    for i in cutlass.range_constexpr(each):
+        warpgroup.wait_group(each - 1 - i)
+        edges[i].release(count)
 
 
 @cute.jit
@@ -324,7 +338,6 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
         if leader:
             row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.thread // 32, number_of_threads=64)
-    accumulator = rows_columns(state.output)
     rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
     partials = results.partials
     partial_lse = partials.lse
@@ -338,15 +351,23 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
             log_total -= state.probabilities.bias
         lse = -Float32.inf if empty else log_total
         if position < task.rows:
-            column = mine * cute.size(accumulator, mode=[1]) * QUAD
+            column = mine * OUTPUTS * state.value_columns
             lane = state.coordinates[row, 0][1] // 2
             if task.slot < 0:
-                store_row(rows[position, None], column, lane, accumulator, row, factor * output_scale)
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    store_row(
+                        rows[position, None], column + i * state.value_columns, lane, rows_columns(state.outputs[i]),
+                        row, factor * output_scale,
+                    )  # fmt: skip
                 if const_expr(row_lse is not None and mine == 0):
                     if leader:
                         row_lse[position] = lse
             else:
-                store_row(partials.rows[task.slot, position, None], column, lane, accumulator, row, factor)
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    store_row(
+                        partials.rows[task.slot, position, None], column + i * state.value_columns, lane,
+                        rows_columns(state.outputs[i]), row, factor,
+                    )  # fmt: skip
                 if const_expr(mine == 0):
                     if leader:
                         partial_lse[task.slot, position] = lse
