@@ -19,51 +19,77 @@ NO_KEYS = -1.0e30
 
 
 @cute.jit
-def exponentiate_lazily(
+def move_reference(
     scores: cute.Tensor,
     reference: cute.Tensor,
     row_sum: cute.Tensor,
     rescale: cute.Tensor,
     scale_log2: Float32,
     probabilities: cutlass.Constexpr[Probabilities],
-) -> None:
-    """Replace `scores` (rows, columns) by 2**bias exp(scale * (score - reference)) and update the running state.
+) -> Boolean:
+    """Before `exponentiate`: move the references of `scores` (rows, columns) to the rows' maxima where they must.
 
-    `reference` is unscaled and equal on the quad; `row_sum` is this lane's part. `rescale` receives the factor that
-    earlier output rows must be multiplied by, exactly 1 where the reference stayed.
+    `reference` is unscaled and equal on the quad; `row_sum` is this lane's part. Returns whether the warp has moved
+    any, which is rare; `rescale` then has the factor that earlier output rows must be multiplied by, 1 for the others.
+    Lanes look at their own scores first: only a move costs shuffles, which wait for shared memory.
     """
+    beyond = Boolean(False)
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
+        beyond = beyond or (highest - reference[row]) * scale_log2 > probabilities.slack
+    moves = cute.arch.vote_any_sync(beyond)
+    if moves:
+        for row in cutlass.range_constexpr(cute.size(reference)):
+            highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
+            before = reference[row]
+            now = highest if (highest - before) * scale_log2 > probabilities.slack else before
+            _rescale(row, now, reference, row_sum, rescale, scale_log2)
+    return moves
+
+
+@cute.jit
+def exponentiate(
+    scores: cute.Tensor,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
+) -> None:
+    """Replace `scores` (rows, columns) by 2**bias exp(scale * (score - reference)) and add them to the sums."""
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
-        mine = scores[row, None].load()
-        highest = _quad_max(mine.reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
-        before = reference[row]
-        now = highest if (highest - before) * scale_log2 > probabilities.slack else before
-        shift = now * scale_log2
+        shift = reference[row] * scale_log2
         if const_expr(probabilities.bias):
             shift -= probabilities.bias
-        exponentials = cute.math.exp2(mine * scale_log2 - shift, fastmath=True)
+        exponentials = cute.math.exp2(scores[row, None].load() * scale_log2 - shift, fastmath=True)
         scores[row, None].store(exponentials)
-        factor = cute.math.exp2((before - now) * scale_log2, fastmath=True)
-        rescale[row] = factor
-        row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, row_sum[row] * factor, 0)
-        reference[row] = now
+        row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
 
 
 @cute.jit
 def follow_reference(
     received: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
-) -> None:
-    """Take over the reference that another warp has moved to, as `exponentiate_lazily` would have."""
+) -> Boolean:
+    """Take over the references that another warp has moved to, as `move_reference` would have."""
+    differs = Boolean(False)
     for row in cutlass.range_constexpr(cute.size(reference)):
-        factor = cute.math.exp2((reference[row] - received[row]) * scale_log2, fastmath=True)
-        rescale[row] = factor
-        row_sum[row] = row_sum[row] * factor
-        reference[row] = received[row]
+        differs = differs or received[row] != reference[row]
+    moves = cute.arch.vote_any_sync(differs)
+    if moves:
+        for row in cutlass.range_constexpr(cute.size(reference)):
+            _rescale(row, received[row], reference, row_sum, rescale, scale_log2)
+    return moves
 
 
 @cute.jit
-def moved(rescale: cute.Tensor) -> Boolean:
-    """Whether any row of the warp must be rescaled."""
-    any_row = rescale[0] != 1.0
-    for row in cutlass.range_constexpr(1, cute.size(rescale)):
-        any_row = any_row or rescale[row] != 1.0
-    return cute.arch.vote_any_sync(any_row)
+def _rescale(
+    row: cutlass.Constexpr,
+    now: Float32,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    rescale: cute.Tensor,
+    scale_log2: Float32,
+) -> None:
+    factor = cute.math.exp2((reference[row] - now) * scale_log2, fastmath=True)
+    rescale[row] = factor
+    row_sum[row] = row_sum[row] * factor
+    reference[row] = now

@@ -17,6 +17,8 @@ from ..geometry import swizzle_bytes
 
 ROW_BYTES = 128
 """Of the source: 128 dims, swizzled over 128 bytes."""
+IN_FLIGHT = 2
+"""Blocks that are loaded ahead of the one that is stored."""
 
 
 @cute.jit
@@ -36,15 +38,16 @@ def transpose(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutl
     lane = cute.arch.lane_idx()
     read = source.iterator.toint() + lane * ROW_BYTES + (((part * chunks) ^ (lane & 7)) << 4)
     write = target.iterator.toint() + part * chunks * 16 * span + _stored_at(lane, span)
-    for chunk in cutlass.range_constexpr(chunks):
-        for block in cutlass.range_constexpr(keys // 32):
-            column, atom = block % (span // 32) * 32, block // (span // 32)
-            _move(
-                source.element_type,
-                (read ^ (chunk << 4)) + block * 32 * ROW_BYTES,
-                (write ^ column) + atom * dims * span + chunk * 16 * span,
-                lane,
-            )
+    within = span // 32  # blocks of 32 keys in a row of the target
+    places = [
+        (
+            (read ^ (chunk << 4)) + block * 32 * ROW_BYTES,
+            (write ^ block % within * 32) + block // within * dims * span + chunk * 16 * span,
+        )
+        for chunk in range(chunks)
+        for block in range(keys // 32)
+    ]
+    _move(source.element_type, places, lane)
 
 
 @cute.jit
@@ -59,11 +62,12 @@ def transpose_pattern(
     group, row = lane >> 3, lane & 7
     read = source + group * group_bytes + row * 64 + ((row >> 1) << 4)
     write = target + _stored_at(lane, span)
-    for chunk in cutlass.range_constexpr(4):
-        for block in cutlass.range_constexpr(keys // 32):
-            _move(
-                dtype, (read ^ (chunk << 4)) + block * 4 * group_bytes, (write ^ block * 32) + chunk * 16 * span, lane
-            )
+    places = [
+        ((read ^ (chunk << 4)) + block * 4 * group_bytes, (write ^ block * 32) + chunk * 16 * span)
+        for chunk in range(4)
+        for block in range(keys // 32)
+    ]
+    _move(dtype, places, lane)
 
 
 @cute.jit
@@ -75,20 +79,27 @@ def _stored_at(lane: Int32, span: cutlass.Constexpr) -> Int32:
     return dim * span + (((matrix >> 1) ^ turn) << 4)
 
 
-@cute.jit
-def _move(dtype: cutlass.Constexpr, read: Int32, write: Int32, lane: Int32) -> None:
-    """32 keys x 16 dims; a lane says where a row of 16 dims of a key is read and a row of 16 keys of a dim stored."""
+def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane: Int32) -> None:
+    """Blocks of 32 keys x 16 dims; a lane says where a row of 16 dims of a key is read and a row of 16 keys of a dim
+    stored. The compiler keeps loads and stores in order, so the order here is what hides their latency."""
     load, store = warp.LdMatrix8x8x16bOp(True, 4), warp.StMatrix8x8x16bOp(False, 4)
     load, store = (cute.make_copy_atom(op, dtype) for op in (load, store))
-    even = Int32(0x6420) if lane < 16 else Int32(0x7531)
+    even = cutlass.select_(lane < 16, Int32(0x6420), Int32(0x7531))
     odd = even ^ (0x6420 ^ 0x7531)
-    words, moved = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
-    cute.copy(load, _row(dtype, read), cute.recast_tensor(words, dtype))
-    for half in cutlass.range_constexpr(2):
-        first, second = words[2 * half], words[2 * half + 1]
-        moved[2 * half] = Int32(cute.arch.prmt(first, second, even))
-        moved[2 * half + 1] = Int32(cute.arch.prmt(first, second, odd))
-    cute.copy(store, cute.recast_tensor(moved, dtype), _row(dtype, write))
+    loaded = []
+    for index in range(len(places) + IN_FLIGHT):
+        if index < len(places):
+            words = cute.make_rmem_tensor(4, Int32)
+            cute.copy(load, _row(dtype, places[index][0]), cute.recast_tensor(words, dtype))
+            loaded.append(words)
+        if index >= IN_FLIGHT:
+            words = loaded[index - IN_FLIGHT]
+            moved = cute.make_rmem_tensor(4, Int32)
+            for half in range(2):
+                first, second = words[2 * half], words[2 * half + 1]
+                moved[2 * half] = Int32(cute.arch.prmt(first, second, even))
+                moved[2 * half + 1] = Int32(cute.arch.prmt(first, second, odd))
+            cute.copy(store, cute.recast_tensor(moved, dtype), _row(dtype, places[index - IN_FLIGHT][1]))
 
 
 @cute.jit

@@ -6,6 +6,7 @@ warpgroups attend, one warp loads by TMA, one wipes what lies beyond the visible
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import cutlass
@@ -14,6 +15,7 @@ import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from tsmla.plan import DEALS
+from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
 from ..decode.arguments import decode_arguments
@@ -35,6 +37,7 @@ from .decode_geometry import (
     DEALT_AT,
     GROUP_ROWS,
     LOAD_WARP,
+    OUTPUTS,
     REFERENCES_AT,
     DecodeGeometry,
     DecodeSchedule,
@@ -93,19 +96,23 @@ class DecodeKernel:
             ),
         )
         q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
-        halves = tuple(
-            cpasync.make_tiled_tma_atom(
-                load_op,
-                boxes_view(kv_cache, first, CHUNK, columns // CHUNK),
-                layout,
-                (CHUNK, GROUP_ROWS, columns // CHUNK, BOX_ROWS // GROUP_ROWS, 1),
-            )
-            for first, columns, layout in zip((0, geometry.d_half), geometry.half_columns, layouts.boxes, strict=True)
+        keys = boxes_view(kv_cache, 0, CHUNK, geometry.d_qk // CHUNK)
+        (latent_box, latent_tile), (rope_box, rope_tile) = (
+            [
+                cpasync.make_tiled_tma_atom(
+                    load_op,
+                    keys,
+                    cute.make_composed_layout(layouts.swizzle, 0, _box_layout(columns, rows)),
+                    _box_shape(columns, rows),
+                )
+                for rows in (BOX_ROWS, geometry.tile_kv)
+            ]
+            for columns in (geometry.d_piece, ROPE_DIM)
         )
         view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
         partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
         self.kernel(
-            q_map[0], q_map[1], halves[0][0], halves[0][1], halves[1][0], halves[1][1],
+            *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
             block_tables, view, out, lse, partials, heads, kv_cache.shape[0], kv_cache.shape[1], parts,
             softmax_scale, output_scale, mma_qk, mma_pv,
         ).launch(
@@ -123,10 +130,14 @@ class DecodeKernel:
         self,
         q_atom: cute.CopyAtom,
         q: cute.Tensor,
-        left_atom: cute.CopyAtom,
-        left: cute.Tensor,
-        right_atom: cute.CopyAtom,
-        right: cute.Tensor,
+        latent_box_atom: cute.CopyAtom,
+        latent_box: cute.Tensor,
+        latent_tile_atom: cute.CopyAtom,
+        latent_tile: cute.Tensor,
+        rope_box_atom: cute.CopyAtom,
+        rope_box: cute.Tensor,
+        rope_tile_atom: cute.CopyAtom,
+        rope_tile: cute.Tensor,
         block_tables: cute.Tensor,
         view: Visibility,
         out: cute.Tensor,
@@ -144,7 +155,7 @@ class DecodeKernel:
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARP:
-            for atom in (q_atom, left_atom, right_atom):
+            for atom in (q_atom, latent_tile_atom, rope_tile_atom):
                 cpasync.prefetch_descriptor(atom)
         shared = self._shared(self._layouts())
         if warp == 0:
@@ -155,8 +166,9 @@ class DecodeKernel:
                     for edge in shared.v_edges:
                         edge.init()
                 for i in range(2):
-                    cute.arch.mbarrier_init(shared.landed + i, 2)
+                    cute.arch.mbarrier_init(shared.landed + i, geometry.latent_pieces)
                 for i in range(schedule.warps_per_group):
+                    cute.arch.mbarrier_init(shared.referenced + i, 1)
                     cute.arch.mbarrier_init(shared.exchanged + i, 1)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
@@ -171,15 +183,15 @@ class DecodeKernel:
                 deal(self.deal, shared.dealt, view, heads, parts, partials)
             elif warp == LOAD_WARP:
                 q_tiles = self._partition_q(q_atom, q, shared.q)
-                halves = tuple(
-                    self._partition_half(atom, source, target)
-                    for atom, source, target in zip(
-                        (left_atom, right_atom), (left, right), shared.kv_boxes, strict=True
-                    )
+                boxes = self._partition_pieces(
+                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_ROWS, shared
+                )
+                tiles = self._partition_pieces(
+                    (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
                 )
                 task = take(shared.dealt, number)
                 while task.more:
-                    edges = load(q_tiles, halves, block_tables, shared, geometry, task, page_size, pages, edges)
+                    edges = load(q_tiles, boxes, tiles, block_tables, shared, geometry, task, page_size, pages, edges)
                     leave(shared.dealt, number)
                     number += 1
                     task = take(shared.dealt, number)
@@ -225,12 +237,27 @@ class DecodeKernel:
         )
         return atom, source, target
 
-    def _partition_half(self, atom, half: cute.Tensor, shared: cute.Tensor):
-        """(copy atom, boxes by place in the page and page, shared boxes by place in the tile and stage)."""
-        shape = (CHUNK, GROUP_ROWS, cute.size(shared, mode=[2]), BOX_ROWS // GROUP_ROWS, 1)
-        tiles = cute.local_tile(half, shape, (0, 0, 0, None, None))
+    def _partition_pieces(self, latent, rope, rows: int, shared: Shared) -> tuple:
+        """`_partition_piece` of every piece; `latent` and `rope` are (copy atom, cache)."""
+        sources = [latent] * self.geometry.latent_pieces + [rope]
+        return tuple(
+            self._partition_piece(*source, piece, rows, place)
+            for piece, (source, place) in enumerate(zip(sources, shared.kv_pieces, strict=True))
+        )
+
+    def _partition_piece(self, atom, keys: cute.Tensor, piece: int, rows: int, shared: cute.Pointer):
+        """(copy atom, boxes of `rows` keys by place in the page and page, shared boxes by place in the tile and stage).
+        """
+        geometry = self.geometry
+        columns = geometry.pieces[piece]
+        place = (LATENT_DIM if piece == geometry.latent_pieces else piece * columns) // columns
+        boxes = cute.local_tile(keys, _box_shape(columns, rows), (0, 0, place, None, None))
         target, source = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 5), cute.group_modes(tiles, 0, 5)
+            atom,
+            0,
+            cute.make_layout(1),
+            cute.group_modes(cute.make_tensor(shared, _stages_layout(geometry, columns, rows)), 0, 5),
+            cute.group_modes(boxes, 0, 5),
         )
         return atom, source, target
 
@@ -249,7 +276,7 @@ class DecodeKernel:
         return qk, pv
 
     def _layouts(self) -> Layouts:
-        """Swizzled patterns of 8 rows and 64 columns. A half of the cache tile lies in groups of 8 rows, each all of
+        """Swizzled patterns of 8 rows and 64 columns. A piece of the cache tile lies in groups of 8 rows, each all of
         its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
         over the tile. Transposed values are rows of keys, stage by stage."""
         geometry = self.geometry
@@ -257,48 +284,44 @@ class DecodeKernel:
         atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.transposes else kinds.K_SW128, self.dtype)
         pattern = GROUP_ROWS * CHUNK
         groups = geometry.tile_kv // GROUP_ROWS
-        stages = geometry.stages
-        d_half = geometry.d_half
-        boxes, box_stages, keys, values, vectors, q_halves = [], [], [], [], [], []
-        for columns in geometry.half_columns:
-            chunks = columns // CHUNK
-            stage = geometry.tile_kv * columns
-            box_shape = (CHUNK, GROUP_ROWS, chunks, BOX_ROWS // GROUP_ROWS, 1)
-            box_stride = (1, CHUNK, pattern, chunks * pattern, 0)
-            box_stage_shape = (*box_shape, geometry.tile_kv // BOX_ROWS, stages)
-            box_stage_stride = (*box_stride, BOX_ROWS * columns, stage)
+        line = CHUNK * geometry.element_bytes // 16
+        keys, vectors, q_pieces = [], [], []
+        for columns in geometry.pieces:
+            chunks, stage = columns // CHUNK, geometry.tile_kv * columns
             rows, row_strides = (GROUP_ROWS, groups), (CHUNK, chunks * pattern)
-            line = CHUNK * geometry.element_bytes // 16
-            boxes.append(cute.make_layout(box_shape, stride=box_stride))
-            box_stages.append(cute.make_layout(box_stage_shape, stride=box_stage_stride))
             keys.append(
-                cute.make_layout((rows, (CHUNK, chunks), stages), stride=(row_strides, (1, pattern), stage))
+                cute.make_layout(
+                    (rows, (CHUNK, chunks), geometry.stages), stride=(row_strides, (1, pattern), stage)
+                )
             )
-            if geometry.transposes:
-                shape, stride = (d_half, CHUNK, geometry.value_stages), (CHUNK, 1, geometry.values_bytes)
-            else:
-                shape, stride = ((CHUNK, d_half // CHUNK), rows, stages), ((1, pattern), row_strides, stage)
-            values.append(cute.make_layout(shape, stride=stride))
             vectors.append(
                 cute.make_layout(
-                    (4, GROUP_ROWS, line, chunks, groups, stages),
+                    (4, GROUP_ROWS, line, chunks, groups, geometry.stages),
                     stride=(1, 4 * line, 4, 32 * line, 32 * line * chunks, 4 * line * chunks * geometry.tile_kv),
                 )
             )
-            q_halves.append(
+            q_pieces.append(
                 cute.make_layout(
                     ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (CHUNK, chunks)),
                     stride=((CHUNK, pattern), (1, geometry.tile_q * CHUNK)),
                 )
             )
+        d_value = geometry.value_columns
+        if geometry.transposes:
+            values = cute.make_layout(
+                (d_value, geometry.tile_kv, geometry.value_stages), stride=(geometry.tile_kv, 1, geometry.values_bytes)
+            )
+        else:
+            values = cute.make_layout(
+                ((CHUNK, d_value // CHUNK), (GROUP_ROWS, groups), geometry.stages),
+                stride=((1, pattern), (CHUNK, d_value // CHUNK * pattern), geometry.tile_kv * d_value),
+            )
         return Layouts(
             swizzle=atom.inner,
             q=cute.tile_to_shape(atom, (geometry.tile_q, geometry.d_qk), order=(0, 1)),
-            q_halves=tuple(q_halves),
-            boxes=tuple(cute.make_composed_layout(atom.inner, 0, box) for box in boxes),
-            box_stages=tuple(box_stages),
+            q_pieces=tuple(q_pieces),
             keys=tuple(keys),
-            values=tuple(values),
+            values=values,
             vectors=tuple(vectors),
         )
 
@@ -313,29 +336,33 @@ class DecodeKernel:
         def plain(offset, layout, dtype):
             return cute.make_tensor(cute.recast_ptr(base + offset, dtype=dtype), layout)
 
-        def pair(places, shapes):
+        def each(places, shapes):
             return tuple(swizzled(at, layout) for at, layout in zip(places, shapes, strict=True))
 
-        left = BARRIER_BYTES + geometry.q_bytes
-        right = left + geometry.stages * geometry.half_bytes[0]
-        halves = (left, right)
-        values_left = right + geometry.stages * geometry.half_bytes[1]
-        values = (values_left, values_left + geometry.value_stages * geometry.values_bytes)
-        exchange = values[1] + geometry.value_stages * geometry.values_bytes
+        q_line = geometry.tile_q * geometry.element_bytes
+        q_pieces = [BARRIER_BYTES + sum(geometry.pieces[:i]) * q_line for i in range(len(geometry.pieces))]
+        *pieces, transposed = itertools.accumulate(
+            (geometry.stages * size for size in geometry.piece_bytes), initial=BARRIER_BYTES + geometry.q_bytes
+        )
+        halves = [transposed + half * geometry.value_stages * geometry.values_bytes for half in range(3)]
+        exchange = halves.pop()
+        values = pieces[: geometry.latent_pieces]
+        if geometry.transposes:
+            output_bytes = geometry.value_columns * geometry.tile_kv
+            values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
         probabilities_bytes = geometry.tile_q * geometry.tile_kv * geometry.element_bytes
         row_sums = exchange + probabilities_bytes
         row_keys = row_sums + geometry.tile_q * 4 * 4
         barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
         warps = schedule.warps_per_group
         vectors = probabilities_bytes // WARPGROUP // 16
-        q_right = BARRIER_BYTES + geometry.tile_q * geometry.d_half * geometry.element_bytes
         ring = TmaEdge.barrier_count(geometry.stages)
         q_edge = TmaEdge(barriers.take(TmaEdge.barrier_count(1)), 1, geometry.q_bytes, 2 * warps)
         kv_edges = tuple(
-            TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.half_bytes
+            TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.edge_bytes
         )
         landed = barriers.take(2)
-        exchanged = barriers.take(warps)
+        referenced, exchanged = barriers.take(warps), barriers.take(warps)
         dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
         v_edges = kv_edges
         if geometry.transposes:
@@ -345,13 +372,13 @@ class DecodeKernel:
         assert DEALT_AT + WORDS * RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
         return Shared(
             q=swizzled(BARRIER_BYTES, layouts.q.outer),
-            q_halves=pair((BARRIER_BYTES, q_right), layouts.q_halves),
-            k_halves=pair(halves, layouts.keys),
-            v_halves=pair(values if geometry.transposes else halves, layouts.values),
-            kv_boxes=pair(halves, layouts.box_stages),
-            loaded=tuple((base + at).toint() for at in halves),
-            transposed=tuple((base + at).toint() for at in values),
-            vectors=tuple(plain(at, layout, Int32) for at, layout in zip(halves, layouts.vectors, strict=True)),
+            q_pieces=each(q_pieces, layouts.q_pieces),
+            k_pieces=each(pieces, layouts.keys),
+            values=each(values, [layouts.values] * len(values)),
+            kv_pieces=tuple(cute.recast_ptr(base + at, layouts.swizzle, self.dtype) for at in pieces),
+            loaded=tuple((base + at).toint() for at in pieces),
+            transposed=tuple((base + at).toint() for at in halves),
+            vectors=tuple(plain(at, layout, Int32) for at, layout in zip(pieces, layouts.vectors, strict=True)),
             exchange=plain(
                 exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
             ),
@@ -362,10 +389,30 @@ class DecodeKernel:
             kv_edges=kv_edges,
             v_edges=v_edges,
             landed=landed,
-            landed_after=(2 * ring, ring),
+            landed_after=tuple((geometry.latent_pieces - i) * ring for i in range(geometry.latent_pieces)),
+            referenced=referenced,
             exchanged=exchanged,
             dealt=Dealt(plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32), dealt_edge),
         )
+
+
+def _box_shape(columns: int, rows: int) -> tuple[int, ...]:
+    """Of a bulk copy of `rows` keys and `columns` columns, in `boxes_view`."""
+    return CHUNK, GROUP_ROWS, columns // CHUNK, rows // GROUP_ROWS, 1
+
+
+def _box_layout(columns: int, rows: int) -> cute.Layout:
+    pattern = GROUP_ROWS * CHUNK
+    return cute.make_layout(_box_shape(columns, rows), stride=(1, CHUNK, pattern, columns * GROUP_ROWS, 0))
+
+
+def _stages_layout(geometry: DecodeGeometry, columns: int, rows: int) -> cute.Layout:
+    """Boxes of a piece of the cache tile: (box, boxes in a tile, stages)."""
+    box = _box_layout(columns, rows)
+    return cute.make_layout(
+        (*box.shape, geometry.tile_kv // rows, geometry.stages),
+        stride=(*box.stride, rows * columns, geometry.tile_kv * columns),
+    )
 
 
 class _Words:
@@ -390,30 +437,28 @@ class Results(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """Of shared memory; tuples are those of the two halves of a cache row. `vectors` are (4 words, 8 rows, vectors in a
-    row of a pattern, patterns, groups of rows, stages)."""
+    """Of shared memory; tuples are those of the pieces of a cache row. `values` are those of one value MMA. `vectors`
+    are (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
 
     swizzle: cute.Swizzle
     q: cute.ComposedLayout
-    q_halves: tuple
-    boxes: tuple
-    box_stages: tuple
+    q_pieces: tuple
     keys: tuple
-    values: tuple
+    values: cute.Layout
     vectors: tuple
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, seen by the products (q_halves, k_halves, v_halves), by TMA (q, kv_boxes), as vectors,
+    """Tiles in shared memory, seen by the products (q_pieces, k_pieces, values), by TMA (q, kv_pieces), as vectors,
     and as addresses (loaded, transposed); what the attending warpgroups exchange, and which keys their rows see; the
-    edges; where edge tiles land, in turns (also as 64-bit words after the first barrier of either ring); the warp
-    pairs' barriers; the tasks."""
+    edges; where edge tiles land, in turns (also as 64-bit words after the first barrier of each ring); the warp
+    pairs' barriers, of references and of probabilities; the tasks."""
 
     q: cute.Tensor
-    q_halves: tuple
-    k_halves: tuple
-    v_halves: tuple
-    kv_boxes: tuple
+    q_pieces: tuple
+    k_pieces: tuple
+    values: tuple
+    kv_pieces: tuple
     loaded: tuple
     transposed: tuple
     vectors: tuple
@@ -426,5 +471,6 @@ class Shared(NamedTuple):
     v_edges: tuple
     landed: cute.Pointer
     landed_after: tuple
+    referenced: cute.Pointer
     exchanged: cute.Pointer
     dealt: Dealt

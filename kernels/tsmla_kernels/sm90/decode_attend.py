@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..parts import mma
-from ..parts.fragment import QUAD, as_operand_a, rows_columns
-from ..parts.lazy_softmax import NO_KEYS, exponentiate_lazily, follow_reference, moved
+from ..parts.fragment import as_operand_a, rows_columns
+from ..parts.lazy_softmax import NO_KEYS, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
 from ..schedule import WARPGROUP
 from .decode_deal import Task, look
-from .decode_geometry import PAIR_BARRIER, DecodeGeometry
+from .decode_geometry import OUTPUTS, PAIR_BARRIER, DecodeGeometry
 from .decode_results import output_of, store_row
 
 
@@ -36,15 +36,16 @@ class Attention(NamedTuple):
     pv_op: object
     q: tuple
     k: tuple
-    v: cute.Tensor
+    v: tuple
     scores_shape: tuple
     coordinates: cute.Tensor
     own: cute.Tensor
     received: cute.Tensor
-    output: cute.Tensor
+    outputs: tuple
     reference: cute.Tensor
     row_sum: cute.Tensor
     rescale: cute.Tensor
+    rescale_received: cute.Tensor
     row_keys: cute.Tensor
     all_first: Int32
     all_end: Int32
@@ -54,6 +55,7 @@ class Attention(NamedTuple):
     first_tile: Int32
     scale_log2: Float32
     tile_kv: int
+    value_columns: int
     probabilities: Probabilities
     transposes: bool
 
@@ -78,15 +80,18 @@ def attend(
     mma_qk, mma_pv = mmas
     softmax_scale, output_scale = scales
     qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
-    output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.d_half)), Float32)
+    outputs = tuple(
+        cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.value_columns)), Float32) for _ in range(OUTPUTS)
+    )
     coordinates = rows_columns(
         mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv)))
     )
     rows = cute.size(coordinates, mode=[0])
-    reference, row_sum, rescale = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
+    reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.row_keys[None, None, mine]
     leader = coordinates[0, 0][1] == 0
-    output.fill(0.0)
+    for output in outputs:
+        output.fill(0.0)
     reference.fill(NO_KEYS)
     row_sum.fill(0.0)
     all_first, all_end = Int32(0), Int32((1 << 31) - 1)
@@ -104,17 +109,20 @@ def attend(
     state = Attention(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
-        q=tuple(qk.make_fragment_A(qk.partition_A(half)) for half in shared.q_halves),
-        k=tuple(qk.make_fragment_B(qk.partition_B(half)) for half in shared.k_halves),
-        v=pv.make_fragment_B(pv.partition_B(shared.v_halves[mine])),
+        q=tuple(qk.make_fragment_A(qk.partition_A(piece)) for piece in shared.q_pieces),
+        k=tuple(qk.make_fragment_B(qk.partition_B(piece)) for piece in shared.k_pieces),
+        v=tuple(
+            pv.make_fragment_B(pv.partition_B(values)) for values in shared.values[mine * OUTPUTS : (mine + 1) * OUTPUTS]
+        ),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
         coordinates=coordinates,
         own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
         received=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
-        output=output,
+        outputs=outputs,
         reference=reference,
         row_sum=row_sum,
         rescale=rescale,
+        rescale_received=rescale_received,
         row_keys=row_keys,
         all_first=cute.arch.warp_redux_sync(all_first, "max"),
         all_end=cute.arch.warp_redux_sync(all_end, "min"),
@@ -124,6 +132,7 @@ def attend(
         first_tile=task.first_tile,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=geometry.tile_kv,
+        value_columns=geometry.value_columns,
         probabilities=probabilities,
         transposes=geometry.transposes,
     )
@@ -155,41 +164,45 @@ def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     scores = _start_scores(state, index)
     warpgroup.wait_group(0)
     _scored(state, index)
-    _probabilities(state, scores, index)
-    _start_values(state, state.own, index, mine)
-    _end_values(state, index, mine)
+    moves = _move(state, scores, index)
+    _exponentiate(state, scores)
+    _give(state)
+    _add_values(state, state.own, moves, state.rescale, index, mine)
 
 
 @cute.jit
 def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    _receive(state, index)
-    _start_values(state, state.received, index, mine)
-    _end_values(state, index, mine)
+    follows = _follow(state, index)
+    _take(state, index)
+    _add_values(state, state.received, follows, state.rescale_received, index, mine)
 
 
 @cute.jit
 def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    """A received tile and the own one after it, whose scores are computed meanwhile."""
+    """A received tile and the own one after it, whose probabilities need only the received one's references."""
     scores = _start_scores(state, index + 1)
-    _receive(state, index)
-    _start_values(state, state.received, index, mine)
-    warpgroup.wait_group(1)
+    warpgroup.wait_group(0)
     _scored(state, index + 1)
-    _probabilities(state, scores, index + 1)
-    _end_values(state, index, mine)
-    _start_values(state, state.own, index + 1, mine)
-    _end_values(state, index + 1, mine)
+    follows = _follow(state, index)
+    moves = _move(state, scores, index + 1)
+    _exponentiate(state, scores)
+    _take(state, index)
+    _give(state)
+    _add_values(state, state.received, follows, state.rescale_received, index, mine)
+    _add_values(state, state.own, moves, state.rescale, index + 1, mine)
 
 
 @cute.jit
 def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
-    """Start the score product of a tile, each half as soon as it is there."""
+    """Start the score product of a tile, each piece as soon as it is there."""
     count = state.first_count + index
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
-    for half in cutlass.range_constexpr(2):
-        edge = state.shared.kv_edges[half]
-        edge.wait_full(count)
-        mma.issue(state.qk_op, scores, state.q[half], state.k[half][None, None, None, edge.stage(count)], half > 0)
+    last = len(state.shared.kv_edges) - 1
+    for piece in cutlass.range_constexpr(len(state.k)):
+        edge = state.shared.kv_edges[min(piece, last)]
+        if const_expr(piece <= last):
+            edge.wait_full(count)
+        mma.issue(state.qk_op, scores, state.q[piece], state.k[piece][None, None, None, edge.stage(count)], piece > 0)
     return scores
 
 
@@ -197,13 +210,13 @@ def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
 def _scored(state: Attention, index: Int32):
     """The score product is done: where values are transposed, the tile is not needed any more."""
     if const_expr(state.transposes):
-        for half in cutlass.range_constexpr(2):
-            state.shared.kv_edges[half].release(state.first_count + index)
+        for edge in state.shared.kv_edges:
+            edge.release(state.first_count + index)
 
 
 @cute.jit
-def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
-    """Probabilities of a tile from its scores, for this warpgroup and for the other."""
+def _move(state: Attention, scores: cute.Tensor, index: Int32) -> Boolean:
+    """Hide what rows may not see of a tile's scores, move the references where they must, and tell them."""
     view = rows_columns(scores)
     first_key = (state.first_tile + index) * state.tile_kv
     if first_key < state.all_first or first_key + state.tile_kv > state.all_end:
@@ -214,47 +227,89 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32):
                 key = state.coordinates[row, column][1]
                 seen = key >= first and key < end
                 view[row, column] = view[row, column] if seen else -Float32.inf
-    exponentiate_lazily(view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities)
-    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
-    mma.pin(state.own)
-    _vectors(state.own, state.shared.exchange, state.thread, True)
+    moves = move_reference(
+        view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities
+    )
     references = state.shared.references
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
-    cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(state.shared.exchanged + state.thread // 32)
+    _tell_counterpart(state.shared.referenced, state.thread)
+    return moves
 
 
 @cute.jit
-def _receive(state: Attention, index: Int32):
-    """Take the probabilities of a tile that the other warpgroup has computed, and its reference."""
-    cute.arch.mbarrier_wait(state.shared.exchanged + state.thread // 32, (state.first_count + index) & 1)
+def _exponentiate(state: Attention, scores: cute.Tensor):
+    """Probabilities of a tile from its scores, as operand of the value product."""
+    exponentiate(
+        rows_columns(scores), state.reference, state.row_sum, state.scale_log2, state.probabilities
+    )
+    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
+    mma.pin(state.own)
+
+
+@cute.jit
+def _give(state: Attention):
+    """Hand the own probabilities to the other warpgroup."""
+    _vectors(state.own, state.shared.exchange, state.thread, True)
+    _tell_counterpart(state.shared.exchanged, state.thread)
+
+
+@cute.jit
+def _follow(state: Attention, index: Int32) -> Boolean:
+    """Take over the references of a tile that the other warpgroup has scored."""
+    _await_counterpart(state, state.shared.referenced, index)
     received = cute.make_rmem_tensor_like(state.reference)
     for row in cutlass.range_constexpr(cute.size(received)):
         received[row] = state.shared.references[state.coordinates[row, 0][0]]
+    return follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
+
+
+@cute.jit
+def _take(state: Attention, index: Int32):
+    """Take the probabilities of a tile from the other warpgroup."""
+    _await_counterpart(state, state.shared.exchanged, index)
     _vectors(state.received, state.shared.exchange, state.thread, False)
-    follow_reference(received, state.reference, state.row_sum, state.rescale, state.scale_log2)
 
 
 @cute.jit
-def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
-    """Start adding a tile's value product to this warpgroup's half of the output."""
-    edge = state.shared.v_edges[mine]
+def _tell_counterpart(barriers: cute.Pointer, thread: Int32):
+    """What this warp has stored is there for its counterpart."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(barriers + thread // 32)
+
+
+@cute.jit
+def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
+    """Tiles are told one by one, by the warpgroup that scores them."""
+    cute.arch.mbarrier_wait(barriers + state.thread // 32, (state.first_count + index) & 1)
+
+
+@cute.jit
+def _add_values(
+    state: Attention,
+    probabilities: cute.Tensor,
+    moves: Boolean,
+    rescale: cute.Tensor,
+    index: Int32,
+    mine: cutlass.Constexpr,
+):
+    """Add a tile's value product to this warpgroup's half of the output; its values are free then."""
+    edges = state.shared.v_edges
+    each = len(edges) // 2
+    edges = edges[mine * each : (mine + 1) * each]
     count = state.first_count + index
-    if moved(state.rescale):
-        scale_rows(rows_columns(state.output), state.rescale)
+    if moves:
+        for output in state.outputs:
+            scale_rows(rows_columns(output), rescale)
     if const_expr(state.transposes):
-        edge.wait_full(count)
-    mma.issue(state.pv_op, state.output, probabilities, state.v[None, None, None, edge.stage(count)], True)
-
-
-@cute.jit
-def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    """The value product is done: this warpgroup's half of the values is free."""
-    warpgroup.wait_group(0)
-    state.shared.v_edges[mine].release(state.first_count + index)
+        edges[0].wait_full(count)
+    for output, values in zip(state.outputs, state.v, strict=True):
+        mma.issue(state.pv_op, output, probabilities, values[None, None, None, edges[0].stage(count)], True)
+    for i in cutlass.range_constexpr(each):
+        warpgroup.wait_group(each - 1 - i)
+        edges[i].release(count)
 
 
 @cute.jit
@@ -283,7 +338,6 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
         if leader:
             row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.thread // 32, number_of_threads=64)
-    accumulator = rows_columns(state.output)
     rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
     partials = results.partials
     partial_lse = partials.lse
@@ -297,15 +351,23 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
             log_total -= state.probabilities.bias
         lse = -Float32.inf if empty else log_total
         if position < task.rows:
-            column = mine * cute.size(accumulator, mode=[1]) * QUAD
+            column = mine * OUTPUTS * state.value_columns
             lane = state.coordinates[row, 0][1] // 2
             if task.slot < 0:
-                store_row(rows[position, None], column, lane, accumulator, row, factor * output_scale)
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    store_row(
+                        rows[position, None], column + i * state.value_columns, lane, rows_columns(state.outputs[i]),
+                        row, factor * output_scale,
+                    )  # fmt: skip
                 if const_expr(row_lse is not None and mine == 0):
                     if leader:
                         row_lse[position] = lse
             else:
-                store_row(partials.rows[task.slot, position, None], column, lane, accumulator, row, factor)
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    store_row(
+                        partials.rows[task.slot, position, None], column + i * state.value_columns, lane,
+                        rows_columns(state.outputs[i]), row, factor,
+                    )  # fmt: skip
                 if const_expr(mine == 0):
                     if leader:
                         partial_lse[task.slot, position] = lse

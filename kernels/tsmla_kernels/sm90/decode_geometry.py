@@ -10,23 +10,28 @@ from tsmla.variant import Arch, DecodeVariant
 from ..geometry import BARRIER_BYTES, REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TILE_ALIGNMENT
 from ..schedule import WARPGROUP
 
+TILE_KV = 64
+"""Keys of a tile."""
 GROUP_ROWS = 8
 """Rows of a swizzle pattern."""
 CHUNK = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 BOX_ROWS = 16
-"""Keys that one bulk copy loads; every page size is a multiple."""
+"""Keys that one bulk copy loads where pages are smaller than a tile; every page size is a multiple."""
+OUTPUTS = 2
+"""Value MMAs side by side, and accumulators, of one warpgroup's half of the output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeGeometry:
     """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
 
-    A cache row is loaded in two halves: the latent columns whose output the first warpgroup holds, and those of the
-    second together with the rope columns. Each half is free again as soon as its own warpgroup has used it.
+    A cache row is loaded in pieces: equal ones of latent columns, and the rope columns, which come with the last of
+    these. Scores start with the first piece that is there. Of 16-bit caches, a piece is free again as soon as the
+    warpgroup that holds its output has multiplied it.
 
     Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
-    them with keys contiguous. A tile is free again as soon as it has been transposed and scored.
+    them with keys contiguous. A piece is free again as soon as it has been transposed and scored.
     """
 
     tile_q: int
@@ -40,7 +45,7 @@ class DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
         size = variant.dtype.bits // 8
         stages, value_stages = {2: (2, 2), 1: (3, 2)}[size]
-        geometry = cls(tile_q=64, tile_kv=64, stages=stages, value_stages=value_stages, element_bytes=size)
+        geometry = cls(tile_q=64, tile_kv=TILE_KV, stages=stages, value_stages=value_stages, element_bytes=size)
         geometry.check()
         return geometry
 
@@ -62,22 +67,36 @@ class DecodeGeometry:
     def value_columns(self) -> int:
         """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
         warpgroup (ptxas C7602)."""
-        return self.d_half // 2 if self.transposes else self.d_half
+        return self.d_half // OUTPUTS
 
     @property
-    def half_columns(self) -> tuple[int, int]:
-        """Cache columns of the two halves."""
-        return self.d_half, self.d_half + ROPE_DIM
+    def d_piece(self) -> int:
+        """Columns of a latent piece: what is free together."""
+        return self.d_half if self.transposes else self.value_columns
+
+    @property
+    def latent_pieces(self) -> int:
+        return LATENT_DIM // self.d_piece
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Cache columns of the pieces."""
+        return (self.d_piece,) * self.latent_pieces + (ROPE_DIM,)
 
     @property
     def q_bytes(self) -> int:
         return self.tile_q * self.d_qk * self.element_bytes
 
     @property
-    def half_bytes(self) -> tuple[int, int]:
-        """One stage of each half."""
-        left, right = (self.tile_kv * columns * self.element_bytes for columns in self.half_columns)
-        return left, right
+    def piece_bytes(self) -> tuple[int, ...]:
+        """One stage of each piece."""
+        return tuple(self.tile_kv * columns * self.element_bytes for columns in self.pieces)
+
+    @property
+    def edge_bytes(self) -> tuple[int, ...]:
+        """What is awaited together: the last latent piece has the rope columns with it."""
+        *latent, last, rope = self.piece_bytes
+        return (*latent, last + rope)
 
     @property
     def values_bytes(self) -> int:
@@ -92,7 +111,7 @@ class DecodeGeometry:
 
     @property
     def shared_bytes(self) -> int:
-        tiles = self.q_bytes + self.stages * sum(self.half_bytes) + 2 * self.value_stages * self.values_bytes
+        tiles = self.q_bytes + self.stages * sum(self.piece_bytes) + 2 * self.value_stages * self.values_bytes
         return BARRIER_BYTES + tiles + self.exchange_bytes
 
     @property
@@ -102,7 +121,7 @@ class DecodeGeometry:
 
     def check(self) -> None:
         assert self.tile_q == 64 and self.tile_kv % BOX_ROWS == 0, self
-        for size in (self.q_bytes, *self.half_bytes):
+        for size in (self.q_bytes, *self.piece_bytes):
             assert size % TILE_ALIGNMENT == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
 
@@ -118,7 +137,7 @@ class DecodeSchedule:
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(40, 224, 24) if geometry.transposes else cls(40, 232, 0)
+        schedule = cls(32, 224, 32) if geometry.transposes else cls(40, 232, 0)
         schedule.check(geometry)
         return schedule
 
@@ -137,7 +156,7 @@ class DecodeSchedule:
 
     @property
     def kv_warps(self) -> int:
-        """Warps that leave a half stage of the cache: those that multiply its values, or score it and transpose it."""
+        """Warps that leave a stage of a piece: those that multiply its values, or score it and transpose it."""
         return (2 if self.transpose_registers else 1) * self.warps_per_group
 
     def check(self, geometry: DecodeGeometry) -> None:
@@ -149,7 +168,7 @@ class DecodeSchedule:
 LOAD_WARP = 0
 CLEAN_WARP = 1
 DEAL_WARP = 2
-DEALT_AT, REFERENCES_AT = 288, 512
+DEALT_AT, REFERENCES_AT = 320, 512
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""

@@ -7,7 +7,11 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .decode_deal import Task
-from .decode_geometry import BOX_ROWS, GROUP_ROWS, DecodeGeometry
+from .decode_geometry import BOX_ROWS, GROUP_ROWS, TILE_KV, DecodeGeometry
+
+
+BOXES = TILE_KV // BOX_ROWS
+"""Of a tile."""
 
 
 @cute.jit
@@ -19,7 +23,8 @@ def edge_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
 @cute.jit
 def load(
     q,
-    halves,
+    boxes,
+    tiles,
     block_tables: cute.Tensor,
     shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
@@ -28,14 +33,14 @@ def load(
     pages: Int32,
     edges: Int32,
 ) -> Int32:
-    """One warp. `q` is (copy atom, tiles), `halves` the same for both halves of the cache. Edge tiles land where
-    `clean` awaits them. Returns how many edge tiles there were.
+    """One warp. `q` is (copy atom, tiles); `boxes` and `tiles` are the same for pieces of the cache, 16 keys or a whole
+    tile at a time, which is quicker where a page holds it. Edge tiles land where `clean` awaits them. Returns how many
+    edge tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
     """
-    boxes = geometry.tile_kv // BOX_ROWS
-    tiles_per_lookup = 32 // boxes
+    tiles_per_lookup = 32 // BOXES
     lane = cute.arch.lane_idx()
     page_shift = cute.arch.popc(page_size - 1)
     looked_up = _page(block_tables, task, page_shift, pages, lane)
@@ -50,20 +55,29 @@ def load(
         count = task.first_count + index
         tile = task.first_tile + index
         is_edge = edge_tile(task, tile, geometry.tile_kv)
-        for half in cutlass.range_constexpr(2):
-            atom, source, target = halves[half]
-            edge = shared.kv_edges[half]
+        whole = (page_size >= geometry.tile_kv) & (not is_edge)
+        tile_page = cute.arch.shuffle_sync(looked_up, within * BOXES)
+        tile_place = tile & (page_size // geometry.tile_kv - 1)
+        for part in cutlass.range_constexpr(geometry.latent_pieces):
+            edge = shared.kv_edges[part]
             edge.wait_empty(count)
-            place = edge.stage(count)
-            place = cutlass.select_(is_edge, shared.landed_after[half] + (edges & 1), place)
-            barrier = edge.full(place)
+            stage = edge.stage(count)
+            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[part] + (edges & 1), stage))
             edge.expect(barrier)
-            for box in cutlass.range_constexpr(boxes):
-                page = cute.arch.shuffle_sync(looked_up, within * boxes + box)
-                within_page = (tile * boxes + box) & ((page_size >> (BOX_ROWS.bit_length() - 1)) - 1)
-                cute.copy(
-                    atom, source[None, within_page, page], target[None, box, edge.stage(count)], tma_bar_ptr=barrier
-                )
+            pieces = (part,) if part + 1 < geometry.latent_pieces else (part, part + 1)
+            if whole:
+                for piece in pieces:
+                    atom, source, target = tiles[piece]
+                    cute.copy(
+                        atom, source[None, tile_place, tile_page], target[None, 0, stage], tma_bar_ptr=barrier
+                    )
+            else:
+                for box in cutlass.range(BOXES, unroll=1):
+                    page = cute.arch.shuffle_sync(looked_up, within * BOXES + box)
+                    place = (tile * BOXES + box) & (page_size // BOX_ROWS - 1)
+                    for piece in pieces:
+                        atom, source, target = boxes[piece]
+                        cute.copy(atom, source[None, place, page], target[None, box, stage], tma_bar_ptr=barrier)
         if is_edge:
             edges += 1
         if index == 0:
@@ -107,20 +121,20 @@ def clean(
             _wipe(shared.vectors, stage, first & -BOX_ROWS, first, lane)
             cute.arch.fence_view_async_shared()
             cute.arch.sync_warp()
-            for half in cutlass.range_constexpr(2):
-                shared.kv_edges[half].hand_over(count)
+            for part in cutlass.range_constexpr(geometry.latent_pieces):
+                shared.kv_edges[part].hand_over(count)
             edges += 1
     return edges
 
 
 @cute.jit
-def _wipe(halves, stage: Int32, begin: Int32, end: Int32, lane: Int32) -> None:
-    """Zero rows begin .. end - 1 of a stage, 16 bytes a lane; `halves` are Layouts.vectors."""
+def _wipe(pieces, stage: Int32, begin: Int32, end: Int32, lane: Int32) -> None:
+    """Zero rows begin .. end - 1 of a stage, 16 bytes a lane; `pieces` are Layouts.vectors."""
     zeros = cute.make_rmem_tensor(4, Int32)
     zeros.fill(0)
     for row in cutlass.range(begin, end, unroll=1):
-        for half in cutlass.range_constexpr(2):
-            vectors = halves[half]
+        for piece in cutlass.range_constexpr(len(pieces)):
+            vectors = pieces[piece]
             line, patterns = cute.size(vectors, mode=[2]), cute.size(vectors, mode=[3])
             for start in cutlass.range_constexpr(0, line * patterns, 32):
                 vector = start + lane

@@ -22,9 +22,9 @@ def transpose_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], task: 
             loaded.wait_full(count)
             values.wait_empty(count)
             transpose_pattern(
-                shared.v_halves[half].element_type,
-                shared.loaded[half] + loaded.stage(count) * geometry.half_bytes[half] + warp * GROUP_ROWS * CHUNK,
-                GROUP_ROWS * geometry.half_columns[half],
+                shared.values[0].element_type,
+                shared.loaded[half] + loaded.stage(count) * geometry.piece_bytes[half] + warp * GROUP_ROWS * CHUNK,
+                GROUP_ROWS * geometry.d_piece,
                 shared.transposed[half] + values.stage(count) * geometry.values_bytes + warp * CHUNK * geometry.tile_kv,
                 geometry.tile_kv,
             )
