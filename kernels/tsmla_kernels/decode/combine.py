@@ -83,7 +83,7 @@ def _combine(
     # Any part of the column will do: what is asked is where the pieces lie.
     work = deal_work(deal, view, heads, parts, partials.slots, block % group)
     candidate = block // group
-    if work.unit_length == 0 and candidate < work.groups:
+    if (work.unit_length == 0 or work.chunk < work.unit_length) and candidate < work.groups:
         by_number = work.batch * work.rounds < work.groups
         unit = Unit(Int32(0), Int32(0), Int32(0), Int32(0))
         if by_number:
