@@ -27,7 +27,7 @@ def kernels(tmp_path_factory):
     """PTX text and record of a kernel by symbol."""
     found = {}
     for symbol in (PREFILL, BLACKWELL, PACK):
-        ptx, record = mutation_table.recorded(symbol, tmp_path_factory.mktemp("records"))
+        ((ptx, record),) = mutation_table.recorded(symbol, tmp_path_factory.mktemp("records")).values()
         found[symbol] = ptx.read_text(), Record(record)
     return found
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.plan import FEW_ROWS_DEALS
 from tsmla.support import LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
@@ -25,8 +26,12 @@ from .run import Call, emulated
 
 PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
-DECODE_LENGTHS = (0, 70, 513)
-"""Keys of the requests of a small decode: one without any, one of two tiles, one that is split."""
+DECODE_SMS = 4
+DECODE_LENGTHS = (1800, 70, 0, 70)
+"""SMs and keys of a small decode. The first request is split, rings wrap, and a CTA has several requests, one of them
+without keys."""
+DECODE_ROWS = 10
+"""Query tokens x heads of a small decode, where no kernel needs more."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
@@ -35,12 +40,13 @@ Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a variant did. `error` is what was wrong, None when nothing was; `measured` says it in numbers."""
+    """How a variant did in its calls, one for each of its kernels. `error` is what was wrong, None when nothing was;
+    `measured` says it in numbers."""
 
     variant: Variant
     measured: str
     error: str | None
-    call: Call
+    calls: tuple[Call, ...]
 
 
 def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
@@ -71,25 +77,31 @@ def check(
     record_to: Path | None = None,
     compiled: Callable[[Variant], Compiled] | None = None,
 ) -> Verdict:
-    """Call the variant's operator on inputs drawn from `seed`. Raises EmulationError and what the operator raises.
+    """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from. Raises
+    EmulationError and what the operator raises.
 
     lengths: of a prefill's sequences, queries and KV. record_to, compiled: see `emulated`.
     """
     torch.manual_seed(seed)
-    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled) as gpu:
+    sms = DECODE_SMS if isinstance(variant, DecodeVariant) else None
+    with emulated(
+        variant.arch.value, options, record_to=record_to, compiled=compiled, processors=sms
+    ) as gpu:
         if isinstance(variant, PackVariant):
-            measured, error = _pack(variant)
-        elif isinstance(variant, DecodeVariant):
-            measured, error = _decode(variant)
+            judged = [_pack(variant)]
+        elif isinstance(variant, PrefillVariant):
+            judged = [_prefill(variant, lengths)]
         else:
-            measured, error = _prefill(variant, lengths)
-        (call,) = gpu.calls
-    if call.name != variant.symbol():
-        raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
-    unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace"}
-    if unwritten and not error:
-        error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
-    return Verdict(variant, measured, error, call)
+            judged = [_decode(variant, rows) for rows in decode_rows(variant.arch)]
+    measured = "; ".join(measured for measured, _ in judged)
+    error = "; ".join(error for _, error in judged if error) or None
+    for call in gpu.calls:
+        if call.name != variant.symbol():
+            raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
+        unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace"}
+        if unwritten and not error:
+            error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
+    return Verdict(variant, measured, error, tuple(gpu.calls))
 
 
 def _pack(variant: PackVariant) -> tuple[str, str | None]:
@@ -112,8 +124,14 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
     return measured, measured if wrong else None
 
 
-def _decode(variant: DecodeVariant) -> tuple[str, str | None]:
-    q_len, heads, page = 2, 5, 32
+def decode_rows(arch: Arch) -> tuple[int, ...]:
+    """Rows of the small decodes that reach every kernel of a variant."""
+    few = FEW_ROWS_DEALS.get(arch)
+    return (DECODE_ROWS,) if few is None else (DECODE_ROWS, few.row_tile + 2)
+
+
+def _decode(variant: DecodeVariant, rows: int) -> tuple[str, str | None]:
+    q_len, heads, page = 2, rows // 2, 32
     width = LATENT_DIM + ROPE_DIM
     dtype = TORCH_DTYPE_OF[variant.dtype]
     pages = [-(-length // page) for length in DECODE_LENGTHS]
@@ -139,7 +157,8 @@ def _decode(variant: DecodeVariant) -> tuple[str, str | None]:
         expected[request], expected_lse[request] = _attention(query[request], keys, values, scale, True)
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05
-    return _judged(out, lse, expected, expected_lse / math.log(2), step)
+    measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
+    return f"{rows} rows: {measured}", error and f"{rows} rows: {error}"
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None]:
@@ -189,12 +208,11 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    q, k, v = q.double().unflatten(1, (k.shape[1], -1)), k.double(), v.double()
+    scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
     if causal:
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1 + len(k) - len(q))
+        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1 + len(k) - len(q))
         scores = scores.masked_fill(hidden, -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0)[..., None]).exp()
-    return torch.einsum("hqk,khd->qhd", weights, v), lse.T
+    return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2), lse.flatten(0, 1).T

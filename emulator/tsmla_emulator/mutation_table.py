@@ -54,14 +54,16 @@ def results(
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
-            found[symbol] = hunt(symbol, *recorded(symbol, Path(scratch)), processes)
+            for name, (ptx, record) in recorded(symbol, Path(scratch)).items():
+                found[name] = hunt(name, ptx, record, processes)
     for name, ptx, record in others:
         found[name] = hunt(name, ptx, record, processes)
     return found
 
 
-def recorded(symbol: str, directory: Path) -> tuple[Path, Path]:
-    """PTX and record of a tsmla kernel on a problem large enough for every ring to wrap, held against torch.
+def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, Path]]:
+    """PTX and record of each kernel of a tsmla variant, by name, on a problem large enough for every ring to wrap, held
+    against torch.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
@@ -69,11 +71,15 @@ def recorded(symbol: str, directory: Path) -> tuple[Path, Path]:
 
     made = directory / symbol
     made.mkdir()
-    verdict = check.check(check.find(symbol), lengths=LENGTHS, record_to=made)
+    variant = check.find(symbol)
+    verdict = check.check(variant, lengths=LENGTHS, record_to=made)
     if verdict.error:
         raise NotClean(f"{symbol}: {verdict.error}")
-    (record,) = made.glob("*.npz")
-    return record.with_suffix(".ptx"), record
+    records = sorted(made.glob("*.npz"))
+    names = [symbol]
+    if len(records) > 1:
+        names = [f"{symbol}, {rows} rows" for rows in check.decode_rows(variant.arch)]
+    return {name: (record.with_suffix(".ptx"), record) for name, record in zip(names, records, strict=True)}
 
 
 def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:
