@@ -27,11 +27,14 @@ from .run import Call, emulated
 PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
 DECODE_SMS = 4
-DECODE_LENGTHS = (1800, 70, 0, 70)
-"""SMs and keys of a small decode. The first request is split, rings wrap, and a CTA has several requests, one of them
-without keys."""
+DECODE_LENGTHS = (1800, 70, 0, 120)
+DECODE_WINDOW = 1778
+"""SMs, keys and window of a small decode. The first request is split and its first keys are hidden, rings wrap, and a
+CTA has several requests, one of them without keys."""
 DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
+DECODE_FAINT = 128
+"""Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
@@ -136,25 +139,28 @@ def _decode(variant: DecodeVariant, rows: int) -> tuple[str, str | None]:
     dtype = TORCH_DTYPE_OF[variant.dtype]
     pages = [-(-length // page) for length in DECODE_LENGTHS]
     order = torch.randperm(sum(pages))
-    cache = torch.randn(len(order), page, width, device="cuda").to(dtype)
+    keys = torch.randn(len(order), page, width, device="cuda")
     tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
     for request, taken in enumerate(order.split(pages)):
         tables[request, : len(taken)] = taken
-    query = torch.randn(len(pages), q_len, heads, width, device="cuda").to(dtype)
+        keys[taken[: DECODE_FAINT // page].long()] *= 0.05
+    cache = keys.to(dtype)
+    query = (2 * torch.randn(len(pages), q_len, heads, width, device="cuda")).to(dtype)
     lengths = torch.tensor(DECODE_LENGTHS, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(DECODE_LENGTHS))
     scale = width**-0.5
     result: Any = tsmla.tsmla_decode(
         query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"),
-        lengths, max(DECODE_LENGTHS), scale, enable_pdl=variant.pdl, return_lse=variant.lse,
+        lengths, max(DECODE_LENGTHS), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=DECODE_WINDOW,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
     expected = torch.zeros_like(out, dtype=torch.float64)
     expected_lse = expected[..., 0].clone()
     for request, length in enumerate(DECODE_LENGTHS):
-        keys = cache[tables[request, : pages[request]].long()].reshape(-1, 1, width)[:length]
-        values = keys[..., :LATENT_DIM]
-        expected[request], expected_lse[request] = _attention(query[request], keys, values, scale, True)
+        seen = cache[tables[request, : pages[request]].long()].reshape(-1, 1, width)[:length]
+        expected[request], expected_lse[request] = _attention(
+            query[request], seen, seen[..., :LATENT_DIM], scale, True, DECODE_WINDOW
+        )
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
@@ -205,14 +211,15 @@ def _judged(
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = 2**31
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf."""
+    """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf. window: how many keys
+    before its own a causal query sees at most."""
     q, k, v = q.double().unflatten(1, (k.shape[1], -1)), k.double(), v.double()
     scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
     if causal:
-        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1 + len(k) - len(q))
-        scores = scores.masked_fill(hidden, -math.inf)
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril(len(k) - len(q))
+        scores = scores.masked_fill(~seen.triu(len(k) - len(q) - window), -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0)[..., None]).exp()
     return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2), lse.flatten(0, 1).T
