@@ -28,9 +28,10 @@ PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
 DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 120)
-DECODE_WINDOW = 1778
-"""SMs, keys and window of a small decode. The first request is split and its first keys are hidden, rings wrap, and a
-CTA has several requests, one of them without keys."""
+"""SMs and keys of a small decode. The longest request is split, rings of tiles wrap, and a CTA has several requests,
+one of them without keys."""
+DECODE_HIDDEN = 20
+"""Keys of the longest request that a window hides from its first query token, and one more from its second."""
 DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
 DECODE_FAINT = 128
@@ -77,13 +78,15 @@ def check(
     options: Options = Options(),  # noqa: B008 -- frozen
     seed: int = 0,
     lengths: Lengths = PREFILL_LENGTHS,
+    decode_lengths: tuple[int, ...] = DECODE_LENGTHS,
     record_to: Path | None = None,
     compiled: Callable[[Variant], Compiled] | None = None,
 ) -> Verdict:
     """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from. Raises
     EmulationError and what the operator raises.
 
-    lengths: of a prefill's sequences, queries and KV. record_to, compiled: see `emulated`.
+    lengths: of a prefill's sequences, queries and KV. decode_lengths: keys of a decode's requests. record_to, compiled:
+    see `emulated`.
     """
     torch.manual_seed(seed)
     sms = DECODE_SMS if isinstance(variant, DecodeVariant) else None
@@ -95,7 +98,7 @@ def check(
         elif isinstance(variant, PrefillVariant):
             judged = [_prefill(variant, lengths)]
         else:
-            judged = [_decode(variant, rows) for rows in decode_rows(variant.arch)]
+            judged = [_decode(variant, rows, decode_lengths) for rows in decode_rows(variant.arch)]
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
     for call in gpu.calls:
@@ -133,11 +136,12 @@ def decode_rows(arch: Arch) -> tuple[int, ...]:
     return (DECODE_ROWS,) if few is None else (DECODE_ROWS, few.row_tile + 2)
 
 
-def _decode(variant: DecodeVariant, rows: int) -> tuple[str, str | None]:
+def _decode(variant: DecodeVariant, rows: int, key_counts: tuple[int, ...]) -> tuple[str, str | None]:
     q_len, heads, page = 2, rows // 2, 32
+    window = max(key_counts) - q_len - DECODE_HIDDEN
     width = LATENT_DIM + ROPE_DIM
     dtype = TORCH_DTYPE_OF[variant.dtype]
-    pages = [-(-length // page) for length in DECODE_LENGTHS]
+    pages = [-(-count // page) for count in key_counts]
     order = torch.randperm(sum(pages))
     keys = torch.randn(len(order), page, width, device="cuda")
     tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
@@ -146,20 +150,20 @@ def _decode(variant: DecodeVariant, rows: int) -> tuple[str, str | None]:
         keys[taken[: DECODE_FAINT // page].long()] *= 0.05
     cache = keys.to(dtype)
     query = (2 * torch.randn(len(pages), q_len, heads, width, device="cuda")).to(dtype)
-    lengths = torch.tensor(DECODE_LENGTHS, dtype=torch.int32, device="cuda")
-    size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(DECODE_LENGTHS))
+    lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
+    size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts))
     scale = width**-0.5
     result: Any = tsmla.tsmla_decode(
         query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"),
-        lengths, max(DECODE_LENGTHS), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=DECODE_WINDOW,
+        lengths, max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
     expected = torch.zeros_like(out, dtype=torch.float64)
     expected_lse = expected[..., 0].clone()
-    for request, length in enumerate(DECODE_LENGTHS):
+    for request, length in enumerate(key_counts):
         seen = cache[tables[request, : pages[request]].long()].reshape(-1, 1, width)[:length]
         expected[request], expected_lse[request] = _attention(
-            query[request], seen, seen[..., :LATENT_DIM], scale, True, DECODE_WINDOW
+            query[request], seen, seen[..., :LATENT_DIM], scale, True, window
         )
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05

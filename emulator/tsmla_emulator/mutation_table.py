@@ -15,6 +15,8 @@ from .mutate import FAMILIES, Findings, NotClean, Result, hunt
 
 LENGTHS = ((260, 130), (700, 420))
 """Query and KV lengths of a prefill: three query tiles, six KV tiles in rings of two."""
+DECODE_LENGTHS = (0, 70, 120, 3400, 0, 70, 120, 0, 70, 120, 0, 70)
+"""Keys of a decode: what `check.DECODE_LENGTHS` are, and as many requests a CTA that Hopper's ring of tasks wraps."""
 _KINDS = ("values", "poison", "deadlock", "race")
 _HEAD = ("mutants", "executed", *_KINDS, "other", "caught")
 _LENIENT = (
@@ -72,7 +74,7 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, Path]]:
     made = directory / symbol
     made.mkdir()
     variant = check.find(symbol)
-    verdict = check.check(variant, lengths=LENGTHS, record_to=made)
+    verdict = check.check(variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=made)
     if verdict.error:
         raise NotClean(f"{symbol}: {verdict.error}")
     records = sorted(made.glob("*.npz"))
