@@ -12,10 +12,12 @@ import pytest
 import torch
 import tsmla
 import two_launches
-from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant
-from tsmla_emulator import check, cli, machine
+from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments
+from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from tsmla_emulator import check, cli, machine, mutation_table
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
+from tsmla_kernels.sm90.decode_deal import RING
 
 SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, *check.PACK_DIMS, False).symbol()
 
@@ -96,6 +98,31 @@ def test_a_rewritten_module_is_what_runs():
 def test_check_of_a_variant(variant):
     verdict = check.check(variant, Options(async_mode="late", seed=5))
     assert verdict.error is None and verdict.measured
+
+
+def test_check_of_a_blackwell_decode_reaches_both_kernels():
+    verdict = check.check(DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, True, True), Options(async_mode="late"))
+    assert verdict.error is None
+    assert [[launch.cluster[0] for launch in call.launches] for call in verdict.calls] == [[1, 1], [2, 1]]
+
+
+@pytest.mark.parametrize("requests", [check.DECODE_LENGTHS, mutation_table.DECODE_LENGTHS], ids=["check", "mutate"])
+@pytest.mark.parametrize(("arch", "rows"), [(arch, rows) for arch in Arch for rows in check.decode_rows(arch)])
+def test_small_decodes_have_all_kinds_of_work(arch, rows, requests):
+    """Of some CTA: several segments with keys, more tiles than a ring has places; a part, a whole and an empty unit. To
+    try mutants, more segments than Hopper's ring of tasks has places."""
+    deal, heads = deal_of(arch, rows), rows // 2
+    plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests))
+    lengths = [-(-length // deal.tile_kv) for length in requests]
+    tiling = row_tiling(rows, deal.row_tile)
+    line = cut(deal, tiling, plan.parts, plan.slots, lengths)
+    parts = [list(segments(deal, tiling, line, lengths, [[n] for n in lengths], part)) for part in range(plan.parts)]
+    assert max(sum(segment.tiles > 0 for segment in part) for part in parts) >= 2
+    if arch is Arch.SM90A and requests == mutation_table.DECODE_LENGTHS:
+        assert max(map(len, parts)) > RING + 1
+    assert max(segment.tiles for part in parts for segment in part) >= 10
+    kinds = {(segment.slot >= 0, segment.tiles > 0) for part in parts for segment in part}
+    assert kinds == {(True, True), (False, True), (False, False)}
 
 
 def test_records_give_the_same_results_elsewhere(tmp_path):

@@ -13,6 +13,7 @@ from tsmla_emulator.record import Record
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
+DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
 RACE = Options(async_mode="late", happens_before=True)
 QUICK = [("eager", Options()), ("late", Options(async_mode="late")), ("late", RACE)]
 FENCE = "fence.proxy.async.shared::cta;"
@@ -24,11 +25,11 @@ ONLY_HAPPENS_BEFORE_SEES = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    """PTX text and record of a kernel by symbol."""
+    """PTX text and record of a kernel by its name in the table."""
     found = {}
-    for symbol in (PREFILL, BLACKWELL, PACK):
-        ptx, record = mutation_table.recorded(symbol, tmp_path_factory.mktemp("records"))
-        found[symbol] = ptx.read_text(), Record(record)
+    for symbol in (PREFILL, BLACKWELL, PACK, DECODE):
+        for name, (ptx, record) in mutation_table.recorded(symbol, tmp_path_factory.mktemp("records")).items():
+            found[name] = ptx.read_text(), Record(record)
     return found
 
 
@@ -59,6 +60,24 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
     assert len(families) == {PREFILL: 11, BLACKWELL: 12, PACK: 1}[symbol]
     if symbol != PACK:
         assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}
+
+
+@pytest.mark.parametrize("rows", [10, 66])
+def test_each_kind_of_synchronisation_is_missed_in_both_kernels_of_a_decode(kernels, rows):
+    """Some of a decode's waits and fences are redundant, for the reasons in the table; nothing of other kinds is."""
+    subject = subject_of(*kernels[f"{DECODE}, {rows} rows"])
+    subject.require_clean()
+    families = defaultdict(list)
+    for site in subject.sites:
+        result = subject.try_out(site)
+        if result.executed:
+            families[site.family].append(result)
+    survivors = {family: [result for result in tried if result.survived] for family, tried in families.items()}
+    assert {family for family, of_family in survivors.items() if of_family} <= {
+        "mbarrier.try_wait", "tcgen05.wait::ld", "tcgen05.fence",
+    }  # fmt: skip
+    assert all(2 * len(survivors[family]) <= len(tried) for family, tried in families.items())
+    assert len(families) == {10: 11, 66: 12}[rows]
 
 
 def test_an_instruction_that_another_makes_up_for_names_it(kernels):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.plan import FEW_ROWS_DEALS
 from tsmla.support import LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
@@ -25,8 +26,16 @@ from .run import Call, emulated
 
 PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
-DECODE_LENGTHS = (0, 70, 513)
-"""Keys of the requests of a small decode: one without any, one of two tiles, one that is split."""
+DECODE_SMS = 4
+DECODE_LENGTHS = (1800, 70, 0, 120)
+"""SMs and keys of a small decode. The longest request is split, rings of tiles wrap, and a CTA has several requests,
+one of them without keys."""
+DECODE_HIDDEN = 20
+"""Keys of the longest request that a window hides from its first query token, and one more from its second."""
+DECODE_ROWS = 10
+"""Query tokens x heads of a small decode, where no kernel needs more."""
+DECODE_FAINT = 128
+"""Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
@@ -35,12 +44,13 @@ Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a variant did. `error` is what was wrong, None when nothing was; `measured` says it in numbers."""
+    """How a variant did in its calls, one for each of its kernels. `error` is what was wrong, None when nothing was;
+    `measured` says it in numbers."""
 
     variant: Variant
     measured: str
     error: str | None
-    call: Call
+    calls: tuple[Call, ...]
 
 
 def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
@@ -68,28 +78,36 @@ def check(
     options: Options = Options(),  # noqa: B008 -- frozen
     seed: int = 0,
     lengths: Lengths = PREFILL_LENGTHS,
+    decode_lengths: tuple[int, ...] = DECODE_LENGTHS,
     record_to: Path | None = None,
     compiled: Callable[[Variant], Compiled] | None = None,
 ) -> Verdict:
-    """Call the variant's operator on inputs drawn from `seed`. Raises EmulationError and what the operator raises.
+    """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from. Raises
+    EmulationError and what the operator raises.
 
-    lengths: of a prefill's sequences, queries and KV. record_to, compiled: see `emulated`.
+    lengths: of a prefill's sequences, queries and KV. decode_lengths: keys of a decode's requests. record_to, compiled:
+    see `emulated`.
     """
     torch.manual_seed(seed)
-    with emulated(variant.arch.value, options, record_to=record_to, compiled=compiled) as gpu:
+    sms = DECODE_SMS if isinstance(variant, DecodeVariant) else None
+    with emulated(
+        variant.arch.value, options, record_to=record_to, compiled=compiled, processors=sms
+    ) as gpu:
         if isinstance(variant, PackVariant):
-            measured, error = _pack(variant)
-        elif isinstance(variant, DecodeVariant):
-            measured, error = _decode(variant)
+            judged = [_pack(variant)]
+        elif isinstance(variant, PrefillVariant):
+            judged = [_prefill(variant, lengths)]
         else:
-            measured, error = _prefill(variant, lengths)
-        (call,) = gpu.calls
-    if call.name != variant.symbol():
-        raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
-    unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace"}
-    if unwritten and not error:
-        error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
-    return Verdict(variant, measured, error, call)
+            judged = [_decode(variant, rows, decode_lengths) for rows in decode_rows(variant.arch)]
+    measured = "; ".join(measured for measured, _ in judged)
+    error = "; ".join(error for _, error in judged if error) or None
+    for call in gpu.calls:
+        if call.name != variant.symbol():
+            raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
+        unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace"}
+        if unwritten and not error:
+            error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
+    return Verdict(variant, measured, error, tuple(gpu.calls))
 
 
 def _pack(variant: PackVariant) -> tuple[str, str | None]:
@@ -112,34 +130,45 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
     return measured, measured if wrong else None
 
 
-def _decode(variant: DecodeVariant) -> tuple[str, str | None]:
-    q_len, heads, page = 2, 5, 32
+def decode_rows(arch: Arch) -> tuple[int, ...]:
+    """Rows of the small decodes that reach every kernel of a variant."""
+    few = FEW_ROWS_DEALS.get(arch)
+    return (DECODE_ROWS,) if few is None else (DECODE_ROWS, few.row_tile + 2)
+
+
+def _decode(variant: DecodeVariant, rows: int, key_counts: tuple[int, ...]) -> tuple[str, str | None]:
+    q_len, heads, page = 2, rows // 2, 32
+    window = max(key_counts) - q_len - DECODE_HIDDEN
     width = LATENT_DIM + ROPE_DIM
     dtype = TORCH_DTYPE_OF[variant.dtype]
-    pages = [-(-length // page) for length in DECODE_LENGTHS]
+    pages = [-(-count // page) for count in key_counts]
     order = torch.randperm(sum(pages))
-    cache = torch.randn(len(order), page, width, device="cuda").to(dtype)
+    keys = torch.randn(len(order), page, width, device="cuda")
     tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
     for request, taken in enumerate(order.split(pages)):
         tables[request, : len(taken)] = taken
-    query = torch.randn(len(pages), q_len, heads, width, device="cuda").to(dtype)
-    lengths = torch.tensor(DECODE_LENGTHS, dtype=torch.int32, device="cuda")
-    size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(DECODE_LENGTHS))
+        keys[taken[: DECODE_FAINT // page].long()] *= 0.05
+    cache = keys.to(dtype)
+    query = (2 * torch.randn(len(pages), q_len, heads, width, device="cuda")).to(dtype)
+    lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
+    size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts))
     scale = width**-0.5
     result: Any = tsmla.tsmla_decode(
         query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"),
-        lengths, max(DECODE_LENGTHS), scale, enable_pdl=variant.pdl, return_lse=variant.lse,
+        lengths, max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
     expected = torch.zeros_like(out, dtype=torch.float64)
     expected_lse = expected[..., 0].clone()
-    for request, length in enumerate(DECODE_LENGTHS):
-        keys = cache[tables[request, : pages[request]].long()].reshape(-1, 1, width)[:length]
-        values = keys[..., :LATENT_DIM]
-        expected[request], expected_lse[request] = _attention(query[request], keys, values, scale, True)
+    for request, length in enumerate(key_counts):
+        seen = cache[tables[request, : pages[request]].long()].reshape(-1, 1, width)[:length]
+        expected[request], expected_lse[request] = _attention(
+            query[request], seen, seen[..., :LATENT_DIM], scale, True, window
+        )
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05
-    return _judged(out, lse, expected, expected_lse / math.log(2), step)
+    measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
+    return f"{rows} rows: {measured}", error and f"{rows} rows: {error}"
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None]:
@@ -186,15 +215,15 @@ def _judged(
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = 2**31
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf. window: how many keys
+    before its own a causal query sees at most."""
+    q, k, v = q.double().unflatten(1, (k.shape[1], -1)), k.double(), v.double()
+    scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
     if causal:
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1 + len(k) - len(q))
-        scores = scores.masked_fill(hidden, -math.inf)
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril(len(k) - len(q))
+        scores = scores.masked_fill(~seen.triu(len(k) - len(q) - window), -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0)[..., None]).exp()
-    return torch.einsum("hqk,khd->qhd", weights, v), lse.T
+    return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2), lse.flatten(0, 1).T

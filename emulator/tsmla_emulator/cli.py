@@ -107,7 +107,8 @@ def _run_symbols(given: argparse.Namespace) -> int:
         verdict = check.check(variant, _options(given))
         wrong += bool(verdict.error)
         state = f"WRONG: {verdict.error}" if verdict.error else f"ok: {verdict.measured}"
-        print(f"    {state}; {_spent(verdict.call.report, time.perf_counter() - started)}", flush=True)
+        reports = [call.report for call in verdict.calls]
+        print(f"    {state}; {_spent(reports, time.perf_counter() - started)}", flush=True)
     return 1 if wrong else 0
 
 
@@ -119,7 +120,7 @@ def _run_record(given: argparse.Namespace) -> int:
     started = time.perf_counter()
     module = machine.parse(given.ptx.read_text("utf-8"))
     report, results = record.Record(given.record).run(module, _options(given))
-    print(f"ran {given.record} on {given.ptx}: {_spent(report, time.perf_counter() - started)}")
+    print(f"ran {given.record} on {given.ptx}: {_spent([report], time.perf_counter() - started)}")
     for name, content in results.items():
         poison = int((content == 0xFF).sum())
         print(f"    {name}: {content.size} bytes, {poison} of them 0xff")
@@ -158,8 +159,8 @@ def _mutate(given: argparse.Namespace) -> int:
     return 1 if unexplained else 0
 
 
-def _spent(report: Report, seconds: float) -> str:
-    return f"{report.warp_instructions} warp instructions, {seconds:.1f} s in all"
+def _spent(reports: list[Report], seconds: float) -> str:
+    return f"{sum(report.warp_instructions for report in reports)} warp instructions, {seconds:.1f} s in all"
 
 
 if __name__ == "__main__":

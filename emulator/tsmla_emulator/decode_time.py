@@ -5,8 +5,9 @@
 A call takes START_US and the longer of two: its keys, read from HBM once, at HBM's rate; and what the busiest part
 (CTA or pair) does, one segment after the other. A segment costs FIRST_SEGMENT_US, or NEXT_SEGMENT_US behind another,
 and each of its KV tiles the longer of its MMAs at the full rate and its bytes at what an SM can draw. Where keys are
-split, partial results are written and read once at HBM's rate, and COMBINE_US are added. Not counted: bubbles between
-products, bank conflicts, uneven HBM channels, clocks below the boost clock.
+split, COMBINE_US are added, and partial results (35 MB at most) go to HBM once, at its rate, because L2 writes them
+back some time, and come from L2, which holds 126 MB, at what all SMs draw. Not counted: bubbles between products, bank
+conflicts, uneven HBM channels, clocks below the boost clock.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ PUBLISHED_US = {
 }  # fmt: skip
 """e4m3 on a B200, (heads, q_len, keys, batch): 80K TokenSpeed's plot, 8K the better of trtllm-gen and cute-dsl in
 FlashInfer issue 2805."""
+
+
+SHAPES = tuple(itertools.product((16, 32, 128), (1, 4), (8192, 81920)))
+"""(heads, q_len, keys)."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+PROBLEMS = tuple((*shape, batch) for shape in SHAPES for batch in BATCHES)
 
 
 def tile_clocks(arch: Arch, rows: int, element_bytes: int) -> float:
@@ -93,20 +100,28 @@ def _time(parts: list[list[int]], tile: float, keys: int, partials: int, hbm: fl
     per_tile = tile / RATES[ARCH].clock
     busiest = max(NEXT_SEGMENT_US * len(part) + sum(part) * per_tile for part in parts)
     attend = FIRST_SEGMENT_US + max(busiest - NEXT_SEGMENT_US, keys * (LATENT_DIM + ROPE_DIM) / hbm * 1e6)
-    return START_US + attend + (COMBINE_US + 2e6 * partials * PARTIAL_ROW * 4 / hbm if partials else 0.0)
+    partial_bytes = partials * PARTIAL_ROW * 4
+    l2 = RATES[ARCH].processors * SM_BYTES_PER_CLOCK * RATES[ARCH].clock * 1e6
+    return START_US + attend + (COMBINE_US + partial_bytes * (1 / hbm + 1 / l2) * 1e6 if partials else 0.0)
 
 
 def main() -> None:
-    print("us, ours / tokenspeed-mla 2.0.4's splits in the same model")
-    print("\n".join(f"{rate / 1e12:g} TB/s: {what}" for what, rate in HBM.items()))
-    at_least = "".join(f" us at {rate / 1e12:g} TB/s |" for rate in HBM.values())
-    print(f"| heads | q_len | keys | B |{at_least} published, us |")
-    print("|---" * (5 + len(HBM)) + "|")
-    for heads, q_len, keys in itertools.product((16, 32, 128), (1, 4), (8192, 81920)):
-        for batch in (1, 2, 4, 8, 16, 32, 64):
-            problem = heads, q_len, keys, batch
-            cells = [f"{least_us(*problem, rate):.1f} / {equal_splits_us(*problem, rate):.1f}" for rate in HBM.values()]
-            print(f"| {heads} | {q_len} | {keys} | {batch} | {' | '.join(cells)} | {PUBLISHED_US.get(problem, '-')} |")
+    print("us, ours / tokenspeed-mla 2.0.4's splits in the same model, and in brackets what is published")
+    for what, rate in HBM.items():
+        times = {problem: (least_us(*problem, rate), equal_splits_us(*problem, rate)) for problem in PROBLEMS}
+        ratios = [ours / theirs for ours, theirs in times.values()]
+        print(f"\nHBM at {rate / 1e12:g} TB/s: {what}\n")
+        print(f"| heads, q_len, keys |{'|'.join(f' B={batch} ' for batch in BATCHES)}|\n|{'---|' * (1 + len(BATCHES))}")
+        for shape in SHAPES:
+            cells = []
+            for batch in BATCHES:
+                ours, theirs = times[(*shape, batch)]
+                published = PUBLISHED_US.get((*shape, batch))
+                cells.append(f" {ours:.1f} / {theirs:.1f} " + (f"({published}) " if published else ""))
+            heads, q_len, keys = shape
+            print(f"| {heads}, {q_len}, {keys // 1024}K |{'|'.join(cells)}|")
+        above = sum(ratio > 1 for ratio in ratios)
+        print(f"\n{above} of {len(ratios)} above; {min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%}")
 
 
 if __name__ == "__main__":

@@ -109,10 +109,10 @@ class Findings:
     lenient: str = ""
 
 
-def sites(module: Module) -> list[Site]:
-    """Every synchronisation instruction of a module's entries, in order."""
+def sites(module: Module, entries: set[str]) -> list[Site]:
+    """Every synchronisation instruction of some of a module's entries, in order."""
     found = []
-    for entry in module.entries.values():
+    for entry in (entry for name, entry in module.entries.items() if name in entries):
         numbers = dict.fromkeys((name for name, *_ in FAMILIES), 0)
         for position, instruction in enumerate(entry.instructions):
             for name, pattern, actions in FAMILIES:
@@ -155,7 +155,7 @@ class Subject:
     def __init__(self, name: str, module: Module, record: Record):
         self.name = name
         self.module = module
-        self.sites = sites(module)
+        self.sites = sites(module, {launch.entry for launch in record.launches})
         self._record = record
         warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in record.launches)
         self.schedules = list(schedules(warps))

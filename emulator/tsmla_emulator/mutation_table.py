@@ -15,6 +15,8 @@ from .mutate import FAMILIES, Findings, NotClean, Result, hunt
 
 LENGTHS = ((260, 130), (700, 420))
 """Query and KV lengths of a prefill: three query tiles, six KV tiles in rings of two."""
+DECODE_LENGTHS = (0, 70, 120, 3400, 0, 70, 120, 0, 70, 120, 0, 70)
+"""Keys of a decode: what `check.DECODE_LENGTHS` are, and as many requests a CTA that Hopper's ring of tasks wraps."""
 _KINDS = ("values", "poison", "deadlock", "race")
 _HEAD = ("mutants", "executed", *_KINDS, "other", "caught")
 _LENIENT = (
@@ -54,14 +56,16 @@ def results(
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
-            found[symbol] = hunt(symbol, *recorded(symbol, Path(scratch)), processes)
+            for name, (ptx, record) in recorded(symbol, Path(scratch)).items():
+                found[name] = hunt(name, ptx, record, processes)
     for name, ptx, record in others:
         found[name] = hunt(name, ptx, record, processes)
     return found
 
 
-def recorded(symbol: str, directory: Path) -> tuple[Path, Path]:
-    """PTX and record of a tsmla kernel on a problem large enough for every ring to wrap, held against torch.
+def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, Path]]:
+    """PTX and record of each kernel of a tsmla variant, by name, on a problem large enough for every ring to wrap, held
+    against torch.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
@@ -69,11 +73,15 @@ def recorded(symbol: str, directory: Path) -> tuple[Path, Path]:
 
     made = directory / symbol
     made.mkdir()
-    verdict = check.check(check.find(symbol), lengths=LENGTHS, record_to=made)
+    variant = check.find(symbol)
+    verdict = check.check(variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=made)
     if verdict.error:
         raise NotClean(f"{symbol}: {verdict.error}")
-    (record,) = made.glob("*.npz")
-    return record.with_suffix(".ptx"), record
+    records = sorted(made.glob("*.npz"))
+    names = [symbol]
+    if len(records) > 1:
+        names = [f"{symbol}, {rows} rows" for rows in check.decode_rows(variant.arch)]
+    return {name: (record.with_suffix(".ptx"), record) for name, record in zip(names, records, strict=True)}
 
 
 def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:

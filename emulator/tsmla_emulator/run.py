@@ -205,6 +205,7 @@ def emulated(
     record_to: Path | None = None,
     adopt_compiles: bool = False,
     compiled: Callable[[Any], Compiled] | None = None,
+    processors: int | None = None,
 ) -> Iterator[Emulation]:
     """A context in which torch has a CUDA device 0 of this architecture and tsmla's operators run on it, emulated.
 
@@ -216,16 +217,19 @@ def emulated(
 
     compiled: gives the files of a tsmla variant; by default they are compiled, with line information.
 
+    processors: how many SMs torch finds; by default as many as the architecture's GPUs have.
+
     Not for several threads at once: it replaces functions of torch.cuda and tsmla for the time being. Emulated tensors
     outlive it, but device="cuda" means what it did before.
     """
     emulation = Emulation(arch, options, rewrite, record_to, compiled)
+    processors = processors or GPUS[arch].processors
     with contextlib.ExitStack() as stack:
-        for target, name, replacement in (*_torch_cuda(arch), *_tsmla(emulation)):
+        for target, name, replacement in (*_torch_cuda(arch, processors), *_tsmla(emulation)):
             stack.enter_context(mock.patch.object(target, name, replacement))
         stack.enter_context(_fresh_resolution())
         if adopt_compiles:
-            stack.enter_context(adoption.adopting(arch, GPUS[arch].processors, emulation.adopt))
+            stack.enter_context(adoption.adopting(arch, processors, emulation.adopt))
         stack.enter_context(EmulatedDevice())
         yield emulation
 
@@ -273,11 +277,11 @@ def _tsmla_writes(name: str) -> bool:
     return name in ("out", "lse", "workspace") or name.endswith("_out")
 
 
-def _torch_cuda(arch: str) -> list[tuple[Any, str, Any]]:
+def _torch_cuda(arch: str, processors: int) -> list[tuple[Any, str, Any]]:
     """What operators and tests ask of torch.cuda, answered for the emulated device."""
     gpu, name = GPUS[arch], f"emulated {arch}"
     properties = types.SimpleNamespace(
-        name=name, major=gpu.capability[0], minor=gpu.capability[1], multi_processor_count=gpu.processors
+        name=name, major=gpu.capability[0], minor=gpu.capability[1], multi_processor_count=processors
     )
     answers = {
         "is_available": True,

@@ -3,10 +3,11 @@
 Rows of a request are its (query token, head) pairs, token-major, cut into row tiles; its keys are cut into KV tiles.
 A *group* of CTAs takes the row tiles of one request side by side and walks the same KV tiles at the same time, so that
 the cache is read from memory once; when a request has more row tiles than a group has CTAs, it takes several *rounds*.
-A *unit* is one round of one request. Units stand one behind the other on a line, each taking a fixed overhead and one
-position per KV tile, and the line is cut into equal chunks, one per group; or, where that is as fast, groups take whole
-units. What one group takes of one unit is a *segment*. (Dealing the KV tiles of all requests to a fixed number of CTAs,
-with a fixed cost per request: FlashMLA's tile scheduler.)
+A *unit* is one round of one request. Units stand one behind the other on a line that is cut into equal chunks, one per
+group, in the first of three ways that keeps no group busy for much longer than the last would: groups take whole units;
+every unit is cut into the same number of pieces; or cuts fall where they may, units taking a fixed overhead and one
+position per KV tile. Fewer cuts leave fewer partial results. What one group takes of one unit is a *segment*. (Dealing
+the KV tiles of all requests to a fixed number of CTAs, with a fixed cost per request: FlashMLA's tile scheduler.)
 
 The device deals, from lengths that only it knows; the host decides how many CTAs there are. Standard library only.
 """
@@ -35,8 +36,9 @@ CALLERS_Q_LEN = 8
 class Deal:
     """What a kernel tells the dealer about itself; costs are in KV tiles.
 
-    overhead: fixed cost of a segment. least: shortest chunk. split: what splitting may cost before whole units win.
-    sms: SMs that work on one row tile together.
+    overhead: fixed cost of a segment. least: shortest chunk. split: how much longer a group may be busy where there are
+    fewer partial results or none. draw: what a part can read while memory brings every part 16 tiles; above 16, memory
+    is as busy with fewer parts. sms: SMs that work on one row tile together.
     """
 
     row_tile: int
@@ -44,17 +46,18 @@ class Deal:
     overhead: int
     least: int
     split: int
+    draw: int = 16
     sms: int = 1
 
 
 DEALS = {
-    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6),
-    Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, sms=2),
-    Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, sms=2),
+    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=1),
+    Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
+    Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
 }
 FEW_ROWS_DEALS = {
-    Arch.SM100A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=16),
-    Arch.SM103A: Deal(row_tile=64, tile_kv=64, overhead=8, least=4, split=16),
+    Arch.SM100A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
+    Arch.SM103A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
 }
 """Of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
 
@@ -82,8 +85,8 @@ def row_tiling(rows: int, row_tile: int) -> RowTiling:
 
 
 class Line(NamedTuple):
-    """The line cut for `groups` groups: `chunk` positions each; `unit` is 0, or the length that every unit counts as
-    when groups take whole units."""
+    """The line cut for `groups` groups: `chunk` positions each; `unit` is 0 where cuts fall where they may, else the
+    length that every unit counts as: of whole units one or more make a chunk, of pieces one."""
 
     groups: int
     chunk: int
@@ -107,14 +110,20 @@ def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence
     """The line for `lengths` KV tiles per request, on `parts` CTAs, with room for `slots` partial results."""
     groups = parts // tiling.group
     units = len(lengths) * tiling.rounds
-    total = sum(tiling.rounds * (deal.overhead + n) for n in lengths)
-    longest = deal.overhead + max(lengths)
+    tiles = sum(lengths) * tiling.rounds
+    longest = max(1, *lengths)
     slots_each = slots // tiling.group
     split_groups = min(groups, max(slots_each // 2, slots_each - units) + 1)
-    chunk = max(-(-total // split_groups), deal.least)
+    chunk = max(-(-(tiles + units * deal.overhead) // split_groups), deal.least)
+    memory = tiles * deal.draw // (16 * parts)
     units_each = -(-units // groups)
-    if split_groups == 1 or units_each * longest <= chunk + deal.split:
+    whole = units_each * (longest + deal.overhead)
+    if split_groups == 1 or whole <= max(chunk + deal.split, memory) + deal.overhead:
         return Line(groups, units_each * longest, longest)
+    piece = max(-(-longest // max(split_groups // units, 1)), deal.least, memory)
+    pieces = -(-longest // piece)
+    if units <= split_groups and piece <= max(chunk + deal.split // 2, memory):
+        return Line(units * pieces, piece, pieces * piece)
     return Line(split_groups, chunk, 0)
 
 
@@ -142,7 +151,7 @@ def segments(
     for unit in range(units):
         request, turn = divmod(unit, tiling.rounds)
         row_tile = turn * tiling.group + column
-        tiles_at = start + deal.overhead
+        tiles_at = start + (0 if line.unit else deal.overhead)
         if row_tile < tiling.row_tiles:
             seen = tiles[request][row_tile]
             first = min(max(begin - tiles_at, 0), seen)

@@ -23,7 +23,8 @@ CASES = {
     "one unit, many pieces": ([64 * 40], 1, 3, 41),
     "two row tiles, few units": ([700, 64, 3000], 2, 12, 16),
     "more units than groups": ([100, 900, 0, 640, 1, 129, 400, 64, 900, 20], 1, 7, 6),
-    "more row tiles than a group": ([500, 300], 5, 32, 24),
+    "more row tiles than a group": ([1500, 300], 5, 32, 24),
+    "more row tiles than a group, equal pieces": ([640, 600], 5, 32, 64),
     "nothing to cut": ([64] * 8, 1, 6, 8),
 }
 

@@ -13,6 +13,7 @@ from tsmla.plan import Deal, cut, row_tiling, segments
 
 DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
 COARSE = Deal(row_tile=128, tile_kv=128, overhead=2, least=1, split=0)
+DRAWING = Deal(row_tile=64, tile_kv=64, overhead=3, least=2, split=5, draw=32)
 
 CASES = {
     "one request": ([5000], 1, 16, Sight(), 24),
@@ -25,13 +26,15 @@ CASES = {
     "rank 1 of 2": ([1500, 44, 8, 0], 3, 16, Sight(cp_world=2, cp_rank=1), 12),
     "rank 2 of 4, interleave 16": ([1000, 80, 20], 5, 16, Sight(cp_world=4, cp_rank=2, cp_interleave=16), 12),
     "rank 3 of 4, window": ([2000, 30], 5, 16, Sight(window_left=500, cp_world=4, cp_rank=3, cp_interleave=4), 12),
+    "equal pieces, one request empty": ([2000] * 4 + [0, 1990, 60] + [2000] * 9, 1, 16, Sight(), 66),
+    "equal pieces, two row tiles": ([4000, 3900, 4090], 2, 64, Sight(window_left=3800), 25),
     "hundreds of requests": ([(i * 37) % 900 for i in range(300)], 1, 16, Sight(), 33),
 }
 
 
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("room", [1000, 7, 0])
-@pytest.mark.parametrize("deal", [DEAL, COARSE], ids=["fine", "coarse"])
+@pytest.mark.parametrize("deal", [DEAL, COARSE, DRAWING], ids=["fine", "coarse", "drawing"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
     seq_lens, q_len, heads, sight, parts = case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -80,11 +81,13 @@ def test_every_key_once_and_no_empty_segment(arch: Arch, sm_count: int) -> None:
 @pytest.mark.parametrize("rows", [1, 64, 65, 512, 1100])
 def test_any_room_for_partials_will_do(rows: int, slots: int) -> None:
     rng = random.Random(rows * slots)
-    for deal in (DEALS[Arch.SM90A], Deal(64, 64, overhead=0, least=1, split=0), Deal(64, 64, 3, 7, 100)):
+    others = Deal(64, 64, overhead=0, least=1, split=0), Deal(64, 64, 3, 7, 100), Deal(64, 64, 3, 1, 9, draw=20)
+    for deal in (DEALS[Arch.SM90A], *others):
         for batch, parts in ((1, 40), (5, 33), (40, 18), (9, MAX_GROUP)):
-            lengths = [rng.randrange(90) for _ in range(batch)]
-            tiles = [[rng.randint(0, n) for _ in range(row_tiling(rows, 64).row_tiles)] for n in lengths]
-            check_deal(deal, rows, parts, slots, tiles, lengths)
+            for shortest in (0, 60, 89):
+                lengths = [rng.randrange(shortest, 90) for _ in range(batch)]
+                tiles = [[rng.randint(0, n) for _ in range(row_tiling(rows, 64).row_tiles)] for n in lengths]
+                check_deal(deal, rows, parts, slots, tiles, lengths)
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
@@ -119,29 +122,55 @@ def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
 @pytest.mark.parametrize("heads", [16, 64, 128])
-@pytest.mark.parametrize("batch", [4, 40, 128])
-def test_parts_have_equal_work(batch: int, heads: int, sm_count: int) -> None:
-    """The busiest part has no more than its share, one more fixed cost, and what a group leaves of the SMs."""
+@pytest.mark.parametrize("batch", [1, 2, 4, 24, 40, 128])
+@pytest.mark.parametrize("spread", [0, 1000, 38000])
+def test_parts_have_equal_work(spread: int, batch: int, heads: int, arch: Arch, sm_count: int) -> None:
+    """The busiest part has no more than its share, one more fixed cost, what saving partial results is worth, and what
+    a group leaves of the SMs; or no more than it can read while memory is busy anyway."""
     rng = random.Random(batch)
-    seq_lens = [rng.randrange(2000, 40000) for _ in range(batch)]
-    deal = DEALS[Arch.SM90A]
-    group = row_tiling(heads, deal.row_tile).group
-    total = sum(deal.overhead + -(-n // deal.tile_kv) for n in seq_lens)
-    share = -(-total // (sm_count // group))
-    assert most_work(Arch.SM90A, sm_count, 1, heads, seq_lens) <= share + deal.overhead + deal.split
+    seq_lens = [rng.randrange(40000 - spread, 40001) for _ in range(batch)]
+    deal = deal_of(arch, heads)
+    groups = sm_count // deal.sms // row_tiling(heads, deal.row_tile).group
+    tiles = sum(-(-n // deal.tile_kv) for n in seq_lens)
+    share = max(-(-(tiles + batch * deal.overhead) // groups), deal.least)
+    memory = tiles * deal.draw // (16 * groups)
+    assert most_work(arch, sm_count, 1, heads, seq_lens) <= max(share + deal.split, memory) + deal.overhead
 
 
 def test_whole_units_where_cutting_would_not_pay() -> None:
     """128 requests of one length on 132 SMs: one each, no partial results."""
-    deal = DEALS[Arch.SM90A]
-    line = cut(deal, row_tiling(16, 64), 132, 10**6, [64] * 128)
-    assert line.unit == 64 + deal.overhead and line.chunk == line.unit
+    line = cut(DEALS[Arch.SM90A], row_tiling(16, 64), 132, 10**6, [64] * 128)
+    assert line.chunk == line.unit == 64
+
+
+def test_equal_pieces_where_they_are_no_longer_than_chunks() -> None:
+    """On 129 parts, 16 requests of one length are cut into eight pieces each, and no piece is cut again."""
+    deal, tiling, lengths = DEALS[Arch.SM90A], row_tiling(16, 64), [1280] * 16
+    line = cut(deal, tiling, 129, 10**6, lengths)
+    assert line == (128, 160, 1280)
+    tiles = [[n] for n in lengths]
+    dealt = [list(segments(deal, tiling, line, lengths, tiles, part)) for part in range(129)]
+    assert [len(part) for part in dealt] == [1] * 128 + [0]
+    longer = cut(deal, tiling, 129, 10**6, [*lengths[1:], 2000])
+    assert longer.unit == 0, "one longer request would leave parts idle"
+
+
+def test_idle_parts_where_memory_is_busy_anyway() -> None:
+    """64 requests on 74 pairs: whole where a pair can read what its neighbours leave, cut where it cannot."""
+    tiling, lengths = row_tiling(128, 128), [640] * 64
+    pair = DEALS[Arch.SM100A]
+    assert cut(pair, tiling, 74, 10**6, lengths) == (74, 640, 640)
+    assert cut(dataclasses.replace(pair, draw=16), tiling, 74, 10**6, lengths).unit == 0
+    assert cut(pair, tiling, 74, 10**6, [640]) == (64, 10, 640)
+    assert cut(dataclasses.replace(pair, draw=16), tiling, 74, 10**6, [640]) == (72, 9, 648)
 
 
 @pytest.mark.parametrize(("arch", "sm_count"), [(Arch.SM90A, 132), (Arch.SM100A, 148), (Arch.SM103A, 148)])
 @pytest.mark.parametrize("heads", [16, 32])
 def test_a_single_long_request_occupies_the_gpu(arch: Arch, sm_count: int, heads: int) -> None:
+    """All SMs but a few, or as many as read as fast as memory is."""
     rows = 4 * heads
     deal = deal_of(arch, rows)
     plan = plan_decode(arch, sm_count, 1, 4, heads, 81920)
@@ -150,7 +179,7 @@ def test_a_single_long_request_occupies_the_gpu(arch: Arch, sm_count: int, heads
     line = cut(deal, tiling, plan.parts, plan.slots, [tiles])
     seen = [[tiles] * tiling.row_tiles]
     busy = [part for part in range(plan.parts) if list(segments(deal, tiling, line, [tiles], seen, part))]
-    assert deal.sms * len(busy) >= 0.95 * sm_count
+    assert deal.sms * len(busy) >= 0.95 * sm_count * 16 / deal.draw
 
 
 @pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import MAX_GROUP, Deal
 
 from .visible import Visibility, keys_of_tokens
@@ -31,7 +31,8 @@ WARP_REQUESTS = 32 * LANE_REQUESTS
 class Work(NamedTuple):
     """The cut line, and this CTA's place: positions `begin .. end - 1`, column `column` of its group.
 
-    unit_length is 0, or what every unit counts as when groups take whole units."""
+    unit_length is 0 where cuts fall where they may, else the length that every unit counts as. A unit's tiles begin
+    `overhead` positions behind its start."""
 
     batch: Int32
     rows: Int32
@@ -42,6 +43,7 @@ class Work(NamedTuple):
     groups: Int32
     chunk: Int32
     unit_length: Int32
+    overhead: Int32
     index: Int32
     column: Int32
     begin: Int32
@@ -113,23 +115,39 @@ def deal_work(
     groups = parts // group
     units = batch * rounds
     total *= rounds
+    tiles = total - units * deal.overhead
+    longest = cutlass.max(longest - deal.overhead, 1)
     slots_each = slots // group
     split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
     chunk = cutlass.max((total + split_groups - 1) // split_groups, deal.least)
+    # At 16 it would be no more than a chunk, nor than an equal piece.
+    memory = tiles * deal.draw // (16 * parts) if const_expr(deal.draw > 16) else Int32(0)
     units_each = (units + groups - 1) // groups
-    unit_length = Int32(0)
-    if split_groups == 1 or units_each * longest <= chunk + deal.split:
+    unit_length, overhead = Int32(0), Int32(deal.overhead)
+    whole = units_each * (longest + deal.overhead)
+    if split_groups == 1 or whole <= cutlass.max(chunk + deal.split, memory) + deal.overhead:
         chunk = units_each * longest
         unit_length = longest
-        total = units * longest
     else:
-        groups = split_groups
+        equal = (longest - 1) // cutlass.max(split_groups // units, 1) + 1
+        piece = cutlass.max(cutlass.max(equal, memory), deal.least)
+        if units <= split_groups and piece <= cutlass.max(chunk + deal.split // 2, memory):
+            pieces = (longest - 1) // piece + 1
+            groups = units * pieces
+            chunk = piece
+            unit_length = pieces * piece
+        else:
+            groups = split_groups
+    if unit_length > 0:
+        total = units * unit_length
+        overhead = Int32(0)
     index = part // group
     begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
     end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
     return Work(
-        batch, rows, heads, row_tiles, group, rounds, groups, chunk, unit_length, index, part % group, begin, end
-    )
+        batch, rows, heads, row_tiles, group, rounds, groups, chunk, unit_length, overhead, index, part % group,
+        begin, end,
+    )  # fmt: skip
 
 
 @cute.jit
@@ -197,7 +215,7 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
     first_row = row_tile * deal.row_tile
     rows = cutlass.min(work.rows - first_row, deal.row_tile)
     seen_first, seen = _tiles_of_rows(deal, work, view, unit.request, first_row, rows)
-    tiles_at = unit.start + deal.overhead
+    tiles_at = unit.start + work.overhead
     first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
     last = cutlass.min(cutlass.max(work.end - tiles_at, 0), seen)
     tiles = last - first
@@ -220,9 +238,9 @@ class Pieces(NamedTuple):
 
 
 @cute.jit
-def pieces_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Segment) -> Pieces:
+def pieces_of(work: Work, unit: Unit, segment: Segment) -> Pieces:
     """Into how many segments this CTA's row tile of a unit is cut, and where they are. `segment` is any of them."""
-    tiles_at = unit.start + deal.overhead
+    tiles_at = unit.start + work.overhead
     first = tiles_at // work.chunk
     count = (tiles_at + segment.seen - 1) // work.chunk - first + 1
     if segment.seen == 0 or segment.rows <= 0:

@@ -85,7 +85,7 @@ def record_unit(
     positions, in their order, with what `segment_of` says of it."""
     if unit.start >= work.begin:
         by_unit = _by_unit(work, records)
-        pieces = pieces_of(deal, work, unit, segment)
+        pieces = pieces_of(work, unit, segment)
         split = pieces.count > 1
         if by_unit or split:
             unit_number = unit.request * work.rounds + unit.turn
