@@ -112,7 +112,7 @@ def attend(
         q=tuple(qk.make_fragment_A(qk.partition_A(piece)) for piece in shared.q_pieces),
         k=tuple(qk.make_fragment_B(qk.partition_B(piece)) for piece in shared.k_pieces),
         v=tuple(
-            pv.make_fragment_B(pv.partition_B(values)) for values in shared.values[mine * OUTPUTS : (mine + 1) * OUTPUTS]
+            pv.make_fragment_B(pv.partition_B(shared.values[mine * OUTPUTS + i])) for i in range(OUTPUTS)
         ),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
         coordinates=coordinates,

@@ -9,7 +9,6 @@ from cutlass import Int32
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, GROUP_ROWS, TILE_KV, DecodeGeometry
 
-
 BOXES = TILE_KV // BOX_ROWS
 """Of a tile."""
 
