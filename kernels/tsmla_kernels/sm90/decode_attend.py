@@ -167,29 +167,43 @@ def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     moves = _move(state, scores, index)
     _exponentiate(state, scores)
     _give(state)
-    _add_values(state, state.own, moves, state.rescale, index, mine)
+    _start_values(state, state.own, moves, state.rescale, index, mine)
+    _end_values(state, index, mine)
 
 
 @cute.jit
 def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     follows = _follow(state, index)
     _take(state, index)
-    _add_values(state, state.received, follows, state.rescale_received, index, mine)
+    _start_values(state, state.received, follows, state.rescale_received, index, mine)
+    _end_values(state, index, mine)
 
 
 @cute.jit
 def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    """A received tile and the own one after it, whose probabilities need only the received one's references."""
+    """A received tile and the own one after it, whose probabilities need only the received one's references. Values
+    of 16 bits take longer than softmax and are multiplied meanwhile; those of 8 bits come last."""
     scores = _start_scores(state, index + 1)
-    warpgroup.wait_group(0)
-    _scored(state, index + 1)
-    follows = _follow(state, index)
+    if const_expr(state.transposes):
+        warpgroup.wait_group(0)
+        _scored(state, index + 1)
+        follows = _follow(state, index)
+    else:
+        follows = _follow(state, index)
+        _take(state, index)
+        _start_values(state, state.received, follows, state.rescale_received, index, mine)
+        warpgroup.wait_group(OUTPUTS)
     moves = _move(state, scores, index + 1)
     _exponentiate(state, scores)
-    _take(state, index)
-    _give(state)
-    _add_values(state, state.received, follows, state.rescale_received, index, mine)
-    _add_values(state, state.own, moves, state.rescale, index + 1, mine)
+    if const_expr(state.transposes):
+        _take(state, index)
+        _give(state)
+        _start_values(state, state.received, follows, state.rescale_received, index, mine)
+    else:
+        _give(state)
+    _end_values(state, index, mine)
+    _start_values(state, state.own, moves, state.rescale, index + 1, mine)
+    _end_values(state, index + 1, mine)
 
 
 @cute.jit
@@ -287,7 +301,7 @@ def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
 
 
 @cute.jit
-def _add_values(
+def _start_values(
     state: Attention,
     probabilities: cute.Tensor,
     moves: Boolean,
@@ -295,21 +309,31 @@ def _add_values(
     index: Int32,
     mine: cutlass.Constexpr,
 ):
-    """Add a tile's value product to this warpgroup's half of the output; its values are free then."""
-    edges = state.shared.v_edges
-    each = len(edges) // 2
-    edges = edges[mine * each : (mine + 1) * each]
+    """Start adding a tile's value product to this warpgroup's half of the output."""
+    edge, *_ = _value_edges(state, mine)
     count = state.first_count + index
     if moves:
         for output in state.outputs:
             scale_rows(rows_columns(output), rescale)
     if const_expr(state.transposes):
-        edges[0].wait_full(count)
+        edge.wait_full(count)
     for output, values in zip(state.outputs, state.v, strict=True):
-        mma.issue(state.pv_op, output, probabilities, values[None, None, None, edges[0].stage(count)], True)
-    for i in cutlass.range_constexpr(each):
-        warpgroup.wait_group(each - 1 - i)
-        edges[i].release(count)
+        mma.issue(state.pv_op, output, probabilities, values[None, None, None, edge.stage(count)], True)
+
+
+@cute.jit
+def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    """The value product is done, one output after the other: its values are free."""
+    edges = _value_edges(state, mine)
+    for i in cutlass.range_constexpr(len(edges)):
+        warpgroup.wait_group(len(edges) - 1 - i)
+        edges[i].release(state.first_count + index)
+
+
+def _value_edges(state: Attention, mine: int) -> tuple:
+    """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
+    each = len(state.shared.v_edges) // 2
+    return state.shared.v_edges[mine * each : (mine + 1) * each]
 
 
 @cute.jit
