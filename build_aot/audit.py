@@ -26,10 +26,26 @@ from .load import load
 _EXPORT_PREFIX = "__tvm_ffi_"
 
 
-def audit_library(library: Path, expected: Sequence[Variant]) -> LibraryManifest:
-    """The library's own manifest, once everything about it has been checked. Raises AuditError with every problem."""
-    with _child() as child:
-        return _audit(library, expected, child)
+def loading_process() -> concurrent.futures.Executor:
+    """A process to load libraries in, started when first used: a path can be loaded only once per process."""
+    return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def audit_library(library: Path, expected: Sequence[Variant], loading: concurrent.futures.Executor) -> LibraryManifest:
+    """The library's own manifest, once everything about it has been checked. Raises AuditError with every problem.
+
+    loading: a `loading_process` that has not loaded this path before.
+    """
+    if problems := list(_host_problems(library, expected)):
+        raise AuditError(str(library), problems)
+    try:
+        text, signatures = loading.submit(_ask, library, [variant.symbol() for variant in expected]).result()
+        manifest = LibraryManifest.from_json(text, f"the manifest inside {library}")
+    except (ManifestError, concurrent.futures.BrokenExecutor, RuntimeError, OSError, AttributeError) as error:
+        raise AuditError(str(library), [f"it cannot be loaded and asked: {error}"]) from error
+    if problems := [*_manifest_problems(manifest, expected, signatures), *gpu_problems(library, manifest)]:
+        raise AuditError(str(library), problems)
+    return manifest
 
 
 def audit_directory(directory: Path, expected: Sequence[Variant]) -> None:
@@ -43,11 +59,11 @@ def audit_directory(directory: Path, expected: Sequence[Variant]) -> None:
     problems += [f"{name} is in the manifest but was not asked for" for name in sorted(records.keys() - groups.keys())]
     present = {path.name for path in directory.glob("*.so")}
     problems += [f"{name} lies there but is not in the manifest" for name in sorted(present - records.keys())]
-    with _child() as child:
+    with loading_process() as loading:
         for name in sorted(records.keys() & groups.keys()):
             try:
                 verify_file(directory, records[name])
-                if _audit(directory / name, groups[name], child) != records[name].manifest:
+                if audit_library(directory / name, groups[name], loading) != records[name].manifest:
                     problems.append(f"{name} describes itself differently from the directory's manifest")
             except ManifestError as error:
                 problems.append(str(error))
@@ -55,24 +71,6 @@ def audit_directory(directory: Path, expected: Sequence[Variant]) -> None:
                 problems += [f"{name}: {problem}" for problem in error.problems]
     if problems:
         raise AuditError(str(directory), problems)
-
-
-def _child() -> concurrent.futures.Executor:
-    """A process to load libraries in, started when first used: a path can be loaded only once per process."""
-    return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
-def _audit(library: Path, expected: Sequence[Variant], child: concurrent.futures.Executor) -> LibraryManifest:
-    if problems := list(_host_problems(library, expected)):
-        raise AuditError(str(library), problems)
-    try:
-        text, signatures = child.submit(_ask, library, [variant.symbol() for variant in expected]).result()
-        manifest = LibraryManifest.from_json(text, f"the manifest inside {library}")
-    except (ManifestError, concurrent.futures.BrokenExecutor, RuntimeError, OSError, AttributeError) as error:
-        raise AuditError(str(library), [f"it cannot be loaded and asked: {error}"]) from error
-    if problems := [*_manifest_problems(manifest, expected, signatures), *gpu_problems(library, manifest)]:
-        raise AuditError(str(library), problems)
-    return manifest
 
 
 def _host_problems(library: Path, expected: Sequence[Variant]) -> Iterator[str]:

@@ -30,7 +30,7 @@ from tsmla.manifest import (
 from tsmla.variant import Variant
 
 from . import link, matrix
-from .audit import audit_library
+from .audit import audit_library, loading_process
 from .compile import ResultStore, build_key, compile_one, prepare_worker
 from .errors import BuildError
 
@@ -144,15 +144,16 @@ def _link_changed(
     (out / MANIFEST_FILE).unlink(missing_ok=True)
     for path in stale:
         path.unlink()
-    for name, members, manifest, stamp, key in changed:
-        stamp.unlink(missing_ok=True)
-        library = out / name
-        objects = [store.object(variant) for variant in members]
-        link.link(objects, library, host, (MANIFEST_FUNCTION, manifest.to_json()))
-        audit_library(library, members)
-        stamp.write_text(key)
-        records.append(LibraryRecord.of_file(library, manifest))
-        report(f"{name}  {len(members)} kernels  {library.stat().st_size:,} bytes  audited")
+    with loading_process() as loading:
+        for name, members, manifest, stamp, key in changed:
+            stamp.unlink(missing_ok=True)
+            library = out / name
+            objects = [store.object(variant) for variant in members]
+            link.link(objects, library, host, (MANIFEST_FUNCTION, manifest.to_json()))
+            audit_library(library, members, loading)
+            stamp.write_text(key)
+            records.append(LibraryRecord.of_file(library, manifest))
+            report(f"{name}  {len(members)} kernels  {library.stat().st_size:,} bytes  audited")
     made = DirectoryManifest(SCHEMA, tuple(sorted(records, key=lambda record: record.file)))
     write_directory(out, made)
     return made

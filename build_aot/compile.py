@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -25,6 +26,9 @@ from .load import load
 
 _LAUNCH_CONFIG, _SHARED_OFFSET = "{ [3 x i32], [3 x i32], i64, ptr, ptr, i32 }", 24
 """The exported host code's cudaLaunchConfig_t, and where in it the dynamic shared memory's size lies."""
+
+TRACED_OBJECTS = 100_000
+"""Objects between two collections of garbage in a worker: tracing a kernel makes many, few of them in cycles."""
 
 
 def build_key(host: str) -> str:
@@ -86,6 +90,7 @@ def prepare_worker(dumps: Path | None) -> None:
 
     dumps: a directory in which the compiler leaves each variant's PTX; None keeps none.
     """
+    gc.set_threshold(TRACED_OBJECTS)
     for name in [name for name in os.environ if name.startswith("CUTE_DSL_")]:
         del os.environ[name]
     if dumps:

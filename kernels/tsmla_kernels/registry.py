@@ -41,10 +41,10 @@ def recipe(variant: Variant) -> Recipe:
 
 
 def compile_variant(variant: Variant):
-    """Compile one variant for its architecture; needs no GPU. Returns the DSL's TVM-FFI function object,
-    which can be called (positional arguments, stream taken from the TVM-FFI environment) or exported."""
+    """Compile one variant for its architecture; needs no GPU. Returns the DSL's TVM-FFI function object, to be exported
+    (positional arguments, stream taken from the TVM-FFI environment); here it cannot be called."""
     import cutlass.cute as cute
 
     made = recipe(variant)
     options = f"--enable-tvm-ffi --opt-level {OPT_LEVEL} --gpu-arch {variant.arch}"
-    return cute.compile(made.entry, *made.arguments, options=options)
+    return cute.compile(made.entry, *made.arguments, options=options, no_jit_engine=True)

@@ -11,7 +11,7 @@ from tsmla import manifest
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
 from build_aot import cubin, link, matrix
-from build_aot.audit import audit_directory, audit_library, gpu_problems, tensor_instructions
+from build_aot.audit import audit_directory, audit_library, gpu_problems, loading_process, tensor_instructions
 from build_aot.build import STORE
 from build_aot.elf import MAGIC
 from build_aot.errors import AuditError
@@ -45,13 +45,14 @@ def with_first_kernel(described, **changes):
 
 
 def problems(library, expected):
-    with pytest.raises(AuditError) as caught:
-        audit_library(library, expected)
+    with pytest.raises(AuditError) as caught, loading_process() as loading:
+        audit_library(library, expected, loading)
     return "\n".join(caught.value.problems)
 
 
 def test_what_the_build_made_passes(own_build, library, described, small_variants):
-    assert audit_library(library, small_variants) == described
+    with loading_process() as loading:
+        assert audit_library(library, small_variants, loading) == described
     audit_directory(own_build, small_variants)
 
 
@@ -174,7 +175,8 @@ def test_host_code_beyond_the_baseline(library, described, small_variants, optio
     objects = [library.parent / STORE / f"{variant}.o" for variant in small_variants]
     subprocess.run([*command, "-mcpu=baseline"], check=True)
     relink(library, described, [*objects, obj])
-    audit_library(library, small_variants)
+    with loading_process() as loading:
+        audit_library(library, small_variants, loading)
     subprocess.run([*command, option], check=True)
     relink(library, described, [*objects, obj])
     assert "host code in .text: an" in problems(library, small_variants)

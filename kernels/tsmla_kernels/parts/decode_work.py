@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import MAX_GROUP, Deal
 
-from .visible import Visibility, keys_of_tokens
+from .visible import Keys, Visibility, keys_of_tokens
 
 LANE_REQUESTS = 4
 """Requests that a lane looks at together, so that their loads are in flight together."""
@@ -71,7 +71,8 @@ class Segment(NamedTuple):
     """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for rows `first_row .. first_row + rows - 1` of a
     request (row = token x heads + head). `valid` is False where a unit gives this CTA nothing to do. slot: where
     the partial result goes, -1 when the segment must write the result itself (0 and -inf when it has no tiles). `seen`
-    tiles has the row tile in all."""
+    tiles has the row tile in all. keys: what some of the rows may see; all others must count as if they were not
+    there."""
 
     valid: Boolean
     request: Int32
@@ -82,6 +83,7 @@ class Segment(NamedTuple):
     tiles: Int32
     slot: Int32
     seen: Int32
+    keys: Keys
 
 
 @cute.jit
@@ -214,7 +216,8 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
     row_tile = unit.turn * work.group + work.column
     first_row = row_tile * deal.row_tile
     rows = cutlass.min(work.rows - first_row, deal.row_tile)
-    seen_first, seen = _tiles_of_rows(deal, work, view, unit.request, first_row, rows)
+    keys = _keys_of_rows(work, view, unit.request, first_row, rows)
+    seen_first, seen = _tiles(deal, keys)
     tiles_at = unit.start + work.overhead
     first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
     last = cutlass.min(cutlass.max(work.end - tiles_at, 0), seen)
@@ -227,7 +230,7 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
         slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
         slot = slot * work.group + work.column
     valid = valid and rows > 0
-    return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen)
+    return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen, keys)
 
 
 class Pieces(NamedTuple):
@@ -264,23 +267,18 @@ def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
 
 
 @cute.jit
-def _tiles_of_rows(
-    deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32
-) -> tuple[Int32, Int32]:
-    """(first, count) of the KV tiles that rows of a request see together; rows may be none."""
+def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32) -> Keys:
+    """What rows of a request see together; rows may be none."""
     first_token, last_token = Int32(0), view.q_len - 1
     if work.row_tiles > 1:
         first_token = first_row // work.heads
         last_token = (first_row + cutlass.max(rows, 1) - 1) // work.heads
-    return _tiles(deal, view, request, first_token, last_token)
+    return keys_of_tokens(view, request, first_token, last_token)
 
 
 @cute.jit
-def _tiles(
-    deal: cutlass.Constexpr[Deal], view: Visibility, request: Int32, first_token: Int32, last_token: Int32
-) -> tuple[Int32, Int32]:
-    """(first, count) of the KV tiles that query tokens see together."""
-    keys = keys_of_tokens(view, request, first_token, last_token)
+def _tiles(deal: cutlass.Constexpr[Deal], keys: Keys) -> tuple[Int32, Int32]:
+    """(first, count) of the KV tiles that hold keys."""
     first = keys.first // deal.tile_kv
     count = (keys.end + deal.tile_kv - 1) // deal.tile_kv - first
     if keys.end <= keys.first:
@@ -291,7 +289,8 @@ def _tiles(
 @cute.jit
 def _length_or_zero(deal: cutlass.Constexpr[Deal], view: Visibility, request: Int32) -> Int32:
     """Positions of each of a request's units; 0 beyond the batch."""
-    _, count = _tiles(deal, view, cutlass.min(request, view.seq_lens.shape[0] - 1), Int32(0), view.q_len - 1)
+    known = cutlass.min(request, view.seq_lens.shape[0] - 1)
+    _, count = _tiles(deal, keys_of_tokens(view, known, Int32(0), view.q_len - 1))
     length = count + deal.overhead
     if request >= view.seq_lens.shape[0]:
         length = Int32(0)

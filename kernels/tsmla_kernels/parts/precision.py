@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Vector
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
@@ -25,16 +24,7 @@ def numeric(dtype: Dtype) -> type[Numeric]:
 
 def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
     """The values rounded to nearest, to `dtype`, and packed into 32-bit words, the first in the low bits."""
-    per_word = 32 // dtype.width
-    words = []
-    for first in range(0, len(values), per_word):
-        exact = cute.make_rmem_tensor(per_word, Float32)
-        for index in range(per_word):
-            exact[index] = values[first + index]
-        rounded = cute.make_rmem_tensor(per_word, dtype)
-        rounded.store(exact.load().to(dtype))
-        words.append(cute.recast_tensor(rounded, Int32)[0])
-    return words
+    return list(Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(Int32).to_elements())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass._mlir.dialects import nvvm
-from cutlass.cutlass_dsl import dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op, select_
 
 from .exp2 import exp2_pair
 from .softmax import LN_2
@@ -33,16 +33,18 @@ class RowState(NamedTuple):
     total: Float32
 
 
-@cute.jit
 def mask_row(scores: list, end: Int32) -> list:
     """The scores, those of columns `end` and beyond replaced by -inf."""
-    return [score if column < end else -Float32.inf for column, score in enumerate(scores)]
+    hidden = Float32(-Float32.inf)
+    return [Float32(select_(end > column, score, hidden)) for column, score in enumerate(scores)]
 
 
-@cute.jit
 def mask_outside(scores: list, first: Int32, end: Int32) -> list:
     """The scores, those of columns outside of `first` .. `end` - 1 replaced by -inf."""
-    return [score if column >= first and column < end else -Float32.inf for column, score in enumerate(scores)]
+    hidden = Float32(-Float32.inf)
+    return [
+        Float32(select_((first <= column) & (end > column), score, hidden)) for column, score in enumerate(scores)
+    ]
 
 
 def row_maximum(scores: list[Float32]) -> Float32:

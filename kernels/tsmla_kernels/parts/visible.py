@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint32
 
 
 class Visibility(NamedTuple):
@@ -66,6 +66,7 @@ def _keys_below(view: Visibility, position: Int32) -> Int32:
     count = cutlass.max(position, 0)
     if view.cp_world > 1:
         period = view.cp_interleave * view.cp_world
-        mine = count % period - view.cp_rank * view.cp_interleave
-        count = count // period * view.cp_interleave + cutlass.min(cutlass.max(mine, 0), view.cp_interleave)
+        periods = Int32(Uint32(count) // Uint32(period))
+        mine = count - periods * period - view.cp_rank * view.cp_interleave
+        count = periods * view.cp_interleave + cutlass.min(cutlass.max(mine, 0), view.cp_interleave)
     return count

@@ -19,7 +19,7 @@ from tsmla.variant import DecodeVariant
 
 from ..geometry import TILE_ALIGNMENT, TMEM_COLUMNS
 from ..parts import paged, tmem
-from ..parts.decode_work import deal_work
+from ..parts.decode_work import deal_work, first_unit
 from ..parts.partials import Partials
 from ..parts.pipeline import ClusterEdge
 from ..parts.precision import Probabilities, numeric
@@ -141,7 +141,7 @@ class Attention:
             cute.arch.griddepcontrol_wait()
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, heads, parts, results.partials.slots, part)
-        task = Task(kv_cache, block_tables, view, work)
+        task = Task(kv_cache, block_tables, view, work, first_unit(geometry.deal, work, view))
 
         if warp < schedule.softmax_warps:
             attend(geometry, self.probabilities, shared, task, results, scale_log2)

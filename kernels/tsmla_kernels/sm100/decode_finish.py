@@ -52,7 +52,7 @@ def finish(
     flat_row = Int64(segment.request) * rows + segment.first_row + row
     if whole:
         inverse *= results.output_scale
-    for first in cutlass.range_constexpr(0, geometry.o_columns, CHUNK):
+    for first in cutlass.range(0, geometry.o_columns, CHUNK, unroll=1):
         dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
         values = [Float32(0.0)] * CHUNK
         if segment.tiles > 0:

@@ -15,10 +15,10 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..parts import paged
-from ..parts.decode_work import first_unit, next_unit, segment_of
+from ..parts.decode_work import next_unit, segment_of
 from ..parts.partials import begin_records, record_unit
 from .decode_geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
-from .decode_task import Task, is_leader, keys_of_segment, rank_of
+from .decode_task import Task, is_leader, rank_of
 
 
 class Map(NamedTuple):
@@ -50,12 +50,11 @@ def load_keys(
     segments = Int32(0)
     if is_leader(geometry):
         begin_records(task.work, records)
-    unit = first_unit(deal, task.work, task.view)
+    unit = task.unit
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
-            keys = keys_of_segment(task, segment)
-            pages = paged.pages_of(task.block_tables, task.cache, segment.request, keys)
+            pages = paged.pages_of(task.block_tables, task.cache, segment.request, segment.keys)
             start = segment.first_tile * geometry.tile_kv
             lookup = paged.look_up(pages, start)
             shared.q_edge.wait_empty(segments)
@@ -175,12 +174,11 @@ def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map,
     deal = geometry.deal
     slots = geometry.v_slots_per_tile
     tile = Int32(0)
-    unit = first_unit(deal, task.work, task.view)
+    unit = task.unit
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
-            keys = keys_of_segment(task, segment)
-            pages = paged.pages_of(task.block_tables, task.cache, segment.request, keys)
+            pages = paged.pages_of(task.block_tables, task.cache, segment.request, segment.keys)
             start = segment.first_tile * geometry.tile_kv
             lookup = paged.look_up(pages, start)
             for i in cutlass.range(segment.tiles, unroll=1):

@@ -13,7 +13,7 @@ from tsmla.support import LATENT_DIM
 from tsmla.variant import Dtype
 
 from ..parts import tmem, umma
-from ..parts.decode_work import first_unit, next_unit, segment_of
+from ..parts.decode_work import next_unit, segment_of
 from .decode_geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
 from .decode_task import Task
 
@@ -55,7 +55,7 @@ def multiply(products: cutlass.Constexpr[Products], shared, task: Task):
     deal = geometry.deal
     tile = Int32(0)
     segments = Int32(0)
-    unit = first_unit(deal, task.work, task.view)
+    unit = task.unit
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:

@@ -17,7 +17,7 @@ from cutlass import Boolean, Float32, Int32
 
 from ..parts import tmem
 from ..parts.alignment import aligned
-from ..parts.decode_work import Segment, first_unit, next_unit, segment_of
+from ..parts.decode_work import Segment, next_unit, segment_of
 from ..parts.precision import Probabilities, numeric, packed_words
 from ..parts.row_softmax import (
     RowState,
@@ -68,7 +68,7 @@ def attend(
     tile = Int32(0)
     exchanges = Int32(0)
     deal = geometry.deal
-    unit = first_unit(deal, task.work, task.view)
+    unit = task.unit
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid:

@@ -8,27 +8,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ..parts.decode_work import Segment, Work
+from ..parts.decode_work import Unit, Work
 from ..parts.pipeline import LEADER
-from ..parts.visible import Keys, Visibility, keys_of_tokens
+from ..parts.visible import Visibility
 from .decode_geometry import DecodeGeometry
 
 
 class Task(NamedTuple):
-    """cache [pages, page size, dims], block_tables [batch, max pages], what rows see, and the work of these CTAs."""
+    """cache [pages, page size, dims], block_tables [batch, max pages], what rows see, the work of these CTAs, and the
+    unit that it begins with."""
 
     cache: cute.Tensor
     block_tables: cute.Tensor
     view: Visibility
     work: Work
-
-
-@cute.jit
-def keys_of_segment(task: Task, segment: Segment) -> Keys:
-    """The keys that some row of the segment's row tile may see; all others must count as if they were not there."""
-    first_token = segment.first_row // task.work.heads
-    last_token = (segment.first_row + segment.rows - 1) // task.work.heads
-    return keys_of_tokens(task.view, segment.request, first_token, last_token)
+    unit: Unit
 
 
 @cute.jit

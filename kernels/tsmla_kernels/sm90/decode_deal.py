@@ -12,7 +12,7 @@ from tsmla.plan import Deal
 from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
 from ..parts.partials import Partials, begin_records, record_unit
 from ..parts.pipeline import WarpEdge
-from ..parts.visible import Visibility, keys_of_tokens
+from ..parts.visible import Visibility
 
 RING = 4
 """Segments that are told ahead."""
@@ -57,18 +57,12 @@ def deal(
     while unit.start < work.end:
         segment = segment_of(dealing, work, view, unit)
         if segment.valid:
-            keys = keys_of_tokens(
-                view,
-                segment.request,
-                segment.first_row // heads,
-                (segment.first_row + segment.rows - 1) // heads,
-            )
             _tell(
                 dealt,
                 number,
                 Task(
                     Boolean(True), segment.request, segment.first_row, segment.rows, segment.first_tile, segment.tiles,
-                    segment.slot, keys.first, keys.end, tiles, loads,
+                    segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
                 ),
             )  # fmt: skip
             number += 1
