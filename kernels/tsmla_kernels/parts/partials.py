@@ -78,9 +78,7 @@ def begin_records(work: Work, records: cute.Tensor) -> None:
 
 
 @cute.jit
-def record_unit(
-    deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment
-) -> None:
+def record_unit(work: Work, records: cute.Tensor, unit: Unit, segment: Segment) -> None:
     """Write what the combine must know of a unit. The same warp must call this for every unit that overlaps the part's
     positions, in their order, with what `segment_of` says of it."""
     if unit.start >= work.begin:
