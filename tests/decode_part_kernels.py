@@ -70,7 +70,7 @@ class SegmentLister:
                     place[i] = values[i]
                 place[FIELDS - 1] = segment.rows
                 count += 1
-            record_unit(self.deal, work, out_records, unit, segment)
+            record_unit(work, out_records, unit, segment)
             unit = next_unit(self.deal, work, view, unit)
         out_counts[part] = count
         if part == 0:

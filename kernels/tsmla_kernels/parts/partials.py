@@ -19,7 +19,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from tsmla.plan import PARTIAL_ROW, RECORD_BYTES, Deal
+from tsmla.plan import PARTIAL_ROW, RECORD_BYTES
 from tsmla.support import LATENT_DIM
 
 from .alignment import aligned

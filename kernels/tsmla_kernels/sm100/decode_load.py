@@ -76,7 +76,7 @@ def load_keys(
                     _load_slot(shared, geometry, maps, task, pages, lookup, count, chunk, key)
             tile += segment.tiles
         if is_leader(geometry):
-            record_unit(deal, task.work, records, unit, segment)
+            record_unit(task.work, records, unit, segment)
         unit = next_unit(deal, task.work, task.view, unit)
 
 

@@ -1,11 +1,12 @@
 """Role `attend` of the Hopper decode: one of two warpgroups that share 64 query rows, each with half of the output.
 
 The warpgroups take turns: the first computes scores and probabilities of even tiles, the second those of odd ones, and
-hands them to the other through shared memory; both add every tile's value product to their half of the output. A
+hands them to the other through shared memory; both add every tile's value product to their half of the output. What
+rows refer their exponentials to is handed over first: the second warpgroup's softmax needs no more of the first's. A
 thread and its counterpart 128 threads on hold the same rows and columns of the probabilities, so these travel in
 register order, and warps synchronise in pairs. (Output split over two warpgroups that exchange probabilities:
 FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
-in order, so that the earlier one's half stage is free before the later one has arrived.)
+in order, so that the earlier one's pieces are free before the later one has arrived.)
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def deal(
             tiles += segment.tiles
             if segment.tiles > 0:
                 loads += 1
-        record_unit(dealing, work, partials.records, unit, segment)
+        record_unit(work, partials.records, unit, segment)
         unit = next_unit(dealing, work, view, unit)
     _tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(10))))
 
