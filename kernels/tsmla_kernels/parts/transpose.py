@@ -17,8 +17,6 @@ from ..geometry import swizzle_bytes
 
 ROW_BYTES = 128
 """Of the source: 128 dims, swizzled over 128 bytes."""
-IN_FLIGHT = 2
-"""Blocks that are loaded ahead of the one that is stored."""
 
 
 @cute.jit
@@ -47,7 +45,7 @@ def transpose(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutl
         for chunk in range(chunks)
         for block in range(keys // 32)
     ]
-    _move(source.element_type, places, lane)
+    _move(source.element_type, places, lane, ahead=0)
 
 
 @cute.jit
@@ -67,7 +65,7 @@ def transpose_pattern(
         for chunk in range(4)
         for block in range(keys // 32)
     ]
-    _move(dtype, places, lane)
+    _move(dtype, places, lane, ahead=2)
 
 
 @cute.jit
@@ -79,27 +77,28 @@ def _stored_at(lane: Int32, span: cutlass.Constexpr) -> Int32:
     return dim * span + (((matrix >> 1) ^ turn) << 4)
 
 
-def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane: Int32) -> None:
+def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane: Int32, ahead: int) -> None:
     """Blocks of 32 keys x 16 dims; a lane says where a row of 16 dims of a key is read and a row of 16 keys of a dim
-    stored. The compiler keeps loads and stores in order, so the order here is what hides their latency."""
+    stored. `ahead` blocks are loaded before one is stored: the compiler keeps loads and stores in order, so this is
+    what hides their latency, and what takes shared memory from others at once (kernels/NOTES.md)."""
     load, store = warp.LdMatrix8x8x16bOp(True, 4), warp.StMatrix8x8x16bOp(False, 4)
     load, store = (cute.make_copy_atom(op, dtype) for op in (load, store))
     even = cutlass.select_(lane < 16, Int32(0x6420), Int32(0x7531))
     odd = even ^ (0x6420 ^ 0x7531)
     loaded = []
-    for index in range(len(places) + IN_FLIGHT):
+    for index in range(len(places) + ahead):
         if index < len(places):
             words = cute.make_rmem_tensor(4, Int32)
             cute.copy(load, _row(dtype, places[index][0]), cute.recast_tensor(words, dtype))
             loaded.append(words)
-        if index >= IN_FLIGHT:
-            words = loaded[index - IN_FLIGHT]
+        if index >= ahead:
+            words = loaded[index - ahead]
             moved = cute.make_rmem_tensor(4, Int32)
             for half in range(2):
                 first, second = words[2 * half], words[2 * half + 1]
                 moved[2 * half] = Int32(cute.arch.prmt(first, second, even))
                 moved[2 * half + 1] = Int32(cute.arch.prmt(first, second, odd))
-            cute.copy(store, cute.recast_tensor(moved, dtype), _row(dtype, places[index - IN_FLIGHT][1]))
+            cute.copy(store, cute.recast_tensor(moved, dtype), _row(dtype, places[index - ahead][1]))
 
 
 @cute.jit
