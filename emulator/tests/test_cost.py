@@ -218,8 +218,8 @@ def test_decode_of_hopper_per_tile():
     load, _, first, second, _ = found.roles
     assert [role.name for role in (load, first, second)] == ["warp 0", "warps 4-7", "warps 8-11"]
     for attend in (first, second):  # every other tile's scores, half of the output of every tile
-        assert attend.work["MMAs"] == 36 / 2 + 4
-        assert attend.work["tensor clk"] == 36 / 2 * 32 + 4 * 128
+        assert attend.work["MMAs"] == 36 / 2 + 2 * 4
+        assert attend.work["tensor clk"] == 36 / 2 * 32 + 2 * 4 * 64
     assert load.work["shared bytes copied"] == 64 * 576 * 2
     least = cost.tightest(found.bounds)
     assert (least.resource, least.clocks) == ("tensor cores", 2176)
@@ -240,7 +240,8 @@ def test_decode_of_blackwell_per_tile(heads, keys, mmas, clocks, read):
     found = profile.profile_symbol(BLACKWELL_DECODE, heads)
     assert found.unit == f"{heads} query rows x {keys} keys"
     assert (found.work["MMAs"], found.work["tensor clk"]) == (mmas, clocks)
-    assert heads * keys <= found.work["exponentials"] < 1.01 * heads * keys  # rescales depend on the data
+    # Counted as the difference of a long and a short context, of which either may rescale more.
+    assert found.work["exponentials"] == pytest.approx(heads * keys, rel=0.01)
     assert found.work["shared bytes copied"] == keys * read
     assert keys * read <= found.work["global bytes read"] < 1.01 * keys * read
 
