@@ -1,6 +1,6 @@
 """From a started process to the first result: shipped binary, warm compile cache, and compiler, for each operator.
 
-    python -m benchmarks.cold_start [--commit HASH] [--repeats N]
+    python -m benchmarks.cold_start [--commit HASH] [--repeats N] [--family F ...] [--step S ...]
 
 Each row is the median over fresh processes, in milliseconds. "ready" is everything before: Python, torch, a CUDA
 context, the inputs. "all four" is what tsmla adds to it: importing tsmla, importing TVM-FFI, loading the library, the
@@ -21,7 +21,7 @@ from typing import Any
 
 from . import protocol
 
-FAMILIES = ("pack", "prefill")
+FAMILIES = ("pack", "prefill", "decode")
 STEPS = ("binary", "jit", "cached")
 """binary: the shipped library; jit: compile, with an empty cache; cached: what that left behind, in a new process."""
 STAGES = ("ready_ms", "import_ms", "tvm_ffi_ms", "load_ms", "first_ms", "total_ms", "second_ms", "call_us")
@@ -34,6 +34,7 @@ def main() -> None:
     protocol.add_arguments(parser, seconds=None)
     parser.add_argument("--repeats", type=int, default=5, help="processes per row; compiling rows take 2 (%(default)s)")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="operators to start")
+    parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS), help="where kernels come from")
     parser.add_argument(
         "--bindings-up",
         action="store_true",
@@ -45,9 +46,13 @@ def main() -> None:
     if options.child:
         print(json.dumps(_child(options.child, options.started, options.bindings_up)))
         return
-    results = [_row(family, step, options.repeats, options.bindings_up) for family in options.family for step in STEPS]
+    results = [
+        _row(family, step, options.repeats, options.bindings_up) for family in options.family for step in options.step
+    ]
     record = {"certificate": protocol.certificate(options.commit), "results": results}
     name = "cold_start_bindings_up" if options.bindings_up else "cold_start"
+    if options.family == ["decode"]:
+        name += "_decode"
     path = protocol.write_record(options.results, name, record)
     header = (
         "operator",
@@ -104,7 +109,7 @@ def _child(family: str, started: float, bindings_up: bool) -> dict[str, float]:
 
     if bindings_up:
         import cuda.bindings.driver  # noqa: F401
-    inputs = _pack_inputs() if family == "pack" else _prefill_inputs()
+    inputs = {"pack": _pack_inputs, "prefill": _prefill_inputs, "decode": _decode_inputs}[family]()
     torch.cuda.synchronize()
     ready = time.time()
     operator, variant = _import(family)
@@ -143,13 +148,15 @@ def _import(family: str) -> tuple[Any, Any]:
     """The operator and the variant that the inputs below need."""
     import torch
     import tsmla
-    from tsmla import Arch, Dtype, PackVariant, PrefillVariant
+    from tsmla import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
 
     arch = Arch.from_capability(*torch.cuda.get_device_capability())
     if arch is None:
         raise SystemExit("this GPU has no kernels")
     if family == "pack":
         return tsmla.mla_kv_pack_quantize_fp8, PackVariant(arch, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False)
+    if family == "decode":
+        return tsmla.tsmla_decode, DecodeVariant(arch, Dtype.BF16, Dtype.BF16, False, False)
     return tsmla.tsmla_prefill, PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, False, False)
 
 
@@ -176,6 +183,26 @@ def _prefill_inputs() -> dict[str, Any]:
         "cum_seq_lens": torch.tensor([0, 16], dtype=torch.int32, device="cuda"),
         "max_seq_len": 16,
         "batch_size": 1,
+        "softmax_scale": 0.1,
+    }
+
+
+def _decode_inputs() -> dict[str, Any]:
+    import torch
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device="cuda")
+
+    sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return {
+        "query": zeros(1, 1, 16, 576),
+        "kv_cache": zeros(1, 64, 576),
+        "workspace_buffer": zeros(sms * 16 * 8 * 513 * 4, dtype=torch.int8),
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "block_tables": zeros(1, 1, dtype=torch.int32),
+        "seq_lens": torch.tensor([64], dtype=torch.int32, device="cuda"),
+        "max_seq_len": 64,
         "softmax_scale": 0.1,
     }
 

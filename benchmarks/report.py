@@ -86,7 +86,11 @@ def _pack(record: dict[str, Any]) -> str:
 
 def _cold_starts() -> list[str]:
     """Without and with cuda.bindings imported beforehand: torch 2.13 does so itself, for torch 2.11 TVM-FFI does."""
-    heads = {"cold_start": "cold start after torch and CUDA", "cold_start_bindings_up": "the same after cuda.bindings"}
+    heads = {
+        "cold_start": "cold start after torch and CUDA",
+        "cold_start_decode": "the same for decode",
+        "cold_start_bindings_up": "pack and prefill after cuda.bindings",
+    }
     return [_cold_start(head, _newest(name)) for name, head in heads.items()]
 
 
