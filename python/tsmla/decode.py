@@ -129,8 +129,13 @@ def tsmla_decode(
 
     batch, q_len, heads, _ = query.shape
     if out is None:
-        out = query.new_empty((batch, q_len, heads, LATENT_DIM), dtype=served.out_dtype)
-    lse = query.new_empty((batch, q_len, heads), dtype=torch.float32) if return_lse else None
+        token = heads * LATENT_DIM
+        out = checks.empty(
+            (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1), served.out_dtype, query.device
+        )
+    lse = None
+    if return_lse:
+        lse = checks.empty((batch, q_len, heads), (q_len * heads, heads, 1), torch.float32, query.device)
     if batch and q_len and heads:
         plan = plan_decode(served.arch, served.sm_count, batch, q_len, heads, max_seq_len)
         workspace = _sized(workspace_buffer, plan.workspace_bytes)

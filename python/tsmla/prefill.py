@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from . import checks, resolve
+from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
 from .errors import ArgumentError, UnsupportedError
 from .support import prefill_out_dtype, why_unsupported
 from .variant import PrefillVariant
@@ -78,19 +79,21 @@ def tsmla_prefill(
         cum_seq_lens_q = cum_seq_lens
     tensors = (query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out)
     flags = (bool(is_causal), bool(return_lse), bool(enable_pdl))
-    kernel, written = _known(*tensors, out_dtype, flags) or _examined(*tensors, out_dtype, flags)
+    kernel, written, d_v = _known(*tensors, out_dtype, flags) or _examined(*tensors, out_dtype, flags)
     scores_factor, output_factor = _factors(softmax_scale, k_scale, v_scale, output_scale)
     tokens_q, heads_q, _ = query.shape
+    lse = None
     if out is None:
-        out = query.new_empty((tokens_q, heads_q, value.shape[2]), dtype=written)
-    lse = query.new_empty((tokens_q, heads_q), dtype=torch.float32) if return_lse else None
+        out = checks.empty((tokens_q, heads_q, d_v), (heads_q * d_v, d_v, 1), written, query.device)
+    if return_lse:
+        lse = checks.empty((tokens_q, heads_q), (heads_q, 1), torch.float32, query.device)
     if tokens_q and heads_q and batch_size:
         kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, scores_factor, output_factor)
     return out if lse is None else (out, lse)
 
 
-_Served = tuple[Callable[..., None], torch.dtype]
-"""A kernel and what it writes."""
+_Served = tuple[Callable[..., None], torch.dtype, int]
+"""A kernel, the dtype that it writes, and d_v."""
 _Flags = tuple[bool, bool, bool]
 """Causal, LSE, PDL."""
 
@@ -171,7 +174,11 @@ def _examined(
     _check(query, key, value, ends_kv, ends_q, batch_size, out)
     given = None if out is None else out.dtype
     kind = (_OPERATOR, query.device, query.dtype, given, out_dtype, variant.d_qk, variant.d_v, flags)
-    served = resolve.calls[kind] = (resolve.kernel(variant), checks.TORCH_DTYPE_OF[variant.out_dtype])
+    served = resolve.calls[kind] = (
+        resolve.kernel(variant),
+        checks.TORCH_DTYPE_OF[variant.out_dtype],
+        variant.d_v,
+    )
     return served
 
 
@@ -246,19 +253,20 @@ def _check(
 
 def _factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> tuple[float, float]:
     """What the kernel multiplies the scores and the output by."""
-    softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
-    k_scale = checks.number(_OPERATOR, "k_scale", k_scale)
-    v_scale = checks.number(_OPERATOR, "v_scale", v_scale)
-    output_scale = checks.number(_OPERATOR, "output_scale", output_scale)
+    if not type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float:
+        softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
+        k_scale = checks.number(_OPERATOR, "k_scale", k_scale)
+        v_scale = checks.number(_OPERATOR, "v_scale", v_scale)
+        output_scale = checks.number(_OPERATOR, "output_scale", output_scale)
     scores, output = softmax_scale * k_scale, v_scale * output_scale
-    if not checks.SMALLEST_FLOAT32 <= scores <= checks.LARGEST_FLOAT32:
+    if not SMALLEST_FLOAT32 <= scores <= LARGEST_FLOAT32:
         raise ArgumentError(
             f"{_OPERATOR}: softmax_scale is {softmax_scale} and k_scale {k_scale}; their product must be positive, "
-            f"finite and a normal float32 ({checks.SMALLEST_FLOAT32:.3g} to {checks.LARGEST_FLOAT32:.3g})"
+            f"finite and a normal float32 ({SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g})"
         )
-    if not -checks.LARGEST_FLOAT32 <= output <= checks.LARGEST_FLOAT32:
+    if not -LARGEST_FLOAT32 <= output <= LARGEST_FLOAT32:
         raise ArgumentError(
             f"{_OPERATOR}: v_scale is {v_scale} and output_scale {output_scale}; their product must be finite in "
-            f"float32 (up to {checks.LARGEST_FLOAT32:.3g})"
+            f"float32 (up to {LARGEST_FLOAT32:.3g})"
         )
     return scores, output
