@@ -51,8 +51,8 @@ def main() -> None:
     ]
     record = {"certificate": protocol.certificate(options.commit), "results": results}
     name = "cold_start_bindings_up" if options.bindings_up else "cold_start"
-    if options.family == ["decode"]:
-        name += "_decode"
+    if options.family != list(FAMILIES):
+        name = "_".join([name, *options.family])
     path = protocol.write_record(options.results, name, record)
     header = (
         "operator",
@@ -160,25 +160,23 @@ def _import(family: str) -> tuple[Any, Any]:
     return tsmla.tsmla_prefill, PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, False, False)
 
 
-def _pack_inputs() -> dict[str, Any]:
+def _zeros(*shape: int, dtype: str = "bfloat16") -> Any:
     import torch
 
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+    return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
 
-    return {"k_nope": zeros(4, 16, 128), "k_pe": zeros(4, 1, 64), "v": zeros(4, 16, 128)}
+
+def _pack_inputs() -> dict[str, Any]:
+    return {"k_nope": _zeros(4, 16, 128), "k_pe": _zeros(4, 1, 64), "v": _zeros(4, 16, 128)}
 
 
 def _prefill_inputs() -> dict[str, Any]:
     import torch
 
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
-
     return {
-        "query": zeros(16, 4, 192),
-        "key": zeros(16, 4, 192),
-        "value": zeros(16, 4, 128),
+        "query": _zeros(16, 4, 192),
+        "key": _zeros(16, 4, 192),
+        "value": _zeros(16, 4, 128),
         "seq_lens": None,
         "cum_seq_lens": torch.tensor([0, 16], dtype=torch.int32, device="cuda"),
         "max_seq_len": 16,
@@ -190,17 +188,15 @@ def _prefill_inputs() -> dict[str, Any]:
 def _decode_inputs() -> dict[str, Any]:
     import torch
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device="cuda")
-
+    # The callers' formula for the workspace: tsmla is not imported yet.
     sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     return {
-        "query": zeros(1, 1, 16, 576),
-        "kv_cache": zeros(1, 64, 576),
-        "workspace_buffer": zeros(sms * 16 * 8 * 513 * 4, dtype=torch.int8),
+        "query": _zeros(1, 1, 16, 576),
+        "kv_cache": _zeros(1, 64, 576),
+        "workspace_buffer": _zeros(sms * 16 * 8 * 513 * 4, dtype="int8"),
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
-        "block_tables": zeros(1, 1, dtype=torch.int32),
+        "block_tables": _zeros(1, 1, dtype="int32"),
         "seq_lens": torch.tensor([64], dtype=torch.int32, device="cuda"),
         "max_seq_len": 64,
         "softmax_scale": 0.1,

@@ -99,12 +99,14 @@ def _row(name: str, operator: Callable[..., Any], arguments: dict[str, Any], stu
     result = operator(**arguments)
     results = result if isinstance(result, tuple) else (result,)
     given = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
-    made = [(tuple(x.shape), x.dtype) for x in results if not any(x is argument for argument in given)]
+    made = [
+        (tuple(x.shape), x.stride(), x.dtype) for x in results if not any(x is argument for argument in given)
+    ]
     kernel, passed = _launch(operator, arguments)
 
     def allocate() -> None:
-        for shape, dtype in made:
-            given[0].new_empty(shape, dtype=dtype)
+        for shape, strides, dtype in made:
+            checks.empty(shape, strides, dtype, given[0].device)
 
     def first() -> None:
         resolve.calls.clear()

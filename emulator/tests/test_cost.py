@@ -241,7 +241,7 @@ def test_decode_of_blackwell_per_tile(heads, keys, mmas, clocks, read):
     assert found.unit == f"{heads} query rows x {keys} keys"
     assert (found.work["MMAs"], found.work["tensor clk"]) == (mmas, clocks)
     # Counted as the difference of a long and a short context, of which either may rescale more.
-    assert found.work["exponentials"] == pytest.approx(heads * keys, rel=0.01)
+    assert 0.999 * heads * keys <= found.work["exponentials"] < 1.01 * heads * keys
     assert found.work["shared bytes copied"] == keys * read
     assert keys * read <= found.work["global bytes read"] < 1.01 * keys * read
 

@@ -62,9 +62,11 @@ def mla_kv_pack_quantize_fp8(
     v_scale_inv = checks.number(_OPERATOR, "v_scale_inv", v_scale_inv)
     tokens, heads, d_nope = k_nope.shape
     if k_out is None:
-        k_out = k_nope.new_empty((tokens, heads, d_nope + k_pe.shape[-1]), dtype=fp8_dtype)
+        d_k = d_nope + k_pe.shape[-1]
+        k_out = checks.empty((tokens, heads, d_k), (heads * d_k, d_k, 1), fp8_dtype, k_nope.device)
     if v_out is None:
-        v_out = k_nope.new_empty((tokens, heads, v.shape[2]), dtype=fp8_dtype)
+        d_v = v.shape[2]
+        v_out = checks.empty((tokens, heads, d_v), (heads * d_v, d_v, 1), fp8_dtype, k_nope.device)
     if tokens and heads:
         shared = k_pe if k_pe.ndim == 2 else k_pe.squeeze(1)
         kernel(k_nope, shared, v, k_out, v_out, k_scale_inv, v_scale_inv)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
-from tsmla.plan import MAX_GROUP, Deal
+from tsmla.plan import MAX_GROUP, Deal, RowTiling
 
 from .visible import Keys, Visibility, keys_of_tokens
 
@@ -57,14 +57,6 @@ class Unit(NamedTuple):
     turn: Int32
     start: Int32
     length: Int32
-
-
-class RowTiling(NamedTuple):
-    """Row tiles of a request, CTAs side by side, and rounds that they need."""
-
-    row_tiles: Int32
-    group: Int32
-    rounds: Int32
 
 
 class Segment(NamedTuple):

@@ -91,8 +91,8 @@ def _page(
 ) -> Int32:
     """The page of one of the segment's boxes; the one beyond the last for a box that holds no visible key."""
     page = pages
-    first = (task.first_tile * 4 + box) * BOX_ROWS
-    if first + BOX_ROWS > task.first_key and first < task.end_key and box < task.tiles * 4:
+    first = (task.first_tile * BOXES + box) * BOX_ROWS
+    if first + BOX_ROWS > task.first_key and first < task.end_key and box < task.tiles * BOXES:
         page = block_tables[task.request, first >> page_shift]
     return page
 
