@@ -6,23 +6,11 @@ import math
 
 import torch
 
-from . import checks
+from . import checks, resolve
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
-from .decode_checks import (
-    LARGEST_INT,
-    MAX_MIN_SPLIT,
-    OPERATOR,
-    check_dims,
-    check_rest,
-    examined,
-    integer,
-    known,
-    multiprocessors,
-    scale,
-)
-from .errors import ArgumentError
+from .decode_checks import LARGEST_INT, OPERATOR, examined, integer, integers, multiprocessors, scale, sized
+from .errors import TsmlaError
 from .plan import plan_decode
-from .support import LATENT_DIM, ROPE_DIM
 
 
 def tsmla_decode(
@@ -97,61 +85,63 @@ def tsmla_decode(
     """
     if causal_seqs is None:
         causal_seqs = seq_lens
-    tensors = (query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out)
-    flags = (bool(return_lse), bool(enable_pdl))
-    served = known(*tensors, flags) or examined(*tensors, flags)
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
-        and kv_lora_rank == LATENT_DIM
-        and qk_rope_head_dim == ROPE_DIM
-        and 0 < max_seq_len <= LARGEST_INT
-        and -1 <= window_left <= LARGEST_INT
-        and (cp_world == 1 or causal_seqs is not seq_lens)
-        and 0 <= cp_rank < cp_world
-        and 0 < cp_interleave_size * cp_world <= LARGEST_INT
         and type(min_split_kv) is int
-        and 1 <= min_split_kv <= MAX_MIN_SPLIT
-        and (lse_base == 2.0 or lse_base == math.e)
         and type(softmax_scale) is type(output_scale) is float
+        and 0 < max_seq_len <= LARGEST_INT
         and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_FLOAT32
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
-        check_dims(kv_lora_rank, qk_rope_head_dim)
         max_seq_len = integer("max_seq_len", max_seq_len, 1, LARGEST_INT)
-        window_left = integer("window_left", window_left, -1, LARGEST_INT)
-        cp_world = integer("cp_world", cp_world, 1, LARGEST_INT)
-        cp_rank = integer("cp_rank", cp_rank, 0, cp_world - 1)
-        cp_interleave_size = integer("cp_interleave_size", cp_interleave_size, 1, LARGEST_INT // cp_world)
-        integer("min_split_kv", min_split_kv, 1, MAX_MIN_SPLIT)
-        check_rest(cp_world, causal_seqs is not seq_lens, lse_base)
+        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = integers(
+            window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
+        )
         softmax_scale = scale("softmax_scale", softmax_scale, positive=True)
         output_scale = scale("output_scale", output_scale, positive=False)
-
-    batch, q_len, heads, _ = query.shape
-    if out is None:
-        token = heads * LATENT_DIM
-        out = checks.empty(
-            (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1), served.out_dtype, query.device
+    tensors = (query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out)
+    options = (
+        bool(return_lse), bool(enable_pdl), kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(),
+        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+    )  # fmt: skip
+    try:
+        cache_shape, lengths_dtype = kv_cache.shape, seq_lens.dtype
+        kind = (
+            OPERATOR, query.device, query.dtype, query.shape, query.is_contiguous(), cache_shape, kv_cache.stride(),
+            block_tables.dtype, block_tables.shape[1] > 0, lengths_dtype, seq_lens.is_contiguous(),
+            None if causal_seqs is seq_lens else (causal_seqs.dtype, causal_seqs.is_contiguous()),
+            None if local_visible_lens is None else (local_visible_lens.dtype, local_visible_lens.shape),
+            out is None or out.is_contiguous(), options,
+        )  # fmt: skip
+        kernel, parts, workspace_bytes, nothing, new_out, new_lse = (
+            resolve.calls.get(kind) or examined(tensors, options, kind)
         )
-    lse = None
-    if return_lse:
-        lse = checks.empty((batch, q_len, heads), (q_len * heads, heads, 1), torch.float32, query.device)
-    if batch and q_len and heads:
-        plan = plan_decode(served.arch, served.sm_count, batch, q_len, heads, max_seq_len)
-        workspace = _sized(workspace_buffer, plan.workspace_bytes)
-        lengths = seq_lens if seq_lens.dtype is torch.int32 else _low_words(seq_lens)
+        if not (workspace_bytes <= workspace_buffer.nbytes <= LARGEST_INT and workspace_buffer.dtype is torch.int8):
+            workspace_buffer = sized(workspace_buffer, workspace_bytes)
+        if out is None:
+            out = new_out()
+        lse = new_lse() if return_lse else None
+        lengths = seq_lens if lengths_dtype is torch.int32 else _low_words(seq_lens)
         bounds = lengths
         if causal_seqs is not seq_lens:
             bounds = causal_seqs if causal_seqs.dtype is torch.int32 else _low_words(causal_seqs)
-        visible = served.nothing if local_visible_lens is None else local_visible_lens
-        served.kernel(
-            query, kv_cache if kv_cache.ndim == 3 else kv_cache.squeeze(1), block_tables, lengths, bounds, visible,
-            out, lse, workspace, softmax_scale, output_scale, 1 if causal_mask else 0, window_left,
-            cp_world, cp_rank, cp_interleave_size, plan.parts,
-        )  # fmt: skip
-        if lse is not None and lse_base != 2.0:
-            lse.mul_(math.log(2.0))
-    return out if lse is None else (out, lse)
+        if parts:
+            kernel(
+                query, kv_cache if len(cache_shape) == 3 else kv_cache.squeeze(1), block_tables, lengths, bounds,
+                nothing if local_visible_lens is None else local_visible_lens, out, lse, workspace_buffer,
+                softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
+                cp_interleave_size, parts,
+            )  # fmt: skip
+    except TsmlaError:
+        raise
+    except Exception:
+        examined(tensors, options)  # what the kernel refused, in our words
+        raise
+    if lse is None:
+        return out
+    if lse_base != 2.0:
+        lse.mul_(math.log(2.0))
+    return out, lse
 
 
 def decode_workspace_size(
@@ -176,19 +166,6 @@ def decode_workspace_size(
     return plan_decode(
         checks.arch_of(place), multiprocessors(place), batch_size, q_len, heads, max_seq_len
     ).workspace_bytes
-
-
-def _sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
-    """The workspace as the kernel takes it: int8, less than 2 GiB."""
-    size = workspace.numel()
-    if size < needed:
-        raise ArgumentError(
-            f"{OPERATOR}: workspace_buffer has {size} bytes; this call needs {needed} (tsmla.decode_workspace_size "
-            "says so; SMs * heads * max(8, q_len) * 513 * 4 is always enough)"
-        )
-    if size > LARGEST_INT:
-        workspace = workspace[:needed]
-    return workspace if workspace.dtype is torch.int8 else workspace.view(torch.int8)
 
 
 def _low_words(lengths: torch.Tensor) -> torch.Tensor:

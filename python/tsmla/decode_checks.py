@@ -1,7 +1,8 @@
-"""What tsmla_decode asks of its arguments: quickly for calls of a kind seen before, with explanations for the rest."""
+"""What tsmla_decode asks of its arguments, with explanations, and what it keeps for other calls of the same kind."""
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -12,12 +13,13 @@ import torch
 from . import checks, resolve
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
 from .errors import ArgumentError, UnsupportedError
+from .plan import plan_decode
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM, why_unsupported
-from .variant import Arch, DecodeVariant
+from .variant import DecodeVariant
 
 OPERATOR = "tsmla_decode"
 LARGEST_INT = 2**31 - 1
-MAX_MIN_SPLIT = 256
+_MAX_MIN_SPLIT = 256
 _ALIGNMENT = 16
 """Bytes: tensor maps and 128-bit accesses need base addresses, and the cache's page stride, in multiples of this."""
 _ROW = LATENT_DIM + ROPE_DIM
@@ -27,146 +29,114 @@ _LENGTH_DTYPES = (torch.int32, torch.int64)
 
 
 class Served(NamedTuple):
-    """What a kind of call needs besides its arguments; `nothing` is the kernel's word for no visible lengths."""
+    """What calls of one kind need besides their arguments.
+
+    parts: of the plan; 0 when there is nothing to launch. nothing: the kernel's word for no visible lengths.
+    """
 
     kernel: Callable[..., None]
-    out_dtype: torch.dtype
-    arch: Arch
-    sm_count: int
+    parts: int
+    workspace_bytes: int
     nothing: torch.Tensor
+    new_out: Callable[[], torch.Tensor]
+    new_lse: Callable[[], torch.Tensor]
 
 
-Flags = tuple[bool, bool]
-"""LSE, PDL."""
+class Tensors(NamedTuple):
+    """Those of a call; causal_seqs is seq_lens when it is not given."""
+
+    query: torch.Tensor
+    kv_cache: torch.Tensor
+    workspace: torch.Tensor
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    causal_seqs: torch.Tensor
+    visible: torch.Tensor | None
+    out: torch.Tensor | None
 
 
-def known(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    workspace: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    causal_seqs: torch.Tensor,
-    visible: torch.Tensor | None,
-    out: torch.Tensor | None,
-    flags: Flags,
-) -> Served | None:
-    """What serves a call of a kind seen before whose tensors are plainly as `_check` wants them.
+class Options(NamedTuple):
+    """What of a call's other arguments is not a factor; longest: at least max_seq_len."""
 
-    None for every other call: wrong ones, and right ones that are unusual (4-D caches of one page, int64 lengths of
-    an odd kind, no pages).
+    lse: bool
+    pdl: bool
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    longest: int
+    window_left: int
+    cp_world: int
+    cp_rank: int
+    cp_interleave_size: int
+    min_split_kv: int
+    lse_base: float
+
+
+def examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> Served:
+    """What serves a call (fields of `Tensors` and of `Options`), with every check and its error.
+
+    kind: where `resolve` is to keep it for calls that need no examination. It holds whatever is looked at here, except
+    the workspace's size and what kernels refuse by themselves (TVM-FFI checks their arguments before they launch): what
+    is no tensor, another dtype or device, too low an alignment, another number of dimensions, sizes that do not belong
+    together, a last dimension with gaps. What launches nothing is not kept.
     """
-    try:
-        device, dtype = query.device, query.dtype
-        batch, q_len, heads, width = query.shape
-        pages, *alone, page_size, cache_width = kv_cache.shape
-        page_stride, *_, row_stride, cache_stride = kv_cache.stride()
-        addresses = query.data_ptr() | kv_cache.data_ptr() | workspace.data_ptr()
-        rows, table_width = block_tables.shape
-        _, table_stride = block_tables.stride()
-        if not (
-            width == cache_width == row_stride == _ROW
-            and cache_stride == table_stride == 1
-            and query.is_contiguous()
-            and (addresses | page_stride * kv_cache.itemsize) % _ALIGNMENT == 0
-            and alone in ([], [1])
-            and page_size in _PAGES
-            and pages > 0
-            and table_width > 0
-            and rows == batch
-            and block_tables.dtype is torch.int32
-            and kv_cache.dtype is dtype
-            and workspace.dtype in _WORKSPACE_DTYPES
-            and workspace.ndim == 1
-            and workspace.is_contiguous()
-            and kv_cache.device == device
-            and workspace.device == device
-            and block_tables.device == device
-        ):
-            return None
-        for lengths in (seq_lens,) if causal_seqs is seq_lens else (seq_lens, causal_seqs):
-            if not (
-                lengths.shape == (batch,)
-                and lengths.dtype in _LENGTH_DTYPES
-                and lengths.is_contiguous()
-                and lengths.device == device
-            ):
-                return None
-        if visible is not None and not (
-            visible.shape == (batch, q_len) and visible.dtype is torch.int32 and visible.device == device
-        ):
-            return None
-        served = resolve.calls.get((OPERATOR, device, dtype, flags))
-        if (
-            out is not None
-            and served is not None
-            and not (
-                out.shape == (batch, q_len, heads, LATENT_DIM)
-                and out.dtype is served.out_dtype
-                and out.is_contiguous()
-                and out.data_ptr() % _ALIGNMENT == 0
-                and out.device == device
-            )
-        ):
-            return None
-        return served
-    except (AttributeError, IndexError, TypeError, ValueError):
-        return None
-
-
-def examined(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    workspace: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    causal_seqs: torch.Tensor,
-    visible: torch.Tensor | None,
-    out: torch.Tensor | None,
-    flags: Flags,
-) -> Served:
-    """What serves a call, with every check and its error; `known` knows calls of this kind afterwards."""
-    variant = _variant(query, flags)
-    _check(query, kv_cache, workspace, block_tables, seq_lens, causal_seqs, visible)
-    if out is not None:
-        checks.same_device(OPERATOR, "out", out, "query", query.device)
-        checks.dtype_in(OPERATOR, "out", out, (checks.TORCH_DTYPE_OF[variant.out_dtype],))
-        checks.shape(OPERATOR, "out", out, (*query.shape[:3], LATENT_DIM))
-        checks.contiguous(OPERATOR, "out", out)
-        checks.aligned(OPERATOR, "out", out, _ALIGNMENT)
+    given, chosen = Tensors(*tensors), Options(*options)
+    variant = _variant(given.query, chosen)
+    out_dtype = checks.TORCH_DTYPE_OF[variant.out_dtype]
+    _check(given, out_dtype)
+    _check_options(chosen, given.causal_seqs is not given.seq_lens)
+    query = given.query
+    batch, q_len, heads, _ = query.shape
+    parts = workspace_bytes = 0
+    if batch and q_len and heads:
+        plan = plan_decode(variant.arch, multiprocessors(query.device), batch, q_len, heads, chosen.longest)
+        parts, workspace_bytes = plan.parts, plan.workspace_bytes
     served = Served(
         resolve.kernel(variant),
-        checks.TORCH_DTYPE_OF[variant.out_dtype],
-        variant.arch,
-        multiprocessors(query.device),
+        parts,
+        workspace_bytes,
         query.new_empty((0, 0), dtype=torch.int32),
+        _maker((batch, q_len, heads, LATENT_DIM), out_dtype, query.device),
+        _maker((batch, q_len, heads), torch.float32, query.device),
     )
-    resolve.calls[OPERATOR, query.device, query.dtype, flags] = served
+    if kind is not None and parts:
+        resolve.keep(kind, served)
     return served
 
 
-def _variant(query: torch.Tensor, flags: Flags) -> DecodeVariant:
+def _maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+    """What makes an uninitialised contiguous tensor."""
+    strides = torch.empty(shape, device="meta").stride()
+    return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+
+
+def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
+    """The workspace as the kernel takes it: int8, less than 2 GiB."""
+    size = workspace.nbytes
+    if size < needed:
+        raise ArgumentError(
+            f"{OPERATOR}: workspace_buffer has {size} bytes; this call needs {needed} (tsmla.decode_workspace_size "
+            "says so; SMs * heads * max(8, q_len) * 513 * 4 is always enough)"
+        )
+    if size > LARGEST_INT:
+        workspace = workspace[:needed]
+    return workspace.view(torch.int8) if workspace.dtype is torch.uint8 else workspace
+
+
+def _variant(query: torch.Tensor, options: Options) -> DecodeVariant:
     """The variant a call needs; raises when the GPU or the dtype has none."""
     arch = checks.arch_of(checks.cuda(OPERATOR, "query", query))
     checks.ndim(OPERATOR, "query", query, ("batch", "q_len", "heads", str(_ROW)))
     checks.dtype_in(OPERATOR, "query", query, [checks.TORCH_DTYPE_OF[dtype] for dtype in DECODE_OUT_DTYPES])
     dtype = checks.dtype_of(query.dtype)
-    variant = DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], *flags)
+    variant = DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], options.lse, options.pdl)
     if reason := why_unsupported(variant):
         raise UnsupportedError(f"{OPERATOR}: {reason}")
     return variant
 
 
-def _check(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    workspace: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    causal_seqs: torch.Tensor,
-    visible: torch.Tensor | None,
-) -> None:
+def _check(given: Tensors, out_dtype: torch.dtype) -> None:
     """Everything about the tensors that the kernel relies on and that `_variant` has not looked at."""
+    query, kv_cache, workspace, block_tables, seq_lens, causal_seqs, visible, out = given
     device = query.device
     batch, q_len, heads, _ = query.shape
     others = {"kv_cache": kv_cache, "workspace_buffer": workspace, "block_tables": block_tables, "seq_lens": seq_lens}
@@ -196,6 +166,12 @@ def _check(
     if visible is not None:
         checks.dtype_in(OPERATOR, "local_visible_lens", visible, (torch.int32,))
         checks.shape(OPERATOR, "local_visible_lens", visible, (batch, q_len))
+    if out is not None:
+        checks.same_device(OPERATOR, "out", out, "query", device)
+        checks.dtype_in(OPERATOR, "out", out, (out_dtype,))
+        checks.shape(OPERATOR, "out", out, (batch, q_len, heads, LATENT_DIM))
+        checks.contiguous(OPERATOR, "out", out)
+        checks.aligned(OPERATOR, "out", out, _ALIGNMENT)
 
 
 def _check_cache(kv_cache: torch.Tensor, dtype: torch.dtype) -> None:
@@ -216,22 +192,35 @@ def _check_cache(kv_cache: torch.Tensor, dtype: torch.dtype) -> None:
     checks.aligned(OPERATOR, "kv_cache", kv_cache, _ALIGNMENT)
 
 
-def check_dims(kv_lora_rank: int, qk_rope_head_dim: int) -> None:
-    if (kv_lora_rank, qk_rope_head_dim) != (LATENT_DIM, ROPE_DIM):
+def _check_options(options: Options, has_causal_seqs: bool) -> None:
+    """Everything about them that needs no tensor."""
+    dims = (options.kv_lora_rank, options.qk_rope_head_dim)
+    if dims != (LATENT_DIM, ROPE_DIM):
         raise UnsupportedError(
-            f"{OPERATOR}: kv_lora_rank and qk_rope_head_dim are {kv_lora_rank} and {qk_rope_head_dim}; kernels exist "
+            f"{OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
             f"for {LATENT_DIM} and {ROPE_DIM}"
         )
-
-
-def check_rest(cp_world: int, has_causal_seqs: bool, lse_base: float) -> None:
+    cp_world = options.cp_world
+    integers(options.window_left, cp_world, options.cp_rank, options.cp_interleave_size, options.min_split_kv)
     if cp_world > 1 and not has_causal_seqs:
         raise ArgumentError(
             f"{OPERATOR}: cp_world is {cp_world} but causal_seqs is not given; it must hold each request's keys over "
             "all ranks"
         )
-    if lse_base not in (2.0, math.e):
-        raise ArgumentError(f"{OPERATOR}: lse_base is {lse_base!r}; accepted: 2 and math.e")
+    if options.lse_base not in (2.0, math.e):
+        raise ArgumentError(f"{OPERATOR}: lse_base is {options.lse_base!r}; accepted: 2 and math.e")
+
+
+def integers(
+    window_left: int, cp_world: int, cp_rank: int, cp_interleave_size: int, min_split_kv: int
+) -> tuple[int, int, int, int, int]:
+    """The same, of Python's own type and in their ranges."""
+    window_left = integer("window_left", window_left, -1, LARGEST_INT)
+    cp_world = integer("cp_world", cp_world, 1, LARGEST_INT)
+    cp_rank = integer("cp_rank", cp_rank, 0, cp_world - 1)
+    cp_interleave_size = integer("cp_interleave_size", cp_interleave_size, 1, LARGEST_INT // cp_world)
+    min_split_kv = integer("min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
+    return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
 
 
 def integer(name: str, value: int, lowest: int, highest: int, operator: str = OPERATOR) -> int:

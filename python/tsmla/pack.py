@@ -63,10 +63,12 @@ def mla_kv_pack_quantize_fp8(
     tokens, heads, d_nope = k_nope.shape
     if k_out is None:
         d_k = d_nope + k_pe.shape[-1]
-        k_out = checks.empty((tokens, heads, d_k), (heads * d_k, d_k, 1), fp8_dtype, k_nope.device)
+        strides = (heads * d_k, d_k, 1)
+        k_out = torch.empty_strided((tokens, heads, d_k), strides, dtype=fp8_dtype, device=k_nope.device)
     if v_out is None:
         d_v = v.shape[2]
-        v_out = checks.empty((tokens, heads, d_v), (heads * d_v, d_v, 1), fp8_dtype, k_nope.device)
+        strides = (heads * d_v, d_v, 1)
+        v_out = torch.empty_strided((tokens, heads, d_v), strides, dtype=fp8_dtype, device=k_nope.device)
     if tokens and heads:
         shared = k_pe if k_pe.ndim == 2 else k_pe.squeeze(1)
         kernel(k_nope, shared, v, k_out, v_out, k_scale_inv, v_scale_inv)
@@ -138,7 +140,8 @@ def _examined(
     _check(variant, k_nope, k_pe, v, k_out, v_out, fp8_dtype)
     dims = (variant.d_nope, variant.d_rope, variant.d_v)
     kind = (_OPERATOR, k_nope.device, k_nope.dtype, fp8_dtype, *dims, pdl)
-    kernel = resolve.calls[kind] = resolve.kernel(variant)
+    kernel = resolve.kernel(variant)
+    resolve.keep(kind, kernel)
     return kernel
 
 

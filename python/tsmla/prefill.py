@@ -8,7 +8,7 @@ import torch
 
 from . import checks, resolve
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
-from .errors import ArgumentError, UnsupportedError
+from .errors import ArgumentError, TsmlaError, UnsupportedError
 from .support import prefill_out_dtype, why_unsupported
 from .variant import PrefillVariant
 
@@ -77,118 +77,60 @@ def tsmla_prefill(
     """
     if cum_seq_lens_q is None:
         cum_seq_lens_q = cum_seq_lens
-    tensors = (query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out)
-    flags = (bool(is_causal), bool(return_lse), bool(enable_pdl))
-    kernel, written, d_v = _known(*tensors, out_dtype, flags) or _examined(*tensors, out_dtype, flags)
     scores_factor, output_factor = _factors(softmax_scale, k_scale, v_scale, output_scale)
-    tokens_q, heads_q, _ = query.shape
-    lse = None
-    if out is None:
-        out = checks.empty((tokens_q, heads_q, d_v), (heads_q * d_v, d_v, 1), written, query.device)
-    if return_lse:
-        lse = checks.empty((tokens_q, heads_q), (heads_q, 1), torch.float32, query.device)
-    if tokens_q and heads_q and batch_size:
-        kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, scores_factor, output_factor)
+    tensors = (query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out)
+    options = (bool(is_causal), bool(return_lse), bool(enable_pdl), out_dtype)
+    try:
+        tokens_q, heads_q, d_qk = query.shape
+        _, heads_kv, d_v = value.shape
+        device = query.device
+        kind = (
+            _OPERATOR, device, query.dtype, heads_q, heads_kv, d_qk, d_v, None if out is None else out.dtype, options,
+            cum_seq_lens.dtype, cum_seq_lens_q.dtype, cum_seq_lens.shape[0] == batch_size + 1,
+        )  # fmt: skip
+        launches = tokens_q and heads_q and batch_size
+        kernel, written = (launches and resolve.calls.get(kind)) or _examined(tensors, options, kind)
+        if out is None:
+            strides = (heads_q * d_v, d_v, 1)
+            out = torch.empty_strided((tokens_q, heads_q, d_v), strides, dtype=written, device=device)
+        lse = None
+        if return_lse:
+            lse = torch.empty_strided((tokens_q, heads_q), (heads_q, 1), dtype=torch.float32, device=device)
+        if launches:
+            kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, scores_factor, output_factor)
+    except TsmlaError:
+        raise
+    except Exception:
+        _examined(tensors, options)  # what the kernel refused, in our words
+        raise
     return out if lse is None else (out, lse)
 
 
-_Served = tuple[Callable[..., None], torch.dtype, int]
-"""A kernel, the dtype that it writes, and d_v."""
-_Flags = tuple[bool, bool, bool]
-"""Causal, LSE, PDL."""
+def _examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> tuple[Callable[..., None], torch.dtype]:
+    """The kernel of a call and the dtype that it writes, with every check and its error.
 
-
-def _known(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ends_kv: torch.Tensor,
-    ends_q: torch.Tensor,
-    batch_size: int,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    flags: _Flags,
-) -> _Served | None:
-    """What serves a call of a kind seen before whose tensors are plainly as `_check` wants them, in a microsecond.
-
-    None for every other call: wrong ones, and right ones with odd strides of dimensions of size 1.
+    tensors: `_check`'s arguments. options: causal, LSE, PDL and out_dtype. kind: where `resolve` is to keep the result
+    for calls that need no examination. It holds whatever is looked at here, except what kernels refuse by themselves
+    (TVM-FFI checks their arguments before they launch): what is no tensor, another dtype or device, too low an
+    alignment (of strides too), another number of dimensions, sizes that do not belong together, gaps in a last
+    dimension.
     """
-    try:
-        device, dtype = query.device, query.dtype
-        tokens_q, heads_q, d_qk = query.shape
-        tokens_kv, heads_kv, d_v = value.shape
-        q_token, q_head, q_dim = query.stride()
-        k_token, k_head, k_dim = key.stride()
-        v_token, v_head, v_dim = value.stride()
-        strides = q_token | q_head | k_token | k_head | v_token | v_head
-        addresses = query.data_ptr() | key.data_ptr() | value.data_ptr()
-        size = query.element_size()
-        if not (
-            q_dim == k_dim == v_dim == 1
-            and (addresses | strides * size) % _ALIGNMENT == 0
-            and key.shape == (tokens_kv, heads_kv, d_qk)
-            and heads_q % heads_kv == 0
-            and key.dtype is dtype
-            and value.dtype is dtype
-            and key.device == device
-            and value.device == device
-        ):
-            return None
-        for ends in (ends_kv,) if ends_q is ends_kv else (ends_kv, ends_q):
-            if not (
-                ends.shape == (batch_size + 1,)
-                and ends.is_contiguous()
-                and ends.dtype is torch.int32
-                and ends.device == device
-            ):
-                return None
-        given = None
-        if out is not None:
-            given = out.dtype
-            o_token, o_head, o_dim = out.stride()
-            if not (
-                o_dim == 1
-                and (out.data_ptr() | (o_token | o_head) * out.element_size()) % _ALIGNMENT == 0
-                and out.shape == (tokens_q, heads_q, d_v)
-                and out.device == device
-            ):
-                return None
-        return resolve.calls.get((_OPERATOR, device, dtype, given, out_dtype, d_qk, d_v, flags))
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _examined(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ends_kv: torch.Tensor,
-    ends_q: torch.Tensor,
-    batch_size: int,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    flags: _Flags,
-) -> _Served:
-    """What serves a call, with every check and its error; `_known` knows calls of this kind afterwards."""
-    variant = _variant(query, value, *flags, out, out_dtype)
-    _check(query, key, value, ends_kv, ends_q, batch_size, out)
-    given = None if out is None else out.dtype
-    kind = (_OPERATOR, query.device, query.dtype, given, out_dtype, variant.d_qk, variant.d_v, flags)
-    served = resolve.calls[kind] = (
-        resolve.kernel(variant),
-        checks.TORCH_DTYPE_OF[variant.out_dtype],
-        variant.d_v,
-    )
+    query, _, value, *_, out = tensors
+    variant = _variant(query, value, out, *options)
+    _check(*tensors)
+    served = resolve.kernel(variant), checks.TORCH_DTYPE_OF[variant.out_dtype]
+    if kind is not None:
+        resolve.keep(kind, served)
     return served
 
 
 def _variant(
     query: torch.Tensor,
     value: torch.Tensor,
+    out: torch.Tensor | None,
     causal: bool,
     lse: bool,
     pdl: bool,
-    out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
 ) -> PrefillVariant:
     """The variant a call needs; raises when the GPU, the dtypes or the head dimensions have none."""

@@ -28,8 +28,10 @@ class Resolved(NamedTuple):
 
 
 calls: dict[tuple, Any] = {}
-"""What operators keep between calls, by everything that chose a call's variant: the kernel, without its variant made
-and looked up again. Keys start with the operator's name. `forget` empties it."""
+"""What operators keep between calls, by everything that they have looked at to find it: a call of a kind seen before
+neither examines its arguments again nor makes a variant. Keys start with the operator's name. `keep` adds to it, and
+`forget` empties it."""
+_MOST_CALLS = 4096
 _functions: dict[Variant, Callable[..., None]] = {}
 _resolved: dict[Variant, Resolved] = {}
 _lock = threading.RLock()
@@ -60,6 +62,13 @@ def served() -> dict[Variant, str]:
     """Every variant resolved so far in this process, and the step that served it."""
     with _lock:
         return {variant: found.step for variant, found in _resolved.items()}
+
+
+def keep(kind: tuple, served: Any) -> None:
+    """Keep in `calls` what serves calls of a kind. Kinds are few in practice; their number is bounded all the same."""
+    if len(calls) >= _MOST_CALLS:
+        calls.clear()
+    calls[kind] = served
 
 
 def forget() -> None:

@@ -106,7 +106,7 @@ def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
 @pytest.mark.parametrize("heads", [16, 96])
 def test_more_requests_than_parts(gpu, monkeypatch, heads):
     """Chunks that hold ends of requests and whole ones, as if the GPU had few SMs."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, sm_count, *shape: plan_decode(arch, 6, *shape))
+    monkeypatch.setattr("tsmla.decode_checks.plan_decode", lambda arch, sm_count, *shape: plan_decode(arch, 6, *shape))
     check(make_problem([1100, 0, 65, 300, 1, 500, 129], 1, heads))
 
 

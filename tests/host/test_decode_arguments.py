@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import tsmla
+from refusing import refusing
 from tsmla import ArgumentError, UnsupportedError, checks, resolve, support
 from tsmla.decode import decode_workspace_size, tsmla_decode
 from tsmla.plan import plan_decode
@@ -23,15 +24,20 @@ FORMULA = SMS * HEADS * 8 * 513 * 4
 
 
 class Recorder:
-    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch."""
+    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch that no kernel would
+    refuse."""
 
     def __init__(self) -> None:
         self.variants: list[DecodeVariant] = []
         self.launches: list[tuple] = []
 
     def __call__(self, variant: DecodeVariant):
+        def launch(*arguments) -> None:
+            refusing(variant)(*arguments)
+            self.launches.append(arguments)
+
         self.variants.append(variant)
-        return lambda *arguments: self.launches.append(arguments)
+        return launch
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusing import refusing
 from tsmla import ArgumentError, UnsupportedError, checks, prefill, resolve
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
@@ -17,15 +18,20 @@ TOKENS_Q, TOKENS_KV, HEADS, HEADS_KV, D_QK, D_V = 5, 7, 4, 2, 192, 128
 
 
 class Recorder:
-    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch."""
+    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch that no kernel would
+    refuse."""
 
     def __init__(self) -> None:
         self.variants: list[PrefillVariant] = []
         self.launches: list[tuple] = []
 
     def __call__(self, variant: PrefillVariant):
+        def launch(*arguments) -> None:
+            refusing(variant)(*arguments)
+            self.launches.append(arguments)
+
         self.variants.append(variant)
-        return lambda *arguments: self.launches.append(arguments)
+        return launch
 
 
 @pytest.fixture
