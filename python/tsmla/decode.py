@@ -107,8 +107,9 @@ def tsmla_decode(
     try:
         cache_shape, lengths_dtype = kv_cache.shape, seq_lens.dtype
         kind = (
-            OPERATOR, query.device, query.dtype, query.shape, query.is_contiguous(), cache_shape, kv_cache.stride(),
-            block_tables.dtype, block_tables.shape[1] > 0, lengths_dtype, seq_lens.is_contiguous(),
+            OPERATOR, query.get_device(), query.dtype, query.shape, query.is_contiguous(),
+            cache_shape, kv_cache.stride(), block_tables.dtype, block_tables.nbytes > 0,
+            lengths_dtype, seq_lens.is_contiguous(),
             None if causal_seqs is seq_lens else (causal_seqs.dtype, causal_seqs.is_contiguous()),
             None if local_visible_lens is None else (local_visible_lens.dtype, local_visible_lens.shape),
             out is None or out.is_contiguous(), options,

@@ -31,7 +31,8 @@ _LENGTH_DTYPES = (torch.int32, torch.int64)
 class Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
-    parts: of the plan; 0 when there is nothing to launch. nothing: the kernel's word for no visible lengths.
+    parts: of the plan; 0 when there is nothing to launch. nothing: the kernel's word for no visible lengths. new_out,
+    new_lse: make the results.
     """
 
     kernel: Callable[..., None]
@@ -56,7 +57,8 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What of a call's other arguments is not a factor; longest: at least max_seq_len."""
+    """A call's other arguments, but for factors. longest: max_seq_len rounded up to a power of two, as plans round it:
+    contexts grow with every step, and kinds of calls should not."""
 
     lse: bool
     pdl: bool
@@ -74,10 +76,11 @@ class Options(NamedTuple):
 def examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> Served:
     """What serves a call (fields of `Tensors` and of `Options`), with every check and its error.
 
-    kind: where `resolve` is to keep it for calls that need no examination. It holds whatever is looked at here, except
-    the workspace's size and what kernels refuse by themselves (TVM-FFI checks their arguments before they launch): what
-    is no tensor, another dtype or device, too low an alignment, another number of dimensions, sizes that do not belong
-    together, a last dimension with gaps. What launches nothing is not kept.
+    kind: the key under which `resolve` keeps it for calls that need no examination; None keeps nothing, and so does a
+    call that launches nothing. The key tells everything that is looked at here, except what a kernel refuses by itself
+    before it launches (the checks that the compiler generates from its signature): arguments that are no tensors, of
+    another dtype, device, number of dimensions or alignment, of sizes that do not belong together, or with gaps in the
+    last dimension.
     """
     given, chosen = Tensors(*tensors), Options(*options)
     variant = _variant(given.query, chosen)
@@ -90,23 +93,22 @@ def examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> Serve
     if batch and q_len and heads:
         plan = plan_decode(variant.arch, multiprocessors(query.device), batch, q_len, heads, chosen.longest)
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
+
+    def made(*layout: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        return functools.partial(torch.empty_strided, *layout, dtype=dtype, device=query.device)
+
+    token = heads * LATENT_DIM
     served = Served(
         resolve.kernel(variant),
         parts,
         workspace_bytes,
         query.new_empty((0, 0), dtype=torch.int32),
-        _maker((batch, q_len, heads, LATENT_DIM), out_dtype, query.device),
-        _maker((batch, q_len, heads), torch.float32, query.device),
+        made((batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1), dtype=out_dtype),
+        made((batch, q_len, heads), (q_len * heads, heads, 1), dtype=torch.float32),
     )
     if kind is not None and parts:
         resolve.keep(kind, served)
     return served
-
-
-def _maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-    """What makes an uninitialised contiguous tensor."""
-    strides = torch.empty(shape, device="meta").stride()
-    return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:

@@ -109,11 +109,11 @@ def tsmla_prefill(
 def _examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> tuple[Callable[..., None], torch.dtype]:
     """The kernel of a call and the dtype that it writes, with every check and its error.
 
-    tensors: `_check`'s arguments. options: causal, LSE, PDL and out_dtype. kind: where `resolve` is to keep the result
-    for calls that need no examination. It holds whatever is looked at here, except what kernels refuse by themselves
-    (TVM-FFI checks their arguments before they launch): what is no tensor, another dtype or device, too low an
-    alignment (of strides too), another number of dimensions, sizes that do not belong together, gaps in a last
-    dimension.
+    tensors: `_check`'s arguments. options: causal, LSE, PDL and out_dtype. kind: the key under which `resolve` keeps
+    the result for calls that need no examination; None keeps nothing. The key tells everything that is looked at here,
+    except what a kernel refuses by itself before it launches (the checks that the compiler generates from its
+    signature): arguments that are no tensors, of another dtype, device, number of dimensions or alignment, of sizes
+    that do not belong together, or with gaps in the last dimension.
     """
     query, _, value, *_, out = tensors
     variant = _variant(query, value, out, *options)

@@ -177,6 +177,62 @@ def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     assert len(recorder.variants) == 4
 
 
+def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
+    """Each call follows one that differs from it in one thing, and launches what it would have launched first."""
+    changes = [
+        {},
+        {"seq_lens": torch.tensor([1, 2, 3])},
+        {"causal_seqs": ints(4, 5, 6)},
+        {"causal_seqs": torch.tensor([4, 5, 6])},
+        {"local_visible_lens": torch.ones(BATCH, Q_LEN, dtype=torch.int32)},
+        {"kv_cache": bf16(PAGES, 1, PAGE, 576)},
+        {"kv_cache": bf16(PAGES, 2 * PAGE, 576)[:, :PAGE]},
+        {"workspace_buffer": torch.zeros(FORMULA, dtype=torch.uint8)},
+        {"query": bf16(BATCH, 1, HEADS, 576)},
+        {"max_seq_len": 257},
+        {"max_seq_len": 512},
+        {"max_seq_len": 513},
+        {"max_seq_len": 100000},
+        {"window_left": 3},
+        {"output_scale": -0.0},
+        {"causal_mask": False},
+    ]
+    firsts = []
+    for change in changes:
+        resolve.forget()
+        tsmla_decode(**inputs(**change))
+        firsts.append(recorder.launches.pop())
+    resolve.forget()
+    for _ in range(2):
+        for change, first in zip(changes, firsts, strict=True):
+            tsmla_decode(**inputs(**change))
+            for got, want in zip(recorder.launches.pop(), first, strict=True):
+                assert type(got) is type(want)
+                if isinstance(got, torch.Tensor):
+                    got, want = ((x.shape, x.stride(), x.dtype) for x in (got, want))
+                assert repr(got) == repr(want)
+
+
+def test_a_longer_call_of_a_kind_seen_before_needs_its_own_workspace(recorder):
+    small, large = (decode_workspace_size(1, 1, 16, longest) for longest in (1024, 100000))
+    given = inputs(query=bf16(1, 1, 16, 576), block_tables=torch.zeros(1, 1, dtype=torch.int32), seq_lens=ints(1))
+    given["workspace_buffer"] = torch.zeros(small, dtype=torch.int8)
+    tsmla_decode(**{**given, "max_seq_len": 1024})
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=f"has {small} bytes; this call needs {large}"):
+            tsmla_decode(**{**given, "max_seq_len": 100000})
+
+
+def test_what_fails_with_right_arguments_fails_as_it_does(recorder, monkeypatch):
+    def kernel(*arguments):
+        raise RuntimeError("launch failed")
+
+    monkeypatch.setattr(resolve, "kernel", lambda variant: kernel)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="^launch failed$"):
+            tsmla_decode(**inputs())
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 4, 576), (3, 0, 4, 576), (3, 2, 0, 576)], ids=str)
 def test_nothing_to_do_launches_nothing(recorder, shape):
     lengths = torch.zeros(shape[0], dtype=torch.int32)
@@ -284,6 +340,26 @@ WRONG = {
     "lengths with gaps": ({"seq_lens": ints(1, 2, 3, 4, 5, 6)[::2]}, "seq_lens has shape [3] and strides (2,)"),
     "lengths on the host": ({"seq_lens": [1, 2, 3]}, "seq_lens is a list; it must be a tensor on cpu"),
     "global lengths batch": ({"causal_seqs": LENGTHS[:2]}, "causal_seqs has shape [2]; it must be [3]"),
+    "lengths without sign": (
+        {"seq_lens": LENGTHS.view(torch.uint32)},
+        "seq_lens is torch.uint32; accepted: torch.int32, torch.int64",
+    ),
+    "global lengths with gaps": (
+        {"causal_seqs": ints(1, 2, 3, 4, 5, 6)[::2]},
+        "causal_seqs has shape [3] and strides (2,)",
+    ),
+    "table without sign": (
+        {"block_tables": torch.zeros(BATCH, WIDTH, dtype=torch.uint32)},
+        "block_tables is torch.uint32; accepted: torch.int32",
+    ),
+    "visible without sign": (
+        {"local_visible_lens": torch.zeros(3, 2, dtype=torch.uint32)},
+        "local_visible_lens is torch.uint32; accepted: torch.int32",
+    ),
+    "visible elsewhere": (
+        {"local_visible_lens": torch.zeros(3, 2, dtype=torch.int32, device="meta")},
+        "local_visible_lens is on meta but query is on cpu",
+    ),
     "visible dtype": (
         {"local_visible_lens": torch.zeros(3, 2, dtype=torch.int64)},
         "local_visible_lens is torch.int64; accepted: torch.int32",
@@ -292,8 +368,24 @@ WRONG = {
     "out shape": ({"out": bf16(3, 2, 4, 576)}, "out has shape [3, 2, 4, 576]; it must be [3, 2, 4, 512]"),
     "out dtype": ({"out": bf16(3, 2, 4, 512).float()}, "out is torch.float32; accepted: torch.bfloat16"),
     "out with gaps": ({"out": bf16(3, 2, 8, 512)[:, :, ::2]}, "out has shape [3, 2, 4, 512] and strides"),
+    "out address": (
+        {"out": torch.zeros(BATCH * Q_LEN * HEADS * 512 + 1, dtype=torch.bfloat16)[1:].view(3, 2, 4, 512)},
+        "out starts at address",
+    ),
+    "out no tensor": ({"out": "o"}, "out is a str; it must be a tensor on cpu"),
+    "nothing to do, with lengths of another batch": (
+        {"query": bf16(BATCH, 0, HEADS, 576), "seq_lens": LENGTHS[:2]},
+        "seq_lens has shape [2]; it must be [3]",
+    ),
     "out elsewhere": ({"out": bf16(3, 2, 4, 512).to("meta")}, "out is on meta but query is on cpu"),
     "longest": ({"max_seq_len": 0}, "max_seq_len is 0; it must be from 1 to 2147483647"),
+    "longest beyond 32 bits": ({"max_seq_len": 2**31}, "max_seq_len is 2147483648; it must be from 1 to 2147483647"),
+    "longest no integer": ({"max_seq_len": 300.0}, "max_seq_len is a float; it must be a Python integer"),
+    "window no integer": ({"window_left": -1.0}, "window_left is a float; it must be a Python integer"),
+    "world no integer": ({"cp_world": 1.0}, "cp_world is a float; it must be a Python integer"),
+    "rank no integer": ({"cp_rank": 0.0}, "cp_rank is a float; it must be a Python integer"),
+    "interleave no integer": ({"cp_interleave_size": 1.0}, "cp_interleave_size is a float; it must be"),
+    "splits no integer": ({"min_split_kv": 1.0}, "min_split_kv is a float; it must be a Python integer"),
     "longest on the device": (
         {"max_seq_len": torch.tensor(3)},
         "max_seq_len is a Tensor; it must be a Python integer (reading a tensor here would wait for the GPU)",
@@ -318,7 +410,13 @@ WRONG = {
 @pytest.mark.parametrize("change, message", WRONG.values(), ids=WRONG.keys())
 def test_wrong_use_names_the_argument(recorder, change, message, seen):
     if seen:
-        tsmla_decode(**inputs())
+        optional = {
+            "out": bf16(BATCH, Q_LEN, HEADS, 512),
+            "local_visible_lens": torch.zeros(BATCH, Q_LEN, dtype=torch.int32),
+            "causal_seqs": LENGTHS.clone(),
+        }
+        for given in ({}, *({name: value} for name, value in optional.items()), {"max_seq_len": 2**31 - 1}):
+            tsmla_decode(**inputs(**given))
         recorder.launches.clear()
     with pytest.raises(ArgumentError, match=f"^tsmla_decode: {re.escape(message)}"):
         tsmla_decode(**inputs(**change))

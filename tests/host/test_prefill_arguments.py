@@ -111,6 +111,47 @@ def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     assert len(recorder.variants) == 6
 
 
+def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
+    """Each call follows one that differs from it in one thing, and launches what it would have launched first."""
+    strided = torch.zeros(TOKENS_KV, HEADS_KV, 2 * D_V, dtype=torch.bfloat16)[..., D_V:]
+    changes = [
+        {},
+        {"query": bf16(TOKENS_Q + 1, HEADS, D_QK)},
+        {"query": bf16(TOKENS_Q, 2 * HEADS, D_QK)},
+        {"value": strided},
+        {"key": bf16(TOKENS_KV, HEADS, D_QK), "value": bf16(TOKENS_KV, HEADS, D_V)},
+        {name: bf16(4, HEADS, 128) for name in ("query", "key", "value")},
+        {name: inputs(torch.float16)[name] for name in ("query", "key", "value")},
+        {"out_dtype": torch.bfloat16},
+        {"batch_size": 1, "cum_seq_lens": LENGTHS[:2], "cum_seq_lens_q": LENGTHS[:2]},
+        {"output_scale": -0.0},
+    ]
+    firsts = []
+    for change in changes:
+        resolve.forget()
+        prefill.tsmla_prefill(**inputs(**change))
+        firsts.append((recorder.launches.pop(), recorder.variants.pop()))
+    resolve.forget()
+    for _ in range(2):
+        for change, (first, variant) in zip(changes, firsts, strict=True):
+            prefill.tsmla_prefill(**inputs(**change))
+            assert not recorder.variants or recorder.variants.pop() == variant
+            for got, want in zip(recorder.launches.pop(), first, strict=True):
+                if isinstance(got, torch.Tensor):
+                    got, want = ((x.shape, x.stride(), x.dtype) for x in (got, want))
+                assert repr(got) == repr(want)
+
+
+def test_what_fails_with_right_arguments_fails_as_it_does(recorder, monkeypatch):
+    def kernel(*arguments):
+        raise RuntimeError("launch failed")
+
+    monkeypatch.setattr(resolve, "kernel", lambda variant: kernel)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="^launch failed$"):
+            prefill.tsmla_prefill(**inputs())
+
+
 @pytest.mark.parametrize(
     "change", [{"query": torch.zeros(0, HEADS, D_QK, dtype=torch.bfloat16)}, {"batch_size": 0}], ids=["tokens", "batch"]
 )
@@ -179,6 +220,19 @@ WRONG = {
         r"query has strides \(784, 196, 1\) of 2-byte elements; the outer strides must be multiples of 16 bytes",
     ),
     "lengths of 64 bits": ({"cum_seq_lens": LENGTHS.long()}, "cum_seq_lens is torch.int64; accepted: torch.int32"),
+    "lengths without sign": ({"cum_seq_lens": LENGTHS.view(torch.uint32)}, "cum_seq_lens is torch.uint32; accepted"),
+    "query lengths without sign": (
+        {"cum_seq_lens_q": LENGTHS.view(torch.uint32)},
+        "cum_seq_lens_q is torch.uint32; accepted: torch.int32",
+    ),
+    "lengths of two dimensions": (
+        {"cum_seq_lens": torch.zeros(3, 1, dtype=torch.int32)},
+        r"cum_seq_lens has shape \[3, 1\]; it must be \[3\]",
+    ),
+    "nothing to do, with a key of another dtype": (
+        {"query": bf16(0, HEADS, D_QK), "key": bf16(TOKENS_KV, HEADS_KV, D_QK).half()},
+        "key is torch.float16; accepted: torch.bfloat16",
+    ),
     "lengths on the host": ({"cum_seq_lens": [0, 3, 7]}, "cum_seq_lens is a list; it must be a tensor on cpu"),
     "query lengths elsewhere": (
         {"cum_seq_lens_q": LENGTHS.to("meta")},
