@@ -189,6 +189,7 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
         {"kv_cache": bf16(PAGES, 2 * PAGE, 576)[:, :PAGE]},
         {"workspace_buffer": torch.zeros(FORMULA, dtype=torch.uint8)},
         {"query": bf16(BATCH, 1, HEADS, 576)},
+        {name: inputs(torch.float16)[name] for name in ("query", "kv_cache")},
         {"max_seq_len": 257},
         {"max_seq_len": 512},
         {"max_seq_len": 513},
@@ -221,6 +222,23 @@ def test_a_longer_call_of_a_kind_seen_before_needs_its_own_workspace(recorder):
     for _ in range(2):
         with pytest.raises(ArgumentError, match=f"has {small} bytes; this call needs {large}"):
             tsmla_decode(**{**given, "max_seq_len": 100000})
+
+
+class OnAnotherGpu(torch.Tensor):
+    """Says that it is."""
+
+    device = property(lambda self: torch.device("cuda", 1))
+
+    def get_device(self) -> int:
+        return 1
+
+
+def test_each_gpu_has_its_kernel(recorder):
+    given = inputs(out=bf16(BATCH, Q_LEN, HEADS, 512))
+    other = {n: x.as_subclass(OnAnotherGpu) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+    for arguments in (given, other, given, other):
+        tsmla_decode(**arguments)
+    assert len(recorder.variants) == 2 and len(recorder.launches) == 4
 
 
 def test_what_fails_with_right_arguments_fails_as_it_does(recorder, monkeypatch):
@@ -294,11 +312,11 @@ WRONG = {
     "no pages": ({"kv_cache": bf16(0, 64, 576)}, "kv_cache has shape [0, 64, 576]"),
     "page size": ({"kv_cache": bf16(2, 48, 576)}, "kv_cache has pages of 48 keys; accepted: (16, 32, 64, 128)"),
     "cache rows": (
-        {"kv_cache": bf16(4, 64, 640)[..., :576]},
+        {"kv_cache": bf16(PAGES, 64, 640)[..., :576]},
         "kv_cache has strides (40960, 640, 1); the rows of a page must follow each other without gaps",
     ),
     "page stride": (
-        {"kv_cache": bf16(4, 64 * 576 + 4)[:, : 64 * 576].unflatten(1, (64, 576))},
+        {"kv_cache": bf16(PAGES, 64 * 576 + 4)[:, : 64 * 576].unflatten(1, (64, 576))},
         "kv_cache has strides (36868, 576, 1) of 2-byte elements; the outer strides must be multiples of 16 bytes",
     ),
     "workspace dtype": (
@@ -336,6 +354,11 @@ WRONG = {
         "block_tables has strides (12, 2); its last dimension must have stride 1",
     ),
     "lengths dtype": ({"seq_lens": LENGTHS.float()}, "seq_lens is torch.float32; accepted: torch.int32, torch.int64"),
+    "lengths of another 64 bits": ({"seq_lens": LENGTHS.double()}, "seq_lens is torch.float64; accepted: torch.int32"),
+    "global lengths of another 64 bits": (
+        {"causal_seqs": LENGTHS.double()},
+        "causal_seqs is torch.float64; accepted: torch.int32",
+    ),
     "lengths batch": ({"seq_lens": LENGTHS[:2]}, "seq_lens has shape [2]; it must be [3]"),
     "lengths with gaps": ({"seq_lens": ints(1, 2, 3, 4, 5, 6)[::2]}, "seq_lens has shape [3] and strides (2,)"),
     "lengths on the host": ({"seq_lens": [1, 2, 3]}, "seq_lens is a list; it must be a tensor on cpu"),
@@ -417,6 +440,7 @@ def test_wrong_use_names_the_argument(recorder, change, message, seen):
         }
         for given in ({}, *({name: value} for name, value in optional.items()), {"max_seq_len": 2**31 - 1}):
             tsmla_decode(**inputs(**given))
+        tsmla_decode(**inputs(causal_seqs=LENGTHS.clone(), cp_world=2))
         recorder.launches.clear()
     with pytest.raises(ArgumentError, match=f"^tsmla_decode: {re.escape(message)}"):
         tsmla_decode(**inputs(**change))
@@ -424,13 +448,20 @@ def test_wrong_use_names_the_argument(recorder, change, message, seen):
 
 
 def test_integers_of_other_types_are_integers(recorder):
-    tsmla_decode(**inputs(max_seq_len=np.int64(300), window_left=np.int32(5)))
-    assert recorder.launches[0][12] == 5 and type(recorder.launches[0][12]) is int
+    integers = {"max_seq_len": 300, "window_left": 5, "cp_world": 2, "cp_rank": 1, "cp_interleave_size": 16}
+    for name, value in integers.items():
+        tsmla_decode(**inputs(causal_seqs=LENGTHS.clone(), **{**integers, name: np.int64(value)}))
+        given = recorder.launches[-1][12:16]
+        assert given == (5, 2, 1, 16) and all(type(number) is int for number in given)
 
 
 def test_what_no_kernel_exists_for(recorder, monkeypatch):
-    with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 256 and 64; "):
-        tsmla_decode(**inputs(kv_lora_rank=256))
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 256 and 64; "):
+            tsmla_decode(**inputs(kv_lora_rank=256))
+        with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 512 and 0; "):
+            tsmla_decode(**inputs(qk_rope_head_dim=0))
+        tsmla_decode(**inputs())
     monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: (Dtype.FP16,)})
     resolve.forget()
     with pytest.raises(UnsupportedError, match="^tsmla_decode: decode for sm_90a takes fp16, not bf16"):

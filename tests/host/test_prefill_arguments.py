@@ -142,6 +142,23 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
                 assert repr(got) == repr(want)
 
 
+class OnAnotherGpu(torch.Tensor):
+    """Says that it is."""
+
+    device = property(lambda self: torch.device("cuda", 1))
+
+    def get_device(self) -> int:
+        return 1
+
+
+def test_each_gpu_has_its_kernel(recorder):
+    given = inputs(out=bf16(TOKENS_Q, HEADS, D_V))
+    other = {n: x.as_subclass(OnAnotherGpu) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+    for arguments in (given, other, given, other):
+        prefill.tsmla_prefill(**arguments)
+    assert len(recorder.variants) == 2 and len(recorder.launches) == 4
+
+
 def test_what_fails_with_right_arguments_fails_as_it_does(recorder, monkeypatch):
     def kernel(*arguments):
         raise RuntimeError("launch failed")
