@@ -196,3 +196,12 @@ def test_threads_that_ask_for_one_kernel_compile_it_once(monkeypatch, nothing_sh
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(ask, range(8))) == {print}
     assert count == [PACK]
+
+
+def test_what_is_kept_between_calls_is_bounded(monkeypatch):
+    monkeypatch.setattr(resolve, "_MOST_CALLS", 3)
+    for kind in range(10):
+        resolve.keep((kind,), repr)
+        assert resolve.calls[kind,] is repr and len(resolve.calls) <= 3
+    resolve.forget()
+    assert not resolve.calls
