@@ -106,9 +106,9 @@ def tsmla_decode(
     )  # fmt: skip
     try:
         cache_shape, lengths_dtype = kv_cache.shape, seq_lens.dtype
-        kind = (
+        kind = (  # whatever `examined` looks at and no kernel refuses by itself
             OPERATOR, query.get_device(), query.dtype, query.shape, query.is_contiguous(),
-            cache_shape, kv_cache.stride(), block_tables.dtype, block_tables.nbytes > 0,
+            cache_shape, kv_cache.is_contiguous() or kv_cache.stride(), block_tables.dtype, block_tables.nbytes > 0,
             lengths_dtype, seq_lens.is_contiguous(),
             None if causal_seqs is seq_lens else (causal_seqs.dtype, causal_seqs.is_contiguous()),
             None if local_visible_lens is None else (local_visible_lens.dtype, local_visible_lens.shape),
@@ -136,7 +136,7 @@ def tsmla_decode(
     except TsmlaError:
         raise
     except Exception:
-        examined(tensors, options)  # what the kernel refused, in our words
+        examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
     if lse is None:
         return out

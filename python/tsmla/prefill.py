@@ -84,7 +84,7 @@ def tsmla_prefill(
         tokens_q, heads_q, d_qk = query.shape
         _, heads_kv, d_v = value.shape
         device = query.device
-        kind = (
+        kind = (  # whatever `_examined` looks at and no kernel refuses by itself
             _OPERATOR, device, query.dtype, heads_q, heads_kv, d_qk, d_v, None if out is None else out.dtype, options,
             cum_seq_lens.dtype, cum_seq_lens_q.dtype, cum_seq_lens.shape[0] == batch_size + 1,
         )  # fmt: skip
@@ -101,7 +101,7 @@ def tsmla_prefill(
     except TsmlaError:
         raise
     except Exception:
-        _examined(tensors, options)  # what the kernel refused, in our words
+        _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
     return out if lse is None else (out, lse)
 
