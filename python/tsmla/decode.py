@@ -117,7 +117,7 @@ def tsmla_decode(
         kernel, parts, workspace_bytes, nothing, new_out, new_lse = (
             resolve.calls.get(kind) or examined(tensors, options, kind)
         )
-        if not (workspace_bytes <= workspace_buffer.nbytes <= LARGEST_INT and workspace_buffer.dtype is torch.int8):
+        if not workspace_bytes <= workspace_buffer.nbytes <= LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
         if out is None:
             out = new_out()

@@ -112,16 +112,14 @@ def examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> Serve
 
 
 def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
-    """The workspace as the kernel takes it: int8, less than 2 GiB."""
+    """The workspace as the kernel takes it: less than 2 GiB."""
     size = workspace.nbytes
     if size < needed:
         raise ArgumentError(
             f"{OPERATOR}: workspace_buffer has {size} bytes; this call needs {needed} (tsmla.decode_workspace_size "
             "says so; SMs * heads * max(8, q_len) * 513 * 4 is always enough)"
         )
-    if size > LARGEST_INT:
-        workspace = workspace[:needed]
-    return workspace.view(torch.int8) if workspace.dtype is torch.uint8 else workspace
+    return workspace[:needed]
 
 
 def _variant(query: torch.Tensor, options: Options) -> DecodeVariant:

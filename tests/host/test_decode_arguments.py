@@ -265,10 +265,19 @@ def test_the_workspace_may_be_just_large_enough(recorder):
     for dtype in (torch.int8, torch.uint8):
         tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed, dtype=dtype)))
         workspace = recorder.launches[-1][8]
-        assert workspace.numel() == needed and workspace.dtype == torch.int8
+        assert workspace.numel() == needed and workspace.dtype == dtype
     message = f"tsmla_decode: workspace_buffer has {needed - 1} bytes; this call needs {needed}"
     with pytest.raises(ArgumentError, match=message):
         tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed - 1, dtype=torch.int8)))
+
+
+def test_a_workspace_beyond_32_bits_is_cut(recorder):
+    needed = decode_workspace_size(BATCH, Q_LEN, HEADS, 300)
+    huge = torch.empty(2**31, dtype=torch.int8)
+    for _ in range(2):
+        tsmla_decode(**inputs(workspace_buffer=huge))
+        workspace = recorder.launches[-1][8]
+        assert workspace.numel() == needed and workspace.data_ptr() == huge.data_ptr()
 
 
 def test_workspace_size(recorder):
