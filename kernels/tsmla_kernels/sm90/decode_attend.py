@@ -31,7 +31,11 @@ from .decode_results import output_of, store_row
 
 
 class Attention(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions."""
+    """What a step needs besides the tile number: operands, running state, positions.
+
+    `warp` counts within the warpgroup and is known to be the same for all lanes: addresses that depend on `thread`
+    would make loops that wait on them divergent, and operands of products in these be moved to uniform registers one by
+    one."""
 
     qk_op: object
     pv_op: object
@@ -52,6 +56,7 @@ class Attention(NamedTuple):
     all_end: Int32
     shared: object
     thread: Int32
+    warp: Int32
     first_count: Int32
     first_tile: Int32
     scale_log2: Float32
@@ -129,6 +134,7 @@ def attend(
         all_end=cute.arch.warp_redux_sync(all_end, "min"),
         shared=shared,
         thread=thread,
+        warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
         first_count=task.first_count,
         first_tile=task.first_tile,
         scale_log2=softmax_scale * LOG2_E,
@@ -249,7 +255,7 @@ def _move(state: Attention, scores: cute.Tensor, index: Int32) -> Boolean:
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
-    _tell_counterpart(state.shared.referenced, state.thread)
+    _tell_counterpart(state, state.shared.referenced)
     return moves
 
 
@@ -267,7 +273,7 @@ def _exponentiate(state: Attention, scores: cute.Tensor):
 def _give(state: Attention):
     """Hand the own probabilities to the other warpgroup."""
     _vectors(state.own, state.shared.exchange, state.thread, True)
-    _tell_counterpart(state.shared.exchanged, state.thread)
+    _tell_counterpart(state, state.shared.exchanged)
 
 
 @cute.jit
@@ -288,17 +294,17 @@ def _take(state: Attention, index: Int32):
 
 
 @cute.jit
-def _tell_counterpart(barriers: cute.Pointer, thread: Int32):
+def _tell_counterpart(state: Attention, barriers: cute.Pointer):
     """What this warp has stored is there for its counterpart."""
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(barriers + thread // 32)
+        cute.arch.mbarrier_arrive(barriers + state.warp)
 
 
 @cute.jit
 def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
     """Tiles are told one by one, by the warpgroup that scores them."""
-    cute.arch.mbarrier_wait(barriers + state.thread // 32, (state.first_count + index) & 1)
+    cute.arch.mbarrier_wait(barriers + state.warp, (state.first_count + index) & 1)
 
 
 @cute.jit
@@ -362,7 +368,7 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
         state.row_sum[row] = _quad_sum(state.row_sum[row])
         if leader:
             row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
-    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.thread // 32, number_of_threads=64)
+    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
     partials = results.partials
     partial_lse = partials.lse
