@@ -19,6 +19,21 @@ NO_KEYS = -1.0e30
 
 
 @cute.jit
+def exceeds(
+    scores: cute.Tensor,
+    reference: cute.Tensor,
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
+) -> Boolean:
+    """Whether, of this lane's `scores` (rows, columns), one must move its row's reference. It rarely does."""
+    beyond = Boolean(False)
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
+        beyond = beyond or (highest - reference[row]) * scale_log2 > probabilities.slack
+    return beyond
+
+
+@cute.jit
 def move_reference(
     scores: cute.Tensor,
     reference: cute.Tensor,
@@ -26,58 +41,55 @@ def move_reference(
     rescale: cute.Tensor,
     scale_log2: Float32,
     probabilities: cutlass.Constexpr[Probabilities],
-) -> Boolean:
-    """Before `exponentiate`: move the references of `scores` (rows, columns) to the rows' maxima where they must.
-
-    `reference` is unscaled and equal on the quad; `row_sum` is this lane's part. Returns whether the warp has moved
-    any, which is rare; `rescale` then has the factor that earlier output rows must be multiplied by, 1 for the others.
-    Lanes look at their own scores first: only a move costs shuffles, which wait for shared memory.
-    """
-    beyond = Boolean(False)
+) -> None:
+    """Move the references of `scores` (rows, columns) to the rows' maxima where they must. `reference` is unscaled and
+    equal on the quad; `row_sum` is this lane's part. `rescale` is the factor that earlier output rows must be
+    multiplied by, 1 where nothing moved."""
     for row in cutlass.range_constexpr(cute.size(reference)):
-        highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
-        beyond = beyond or (highest - reference[row]) * scale_log2 > probabilities.slack
-    moves = cute.arch.vote_any_sync(beyond)
-    if moves:
-        for row in cutlass.range_constexpr(cute.size(reference)):
-            highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
-            before = reference[row]
-            now = highest if (highest - before) * scale_log2 > probabilities.slack else before
-            _rescale(row, now, reference, row_sum, rescale, scale_log2)
-    return moves
+        highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
+        before = reference[row]
+        now = highest if (highest - before) * scale_log2 > probabilities.slack else before
+        _rescale(row, now, reference, row_sum, rescale, scale_log2)
 
 
 @cute.jit
 def exponentiate(
     scores: cute.Tensor,
+    exponentials: cute.Tensor,
     reference: cute.Tensor,
     row_sum: cute.Tensor,
     scale_log2: Float32,
     probabilities: cutlass.Constexpr[Probabilities],
-) -> None:
-    """Replace `scores` (rows, columns) by 2**bias exp(scale * (score - reference)) and add them to the sums."""
-    for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
+) -> cute.Tensor:
+    """`exponentials` = 2**bias exp(scale * (score - reference)) of `scores` (rows, columns). Returns `row_sum` with
+    them. Neither scores nor sums change: what comes out is void if references turn out to move."""
+    sums = cute.make_rmem_tensor_like(row_sum)
+    for row in cutlass.range_constexpr(cute.size(reference)):
         shift = reference[row] * scale_log2
         if const_expr(probabilities.bias):
             shift -= probabilities.bias
-        exponentials = cute.math.exp2(scores[row, None].load() * scale_log2 - shift, fastmath=True)
-        scores[row, None].store(exponentials)
-        row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
+        values = cute.math.exp2(scores[row, None].load() * scale_log2 - shift, fastmath=True)
+        exponentials[row, None].store(values)
+        sums[row] = values.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
+    return sums
+
+
+@cute.jit
+def differs(received: cute.Tensor, reference: cute.Tensor) -> Boolean:
+    """Whether, of this lane's rows, one has another reference."""
+    different = Boolean(False)
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        different = different or received[row] != reference[row]
+    return different
 
 
 @cute.jit
 def follow_reference(
     received: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
-) -> Boolean:
+) -> None:
     """Take over the references that another warp has moved to, as `move_reference` would have."""
-    differs = Boolean(False)
     for row in cutlass.range_constexpr(cute.size(reference)):
-        differs = differs or received[row] != reference[row]
-    moves = cute.arch.vote_any_sync(differs)
-    if moves:
-        for row in cutlass.range_constexpr(cute.size(reference)):
-            _rescale(row, received[row], reference, row_sum, rescale, scale_log2)
-    return moves
+        _rescale(row, received[row], reference, row_sum, rescale, scale_log2)
 
 
 @cute.jit

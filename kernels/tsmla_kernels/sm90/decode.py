@@ -1,7 +1,7 @@
 """Absorbed MLA decode over a paged cache for Hopper: host entry, kernel entry, and what its roles share.
 
 One CTA per part of the plan walks its segments (`parts/decode_work.py`): 64 query rows against a range of KV tiles. Two
-warpgroups attend, one warp loads by TMA, one wipes what lies beyond the visible keys.
+warpgroups attend, two warps load by TMA, one wipes what lies beyond the visible keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .decode_geometry import (
     DEAL_WARP,
     DEALT_AT,
     GROUP_ROWS,
-    LOAD_WARP,
+    LOAD_WARPS,
     OUTPUTS,
     REFERENCES_AT,
     DecodeGeometry,
@@ -154,7 +154,7 @@ class DecodeKernel:
     ):
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == LOAD_WARP:
+        if warp == LOAD_WARPS[0]:
             for atom in (q_atom, latent_tile_atom, rope_tile_atom):
                 cpasync.prefetch_descriptor(atom)
         shared = self._shared(self._layouts())
@@ -181,20 +181,6 @@ class DecodeKernel:
             number, edges = Int32(0), Int32(0)
             if warp == DEAL_WARP:
                 deal(self.deal, shared.dealt, view, heads, parts, partials)
-            elif warp == LOAD_WARP:
-                q_tiles = self._partition_q(q_atom, q, shared.q)
-                boxes = self._partition_pieces(
-                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_ROWS, shared
-                )
-                tiles = self._partition_pieces(
-                    (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
-                )
-                task = take(shared.dealt, number)
-                while task.more:
-                    edges = load(q_tiles, boxes, tiles, block_tables, shared, geometry, task, page_size, pages, edges)
-                    leave(shared.dealt, number)
-                    number += 1
-                    task = take(shared.dealt, number)
             elif warp == CLEAN_WARP:
                 task = take(shared.dealt, number)
                 while task.more:
@@ -202,6 +188,25 @@ class DecodeKernel:
                     leave(shared.dealt, number)
                     number += 1
                     task = take(shared.dealt, number)
+            else:
+                q_tiles = self._partition_q(q_atom, q, shared.q)
+                boxes = self._partition_pieces(
+                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_ROWS, shared
+                )
+                tiles = self._partition_pieces(
+                    (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
+                )
+                for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
+                    if warp == LOAD_WARPS[loader]:
+                        task = take(shared.dealt, number)
+                        while task.more:
+                            edges = load(
+                                q_tiles, boxes, tiles, block_tables, shared, geometry, loader, task, page_size, pages,
+                                edges,
+                            )  # fmt: skip
+                            leave(shared.dealt, number)
+                            number += 1
+                            task = take(shared.dealt, number)
         elif warp >= 3 * WARPGROUP // 32:
             if const_expr(geometry.transposes):
                 cute.arch.setmaxregister_decrease(schedule.transpose_registers)

@@ -6,7 +6,8 @@ rows refer their exponentials to is handed over first: the second warpgroup's so
 thread and its counterpart 128 threads on hold the same rows and columns of the probabilities, so these travel in
 register order, and warps synchronise in pairs. (Output split over two warpgroups that exchange probabilities:
 FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
-in order, so that the earlier one's pieces are free before the later one has arrived.)
+in order, so that the earlier one's pieces are free before the later one has arrived; and the second warpgroup's softmax
+comes before its part of the first's value product, so that the first waits less.)
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import select_
 
 from ..parts import mma
 from ..parts.fragment import as_operand_a, rows_columns
-from ..parts.lazy_softmax import NO_KEYS, exponentiate, follow_reference, move_reference
+from ..parts.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
 from ..parts.visible import Visibility, keys_of_row
@@ -49,6 +51,7 @@ class Attention(NamedTuple):
     outputs: tuple
     reference: cute.Tensor
     row_sum: cute.Tensor
+    next_sum: cute.Tensor
     rescale: cute.Tensor
     rescale_received: cute.Tensor
     row_keys: cute.Tensor
@@ -62,6 +65,7 @@ class Attention(NamedTuple):
     scale_log2: Float32
     tile_kv: int
     value_columns: int
+    places: tuple
     probabilities: Probabilities
     transposes: bool
 
@@ -117,9 +121,7 @@ def attend(
         pv_op=mma_pv.op,
         q=tuple(qk.make_fragment_A(qk.partition_A(piece)) for piece in shared.q_pieces),
         k=tuple(qk.make_fragment_B(qk.partition_B(piece)) for piece in shared.k_pieces),
-        v=tuple(
-            pv.make_fragment_B(pv.partition_B(shared.values[mine * OUTPUTS + i])) for i in range(OUTPUTS)
-        ),
+        v=tuple(pv.make_fragment_B(pv.partition_B(shared.values[place])) for place in geometry.places(mine)),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
         coordinates=coordinates,
         own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
@@ -127,6 +129,7 @@ def attend(
         outputs=outputs,
         reference=reference,
         row_sum=row_sum,
+        next_sum=cute.make_rmem_tensor_like(row_sum),
         rescale=rescale,
         rescale_received=rescale_received,
         row_keys=row_keys,
@@ -140,6 +143,7 @@ def attend(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=geometry.tile_kv,
         value_columns=geometry.value_columns,
+        places=geometry.places(mine),
         probabilities=probabilities,
         transposes=geometry.transposes,
     )
@@ -169,10 +173,8 @@ def attend(
 @cute.jit
 def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     scores = _start_scores(state, index)
-    warpgroup.wait_group(0)
-    _scored(state, index)
-    moves = _move(state, scores, index)
-    _exponentiate(state, scores)
+    _end_scores(state, scores, index)
+    moves = _probabilities(state, scores, index, False)
     _give(state)
     _start_values(state, state.own, moves, state.rescale, index, mine)
     _end_values(state, index, mine)
@@ -180,34 +182,24 @@ def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
 
 @cute.jit
 def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    follows = _follow(state, index)
+    received = _await_references(state, index)
+    moves = cute.arch.vote_any_sync(differs(received, state.reference))
+    if moves:
+        _follow(state, received)
     _take(state, index)
-    _start_values(state, state.received, follows, state.rescale_received, index, mine)
+    _start_values(state, state.received, moves, state.rescale_received, index, mine)
     _end_values(state, index, mine)
 
 
 @cute.jit
 def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
-    """A received tile and the own one after it, whose probabilities need only the received one's references. Values
-    of 16 bits take longer than softmax and are multiplied meanwhile; those of 8 bits come last."""
+    """A received tile and the own one after it, whose probabilities need only the received one's references."""
     scores = _start_scores(state, index + 1)
-    if const_expr(state.transposes):
-        warpgroup.wait_group(0)
-        _scored(state, index + 1)
-        follows = _follow(state, index)
-    else:
-        follows = _follow(state, index)
-        _take(state, index)
-        _start_values(state, state.received, follows, state.rescale_received, index, mine)
-        warpgroup.wait_group(OUTPUTS)
-    moves = _move(state, scores, index + 1)
-    _exponentiate(state, scores)
-    if const_expr(state.transposes):
-        _take(state, index)
-        _give(state)
-        _start_values(state, state.received, follows, state.rescale_received, index, mine)
-    else:
-        _give(state)
+    _end_scores(state, scores, index + 1)
+    moves = _probabilities(state, scores, index, True)
+    _take(state, index)
+    _give(state)
+    _start_values(state, state.received, moves, state.rescale_received, index, mine)
     _end_values(state, index, mine)
     _start_values(state, state.own, moves, state.rescale, index + 1, mine)
     _end_values(state, index + 1, mine)
@@ -228,16 +220,13 @@ def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _scored(state: Attention, index: Int32):
-    """The score product is done: where values are transposed, the tile is not needed any more."""
+def _end_scores(state: Attention, scores: cute.Tensor, index: Int32):
+    """The score product is done: where values are transposed, the tile is not needed any more. Hide what rows may not
+    see of it."""
+    warpgroup.wait_group(0)
     if const_expr(state.transposes):
         for edge in state.shared.kv_edges:
             edge.release(state.first_count + index)
-
-
-@cute.jit
-def _move(state: Attention, scores: cute.Tensor, index: Int32) -> Boolean:
-    """Hide what rows may not see of a tile's scores, move the references where they must, and tell them."""
     view = rows_columns(scores)
     first_key = (state.first_tile + index) * state.tile_kv
     if first_key < state.all_first or first_key + state.tile_kv > state.all_end:
@@ -246,27 +235,67 @@ def _move(state: Attention, scores: cute.Tensor, index: Int32) -> Boolean:
             first, end = state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key
             for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
                 key = state.coordinates[row, column][1]
-                seen = key >= first and key < end
-                view[row, column] = view[row, column] if seen else -Float32.inf
-    moves = move_reference(
-        view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities
-    )
+                seen = (key >= first) & (key < end)
+                view[row, column] = Float32(select_(seen, view[row, column], Float32(-Float32.inf)))
+
+
+@cute.jit
+def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr) -> Boolean:
+    """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
+    the other warpgroup's, and goes on from its references. Returns whether references have moved, so that output must
+    be rescaled.
+
+    With 16 bits, references rarely move: probabilities are computed as if they did not, which need not wait for
+    maxima, and again if they do; tile 0 has no references to go by. With 8 they move more often, and to tell them early
+    counts for more, because the other warpgroup has less to do meanwhile."""
+    supposes = not state.transposes
+    if const_expr(supposes):
+        if index == 0:
+            if const_expr(follows):
+                _follow(state, _await_references(state, index))
+            else:
+                _move(state, scores)
+        _exponentiate(state, scores)
+    beyond = exceeds(rows_columns(scores), state.reference, state.scale_log2, state.probabilities)
+    if const_expr(follows):
+        beyond = beyond or differs(_await_references(state, index), state.reference)
+    moves = cute.arch.vote_any_sync(beyond)
+    if moves:
+        if const_expr(follows):
+            _follow(state, _await_references(state, index))
+        _move(state, scores)
+        if const_expr(supposes):
+            _exponentiate(state, scores)
     references = state.shared.references
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
     _tell_counterpart(state, state.shared.referenced)
+    if const_expr(not supposes):
+        _exponentiate(state, scores)
+    state.row_sum.store(state.next_sum.load())
+    mma.pin(state.own)
     return moves
 
 
 @cute.jit
-def _exponentiate(state: Attention, scores: cute.Tensor):
-    """Probabilities of a tile from its scores, as operand of the value product."""
-    exponentiate(
-        rows_columns(scores), state.reference, state.row_sum, state.scale_log2, state.probabilities
+def _move(state: Attention, scores: cute.Tensor):
+    move_reference(
+        rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities
     )
-    state.own.store(as_operand_a(scores, state.own.element_type.width).load().to(state.own.element_type))
-    mma.pin(state.own)
+
+
+@cute.jit
+def _exponentiate(state: Attention, scores: cute.Tensor):
+    """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
+    exponentials = cute.make_rmem_tensor_like(scores)
+    sums = exponentiate(
+        rows_columns(scores), rows_columns(exponentials), state.reference, state.row_sum, state.scale_log2,
+        state.probabilities,
+    )  # fmt: skip
+    state.next_sum.store(sums.load())
+    dtype = state.own.element_type
+    state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
 
 
 @cute.jit
@@ -277,13 +306,18 @@ def _give(state: Attention):
 
 
 @cute.jit
-def _follow(state: Attention, index: Int32) -> Boolean:
-    """Take over the references of a tile that the other warpgroup has scored."""
+def _await_references(state: Attention, index: Int32) -> cute.Tensor:
+    """The references of a tile that the other warpgroup has scored."""
     _await_counterpart(state, state.shared.referenced, index)
     received = cute.make_rmem_tensor_like(state.reference)
     for row in cutlass.range_constexpr(cute.size(received)):
         received[row] = state.shared.references[state.coordinates[row, 0][0]]
-    return follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
+    return received
+
+
+@cute.jit
+def _follow(state: Attention, received: cute.Tensor):
+    follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
 
 
 @cute.jit
@@ -339,8 +373,8 @@ def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
 
 def _value_edges(state: Attention, mine: int) -> tuple:
     """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
-    each = len(state.shared.v_edges) // 2
-    return state.shared.v_edges[mine * each : (mine + 1) * each]
+    edges = state.shared.v_edges
+    return edges[mine : mine + 1] if state.transposes else tuple(edges[place] for place in state.places)
 
 
 @cute.jit
@@ -382,13 +416,13 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
             log_total -= state.probabilities.bias
         lse = -Float32.inf if empty else log_total
         if position < task.rows:
-            column = mine * OUTPUTS * state.value_columns
             lane = state.coordinates[row, 0][1] // 2
+            columns = tuple(place * state.value_columns for place in state.places)
             if task.slot < 0:
                 for i in cutlass.range_constexpr(OUTPUTS):
                     store_row(
-                        rows[position, None], column + i * state.value_columns, lane, rows_columns(state.outputs[i]),
-                        row, factor * output_scale,
+                        rows[position, None], columns[i], lane, rows_columns(state.outputs[i]), row,
+                        factor * output_scale,
                     )  # fmt: skip
                 if const_expr(row_lse is not None and mine == 0):
                     if leader:
@@ -396,8 +430,8 @@ def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, o
             else:
                 for i in cutlass.range_constexpr(OUTPUTS):
                     store_row(
-                        partials.rows[task.slot, position, None], column + i * state.value_columns, lane,
-                        rows_columns(state.outputs[i]), row, factor,
+                        partials.rows[task.slot, position, None], columns[i], lane, rows_columns(state.outputs[i]), row,
+                        factor,
                     )  # fmt: skip
                 if const_expr(mine == 0):
                     if leader:

@@ -78,6 +78,15 @@ class DecodeGeometry:
     def latent_pieces(self) -> int:
         return LATENT_DIM // self.d_piece
 
+    def places(self, mine: int) -> tuple[int, ...]:
+        """Which `value_columns` of the output warpgroup `mine` has. Of values that are multiplied where they were
+        loaded, every other, so that pieces become free in the order in which they are loaded."""
+        return tuple(mine * OUTPUTS + i if self.transposes else mine + 2 * i for i in range(OUTPUTS))
+
+    def loaded_pieces(self, loader: int) -> tuple[int, ...]:
+        """Latent pieces that a loading warp loads; the rope columns come with the last of all."""
+        return tuple(range(loader, self.latent_pieces, len(LOAD_WARPS)))
+
     @property
     def pieces(self) -> tuple[int, ...]:
         """Cache columns of the pieces."""
@@ -128,8 +137,8 @@ class DecodeGeometry:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
-    """Warpgroup 0 loads (warp 0), cleans tiles at the ends of the visible keys (warp 1) and deals tasks (warp 2); two
-    warpgroups attend; a fourth transposes values where they have 8 bits."""
+    """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys (warp 1) and deals tasks (warp
+    2); two warpgroups attend; a fourth transposes values where they have 8 bits."""
 
     load_registers: int
     attend_registers: int
@@ -152,7 +161,8 @@ class DecodeSchedule:
     @property
     def told_warps(self) -> int:
         """Warps that are dealt tasks: two attending groups, the loading, the cleaning and the transposing ones."""
-        return 2 * self.warps_per_group + 2 + (self.warps_per_group if self.transpose_registers else 0)
+        groups = 3 if self.transpose_registers else 2
+        return groups * self.warps_per_group + len(LOAD_WARPS) + 1
 
     @property
     def kv_warps(self) -> int:
@@ -165,7 +175,8 @@ class DecodeSchedule:
         assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
 
 
-LOAD_WARP = 0
+LOAD_WARPS = (0, 3)
+"""Each loads every other latent piece: pieces become free by twos, and a warp takes 350 clk for each."""
 CLEAN_WARP = 1
 DEAL_WARP = 2
 DEALT_AT, REFERENCES_AT = 320, 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, GROUP_ROWS, TILE_KV, DecodeGeometry
@@ -27,14 +27,15 @@ def load(
     block_tables: cute.Tensor,
     shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
+    loader: cutlass.Constexpr[int],
     task: Task,
     page_size: Int32,
     pages: Int32,
     edges: Int32,
 ) -> Int32:
-    """One warp. `q` is (copy atom, tiles); `boxes` and `tiles` are the same for pieces of the cache, 16 keys or a whole
-    tile at a time, which is quicker where a page holds it. Edge tiles land where `clean` awaits them. Returns how many
-    edge tiles there were.
+    """Loading warp number `loader`: its pieces of every tile of a task; the first one loads the query, too. `q` is
+    (copy atom, tiles); `boxes` and `tiles` are the same for pieces of the cache, 16 keys or a whole tile at a time,
+    which is quicker where a page holds it. Edge tiles land where `clean` awaits them. Returns how many there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero.
@@ -57,7 +58,7 @@ def load(
         whole = (page_size >= geometry.tile_kv) & (not is_edge)
         tile_page = cute.arch.shuffle_sync(looked_up, within * BOXES)
         tile_place = tile & (page_size // geometry.tile_kv - 1)
-        for part in cutlass.range_constexpr(geometry.latent_pieces):
+        for part in geometry.loaded_pieces(loader):
             edge = shared.kv_edges[part]
             edge.wait_empty(count)
             stage = edge.stage(count)
@@ -79,7 +80,7 @@ def load(
                         cute.copy(atom, source[None, place, page], target[None, box, stage], tma_bar_ptr=barrier)
         if is_edge:
             edges += 1
-        if index == 0:
+        if const_expr(loader == 0) and index == 0:
             q_barrier = shared.q_edge.acquire(task.loads)
             cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
     return edges
