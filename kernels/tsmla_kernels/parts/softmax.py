@@ -40,9 +40,8 @@ def exponentiate(
     scale_log2: Float32,
     first: cutlass.Constexpr,
     may_hide_row: cutlass.Constexpr,
-    bias: cutlass.Constexpr = 0,
 ) -> None:
-    """Replace `scores` (rows, columns) by 2**bias exp(scale * (score - new row maximum)) and update the running state.
+    """Replace `scores` (rows, columns) by exp(scale * (score - new row maximum)) and update the running state.
 
     `row_max` is unscaled and equal on the quad; `row_sum` is this lane's part. `rescale` receives the factor that
     earlier output rows must be multiplied by (not written when `first`). With `may_hide_row`, rows that have seen only
@@ -55,8 +54,7 @@ def exponentiate(
         base = new_max
         if const_expr(may_hide_row):
             base = Float32(0.0) if new_max == -Float32.inf else new_max
-        shift = base * scale_log2 - bias if const_expr(bias) else base * scale_log2
-        exponentials = cute.math.exp2(mine * scale_log2 - shift, fastmath=True)
+        exponentials = cute.math.exp2(mine * scale_log2 - base * scale_log2, fastmath=True)
         scores[row, None].store(exponentials)
         if const_expr(first):
             row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
@@ -85,7 +83,8 @@ def finish_rows(
     bias: cutlass.Constexpr = 0,
 ) -> None:
     """Per row: the output's last factor, output_scale / sum (0 for a row that saw no key), and the natural-log LSE of
-    the scores times `scale` (-inf for such a row). `bias` as in `exponentiate`: sum and output carry the same factor.
+    the scores times `scale` (-inf for such a row). `bias` as in `lazy_softmax.exponentiate`: sum and output carry the
+    same factor.
     """
     for row in cutlass.range_constexpr(cute.size(row_sum)):
         total = _quad_sum(row_sum[row])

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
-from tsmla.variant import PrefillVariant
+from tsmla.variant import Dtype, PrefillVariant
 
-from ..parts import mma, tma
+from ..parts import lazy_softmax, mma, tma
 from ..parts.epilogue import stage_output, store_lse
 from ..parts.fragment import as_operand_a, rows_columns
 from ..parts.mask import mask_scores
@@ -32,7 +32,7 @@ class Attention(NamedTuple):
     coordinates: cute.Tensor
     probabilities: cute.Tensor
     output: cute.Tensor
-    row_max: cute.Tensor
+    reference: cute.Tensor
     row_sum: cute.Tensor
     rescale: cute.Tensor
     k_edge: object
@@ -44,7 +44,13 @@ class Attention(NamedTuple):
     scale_log2: Float32
     tile_kv: int
     causal: bool
-    bias: int
+    precision: Probabilities
+
+
+def is_lazy(dtype: Dtype) -> bool:
+    """Whether a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output.
+    Products of 16 bits take twice as long, and that they are spared made their kernel slower (kernels/NOTES.md)."""
+    return dtype.bits == 8
 
 
 @cute.jit
@@ -66,7 +72,7 @@ def attend(
     output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, d_v)), Float32)
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
     rows = cute.size(coordinates, mode=[0])
-    row_max, row_sum, rescale, factor, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
+    reference, row_sum, rescale, factor, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
     state = Attention(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
@@ -77,7 +83,7 @@ def attend(
         coordinates=coordinates,
         probabilities=pv.make_fragment_A(pv.partition_shape_A((64, tile_kv))),
         output=output,
-        row_max=row_max,
+        reference=reference,
         row_sum=row_sum,
         rescale=rescale,
         k_edge=shared.k_edge,
@@ -89,10 +95,10 @@ def attend(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
-        bias=Probabilities.always_rescaled(variant.dtype).bias,
+        precision=Probabilities.always_rescaled(variant.dtype),
     )
     output.fill(0.0)
-    row_max.fill(-Float32.inf)
+    reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant.dtype) else -Float32.inf)
     row_sum.fill(0.0)
     if work.tiles > 0:
         shared.q_edge.wait_full(Int32(0))
@@ -107,7 +113,7 @@ def attend(
 
     if const_expr(variant.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    finish_rows(row_max, row_sum, factor, row_lse, softmax_scale, output_scale, state.bias)
+    finish_rows(reference, row_sum, factor, row_lse, softmax_scale, output_scale, state.precision.bias)
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         store_lse(lse, row_lse, coordinates, tile.head, span_q, first_row)
@@ -144,15 +150,30 @@ def _values(state: Attention, count: Int32, fence: cutlass.Constexpr):
 
 
 @cute.jit
-def _softmax(state: Attention, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr):
+def _softmax(
+    state: Attention, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr
+) -> Boolean:
+    """Replace the scores of a tile by exponentials. Returns whether earlier output must be rescaled."""
     view = rows_columns(scores)
     if const_expr(masked):
         first_column = tile_at(state.work, count) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
-    may_hide_row = masked and state.causal
-    exponentiate(
-        view, state.row_max, state.row_sum, state.rescale, state.scale_log2, first, may_hide_row, state.bias
-    )
+    moves = Boolean(True)
+    if const_expr(is_lazy(state.precision.dtype)):
+        references = (state.reference, state.row_sum, state.rescale, state.scale_log2, state.precision)
+        if const_expr(not first):
+            beyond = lazy_softmax.exceeds(view, state.reference, state.scale_log2, state.precision)
+            moves = cute.arch.vote_any_sync(beyond)
+        if moves:
+            lazy_softmax.move_reference(view, *references)
+        sums = lazy_softmax.exponentiate(
+            view, view, state.reference, state.row_sum, state.scale_log2, state.precision
+        )
+        state.row_sum.store(sums.load())
+    else:
+        may_hide_row = masked and state.causal
+        exponentiate(view, state.reference, state.row_sum, state.rescale, state.scale_log2, first, may_hide_row)
+    return moves
 
 
 @cute.jit
@@ -181,10 +202,11 @@ def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
     _values(state, count - 1, False)
     warpgroup.wait_group(1)
     state.k_edge.release(count)
-    _softmax(state, scores, count, masked, False)
+    moves = _softmax(state, scores, count, masked, False)
     warpgroup.wait_group(0)
     state.v_edge.release(count - 1)
-    scale_rows(rows_columns(state.output), state.rescale)
+    if moves:
+        scale_rows(rows_columns(state.output), state.rescale)
     _round(state, scores)
 
 
