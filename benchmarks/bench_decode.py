@@ -4,7 +4,8 @@
 
 Every time is that of a replayed CUDA graph of a whole call, attention and combine together, from a cold L2 and over
 random keys in random pages. FUNCTION takes a Case and returns a callable that launches the other implementation on its
-tensors and returns its output, or None where it cannot do a case. Results are compared with ours before timing.
+tensors and returns its output, or None where it cannot do a case. Results are compared with ours before timing, in both
+regimes of `benchmarks/protocol.py`.
 
 GB/s count each request's keys once, queries and outputs; TFLOP/s count 2 * (576 + 512) * heads * attended pairs.
 `host us` is what a call through the public function costs the host, without a graph.
@@ -117,7 +118,6 @@ def main() -> None:
     protocol.add_arguments(parser, seconds=0.6)
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["bf16", "e4m3"])
     parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
-    parser.add_argument("--regime", choices=protocol.REGIMES, default=protocol.REGIMES[1])
     parser.add_argument("--quick", action="store_true", help="every third shape only")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -125,27 +125,31 @@ def main() -> None:
         ceilings = protocol.ceilings(monitor)
         for shape in SHAPES[:: 3 if options.quick else 1]:
             for dtype in options.dtypes:
-                results.append(_measured(Case.make(*shape, DTYPES[dtype]), dtype, options, monitor))
+                results += _measured(Case.make(*shape, DTYPES[dtype]), dtype, options, monitor)
                 torch.cuda.empty_cache()
     record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
     path = protocol.write_record(options.results, "decode", record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
     names = list(dict.fromkeys(name for result in results for name in result["timings"]))
-    header = ("requests", "q_len", "keys", "heads", "lengths", "dtype")
+    header = ("requests", "q_len", "keys", "heads", "lengths", "dtype", "regime")
     times = (f"{name} {unit}" for name in names for unit in ("us", "GB/s", "TF/s"))
     print(protocol.table((*header, *times, "host us", "MHz", "W"), (_row(result, names) for result in results)))
     print(path)
 
 
-def _measured(case: Case, dtype: str, options: argparse.Namespace, monitor: Monitor) -> dict[str, Any]:
+def _measured(case: Case, dtype: str, options: argparse.Namespace, monitor: Monitor) -> list[dict[str, Any]]:
+    """One result for each regime."""
     launches = {"tsmla": case.ours(), **{name: make(case) for name, make in options.against}}
     launches = {name: launch for name, launch in launches.items() if launch is not None}
     protocol.agree(launches, MAX_DIFFERENCE[dtype])
     candidates = [Candidate(name, launch) for name, launch in launches.items()]
-    timings = protocol.measure(candidates, options.regime, monitor, options.seconds, graph=True)
     shape = (case.requests, case.q_len, case.keys, case.heads, case.lengths)
-    measured = {"shape": shape, "dtype": dtype, "tflop": case.tflop, "bytes": case.bytes}
-    return {**measured, "timings": timings, "host_us": _host_us(launches["tsmla"])}
+    host_us = _host_us(launches["tsmla"])
+    measured = {"shape": shape, "dtype": dtype, "tflop": case.tflop, "bytes": case.bytes, "host_us": host_us}
+    return [
+        {**measured, "timings": protocol.measure(candidates, regime, monitor, options.seconds, graph=True)}
+        for regime in protocol.REGIMES
+    ]
 
 
 def _host_us(launch: Callable[[], Any]) -> float:
@@ -170,7 +174,7 @@ def _row(result: dict[str, Any], names: Iterable[str]) -> tuple[object, ...]:
             [micros, result["bytes"] / micros / 1e3, result["tflop"] / micros * 1e6] if micros else [None, None, None]
         )
     ours = result["timings"]["tsmla"]
-    return *result["shape"], result["dtype"], *numbers, result["host_us"], ours.sm_clock_mhz, ours.power_w
+    return *result["shape"], result["dtype"], ours.regime, *numbers, result["host_us"], ours.sm_clock_mhz, ours.power_w
 
 
 if __name__ == "__main__":

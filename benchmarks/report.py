@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+PEERS = {
+    "flash_attn_4": "flash-attn-4 4.0.0b36",
+    "flash_mla": "FlashMLA 9241ae3 (attention and combine, without the kernel that plans them)",
+}
+"""Other implementations in the records, by the names given to --against."""
 
 
 def performance_section() -> str:
-    """Markdown: one table per operator and of cold start, each with the birth certificate of its numbers."""
+    """Markdown: one table per operator and of cold start, each with the birth certificate of its numbers, and charts of
+    the decode."""
     prefills = [_prefill(dtype, _newest(f"prefill-{dtype}")) for dtype in ("bf16", "e4m3")]
     return "\n\n".join([*prefills, *_decodes(), _pack(_newest("pack")), *_cold_starts()])
 
@@ -38,33 +44,65 @@ def _prefill(dtype: str, record: dict[str, Any]) -> str:
         [f"`tsmla_prefill`, {dtype}, (192, 128), 128 heads", f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
         ([label, *cells] for label, cells in shapes.items()),
     )
-    peer = " flash_attn_4 is flash-attn-4 4.0.0b36, launched in turn with ours." if "flash_attn_4" in names else ""
-    return f"{table}\n\n{_certificate(record)}{peer}"
+    return f"{table}\n\n{_certificate(record)}{_peers(names)}"
 
 
 def _decodes() -> list[str]:
-    """The newest decode record, if there is one: a row per shape and dtype, each candidate with its rates."""
+    """The newest decode record, if there is one: a row per shape and dtype, both regimes of all candidates; charts."""
     if not any(RESULTS.glob("decode-*.json")):
         return []
     record = _newest("decode")
     names = list(dict.fromkeys(name for result in record["results"] for name in result["timings"]))
-    rows = []
+    rows: dict[str, list[str]] = {}
     for result in record["results"]:
         requests, q_len, keys, heads, lengths = result["shape"]
-        cells = []
-        for name in names:
-            timing = result["timings"].get(name)
-            if timing is None:
-                cells.append("-")
-                continue
-            micros = timing["median_us"]
-            rates = f"{result['bytes'] / micros / 1e3:.0f} GB/s, {result['tflop'] / micros * 1e6:.0f} TFLOP/s"
-            cells.append(f"{micros:.1f} ({rates})")
         label = f"{requests} x {q_len} queries, {keys} keys ({lengths}), {heads} heads, {result['dtype']}"
-        rows.append([label, *cells, f"{result['host_us']:.1f}"])
-    head = ["`tsmla_decode`, CUDA graph, cold L2", *(f"{name}, us" for name in names), "host us/call"]
+        micros = {name: timing["median_us"] for name, timing in result["timings"].items()}
+        times = " / ".join(f"{micros[name]:.1f}" if name in micros else "-" for name in names)
+        ours = micros["tsmla"]
+        rates = f"{result['bytes'] / ours * 1e-3:.0f}, {result['tflop'] / ours * 1e6:.0f}"
+        rows.setdefault(label, []).append(f"{times} ({rates})")
+    who = " / ".join(names)
+    head = [
+        "`tsmla_decode`, CUDA graph, cold L2",
+        f"isolated, us: {who} (ours: GB/s, TFLOP/s)",
+        "back to back",
+    ]
     read = record["ceilings"]["read_gb_s"]
-    return [f"{_table(head, rows)}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run."]
+    table = _table(head, ([label, *cells] for label, cells in rows.items()))
+    born = f"{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
+    return [f"{table}\n\n{born}", *_decode_charts(record, names)]
+
+
+def _decode_charts(record: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """bf16, lengths that do not vary: bandwidth where memory bounds it, arithmetic where that does."""
+    kinds = (
+        (16, "bytes", 1e-3, "GB/s", "read_gb_s", "a large read"),
+        (128, "tflop", 1e6, "TFLOP/s", "matmul_bf16_tflop_s", "a large matmul"),
+    )
+    charts = []
+    for wanted, amount, per_us, unit, highest, what in kinds:
+        ceiling = record["ceilings"][highest]
+        labels, series = [], {name: [] for name in names}
+        for result in record["results"]:
+            requests, q_len, keys, heads, lengths = result["shape"]
+            regime = result["timings"]["tsmla"]["regime"]
+            if (result["dtype"], heads, lengths, regime) == ("bf16", wanted, "fixed", "isolated") and requests > 1:
+                labels.append(f'"{requests} x {q_len} x {keys}"')
+                for name in names:
+                    series[name].append(f"{result[amount] / result['timings'][name]['median_us'] * per_us:.0f}")
+        lines = [values for name, values in series.items() if name != "tsmla"] + [[f"{ceiling:.0f}"] * len(labels)]
+        body = [
+            f'    title "tsmla_decode, bf16, {wanted} heads, isolated: requests x queries x keys"',
+            f"    x-axis [{', '.join(labels)}]",
+            f'    y-axis "{unit}" 0 --> {ceiling * 1.05:.0f}',
+            f"    bar [{', '.join(series['tsmla'])}]",
+            *(f"    line [{', '.join(values)}]" for values in lines),
+        ]
+        others = ", ".join([*(name for name in names if name != "tsmla"), f"{what} ({ceiling:.0f} {unit})"])
+        chart = "\n".join(["```mermaid", "xychart-beta", *body, "```"])
+        charts.append(f"{chart}\n\nBars: tsmla. Lines, all measured in the same run: {others}.")
+    return charts
 
 
 def _pack(record: dict[str, Any]) -> str:
@@ -110,6 +148,10 @@ def _certificate(record: dict[str, Any]) -> str:
     where = f"{born['device']}, driver {born['driver']}, torch {born['torch']}"
     command = born["command"].split(" --commit")[0].split(" --results")[0]
     return f"{where}, {born['date'][:10]}, commit {born['commit']}: `{command}`."
+
+
+def _peers(names: Iterable[str]) -> str:
+    return "".join(f" {name} is {PEERS[name]}, launched in turn with ours." for name in names if name in PEERS)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
