@@ -11,6 +11,8 @@ from .decode_geometry import BOX_ROWS, GROUP_ROWS, TILE_KV, DecodeGeometry
 
 BOXES = TILE_KV // BOX_ROWS
 """Of a tile."""
+Q_LOADER = 1
+"""Number of the loading warp that loads the query, before its pieces: scores need others first."""
 
 
 @cute.jit
@@ -33,7 +35,7 @@ def load(
     pages: Int32,
     edges: Int32,
 ) -> Int32:
-    """Loading warp number `loader`: its pieces of every tile of a task; the first one loads the query, too. `q` is
+    """Loading warp number `loader`: its pieces of every tile of a task; one of them loads the query, too. `q` is
     (copy atom, tiles); `boxes` and `tiles` are the same for pieces of the cache, 16 keys or a whole tile at a time,
     which is quicker where a page holds it. Edge tiles land where `clean` awaits them. Returns how many there were.
 
@@ -45,6 +47,10 @@ def load(
     page_shift = cute.arch.popc(page_size - 1)
     looked_up = _page(block_tables, task, page_shift, pages, lane)
     ahead = _page(block_tables, task, page_shift, pages, 32 + lane)
+    if const_expr(loader == Q_LOADER):
+        if task.tiles > 0:
+            q_barrier = shared.q_edge.acquire(task.loads)
+            cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
     for index in cutlass.range(task.tiles, unroll=1):
         within = index % tiles_per_lookup
         if within == 0 and index > 0:
@@ -80,9 +86,6 @@ def load(
                         cute.copy(atom, source[None, place, page], target[None, box, stage], tma_bar_ptr=barrier)
         if is_edge:
             edges += 1
-        if const_expr(loader == 0) and index == 0:
-            q_barrier = shared.q_edge.acquire(task.loads)
-            cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
     return edges
 
 
