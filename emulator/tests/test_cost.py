@@ -215,12 +215,14 @@ def test_prefill_of_hopper_per_tile(prefill):
 
 def test_decode_of_hopper_per_tile():
     found = profile.profile_symbol(DECODE)
-    load, _, first, second, _ = found.roles
-    assert [role.name for role in (load, first, second)] == ["warp 0", "warps 4-7", "warps 8-11"]
+    load, _, other_load, first, second, _ = found.roles
+    names = [role.name for role in (load, other_load, first, second)]
+    assert names == ["warp 0", "warp 3", "warps 4-7", "warps 8-11"]
     for attend in (first, second):  # every other tile's scores, half of the output of every tile
         assert attend.work["MMAs"] == 36 / 2 + 2 * 4
         assert attend.work["tensor clk"] == 36 / 2 * 32 + 2 * 4 * 64
-    assert load.work["shared bytes copied"] == 64 * 576 * 2
+    assert load.work["shared bytes copied"] == 64 * 256 * 2
+    assert other_load.work["shared bytes copied"] == 64 * (256 + 64) * 2
     least = cost.tightest(found.bounds)
     assert (least.resource, least.clocks) == ("tensor cores", 2176)
 
