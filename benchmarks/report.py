@@ -61,10 +61,11 @@ def _decodes() -> list[str]:
         times = " / ".join(f"{micros[name]:.1f}" if name in micros else "-" for name in names)
         ours = micros["tsmla"]
         rates = f"{result['bytes'] / ours * 1e-3:.0f}, {result['tflop'] / ours * 1e6:.0f}"
-        rows.setdefault(label, []).append(f"{times} ({rates})")
+        rows.setdefault(label, [f"{result['host_us']:.1f}"]).append(f"{times} ({rates})")
     who = " / ".join(names)
     head = [
         "`tsmla_decode`, CUDA graph, cold L2",
+        "host us/call",
         f"isolated, us: {who} (ours: GB/s, TFLOP/s)",
         "back to back",
     ]

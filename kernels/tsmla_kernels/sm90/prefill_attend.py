@@ -160,12 +160,13 @@ def _softmax(
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     moves = Boolean(True)
     if const_expr(is_lazy(state.precision.dtype)):
-        references = (state.reference, state.row_sum, state.rescale, state.scale_log2, state.precision)
         if const_expr(not first):
             beyond = lazy_softmax.exceeds(view, state.reference, state.scale_log2, state.precision)
             moves = cute.arch.vote_any_sync(beyond)
         if moves:
-            lazy_softmax.move_reference(view, *references)
+            lazy_softmax.move_reference(
+                view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.precision
+            )
         sums = lazy_softmax.exponentiate(
             view, view, state.reference, state.row_sum, state.scale_log2, state.precision
         )
