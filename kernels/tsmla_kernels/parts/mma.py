@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warpgroup
 
@@ -15,7 +15,7 @@ def issue(
     accumulator: cute.Tensor,
     a: cute.Tensor,
     b: cute.Tensor,
-    keep: cutlass.Constexpr,
+    keep: Boolean | bool,
     fence: cutlass.Constexpr = True,
 ) -> None:
     """Start accumulator = a b^T (plus the accumulator when `keep`) and commit it as one group; does not wait.
@@ -29,7 +29,7 @@ def issue(
     if const_expr(fence):
         warpgroup.fence()
     for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
-        atom.set(warpgroup.Field.ACCUMULATE, keep or k > 0)
+        atom.set(warpgroup.Field.ACCUMULATE, keep if const_expr(k == 0) else True)
         cute.gemm(atom, accumulator, a[None, None, k], b[None, None, k], accumulator)
     warpgroup.commit_group()
 

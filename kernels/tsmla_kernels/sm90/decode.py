@@ -221,18 +221,16 @@ class DecodeKernel:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             probabilities, scales = Probabilities.of(self.variant.dtype), (softmax_scale, output_scale)
             results = Results(out, lse, partials, view.q_len * heads)
-            for mine in cutlass.range_constexpr(2):
-                if warp // (WARPGROUP // 32) == 1 + mine:
-                    number = Int32(0)
-                    task = take(shared.dealt, number)
-                    while task.more:
-                        attend(
-                            geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, heads, results,
-                            scales,
-                        )  # fmt: skip
-                        leave(shared.dealt, number)
-                        number += 1
-                        task = take(shared.dealt, number)
+            mine = warp // (WARPGROUP // 32) - 1
+            number = Int32(0)
+            task = take(shared.dealt, number)
+            while task.more:
+                attend(
+                    geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, heads, results, scales
+                )
+                leave(shared.dealt, number)
+                number += 1
+                task = take(shared.dealt, number)
 
     def _partition_q(self, atom, q: cute.Tensor, shared: cute.Tensor):
         """(copy atom, tiles by row tile and request, shared tile)."""
@@ -356,7 +354,7 @@ class DecodeKernel:
             output_bytes = geometry.value_columns * geometry.tile_kv
             values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
         probabilities_bytes = geometry.tile_q * geometry.tile_kv * geometry.element_bytes
-        row_sums = exchange + probabilities_bytes
+        row_sums = exchange + geometry.exchanged_bytes
         row_keys = row_sums + geometry.tile_q * 4 * 4
         barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
         warps = schedule.warps_per_group
@@ -387,6 +385,7 @@ class DecodeKernel:
             exchange=plain(
                 exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
             ),
+            staging=(base + exchange).toint(),
             references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
             row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
             row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
@@ -468,6 +467,7 @@ class Shared(NamedTuple):
     transposed: tuple
     vectors: tuple
     exchange: cute.Tensor
+    staging: Int32
     references: cute.Tensor
     row_sums: cute.Tensor
     row_keys: cute.Tensor

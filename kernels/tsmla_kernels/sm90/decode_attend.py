@@ -8,6 +8,10 @@ register order, and warps synchronise in pairs. (Output split over two warpgroup
 FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
 in order, so that the earlier one's pieces are free before the later one has arrived; and the second warpgroup's softmax
 comes before its part of the first's value product, so that the first waits less.)
+
+A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
+(kernels/NOTES.md). So little stands in two places: both warpgroups begin and end a task in the same code, and outputs
+are not filled with zeros first. What rarely runs stands together, since each jump over it costs as much.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from ..parts import mma
 from ..parts.fragment import as_operand_a, rows_columns
 from ..parts.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
-from ..parts.softmax import LOG2_E, _quad_sum, scale_rows
+from ..parts.softmax import LOG2_E, scale_rows
 from ..parts.visible import Visibility, keys_of_row
 from ..schedule import WARPGROUP
-from .decode_deal import Task, look
-from .decode_geometry import OUTPUTS, PAIR_BARRIER, DecodeGeometry
-from .decode_results import output_of, store_row
+from .decode_deal import Task
+from .decode_geometry import OUTPUTS, DecodeGeometry
+from .decode_results import finish
 
 
 class Attention(NamedTuple):
@@ -63,18 +67,15 @@ class Attention(NamedTuple):
     first_count: Int32
     first_tile: Int32
     scale_log2: Float32
-    tile_kv: int
-    value_columns: int
-    places: tuple
+    geometry: DecodeGeometry
     probabilities: Probabilities
-    transposes: bool
 
 
 @cute.jit
 def attend(
     geometry: cutlass.Constexpr[DecodeGeometry],
     probabilities: cutlass.Constexpr[Probabilities],
-    mine: cutlass.Constexpr[int],
+    mine: Int32,
     mmas,
     shared,
     view: Visibility,
@@ -100,8 +101,6 @@ def attend(
     reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.row_keys[None, None, mine]
     leader = coordinates[0, 0][1] == 0
-    for output in outputs:
-        output.fill(0.0)
     reference.fill(NO_KEYS)
     row_sum.fill(0.0)
     all_first, all_end = Int32(0), Int32((1 << 31) - 1)
@@ -121,7 +120,7 @@ def attend(
         pv_op=mma_pv.op,
         q=tuple(qk.make_fragment_A(qk.partition_A(piece)) for piece in shared.q_pieces),
         k=tuple(qk.make_fragment_B(qk.partition_B(piece)) for piece in shared.k_pieces),
-        v=tuple(pv.make_fragment_B(pv.partition_B(shared.values[place])) for place in geometry.places(mine)),
+        v=tuple(pv.make_fragment_B(pv.partition_B(values)) for values in shared.values),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
         coordinates=coordinates,
         own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
@@ -141,53 +140,52 @@ def attend(
         first_count=task.first_count,
         first_tile=task.first_tile,
         scale_log2=softmax_scale * LOG2_E,
-        tile_kv=geometry.tile_kv,
-        value_columns=geometry.value_columns,
-        places=geometry.places(mine),
+        geometry=geometry,
         probabilities=probabilities,
-        transposes=geometry.transposes,
     )
     tiles = task.tiles
     if tiles > 0:
         shared.q_edge.wait_full(task.loads)
-    if const_expr(mine == 0):
-        for pair in cutlass.range((tiles - 1) // 2, unroll=1):
-            _own_tile(state, 2 * pair, mine)
-            _received_tile(state, 2 * pair + 1, mine)
+    if mine == 0:
+        index = Int32(0)
+        more = tiles > 0
+        while more:
+            _own_tile(state, index, 0)
+            more = index + 1 < tiles
+            if more:
+                _received_tile(state, index + 1, 0)
+                index += 2
+                more = index < tiles
         if tiles > 0:
-            last = (tiles - 1) // 2 * 2
-            _own_tile(state, last, mine)
             shared.q_edge.release(task.loads)
-            if tiles % 2 == 0:
-                _received_tile(state, tiles - 1, mine)
     else:
         for pair in cutlass.range(tiles // 2, unroll=1):
-            _received_and_own_tile(state, 2 * pair, mine)
+            _received_and_own_tile(state, 2 * pair, 1)
         if tiles > 0:
             shared.q_edge.release(task.loads)
         if tiles % 2 == 1:
-            _received_tile(state, tiles - 1, mine)
-    _finish(state, mine, number, results, output_scale)
+            _received_tile(state, tiles - 1, 1)
+    finish(state, mine, number, results, output_scale)
 
 
 @cute.jit
 def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     scores = _start_scores(state, index)
-    _end_scores(state, scores, index)
-    moves = _probabilities(state, scores, index, False)
+    _end_scores(state, scores, index, False)
+    _probabilities(state, scores, index, False)
     _give(state)
-    _start_values(state, state.own, moves, state.rescale, index, mine)
+    _start_values(state, state.own, index, mine)
     _end_values(state, index, mine)
 
 
 @cute.jit
 def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     received = _await_references(state, index)
-    moves = cute.arch.vote_any_sync(differs(received, state.reference))
-    if moves:
+    if cute.arch.vote_any_sync(differs(received, state.reference)):
         _follow(state, received)
+        _rescale_outputs(state, state.rescale_received)
     _take(state, index)
-    _start_values(state, state.received, moves, state.rescale_received, index, mine)
+    _start_values(state, state.received, index, mine)
     _end_values(state, index, mine)
 
 
@@ -195,13 +193,15 @@ def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
 def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
     """A received tile and the own one after it, whose probabilities need only the received one's references."""
     scores = _start_scores(state, index + 1)
-    _end_scores(state, scores, index + 1)
+    _end_scores(state, scores, index + 1, True)
     moves = _probabilities(state, scores, index, True)
     _take(state, index)
     _give(state)
-    _start_values(state, state.received, moves, state.rescale_received, index, mine)
+    _start_values(state, state.received, index, mine)
     _end_values(state, index, mine)
-    _start_values(state, state.own, moves, state.rescale, index + 1, mine)
+    if moves:
+        _rescale_outputs(state, state.rescale)
+    _start_values(state, state.own, index + 1, mine)
     _end_values(state, index + 1, mine)
 
 
@@ -220,41 +220,57 @@ def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _end_scores(state: Attention, scores: cute.Tensor, index: Int32):
-    """The score product is done: where values are transposed, the tile is not needed any more. Hide what rows may not
-    see of it."""
+def _end_scores(state: Attention, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
+    """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
+    what rows may not see of it, and settle the references that a segment begins with where `_probabilities` supposes
+    that there are some: those of its first tile, or of the tile before which this one `follows`."""
     warpgroup.wait_group(0)
-    if const_expr(state.transposes):
+    if const_expr(state.geometry.transposes):
         for edge in state.shared.kv_edges:
             edge.release(state.first_count + index)
+    first_key = (state.first_tile + index) * state.geometry.tile_kv
+    is_edge = first_key < state.all_first or first_key + state.geometry.tile_kv > state.all_end
+    is_first = Boolean(False)
+    if const_expr(_supposes(state)):
+        is_first = index == (1 if const_expr(follows) else 0)
+    if is_edge or is_first:
+        if is_edge:
+            _hide(state, scores, first_key)
+        if is_first:
+            if const_expr(follows):
+                _follow(state, _await_references(state, index - 1))
+            else:
+                _move(state, scores)
+
+
+@cute.jit
+def _hide(state: Attention, scores: cute.Tensor, first_key: Int32):
+    """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
-    first_key = (state.first_tile + index) * state.tile_kv
-    if first_key < state.all_first or first_key + state.tile_kv > state.all_end:
-        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            position = state.coordinates[row, 0][0]
-            first, end = state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key
-            for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
-                key = state.coordinates[row, column][1]
-                seen = (key >= first) & (key < end)
-                view[row, column] = Float32(select_(seen, view[row, column], Float32(-Float32.inf)))
+    for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+        position = state.coordinates[row, 0][0]
+        first, end = state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key
+        for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
+            key = state.coordinates[row, column][1]
+            seen = (key >= first) & (key < end)
+            view[row, column] = Float32(select_(seen, view[row, column], Float32(-Float32.inf)))
+
+
+def _supposes(state: Attention) -> bool:
+    """Whether probabilities are computed before it is known that their references stay (`_probabilities`)."""
+    return not state.geometry.transposes
 
 
 @cute.jit
 def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr) -> Boolean:
     """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
     the other warpgroup's, and goes on from its references. Returns whether references have moved, so that output must
-    be rescaled.
+    be rescaled once more: where the tile follows, after the product of the one before.
 
     With 16 bits, references rarely move: probabilities are computed as if they did not, which need not wait for
-    maxima, and again if they do; tile 0 has no references to go by. With 8 they move more often, and to tell them early
-    counts for more, because the other warpgroup has less to do meanwhile."""
-    supposes = not state.transposes
-    if const_expr(supposes):
-        if index == 0:
-            if const_expr(follows):
-                _follow(state, _await_references(state, index))
-            else:
-                _move(state, scores)
+    maxima, and again if they do. With 8 they move more often, and to tell them early counts for more, because the other
+    warpgroup has less to do meanwhile."""
+    if const_expr(_supposes(state)):
         _exponentiate(state, scores)
     beyond = exceeds(rows_columns(scores), state.reference, state.scale_log2, state.probabilities)
     if const_expr(follows):
@@ -263,15 +279,18 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows:
     if moves:
         if const_expr(follows):
             _follow(state, _await_references(state, index))
+            _rescale_outputs(state, state.rescale_received)
         _move(state, scores)
-        if const_expr(supposes):
+        if const_expr(not follows):
+            _rescale_outputs(state, state.rescale)
+        if const_expr(_supposes(state)):
             _exponentiate(state, scores)
     references = state.shared.references
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
     _tell_counterpart(state, state.shared.referenced)
-    if const_expr(not supposes):
+    if const_expr(not _supposes(state)):
         _exponentiate(state, scores)
     state.row_sum.store(state.next_sum.load())
     mma.pin(state.own)
@@ -342,24 +361,21 @@ def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
 
 
 @cute.jit
-def _start_values(
-    state: Attention,
-    probabilities: cute.Tensor,
-    moves: Boolean,
-    rescale: cute.Tensor,
-    index: Int32,
-    mine: cutlass.Constexpr,
-):
-    """Start adding a tile's value product to this warpgroup's half of the output."""
+def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
+    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
     edge, *_ = _value_edges(state, mine)
     count = state.first_count + index
-    if moves:
-        for output in state.outputs:
-            scale_rows(rows_columns(output), rescale)
-    if const_expr(state.transposes):
+    if const_expr(state.geometry.transposes):
         edge.wait_full(count)
-    for output, values in zip(state.outputs, state.v, strict=True):
-        mma.issue(state.pv_op, output, probabilities, values[None, None, None, edge.stage(count)], True)
+    for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
+        values = state.v[place][None, None, None, edge.stage(count)]
+        mma.issue(state.pv_op, output, probabilities, values, index > 0)
+
+
+@cute.jit
+def _rescale_outputs(state: Attention, rescale: cute.Tensor):
+    for output in state.outputs:
+        scale_rows(rows_columns(output), rescale)
 
 
 @cute.jit
@@ -374,7 +390,9 @@ def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
 def _value_edges(state: Attention, mine: int) -> tuple:
     """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
     edges = state.shared.v_edges
-    return edges[mine : mine + 1] if state.transposes else tuple(edges[place] for place in state.places)
+    if state.geometry.transposes:
+        return edges[mine : mine + 1]
+    return tuple(edges[place] for place in state.geometry.places(mine))
 
 
 @cute.jit
@@ -387,52 +405,3 @@ def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: 
             cute.autovec_copy(vectors[None, i], exchange[None, i, thread])
         else:
             cute.autovec_copy(exchange[None, i, thread], vectors[None, i])
-
-
-@cute.jit
-def _finish(state: Attention, mine: cutlass.Constexpr, number: Int32, results, output_scale: Float32):
-    """Row sums of both warpgroups, then rows divided by them: the result, or the partial one in its slot.
-
-    The pair barrier also says that the counterpart has read the last probabilities."""
-    task = look(state.shared.dealt, number)
-    turn = number & 1
-    leader = state.coordinates[0, 0][1] == 0
-    row_sums = state.shared.row_sums
-    for row in cutlass.range_constexpr(cute.size(state.row_sum)):
-        state.row_sum[row] = _quad_sum(state.row_sum[row])
-        if leader:
-            row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
-    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
-    rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
-    partials = results.partials
-    partial_lse = partials.lse
-    for row in cutlass.range_constexpr(cute.size(state.row_sum)):
-        position = state.coordinates[row, 0][0]
-        total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
-        empty = total == 0.0
-        factor = Float32(0.0) if empty else cute.arch.rcp_approx(total)
-        log_total = state.reference[row] * state.scale_log2 + cute.math.log2(total, fastmath=True)
-        if const_expr(state.probabilities.bias):
-            log_total -= state.probabilities.bias
-        lse = -Float32.inf if empty else log_total
-        if position < task.rows:
-            lane = state.coordinates[row, 0][1] // 2
-            columns = tuple(place * state.value_columns for place in state.places)
-            if task.slot < 0:
-                for i in cutlass.range_constexpr(OUTPUTS):
-                    store_row(
-                        rows[position, None], columns[i], lane, rows_columns(state.outputs[i]), row,
-                        factor * output_scale,
-                    )  # fmt: skip
-                if const_expr(row_lse is not None and mine == 0):
-                    if leader:
-                        row_lse[position] = lse
-            else:
-                for i in cutlass.range_constexpr(OUTPUTS):
-                    store_row(
-                        partials.rows[task.slot, position, None], columns[i], lane, rows_columns(state.outputs[i]), row,
-                        factor,
-                    )  # fmt: skip
-                if const_expr(mine == 0):
-                    if leader:
-                        partial_lse[task.slot, position] = lse

@@ -114,9 +114,16 @@ class DecodeGeometry:
 
     @property
     def exchange_bytes(self) -> int:
-        """Probabilities of one tile, in register order; row sums of both warpgroups, for two segments; the
-        first and the last key that a row sees, for either warpgroup."""
-        return self.tile_q * (self.tile_kv * self.element_bytes + 4 * 4 + 4 * 4)
+        """`exchanged_bytes`; row sums of both warpgroups, for two segments; the first and the last key that a row sees,
+        for either warpgroup."""
+        return self.exchanged_bytes + self.tile_q * (4 * 4 + 4 * 4)
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Probabilities of one tile, in register order: STAGED_HALF_STRIDE bytes hold 16 of every thread, and lie in
+        the order of threads. At the end of a segment, what its warps stage, in the places of their own threads and of
+        their counterparts' (`decode_results`)."""
+        return max(self.tile_q * self.tile_kv * self.element_bytes, 4 * STAGED_HALF_STRIDE)
 
     @property
     def shared_bytes(self) -> int:
@@ -181,5 +188,8 @@ CLEAN_WARP = 1
 DEAL_WARP = 2
 DEALT_AT, REFERENCES_AT = 320, 512
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
+STAGED_HALF = 512
+"""Bytes that a warp stages of eight rows of the result: 16 a lane."""
+STAGED_HALF_STRIDE = WARPGROUP // 32 * STAGED_HALF
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, GROUP_ROWS, TILE_KV, DecodeGeometry
@@ -13,6 +13,9 @@ BOXES = TILE_KV // BOX_ROWS
 """Of a tile."""
 Q_LOADER = 1
 """Number of the loading warp that loads the query, before its pieces: scores need others first."""
+EVICT_FIRST = 0x12F0000000000000
+"""Cache policy of what is read of the KV cache, so that partial results stay in L2 until they are combined. (Encoding:
+CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
 
 
 @cute.jit
@@ -43,6 +46,7 @@ def load(
     read beyond the last page, where everything is zero.
     """
     tiles_per_lookup = 32 // BOXES
+    policy = Int64(EVICT_FIRST)
     lane = cute.arch.lane_idx()
     page_shift = cute.arch.popc(page_size - 1)
     looked_up = _page(block_tables, task, page_shift, pages, lane)
@@ -75,15 +79,19 @@ def load(
                 for piece in pieces:
                     atom, source, target = tiles[piece]
                     cute.copy(
-                        atom, source[None, tile_place, tile_page], target[None, 0, stage], tma_bar_ptr=barrier
-                    )
+                        atom, source[None, tile_place, tile_page], target[None, 0, stage],
+                        tma_bar_ptr=barrier, cache_policy=policy,
+                    )  # fmt: skip
             else:
                 for box in cutlass.range(BOXES, unroll=1):
                     page = cute.arch.shuffle_sync(looked_up, within * BOXES + box)
                     place = (tile * BOXES + box) & (page_size // BOX_ROWS - 1)
                     for piece in pieces:
                         atom, source, target = boxes[piece]
-                        cute.copy(atom, source[None, place, page], target[None, box, stage], tma_bar_ptr=barrier)
+                        cute.copy(
+                            atom, source[None, place, page], target[None, box, stage],
+                            tma_bar_ptr=barrier, cache_policy=policy,
+                        )  # fmt: skip
         if is_edge:
             edges += 1
     return edges
