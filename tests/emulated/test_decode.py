@@ -110,6 +110,14 @@ def test_more_requests_than_parts(gpu, monkeypatch, heads):
     check(make_problem([1100, 0, 65, 300, 1, 500, 129], 1, heads))
 
 
+def test_more_short_requests_than_parts(gpu, monkeypatch):
+    """Many ends of requests one after the other, which roles reach at different times, in every dtype."""
+    monkeypatch.setattr("tsmla.decode_checks.plan_decode", lambda arch, sm_count, *shape: plan_decode(arch, 2, *shape))
+    for arch, dtype in DTYPES:
+        if arch == gpu.arch:
+            check(make_problem([60] * 24, 1, 16, dtype))
+
+
 def test_warming_up_fits_the_kernel(gpu):
     variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
     assert tsmla.warmup([variant]).keys() == {variant}

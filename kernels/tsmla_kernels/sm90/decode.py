@@ -23,7 +23,7 @@ from ..decode.combine import launch_combine
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
 from ..parts.paged import boxes_view
 from ..parts.partials import Partials, partials_of
-from ..parts.pipeline import TmaEdge, WarpEdge
+from ..parts.pipeline import Signals, TmaEdge, WarpEdge
 from ..parts.precision import Probabilities, numeric
 from ..parts.visible import Visibility
 from ..schedule import WARPGROUP
@@ -165,8 +165,7 @@ class DecodeKernel:
                 if const_expr(geometry.transposes):
                     for edge in shared.v_edges:
                         edge.init()
-                for i in range(2):
-                    cute.arch.mbarrier_init(shared.landed + i, geometry.latent_pieces)
+                shared.landed.init()
                 for i in range(schedule.warps_per_group):
                     cute.arch.mbarrier_init(shared.referenced + i, 1)
                     cute.arch.mbarrier_init(shared.exchanged + i, 1)
@@ -364,7 +363,7 @@ class DecodeKernel:
         kv_edges = tuple(
             TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.edge_bytes
         )
-        landed = barriers.take(2)
+        landed = Signals(barriers.take(geometry.stages), geometry.stages, geometry.latent_pieces)
         referenced, exchanged = barriers.take(warps), barriers.take(warps)
         dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
         v_edges = kv_edges
@@ -454,9 +453,10 @@ class Layouts(NamedTuple):
 
 class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_pieces, k_pieces, values), by TMA (q, kv_pieces), as vectors,
-    and as addresses (loaded, transposed); what the attending warpgroups exchange, and which keys their rows see; the
-    edges; where edge tiles land, in turns (also as 64-bit words after the first barrier of each ring); the warp
-    pairs' barriers, of references and of probabilities; the tasks."""
+    and as addresses (loaded, transposed); what the attending warpgroups exchange, where they stage results, and which
+    keys their rows see; the edges; where edge tiles land, in turns, of which there are as many as a loading warp may be
+    ahead of the other (also as 64-bit words after the first barrier of each ring); the warp pairs' barriers, of
+    references and of probabilities; the tasks."""
 
     q: cute.Tensor
     q_pieces: tuple
@@ -474,7 +474,7 @@ class Shared(NamedTuple):
     q_edge: TmaEdge
     kv_edges: tuple
     v_edges: tuple
-    landed: cute.Pointer
+    landed: Signals
     landed_after: tuple
     referenced: cute.Pointer
     exchanged: cute.Pointer

@@ -186,7 +186,7 @@ LOAD_WARPS = (0, 3)
 """Each loads every other latent piece: pieces become free by twos, and a warp takes 350 clk for each."""
 CLEAN_WARP = 1
 DEAL_WARP = 2
-DEALT_AT, REFERENCES_AT = 320, 512
+DEALT_AT, REFERENCES_AT = 384, 576
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
 STAGED_HALF = 512
 """Bytes that a warp stages of eight rows of the result: 16 a lane."""

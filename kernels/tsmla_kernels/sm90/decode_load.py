@@ -72,7 +72,7 @@ def load(
             edge = shared.kv_edges[part]
             edge.wait_empty(count)
             stage = edge.stage(count)
-            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[part] + (edges & 1), stage))
+            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[part] + edges % geometry.stages, stage))
             edge.expect(barrier)
             pieces = (part,) if part + 1 < geometry.latent_pieces else (part, part + 1)
             if whole:
@@ -124,7 +124,7 @@ def clean(
         tile = task.first_tile + index
         if edge_tile(task, tile, geometry.tile_kv):
             count = task.first_count + index
-            cute.arch.mbarrier_wait(shared.landed + (edges & 1), (edges >> 1) & 1)
+            shared.landed.wait(edges % geometry.stages, edges // geometry.stages)
             end = cutlass.min(cutlass.max(task.end_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
             first = cutlass.min(cutlass.max(task.first_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
             stage = shared.kv_edges[0].stage(count)
