@@ -103,16 +103,21 @@ def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
     assert torch.allclose(lse, exact_lse, rtol=1e-6, atol=1e-5)
 
 
+def plan_for(monkeypatch, sm_count):
+    """As if the GPU had so many SMs."""
+    monkeypatch.setattr("tsmla.decode_checks.plan_decode", lambda arch, _, *shape: plan_decode(arch, sm_count, *shape))
+
+
 @pytest.mark.parametrize("heads", [16, 96])
 def test_more_requests_than_parts(gpu, monkeypatch, heads):
-    """Chunks that hold ends of requests and whole ones, as if the GPU had few SMs."""
-    monkeypatch.setattr("tsmla.decode_checks.plan_decode", lambda arch, sm_count, *shape: plan_decode(arch, 6, *shape))
+    """Chunks that hold ends of requests and whole ones."""
+    plan_for(monkeypatch, 6)
     check(make_problem([1100, 0, 65, 300, 1, 500, 129], 1, heads))
 
 
 def test_more_short_requests_than_parts(gpu, monkeypatch):
     """Many ends of requests one after the other, which roles reach at different times, in every dtype."""
-    monkeypatch.setattr("tsmla.decode_checks.plan_decode", lambda arch, sm_count, *shape: plan_decode(arch, 2, *shape))
+    plan_for(monkeypatch, 2)
     for arch, dtype in DTYPES:
         if arch == gpu.arch:
             check(make_problem([60] * 24, 1, 16, dtype))

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
 
 def aligned(pointer: cute.Pointer, size: int) -> cute.Pointer:
     """The same pointer, which is a multiple of `size` bytes; nothing is checked. (`Pointer.align` would round it up,
     with instructions.)"""
     return cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=size)
+
+
+@cute.jit
+def shared_vector(dtype: cutlass.Constexpr, address: Int32) -> cute.Tensor:
+    """16 bytes of shared memory at an address that is a multiple of 16."""
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=16)
+    return cute.make_tensor(pointer, cute.make_layout(128 // dtype.width))

@@ -14,6 +14,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 from ..geometry import swizzle_bytes
+from .alignment import shared_vector
 
 ROW_BYTES = 128
 """Of the source: 128 dims, swizzled over 128 bytes."""
@@ -89,7 +90,7 @@ def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane:
     for index in range(len(places) + ahead):
         if index < len(places):
             words = cute.make_rmem_tensor(4, Int32)
-            cute.copy(load, _row(dtype, places[index][0]), cute.recast_tensor(words, dtype))
+            cute.copy(load, shared_vector(dtype, places[index][0]), cute.recast_tensor(words, dtype))
             loaded.append(words)
         if index >= ahead:
             words = loaded[index - ahead]
@@ -98,11 +99,4 @@ def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane:
                 first, second = words[2 * half], words[2 * half + 1]
                 moved[2 * half] = Int32(cute.arch.prmt(first, second, even))
                 moved[2 * half + 1] = Int32(cute.arch.prmt(first, second, odd))
-            cute.copy(store, cute.recast_tensor(moved, dtype), _row(dtype, places[index - ahead][1]))
-
-
-@cute.jit
-def _row(dtype: cutlass.Constexpr, address: Int32) -> cute.Tensor:
-    """16 bytes of a tile."""
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=16)
-    return cute.make_tensor(pointer, cute.make_layout(16))
+            cute.copy(store, cute.recast_tensor(moved, dtype), shared_vector(dtype, places[index - ahead][1]))

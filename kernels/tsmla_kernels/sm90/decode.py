@@ -352,12 +352,11 @@ class DecodeKernel:
         if geometry.transposes:
             output_bytes = geometry.value_columns * geometry.tile_kv
             values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
-        probabilities_bytes = geometry.tile_q * geometry.tile_kv * geometry.element_bytes
         row_sums = exchange + geometry.exchanged_bytes
         row_keys = row_sums + geometry.tile_q * 4 * 4
         barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
         warps = schedule.warps_per_group
-        vectors = probabilities_bytes // WARPGROUP // 16
+        vectors = geometry.probabilities_bytes // WARPGROUP // 16
         ring = TmaEdge.barrier_count(geometry.stages)
         q_edge = TmaEdge(barriers.take(TmaEdge.barrier_count(1)), 1, geometry.q_bytes, 2 * warps)
         kv_edges = tuple(

@@ -119,11 +119,16 @@ class DecodeGeometry:
         return self.exchanged_bytes + self.tile_q * (4 * 4 + 4 * 4)
 
     @property
+    def probabilities_bytes(self) -> int:
+        """Of one tile."""
+        return self.tile_q * self.tile_kv * self.element_bytes
+
+    @property
     def exchanged_bytes(self) -> int:
         """Probabilities of one tile, in register order: STAGED_HALF_STRIDE bytes hold 16 of every thread, and lie in
         the order of threads. At the end of a segment, what its warps stage, in the places of their own threads and of
         their counterparts' (`decode_results`)."""
-        return max(self.tile_q * self.tile_kv * self.element_bytes, 4 * STAGED_HALF_STRIDE)
+        return max(self.probabilities_bytes, 4 * STAGED_HALF_STRIDE)
 
     @property
     def shared_bytes(self) -> int:

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 from tsmla.support import LATENT_DIM
 
-from ..parts.alignment import aligned
+from ..parts.alignment import aligned, shared_vector
 from ..parts.fragment import QUAD, rows_columns
 from ..parts.precision import packed_words
 from ..parts.softmax import _quad_sum
@@ -123,11 +123,11 @@ def _store_rows(
                 for half in cutlass.range_constexpr(2):
                     values = [accumulator[half, first + 2 * block + i] * factors[half] for i in range(2)]
                     words[2 * block + half] = packed_words(values, dtype)[0]
-            cute.copy(store, cute.recast_tensor(words, dtype), _staged(dtype, put ^ (32 * matrix)))
+            cute.copy(store, cute.recast_tensor(words, dtype), shared_vector(dtype, put ^ (32 * matrix)))
         cute.arch.sync_warp()
         for half in cutlass.range_constexpr(2):
             words = cute.make_rmem_tensor(4, Int32)
-            cute.autovec_copy(_staged(Int32, get + half * STAGED_HALF_STRIDE), words)
+            cute.autovec_copy(shared_vector(Int32, get + half * STAGED_HALF_STRIDE), words)
             place = aligned(places[half] + STAGED_COLUMNS * group, 16)
             if stored_rows[half] < rows:
                 cute.autovec_copy(cute.recast_tensor(words, dtype), cute.make_tensor(place, vector))
@@ -139,13 +139,6 @@ def _staged_at(row: Int32, part: Int32) -> Int32:
     """Where in eight rows 16 bytes of the 64 of a row lie, so that neither eight parts of one column nor those of two
     rows share banks."""
     return (4 * row + (part ^ (row >> 1 & 3))) * 16
-
-
-@cute.jit
-def _staged(dtype: cutlass.Constexpr, address: Int32) -> cute.Tensor:
-    """16 bytes."""
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=16)
-    return cute.make_tensor(pointer, cute.make_layout(128 // dtype.width))
 
 
 @cute.jit
