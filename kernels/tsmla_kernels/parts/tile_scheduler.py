@@ -1,10 +1,10 @@
 """CTA number -> query tile, for ragged packs: no host knowledge of the lengths, no scratch memory.
 
 The grid has room for `tile_bound` query tiles times the heads. A CTA finds its sequence by a warp-wide prefix sum over
-the lengths. Within a sequence, heads are taken in sections whose keys and values fit in L2 together; within a section
-the longest tiles (the last rows, when causal) start first, so that the last CTAs to start are the shortest: a few
-neighbouring tiles of one head, then the same of the next head. (Longest-first with L2 sections: FlashAttention-4,
-arXiv 2603.05451.)
+the lengths, which are read all at once: nothing can be loaded before they are there. Within a sequence, heads are taken
+in sections whose keys and values fit in L2 together; within a section the longest tiles (the last rows, when causal)
+start first, so that the last CTAs to start are the shortest: a few neighbouring tiles of one head, then the same of the
+next head. (Longest-first with L2 sections: FlashAttention-4, arXiv 2603.05451.)
 """
 
 from __future__ import annotations
@@ -13,21 +13,26 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Uint32
+
+from .seqlen import Span, span_of
 
 L2_SECTION_BYTES = 24 * 1024 * 1024
 """Keys and values of the heads worked on at a time: about half of the H200's 50 MB L2."""
 NEIGHBOURS = 2
-"""Query tiles of one head that neighbouring CTAs take; 2 to 64 measured alike on an H200, 1 slightly slower."""
+"""Query tiles of one head that neighbouring CTAs take; 2 to 64 measured alike on an H200, 1 slightly slower. With 2, a
+last group that is short has one tile."""
 
 
 class QueryTile(NamedTuple):
-    """Query tile `tile` of `head` in `sequence`; `valid` is False for CTAs beyond the last tile."""
+    """Query tile `tile` of `head` in the sequence with the rows `q` and `kv`; `valid` is False for CTAs beyond the last
+    tile."""
 
     valid: Boolean
-    sequence: Int32
     head: Int32
     tile: Int32
+    q: Span
+    kv: Span
 
 
 def tile_bound(total_rows, sequences, tile_q: int):
@@ -51,18 +56,19 @@ def query_tile(
     base = Int32(0)
     first_cta = Int32(0)
     tiles = Int32(0)
-    sequence = Int32(0)
     found = Boolean(False)
+    q, kv = Span(Int32(0), Int32(0)), Span(Int32(0), Int32(0))
     while (not found) and base < sequences:
         mine = base + lane
-        lane_tiles = Int32(0)
+        lane_q, lane_kv = Span(Int32(0), Int32(0)), Span(Int32(0), Int32(0))
         if mine < sequences:
-            lane_tiles = (cum_seq_lens_q[mine + 1] - cum_seq_lens_q[mine] + tile_q - 1) // tile_q
+            lane_q, lane_kv = span_of(cum_seq_lens_q, mine), span_of(cum_seq_lens_kv, mine)
+        lane_tiles = (lane_q.length + tile_q - 1) // tile_q
         ends = _inclusive_sum(lane_tiles, lane)
         past = cute.arch.vote_ballot_sync(first_cta + ends * heads > cta)
         if past != 0:
             winner = cute.arch.popc((past & -past) - 1)
-            sequence = base + winner
+            q, kv = _span_in(lane_q, winner), _span_in(lane_kv, winner)
             tiles = cute.arch.shuffle_sync(lane_tiles, winner)
             first_cta += (cute.arch.shuffle_sync(ends, winner) - tiles) * heads
             found = Boolean(True)
@@ -72,20 +78,30 @@ def query_tile(
     head = Int32(0)
     tile = Int32(0)
     if found:
-        len_kv = cum_seq_lens_kv[sequence + 1] - cum_seq_lens_kv[sequence]
-        kv_heads = cutlass.max(L2_SECTION_BYTES // (cutlass.max(len_kv, 1) * kv_row_bytes), 1)
+        kv_heads = cutlass.max(_quotient(Int32(L2_SECTION_BYTES), cutlass.max(kv.length, 1) * kv_row_bytes), 1)
         section_heads = cutlass.min(kv_heads * heads_per_kv_head, heads)
         index = cta - first_cta
-        section = index // (section_heads * tiles)
+        section = _quotient(index, section_heads * tiles)
         first_head = section * section_heads
         here = cutlass.min(section_heads, heads - first_head)
         within = index - first_head * tiles
-        group = within // (NEIGHBOURS * here)
-        neighbours = cutlass.min(NEIGHBOURS, tiles - group * NEIGHBOURS)
+        group = _quotient(within, NEIGHBOURS * here)
         rest = within - group * NEIGHBOURS * here
-        head = first_head + rest // neighbours
-        tile = tiles - 1 - group * NEIGHBOURS - rest % neighbours
-    return QueryTile(found, sequence, head, tile)
+        alone = tiles - group * NEIGHBOURS < NEIGHBOURS
+        head = first_head + cutlass.select_(alone, rest, rest // NEIGHBOURS)
+        tile = tiles - 1 - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
+    return QueryTile(found, head, tile, q, kv)
+
+
+@cute.jit
+def _span_in(span: Span, lane: Int32) -> Span:
+    return Span(cute.arch.shuffle_sync(span.start, lane), cute.arch.shuffle_sync(span.length, lane))
+
+
+@cute.jit
+def _quotient(dividend: Int32, divisor: Int32) -> Int32:
+    """Of numbers that are not negative: half of the instructions."""
+    return Int32(Uint32(dividend) // Uint32(divisor))
 
 
 @cute.jit

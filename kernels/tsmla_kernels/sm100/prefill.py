@@ -21,7 +21,6 @@ from ..geometry import SM100_HEADER_BYTES, TILE_ALIGNMENT, Sm100PrefillGeometry
 from ..parts import tma, tmem
 from ..parts.pipeline import Signals, TmaEdge
 from ..parts.precision import numeric
-from ..parts.seqlen import span_of
 from ..parts.tile_scheduler import query_tile, tile_bound
 from ..parts.work_range import work_range
 from ..schedule import WARPGROUP, Sm100PrefillSchedule
@@ -160,11 +159,9 @@ class PrefillKernel:
             cute.arch.sync_threads()
             tmem.fence_after()
             base = shared.tmem_base[0]
-            span_q = span_of(cum_seq_lens_q, tile.sequence)
-            span_kv = span_of(cum_seq_lens_kv, tile.sequence)
-            spans = (span_q, span_kv)
+            spans = (tile.q, tile.kv)
             first_row = tile.tile * cta_rows
-            work = work_range(first_row, cta_rows, geometry.tile_kv, span_q.length, span_kv.length, variant.causal)
+            work = work_range(first_row, cta_rows, geometry.tile_kv, tile.q.length, tile.kv.length, variant.causal)
             works = tuple(
                 tile_work(geometry, first_row + index * geometry.rows, spans, variant.causal, work)
                 for index in range(geometry.query_tiles)
@@ -186,7 +183,7 @@ class PrefillKernel:
                     geometry,
                     shared,
                     base,
-                    (out_atom, tma.clipped_head_rows(out, tile.head, span_q)),
+                    (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
                     tile.tile,
                     works,
                     work.tiles,
@@ -203,9 +200,9 @@ class PrefillKernel:
                     if warp == schedule.load_warp:
                         kv_head = tile.head // heads_per_kv_head
                         load(
-                            (q_atom, tma.head_rows(q, tile.head, span_q)),
-                            (k_atom, tma.head_rows(k, kv_head, span_kv)),
-                            (v_atom, tma.clipped_head_rows(v, kv_head, span_kv)),
+                            (q_atom, tma.head_rows(q, tile.head, tile.q)),
+                            (k_atom, tma.head_rows(k, kv_head, tile.kv)),
+                            (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
                             shared,
                             geometry,
                             tile.tile,

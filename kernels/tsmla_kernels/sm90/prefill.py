@@ -21,7 +21,6 @@ from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT, PrefillGeometry, swizzle_b
 from ..parts import tma
 from ..parts.pipeline import TmaEdge, WarpEdge
 from ..parts.precision import Probabilities, numeric
-from ..parts.seqlen import span_of
 from ..parts.tile_scheduler import query_tile, tile_bound
 from ..parts.work_range import work_range
 from ..schedule import WARPGROUP, PrefillSchedule
@@ -142,11 +141,10 @@ class PrefillKernel:
     ):
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == 0:
+        shared = self._shared_tensors(self._shared_layouts())
+        if warp == 1:  # 0 loads: it looks for its tile meanwhile
             for atom in (q_atom, k_atom, v_atom, out_atom):
                 cpasync.prefetch_descriptor(atom)
-        shared = self._shared_tensors(self._shared_layouts())
-        if warp == 0:
             with cute.arch.elect_one():
                 shared.q_edge.init()
                 shared.k_edge.init()
@@ -154,7 +152,6 @@ class PrefillKernel:
                 if const_expr(geometry.transposes_values):
                     shared.values_edge.init()
             cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
 
@@ -167,20 +164,19 @@ class PrefillKernel:
             geometry.tile_q,
             (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
         )
+        cute.arch.sync_threads()
         if tile.valid:
-            span_q = span_of(cum_seq_lens_q, tile.sequence)
-            span_kv = span_of(cum_seq_lens_kv, tile.sequence)
             first_row = tile.tile * geometry.tile_q
             work = work_range(
-                first_row, geometry.tile_q, geometry.tile_kv, span_q.length, span_kv.length, self.variant.causal
+                first_row, geometry.tile_q, geometry.tile_kv, tile.q.length, tile.kv.length, self.variant.causal
             )
             if warp < WARPGROUP // 32:
                 cute.arch.setmaxregister_decrease(schedule.load_registers)
                 if warp == 0:
                     load(
-                        (q_atom, tma.head_rows(q, tile.head, span_q)),
-                        (k_atom, tma.head_rows(k, tile.head // heads_per_kv_head, span_kv)),
-                        (v_atom, tma.clipped_head_rows(v, tile.head // heads_per_kv_head, span_kv)),
+                        (q_atom, tma.head_rows(q, tile.head, tile.q)),
+                        (k_atom, tma.head_rows(k, tile.head // heads_per_kv_head, tile.kv)),
+                        (v_atom, tma.clipped_head_rows(v, tile.head // heads_per_kv_head, tile.kv)),
                         shared,
                         geometry,
                         tile.tile,
@@ -195,10 +191,9 @@ class PrefillKernel:
                     self.variant,
                     (mma_qk, mma_pv),
                     shared,
-                    (out_atom, tma.clipped_head_rows(out, tile.head, span_q)),
+                    (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
                     lse,
                     tile,
-                    (span_q, span_kv),
                     work,
                     (softmax_scale, output_scale),
                 )

@@ -55,14 +55,13 @@ def is_lazy(dtype: Dtype) -> bool:
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, spans, work: WorkRange, scales
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, work: WorkRange, scales
 ):
-    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `spans` those of q and kv,
-    `scales` multiply the scores and the output."""
+    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `scales` multiply the
+    scores and the output."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     mma_qk, mma_pv = mmas
-    span_q, span_kv = spans
     softmax_scale, output_scale = scales
     tile_q = cute.size(shared.q, mode=[2]) * 64
     tile_kv, d_v = cute.size(shared.v, mode=[0]), cute.size(shared.v, mode=[1])
@@ -89,8 +88,8 @@ def attend(
         k_edge=shared.k_edge,
         v_edge=shared.values_edge,
         first_row=first_row,
-        len_q=span_q.length,
-        len_kv=span_kv.length,
+        len_q=tile.q.length,
+        len_kv=tile.kv.length,
         work=work,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
@@ -116,7 +115,7 @@ def attend(
     finish_rows(reference, row_sum, factor, row_lse, softmax_scale, output_scale, state.precision.bias)
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
-        store_lse(lse, row_lse, coordinates, tile.head, span_q, first_row)
+        store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
     out_shared = shared.out[None, None, group]
     # The output takes Q's place, so every warp of the group must have finished its products.
     cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + group, number_of_threads=WARPGROUP)
