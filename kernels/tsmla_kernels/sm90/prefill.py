@@ -248,16 +248,17 @@ class PrefillKernel:
             pointer = cute.recast_ptr(base + offset, layout.inner, dtype)
             return cute.make_tensor(pointer, layout.outer)
 
-        k_offset = BARRIER_BYTES + schedule.attend_warpgroups * geometry.q_slot_bytes
+        groups = schedule.attend_warpgroups
+        k_offset = BARRIER_BYTES + groups * geometry.q_slot_bytes
         v_offset = k_offset + geometry.stages * geometry.k_bytes
         barriers = cute.recast_ptr(base, dtype=cutlass.Int64)
         warps, transposers = schedule.attend_warps, schedule.transpose_warps
-        kv_words = TmaEdge.barrier_count(geometry.stages)
+        q_words, kv_words = TmaEdge.barrier_count(groups), TmaEdge.barrier_count(geometry.stages)
         v = tensor(v_offset, layouts.v, self.dtype)
-        v_edge = TmaEdge(barriers + 2 + kv_words, geometry.stages, geometry.v_bytes, transposers or warps)
+        v_edge = TmaEdge(barriers + q_words + kv_words, geometry.stages, geometry.v_bytes, transposers or warps)
         if const_expr(geometry.transposes_values):
             values = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, self.dtype)
-            values_edge = WarpEdge(barriers + 2 + 2 * kv_words, geometry.stages, transposers, warps)
+            values_edge = WarpEdge(barriers + q_words + 2 * kv_words, geometry.stages, transposers, warps)
         else:
             values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))
             values_edge = v_edge
@@ -267,8 +268,8 @@ class PrefillKernel:
             v=v,
             values=values,
             out=tensor(BARRIER_BYTES, layouts.out, self.out_dtype),
-            q_edge=TmaEdge(barriers, 1, geometry.q_bytes, warps),
-            k_edge=TmaEdge(barriers + 2, geometry.stages, geometry.k_bytes, warps),
+            q_edge=TmaEdge(barriers, groups, geometry.q_bytes // groups, warps // groups),
+            k_edge=TmaEdge(barriers + q_words, geometry.stages, geometry.k_bytes, warps),
             v_edge=v_edge,
             values_edge=values_edge,
         )

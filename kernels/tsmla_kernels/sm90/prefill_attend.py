@@ -100,7 +100,7 @@ def attend(
     reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant.dtype) else -Float32.inf)
     row_sum.fill(0.0)
     if work.tiles > 0:
-        shared.q_edge.wait_full(Int32(0))
+        shared.q_edge.wait_full(group)
         _first(state)
         unmasked = cutlass.max(work.masked, 1)
         if const_expr(variant.causal):
