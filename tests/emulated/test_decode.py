@@ -52,6 +52,18 @@ def test_dtypes(gpu, heads):
             check(make_problem([400, 30], 4, 8, dtype, sight=Sight(window_left=70)))
 
 
+@pytest.mark.parametrize("heavy", [100, 150])
+def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu, heavy):
+    """It has two thirds of all: 2.12 times the weight of the first key, which alone would be rounded to 2."""
+    rows = torch.randn(300, 576, device="cuda").to(torch.float8_e4m3fn)
+    for keys, score in ((slice(None), -30.0), (0, 0.0), (heavy, 0.75)):
+        rows[keys, 512] = score
+    problem = make_problem([300], 1, 16, torch.float8_e4m3fn, rows=[rows], softmax_scale=1.0)
+    problem.query.copy_(torch.zeros(problem.query.shape))
+    problem.query[..., 512] = 1.0
+    check(problem)
+
+
 def test_visible_lengths_of_each_query_token(gpu):
     visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
     check(make_problem([190, 66], 3, 16, visible=visible, sight=Sight(causal=False)))

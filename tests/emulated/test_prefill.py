@@ -88,6 +88,16 @@ def test_eight_bit_probabilities_far_below_the_largest_count(gpu):
     check(problem, False)
 
 
+def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu):
+    """It has two thirds of all: 2.12 times the weight of the first key, which alone would be rounded to 2."""
+    problem = make_problem([64], [400], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda")
+    problem.query.copy_(torch.zeros(problem.query.shape))
+    problem.query[..., 0] = problem.softmax_scale = 1.0
+    for keys, score in ((slice(None), -30.0), (0, 0.0), (300, 0.75)):
+        problem.key[keys, ..., 0] = score
+    check(problem, False)
+
+
 @pytest.mark.parametrize("heads", [(4, 1), (3, 3)], ids=str)
 def test_head_counts(gpu, heads):
     check(make_problem([20, 140], [150, 30], *heads, 128, 128, torch.bfloat16, "cuda"), True)

@@ -22,34 +22,37 @@ NO_KEYS = -1.0e30
 def exceeds(
     scores: cute.Tensor,
     reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    parts: cutlass.Constexpr[int],
     scale_log2: Float32,
     probabilities: cutlass.Constexpr[Probabilities],
 ) -> Boolean:
-    """Whether, of this lane's `scores` (rows, columns), one must move its row's reference. It rarely does."""
+    """Whether, of this lane's `scores` (rows, columns), one must move its row's reference. It rarely does. `row_sum` is
+    this lane's part of the rows' sums, one of about as many alike as `parts` says."""
     beyond = Boolean(False)
     for row in cutlass.range_constexpr(cute.size(reference)):
         highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
-        beyond = beyond or (highest - reference[row]) * scale_log2 > probabilities.slack
+        above = (highest - reference[row]) * scale_log2
+        if const_expr(probabilities.heavy is None):
+            beyond = beyond or above > probabilities.slack
+        else:
+            one = 2.0**probabilities.bias
+            heavy = row_sum[row] * (parts * probabilities.heavy)
+            limit = cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**probabilities.slack), one)
+            beyond = beyond or cute.math.exp2(above + probabilities.bias, fastmath=True) > limit
     return beyond
 
 
 @cute.jit
 def move_reference(
-    scores: cute.Tensor,
-    reference: cute.Tensor,
-    row_sum: cute.Tensor,
-    rescale: cute.Tensor,
-    scale_log2: Float32,
-    probabilities: cutlass.Constexpr[Probabilities],
+    scores: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
 ) -> None:
-    """Move the references of `scores` (rows, columns) to the rows' maxima where they must. `reference` is unscaled and
-    equal on the quad; `row_sum` is this lane's part. `rescale` is the factor that earlier output rows must be
-    multiplied by, 1 where nothing moved."""
+    """Move the references of `scores` (rows, columns) to the rows' maxima. `reference` is unscaled and equal on the
+    quad; `row_sum` is this lane's part. `rescale` is the factor that earlier output rows must be multiplied by, 1 where
+    nothing moved."""
     for row in cutlass.range_constexpr(cute.size(reference)):
-        highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0))
-        before = reference[row]
-        now = highest if (highest - before) * scale_log2 > probabilities.slack else before
-        _rescale(row, now, reference, row_sum, rescale, scale_log2)
+        highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, reference[row], 0))
+        _rescale(row, highest, reference, row_sum, rescale, scale_log2)
 
 
 @cute.jit

@@ -34,17 +34,17 @@ class Probabilities:
     A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so values
     reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It moves the
     smallest normal number of e4m3 (2 ** -6) away from probabilities that matter.
+
+    `heavy`: it may grow by less where the key that it grows by would have this share or more of the row's sum. 8 bits
+    round a probability by up to 1/16, unless it is a power of two, as the maximum's is. Where few keys have the weight,
+    outputs would be off by that much; where many do, errors cancel, and growth is frequent (kernels/NOTES.md).
     """
 
     dtype: Dtype
     bias: int
     slack: int
+    heavy: float | None = None
 
     @classmethod
     def of(cls, dtype: Dtype) -> Probabilities:
-        return cls(Dtype.E4M3, 5, 3) if dtype.bits == 8 else cls(dtype, 0, 8)
-
-    @classmethod
-    def always_rescaled(cls, dtype: Dtype) -> Probabilities:
-        """For kernels that rescale at every new maximum: no slack, all of e4m3's range (up to 448) for the bias."""
-        return cls(Dtype.E4M3, 8, 0) if dtype.bits == 8 else cls(dtype, 0, 0)
+        return cls(Dtype.E4M3, 6, 2, 1 / 16) if dtype.bits == 8 else cls(dtype, 0, 8)

@@ -19,6 +19,7 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op, select_
 
 from .exp2 import exp2_pair
+from .precision import Probabilities
 from .softmax import LN_2
 
 EMULATION_PERIOD = 16
@@ -64,9 +65,20 @@ def _maximum_of_three(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) 
 
 
 @cute.jit
-def new_maximum(old: Float32, seen: Float32, slack: Float32) -> Float32:
-    """The maximum to refer to from now on: `old` unless the largest score exceeds it by more than `slack`."""
-    return seen if seen > old + slack else old
+def beyond(
+    seen: Float32,
+    state: RowState,
+    parts: cutlass.Constexpr[int],
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
+) -> Float32:
+    """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `state` has the sum
+    of one of `parts` of the row."""
+    slack = Float32(probabilities.slack)
+    if const_expr(probabilities.heavy is not None):
+        heavy = cute.math.log2(state.total * (parts * probabilities.heavy), fastmath=True) - Float32(probabilities.bias)
+        slack = cute.arch.fmax(cute.arch.fmin(heavy, slack), Float32(0.0))
+    return seen if seen > state.maximum + slack * (Float32(1.0) / scale_log2) else -Float32.inf
 
 
 @cute.jit

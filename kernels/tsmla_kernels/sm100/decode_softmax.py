@@ -21,9 +21,9 @@ from ..parts.decode_work import Segment, next_unit, segment_of
 from ..parts.precision import Probabilities, numeric, packed_words
 from ..parts.row_softmax import (
     RowState,
+    beyond,
     exponentials,
     mask_outside,
-    new_maximum,
     offset_of,
     rescale_factor,
     row_maximum,
@@ -150,9 +150,9 @@ def _tile(
     if first_key < keys.all_lo or first_key + geometry.tile_kv > keys.all_hi:
         mine = first_key + lane.half * columns
         scores = mask_outside(scores, keys.lo - mine, keys.hi - mine)
-    one, other = _exchange(shared, lane, row_maximum(scores), exchanged)
-    seen = cute.arch.fmax(one, other)
-    maximum = new_maximum(state.maximum, seen, Float32(probabilities.slack) / scale_log2)
+    seen = beyond(row_maximum(scores), state, ROW_THREADS, scale_log2, probabilities)
+    one, other = _exchange(shared, lane, seen, exchanged)
+    maximum = cute.arch.fmax(state.maximum, cute.arch.fmax(one, other))
     total = state.total
     if cute.arch.vote_any_sync(maximum != state.maximum):
         factor = rescale_factor(state.maximum, maximum, scale_log2, True)

@@ -14,10 +14,10 @@ from ..parts import tmem
 from ..parts.precision import Probabilities, numeric, packed_words
 from ..parts.row_softmax import (
     RowState,
+    beyond,
     exponentials,
     mask_row,
     natural_lse,
-    new_maximum,
     offset_of,
     rescale_factor,
     row_maximum,
@@ -39,7 +39,6 @@ class Row(NamedTuple):
     scores: Int32
     factor: cute.Pointer
     scale_log2: Float32
-    slack: Float32
     visible: Int32
     work: WorkRange
     start: Int32
@@ -79,7 +78,6 @@ def softmax(
         scores=tmem.row_address(tmem_base, geometry.tmem_scores + tile * geometry.tile_kv, thread // 32),
         factor=shared.factors + (tile * geometry.rows + thread),
         scale_log2=scale_log2,
-        slack=Float32(probabilities.slack) / scale_log2,
         visible=visible,
         work=work,
         start=own.start,
@@ -126,7 +124,7 @@ def _step(
             scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
         seen = row_maximum(scores)
     may_hide_row = const_expr(masked and row.causal)
-    maximum = new_maximum(state.maximum, seen, row.slack)
+    maximum = cute.arch.fmax(state.maximum, beyond(seen, state, 1, row.scale_log2, row.probabilities))
     total = Float32(0.0)
     if const_expr(not first):
         factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)

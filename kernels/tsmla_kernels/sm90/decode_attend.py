@@ -272,7 +272,9 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows:
     warpgroup has less to do meanwhile."""
     if const_expr(_supposes(state)):
         _exponentiate(state, scores)
-    beyond = exceeds(rows_columns(scores), state.reference, state.scale_log2, state.probabilities)
+    beyond = exceeds(
+        rows_columns(scores), state.reference, state.row_sum, 8, state.scale_log2, state.probabilities
+    )
     if const_expr(follows):
         beyond = beyond or differs(_await_references(state, index), state.reference)
     moves = cute.arch.vote_any_sync(beyond)
@@ -299,9 +301,7 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows:
 
 @cute.jit
 def _move(state: Attention, scores: cute.Tensor):
-    move_reference(
-        rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2, state.probabilities
-    )
+    move_reference(rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2)
 
 
 @cute.jit

@@ -206,7 +206,7 @@ class PrefillKernel:
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
-        probability = numeric(Probabilities.always_rescaled(self.variant.dtype).dtype)
+        probability = numeric(Probabilities.of(self.variant.dtype).dtype)
         pv = hopper.make_trivial_tiled_mma(
             probability, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.d_v),
             warpgroup.OperandSource.RMEM,

@@ -94,7 +94,7 @@ def attend(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
-        precision=Probabilities.always_rescaled(variant.dtype),
+        precision=Probabilities.of(variant.dtype),
     )
     output.fill(0.0)
     reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant.dtype) else -Float32.inf)
@@ -160,12 +160,10 @@ def _softmax(
     moves = Boolean(True)
     if const_expr(is_lazy(state.precision.dtype)):
         if const_expr(not first):
-            beyond = lazy_softmax.exceeds(view, state.reference, state.scale_log2, state.precision)
+            beyond = lazy_softmax.exceeds(view, state.reference, state.row_sum, 4, state.scale_log2, state.precision)
             moves = cute.arch.vote_any_sync(beyond)
         if moves:
-            lazy_softmax.move_reference(
-                view, state.reference, state.row_sum, state.rescale, state.scale_log2, state.precision
-            )
+            lazy_softmax.move_reference(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
         sums = lazy_softmax.exponentiate(
             view, view, state.reference, state.row_sum, state.scale_log2, state.precision
         )
