@@ -27,7 +27,7 @@ from .run import Call, emulated
 PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
 DECODE_SMS = 4
-DECODE_LENGTHS = (1800, 70, 0, 120)
+DECODE_LENGTHS = (1800, 70, 0, 130)
 """SMs and keys of a small decode. The longest request is split, rings of tiles wrap, and a CTA has several requests,
 one of them without keys."""
 DECODE_HIDDEN = 20
