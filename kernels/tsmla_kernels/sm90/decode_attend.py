@@ -25,7 +25,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import select_
 
 from ..parts import mma
-from ..parts.fragment import as_operand_a, rows_columns
+from ..parts.fragment import QUAD, as_operand_a, rows_columns
 from ..parts.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, scale_rows
@@ -272,8 +272,9 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows:
     warpgroup has less to do meanwhile."""
     if const_expr(_supposes(state)):
         _exponentiate(state, scores)
+    parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
-        rows_columns(scores), state.reference, state.row_sum, 8, state.scale_log2, state.probabilities
+        rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
     )
     if const_expr(follows):
         beyond = beyond or differs(_await_references(state, index), state.reference)

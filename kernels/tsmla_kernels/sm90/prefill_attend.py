@@ -12,7 +12,7 @@ from tsmla.variant import Dtype, PrefillVariant
 
 from ..parts import lazy_softmax, mma, tma
 from ..parts.epilogue import stage_output, store_lse
-from ..parts.fragment import as_operand_a, rows_columns
+from ..parts.fragment import QUAD, as_operand_a, rows_columns
 from ..parts.mask import mask_scores
 from ..parts.precision import Probabilities
 from ..parts.softmax import LOG2_E, exponentiate, finish_rows, scale_rows
@@ -160,7 +160,9 @@ def _softmax(
     moves = Boolean(True)
     if const_expr(is_lazy(state.precision.dtype)):
         if const_expr(not first):
-            beyond = lazy_softmax.exceeds(view, state.reference, state.row_sum, 4, state.scale_log2, state.precision)
+            beyond = lazy_softmax.exceeds(
+                view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
+            )
             moves = cute.arch.vote_any_sync(beyond)
         if moves:
             lazy_softmax.move_reference(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
