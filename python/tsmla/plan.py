@@ -51,7 +51,7 @@ class Deal:
 
 
 DEALS = {
-    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=4, split=1),
+    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1),
     Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
 }
