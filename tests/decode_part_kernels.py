@@ -13,7 +13,7 @@ from tsmla.plan import Deal
 from tsmla.variant import DecodeVariant
 from tsmla_kernels.decode.arguments import decode_arguments
 from tsmla_kernels.decode.combine import launch_combine
-from tsmla_kernels.parts.decode_work import deal_work, first_unit, next_unit, segment_of
+from tsmla_kernels.parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of, terms_of
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.visible import Visibility, keys_of_row
 
@@ -32,9 +32,9 @@ class SegmentLister:
         self, seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, scalars, heads: Int32,
         parts: Int32, slots: Int32, stream,
     ):  # fmt: skip
+        terms = terms_of(self.deal, seq_lens.shape[0], visible.shape[1], heads, parts, slots)
         self.kernel(
-            seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, scalars, heads, parts,
-            slots,
+            seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, scalars, terms
         ).launch(grid=(parts, 1, 1), block=(32, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
@@ -48,16 +48,14 @@ class SegmentLister:
         out_keys: cute.Tensor,
         out_records: cute.Tensor,
         scalars: cute.Tensor,
-        heads: Int32,
-        parts: Int32,
-        slots: Int32,
+        terms: Terms,
     ):
         part, _, _ = cute.arch.block_idx()
         view = Visibility(
             seq_lens, causal_seqs, visible, visible.shape[1],
             scalars[0], scalars[1], scalars[2], scalars[3], scalars[4],
         )  # fmt: skip
-        work = deal_work(self.deal, view, heads, parts, slots, part)
+        work = deal_work(self.deal, view, terms, part)
         begin_records(work, out_records)
         count = Int32(0)
         unit = first_unit(self.deal, work, view)

@@ -3,7 +3,8 @@
 
 Every warp asks on its own, all its lanes together; nothing is shared and nothing is written.
 
-    work = deal_work(deal, view, heads, parts, slots, part)
+    terms = terms_of(deal, batch, q_len, heads, parts, slots)  # on the host
+    work = deal_work(deal, view, terms, part)
     unit = first_unit(deal, work, view)
     while unit.start < work.end:
         segment = segment_of(deal, work, view, unit)
@@ -21,11 +22,30 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import MAX_GROUP, Deal, RowTiling
 
+from .division import quotient, quotient_up
 from .visible import Keys, Visibility, keys_of_tokens
 
 LANE_REQUESTS = 4
 """Requests that a lane looks at together, so that their loads are in flight together."""
 WARP_REQUESTS = 32 * LANE_REQUESTS
+
+
+class Terms(NamedTuple):
+    """What the cut of a call's line depends on besides lengths. A CTA begins with the cut, in code that is not in its
+    cache yet, so the host divides what it can. `shares`: of the groups that may split units, how many each unit has."""
+
+    batch: Int32
+    rows: Int32
+    heads: Int32
+    row_tiles: Int32
+    group: Int32
+    rounds: Int32
+    parts: Int32
+    groups: Int32
+    split_groups: Int32
+    units: Int32
+    units_each: Int32
+    shares: Int32
 
 
 class Work(NamedTuple):
@@ -88,11 +108,24 @@ def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
 
 
 @cute.jit
-def deal_work(
-    deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, parts: Int32, slots: Int32, part: Int32
-) -> Work:
-    """Cut the line for `parts` CTAs (or pairs) and `slots` partial results; `part` is the asking one's number."""
-    batch = view.seq_lens.shape[0]
+def terms_of(
+    deal: cutlass.Constexpr[Deal], batch: Int32, q_len: Int32, heads: Int32, parts: Int32, slots: Int32
+) -> Terms:
+    """Of a call on `parts` CTAs (or pairs) with room for `slots` partial results."""
+    rows = q_len * heads
+    row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
+    groups, units, slots_each = parts // group, batch * rounds, slots // group
+    split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
+    return Terms(
+        batch, rows, heads, row_tiles, group, rounds, parts, groups, split_groups, units,
+        (units + groups - 1) // groups, cutlass.max(split_groups // cutlass.max(units, 1), 1),
+    )  # fmt: skip
+
+
+@cute.jit
+def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, part: Int32) -> Work:
+    """Cut the line; `part` is the number of the CTA (or pair) that asks."""
+    batch, rounds, units, split_groups = terms.batch, terms.rounds, terms.units, terms.split_groups
     lane = cute.arch.lane_idx()
     total, longest, base = Int32(0), Int32(0), Int32(0)
     while base < batch:
@@ -101,32 +134,23 @@ def deal_work(
             total += length
             longest = cutlass.max(longest, length)
         base += WARP_REQUESTS
-    total = cute.arch.warp_redux_sync(total, "add")
-    longest = cute.arch.warp_redux_sync(longest, "max")
+    total = cute.arch.warp_redux_sync(total, "add") * rounds
+    longest = cutlass.max(cute.arch.warp_redux_sync(longest, "max") - deal.overhead, 1)
 
-    rows = view.q_len * heads
-    row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
-    groups = parts // group
-    units = batch * rounds
-    total *= rounds
     tiles = total - units * deal.overhead
-    longest = cutlass.max(longest - deal.overhead, 1)
-    slots_each = slots // group
-    split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
-    chunk = cutlass.max((total + split_groups - 1) // split_groups, deal.least)
+    chunk = cutlass.max(quotient_up(total, split_groups), deal.least)
     # At 16 it would be no more than a chunk, nor than an equal piece.
-    memory = tiles * deal.draw // (16 * parts) if const_expr(deal.draw > 16) else Int32(0)
-    units_each = (units + groups - 1) // groups
-    unit_length, overhead = Int32(0), Int32(deal.overhead)
-    whole = units_each * (longest + deal.overhead)
+    memory = quotient(tiles * deal.draw, 16 * terms.parts) if const_expr(deal.draw > 16) else Int32(0)
+    groups, unit_length, overhead = terms.groups, Int32(0), Int32(deal.overhead)
+    whole = terms.units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= cutlass.max(chunk + deal.split, memory) + deal.overhead:
-        chunk = units_each * longest
+        chunk = terms.units_each * longest
         unit_length = longest
     else:
-        equal = (longest - 1) // cutlass.max(split_groups // units, 1) + 1
+        equal = quotient_up(longest, terms.shares)
         piece = cutlass.max(cutlass.max(equal, memory), deal.least)
         if units <= split_groups and piece <= cutlass.max(chunk + deal.split // 2, memory):
-            pieces = (longest - 1) // piece + 1
+            pieces = quotient_up(longest, piece)
             groups = units * pieces
             chunk = piece
             unit_length = pieces * piece
@@ -135,12 +159,12 @@ def deal_work(
     if unit_length > 0:
         total = units * unit_length
         overhead = Int32(0)
-    index = part // group
+    index = quotient(part, terms.group)
     begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
     end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
     return Work(
-        batch, rows, heads, row_tiles, group, rounds, groups, chunk, unit_length, overhead, index, part % group,
-        begin, end,
+        batch, terms.rows, terms.heads, terms.row_tiles, terms.group, rounds, groups, chunk, unit_length, overhead,
+        index, part - index * terms.group, begin, end,
     )  # fmt: skip
 
 
@@ -155,9 +179,9 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
     """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
     request, turn, start, length = work.batch, Int32(0), Int32(0), work.unit_length
     if work.unit_length > 0:
-        number = position // work.unit_length
-        request = number // work.rounds
-        turn = number % work.rounds
+        number = quotient(position, work.unit_length)
+        request = quotient(number, work.rounds)
+        turn = number - request * work.rounds
         start = number * work.unit_length
     else:
         lane = cute.arch.lane_idx()
@@ -185,7 +209,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 start += cute.arch.shuffle_sync(ends, 31)
                 base += WARP_REQUESTS
         if found:
-            turn = (position - start) // length
+            turn = quotient(position - start, length)
             start += turn * length
     return Unit(request, turn, start, length)
 
@@ -236,8 +260,8 @@ class Pieces(NamedTuple):
 def pieces_of(work: Work, unit: Unit, segment: Segment) -> Pieces:
     """Into how many segments this CTA's row tile of a unit is cut, and where they are. `segment` is any of them."""
     tiles_at = unit.start + work.overhead
-    first = tiles_at // work.chunk
-    count = (tiles_at + segment.seen - 1) // work.chunk - first + 1
+    first = quotient(tiles_at, work.chunk)
+    count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
     if segment.seen == 0 or segment.rows <= 0:
         count = Int32(0)
     return Pieces(first, count)
@@ -263,8 +287,8 @@ def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32
     """What rows of a request see together; rows may be none."""
     first_token, last_token = Int32(0), view.q_len - 1
     if work.row_tiles > 1:
-        first_token = first_row // work.heads
-        last_token = (first_row + cutlass.max(rows, 1) - 1) // work.heads
+        first_token = quotient(first_row, work.heads)
+        last_token = quotient(first_row + cutlass.max(rows, 1) - 1, work.heads)
     return keys_of_tokens(view, request, first_token, last_token)
 
 

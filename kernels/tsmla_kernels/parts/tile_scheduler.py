@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32
+from cutlass import Boolean, Int32
 
+from .division import quotient
 from .seqlen import Span, span_of
 
 L2_SECTION_BYTES = 24 * 1024 * 1024
@@ -78,14 +79,14 @@ def query_tile(
     head = Int32(0)
     tile = Int32(0)
     if found:
-        kv_heads = cutlass.max(_quotient(Int32(L2_SECTION_BYTES), cutlass.max(kv.length, 1) * kv_row_bytes), 1)
+        kv_heads = cutlass.max(quotient(Int32(L2_SECTION_BYTES), cutlass.max(kv.length, 1) * kv_row_bytes), 1)
         section_heads = cutlass.min(kv_heads * heads_per_kv_head, heads)
         index = cta - first_cta
-        section = _quotient(index, section_heads * tiles)
+        section = quotient(index, section_heads * tiles)
         first_head = section * section_heads
         here = cutlass.min(section_heads, heads - first_head)
         within = index - first_head * tiles
-        group = _quotient(within, NEIGHBOURS * here)
+        group = quotient(within, NEIGHBOURS * here)
         rest = within - group * NEIGHBOURS * here
         alone = tiles - group * NEIGHBOURS < NEIGHBOURS
         head = first_head + cutlass.select_(alone, rest, rest // NEIGHBOURS)
@@ -96,12 +97,6 @@ def query_tile(
 @cute.jit
 def _span_in(span: Span, lane: Int32) -> Span:
     return Span(cute.arch.shuffle_sync(span.start, lane), cute.arch.shuffle_sync(span.length, lane))
-
-
-@cute.jit
-def _quotient(dividend: Int32, divisor: Int32) -> Int32:
-    """Of numbers that are not negative: half of the instructions."""
-    return Int32(Uint32(dividend) // Uint32(divisor))
 
 
 @cute.jit

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Int32
+
+from .division import quotient
 
 
 class Visibility(NamedTuple):
@@ -66,7 +68,7 @@ def _keys_below(view: Visibility, position: Int32) -> Int32:
     count = cutlass.max(position, 0)
     if view.cp_world > 1:
         period = view.cp_interleave * view.cp_world
-        periods = Int32(Uint32(count) // Uint32(period))
+        periods = quotient(count, period)
         mine = count - periods * period - view.cp_rank * view.cp_interleave
         count = periods * view.cp_interleave + cutlass.min(cutlass.max(mine, 0), view.cp_interleave)
     return count

@@ -19,7 +19,7 @@ from tsmla.variant import DecodeVariant
 
 from ..geometry import TILE_ALIGNMENT, TMEM_COLUMNS
 from ..parts import paged, tmem
-from ..parts.decode_work import deal_work, first_unit
+from ..parts.decode_work import Terms, deal_work, first_unit, terms_of
 from ..parts.partials import Partials
 from ..parts.pipeline import ClusterEdge
 from ..parts.precision import Probabilities, numeric
@@ -98,7 +98,8 @@ class Attention:
         v_map = box_map(0, wide, LATENT_DIM // wide, geometry.v_chunks, layouts.v_box) if pair else None
         flat_lse = flat(lse) if const_expr(lse is not None) else None
         results = Results(flat(out, LATENT_DIM), flat_lse, partials, output_scale)
-        self.kernel(maps, v_map, kv_cache, block_tables, view, heads, parts, results, scale_log2).launch(
+        terms = terms_of(geometry.deal, batch, q_len, heads, parts, partials.slots)
+        self.kernel(maps, v_map, kv_cache, block_tables, view, terms, results, scale_log2).launch(
             grid=(geometry.ctas * parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             cluster=(geometry.ctas, 1, 1),
@@ -116,8 +117,7 @@ class Attention:
         kv_cache: cute.Tensor,
         block_tables: cute.Tensor,
         view: Visibility,
-        heads: Int32,
-        parts: Int32,
+        terms: Terms,
         results: Results,
         scale_log2: Float32,
     ):
@@ -140,7 +140,7 @@ class Attention:
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
-        work = deal_work(geometry.deal, view, heads, parts, results.partials.slots, part)
+        work = deal_work(geometry.deal, view, terms, part)
         task = Task(kv_cache, block_tables, view, work, first_unit(geometry.deal, work, view))
 
         if warp < schedule.softmax_warps:

@@ -18,6 +18,7 @@ from cutlass import Boolean, Float32, Int32
 from ..parts import tmem
 from ..parts.alignment import aligned
 from ..parts.decode_work import Segment, next_unit, segment_of
+from ..parts.division import quotient
 from ..parts.precision import Probabilities, numeric, packed_words
 from ..parts.row_softmax import (
     RowState,
@@ -102,7 +103,7 @@ def _lane(shared) -> Lane:
 @cute.jit
 def _range(task: Task, segment: Segment, row: Int32) -> Range:
     row = cutlass.min(row, segment.rows - 1)
-    keys = keys_of_row(task.view, segment.request, (segment.first_row + row) // task.work.heads)
+    keys = keys_of_row(task.view, segment.request, quotient(segment.first_row + row, task.work.heads))
     first, end = cute.arch.warp_redux_sync(keys.first, "max"), cute.arch.warp_redux_sync(keys.end, "min")
     return Range(keys.first, keys.end, first, end)
 

@@ -19,6 +19,7 @@ from tsmla.variant import PrefillVariant
 
 from ..geometry import SM100_HEADER_BYTES, TILE_ALIGNMENT, Sm100PrefillGeometry
 from ..parts import tma, tmem
+from ..parts.division import quotient
 from ..parts.pipeline import Signals, TmaEdge
 from ..parts.precision import numeric
 from ..parts.tile_scheduler import query_tile, tile_bound
@@ -198,7 +199,7 @@ class PrefillKernel:
                         with cute.arch.elect_one():
                             multiply(self.products, shared, base, works, work.tiles)
                     if warp == schedule.load_warp:
-                        kv_head = tile.head // heads_per_kv_head
+                        kv_head = quotient(tile.head, heads_per_kv_head)
                         load(
                             (q_atom, tma.head_rows(q, tile.head, tile.q)),
                             (k_atom, tma.head_rows(k, kv_head, tile.kv)),

@@ -21,6 +21,7 @@ from tsmla.variant import DecodeVariant
 from ..decode.arguments import decode_arguments
 from ..decode.combine import launch_combine
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
+from ..parts.decode_work import Terms, terms_of
 from ..parts.paged import boxes_view
 from ..parts.partials import Partials, partials_of
 from ..parts.pipeline import Signals, TmaEdge, WarpEdge
@@ -111,9 +112,10 @@ class DecodeKernel:
         )
         view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
         partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
+        terms = terms_of(self.deal, query.shape[0], q_len, heads, parts, partials.slots)
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
-            block_tables, view, out, lse, partials, heads, kv_cache.shape[0], kv_cache.shape[1], parts,
+            block_tables, view, terms, out, lse, partials, kv_cache.shape[0], kv_cache.shape[1],
             softmax_scale, output_scale, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
@@ -140,13 +142,12 @@ class DecodeKernel:
         rope_tile: cute.Tensor,
         block_tables: cute.Tensor,
         view: Visibility,
+        terms: Terms,
         out: cute.Tensor,
         lse: cute.Tensor | None,
         partials: Partials,
-        heads: Int32,
         pages: Int32,
         page_size: Int32,
-        parts: Int32,
         softmax_scale: Float32,
         output_scale: Float32,
         mma_qk: cute.TiledMma,
@@ -179,7 +180,7 @@ class DecodeKernel:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             number, edges = Int32(0), Int32(0)
             if warp == DEAL_WARP:
-                deal(self.deal, shared.dealt, view, heads, parts, partials)
+                deal(self.deal, shared.dealt, view, terms, partials)
             elif warp == CLEAN_WARP:
                 task = take(shared.dealt, number)
                 while task.more:
@@ -219,14 +220,15 @@ class DecodeKernel:
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             probabilities, scales = Probabilities.of(self.variant.dtype), (softmax_scale, output_scale)
-            results = Results(out, lse, partials, view.q_len * heads)
+            results = Results(out, lse, partials, terms.rows)
             mine = warp // (WARPGROUP // 32) - 1
             number = Int32(0)
             task = take(shared.dealt, number)
             while task.more:
                 attend(
-                    geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, heads, results, scales
-                )
+                    geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads, results,
+                    scales,
+                )  # fmt: skip
                 leave(shared.dealt, number)
                 number += 1
                 task = take(shared.dealt, number)

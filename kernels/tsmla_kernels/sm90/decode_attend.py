@@ -25,6 +25,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import select_
 
 from ..parts import mma
+from ..parts.division import quotient
 from ..parts.fragment import QUAD, as_operand_a, rows_columns
 from ..parts.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
@@ -108,7 +109,7 @@ def attend(
         position = coordinates[row, 0][0]
         first_key, end_key = Int32(0), Int32((1 << 31) - 1)
         if position < task.rows:
-            keys = keys_of_row(view, task.request, (task.first_row + position) // heads)
+            keys = keys_of_row(view, task.request, quotient(task.first_row + position, heads))
             first_key, end_key = keys.first, keys.end
         if leader:
             row_keys[0, position] = first_key

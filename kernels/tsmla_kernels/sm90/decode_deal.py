@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
-from ..parts.decode_work import deal_work, first_unit, next_unit, segment_of
+from ..parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of
 from ..parts.partials import Partials, begin_records, record_unit
 from ..parts.pipeline import WarpEdge
 from ..parts.visible import Visibility
@@ -47,10 +47,10 @@ class Task(NamedTuple):
 
 @cute.jit
 def deal(
-    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, heads: Int32, parts: Int32, partials: Partials
+    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials
 ) -> None:
     """One warp: every segment of this CTA, then the end; and what the combine must know."""
-    work = deal_work(dealing, view, heads, parts, partials.slots, cute.arch.block_idx()[0])
+    work = deal_work(dealing, view, terms, cute.arch.block_idx()[0])
     begin_records(work, partials.records)
     unit = first_unit(dealing, work, view)
     number, tiles, loads = Int32(0), Int32(0), Int32(0)

@@ -19,6 +19,7 @@ from tsmla.variant import PrefillVariant
 
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT, PrefillGeometry, swizzle_bytes
 from ..parts import tma
+from ..parts.division import quotient
 from ..parts.pipeline import TmaEdge, WarpEdge
 from ..parts.precision import Probabilities, numeric
 from ..parts.tile_scheduler import query_tile, tile_bound
@@ -173,10 +174,11 @@ class PrefillKernel:
             if warp < WARPGROUP // 32:
                 cute.arch.setmaxregister_decrease(schedule.load_registers)
                 if warp == 0:
+                    kv_head = quotient(tile.head, heads_per_kv_head)
                     load(
                         (q_atom, tma.head_rows(q, tile.head, tile.q)),
-                        (k_atom, tma.head_rows(k, tile.head // heads_per_kv_head, tile.kv)),
-                        (v_atom, tma.clipped_head_rows(v, tile.head // heads_per_kv_head, tile.kv)),
+                        (k_atom, tma.head_rows(k, kv_head, tile.kv)),
+                        (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
                         shared,
                         geometry,
                         tile.tile,
