@@ -27,9 +27,9 @@ from .run import Call, emulated
 PACK_DIMS = (128, 64, 128)
 """Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
 DECODE_SMS = 4
-DECODE_LENGTHS = (1800, 70, 0, 130)
-"""SMs and keys of a small decode. The longest request is split, rings of tiles wrap, and a CTA has several requests,
-one of them without keys."""
+DECODE_LENGTHS = (1800, 70, 0, 170)
+"""SMs and keys of a small decode. The longest request is split, rings of tiles wrap, a CTA has several requests, one of
+them without keys, and last tiles end in their first or in their second half."""
 DECODE_HIDDEN = 20
 """Keys of the longest request that a window hides from its first query token, and one more from its second."""
 DECODE_ROWS = 10

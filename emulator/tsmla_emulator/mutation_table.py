@@ -15,7 +15,7 @@ from .mutate import FAMILIES, Findings, NotClean, Result, hunt
 
 LENGTHS = ((260, 130), (700, 420))
 """Query and KV lengths of a prefill: three query tiles, six KV tiles in rings of two."""
-DECODE_LENGTHS = (0, 70, 130, 3400, 0, 70, 130, 0, 70, 130, 0, 70)
+DECODE_LENGTHS = (0, 70, 170, 3400, 0, 70, 170, 0, 70, 170, 0, 70)
 """Keys of a decode: what `check.DECODE_LENGTHS` are, and as many requests a CTA that Hopper's ring of tasks wraps."""
 _KINDS = ("values", "poison", "deadlock", "race")
 _HEAD = ("mutants", "executed", *_KINDS, "other", "caught")
