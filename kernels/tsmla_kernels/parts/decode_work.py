@@ -54,12 +54,7 @@ class Work(NamedTuple):
     unit_length is 0 where cuts fall where they may, else the length that every unit counts as. A unit's tiles begin
     `overhead` positions behind its start."""
 
-    batch: Int32
-    rows: Int32
-    heads: Int32
-    row_tiles: Int32
-    group: Int32
-    rounds: Int32
+    terms: Terms
     groups: Int32
     chunk: Int32
     unit_length: Int32
@@ -162,10 +157,8 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
     index = quotient(part, terms.group)
     begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
     end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
-    return Work(
-        batch, terms.rows, terms.heads, terms.row_tiles, terms.group, rounds, groups, chunk, unit_length, overhead,
-        index, part - index * terms.group, begin, end,
-    )  # fmt: skip
+    column = part - index * terms.group
+    return Work(terms, groups, chunk, unit_length, overhead, index, column, begin, end)
 
 
 @cute.jit
@@ -177,19 +170,19 @@ def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> U
 @cute.jit
 def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
     """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
-    request, turn, start, length = work.batch, Int32(0), Int32(0), work.unit_length
+    request, turn, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
     if work.unit_length > 0:
         number = quotient(position, work.unit_length)
-        request = quotient(number, work.rounds)
-        turn = number - request * work.rounds
+        request = quotient(number, work.terms.rounds)
+        turn = number - request * work.terms.rounds
         start = number * work.unit_length
     else:
         lane = cute.arch.lane_idx()
         base = Int32(0)
         found = Boolean(False)
-        while (not found) and base < work.batch:
+        while (not found) and base < work.terms.batch:
             lengths = [_length_or_zero(deal, view, base + LANE_REQUESTS * lane + i) for i in range(LANE_REQUESTS)]
-            mine = (lengths[0] + lengths[1] + lengths[2] + lengths[3]) * work.rounds
+            mine = (lengths[0] + lengths[1] + lengths[2] + lengths[3]) * work.terms.rounds
             ends = _inclusive_sum(mine, lane)
             past = cute.arch.vote_ballot_sync(start + ends > position)
             if past != 0:
@@ -199,11 +192,11 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 for i in cutlass.range_constexpr(LANE_REQUESTS):
                     candidate = cute.arch.shuffle_sync(lengths[i], winner)
                     if not found:
-                        if start + candidate * work.rounds > position:
+                        if start + candidate * work.terms.rounds > position:
                             found = Boolean(True)
                             length = candidate
                         else:
-                            start += candidate * work.rounds
+                            start += candidate * work.terms.rounds
                             request += 1
             else:
                 start += cute.arch.shuffle_sync(ends, 31)
@@ -218,7 +211,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
     """The unit behind this one on the line."""
     request, turn, start, length = unit.request, unit.turn + 1, unit.start + unit.length, unit.length
-    if turn == work.rounds:
+    if turn == work.terms.rounds:
         turn = Int32(0)
         request += 1
         if work.unit_length == 0:
@@ -229,9 +222,9 @@ def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit:
 @cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
     """What this CTA does of a unit that overlaps its positions."""
-    row_tile = unit.turn * work.group + work.column
+    row_tile = unit.turn * work.terms.group + work.column
     first_row = row_tile * deal.row_tile
-    rows = cutlass.min(work.rows - first_row, deal.row_tile)
+    rows = cutlass.min(work.terms.rows - first_row, deal.row_tile)
     keys = _keys_of_rows(work, view, unit.request, first_row, rows)
     seen_first, seen = _tiles(deal, keys)
     tiles_at = unit.start + work.overhead
@@ -244,7 +237,7 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
         valid = unit.start >= work.begin
     elif tiles < seen:
         slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
-        slot = slot * work.group + work.column
+        slot = slot * work.terms.group + work.column
     valid = valid and rows > 0
     return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen, keys)
 
@@ -276,8 +269,8 @@ def tail_slot(index: Int32) -> Int32:
 @cute.jit
 def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
     """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
-    number = unit.request * work.rounds + unit.turn
-    if work.batch * work.rounds >= work.groups:
+    number = unit.request * work.terms.rounds + unit.turn
+    if work.terms.batch * work.terms.rounds >= work.groups:
         number = index
     return work.groups - 1 + number
 
@@ -286,9 +279,9 @@ def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
 def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32) -> Keys:
     """What rows of a request see together; rows may be none."""
     first_token, last_token = Int32(0), view.q_len - 1
-    if work.row_tiles > 1:
-        first_token = quotient(first_row, work.heads)
-        last_token = quotient(first_row + cutlass.max(rows, 1) - 1, work.heads)
+    if work.terms.row_tiles > 1:
+        first_token = quotient(first_row, work.terms.heads)
+        last_token = quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
     return keys_of_tokens(view, request, first_token, last_token)
 
 

@@ -60,7 +60,7 @@ def load_keys(
             shared.q_edge.wait_empty(segments)
             if is_leader(geometry):
                 shared.q_edge.announce(segments, geometry.ctas * geometry.q_bytes)
-            first_row = segment.request * task.work.rows + segment.first_row + rank * ROWS
+            first_row = segment.request * task.work.terms.rows + segment.first_row + rank * ROWS
             _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
             segments += 1
             for i in cutlass.range(segment.tiles, unroll=1):

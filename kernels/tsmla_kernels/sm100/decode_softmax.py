@@ -89,7 +89,7 @@ def attend(
             mine, other = _exchange(shared, lane, state.total, exchanges)
             exchanges += 1
             lse_of_one = state.maximum * scale_log2 - probabilities.bias
-            finish(geometry, lane, segment, row, lse_of_one, mine + other, task.work.rows, results)
+            finish(geometry, lane, segment, row, lse_of_one, mine + other, task.work.terms.rows, results)
         unit = next_unit(deal, task.work, task.view, unit)
 
 
@@ -103,7 +103,7 @@ def _lane(shared) -> Lane:
 @cute.jit
 def _range(task: Task, segment: Segment, row: Int32) -> Range:
     row = cutlass.min(row, segment.rows - 1)
-    keys = keys_of_row(task.view, segment.request, quotient(segment.first_row + row, task.work.heads))
+    keys = keys_of_row(task.view, segment.request, quotient(segment.first_row + row, task.work.terms.heads))
     first, end = cute.arch.warp_redux_sync(keys.first, "max"), cute.arch.warp_redux_sync(keys.end, "min")
     return Range(keys.first, keys.end, first, end)
 
