@@ -134,6 +134,22 @@ def test_cp_async_arrives_when_asked(mode):
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("mode", ["late", "random"])
+def test_a_cta_must_not_end_before_work_on_its_memory(mode):
+    source = np.arange(128, dtype=np.uint32)
+    start = "mov.b32 %r1, smem; cp.async.cg.shared.global [%r1], [%d100], 16, 16;"
+    wait = "cp.async.commit_group; cp.async.wait_group 0;"
+    run(start + wait, source, shared=512, threads=1, async_mode=mode)
+    caught = []
+    for seed in range(5):  # at random, the copy may be over in time
+        try:
+            run(start, source, shared=512, threads=1, async_mode=mode, seed=seed)
+        except EmulationError as error:
+            caught.append(error.kind)
+    assert caught and set(caught) == {"exit"}
+    assert mode == "random" or len(caught) == 5
+
+
 def test_atomics():
     out = np.zeros(4, np.uint32)
     run("""atom.global.add.u32 %r1, [%d100], 1; red.global.max.u32 [%d100+4], %r1000;

@@ -118,6 +118,7 @@ struct StoreWrite : AsyncOp {
       std::memcpy(global_at(cluster, to, bytes.size(), true, "bulk store"), bytes.data(), bytes.size());
     group->writing--;
   }
+  bool may_outlive_cta() const override { return true; }
 };
 
 struct StoreRead : AsyncOp {

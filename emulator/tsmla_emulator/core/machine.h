@@ -119,6 +119,8 @@ struct AsyncOp {
   u32 actor = 0;  // happens-before actor of this operation, 0 when not tracked
   virtual ~AsyncOp() = default;
   virtual void run(Cluster&) = 0;
+  // Whether it touches nothing of the CTA that issued it, so that the CTA may end before it.
+  virtual bool may_outlive_cta() const { return false; }
 };
 
 // Operations that execute in order; streams are unordered among each other.
@@ -135,9 +137,11 @@ class AsyncQueue {
   ~AsyncQueue();
   bool empty() const { return active_.empty(); }
   void run_one(Cluster&, RandomSource&);
+  // All that is left once every warp has ended: an error unless it may outlive its CTA.
   void drain(Cluster&, RandomSource&);
 
  private:
+  std::unique_ptr<AsyncOp> next(Cluster&, RandomSource&);
   std::vector<Stream*> active_;
 };
 
