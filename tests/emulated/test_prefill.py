@@ -19,6 +19,7 @@ LENGTHS = {
     "empty sequences": ([1, 0, 130, 5], [1, 77, 0, 300]),
     "more queries than keys": ([150, 1], [77, 1]),
     "several tiles": ([257], [513]),
+    "a first query tile without keys": ([257, 129, 300], [16, 1, 100]),
 }
 
 

@@ -36,7 +36,7 @@ def correct(
         for tile in cutlass.range_constexpr(geometry.query_tiles):
             _rescale(geometry, shared, tmem_base, works[tile], tile, count, thread)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
-        _write(geometry, shared, tmem_base, works[tile], tile, thread)
+        _write(geometry, shared, tmem_base, works[tile], tile, tiles, thread)
         if cutlass.const_expr(tile == geometry.query_tiles - 1):
             # The barrier tells the warp that deallocates that tensor memory is read no more.
             tmem.wait_loads()
@@ -80,9 +80,11 @@ def _rescale(
 @cute.jit
 def _write(
     geometry: cutlass.Constexpr[Sm100PrefillGeometry], shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
-    thread: Int32,
+    tiles: Int32, thread: Int32,
 ) -> None:  # fmt: skip
-    """The finished rows, in the query tile's place: its last scores have been computed."""
+    """The finished rows, in the place of the query tile, which nobody reads any more: its last scores have been
+    computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros take its
+    place when it has landed."""
     target = shared.out[thread, None, tile]
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
@@ -91,6 +93,8 @@ def _write(
         factor = shared.factors[tile * geometry.rows + thread]
         shared.output_full.wait(tile, Int32(0))
         tmem.fence_after()
+    elif tiles > 0:
+        shared.q_edge.wait_full(Int32(tile))
     for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
         values = [Float32(0.0)] * CHUNK
         if work.events > 0:

@@ -77,7 +77,8 @@ def multiply(
     _wait_slots(shared, v_first, geometry.v_slots)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         _values(products, places, shared, works[tile], tile, last, v_first)
-        shared.output_full.arrive_after_mmas(tile)
+        if works[tile].events > 0:  # else nobody waits, and the arrival could outlive the CTA
+            shared.output_full.arrive_after_mmas(tile)
 
 
 @cute.jit
