@@ -1,11 +1,15 @@
-"""Where a sequence lies in a ragged pack."""
+"""Where a sequence lies in a ragged pack, whatever the cumulative lengths say.
+
+They come from a caller's device memory, so they are not trusted: no value leads out of the pack.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 
 class Span(NamedTuple):
@@ -16,7 +20,28 @@ class Span(NamedTuple):
 
 
 @cute.jit
-def span_of(cum_seq_lens: cute.Tensor, sequence: Int32) -> Span:
-    """The rows of one sequence; `cum_seq_lens` is [batch + 1] int32, starting at 0."""
-    start = cum_seq_lens[sequence]
-    return Span(start, cum_seq_lens[sequence + 1] - start)
+def span_of(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32) -> Span:
+    """The rows of one sequence in a pack of `rows` rows; `cum_seq_lens` is [batch + 1] int32. Both of its ends are
+    moved into the pack. The length is negative where the second comes before the first."""
+    start = cutlass.min(cutlass.max(cum_seq_lens[sequence], 0), rows)
+    return Span(start, cutlass.min(cutlass.max(cum_seq_lens[sequence + 1], 0), rows) - start)
+
+
+@cute.jit
+def apart(span: Span, before: Int32, exists: Boolean) -> Span:
+    """The spans of 32 neighbouring sequences, one in each lane, so that no row is in two of them: none starts before
+    `before`, where the sequences of earlier calls end, nor before a lower lane's ends. Every lane of the warp must call
+    it; those beyond the last sequence have empty spans and say that none `exists`."""
+    start, length = span.start, span.length
+    if cute.arch.vote_any_sync(exists and (length < 0 or start < before)):
+        end = cutlass.max(cutlass.max(start, start + length), before)
+        for step in cutlass.range_constexpr(5):
+            below = cute.arch.shuffle_sync_up(end, 1 << step, mask_and_clamp=0)
+            if cute.arch.lane_idx() >= 1 << step:
+                end = cutlass.max(end, below)
+        below = cute.arch.shuffle_sync_up(end, 1, mask_and_clamp=0)
+        if cute.arch.lane_idx() == 0:
+            below = before
+        start = cutlass.max(start, below)
+        length = end - start
+    return Span(start, length)

@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from .division import quotient
-from .seqlen import Span, span_of
+from .seqlen import Span, apart, span_of
 
 L2_SECTION_BYTES = 24 * 1024 * 1024
 """Keys and values of the heads worked on at a time: about half of the H200's 50 MB L2."""
@@ -46,35 +46,44 @@ def query_tile(
     cta: Int32,
     cum_seq_lens_q: cute.Tensor,
     cum_seq_lens_kv: cute.Tensor,
+    rows: tuple[Int32, Int32],
     heads: Int32,
     heads_per_kv_head: Int32,
     tile_q: cutlass.Constexpr,
     kv_row_bytes: cutlass.Constexpr,
 ) -> QueryTile:
-    """The tile of this CTA. Every thread of a warp must call it together."""
+    """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
+    together.
+
+    A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
+    there are no more tiles than CTAs. Keys may be shared."""
     sequences = cute.size(cum_seq_lens_q, mode=[0]) - 1
     lane = cute.arch.lane_idx()
     base = Int32(0)
     first_cta = Int32(0)
     tiles = Int32(0)
+    end_q = Int32(0)
     found = Boolean(False)
     q, kv = Span(Int32(0), Int32(0)), Span(Int32(0), Int32(0))
     while (not found) and base < sequences:
         mine = base + lane
         lane_q, lane_kv = Span(Int32(0), Int32(0)), Span(Int32(0), Int32(0))
         if mine < sequences:
-            lane_q, lane_kv = span_of(cum_seq_lens_q, mine), span_of(cum_seq_lens_kv, mine)
+            lane_q, lane_kv = span_of(cum_seq_lens_q, mine, rows[0]), span_of(cum_seq_lens_kv, mine, rows[1])
+        lane_q = apart(lane_q, end_q, mine < sequences)
         lane_tiles = (lane_q.length + tile_q - 1) // tile_q
         ends = _inclusive_sum(lane_tiles, lane)
         past = cute.arch.vote_ballot_sync(first_cta + ends * heads > cta)
         if past != 0:
             winner = cute.arch.popc((past & -past) - 1)
             q, kv = _span_in(lane_q, winner), _span_in(lane_kv, winner)
+            kv = Span(kv.start, cutlass.max(kv.length, 0))
             tiles = cute.arch.shuffle_sync(lane_tiles, winner)
             first_cta += (cute.arch.shuffle_sync(ends, winner) - tiles) * heads
             found = Boolean(True)
         else:
             first_cta += cute.arch.shuffle_sync(ends, 31) * heads
+            end_q = cute.arch.shuffle_sync(lane_q.start + lane_q.length, 31)
             base += 32
     head = Int32(0)
     tile = Int32(0)

@@ -99,7 +99,7 @@ class PrefillKernel:
         tiles = tile_bound(q.shape[0], cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
-            lse, cum_seq_lens_q, cum_seq_lens_kv,
+            lse, cum_seq_lens_q, cum_seq_lens_kv, (q.shape[0], k.shape[0]),
             heads, heads // k.shape[1], softmax_scale, output_scale,
         ).launch(
             grid=(tiles * heads, 1, 1),
@@ -124,6 +124,7 @@ class PrefillKernel:
         lse: cute.Tensor | None,
         cum_seq_lens_q: cute.Tensor,
         cum_seq_lens_kv: cute.Tensor,
+        rows: tuple[Int32, Int32],
         heads: Int32,
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
@@ -148,6 +149,7 @@ class PrefillKernel:
             cute.arch.block_idx()[0],
             cum_seq_lens_q,
             cum_seq_lens_kv,
+            rows,
             heads,
             heads_per_kv_head,
             cta_rows,
