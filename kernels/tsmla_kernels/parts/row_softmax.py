@@ -78,7 +78,7 @@ def beyond(
     if const_expr(probabilities.heavy is not None):
         heavy = cute.math.log2(state.total * (parts * probabilities.heavy), fastmath=True) - Float32(probabilities.bias)
         slack = cute.arch.fmax(cute.arch.fmin(heavy, slack), Float32(0.0))
-    return seen if seen > state.maximum + slack * (Float32(1.0) / scale_log2) else -Float32.inf
+    return seen if (seen - state.maximum) * scale_log2 > slack else -Float32.inf
 
 
 @cute.jit
