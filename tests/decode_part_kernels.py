@@ -15,7 +15,7 @@ from tsmla_kernels.decode.arguments import decode_arguments
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of, terms_of
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
-from tsmla_kernels.parts.visible import Visibility, keys_of_row
+from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row
 
 FIELDS = 6
 """Per segment: request, row tile, first tile, tiles, slot, rows."""
@@ -53,7 +53,7 @@ class SegmentLister:
         part, _, _ = cute.arch.block_idx()
         view = Visibility(
             seq_lens, causal_seqs, visible, visible.shape[1],
-            scalars[0], scalars[1], scalars[2], scalars[3], scalars[4],
+            scalars[0], scalars[1], scalars[2], scalars[3], scalars[4], LARGEST,
         )  # fmt: skip
         work = deal_work(self.deal, view, terms, part)
         begin_records(work, out_records)

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 from tsmla.plan import MAX_GROUP, Deal, RowTiling
 
 from .division import quotient, quotient_up
 from .visible import Keys, Visibility, keys_of_tokens
 
-LANE_REQUESTS = 4
+LANE_REQUESTS = 2
 """Requests that a lane looks at together, so that their loads are in flight together."""
 WARP_REQUESTS = 32 * LANE_REQUESTS
 
@@ -118,6 +118,14 @@ def terms_of(
 
 
 @cute.jit
+def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Visibility:
+    """`view` with room for no more keys than 31 bits count on the line, whatever lengths say: on the host. Page tables
+    that have entries for so many do not exist."""
+    room = ((1 << 30) // terms.units - deal.overhead) * Int64(deal.tile_kv)
+    return view._replace(capacity=Int32(cutlass.min(Int64(view.capacity), cutlass.max(room, Int64(0)))))
+
+
+@cute.jit
 def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, part: Int32) -> Work:
     """Cut the line; `part` is the number of the CTA (or pair) that asks."""
     batch, rounds, units, split_groups = terms.batch, terms.rounds, terms.units, terms.split_groups
@@ -125,7 +133,7 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
     total, longest, base = Int32(0), Int32(0), Int32(0)
     while base < batch:
         for i in cutlass.range_constexpr(LANE_REQUESTS):
-            length = _length_or_zero(deal, view, base + LANE_REQUESTS * lane + i)
+            length = _length_or_zero(deal, view, batch, base + LANE_REQUESTS * lane + i)
             total += length
             longest = cutlass.max(longest, length)
         base += WARP_REQUESTS
@@ -181,8 +189,11 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
         base = Int32(0)
         found = Boolean(False)
         while (not found) and base < work.terms.batch:
-            lengths = [_length_or_zero(deal, view, base + LANE_REQUESTS * lane + i) for i in range(LANE_REQUESTS)]
-            mine = (lengths[0] + lengths[1] + lengths[2] + lengths[3]) * work.terms.rounds
+            lengths = [
+                _length_or_zero(deal, view, work.terms.batch, base + LANE_REQUESTS * lane + i)
+                for i in range(LANE_REQUESTS)
+            ]
+            mine = sum(lengths[1:], lengths[0]) * work.terms.rounds
             ends = _inclusive_sum(mine, lane)
             past = cute.arch.vote_ballot_sync(start + ends > position)
             if past != 0:
@@ -215,7 +226,7 @@ def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit:
         turn = Int32(0)
         request += 1
         if work.unit_length == 0:
-            length = _length_or_zero(deal, view, request)
+            length = _length_or_zero(deal, view, work.terms.batch, request)
     return Unit(request, turn, start, length)
 
 
@@ -296,12 +307,12 @@ def _tiles(deal: cutlass.Constexpr[Deal], keys: Keys) -> tuple[Int32, Int32]:
 
 
 @cute.jit
-def _length_or_zero(deal: cutlass.Constexpr[Deal], view: Visibility, request: Int32) -> Int32:
+def _length_or_zero(deal: cutlass.Constexpr[Deal], view: Visibility, batch: Int32, request: Int32) -> Int32:
     """Positions of each of a request's units; 0 beyond the batch."""
-    known = cutlass.min(request, view.seq_lens.shape[0] - 1)
+    known = cutlass.min(request, batch - 1)
     _, count = _tiles(deal, keys_of_tokens(view, known, Int32(0), view.q_len - 1))
     length = count + deal.overhead
-    if request >= view.seq_lens.shape[0]:
+    if request >= batch:
         length = Int32(0)
     return length
 

@@ -16,3 +16,9 @@ def quotient(dividend: Int32, divisor: Int32) -> Int32:
 def quotient_up(dividend: Int32, divisor: Int32) -> Int32:
     """The same rounded up."""
     return quotient(dividend + divisor - 1, divisor)
+
+
+@cute.jit
+def remainder(dividend: Int32, divisor: Int32) -> Int32:
+    """What `quotient` leaves."""
+    return Int32(Uint32(dividend) % Uint32(divisor))

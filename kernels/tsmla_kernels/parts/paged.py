@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 from tsmla.support import LATENT_DIM, ROPE_DIM
 
 from .alignment import aligned
-from .visible import Keys
+from .decode_work import Segment
+from .visible import Keys, Visibility, hides, seen_by_any
 
 DIMS = LATENT_DIM + ROPE_DIM
 GROUP = 8
@@ -28,14 +29,19 @@ WINDOW = 32 * BOX_KEYS
 
 
 class Pages(NamedTuple):
-    """Where a request's keys lie: its row of the page table, the size of a page and its log2, pages of the cache, and
-    the range of keys that count."""
+    """Where a request's keys lie: its row of the page table, the size of a page and its log2, pages of the cache; and
+    which count: the range of what some of a segment's rows see, and what these are."""
 
     table: cute.Tensor
     size: Int32
     shift: Int32
     count: Int32
     keys: Keys
+    view: Visibility
+    request: Int32
+    first_row: Int32
+    rows: Int32
+    heads: Int32
 
 
 class Lookup(NamedTuple):
@@ -54,10 +60,15 @@ class Box(NamedTuple):
 
 
 @cute.jit
-def pages_of(block_tables: cute.Tensor, cache: cute.Tensor, request: Int32, keys: Keys) -> Pages:
+def pages_of(
+    block_tables: cute.Tensor, cache: cute.Tensor, view: Visibility, segment: Segment, heads: Int32
+) -> Pages:
     """`block_tables` is [batch, max pages] int32, `cache` [pages, page size, dims]; the page size is a power of two."""
     size = cache.shape[1]
-    return Pages(block_tables[request, None], size, cute.arch.popc(size - 1), cache.shape[0], keys)
+    return Pages(
+        block_tables[segment.request, None], size, cute.arch.popc(size - 1), cache.shape[0], segment.keys,
+        view, segment.request, segment.first_row, segment.rows, heads,
+    )  # fmt: skip
 
 
 @cute.jit
@@ -83,12 +94,26 @@ def box_at(pages: Pages, lookup: Lookup, key: Int32) -> Box:
 
 
 @cute.jit
+def box_with(pages: Pages, lookup: Lookup, key: Int32, keys: Int32) -> Box:
+    """The same, in the page that does not exist if no key of it counts; `keys` are those that do."""
+    box = box_at(pages, lookup, key)
+    return Box(cutlass.select_(keys == 0, pages.count, box.page), box.group)
+
+
+@cute.jit
 def _page_of_lane(pages: Pages, first: Int32) -> Int32:
     key = first + cute.arch.lane_idx() * BOX_KEYS
     page = pages.count
     if key < pages.keys.end and key + BOX_KEYS > pages.keys.first:
-        page = pages.table[key >> pages.shift]
+        page = existing(pages.table[key >> pages.shift], pages.count)
     return page
+
+
+@cute.jit
+def existing(page: Int32, pages: Int32) -> Int32:
+    """`page`, an entry of a page table, or where the cache of `pages` pages has no such page, the one beyond its last:
+    it reads as zeros."""
+    return Int32(cutlass.min(Uint32(page), Uint32(pages)))
 
 
 @cute.jit
@@ -134,17 +159,29 @@ def copy_box(
 
 @cute.jit
 def is_whole(pages: Pages, key: Int32, keys: cutlass.Constexpr) -> Boolean:
-    """Whether all of `keys` keys from `key` on count."""
-    return key >= pages.keys.first and key + keys <= pages.keys.end
+    """Whether surely all of `keys` keys from `key` on count."""
+    return key >= pages.keys.first and key + keys <= pages.keys.end and not hides(pages.view)
 
 
 @cute.jit
-def is_partial(pages: Pages, key: Int32) -> Boolean:
-    """Whether some but not all keys of the box from `key` on count."""
-    inside = cutlass.min(pages.keys.end - key, BOX_KEYS) - cutlass.max(pages.keys.first - key, 0)
-    return inside > 0 and inside < BOX_KEYS
+def counting(pages: Pages, key: Int32) -> Int32:
+    """Which keys of the box from `key` on count, as bits. All lanes of a warp must ask together."""
+    mine = key + cute.arch.lane_idx()
+    counts = mine >= pages.keys.first and mine < pages.keys.end
+    if hides(pages.view):
+        counts = counts and seen_by_any(
+            pages.view, pages.request, pages.first_row, pages.rows, pages.heads, mine
+        )
+    return cute.arch.vote_ballot_sync(counts) & ALL_KEYS
 
 
+@cute.jit
+def is_partial(keys: Int32) -> Boolean:
+    """Whether some but not all keys of a box count; `keys` are those that do."""
+    return keys != 0 and keys != ALL_KEYS
+
+
+ALL_KEYS = (1 << BOX_KEYS) - 1
 PIECE = 16
 """Bytes that a lane copies at a time."""
 
@@ -155,13 +192,14 @@ def copy_box_keys(
     first_dim: Int32,
     dims: cutlass.Constexpr,
     pages: Pages,
-    key: Int32,
+    keys: Int32,
     box: Box,
     target: cute.Pointer,
 ) -> None:
-    """Copy the keys that count of the box from `key` on by this warp's lanes and zero its others; a fence for the async
-    proxy is the caller's. `target` is the box's first 32-bit word in shared memory, in rows swizzled by 128 bytes."""
-    lo, hi = pages.keys.first - key, pages.keys.end - key
+    """Copy the `keys` that count of a box by this warp's lanes and zero its others, and all where its page does not
+    exist; a fence for the async proxy is the caller's. `target` is the box's first 32-bit word in shared memory, in
+    rows swizzled by 128 bytes."""
+    keys = keys if box.page < pages.count else Int32(0)
     element_bytes = cache.element_type.width // 8
     row_pieces = dims * element_bytes // PIECE
     for index in cutlass.range(BOX_KEYS * row_pieces // 32, unroll=4):
@@ -170,7 +208,7 @@ def copy_box_keys(
         byte = piece % row_pieces * PIECE
         words = cute.make_rmem_tensor(PIECE // 4, Int32)
         words.fill(0)
-        if row >= lo and row < hi:
+        if keys >> row & 1 != 0:
             dim = first_dim + byte // element_bytes
             source = cute.domain_offset((box.page, box.group * GROUP + row, dim), cache).iterator
             source = cute.recast_ptr(aligned(source, PIECE), dtype=Int32)

@@ -14,7 +14,7 @@ from ..decode.arguments import decode_arguments
 from ..decode.combine import launch_combine
 from ..parts.partials import partials_of
 from ..parts.softmax import LOG2_E
-from ..parts.visible import Visibility
+from ..parts.visible import visibility
 from .decode_attention import Attention
 from .decode_geometry import ROWS, DecodeGeometry
 
@@ -55,7 +55,8 @@ class DecodeKernel:
     ):
         batch, q_len, heads, _ = query.shape
         rows = q_len * heads
-        view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
+        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
+        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, block_tables, kv_cache.shape[1])
         scale_log2 = softmax_scale * LOG2_E
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:

@@ -19,7 +19,7 @@ from tsmla.variant import DecodeVariant
 
 from ..geometry import TILE_ALIGNMENT, TMEM_COLUMNS
 from ..parts import paged, tmem
-from ..parts.decode_work import Terms, deal_work, first_unit, terms_of
+from ..parts.decode_work import Terms, deal_work, first_unit, on_the_line, terms_of
 from ..parts.partials import Partials
 from ..parts.pipeline import ClusterEdge
 from ..parts.precision import Probabilities, numeric
@@ -99,6 +99,7 @@ class Attention:
         flat_lse = flat(lse) if const_expr(lse is not None) else None
         results = Results(flat(out, LATENT_DIM), flat_lse, partials, output_scale)
         terms = terms_of(geometry.deal, batch, q_len, heads, parts, partials.slots)
+        view = on_the_line(geometry.deal, view, terms)
         self.kernel(maps, v_map, kv_cache, block_tables, view, terms, results, scale_log2).launch(
             grid=(geometry.ctas * parts, 1, 1),
             block=(self.schedule.threads, 1, 1),

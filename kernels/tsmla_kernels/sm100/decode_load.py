@@ -54,7 +54,7 @@ def load_keys(
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
-            pages = paged.pages_of(task.block_tables, task.cache, segment.request, segment.keys)
+            pages = paged.pages_of(task.block_tables, task.cache, task.view, segment, task.work.terms.heads)
             start = segment.first_tile * geometry.tile_kv
             lookup = paged.look_up(pages, start)
             shared.q_edge.wait_empty(segments)
@@ -103,11 +103,12 @@ def _load_slot(
         slot = shared.k_edge.stage(count)
         for index in cutlass.range(geometry.k_keys // paged.BOX_KEYS, unroll=1):
             key = first + index * paged.BOX_KEYS
-            box = paged.box_at(pages, lookup, key)
-            if paged.is_partial(pages, key):
+            keys = paged.counting(pages, key)
+            box = paged.box_with(pages, lookup, key, keys)
+            if paged.is_partial(keys):
                 place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
                 by_lanes += _box_bytes(geometry.k_chunks)
-                paged.copy_box_keys(task.cache, Int32(0), wide, pages, key, box, shared.k_words + place // 4)
+                paged.copy_box_keys(task.cache, Int32(0), wide, pages, keys, box, shared.k_words + place // 4)
             else:
                 _copy_wide(shared, geometry, maps, box, slot, chunk, index)
             if const_expr(geometry.narrow > 0):
@@ -178,7 +179,7 @@ def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map,
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
-            pages = paged.pages_of(task.block_tables, task.cache, segment.request, segment.keys)
+            pages = paged.pages_of(task.block_tables, task.cache, task.view, segment, task.work.terms.heads)
             start = segment.first_tile * geometry.tile_kv
             lookup = paged.look_up(pages, start)
             for i in cutlass.range(segment.tiles, unroll=1):
@@ -220,11 +221,12 @@ def _load_value_slot(
     else:
         for index in cutlass.range(geometry.v_keys // paged.BOX_KEYS, unroll=1):
             key = first + index * paged.BOX_KEYS
-            box = paged.box_at(pages, lookup, key)
+            keys = paged.counting(pages, key)
+            box = paged.box_with(pages, lookup, key, keys)
             place = slot * geometry.v_bytes + index * box_bytes
-            if paged.is_partial(pages, key):
+            if paged.is_partial(keys):
                 dim, words = rank * geometry.v_dims, shared.v_words + place // 4
-                paged.copy_box_keys(task.cache, dim, geometry.v_dims, pages, key, box, words)
+                paged.copy_box_keys(task.cache, dim, geometry.v_dims, pages, keys, box, words)
                 tx_bytes -= geometry.ctas * box_bytes
             else:
                 paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, place), barrier)

@@ -21,12 +21,12 @@ from tsmla.variant import DecodeVariant
 from ..decode.arguments import decode_arguments
 from ..decode.combine import launch_combine
 from ..geometry import BARRIER_BYTES, TILE_ALIGNMENT
-from ..parts.decode_work import Terms, terms_of
+from ..parts.decode_work import Terms, on_the_line, terms_of
 from ..parts.paged import boxes_view
 from ..parts.partials import Partials, partials_of
 from ..parts.pipeline import Signals, TmaEdge, WarpEdge
 from ..parts.precision import Probabilities, numeric
-from ..parts.visible import Visibility
+from ..parts.visible import Visibility, hides, visibility
 from ..schedule import WARPGROUP
 from .decode_attend import attend
 from .decode_deal import RING, WORDS, Dealt, deal, leave, take
@@ -110,9 +110,11 @@ class DecodeKernel:
             ]
             for columns in (geometry.d_piece, ROPE_DIM)
         )
-        view = Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave)
+        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
+        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, block_tables, kv_cache.shape[1])
         partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
         terms = terms_of(self.deal, query.shape[0], q_len, heads, parts, partials.slots)
+        view = on_the_line(self.deal, view, terms)
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
             block_tables, view, terms, out, lse, partials, kv_cache.shape[0], kv_cache.shape[1],
@@ -184,7 +186,7 @@ class DecodeKernel:
             elif warp == CLEAN_WARP:
                 task = take(shared.dealt, number)
                 while task.more:
-                    edges = clean(shared, geometry, task, edges)
+                    edges = clean(shared, geometry, task, view, terms.heads, edges)
                     leave(shared.dealt, number)
                     number += 1
                     task = take(shared.dealt, number)
@@ -201,8 +203,8 @@ class DecodeKernel:
                         task = take(shared.dealt, number)
                         while task.more:
                             edges = load(
-                                q_tiles, boxes, tiles, block_tables, shared, geometry, loader, task, page_size, pages,
-                                edges,
+                                q_tiles, boxes, tiles, block_tables, shared, geometry, loader, task, hides(view),
+                                page_size, pages, edges,
                             )  # fmt: skip
                             leave(shared.dealt, number)
                             number += 1

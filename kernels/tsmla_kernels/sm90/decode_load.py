@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 
+from ..parts.division import quotient, remainder
+from ..parts.visible import Visibility, hides, seen_by_any
 from .decode_deal import Task
 from .decode_geometry import BOX_ROWS, GROUP_ROWS, TILE_KV, DecodeGeometry
 
@@ -34,16 +36,18 @@ def load(
     geometry: cutlass.Constexpr[DecodeGeometry],
     loader: cutlass.Constexpr[int],
     task: Task,
+    hidden: Boolean,
     page_size: Int32,
     pages: Int32,
     edges: Int32,
 ) -> Int32:
     """Loading warp number `loader`: its pieces of every tile of a task; one of them loads the query, too. `q` is
     (copy atom, tiles); `boxes` and `tiles` are the same for pieces of the cache, 16 keys or a whole tile at a time,
-    which is quicker where a page holds it. Edge tiles land where `clean` awaits them. Returns how many there were.
+    which is quicker where a page holds it. Edge tiles land where `clean` awaits them, and all tiles if keys between may
+    be `hidden`. Returns how many there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
-    read beyond the last page, where everything is zero.
+    read beyond the last page, where everything is zero; so are those whose page does not exist.
     """
     tiles_per_lookup = 32 // BOXES
     policy = Int64(EVICT_FIRST)
@@ -64,7 +68,8 @@ def load(
             )
         count = task.first_count + index
         tile = task.first_tile + index
-        is_edge = edge_tile(task, tile, geometry.tile_kv)
+        is_edge = edge_tile(task, tile, geometry.tile_kv) | hidden
+        landing = remainder(edges, Int32(geometry.stages))
         whole = (page_size >= geometry.tile_kv) & (not is_edge)
         tile_page = cute.arch.shuffle_sync(looked_up, within * BOXES)
         tile_place = tile & (page_size // geometry.tile_kv - 1)
@@ -72,7 +77,7 @@ def load(
             edge = shared.kv_edges[part]
             edge.wait_empty(count)
             stage = edge.stage(count)
-            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[part] + edges % geometry.stages, stage))
+            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[part] + landing, stage))
             edge.expect(barrier)
             pieces = (part,) if part + 1 < geometry.latent_pieces else (part, part + 1)
             if whole:
@@ -111,25 +116,38 @@ def _page(
 
 @cute.jit
 def clean(
-    shared,
-    geometry: cutlass.Constexpr[DecodeGeometry],
-    task: Task,
-    edges: Int32,
+    shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, view: Visibility, heads: Int32, edges: Int32
 ) -> Int32:
     """One warp. Writes zeros over the rows of edge tiles that no row may see, so that a probability of 0 times such a
-    row is 0. Returns how many edge tiles it has seen so far."""
+    row is 0. Returns how many edge tiles it has seen so far. Without `visible`, only the first and the last tile of a
+    task can be one."""
     lane = cute.arch.lane_idx()
-    for turn in cutlass.range(cutlass.min(task.tiles, 2), unroll=1):
-        index = turn * (task.tiles - 1)
+    stages = Int32(geometry.stages)
+    hidden = hides(view)
+    turns, step = cutlass.min(task.tiles, 2), task.tiles - 1
+    if hidden:
+        turns, step = task.tiles, Int32(1)
+    for turn in cutlass.range(turns, unroll=1):
+        index = turn * step
         tile = task.first_tile + index
-        if edge_tile(task, tile, geometry.tile_kv):
+        if edge_tile(task, tile, geometry.tile_kv) | hidden:
             count = task.first_count + index
-            shared.landed.wait(edges % geometry.stages, edges // geometry.stages)
-            end = cutlass.min(cutlass.max(task.end_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
-            first = cutlass.min(cutlass.max(task.first_key - tile * geometry.tile_kv, 0), geometry.tile_kv)
+            shared.landed.wait(remainder(edges, stages), quotient(edges, stages))
+            first_key = tile * geometry.tile_kv
+            end = cutlass.min(cutlass.max(task.end_key - first_key, 0), geometry.tile_kv)
+            first = cutlass.min(cutlass.max(task.first_key - first_key, 0), geometry.tile_kv)
             stage = shared.kv_edges[0].stage(count)
             _wipe(shared.vectors, stage, end, (end + BOX_ROWS - 1) & -BOX_ROWS, lane)
             _wipe(shared.vectors, stage, first & -BOX_ROWS, first, lane)
+            if hidden:
+                for start in cutlass.range(0, geometry.tile_kv, 32, unroll=1):
+                    key = first_key + start + lane
+                    seen = seen_by_any(view, task.request, task.first_row, task.rows, heads, key)
+                    rows = ~cute.arch.vote_ballot_sync(seen)
+                    while rows != 0:
+                        row = start + cute.arch.popc((rows & -rows) - 1)
+                        _wipe(shared.vectors, stage, row, row + 1, lane)
+                        rows &= rows - 1
             cute.arch.fence_view_async_shared()
             cute.arch.sync_warp()
             for part in cutlass.range_constexpr(geometry.latent_pieces):
