@@ -8,12 +8,12 @@ import sys
 
 import pytest
 from tsmla import manifest
+from tsmla.elf import MAGIC
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
 from build_aot import cubin, link, matrix
 from build_aot.audit import audit_directory, audit_library, gpu_problems, loading_process, tensor_instructions
 from build_aot.build import STORE
-from build_aot.elf import MAGIC
 from build_aot.errors import AuditError
 
 STORE_LOCAL = 0x387
@@ -36,7 +36,7 @@ def relink(library, described, objects=None):
     """Link the library again from kept objects, so that it says what `described` says."""
     store = library.parent / STORE
     objects = objects or [store / f"{kernel.variant}.o" for kernel in described.kernels]
-    link.link(objects, library, described.host, (manifest.MANIFEST_FUNCTION, described.to_json()))
+    link.link(objects, library, described.host, described.to_json())
 
 
 def with_first_kernel(described, **changes):
