@@ -39,9 +39,17 @@ BACKEND = Setting(
     "binary: never compile; jit: use no library, neither shipped nor named; auto: libraries first",
     "TOKENSPEED_MLA_PREFILL_BACKEND",
 )
-CACHE = Setting("TSMLA_CACHE_DIR", "path of a directory", "~/.cache/tsmla", "where compiled kernels are kept")
+CACHE = Setting(
+    "TSMLA_CACHE_DIR",
+    "path of a directory",
+    "~/.cache/tsmla",
+    "where compiled kernels are kept; one that others than this user or root own or can write to is not used",
+)
 VERIFY = Setting(
-    "TSMLA_VERIFY", "0, 1", "0", "1: compare a library's hash and its kernels' signatures with the manifest before use"
+    "TSMLA_VERIFY",
+    "0, 1",
+    "0",
+    "1: also compare kernels' signatures with the manifest before use; sizes and hashes of libraries always are",
 )
 AOT = Setting("TSMLA_AOT", "0, 1", "1", "read by the build: 0 makes a wheel without libraries")
 ARCHS = Setting(
@@ -56,7 +64,7 @@ _aliases_logged: set[str] = set()
 def fmha_binary_so() -> Path | None:
     """The library that prefill kernels must come from, or None."""
     text = os.environ.get(BINARY.name) or _alias(BINARY)
-    return Path(text).expanduser() if text else None
+    return _path(BINARY.name, text) if text else None
 
 
 def backend(family: str) -> str:
@@ -71,11 +79,11 @@ def backend(family: str) -> str:
 
 def cache_dir() -> Path:
     """Directory of compiled kernels; it need not exist."""
-    return Path(os.environ.get(CACHE.name) or CACHE.default).expanduser()
+    return _path(CACHE.name, os.environ.get(CACHE.name) or CACHE.default)
 
 
 def verify() -> bool:
-    """Whether hashes (of shipped libraries; others have none on record) and signatures are compared before use."""
+    """Whether kernels' signatures are compared before use. Sizes and hashes of libraries always are."""
     return _one_of(VERIFY.name, os.environ.get(VERIFY.name) or VERIFY.default, ("0", "1")) == "1"
 
 
@@ -91,6 +99,15 @@ def _alias(setting: Setting) -> str:
         _aliases_logged.add(setting.alias)
         logger.warning("%s=%s is taken as an older name of %s", setting.alias, text, setting.name)
     return text
+
+
+def _path(name: str, text: str) -> Path:
+    if "\0" in text:
+        raise SettingError(f"{name} is {text!r}, which holds a NUL character; accepted: a path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # no such user, or a user without a home directory, as in some containers
+        raise SettingError(f"{name} is {text!r}, where ~ stands for nothing ({error}); set it to a path") from None
 
 
 def _one_of(name: str, text: str, accepted: tuple[str, ...]) -> str:
