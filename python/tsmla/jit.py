@@ -1,6 +1,6 @@
 """Compile one variant now, through the same registry as the build, and keep the result on disk.
 
-An entry is the exported object file and a small JSON beside it, written last, that holds the object's hash. The key is
+An entry is the exported object file and a small JSON beside it, written last, of its hash, symbol and key. The key is
 what decides the bytes: kernel sources, compiler versions and flavour, host CPU, and the variant (in the symbol).
 A damaged entry is a miss; a cache directory that cannot be written to costs a warning and a compile per process. So
 does one that another user could have put code into (`trust`): what the cache holds is run. A directory of root's that
@@ -30,7 +30,7 @@ from .variant import Variant
 
 logger = logging.getLogger("tsmla")
 
-_DAMAGE = (OSError, ValueError, TypeError, KeyError, CacheMiss)
+_DAMAGE = (OSError, ValueError, TypeError, KeyError, RecursionError, CacheMiss)
 _MOST_RECORD_BYTES, _MOST_CODE_BYTES = 1 << 20, 1 << 30
 TYPICAL_SECONDS = {"prefill": 6, "decode": 8, "pack": 3}
 """What a compile takes, import of the compiler included, on two cores of a server CPU; shown in a log line only."""
@@ -90,8 +90,12 @@ def cache_key() -> dict[str, Any]:
 
 def _entry(variant: Variant) -> Path:
     """Path of a variant's object file in the cache."""
-    key = hashlib.sha256(json.dumps(cache_key(), sort_keys=True).encode()).hexdigest()[:20]
-    return settings.cache_dir() / key / f"{variant.symbol()}.o"
+    return settings.cache_dir() / _key_name(cache_key()) / f"{variant.symbol()}.o"
+
+
+def _key_name(key: dict[str, Any]) -> str:
+    """Name of the directory of everything that was compiled under a key."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _cpu_features() -> str:
@@ -118,10 +122,14 @@ def _why_untrusted(directory: Path) -> str | None:
 
 def _read_entry(entry: Path) -> bytes:
     """The object code in a trusted directory. Raises one of _DAMAGE unless its bytes are those that its record says."""
-    expected = parse_json(_read_own(_record(entry), _MOST_RECORD_BYTES))["sha256"]
+    record = parse_json(_read_own(_record(entry), _MOST_RECORD_BYTES))
+    if record["symbol"] != entry.stem:
+        raise CacheMiss(f"it is of {record['symbol']}, its record says")
+    if _key_name(record["key"]) != entry.parent.name:
+        raise CacheMiss("it was made from other sources or by another compiler, its record says")
     code = _read_own(entry, _MOST_CODE_BYTES)
-    if (actual := hashlib.sha256(code).hexdigest()) != expected:
-        raise CacheMiss(f"it hashes to {actual}, its record says {expected}")
+    if (actual := hashlib.sha256(code).hexdigest()) != record["sha256"]:
+        raise CacheMiss(f"it hashes to {actual}, its record says {record['sha256']}")
     return code
 
 
@@ -199,7 +207,7 @@ def _locked(entry: Path) -> Iterator[bool]:
 
 
 def _store(code: bytes, entry: Path) -> None:
-    made = {"sha256": hashlib.sha256(code).hexdigest(), "key": cache_key()}
+    made = {"sha256": hashlib.sha256(code).hexdigest(), "symbol": entry.stem, "key": cache_key()}
     try:
         _write(entry, code)
         _write(_record(entry), json.dumps(made, indent=1, sort_keys=True).encode())
