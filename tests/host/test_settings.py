@@ -100,20 +100,3 @@ def test_our_name_beats_the_older_one(monkeypatch, caplog) -> None:
     assert settings.fmha_binary_so() == Path("/opt/ours.so")
     assert settings.backend("prefill") == "binary"
     assert not caplog.records
-
-
-@pytest.mark.parametrize("value", ["nul\0", "~no-such-user-here/cache"])
-def test_a_path_that_none_can_be_names_its_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    read = {settings.CACHE: settings.cache_dir, settings.BINARY: settings.fmha_binary_so}
-    for setting, path in read.items():
-        monkeypatch.setattr(settings.os, "environ", {setting.name: value})
-        with pytest.raises(SettingError, match=f"{setting.name} is "):
-            path()
-
-
-def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(settings.CACHE.name)
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(settings.os, "getuid", lambda: 987_654_321)
-    with pytest.raises(SettingError, match="TSMLA_CACHE_DIR is '~/.cache/tsmla', where ~ stands for nothing"):
-        settings.cache_dir()
