@@ -14,12 +14,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tsmla.errors import ManifestError
+from tsmla import elf
+from tsmla.errors import LibraryError, ManifestError
+from tsmla.image import read_image
 from tsmla.loader import signature_of
-from tsmla.manifest import MANIFEST_FUNCTION, LibraryManifest, read_directory, verify_file
+from tsmla.manifest import LibraryManifest, read_directory, verify_file
 from tsmla.variant import Arch, PackVariant, PrefillVariant, Variant
 
-from . import cubin, elf, link, matrix, x86
+from . import cubin, link, matrix, x86
 from .errors import AuditError, BuildError
 from .load import load
 
@@ -39,9 +41,11 @@ def audit_library(library: Path, expected: Sequence[Variant], loading: concurren
     if problems := list(_host_problems(library, expected)):
         raise AuditError(str(library), problems)
     try:
-        text, signatures = loading.submit(_ask, library, [variant.symbol() for variant in expected]).result()
-        manifest = LibraryManifest.from_json(text, f"the manifest inside {library}")
-    except (ManifestError, concurrent.futures.BrokenExecutor, RuntimeError, OSError, AttributeError) as error:
+        manifest = read_image(library).manifest
+        signatures = loading.submit(_ask, library, [variant.symbol() for variant in expected]).result()
+    except (LibraryError, ManifestError) as error:
+        raise AuditError(str(library), [str(error)]) from error
+    except (concurrent.futures.BrokenExecutor, RuntimeError, OSError, AttributeError) as error:
         raise AuditError(str(library), [f"it cannot be loaded and asked: {error}"]) from error
     if problems := [*_manifest_problems(manifest, expected, signatures), *gpu_problems(library, manifest)]:
         raise AuditError(str(library), problems)
@@ -84,7 +88,7 @@ def _host_problems(library: Path, expected: Sequence[Variant]) -> Iterator[str]:
         yield f"its ELF machine is {image.machine}, not {elf.EM_X86_64} (x86-64)"
         return
     exported = {symbol.name for symbol in image.symbols(elf.SHT_DYNSYM) if symbol.section != elf.SHN_UNDEF}
-    wanted = {f"{_EXPORT_PREFIX}{variant}" for variant in expected} | {_EXPORT_PREFIX + MANIFEST_FUNCTION}
+    wanted = {f"{_EXPORT_PREFIX}{variant}" for variant in expected}
     yield from (f"it does not export {name}, which the matrix lists" for name in sorted(wanted - exported))
     yield from (f"it exports {name}, which the matrix does not list" for name in sorted(exported - wanted))
     needed = image.dynamic_strings(elf.DT_NEEDED)
@@ -146,12 +150,10 @@ def tensor_instructions(variant: Variant) -> dict[str, bool]:
     return meant
 
 
-def _ask(library: Path, symbols: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The library's manifest text and each function's signature; runs in a process of its own."""
+def _ask(library: Path, symbols: Sequence[str]) -> dict[str, str]:
+    """Each function's signature; runs in a process of its own."""
     module = load(library)
-    return str(module.get_function(MANIFEST_FUNCTION)()), {
-        symbol: signature_of(module.get_function(symbol)) for symbol in symbols
-    }
+    return {symbol: signature_of(module.get_function(symbol)) for symbol in symbols}
 
 
 def main() -> int:

@@ -17,7 +17,6 @@ from tsmla import toolchain
 from tsmla.errors import ManifestError
 from tsmla.manifest import (
     MANIFEST_FILE,
-    MANIFEST_FUNCTION,
     SCHEMA,
     DirectoryManifest,
     Kernel,
@@ -149,7 +148,7 @@ def _link_changed(
             stamp.unlink(missing_ok=True)
             library = out / name
             objects = [store.object(variant) for variant in members]
-            link.link(objects, library, host, (MANIFEST_FUNCTION, manifest.to_json()))
+            link.link(objects, library, host, manifest.to_json())
             audit_library(library, members, loading)
             stamp.write_text(key)
             records.append(LibraryRecord.of_file(library, manifest))

@@ -13,7 +13,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from .elf import EM_CUDA, SHT_SYMTAB, STT_FUNC, Elf, embedded
+from tsmla.elf import EM_CUDA, MAGIC, SHT_SYMTAB, STT_FUNC, Elf
+
 from .errors import BuildError
 
 RESOURCES = (
@@ -66,7 +67,15 @@ _ABI_WITH_NOTE = 8
 
 def images(path: Path) -> list[Elf]:
     """The CUDA ELF images inside a host object or library, in file order."""
-    return embedded(path.read_bytes(), EM_CUDA)
+    data = path.read_bytes()
+    found, start = [], data.find(MAGIC, 1)
+    while start >= 0:
+        if data[start + 18 : start + 20] == EM_CUDA.to_bytes(2, "little"):
+            image = Elf(data[start:])
+            found.append(image)
+            start += image.length - 1
+        start = data.find(MAGIC, start + 1)
+    return found
 
 
 def arch(image: Elf) -> str:

@@ -12,6 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tsmla.elf import ElfError
+from tsmla.image import DIGEST_BYTES, DIGEST_SECTION, MANIFEST_SECTION, sealed
+
 from .errors import BuildError
 
 ZIG_TARGETS = {"x86_64": "x86_64-linux-gnu.2.28"}
@@ -23,21 +26,12 @@ RUNPATH = (
 )
 """From site-packages/tsmla/objs. A fallback: the loader opens both libraries first, wherever they are installed."""
 
-_MANIFEST_SOURCE = """\
-#include <tvm/ffi/c_api.h>
-static const char text[] = {
+_DESCRIPTION = f"""\
+#define KEPT(name) __attribute__((used, retain, section(name))) static const char
+KEPT("{MANIFEST_SECTION}") manifest[] = {{
 #embed "manifest.json"
-};
-__attribute__((visibility("default"))) int __tvm_ffi_%s(void *handle, const TVMFFIAny *args, int32_t num_args,
-                                                        TVMFFIAny *result) {
-  (void)handle, (void)args;
-  if (num_args != 0) {
-    TVMFFIErrorSetRaisedFromCStr("TypeError", "Expects 0 parameters: it returns the library's manifest as JSON text");
-    return -1;
-  }
-  TVMFFIByteArray bytes = {text, sizeof text};
-  return TVMFFIStringFromByteArray(&bytes, result);
-}
+}};
+KEPT("{DIGEST_SECTION}") digest[{DIGEST_BYTES}] = {{0}};
 """
 
 
@@ -70,20 +64,18 @@ def assemble(ir: Path, obj: Path, host: str) -> None:
     _zig(host, ir.parent, "-c", "-Wno-override-module", ir.name, "-o", obj)
 
 
-def link(objects: Sequence[Path], library: Path, host: str, manifest: tuple[str, str] | None = None) -> None:
+def link(objects: Sequence[Path], library: Path, host: str, manifest: str | None = None) -> None:
     """Link objects, in the order given, into a library that exports what they export.
 
-    manifest: the name of a TVM-FFI function to add, and the text that it returns.
+    manifest: text for the library to hold about itself; then it has its digest inside, too (`tsmla.image`).
     """
     cutlass, tvm_ffi = runtime_directories()
     with tempfile.TemporaryDirectory() as scratch:
         inputs = [str(path.resolve()) for path in objects]
-        if manifest:
-            name, text = manifest
-            Path(scratch, "manifest.json").write_text(text, "utf-8")
-            Path(scratch, "manifest.c").write_text(_MANIFEST_SOURCE % name, "utf-8")
-            include = f"-I{tvm_ffi.parent / 'include'}"
-            _zig(host, scratch, "-c", "-std=c23", "-g0", include, "manifest.c", "-o", "manifest.o")
+        if manifest is not None:
+            Path(scratch, "manifest.json").write_text(manifest, "utf-8")
+            Path(scratch, "manifest.c").write_text(_DESCRIPTION, "utf-8")
+            _zig(host, scratch, "-c", "-std=c23", "-g0", "manifest.c", "-o", "manifest.o")
             inputs.append("manifest.o")
         flags = ["-shared", "-nostdlib", "-s", f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{RUNPATH}", "-Wl,-z,now"]
         found = [f"-L{cutlass}", f"-L{tvm_ffi}"]
@@ -91,7 +83,11 @@ def link(objects: Sequence[Path], library: Path, host: str, manifest: tuple[str,
         _zig(host, scratch, *flags, *inputs, *found, *needed, "-o", "linked.so")
         library.parent.mkdir(parents=True, exist_ok=True)
         temporary = library.with_name(f".{library.name}.new")
-        temporary.write_bytes(Path(scratch, "linked.so").read_bytes())
+        linked = Path(scratch, "linked.so").read_bytes()
+        try:
+            temporary.write_bytes(linked if manifest is None else sealed(linked))
+        except ElfError as error:
+            raise BuildError(f"{library.name} was linked without a place for its digest: {error}") from error
         temporary.chmod(0o755)
         os.replace(temporary, library)
 

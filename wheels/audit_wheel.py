@@ -23,10 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "kernels")]
 
+from tsmla import elf  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
 from tsmla.manifest import read_directory  # noqa: E402
 
-from build_aot import elf, matrix  # noqa: E402
+from build_aot import matrix  # noqa: E402
 from build_aot.audit import audit_directory  # noqa: E402
 from build_aot.errors import AuditError  # noqa: E402
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from . import gpu, loader, manifest, settings, toolchain
+from . import gpu, image, loader, manifest, settings, toolchain
 from .errors import ArgumentError, TsmlaError
 from .variant import FAMILIES, Arch, Variant, variant_from_dict
 
@@ -131,7 +131,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    said = loader.open_library(options.path).manifest
+    said = image.read_image(options.path).manifest
     if options.json:
         print(said.to_json(), end="")
         return 0

@@ -1,4 +1,4 @@
-"""Open one kernel library through TVM-FFI, check what it says about itself, and find its functions by symbol.
+"""Open one kernel library through TVM-FFI, once its file is known to be sound, and find its functions by symbol.
 
 Loading takes milliseconds and needs neither a GPU nor the compiler: NVIDIA's libcute_dsl_runtime.so is mapped first
 (the libraries name it in DT_NEEDED), then the library. The machine code goes to a GPU at a function's first call.
@@ -12,29 +12,28 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import gpu, manifest, toolchain
-from .errors import LibraryError, RuntimeLibraryError
+from . import gpu, image, manifest, toolchain
+from .errors import LibraryError, ManifestError, RuntimeLibraryError
 from .variant import Arch, Variant
 
 RUNTIME_FILE = "libcute_dsl_runtime.so"
 INSTALL = f"pip install -U 'nvidia-cutlass-dsl>={toolchain.MIN_RUNTIME}'"
 
-_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 _RUNTIME_SYMBOLS = ("CuteDSLRT_", "cuda_dialect_", "_cuda", "_cuKernel")
 _lock = threading.RLock()
 _opened: dict[Path, Library] = {}
 
 
 class Library(NamedTuple):
-    """A loaded library and its manifest."""
+    """A loaded library, the hash of the file that it was loaded from, and its manifest."""
 
     path: Path
+    sha256: str
     manifest: manifest.LibraryManifest
     module: Any
 
@@ -69,23 +68,38 @@ def signature_of(function: Callable[..., None]) -> str:
     raise LibraryError("a kernel accepted a call without arguments; it was not built by tsmla")
 
 
-def open_library(path: Path, *, family: str | None = None, arch: Arch | None = None) -> Library:
-    """Load a library once per process and check that it is for this host and, when given, this family and arch.
+def open_library(
+    path: Path,
+    *,
+    family: str | None = None,
+    arch: Arch | None = None,
+    record: manifest.LibraryRecord | None = None,
+) -> Library:
+    """Load a library once per process, after its file has been checked: whole, for this host and, when given, for this
+    family and arch and as its directory's `record` says.
 
     Raises RuntimeLibraryError when NVIDIA's runtime library is missing or too old, ManifestError for an unusable
-    manifest, and LibraryError for everything else that keeps the file from serving.
+    manifest and a file that is not as recorded, and LibraryError for everything else that keeps the file from serving.
     """
-    path = Path(path).expanduser().absolute()
+    try:
+        path = Path(path).expanduser().absolute()
+    except RuntimeError as error:  # ~ of a user who has no home directory or does not exist
+        raise LibraryError(f"{path} cannot be read: {error}") from error
     with _lock:
         library = _opened.get(path)
-        if library is None:
-            library = _opened[path] = _load(path)
-    said = library.manifest
+        if library is not None:
+            _check_purpose(path, library.manifest, family, arch)
+            if record is not None and record.sha256 != library.sha256:
+                raise LibraryError(f"{path} has been replaced since this process loaded it; start the process again")
+            return library
+        return _opened.setdefault(path, _load(path, family, arch, record))
+
+
+def _check_purpose(path: Path, said: manifest.LibraryManifest, family: str | None, arch: Arch | None) -> None:
     if family is not None and said.family != family:
         raise LibraryError(f"{path} is a {said.family} library; a {family} library is asked for")
     if arch is not None and said.arch != arch:
         raise LibraryError(f"{path} is for {said.arch} ({said.arch.gpus}); {arch} ({arch.gpus}) is asked for")
-    return library
 
 
 def runtime_library() -> Path:
@@ -115,8 +129,22 @@ def _map_runtime() -> ctypes.CDLL:
         raise RuntimeLibraryError(f"{file} cannot be loaded: {error}; fix: {INSTALL}") from error
 
 
-def _load(path: Path) -> Library:
-    _check_elf(path)
+def _load(path: Path, family: str | None, arch: Arch | None, record: manifest.LibraryRecord | None) -> Library:
+    """Everything that the file says is checked before the system maps it: mapping may run code, or crash on damage.
+
+    The system opens the path again. That these are still the same bytes is up to whoever may write to the directory.
+    """
+    if path.suffix != ".so":
+        raise LibraryError(f"{path} is not named like a library: its name must end in .so")
+    found = image.read_image(path, record)
+    said = found.manifest
+    if record is not None and said != record.manifest:
+        raise ManifestError(f"{path} says other things about itself than {path.parent / manifest.MANIFEST_FILE}")
+    for host in (found.host, said.host):
+        if host != platform.machine():
+            raise LibraryError(f"{path} is for {host} hosts; this one is {platform.machine()}")
+    _check_purpose(path, said, family, arch)
+    _check_runtime_version(path, said.min_runtime)
     _map_runtime()
     try:
         import tvm_ffi
@@ -131,17 +159,7 @@ def _load(path: Path) -> Library:
                 f"{runtime_library()} is too old for {path} ({text.strip().splitlines()[-1]}); fix: {INSTALL}"
             ) from error
         raise LibraryError(f"{path} cannot be loaded: {text}") from error
-    describe = _exported(module, manifest.MANIFEST_FUNCTION)
-    if describe is None:
-        raise LibraryError(
-            f"{path} is not a tsmla library: it does not export {manifest.MANIFEST_FUNCTION}. "
-            "Make one with `python -m build_aot`"
-        )
-    said = manifest.LibraryManifest.from_json(str(describe()), f"the manifest inside {path}")
-    if said.host != platform.machine():
-        raise LibraryError(f"{path} is for {said.host} hosts; this one is {platform.machine()}")
-    _check_runtime_version(path, said.min_runtime)
-    return Library(path, said, module)
+    return Library(path, found.sha256, said, module)
 
 
 def _exported(module: Any, name: str) -> Callable[..., Any] | None:
@@ -149,34 +167,6 @@ def _exported(module: Any, name: str) -> Callable[..., Any] | None:
         return module.get_function(name)
     except AttributeError:
         return None
-
-
-def _check_elf(path: Path) -> None:
-    """Refuse what dlopen would crash on or describe badly: not a shared library, cut short, for another CPU."""
-    if path.suffix != ".so":
-        raise LibraryError(f"{path} is not named like a library: its name must end in .so")
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as stream:
-            header = stream.read(64)
-            if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
-                raise LibraryError(f"{path} ({size} bytes) is not a 64-bit ELF library, or its beginning is damaged")
-            machine = struct.unpack_from("<H", header, 18)[0]
-            segments_at, sections_at = struct.unpack_from("<QQ", header, 32)
-            segment_size, segments, section_size, sections = struct.unpack_from("<HHHH", header, 54)
-            stream.seek(segments_at)
-            table = stream.read(segment_size * segments)
-    except OSError as error:
-        raise LibraryError(f"{path} cannot be read: {error}") from error
-    host = _ELF_MACHINES.get(machine, f"ELF machine {machine}")
-    if host != platform.machine():
-        raise LibraryError(f"{path} is for {host} hosts; this one is {platform.machine()}")
-    ends = [segments_at + segment_size * segments, sections_at + section_size * sections]
-    for at in range(0, len(table) - segment_size + 1, segment_size):
-        offset, in_file = struct.unpack_from("<Q", table, at + 8)[0], struct.unpack_from("<Q", table, at + 32)[0]
-        ends.append(offset + in_file)
-    if size < max(ends):
-        raise LibraryError(f"{path} is truncated: it has {size} bytes of {max(ends)}; rebuild or reinstall it")
 
 
 def _check_runtime_version(path: Path, needed: str) -> None:
@@ -191,7 +181,7 @@ def _check_runtime_version(path: Path, needed: str) -> None:
 def _release(version: str) -> tuple[int, ...]:
     numbers = []
     for part in version.split("."):
-        if not part.isdigit():
+        if not part.isascii() or not part.isdigit() or len(part) > 9:
             break
         numbers.append(int(part))
     return tuple(numbers)

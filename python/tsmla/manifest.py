@@ -1,25 +1,27 @@
 """What a compiled library says about itself, and what a directory of them holds: schema, read, write, verify.
 
-A library exports `tsmla_manifest`, which returns the JSON text of its LibraryManifest. A directory of libraries has
-one `manifest.json`, written last, so its presence means that everything it names is complete. Standard library only.
+A library has the JSON text of its LibraryManifest inside (`image`). A directory of libraries has one `manifest.json`,
+written last, so its presence means that everything it names is complete. Standard library only.
 """
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import trust
 from .errors import ManifestError
 from .variant import Arch, Variant, variant_from_dict
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST_FILE = "manifest.json"
-MANIFEST_FUNCTION = "tsmla_manifest"
-"""TVM-FFI function (ELF symbol `__tvm_ffi_tsmla_manifest`) that takes nothing and returns the manifest's JSON text."""
+_MOST_BYTES = 1 << 24
 
 
 class Kernel(NamedTuple):
@@ -72,7 +74,7 @@ class LibraryManifest(NamedTuple):
         }
 
     def to_json(self) -> str:
-        """The text that the library returns: one spelling for one content."""
+        """The text that the library holds: one spelling for one content."""
         return _dump(self.to_dict())
 
     @classmethod
@@ -108,9 +110,9 @@ def library_file(family: str, arch: Arch, host: str) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Hex SHA-256 of a regular file's bytes."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
+    with trust.open_regular(path) as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -120,7 +122,8 @@ def read_directory(path: Path) -> DirectoryManifest:
     """The manifest of directory `path`. Raises ManifestError when it is missing, truncated or of another schema."""
     file = Path(path) / MANIFEST_FILE
     try:
-        text = file.read_text("utf-8")
+        with trust.open_regular(file) as stream:
+            text = trust.read_bounded(stream, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise ManifestError(f"{file} does not exist: this directory holds no finished build") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -147,19 +150,40 @@ def write_directory(path: Path, manifest: DirectoryManifest) -> None:
 
 def verify_file(directory: Path, record: LibraryRecord) -> None:
     """Check that the recorded library is there with the recorded bytes. Raises ManifestError saying what differs."""
-    path = Path(directory) / record.file
+    read_recorded(Path(directory) / record.file, record)
+
+
+def read_recorded(path: Path, record: LibraryRecord) -> bytes:
+    """The bytes of a library, which are those that were recorded. Raises ManifestError saying what differs."""
     try:
-        size = path.stat().st_size
-        if size != record.size:
-            raise ManifestError(f"{path} has {size} bytes but its manifest says {record.size}; rebuild or reinstall it")
-        actual = file_sha256(path)
+        with trust.open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size != record.size:
+                raise ManifestError(
+                    f"{path} has {size} bytes but its manifest says {record.size}; rebuild or reinstall it"
+                )
+            content = trust.read_bounded(stream, record.size)
     except OSError as error:
         raise ManifestError(f"{path} is in the manifest but cannot be read: {error}") from error
-    if actual != record.sha256:
+    if (actual := hashlib.sha256(content).hexdigest()) != record.sha256:
         raise ManifestError(
             f"{path} hashes to {actual} but its manifest says {record.sha256}: "
             "the file changed after it was built; rebuild or reinstall it"
         )
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError alone, whatever the text: NaN and infinities are not JSON, nesting
+    may be too deep for the parser, a number too long for an integer."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _dump(value: dict[str, Any]) -> str:
@@ -167,21 +191,26 @@ def _dump(value: dict[str, Any]) -> str:
 
 
 def _load(text: str, source: str) -> dict[str, Any]:
+    """The object in a JSON text, of the schema that is read here."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise ManifestError(
             f"{source} is not valid JSON, perhaps truncated ({len(text)} characters): {error}"
         ) from None
     if not isinstance(value, dict):
         raise ManifestError(f"{source} holds a JSON {type(value).__name__}, not an object")
+    _check_schema(value, source)
+    return value
+
+
+def _check_schema(value: dict[str, Any], source: str) -> None:
     schema = _field(value, "schema", int, source)
     if schema != SCHEMA:
         raise ManifestError(
             f"{source} has schema {schema}; this tsmla reads schema {SCHEMA}. "
             "Build the library with this version, or install the version that built it"
         )
-    return value
 
 
 def _field(value: dict[str, Any], name: str, kind: type, source: str) -> Any:
@@ -206,20 +235,24 @@ def _objects(value: dict[str, Any], name: str, source: str) -> list[dict[str, An
 
 
 def _library(value: dict[str, Any], source: str) -> LibraryManifest:
+    _check_schema(value, source)
     arch_name = _field(value, "arch", str, source)
     if arch_name not in {arch.value for arch in Arch}:
         raise ManifestError(f"{source}: arch is {arch_name!r}; known: {', '.join(Arch)}")
     family, arch = _field(value, "family", str, source), Arch(arch_name)
     kernels = tuple(_kernel(entry, family, arch, source) for entry in _objects(value, "kernels", source))
-    symbols = [kernel.variant.symbol() for kernel in kernels]
-    if repeated := sorted({symbol for symbol in symbols if symbols.count(symbol) > 1}):
+    symbols = collections.Counter(kernel.variant.symbol() for kernel in kernels)
+    if repeated := sorted(symbol for symbol, count in symbols.items() if count > 1):
         raise ManifestError(f"{source} lists more than once: {', '.join(repeated)}")
+    min_runtime = _field(value, "min_runtime", str, source)
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", min_runtime):
+        raise ManifestError(f"{source}: min_runtime is {min_runtime!r:.80}, not a version such as 4.7.1")
     return LibraryManifest(
         schema=_field(value, "schema", int, source),
         family=family,
         arch=arch,
         host=_field(value, "host", str, source),
-        min_runtime=_field(value, "min_runtime", str, source),
+        min_runtime=min_runtime,
         toolchain=_mapping(value, "toolchain", str, source),
         source_digest=_field(value, "source_digest", str, source),
         kernels=kernels,
@@ -230,7 +263,7 @@ def _kernel(value: dict[str, Any], family: str, arch: Arch, source: str) -> Kern
     symbol = _field(value, "symbol", str, source)
     try:
         variant = variant_from_dict(_field(value, "variant", dict, source))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a field may be of any type
         raise ManifestError(f"{source}: {symbol}: {error}") from None
     if variant.symbol() != symbol:
         raise ManifestError(f"{source}: symbol {symbol} does not belong to its variant, whose symbol is {variant}")
@@ -243,10 +276,9 @@ def _directory(value: dict[str, Any], source: str) -> DirectoryManifest:
     records = []
     for entry in _objects(value, "libraries", source):
         file = _field(entry, "file", str, source)
-        if Path(file).name != file:
+        if not re.fullmatch(r"\w[\w.-]{0,200}", file, re.ASCII):
             raise ManifestError(f"{source}: library file {file!r} is not a plain file name")
-        manifest = _field(entry, "manifest", dict, f"{source}: {file}")
-        library = LibraryManifest.from_json(json.dumps(manifest), f"{source}: {file}")
+        library = _library(_field(entry, "manifest", dict, f"{source}: {file}"), f"{source}: {file}")
         size, sha256 = _field(entry, "size", int, source), _field(entry, "sha256", str, source)
         records.append(LibraryRecord(file, sha256, size, library))
     return DirectoryManifest(_field(value, "schema", int, source), tuple(records))

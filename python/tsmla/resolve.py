@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import jit, loader, manifest, settings, toolchain
-from .errors import KernelUnavailable, LibraryError, ManifestError, SettingError, TsmlaError, UnsupportedError
+from .errors import KernelUnavailable, LibraryError, SettingError, TsmlaError, UnsupportedError
 from .support import why_unsupported
 from .variant import Arch, Variant
 
@@ -92,11 +92,7 @@ def shipped_library(family: str, arch: Arch) -> loader.Library:
     if record is None:
         held = ", ".join(r.file for r in records) or "nothing"
         raise LibraryError(f"{directory} has no {family} library for {arch}; it holds: {held}")
-    if settings.verify():
-        manifest.verify_file(directory, record)
-    library = loader.open_library(directory / record.file, family=family, arch=arch)
-    if library.manifest != record.manifest:
-        raise ManifestError(f"{library.path} says other things about itself than {directory / manifest.MANIFEST_FILE}")
+    library = loader.open_library(directory / record.file, family=family, arch=arch, record=record)
     _check_sources(library)
     return library
 
@@ -117,10 +113,10 @@ def _search(variant: Variant) -> Resolved:
         library = _override_library(override, variant.family, variant.arch)
         return Resolved(library.function(variant, check_signature=settings.verify()), "override")
 
-    steps: dict[str, Callable[[Variant], Callable[..., None]]] = {
-        "shipped": lambda v: shipped_library(v.family, v.arch).function(v, check_signature=settings.verify()),
-        "cached": jit.load_cached,
-        "jit": jit.compile_now,
+    steps: dict[str, Callable[[], tuple[Callable[..., None], str]]] = {
+        "shipped": lambda: (_shipped_kernel(variant), "shipped"),
+        "cached": lambda: (jit.load_cached(variant), "cached"),
+        "jit": lambda: jit.compile_now(variant),
     }
     barred = {"jit": ("shipped",), "binary": ("cached", "jit"), "auto": ()}[backend]
     for name, step in steps.items():
@@ -128,7 +124,7 @@ def _search(variant: Variant) -> Resolved:
             tried.append(f"{name}: not used, the backend is {backend}")
             continue
         try:
-            return Resolved(step(variant), name)
+            return Resolved(*step())
         except SettingError:
             raise
         except TsmlaError as error:
@@ -140,6 +136,11 @@ def _search(variant: Variant) -> Resolved:
         + "\n  ".join(text.replace("\n", "\n    ") for text in tried)
         + f"\n`tsmla probe --arch {variant.arch}` says what this installation can do"
     )
+
+
+def _shipped_kernel(variant: Variant) -> Callable[..., None]:
+    library = shipped_library(variant.family, variant.arch)
+    return library.function(variant, check_signature=settings.verify())
 
 
 def _override_library(path: Path, family: str, arch: Arch) -> loader.Library:

@@ -39,9 +39,17 @@ BACKEND = Setting(
     "binary: never compile; jit: use no library, neither shipped nor named; auto: libraries first",
     "TOKENSPEED_MLA_PREFILL_BACKEND",
 )
-CACHE = Setting("TSMLA_CACHE_DIR", "path of a directory", "~/.cache/tsmla", "where compiled kernels are kept")
+CACHE = Setting(
+    "TSMLA_CACHE_DIR",
+    "path of a directory",
+    "~/.cache/tsmla",
+    "where compiled kernels are kept; one that others than this user or root own or can write to is not used",
+)
 VERIFY = Setting(
-    "TSMLA_VERIFY", "0, 1", "0", "1: compare a library's hash and its kernels' signatures with the manifest before use"
+    "TSMLA_VERIFY",
+    "0, 1",
+    "0",
+    "1: also compare kernels' signatures with the manifest before use; sizes and hashes of libraries always are",
 )
 AOT = Setting("TSMLA_AOT", "0, 1", "1", "read by the build: 0 makes a wheel without libraries")
 ARCHS = Setting(
@@ -75,7 +83,7 @@ def cache_dir() -> Path:
 
 
 def verify() -> bool:
-    """Whether hashes (of shipped libraries; others have none on record) and signatures are compared before use."""
+    """Whether kernels' signatures are compared before use. Sizes and hashes of libraries always are."""
     return _one_of(VERIFY.name, os.environ.get(VERIFY.name) or VERIFY.default, ("0", "1")) == "1"
 
 

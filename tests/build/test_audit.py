@@ -8,12 +8,13 @@ import sys
 
 import pytest
 from tsmla import manifest
+from tsmla.elf import MAGIC
+from tsmla.image import DIGEST_SECTION, sealed
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
 from build_aot import cubin, link, matrix
 from build_aot.audit import audit_directory, audit_library, gpu_problems, loading_process, tensor_instructions
 from build_aot.build import STORE
-from build_aot.elf import MAGIC
 from build_aot.errors import AuditError
 
 STORE_LOCAL = 0x387
@@ -36,7 +37,7 @@ def relink(library, described, objects=None):
     """Link the library again from kept objects, so that it says what `described` says."""
     store = library.parent / STORE
     objects = objects or [store / f"{kernel.variant}.o" for kernel in described.kernels]
-    link.link(objects, library, described.host, (manifest.MANIFEST_FUNCTION, described.to_json()))
+    link.link(objects, library, described.host, described.to_json())
 
 
 def with_first_kernel(described, **changes):
@@ -84,7 +85,7 @@ def test_code_for_another_architecture(library, small_variants):
     (flags,) = struct.unpack_from("<I", data, at + 48)
     assert flags & 0xFF == 90
     struct.pack_into("<I", data, at + 48, flags & ~0xFF | 80)
-    library.write_bytes(data)
+    library.write_bytes(sealed(bytes(data)))
     assert f"GPU code of {small_variants[0]} is for sm_80a" in problems(library, small_variants)
 
 
@@ -95,7 +96,7 @@ def test_spilled_registers(library, small_variants):
     at = data.index(code)
     (word,) = struct.unpack_from("<H", data, at)
     struct.pack_into("<H", data, at, word & ~0xFFF | STORE_LOCAL)
-    library.write_bytes(data)
+    library.write_bytes(sealed(bytes(data)))
     found = problems(library, small_variants)
     assert f"{small_variants[0]} has spill_stores = 1; it has to be 0" in found
     assert "uses spill_stores 1 (manifest: 0)" in found
@@ -121,7 +122,7 @@ def test_instructions_that_are_not_meant(library, small_variants, low, high, cou
     (code,) = [section.data for section in image.sections if section.name.startswith(".text.")]
     assert not any(cubin.resources(image)[name] for name in counted)
     struct.pack_into("<QQ", data, data.index(code), low, high)
-    library.write_bytes(data)
+    library.write_bytes(sealed(bytes(data)))
     used = cubin.resources(cubin.images(library)[0])
     assert {name for name in used if used[name] and name.partition("_")[0] in ("wgmma", "tcgen05", "tma")} == counted
     found = problems(library, small_variants)
@@ -190,6 +191,15 @@ def test_library_that_needs_another_library(library, small_variants):
 def test_truncated_library(library, small_variants):
     library.write_bytes(library.read_bytes()[:-100])
     assert "it is not a library: truncated" in problems(library, small_variants)
+
+
+def test_library_without_its_digest(library, small_variants, described):
+    data = bytearray(library.read_bytes())
+    data[len(data) // 2] ^= 1
+    library.write_bytes(data)
+    assert "is damaged: its bytes hash to" in problems(library, small_variants)
+    link.link([library.parent / STORE / f"{v}.o" for v in small_variants], library, described.host)
+    assert f"it lacks the sections .tsmla.manifest and {DIGEST_SECTION}" in problems(library, small_variants)
 
 
 def directory_problems(directory, expected):

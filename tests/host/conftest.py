@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from examples import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
-from tsmla import loader, manifest, resolve, settings, toolchain
+from tsmla import loader, resolve, settings, toolchain
 
 from build_aot import link
 from build_aot.build import build
@@ -66,7 +66,7 @@ MakeLibrary = Callable[..., Path]
 def make_library(tmp_path: Path) -> MakeLibrary:
     """Make `name` with these variants listed in its manifest and with stand-ins for those exported.
 
-    text: the manifest's text, if not the right one. describe: whether the library exports its manifest at all.
+    text: the manifest's text, if not the right one. describe: whether the library has a manifest at all.
     """
 
     def make(name, listed=(PREFILL,), exported=None, *, text=None, describe=True, says=SIGNATURE, **fields) -> Path:
@@ -76,8 +76,7 @@ def make_library(tmp_path: Path) -> MakeLibrary:
             source.write_text(_STAND_IN % (variant.symbol(), says))
             objects.append(compile_c(source, tmp_path / f"{variant}.o", "-c"))
         text = library_manifest(*listed, **fields).to_json() if text is None else text
-        description = (manifest.MANIFEST_FUNCTION if describe else "other", text)
-        link.link(objects, tmp_path / name, link.host(), description)
+        link.link(objects, tmp_path / name, link.host(), text if describe else None)
         return tmp_path / name
 
     return make

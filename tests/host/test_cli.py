@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import PACK, run_python
-from tsmla import cli, emulated, gpu, manifest, settings, toolchain
+from examples import PACK, PREFILL, run_python
+from tsmla import cli, elf, emulated, gpu, image, loader, manifest, settings, toolchain
 from tsmla.variant import Arch
+
+from build_aot import link
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,19 @@ def test_inspect(shipped: Path, capsys) -> None:
 def test_inspect_what_is_not_a_library(tmp_path: Path, capsys) -> None:
     assert cli.main(["inspect", str(tmp_path / "absent.so")]) == 1
     assert "absent.so cannot be read" in capsys.readouterr().err
+    assert cli.main(["inspect", str(link.runtime_directories()[1] / "libtvm_ffi.so")]) == 1
+    assert "is not a tsmla library" in capsys.readouterr().err
+
+
+def test_inspect_runs_nothing_of_the_library_and_reads_those_of_other_hosts(make_library, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(loader, "_load", lambda *arguments: pytest.fail("the library is loaded"))
+    path = make_library("library.so", host="aarch64")
+    code = bytearray(path.read_bytes())
+    code[18:20] = elf.EM_AARCH64.to_bytes(2, "little")
+    path.write_bytes(image.sealed(bytes(code)))
+    assert cli.main(["inspect", str(path.rename(path.with_name("named as you like")))]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^host +aarch64$", out, re.MULTILINE) and PREFILL.symbol() in out
 
 
 def test_verify(shipped: Path, capsys) -> None:

@@ -7,14 +7,16 @@ import json
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from examples import PACK, PREFILL, python_environment
-from tsmla import jit, loader, settings, toolchain
+from tsmla import jit, loader, settings, toolchain, trust
 from tsmla.errors import CacheMiss, CompileError
 
 STAND_IN = """
@@ -25,20 +27,22 @@ from examples import PACK
 
 log, seconds = Path(sys.argv[1]), float(sys.argv[2])
 
-def compile_slowly(variant, file):
+def compile_slowly(variant):
     with open(log, "a") as stream:
         stream.write(f"{os.getpid()}\\n")
     time.sleep(seconds)
-    file.write_bytes(b"object")
-    return file
+    return b"object"
 
 jit._compile = compile_slowly
-jit._load_object = lambda file, symbol: file.read_bytes()
+jit._load_object = lambda code, symbol: code
 print("ready", flush=True)
 sys.stdin.readline()
-print(jit.compile_now(PACK).decode(), flush=True)
+function, step = jit.compile_now(PACK)
+print(function.decode(), step, flush=True)
 """
 """A process that compiles PACK with a compiler which only takes time and counts how often it ran."""
+KERNEL = PACK.symbol().encode()
+"""What the stand-in compiler of this process makes of PACK, and what the stand-in loader makes of that."""
 
 
 @pytest.fixture
@@ -46,13 +50,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A stand-in compiler in this process; the list says what it compiled."""
     symbols: list[str] = []
 
-    def compile_at_once(variant, file: Path) -> Path:
+    def compile_at_once(variant) -> bytes:
         symbols.append(variant.symbol())
-        file.write_bytes(variant.symbol().encode())
-        return file
+        return variant.symbol().encode()
 
     monkeypatch.setattr(jit, "_compile", compile_at_once)
-    monkeypatch.setattr(jit, "_load_object", lambda file, symbol: file.read_bytes())
+    monkeypatch.setattr(jit, "_load_object", lambda code, symbol: code)
     return symbols
 
 
@@ -62,7 +65,8 @@ def entry() -> Path:
 
 def test_a_real_kernel_from_compiler_and_from_cache(shipped: Path, caplog) -> None:
     """The compiler's function, the cached one and the shipped one take the same arguments."""
-    compiled = jit.compile_now(PACK)
+    compiled, step = jit.compile_now(PACK)
+    assert step == "jit"
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0] == f"compiling {PACK}, about {jit.TYPICAL_SECONDS['pack']} s"
     assert messages[1].startswith(f"compiled {PACK} in ")
@@ -76,7 +80,9 @@ def test_a_real_kernel_from_compiler_and_from_cache(shipped: Path, caplog) -> No
 def test_second_use_compiles_nothing(compiled: list[str]) -> None:
     with pytest.raises(CacheMiss, match=f"has no {PACK}.o"):
         jit.load_cached(PACK)
-    assert jit.compile_now(PACK) == jit.load_cached(PACK) == jit.compile_now(PACK) == PACK.symbol().encode()
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
+    assert jit.load_cached(PACK) == KERNEL
+    assert jit.compile_now(PACK) == (KERNEL, "cached")
     assert compiled == [PACK.symbol()]
 
 
@@ -115,9 +121,20 @@ def test_whatever_decides_the_bytes_is_in_the_key(monkeypatch, compiled: list[st
         lambda file: file.with_suffix(".json").write_text("[]"),
         lambda file: file.with_suffix(".json").write_text("{}"),
         lambda file: file.with_suffix(".json").write_bytes(b"\xff\xfe"),
+        lambda file: file.with_suffix(".json").write_text("[" * 100_000),
+        lambda file: file.with_suffix(".json").write_text(f'{{"sha256": {"9" * 100_000}}}'),
+        lambda file: file.with_suffix(".json").write_text(" " * (jit._MOST_RECORD_BYTES + 1)),
+        lambda file: (file.unlink(), os.mkfifo(file)),
+        lambda file: (file.unlink(), file.mkdir()),
+        lambda file: file.symlink_to(file.rename(file.with_name("elsewhere"))),
+        lambda file: (file.with_suffix(".json").unlink(), os.mkfifo(file.with_suffix(".json"))),
+        lambda file: file.chmod(0o620),
+        lambda file: file.with_suffix(".json").chmod(0o602),
     ],
-    ids=["truncated", "empty", "corrupt", "gone", "record cut", "record of another kind", "record empty", "not text"],
-)
+    ids=["truncated", "empty", "corrupt", "gone", "record cut", "record of another kind", "record empty", "not text",
+         "record nested", "record of digits", "record huge", "fifo", "directory", "link", "record a fifo",
+         "group may write", "others may write the record"],
+)  # fmt: skip
 def test_a_damaged_entry_is_a_miss_with_a_warning_and_is_replaced(compiled: list[str], caplog, damage) -> None:
     jit.compile_now(PACK)
     file = entry()
@@ -126,7 +143,10 @@ def test_a_damaged_entry_is_a_miss_with_a_warning_and_is_replaced(compiled: list
         jit.load_cached(PACK)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(file) in caplog.text
-    assert jit.compile_now(PACK) == jit.load_cached(PACK) == PACK.symbol().encode()
+    if file.is_dir():
+        file.rmdir()
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
+    assert jit.load_cached(PACK) == KERNEL
     assert compiled == [PACK.symbol()] * 2
 
 
@@ -140,20 +160,22 @@ def test_the_record_says_what_the_entry_was_made_from(compiled: list[str]) -> No
 def test_a_directory_that_cannot_be_made_costs_a_warning(monkeypatch, tmp_path, compiled, caplog) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TSMLA_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert jit.compile_now(PACK) == PACK.symbol().encode()
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
     assert "cannot be used, the result is kept in memory" in caplog.text
 
 
 def test_a_read_only_directory_still_serves_what_it_holds(monkeypatch, compiled: list[str], caplog) -> None:
     jit.compile_now(PACK)
 
-    def refuse(path, *arguments, **keywords):
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
+    def refuse(path, flags, *arguments, **keywords):
+        if flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, flags, *arguments, **keywords)
 
-    monkeypatch.setattr(jit, "open", refuse, raising=False)
-    monkeypatch.setattr(jit.Path, "mkdir", refuse)
-    assert jit.load_cached(PACK) == PACK.symbol().encode()
-    assert jit.compile_now(PREFILL) == PREFILL.symbol().encode()
+    opened = os.open
+    monkeypatch.setattr(jit.os, "open", refuse)
+    assert jit.load_cached(PACK) == KERNEL
+    assert jit.compile_now(PREFILL) == (PREFILL.symbol().encode(), "jit")
     assert compiled == [PACK.symbol(), PREFILL.symbol()]
     assert "Read-only file system" in caplog.text
 
@@ -163,7 +185,7 @@ def test_a_full_disk_costs_a_warning_and_leaves_no_part_of_an_entry(monkeypatch,
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(jit.os, "replace", fill)
-    assert jit.compile_now(PACK) == PACK.symbol().encode()
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
     assert "No space left on device" in caplog.text
     assert [path.suffix for path in settings.cache_dir().rglob("*") if path.is_file()] == [".lock"]
 
@@ -174,7 +196,7 @@ def test_processes_that_race_compile_once(tmp_path: Path) -> None:
         go(racer)
     outputs = [racer.communicate(timeout=60) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4, outputs
-    assert {out.splitlines()[-1] for out, _ in outputs} == {"object"}
+    assert sorted(out.splitlines()[-1] for out, _ in outputs) == ["object cached"] * 3 + ["object jit"]
     assert len((tmp_path / "log").read_text().splitlines()) == 1
     assert sum("waiting for another process" in err for _, err in outputs) == 3
 
@@ -190,7 +212,7 @@ def test_a_process_killed_while_it_compiles_leaves_no_entry_and_no_lock(tmp_path
     victim.communicate()
     with pytest.raises(CacheMiss, match="has no"):
         jit.load_cached(PACK)
-    assert jit.compile_now(PACK) == PACK.symbol().encode()
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
     assert compiled == [PACK.symbol()]
 
 
@@ -211,6 +233,121 @@ def test_a_compiler_that_is_not_installed(monkeypatch) -> None:
     monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("CUTE_DSL_LIBS", raising=False)
     with pytest.raises(CompileError, match="nvidia-cutlass-dsl is not installed"):
+        jit.compile_now(PACK)
+
+
+def test_what_it_makes_is_the_users_alone(compiled: list[str]) -> None:
+    before = os.umask(0)
+    try:
+        jit.compile_now(PACK)
+    finally:
+        os.umask(before)
+    made = [settings.cache_dir(), *settings.cache_dir().rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o600}
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `path` belong to another user: root can arrange that, anybody else becomes that other user."""
+    if os.geteuid() == 0:
+        os.chown(path, 4711, -1, follow_symlinks=False)
+    else:
+        other = os.geteuid() + 1
+        monkeypatch.setattr(trust.os, "geteuid", lambda: other)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda top, key, patch: top.chmod(0o777), "can be written to by others"),
+        (lambda top, key, patch: top.chmod(0o770), "can be written to by others"),
+        (lambda top, key, patch: key.chmod(0o702), "can be written to by others"),
+        (lambda top, key, patch: give_away(top, patch), "belongs to user"),
+        (lambda top, key, patch: give_away(key, patch), "belongs to user"),
+        (lambda top, key, patch: key.symlink_to(key.rename(top / "elsewhere")), "is a symbolic link"),
+    ],
+    ids=["anybody writes", "a group writes", "anybody writes below", "another user's", "another user's below", "link"],
+)
+def test_what_another_user_could_have_planted_is_neither_run_nor_changed(
+    monkeypatch, compiled: list[str], caplog, change, reason: str
+) -> None:
+    """The entry is sound: whoever can write one can write its hash as well."""
+    jit.compile_now(PACK)
+    (top, key), files = (settings.cache_dir(), entry().parent), sorted(entry().parent.iterdir())
+    change(top, key, monkeypatch)
+    contents = [file.read_bytes() for file in files]
+    with pytest.raises(CacheMiss, match=f"{reason}.* Set TSMLA_CACHE_DIR to a directory"):
+        jit.load_cached(PACK)
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
+    assert jit.compile_now(PREFILL) == (PREFILL.symbol().encode(), "jit")
+    assert compiled == [PACK.symbol(), PACK.symbol(), PREFILL.symbol()]
+    assert caplog.text.count("cannot be used, the result is kept in memory") == 2 and "TSMLA_CACHE_DIR" in caplog.text
+    assert sorted(key.iterdir()) == files and [file.read_bytes() for file in files] == contents
+
+
+def test_an_entry_of_another_user_is_replaced(monkeypatch, compiled: list[str]) -> None:
+    jit.compile_now(PACK)
+    code, look = entry(), trust.why_untrusted
+    planted = code.stat().st_ino
+
+    def as_planted(path: Path, found: os.stat_result) -> str | None:
+        return "it belongs to user 4711" if (path, found.st_ino) == (code, planted) else look(path, found)
+
+    monkeypatch.setattr(trust, "why_untrusted", as_planted)
+    with pytest.raises(CacheMiss, match="belongs to user 4711"):
+        jit.load_cached(PACK)
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
+    assert jit.load_cached(PACK) == KERNEL and code.stat().st_ino != planted
+
+
+def test_a_directory_of_roots_serves_every_user(monkeypatch, compiled: list[str]) -> None:
+    jit.compile_now(PACK)
+    monkeypatch.setattr(trust.os, "geteuid", lambda: 4711)
+    owners = {"lstat": os.lstat, "fstat": os.fstat}
+    for name, look in owners.items():
+
+        def as_roots(file, look=look):
+            found = list(look(file))
+            found[stat.ST_UID] = 0
+            return os.stat_result(found)
+
+        monkeypatch.setattr(trust.os, name, as_roots)
+    assert jit.load_cached(PACK) == KERNEL
+
+
+def test_a_lock_is_neither_emptied_nor_followed(compiled: list[str], tmp_path: Path, caplog) -> None:
+    jit.compile_now(PACK)
+    lock = entry().with_suffix(".lock")
+    lock.write_text("not ours")
+    jit.compile_now(PACK)
+    assert lock.read_text() == "not ours"
+    (tmp_path / "precious").write_text("precious")
+    lock.unlink()
+    lock.symlink_to(tmp_path / "precious")
+    assert jit.compile_now(PACK) == (KERNEL, "jit")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert "cannot be used" in caplog.text
+
+
+def test_the_code_that_is_loaded_is_the_code_that_was_hashed(monkeypatch, compiled: list[str]) -> None:
+    jit.compile_now(PACK)
+    check = jit._read_entry
+
+    def exchange(path: Path) -> bytes:
+        code = check(path)
+        path.write_bytes(b"another program")
+        return code
+
+    monkeypatch.setattr(jit, "_read_entry", exchange)
+    assert jit.load_cached(PACK) == KERNEL
+
+
+def test_no_temporary_directory(monkeypatch, tmp_path: Path) -> None:
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, str(tmp_path / "absent"))
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(CompileError, match="needs a temporary directory: .* set TMPDIR"):
         jit.compile_now(PACK)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -9,12 +10,21 @@ from pathlib import Path
 
 import pytest
 from examples import PACK, PREFILL, compile_c, library_manifest, run_python
-from tsmla import gpu, loader, manifest
+from tsmla import gpu, image, loader, manifest
 from tsmla.errors import LibraryError, ManifestError, RuntimeLibraryError, TsmlaError
 from tsmla.variant import Arch
 
 from build_aot import link
 
+OPEN = """
+import sys, pathlib
+from tsmla import loader
+from tsmla.errors import TsmlaError
+try:
+    loader.open_library(pathlib.Path(sys.argv[1]))
+except TsmlaError as error:
+    print(type(error).__name__, error)
+"""
 PIP = "pip install -U 'nvidia-cutlass-dsl>=4.7.1'"
 
 
@@ -67,15 +77,74 @@ def test_every_truncation_is_refused_before_it_is_mapped(pack_library: Path, tmp
     for size in (0, 20, 63, 64, 200, 4096, len(whole) // 2, len(whole) - 1):
         cut = tmp_path / f"cut{size}.so"
         cut.write_bytes(whole[:size])
-        with pytest.raises(LibraryError, match="truncated|beginning is damaged"):
+        with pytest.raises(LibraryError, match="truncated|no 64-bit little-endian ELF header"):
             loader.open_library(cut)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "a FIFO"),
+        (os.mkdir, "a directory"),
+        (lambda path: os.symlink("/dev/zero", path), "a device"),
+    ],
+    ids=["fifo", "directory", "device"],
+)
+def test_only_regular_files_are_opened(tmp_path: Path, make, what: str) -> None:
+    """In a process of its own, since opening a FIFO may wait for ever."""
+    make(tmp_path / "library.so")
+    done = run_python(OPEN, tmp_path / "library.so")
+    assert f"LibraryError {tmp_path}/library.so cannot be read: " in done.stdout, done.stderr
+    assert f"it is {what}, not a regular file" in done.stdout
+
+
+def test_a_link_to_a_library_is_opened(pack_library: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.so").symlink_to(pack_library)
+    assert loader.open_library(tmp_path / "link.so").manifest.family == "pack"
+
+
+def test_a_foreign_library_is_refused_before_it_is_mapped(tmp_path: Path) -> None:
+    """A copy of TVM-FFI's own library, which ends the process when it is mapped a second time."""
+    for original in (link.runtime_directories()[1] / "libtvm_ffi.so", loader.runtime_library()):
+        shutil.copy(original, tmp_path / "copy.so")
+        done = run_python(OPEN, tmp_path / "copy.so")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"LibraryError {tmp_path}/copy.so is not a tsmla library"), done.stdout
+
+
+def test_nothing_is_mapped_of_a_library_for_something_else(make_library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_map_runtime", lambda: pytest.fail("the library is about to be mapped"))
+    with pytest.raises(LibraryError, match="a pack library is asked for"):
+        loader.open_library(make_library("one.so"), family="pack")
+    with pytest.raises(LibraryError, match="sm_100a .* is asked for"):
+        loader.open_library(make_library("two.so"), arch=Arch.SM100A)
+    with pytest.raises(LibraryError, match="is for riscv64 hosts"):
+        loader.open_library(make_library("three.so", host="riscv64"))
+    with pytest.raises(RuntimeLibraryError, match="needs nvidia-cutlass-dsl 999.0"):
+        loader.open_library(make_library("four.so", min_runtime="999.0"))
+    with pytest.raises(ManifestError, match="is not valid JSON"):
+        loader.open_library(make_library("five.so", text="{"))
+
+
+def test_a_library_replaced_after_it_was_loaded_is_not_taken_for_the_new_one(pack_directory: Path) -> None:
+    record = manifest.read_directory(pack_directory).libraries[0]
+    path = pack_directory / record.file
+    loader.open_library(path, record=record)
+    with pytest.raises(LibraryError, match="has been replaced since this process loaded it"):
+        loader.open_library(path, record=record._replace(sha256="0" * 64))
+
+
+@pytest.mark.parametrize("path", ["nul\0.so", "~no-such-user/library.so"])
+def test_a_path_that_no_file_can_have(path: str) -> None:
+    with pytest.raises(LibraryError, match="cannot be read"):
+        loader.open_library(Path(path))
 
 
 def test_machine_code_for_another_host(pack_library: Path, tmp_path: Path) -> None:
     code = bytearray(pack_library.read_bytes())
     other = 183 if platform.machine() == "x86_64" else 62
     code[18:20] = other.to_bytes(2, "little")
-    (tmp_path / "other.so").write_bytes(code)
+    (tmp_path / "other.so").write_bytes(image.sealed(bytes(code)))
     with pytest.raises(LibraryError, match=f"is for (aarch64|x86_64) hosts; this one is {platform.machine()}"):
         loader.open_library(tmp_path / "other.so")
 
@@ -86,7 +155,7 @@ def test_a_manifest_for_another_host(make_library) -> None:
 
 
 def test_not_a_tsmla_library(make_library) -> None:
-    with pytest.raises(LibraryError, match="is not a tsmla library: it does not export tsmla_manifest"):
+    with pytest.raises(LibraryError, match="is not a tsmla library.*: it lacks the sections .tsmla.manifest"):
         loader.open_library(make_library("foreign.so", describe=False))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -103,8 +104,9 @@ def test_absent_library(directory: Path) -> None:
         manifest.verify_file(directory, record)
 
 
-def test_a_library_outside_the_directory(directory: Path) -> None:
-    rewrite(directory, lambda value: value["libraries"][0].update(file="../library.so"))
+@pytest.mark.parametrize("name", ["../library.so", "", ".", "a\0b.so", "\ud800.so", "\n.so", "x" * 300])
+def test_a_library_outside_the_directory_or_of_no_name(directory: Path, name: str) -> None:
+    rewrite(directory, lambda value: value["libraries"][0].update(file=name))
     with pytest.raises(ManifestError, match="not a plain file name"):
         manifest.read_directory(directory)
 
@@ -140,3 +142,46 @@ def rewrite(directory: Path, change) -> None:
     value = json.loads(file.read_text())
     change(value)
     file.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"schema": ' * 100_000, "nested too deeply"),
+        (f'{{"schema": {"9" * 100_000}}}', "is not valid JSON|has schema 9"),
+        ('{"schema": NaN}', "NaN is not JSON"),
+        ('{"schema": -Infinity}', "-Infinity is not JSON"),
+        ('{"schema": 2.0}', "not of type int"),
+        ("null", "holds a JSON NoneType"),
+        (" " * (manifest._MOST_BYTES + 1), "at most .* are read"),
+    ],
+    ids=["lists", "objects", "digits", "NaN", "infinity", "float", "null", "huge"],
+)
+def test_json_that_no_build_writes(directory: Path, text: str, reason: str) -> None:
+    (directory / manifest.MANIFEST_FILE).write_text(text)
+    with pytest.raises(ManifestError, match=reason):
+        manifest.read_directory(directory)
+
+
+@pytest.mark.parametrize("value", [[], {}, None, 1.5, True, "x", 10**30])
+@pytest.mark.parametrize("field", ["family", "arch", "dtype", "out_dtype", "d_nope", "pdl"])
+def test_a_variant_field_of_any_type(field: str, value: object) -> None:
+    said = library_manifest(PACK).to_dict()
+    if said["kernels"][0]["variant"][field] == value:
+        return
+    said["kernels"][0]["variant"][field] = value
+    with pytest.raises(ManifestError):
+        LibraryManifest.from_json(json.dumps(said))
+
+
+@pytest.mark.parametrize("version", ["", "new", "\u00b2", "9" * 5000, "4..7"])
+def test_a_required_version_that_is_none(version: str) -> None:
+    with pytest.raises(ManifestError, match="min_runtime"):
+        LibraryManifest.from_json(library_manifest(PACK, min_runtime=version).to_json())
+
+
+def test_a_manifest_that_is_not_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / manifest.MANIFEST_FILE)
+    with pytest.raises(ManifestError, match="it is a FIFO, not a regular file"):
+        manifest.read_directory(tmp_path)

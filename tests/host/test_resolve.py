@@ -53,8 +53,11 @@ def test_order_without_a_shipped_library(monkeypatch, nothing_shipped: Path, ste
     with pytest.raises(KernelUnavailable):
         resolve.kernel(PACK)
     assert steps == ["cached", "jit"]
-    monkeypatch.setattr(jit, "compile_now", lambda variant: print)
+    monkeypatch.setattr(jit, "compile_now", lambda variant: (print, "jit"))
     assert resolve.resolve(PACK) == resolve.Resolved(print, "jit")
+    resolve.forget()
+    monkeypatch.setattr(jit, "compile_now", lambda variant: (print, "cached"))  # another process was first
+    assert resolve.resolve(PACK) == resolve.Resolved(print, "cached")
     resolve.forget()
     monkeypatch.setattr(jit, "load_cached", lambda variant: repr)
     assert resolve.resolve(PACK) == resolve.Resolved(repr, "cached")
@@ -159,14 +162,15 @@ def test_a_library_of_other_kernel_sources_does_not_serve(monkeypatch, shipped, 
     assert "was built from other kernel sources" in caplog.text
 
 
-def test_a_changed_library_does_not_serve_when_hashes_are_checked(monkeypatch, shipped, tmp_path, steps) -> None:
+@pytest.mark.parametrize("verify", ["", "0", "1"])
+def test_a_changed_library_does_not_serve(monkeypatch, shipped, tmp_path, steps, verify: str) -> None:
     copy = shutil.copytree(shipped, tmp_path / "objs")
     library = next(copy.glob("*.so"))
-    library.write_bytes(library.read_bytes() + b"\0")
-    record = manifest.read_directory(copy).libraries[0]._replace(size=library.stat().st_size)
-    manifest.write_directory(copy, manifest.DirectoryManifest(manifest.SCHEMA, (record,)))
+    code = bytearray(library.read_bytes())
+    code[len(code) // 2] ^= 1
+    library.write_bytes(code)
     monkeypatch.setattr(toolchain, "shipped_libraries", lambda: copy)
-    monkeypatch.setenv("TSMLA_VERIFY", "1")
+    monkeypatch.setenv("TSMLA_VERIFY", verify)
     with pytest.raises(KernelUnavailable, match="shipped: .* hashes to"):
         resolve.kernel(PACK)
 
@@ -186,7 +190,7 @@ def test_threads_that_ask_for_one_kernel_compile_it_once(monkeypatch, nothing_sh
 
     def compiled(variant):
         count.append(variant)
-        return print
+        return print, "jit"
 
     def ask(_):
         inside.wait(timeout=30)
