@@ -119,7 +119,7 @@ class _Child:
             if "gpu" in event:
                 self.machine = Machine(str(event["gpu"]), str(event.get("torch")))
             elif event.get("started") == symbols[done]:
-                begun, case = symbols[done], ""
+                begun, case, self._garbage = symbols[done], "", ""
             elif "case" in event:
                 case = str(event["case"])
             elif outcome is not None:
@@ -128,8 +128,7 @@ class _Child:
             else:
                 self._garbage += json.dumps(event)
         if begun:
-            where = f" in the case {case!r}" if case else ""
-            add(Outcome(begun, False, problem=f"{self.end}{where}"))
+            add(Outcome(begun, False, problem=f"{case}: {self.end}" if case else self.end))
 
     def _event(self, seconds: float) -> dict[str, Any] | None:
         """What the child says next; None when it ended, or said nothing for so long, and `end` says which."""

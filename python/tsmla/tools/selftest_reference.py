@@ -73,7 +73,7 @@ def attend(
 
 def _truncates(tensor: torch.Tensor) -> bool:
     """Whether products of this 8-bit tensor are cut off where it is: on Hopper, and not in the emulator."""
-    return type(tensor) is torch.Tensor and torch.cuda.get_device_capability() == (9, 0)
+    return type(tensor) is torch.Tensor and tensor.is_cuda and torch.cuda.get_device_capability() == (9, 0)
 
 
 def truncated_products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
