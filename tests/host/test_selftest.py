@@ -250,6 +250,12 @@ def test_no_library_for_the_gpu(installed: Path, monkeypatch, capsys) -> None:
     assert "has no library for sm_103a; it holds: tsmla_" in capsys.readouterr().err
 
 
+def test_no_library_for_the_operator(shipped: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(gpu, "current_arch", lambda: (Arch.SM90A, "GPU 0"))
+    assert cli.main(["selftest", "--family", "decode"]) == 1
+    assert "has no such kernels for sm_90a" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

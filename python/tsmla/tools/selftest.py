@@ -56,6 +56,8 @@ def selftest(asked: Asked) -> int:
         arch = found
     libraries = _libraries(arch)
     variants = _chosen([k.variant for library in libraries for k in library.manifest.kernels], asked)
+    if not variants:
+        raise LibraryError(f"selftest: {toolchain.shipped_libraries()} has no such kernels for {arch}")
     progress = sys.stderr if asked.as_json else sys.stdout
 
     def tell(outcome: Outcome) -> None:

@@ -40,8 +40,7 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
         say({"case": case.name})
         torch.manual_seed(zlib.crc32(repr((case, variant.dtype)).encode()))
         try:
-            with memory.of_operators():
-                error, found = _run_case(variant, case, memory, job.repeats)
+            error, found = _run_case(variant, case, memory, job.repeats)
         except Exception as raised:
             error, found = worst, [f"{type(raised).__name__}: {_first_lines(raised)}"]
         done += 1
@@ -61,11 +60,16 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
 def _run_case(variant: Variant, case: Case, memory: Memory, repeats: int) -> tuple[float, list[str]]:
     """The largest error, and what is wrong."""
     calls = _CALLS[variant.family]
-    first = calls.run(variant, case, memory)
+
+    def call() -> dict[str, torch.Tensor]:
+        with memory.of_operators():
+            return calls.run(variant, case, memory)
+
+    first = call()
     overrun = memory.overrun()
     differing = torch.zeros((), dtype=torch.int32, device="cuda")
     for _ in range(repeats - 1):
-        results = calls.run(variant, case, memory)
+        results = call()
         overrun |= memory.overrun()
         same = torch.ones((), dtype=torch.bool, device="cuda")
         for name, result in results.items():
