@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "kernels")]
 from tsmla import elf  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
 from tsmla.manifest import read_directory  # noqa: E402
+from tsmla.variant import Arch  # noqa: E402
 
 from build_aot import matrix  # noqa: E402
 from build_aot.audit import audit_directory  # noqa: E402
@@ -36,6 +37,8 @@ BINARY_TAG, JIT_TAG = "py3-none-manylinux_2_28_x86_64", "py3-none-any"
 PACKAGES = {"tsmla", "tsmla_kernels"}
 LIBRARIES = "tsmla/objs"
 TEXT = (".py", ".pyi", "py.typed")
+SELFTESTS = {f"tsmla/records/selftest_{arch}.json" for arch in Arch}
+"""Records that a wheel may hold, of GPUs that its kernels have run on."""
 REQUIREMENTS = {"nvidia-cutlass-dsl>=4.7.1", "apache-tvm-ffi<0.2,>=0.1.11", "torch"}
 
 
@@ -135,7 +138,7 @@ def _content_problems(names: list[str], info: str, tag: str) -> Iterator[str]:
         in_libraries = name.startswith(f"{LIBRARIES}/")
         if in_libraries and tag == JIT_TAG:
             yield f"{name} does not belong in a wheel for any platform"
-        elif not in_libraries and not name.startswith(info) and not name.endswith(TEXT):
+        elif not (in_libraries or name.startswith(info) or name.endswith(TEXT) or name in SELFTESTS):
             yield f"{name} is neither Python source nor a library of ours"
 
 

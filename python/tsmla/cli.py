@@ -72,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         help="such as family=pack,arch=sm_90a,dtype=bf16,...; repeatable; default: all kernels of installed libraries",
     )
     command("demo", _demo, "run the operators on small inputs and compare with torch")
+    test = command("selftest", _selftest, "run every kernel of this GPU on edge cases", "family", "json")
+    test.add_argument("--full", action="store_true", help="every edge, and 100 repetitions that must agree bit for bit")
+    test.add_argument("--kernel", nargs="+", default=[], metavar="SYMBOL", help="only these")
+    test.add_argument("--emulated", choices=[a.value for a in Arch], help="in the emulator, which must be installed")
     return parser
 
 
@@ -186,6 +190,12 @@ def _demo(options: argparse.Namespace) -> int:
     from .demo import demo
 
     return demo()
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    from .tools.selftest import Asked, selftest
+
+    return selftest(Asked(options.full, options.json, options.emulated, options.family or (), options.kernel))
 
 
 def _installed(options: argparse.Namespace) -> list[manifest.Kernel]:

@@ -1,13 +1,15 @@
-"""Running kernels without their GPU, in the emulator when that is installed: for `tsmla verify --emulated` and `demo`.
+"""Running kernels without their GPU, in the emulator when that is installed: for `tsmla verify --emulated`, `demo` and
+`selftest --emulated`.
 
 A development aid. Nothing that serves imports this file, and it imports the emulator only when asked to run something.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from .errors import ArgumentError
 from .variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
@@ -26,14 +28,32 @@ def installed() -> bool:
     return importlib.util.find_spec("tsmla_emulator") is not None
 
 
+def require() -> None:
+    """Raises ArgumentError when the emulator cannot be imported."""
+    if not installed():
+        raise ArgumentError(f"the emulator is not installed; fix: {INSTALL}")
+
+
+@contextlib.contextmanager
+def emulation(arch: Arch) -> Iterator[None]:
+    """A context in which torch's CUDA device is an emulated GPU of this architecture, on which the operators run.
+
+    Raises ArgumentError when the emulator is not installed.
+    """
+    require()
+    from tsmla_emulator.run import emulated
+
+    with emulated(arch.value):
+        yield
+
+
 def verify_emulated(symbols: Iterable[str] = ()) -> bool:
     """Compile each symbol's kernel (every one that can be built when none is named), run it through its operator in
     the emulator, and print how its result compares with torch. Returns whether all are good.
 
     Raises ArgumentError when the emulator is not installed or a symbol does not exist.
     """
-    if not installed():
-        raise ArgumentError(f"the emulator is not installed; fix: {INSTALL}")
+    require()
     from tsmla_emulator import check
     from tsmla_emulator.host.compile import compile_all
     from tsmla_emulator.machine import EmulationError

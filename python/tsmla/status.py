@@ -7,19 +7,21 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from . import gpu, loader, resolve, settings
+from . import gpu, loader, records, resolve, settings
 from .errors import ArgumentError, TsmlaError
 from .variant import FAMILIES, Arch
 
 
 @dataclasses.dataclass(frozen=True)
 class FamilyStatus:
-    """One family: whether a library serves it, which one, how many kernels it holds, and why not."""
+    """One family: whether a library serves it, which one, how many kernels it holds, and why not; of one that serves,
+    whether its kernels have passed the selftest on hardware."""
 
     available: bool
     path: str | None = None
     kernels: int = 0
     reason: str = ""
+    verified: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,9 @@ class BinaryStatus:
         for name, family in self.families.items():
             found = f"{family.kernels} kernels in {family.path}" if family.available else f"no: {family.reason}"
             lines.append(f"  {name}: {found}")
+        for text in dict.fromkeys(family.verified for family in self.families.values() if family.available):
+            names = [name for name, family in self.families.items() if family.available and family.verified == text]
+            lines.append(f"  {', '.join(names)}: {text}")
         return "\n".join(lines)
 
 
@@ -86,4 +91,6 @@ def _judge_family(family: str, arch: Arch, path: str | Path | None) -> FamilySta
             library = resolve.shipped_library(family, arch)
     except TsmlaError as error:
         return FamilyStatus(False, reason=str(error))
-    return FamilyStatus(True, str(library.path), len(library.manifest.kernels))
+    said = library.manifest
+    verified = records.verified(arch, said.source_digest)
+    return FamilyStatus(True, str(library.path), len(said.kernels), verified=verified)

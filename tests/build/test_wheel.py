@@ -126,6 +126,17 @@ def test_jit_wheel_is_quick_and_holds_no_library(jit_wheel, binary_wheel):
         assert sources == {n for n in binary.namelist() if ".dist-info/" not in n and not n.startswith("tsmla/objs/")}
 
 
+def test_selftest_records_ship_where_they_are_put(tmp_path, monkeypatch):
+    project = copy_of_the_project(tmp_path / "project")
+    record = project / "python" / "tsmla" / "records" / "selftest_sm_90a.json"
+    record.write_text('{"schema": 1}')
+    monkeypatch.setattr(build_wheel, "ROOT", project)
+    wheel = build_wheel.build_wheel("jit", tmp_path / "wheels")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("tsmla/records/selftest_sm_90a.json") == record.read_bytes()
+    assert audit_wheel.problems(wheel) == []
+
+
 @pytest.mark.parametrize(
     ("name", "change", "problem"),
     [

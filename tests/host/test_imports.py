@@ -18,7 +18,9 @@ KERNELS = Path(tsmla_kernels.__file__).parent
 EMULATED = TSMLA / "emulated.py"
 """The one file of tsmla that may import the emulator, inside functions that run something in it."""
 HEAVY = {"torch", "tvm_ffi", "cutlass"}
-TENSOR_MODULES = {"checks", "decode", "decode_checks", "pack", "prefill"}
+TENSOR_MODULES = {"checks", "decode", "decode_checks", "pack", "prefill"} | {
+    f"tools.selftest_{name}" for name in ("child", "decode", "memory", "pack", "prefill", "reference")
+}
 """Modules of tsmla that handle tensors and so import torch."""
 
 
@@ -94,7 +96,14 @@ def test_only_the_command_line_reaches_the_emulator() -> None:
     for node in ast.parse(EMULATED.read_text("utf-8")).body:
         assert not (isinstance(node, ast.Import | ast.ImportFrom) and "tsmla_emulator" in ast.unparse(node))
     users = {file.name for file in sources(TSMLA) if {".emulated", "..emulated"} & set(imports(file))}
-    assert users == {"cli.py", "demo.py"}
+    assert users == {"cli.py", "demo.py", "selftest.py", "selftest_child.py"}
+
+
+def test_only_the_command_line_reaches_the_tools() -> None:
+    """What serves calls does without them."""
+    for file in sources(TSMLA):
+        if file.name != "cli.py" and file.parent != TSMLA / "tools":
+            assert not [found for found in imports(file) if found.startswith((".tools", "..tools"))], file
 
 
 def test_only_the_jit_imports_the_kernels() -> None:
@@ -122,9 +131,15 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert not HEAVY & set(runs[0][1].split())
 
 
-@pytest.mark.parametrize("name", sorted({file.stem for file in TSMLA.glob("*.py")} - TENSOR_MODULES - {"__main__"}))
+def modules() -> set[str]:
+    """Every module of tsmla, without the package's name; packages by their own."""
+    files = (file.relative_to(TSMLA) for file in sources(TSMLA))
+    return {".".join(file.with_suffix("").parts).removesuffix("__init__").rstrip(".") for file in files}
+
+
+@pytest.mark.parametrize("name", sorted(modules() - TENSOR_MODULES - {"__main__"}))
 def test_modules_that_handle_no_tensors_import_nothing_heavy(name: str) -> None:
-    module = "tsmla" if name == "__init__" else f"tsmla.{name}"
+    module = f"tsmla.{name}".rstrip(".")
     done = run_python(f"import sys, {module}; print(*sorted({{n.partition('.')[0] for n in sys.modules}}))")
     assert done.returncode == 0, done.stderr
     assert not HEAVY & set(done.stdout.split())

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tsmla import records
 from tsmla.settings import SETTINGS
 from tsmla.support import support_table
+from tsmla.variant import Arch
 
 from benchmarks.report import performance_section
 
@@ -15,6 +17,14 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 def test_support_table():
     assert support_table() in README
+
+
+@pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A], ids=str)
+def test_what_no_hardware_has_run(arch):
+    """Architectures without a selftest record are named, and how to send one."""
+    sentence = next((line for line in README.splitlines() if "not yet run on hardware" in line), "")
+    assert (arch in sentence) == (not records.record_file(arch).exists())
+    assert records.COMMAND in README
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)

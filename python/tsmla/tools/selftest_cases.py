@@ -1,0 +1,125 @@
+"""The calls that `tsmla selftest` makes of each operator, as data: short ones, and every edge of the contracts.
+
+Short cases are small enough for the emulator. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillCase:
+    """One ragged pack. heads: of query and of key. magnitude: of query, key and value. strided: key and value are
+    slices of one tensor, and query and output of wider ones. factors: k_scale, v_scale, output_scale."""
+
+    name: str
+    lengths_q: tuple[int, ...]
+    lengths_kv: tuple[int, ...]
+    heads: tuple[int, int] = (2, 1)
+    magnitude: float = 1.0
+    strided: bool = False
+    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    short: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeCase:
+    """One batch. lengths: keys of each request over all ranks. ranks: how many share them, this being the last one, in
+    blocks of `interleave` keys. visible: each query token also has a limit of its own."""
+
+    name: str
+    lengths: tuple[int, ...]
+    q_len: int = 1
+    heads: int = 16
+    page: int = 64
+    causal: bool = True
+    window: int = -1
+    ranks: int = 1
+    interleave: int = 1
+    visible: bool = False
+    magnitude: float = 1.0
+    output_scale: float = 1.0
+    short: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PackCase:
+    """One pack. patterns: inputs are all 16-bit patterns there are. strided: inputs are slices, outputs have gaps."""
+
+    name: str
+    tokens: int
+    heads: int
+    scales: tuple[float, float] = (1.0, 1.0)
+    patterns: bool = False
+    strided: bool = False
+    short: bool = False
+
+
+Case = PrefillCase | DecodeCase | PackCase
+
+_PREFILL = (
+    PrefillCase(
+        "edges of tiles, empty sequences, strided", (1, 65, 0, 129), (1, 63, 77, 200), strided=True, short=True
+    ),
+    PrefillCase("more queries than keys, no keys", (130, 3), (40, 0), short=True),
+    PrefillCase("large scores", (64,), (257,), (1, 1), magnitude=6.0, short=True),
+    PrefillCase("around half a tile", (63, 64, 65), (65, 63, 64)),
+    PrefillCase("around a tile", (127, 128, 129), (128, 129, 127), (4, 2)),
+    PrefillCase("around two tiles", (255, 256, 257), (257, 255, 256)),
+    PrefillCase("far more queries than keys", (300, 129, 257), (100, 1, 16)),
+    PrefillCase("empty sequences", (1, 0, 130, 5, 0), (1, 77, 0, 300, 0), (4, 2), strided=True),
+    PrefillCase("no keys at all", (3, 200), (0, 0)),
+    PrefillCase("several tiles", (513, 1000), (1513, 999), (4, 2)),
+    PrefillCase("many sequences", tuple(i * 29 % 151 for i in range(40)), tuple(i * 53 % 331 for i in range(40))),
+    PrefillCase("a long context", (130,), (8192,), (2, 2)),
+    PrefillCase("one head", (200, 90), (300, 90), (1, 1)),
+    PrefillCase("eight query heads for a key head", (200, 90), (300, 90), (8, 1)),
+    PrefillCase("four query heads for a key head", (200, 90), (300, 90), (12, 3), strided=True),
+    PrefillCase("128 heads", (200, 90), (300, 90), (128, 128)),
+    PrefillCase("larger scores", (300,), (900,), (2, 2), magnitude=6.0),
+    PrefillCase("scales", (140, 2), (700, 0), factors=(0.375, 4.0, -0.125)),
+)
+
+_DECODE = (
+    DecodeCase("lengths around a tile", (0, 1, 63, 64, 65), page=16, short=True),
+    DecodeCase("several row tiles, window", (130, 70, 3), q_len=2, heads=40, window=66, output_scale=0.5, short=True),
+    DecodeCase("one split request, full", (1100,), q_len=2, heads=8, page=128, causal=False, short=True),
+    DecodeCase("context parallel", (201, 2, 64), q_len=3, heads=8, page=32, ranks=2, interleave=16, short=True),
+    DecodeCase("lengths around tiles", (127, 128, 129, 255, 256, 257, 4097), page=64),
+    *(DecodeCase(f"pages of {page}", (300, 1, 0, 129, 2000), q_len=3, page=page) for page in (16, 32, 64, 128)),
+    DecodeCase("one head", (700, 65, 3), heads=1),
+    DecodeCase("one head, 8 query tokens", (700, 65, 3), q_len=8, heads=1),
+    DecodeCase("8 query tokens", (700, 65, 3, 4097), q_len=8),
+    DecodeCase("64 heads", (700, 65, 3, 4097), heads=64),
+    DecodeCase("64 heads, 8 query tokens", (700, 65, 3), q_len=8, heads=64),
+    DecodeCase("128 heads", (700, 65, 3, 4097), heads=128),
+    DecodeCase("128 heads, 8 query tokens", (900, 12, 130), q_len=8, heads=128),
+    DecodeCase("129 rows", (300, 12), heads=129),
+    DecodeCase("fewer keys than query tokens", (0, 1, 3, 200), q_len=4, heads=12),
+    DecodeCase("one long request", (40000,)),
+    DecodeCase("long and short requests", (16512, 3, 0, 700, 8192), q_len=2),
+    DecodeCase("more requests than the GPU has SMs", tuple(i * 131 % 400 for i in range(300)), heads=8),
+    DecodeCase("full", (3, 70, 500, 9000), q_len=4, heads=24, causal=False),
+    DecodeCase("window of one", (3, 70, 500, 9000), q_len=4, heads=24, window=0),
+    DecodeCase("window", (3, 70, 500, 9000), q_len=4, heads=24, window=4096),
+    DecodeCase("limits of query tokens", (1, 64, 390, 0, 200), q_len=3, causal=False, visible=True),
+    DecodeCase("four ranks", (4001, 2, 64, 0, 513), q_len=3, heads=24, ranks=4),
+    DecodeCase("two ranks by blocks, window", (4001, 2, 64, 0, 513), q_len=3, ranks=2, interleave=64, window=700),
+    DecodeCase("large scores", (900, 5000), q_len=2, magnitude=2.5, output_scale=-2.0),
+)
+
+_PACK = (
+    PackCase("strided", 37, 5, (0.5, 3.0), strided=True, short=True),
+    PackCase("one token", 1, 1, short=True),
+    *(PackCase(f"{t} tokens, {h} heads", t, h, (0.3, 7.0)) for t in (7, 128, 1000) for h in (1, 3, 16, 128)),
+    PackCase("128 heads, strided", 300, 128, (0.3, 7.0), strided=True),
+    *(PackCase(f"every number times {s:g}", 64, 8, (s, s), patterns=True) for s in (1.0, -0.37, 3e-6, 1e30, 0.0)),
+)
+
+_ALL: dict[str, tuple[Case, ...]] = {"prefill": _PREFILL, "decode": _DECODE, "pack": _PACK}
+
+
+def cases_of(family: str, *, full: bool) -> tuple[Case, ...]:
+    """The cases of an operator family: all of them, or the short ones."""
+    return tuple(case for case in _ALL[family] if full or case.short)

@@ -1,0 +1,125 @@
+"""A process of `tsmla selftest` that runs kernels of one operator family and says, a line of JSON each, what it begins
+and what came of it, so that its parent knows which kernel and which case a hang or a crash belongs to.
+
+`python -m tsmla.tools.selftest_child FAMILY`, with a `Job` as JSON on its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import resolve
+from ..variant import Arch, Variant, variant_from_dict
+from . import selftest_decode, selftest_pack, selftest_prefill
+from .selftest_cases import Case, cases_of
+from .selftest_memory import Memory, bits
+from .selftest_protocol import Job, Outcome
+
+Say = Callable[[dict[str, Any]], None]
+
+_CALLS: dict[str, Any] = {"prefill": selftest_prefill, "decode": selftest_decode, "pack": selftest_pack}
+
+
+def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
+    """Run one kernel through every case of the job."""
+    problems: list[str] = []
+    worst, done = 0.0, 0
+    # What is found from here on gets its results' memory from `memory`, and is this kernel alone.
+    resolve.forget()
+    memory = Memory()
+    for case in cases_of(variant.family, full=job.full):
+        say({"case": case.name})
+        torch.manual_seed(zlib.crc32(repr((case, variant.dtype)).encode()))
+        try:
+            error, found = _run_case(variant, case, memory, job.repeats)
+        except Exception as raised:
+            error, found = worst, [f"{type(raised).__name__}: {_first_lines(raised)}"]
+        done += 1
+        worst = max(worst, error)
+        problems += [f"{case.name}: {problem}" for problem in found]
+        if problems and not usable():
+            break
+    served = {each.symbol(): step for each, step in resolve.served().items()}
+    step = served.pop(variant.symbol(), "nothing")
+    if step not in job.steps:
+        problems.append(f"served by {step}, not by {' or '.join(job.steps)}")
+    if served:
+        problems.append(f"calls went to {', '.join(served)} as well")
+    return Outcome(variant.symbol(), not problems, done, job.repeats, worst, step, "; ".join(problems))
+
+
+def _run_case(variant: Variant, case: Case, memory: Memory, repeats: int) -> tuple[float, list[str]]:
+    """The largest error, and what is wrong."""
+    calls = _CALLS[variant.family]
+
+    def call() -> dict[str, torch.Tensor]:
+        with memory.of_operators():
+            return calls.run(variant, case, memory)
+
+    first = call()
+    overrun = memory.overrun()
+    differing = torch.zeros((), dtype=torch.int32, device="cuda")
+    for _ in range(repeats - 1):
+        results = call()
+        overrun |= memory.overrun()
+        same = torch.ones((), dtype=torch.bool, device="cuda")
+        for name, result in results.items():
+            same &= (bits(result) == bits(first[name])).all()
+        differing += ~same
+    torch.cuda.synchronize()
+    judged = calls.check(variant, case, first)
+    problems = list(judged.problems)
+    if overrun:
+        problems.append("memory beside a result or the workspace was written")
+    if differing:
+        problems.append(f"{int(differing)} of {repeats - 1} repetitions differ from the first call")
+    return judged.error, problems
+
+
+def usable() -> bool:
+    """Whether this process can go on: an illegal access, say, ends everything that it does on the GPU."""
+    try:
+        torch.cuda.synchronize()
+        return int(torch.zeros(1, device="cuda").sum()) == 0
+    except Exception:
+        return False
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[:3]).strip()
+
+
+def main() -> int:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what anybody prints is no answer
+
+    def say(event: dict[str, Any]) -> None:
+        print(json.dumps(event), file=answers, flush=True)
+
+    job = Job(**json.loads(sys.stdin.readline()))
+    variants = [variant_from_dict(plain) for plain in job.kernels]
+    with contextlib.ExitStack() as stack:
+        if job.emulated:
+            from ..emulated import emulation
+
+            stack.enter_context(emulation(Arch(job.emulated)))
+        say({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
+        for variant in variants:
+            say({"started": variant.symbol()})
+            say({"finished": dataclasses.asdict(run_kernel(variant, job, say))})
+            if not usable():
+                os._exit(1)  # the rest needs a new process, and this one might not even end in peace
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

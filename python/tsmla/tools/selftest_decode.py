@@ -1,0 +1,137 @@
+"""The decode calls of `tsmla selftest`: inputs of a case, the call that a variant serves, and what it must give."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from ..checks import TORCH_DTYPE_OF
+from ..decode import decode_workspace_size, tsmla_decode
+from ..support import LATENT_DIM, ROPE_DIM
+from ..variant import DecodeVariant, Dtype
+from .selftest_cases import DecodeCase
+from .selftest_memory import Memory, surrounded
+from .selftest_reference import Attended, Judged, Tolerance, attend, judge
+
+_ROW = LATENT_DIM + ROPE_DIM
+_SCALE = _ROW**-0.5
+_NO_PAGE = 2147480000
+"""What page tables hold beyond a request's keys."""
+_SPARE_PAGES, _SPARE_COLUMNS = 3, 3
+_WEIGHT_SCALE = 256.0
+"""Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
+_LSE = (2e-5, 3e-6)
+_KEPT = 32
+"""Problems kept for other variants of the same inputs: more than there are cases."""
+
+
+class _Problem(NamedTuple):
+    """rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers. bounds:
+    keys over all ranks."""
+
+    query: torch.Tensor
+    rows: list[torch.Tensor]
+    cache: torch.Tensor
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    bounds: torch.Tensor
+    visible: torch.Tensor | None
+
+
+def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, torch.Tensor]:
+    """Call the operator so that `variant` serves; results and workspace in memory of `memory`."""
+    given = _problem(case, variant.dtype)
+    longest = max(rows.shape[0] for rows in given.rows)
+    size = decode_workspace_size(len(case.lengths), case.q_len, case.heads, longest)
+    result = tsmla_decode(
+        given.query, given.cache, memory.allocate((size,), torch.int8), LATENT_DIM, ROPE_DIM, given.tables,
+        given.lengths, longest, _SCALE, case.output_scale, causal_mask=case.causal, window_left=case.window,
+        enable_pdl=variant.pdl, return_lse=variant.lse, causal_seqs=given.bounds if case.ranks > 1 else None,
+        cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,
+        local_visible_lens=given.visible,
+    )  # fmt: skip
+    if isinstance(result, torch.Tensor):
+        return {"out": result}
+    return {"out": result[0], "lse": result[1]}
+
+
+def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:
+    """Hold the results of `run` against float64."""
+    exact, plain = _expected(case, variant.dtype)
+    out = results["out"]
+    tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, _LSE)
+    return judge(
+        Attended(out, results.get("lse", exact.lse)), exact, plain, tolerance,
+        factor=case.output_scale, has_lse=variant.lse, eight_bits=variant.dtype.bits == 8,
+    )  # fmt: skip
+
+
+@functools.lru_cache(_KEPT)
+def _problem(case: DecodeCase, dtype: Dtype) -> _Problem:
+    torch_dtype = TORCH_DTYPE_OF[dtype]
+
+    def random(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, device="cuda") * case.magnitude).to(torch_dtype)
+
+    rows = [random(int(_own(case, length).sum()), _ROW) for length in case.lengths]
+    pages = [-(-own.shape[0] // case.page) for own in rows]
+    order = torch.randperm(sum(pages) + _SPARE_PAGES).tolist()
+    # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
+    cache = surrounded((len(order), case.page + 1, _ROW), torch_dtype)[:, : case.page]
+    tables = torch.full((len(rows), max(pages) + _SPARE_COLUMNS), _NO_PAGE, dtype=torch.int32)
+    for request, own in enumerate(rows):
+        for column, keys in enumerate(own.split(case.page) if own.shape[0] else ()):
+            tables[request, column] = number = order.pop()
+            cache[number, : keys.shape[0]] = keys
+    query = surrounded((len(rows), case.q_len, case.heads, _ROW), torch_dtype)
+    query.copy_(random(*query.shape))
+    visible = None
+    if case.visible:
+        limits = torch.randint(0, max(case.lengths), (len(rows), case.q_len), dtype=torch.int32)
+        visible = limits.to("cuda")
+    return _Problem(
+        query, rows, cache, tables.to("cuda"), _lengths(own.shape[0] for own in rows), _lengths(case.lengths), visible
+    )
+
+
+def _lengths(values) -> torch.Tensor:
+    return torch.tensor([*values], dtype=torch.int32).to("cuda")
+
+
+def _own(case: DecodeCase, length: int) -> torch.Tensor:
+    """Which of `length` positions are keys of this rank: the last one."""
+    return torch.arange(length) // case.interleave % case.ranks == case.ranks - 1
+
+
+@functools.lru_cache(_KEPT)
+def _expected(case: DecodeCase, dtype: Dtype) -> tuple[Attended, Attended]:
+    """In float64, and plain; LSE base 2."""
+    given = _problem(case, dtype)
+    both = []
+    for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
+        parts = []
+        for request, keys in enumerate(given.rows):
+            seen = _seen(case, request, given).repeat_interleave(case.heads, 0)
+            query = given.query[request].flatten(0, 1)
+            one = attend(query, keys, keys[:, :LATENT_DIM], seen, _SCALE, compute, _WEIGHT_SCALE)
+            parts.append(Attended(*(result.unflatten(0, (case.q_len, case.heads)) for result in one)))
+        outs, lses = zip(*parts, strict=True)
+        both.append(Attended(torch.stack(outs) * case.output_scale, torch.stack(lses) / math.log(2)))
+    return both[0], both[1]
+
+
+def _seen(case: DecodeCase, request: int, given: _Problem) -> torch.Tensor:
+    """[q_len, keys]: what each query token sees of this rank's keys, asked of each key's position."""
+    length = case.lengths[request]
+    position = torch.arange(length)[_own(case, length)].to("cuda")
+    token = torch.arange(case.q_len, device="cuda")[:, None]
+    bound = length - (case.q_len - 1 - token if case.causal else torch.zeros_like(token))
+    seen = position < bound
+    if case.window >= 0:
+        seen &= position >= bound - 1 - case.window
+    if given.visible is not None:
+        seen &= torch.arange(position.shape[0], device="cuda") < given.visible[request][:, None]
+    return seen

@@ -1,0 +1,180 @@
+"""One operator family of `tsmla selftest`, run in child processes with time limits: a hang or a crash is an outcome of
+the kernel that was running, and a new child goes on with the kernels after it.
+
+This process never touches the GPU. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NamedTuple
+
+from ..settings import BACKEND
+from ..variant import Variant
+from .selftest_protocol import Job, Machine, Outcome
+
+_MOST_HANGS = 3
+"""Hung kernels of a family after which its others are not run."""
+_SECONDS_TO_END = 30
+"""For a child that has closed its output or was killed."""
+_QUOTED = 600
+"""Characters of what a child printed that a report quotes."""
+
+
+class Limits(NamedTuple):
+    """Seconds that a child may take to import torch and reach the GPU, and for one case of one kernel."""
+
+    start: float
+    case: float
+
+
+ON_GPU = Limits(start=180, case=120)
+EMULATED = Limits(start=180, case=1800)
+"""Of the emulator, whose kernels are compiled in the time of their first case."""
+
+
+def child_command(family: str) -> list[str]:
+    """The command line of a child."""
+    return [sys.executable, "-m", "tsmla.tools.selftest_child", family]
+
+
+def run_family(
+    family: str, variants: Sequence[Variant], job: Job, limits: Limits, tell: Callable[[Outcome], None]
+) -> tuple[list[Outcome], Machine | None]:
+    """The outcome of every variant, each told as soon as it is known, and what the last child that started ran on.
+
+    job: what is common to all children; its kernels are filled in here.
+    """
+    outcomes: list[Outcome] = []
+    machine, hangs = None, 0
+
+    def add(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        tell(outcome)
+
+    while waiting := variants[len(outcomes) :]:
+        before = len(outcomes)
+        child = _Child(family, dataclasses.replace(job, kernels=[variant.to_dict() for variant in waiting]))
+        with child:
+            child.follow([variant.symbol() for variant in waiting], limits, add)
+        machine = child.machine or machine
+        hangs += child.hung
+        if len(outcomes) == before or hangs == _MOST_HANGS:
+            why = f"{hangs} kernels before it hung" if hangs == _MOST_HANGS else child.end
+            for variant in variants[len(outcomes) :]:
+                add(Outcome(variant.symbol(), False, problem=f"not run: {why}"))
+    return outcomes, machine
+
+
+class _Child:
+    """A process that runs kernels. After `follow`: `machine` is what it said it runs on, `end` how it ended, `hung`
+    whether that was by the time limit."""
+
+    def __init__(self, family: str, job: Job) -> None:
+        self.machine: Machine | None = None
+        self.end = ""
+        self.hung = False
+        self._errors: IO[str] = tempfile.TemporaryFile("w+", errors="replace")
+        self._garbage = ""
+        # "binary": a kernel that was compiled just now is not one that ships. The path: tsmla need not be installed.
+        environment = {BACKEND.name: "binary", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(
+            child_command(family), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            errors="replace", env={**os.environ, **environment},
+        )  # fmt: skip
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self._process.stdin
+        with contextlib.suppress(OSError), self._process.stdin as stream:  # one that died at once says why elsewhere
+            stream.write(json.dumps(dataclasses.asdict(job)) + "\n")
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        self._errors.close()
+
+    def follow(self, symbols: list[str], limits: Limits, add: Callable[[Outcome], None]) -> None:
+        """Add the outcome of each kernel that the child begins, in order, until it ends or is given up."""
+        done = 0
+        begun = case = ""
+        while done < len(symbols):
+            event = self._event(limits.case if begun else limits.start)
+            if event is None:
+                break
+            outcome = _outcome(event, symbols[done])
+            if "gpu" in event:
+                self.machine = Machine(str(event["gpu"]), str(event.get("torch")))
+            elif event.get("started") == symbols[done]:
+                begun, case, self._garbage = symbols[done], "", ""
+            elif "case" in event:
+                case = str(event["case"])
+            elif outcome is not None:
+                add(outcome)
+                done, begun = done + 1, ""
+            else:
+                self._garbage += json.dumps(event)
+        if begun:
+            add(Outcome(begun, False, problem=f"{case}: {self.end}" if case else self.end))
+
+    def _event(self, seconds: float) -> dict[str, Any] | None:
+        """What the child says next; None when it ended, or said nothing for so long, and `end` says which."""
+        while True:
+            try:
+                line = self._lines.get(timeout=seconds)
+            except queue.Empty:
+                self.hung = True
+                self.end = f"hung: nothing happened for {seconds:g} s{self._said()}"
+                return None
+            if line is None:
+                self.end = f"{self._how_it_ended()}{self._said()}"
+                return None
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    return event
+            self._garbage += line
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            return "its process closed its output and went on"
+        if status < 0:
+            return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
+        return f"its process ended with status {status}"
+
+    def _said(self) -> str:
+        """The end of what the child printed that was no event."""
+        self._errors.seek(0)
+        text = " ".join((self._garbage + self._errors.read()).split())
+        return f" (it printed: {text[-_QUOTED:]})" if text else ""
+
+
+def _outcome(event: dict[str, Any], symbol: str) -> Outcome | None:
+    """What an event says came of a kernel; None when it says no such thing."""
+    said = event.get("finished")
+    try:
+        outcome = Outcome(**said) if isinstance(said, dict) else None
+    except TypeError:
+        return None
+    return outcome if outcome is not None and outcome.symbol == symbol else None

@@ -1,0 +1,87 @@
+"""The pack calls of `tsmla selftest`: inputs of a case, the call that a variant serves, and what it must give."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from ..checks import TORCH_DTYPE_OF
+from ..pack import mla_kv_pack_quantize_fp8
+from ..variant import PackVariant
+from .selftest_cases import PackCase
+from .selftest_memory import Memory, bits, surrounded
+from .selftest_reference import Judged
+
+_GAP = 16
+"""Elements between the rows of strided outputs."""
+_KEPT = 32
+"""Inputs kept for other variants: more than there are cases."""
+
+
+def run(variant: PackVariant, case: PackCase, memory: Memory) -> dict[str, torch.Tensor]:
+    """Call the operator so that `variant` serves; results in memory of `memory`."""
+    k_nope, k_pe, v = _inputs(case, _without_pdl(variant))
+    out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
+
+    def out(width: int) -> torch.Tensor | None:
+        return memory.allocate((case.tokens, case.heads, width), out_dtype, gap=_GAP) if case.strided else None
+
+    k_out, v_out = mla_kv_pack_quantize_fp8(
+        k_nope, k_pe, v, *case.scales, out(variant.d_nope + variant.d_rope), out(variant.d_v), out_dtype, variant.pdl
+    )
+    return {"k": k_out, "v": v_out}
+
+
+def check(variant: PackVariant, case: PackCase, results: dict[str, torch.Tensor]) -> Judged:
+    """Hold the results of `run` against torch: equal bytes, or any NaN for a NaN."""
+    problems, wrong = [], 0
+    for name, expected in _expected(case, _without_pdl(variant)).items():
+        got = results[name]
+        both_nan = expected.float().isnan() & got.float().isnan()
+        differing = int(((bits(got) != bits(expected)) & ~both_nan).sum())
+        if differing:
+            problems.append(f"{differing} of {got.numel()} elements of {name} differ from torch's")
+        wrong += differing
+    return Judged(float(wrong), problems)
+
+
+def _without_pdl(variant: PackVariant) -> PackVariant:
+    """What inputs and expected results depend on."""
+    return PackVariant(**{**vars(variant), "pdl": False})
+
+
+@functools.lru_cache(_KEPT)
+def _inputs(case: PackCase, variant: PackVariant) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """k_nope, k_pe and v: all 16-bit patterns, else normal numbers over 28 powers of two, so that there are FP8
+    subnormals, ordinary numbers, and such that are beyond FP8's range."""
+    dtype, d_nope, d_rope, d_v = TORCH_DTYPE_OF[variant.dtype], variant.d_nope, variant.d_rope, variant.d_v
+
+    def made(heads: int, width: int) -> torch.Tensor:
+        tensor = surrounded((case.tokens, heads, width), dtype)
+        if case.patterns:
+            numbers = torch.arange(math.prod(tensor.shape), device="cuda") % 2**16 - 2**15
+            bits(tensor).copy_(numbers.to(torch.int16).view(tensor.shape))
+        else:
+            exponents = torch.randint(-14, 14, tensor.shape, device="cuda")
+            tensor.copy_(torch.ldexp(torch.randn(tensor.shape, device="cuda"), exponents).to(dtype))
+        return tensor
+
+    if case.strided:
+        k_nope, v = made(case.heads, d_nope + d_v).split([d_nope, d_v], -1)
+        return k_nope, made(1, 512 + d_rope)[..., 512:], v
+    return made(case.heads, d_nope), made(1, d_rope)[:, 0], made(case.heads, d_v)
+
+
+@functools.lru_cache(_KEPT)
+def _expected(case: PackCase, variant: PackVariant) -> dict[str, torch.Tensor]:
+    k_nope, k_pe, v = _inputs(case, variant)
+    shared = k_pe.reshape(case.tokens, 1, variant.d_rope).expand(-1, case.heads, -1)
+    out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
+    limit = torch.finfo(out_dtype).max
+    sources = {"k": torch.cat([k_nope, shared], -1), "v": v}
+    return {
+        name: (source.float() * scale).clamp(-limit, limit).to(out_dtype)
+        for (name, source), scale in zip(sources.items(), case.scales, strict=True)
+    }

@@ -1,0 +1,129 @@
+"""The prefill calls of `tsmla selftest`: inputs of a case, the call that a variant serves, and what it must give."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import torch
+
+from ..checks import TORCH_DTYPE_OF
+from ..prefill import tsmla_prefill
+from ..variant import Dtype, PrefillVariant
+from .selftest_cases import PrefillCase
+from .selftest_memory import Memory, is_poison, surrounded
+from .selftest_reference import Attended, Judged, Tolerance, attend, judge
+
+_SLACK = 3
+"""Rows behind the last sequence: NaN in inputs, to stay untouched in results."""
+_PADDED_ENTRIES = 2
+"""Sequences of no tokens that end a batch, as captured graphs have them."""
+_GAP = 16
+"""Elements between the rows of a strided query or output."""
+_LSE = (1e-5, 2e-6)
+_KEPT = 32
+"""Problems kept for other variants of the same inputs: more than there are cases."""
+
+
+class _Problem(NamedTuple):
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    ends_q: torch.Tensor
+    ends_kv: torch.Tensor
+    scale: float
+
+
+def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str, torch.Tensor]:
+    """Call the operator so that `variant` serves; results in memory of `memory`."""
+    given = _problem(case, variant.dtype, variant.d_qk, variant.d_v)
+    k_scale, v_scale, output_scale = case.factors
+    out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
+    out = memory.allocate((*given.query.shape[:2], variant.d_v), out_dtype, gap=_GAP) if case.strided else None
+    result = tsmla_prefill(
+        given.query, given.key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
+        given.scale, variant.causal, variant.lse, given.ends_q, max(case.lengths_q), variant.pdl, out,
+        k_scale, v_scale, output_scale, out_dtype,
+    )  # fmt: skip
+    if isinstance(result, torch.Tensor):
+        return {"out": result}
+    return {"out": result[0], "lse": result[1]}
+
+
+def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.Tensor]) -> Judged:
+    """Hold the results of `run` against float64."""
+    exact, plain = _expected(case, variant.dtype, variant.d_qk, variant.d_v, variant.causal)
+    tokens = sum(case.lengths_q)
+    out, lse = results["out"], results.get("lse", exact.lse)
+    step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
+    judged = judge(
+        Attended(out[:tokens], lse[:tokens]), exact, plain, Tolerance(step, 0.0, _LSE),
+        factor=case.factors[1] * case.factors[2], has_lse=variant.lse, eight_bits=variant.dtype.bits == 8,
+    )  # fmt: skip
+    for name, result in results.items():
+        if not is_poison(result[tokens:]).all():
+            judged.problems.append(f"{name} has rows that belong to no sequence and were written")
+    return judged
+
+
+@functools.lru_cache(_KEPT)
+def _problem(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int) -> _Problem:
+    heads_q, heads_kv = case.heads
+    tokens_q, tokens_kv = sum(case.lengths_q), sum(case.lengths_kv)
+    if case.strided:
+        query = _poison(tokens_q, heads_q, d_qk + _GAP, dtype)[..., :d_qk]
+        key, value = _poison(tokens_kv, heads_kv, d_qk + d_v, dtype).split([d_qk, d_v], -1)
+    else:
+        query = _poison(tokens_q, heads_q, d_qk, dtype)
+        key, value = _poison(tokens_kv, heads_kv, d_qk, dtype), _poison(tokens_kv, heads_kv, d_v, dtype)
+    for tensor, tokens in ((query, tokens_q), (key, tokens_kv), (value, tokens_kv)):
+        owned = tensor[:tokens]
+        owned.copy_((torch.randn(owned.shape, device="cuda") * case.magnitude).to(owned.dtype))
+    # The scores' factor is the usual one, whatever k_scale is.
+    return _Problem(query, key, value, _ends(case.lengths_q), _ends(case.lengths_kv), d_qk**-0.5 / case.factors[0])
+
+
+def _poison(tokens: int, heads: int, width: int, dtype: Dtype) -> torch.Tensor:
+    return surrounded((tokens + _SLACK, heads, width), TORCH_DTYPE_OF[dtype])
+
+
+def _ends(lengths: tuple[int, ...]) -> torch.Tensor:
+    ends = [0, *itertools.accumulate(lengths)]
+    return torch.tensor([*ends, *ends[-1:] * _PADDED_ENTRIES], dtype=torch.int32, device="cuda")
+
+
+@functools.lru_cache(_KEPT)
+def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool) -> tuple[Attended, Attended]:
+    """In float64, and plain: of the rows in sequences."""
+    given = _problem(case, dtype, d_qk, d_v)
+    factor = case.factors[1] * case.factors[2]
+    both = []
+    for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
+        parts = []
+        sequences = [
+            tensor[: sum(lengths)].split(lengths)
+            for tensor, lengths in (
+                (given.query, case.lengths_q), (given.key, case.lengths_kv), (given.value, case.lengths_kv),
+            )
+        ]  # fmt: skip
+        for q, k, v in zip(*sequences, strict=True):
+            parts.append(_sequence(q, k, v, causal, given.scale * case.factors[0], compute))
+        outs, lses = zip(*parts, strict=True)
+        both.append(Attended(torch.cat(outs) * factor, torch.cat(lses)))
+    return both[0], both[1]
+
+
+def _sequence(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, compute: torch.dtype
+) -> Attended:
+    """One sequence, [tokens, heads, ...]: query heads of a key head side by side, as rows that see the same keys."""
+    group = q.shape[1] // k.shape[1]
+    last = torch.arange(q.shape[0], device="cuda") + (k.shape[0] - q.shape[0] if causal else k.shape[0])
+    seen = (torch.arange(k.shape[0], device="cuda") <= last[:, None]).repeat_interleave(group, 0)
+    heads = []
+    for head in range(k.shape[1]):
+        rows = q[:, head * group : (head + 1) * group].flatten(0, 1)
+        one = attend(rows, k[:, head], v[:, head], seen, scale, compute)
+        heads.append(Attended(one.out.unflatten(0, (q.shape[0], group)), one.lse.unflatten(0, (q.shape[0], group))))
+    return Attended(torch.cat([head.out for head in heads], 1), torch.cat([head.lse for head in heads], 1))

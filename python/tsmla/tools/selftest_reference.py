@@ -1,0 +1,133 @@
+"""What attention must give, in float64, and how close a kernel has to come.
+
+A kernel is held against two computations in torch: one in float64, and a plain one that rounds as the kernel's dtype
+makes everyone round. It may be twice as far from the former as the latter is, and a rounding step of its output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+LARGEST_ERROR = 1e6
+"""Errors are told as a fraction of what is allowed, those above this, and NaN, as this."""
+_PRODUCTS_AT_A_TIME, _FRACTION_BITS = 32, 13
+_KEYS_AT_A_TIME = 1024
+
+
+class Attended(NamedTuple):
+    """Output, and log-sum-exp in the operator's unit."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+class Tolerance(NamedTuple):
+    """Of an operator. rmse: relative RMSE allowed, and for each that plain torch has. lse: absolute, relative."""
+
+    rmse: float
+    rmse_of_plain: float
+    lse: tuple[float, float]
+
+
+class Judged(NamedTuple):
+    """error: the largest, as a fraction of what is allowed. problems: a sentence for each thing that is wrong."""
+
+    error: float
+    problems: list[str]
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    compute: torch.dtype,
+    weight_scale: float = 1.0,
+) -> Attended:
+    """Attention of rows q [rows, d] to keys k [keys, d] with values v [keys, d_v], in float64; LSE natural, [rows].
+
+    seen [rows, keys]: which keys a row sees. compute: what products are rounded to; float64 rounds nothing. With an
+    8-bit one, products are those of the GPU's tensor cores, and weights of at most 1 are rounded to e4m3 after
+    multiplication by `weight_scale`.
+    """
+    if not k.shape[0]:
+        return Attended(
+            torch.zeros(q.shape[0], v.shape[1], dtype=torch.float64, device=q.device),
+            torch.full((q.shape[0],), -math.inf, dtype=torch.float64, device=q.device),
+        )
+    eight_bits = compute.itemsize == 1
+    exact = torch.float64 if eight_bits else compute
+    products = truncated_products(q, k) if eight_bits and _truncates(q) else (q.to(exact) @ k.to(exact).T).double()
+    scores = (products * scale).masked_fill(~seen, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[:, None]).exp()
+    if eight_bits:
+        top = weights.amax(-1, keepdim=True).clamp_min(1e-300)
+        weights = (weights / top * weight_scale).to(torch.float8_e4m3fn).double() / weight_scale * top
+    return Attended((weights.to(exact) @ v.to(exact)).double(), lse)
+
+
+def _truncates(tensor: torch.Tensor) -> bool:
+    """Whether products of this 8-bit tensor are cut off where it is: on Hopper, and not in the emulator."""
+    return type(tensor) is torch.Tensor and tensor.is_cuda and torch.cuda.get_device_capability() == (9, 0)
+
+
+def truncated_products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """q [rows, d] times the transpose of k [keys, d] as Hopper's tensor cores add products of 8-bit numbers: 32 at a
+    time to what was added before, each cut off 13 bits behind the leading one of the largest (DeepSeek-V3, arXiv
+    2412.19437, section 3.3.2)."""
+    q, k = q.double(), k.double()
+    parts = []
+    for keys in k.split(_KEYS_AT_A_TIME):
+        total = q.new_zeros(q.shape[0], keys.shape[0], 1)
+        for q_part, k_part in zip(q.split(_PRODUCTS_AT_A_TIME, 1), keys.split(_PRODUCTS_AT_A_TIME, 1), strict=True):
+            addends = torch.cat([total, q_part[:, None] * k_part[None]], -1)
+            _, exponent = torch.frexp(addends.abs().amax(-1, keepdim=True))
+            quantum = torch.ldexp(torch.ones_like(total), exponent - 1 - _FRACTION_BITS)
+            total = ((addends / quantum).trunc() * quantum).sum(-1, keepdim=True)
+        parts.append(total[..., 0])
+    return torch.cat(parts, 1)
+
+
+def judge(
+    got: Attended,
+    exact: Attended,
+    plain: Attended,
+    tolerance: Tolerance,
+    *,
+    factor: float = 1.0,
+    has_lse: bool = True,
+    eight_bits: bool = False,
+) -> Judged:
+    """Hold a kernel's results against the two computations. factor: of the output. has_lse: without it, `got.lse` is
+    not looked at. eight_bits: what tensor cores cut off products may move the LSE, twice as far as the plain one."""
+    problems = []
+    out, step = got.out.double(), torch.finfo(got.out.dtype).eps
+    allowed = 2 * _largest(plain.out - exact.out) + step * exact.out.abs().clamp_min(abs(factor))
+    size = float(exact.out.norm().clamp_min(1e-30))
+    rmse_allowed = tolerance.rmse + tolerance.rmse_of_plain * float((plain.out - exact.out).norm()) / size
+    errors = {
+        "output": _largest((out - exact.out) / allowed),
+        "the output's relative RMSE": _largest((out - exact.out).norm() / size / rmse_allowed),
+    }
+    empty = exact.lse == -math.inf
+    if (out[empty] != 0).any():
+        problems.append("a row that sees no key does not give 0")
+    if has_lse:
+        lse, some = got.lse.double(), ~empty
+        if not torch.equal(lse == -math.inf, empty):
+            problems.append("LSE is not -inf for a row that sees no key, or is for another")
+        absolute, relative = tolerance.lse
+        lost = 2 * _largest((plain.lse - exact.lse)[some]) if eight_bits else 0.0
+        errors["LSE"] = _largest((lse - exact.lse)[some] / (absolute + lost + relative * exact.lse[some].abs()))
+    problems += [f"{name} is off by {error:.3g} times what is allowed" for name, error in errors.items() if error > 1]
+    return Judged(max(errors.values()), problems)
+
+
+def _largest(errors: torch.Tensor) -> float:
+    """The largest of their sizes; LARGEST_ERROR when one is not a number or larger, 0 when there are none."""
+    return float(errors.abs().nan_to_num(LARGEST_ERROR).max().clamp_max(LARGEST_ERROR)) if errors.numel() else 0.0

@@ -1,0 +1,169 @@
+"""`tsmla selftest` in the emulator: right kernels pass, and kernels that are wrong in one way each are reported."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from decode_reference import Problem, Sight
+from decode_reference import attend as attend_decode
+from tsmla import cli, emulated, gpu, resolve
+from tsmla.tools import selftest_decode, selftest_pack, selftest_prefill
+from tsmla.tools.selftest_cases import DecodeCase, PrefillCase
+from tsmla.tools.selftest_child import run_kernel
+from tsmla.tools.selftest_memory import Memory
+from tsmla.tools.selftest_protocol import Job
+from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from tsmla_emulator import machine
+from tsmla_emulator.run import emulated as emulation
+
+ARCH = Arch.SM100A
+PACK = PackVariant(ARCH, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False)
+PREFILL = PrefillVariant(ARCH, Dtype.BF16, Dtype.BF16, 128, 128, causal=True, lse=True, pdl=False)
+DECODE = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False)
+JOB = Job([], full=False, repeats=2, steps=("emulated",), emulated=ARCH)
+
+
+def run(variant, compiled, said=None, **options):
+    """The outcome of a kernel, with `options` of the emulator."""
+    with emulation(ARCH, compiled=compiled, **options):
+        return run_kernel(variant, JOB, lambda event: said.append(event) if said is not None else None)
+
+
+@pytest.mark.parametrize("variant", [PACK, PREFILL, DECODE], ids=str)
+def test_a_kernel_passes(compiled_kernels, variant):
+    said = []
+    outcome = run(variant, compiled_kernels, said)
+    assert outcome.ok and outcome.problem == "" and outcome.served == "emulated"
+    assert outcome.cases == len(said) and outcome.worst_error <= 1
+    assert outcome.worst_error > 0 or variant == PACK
+
+
+def without(text: str, replacement: str):
+    """A rewrite of PTX."""
+
+    def rewrite(module):
+        assert text in module.text
+        return machine.parse(module.text.replace(text, replacement))
+
+    return rewrite
+
+
+@pytest.mark.parametrize(
+    ("variant", "text", "replacement", "problem"),
+    [
+        (PACK, "cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e5m2x2.f32", "differ from torch's"),
+        (PREFILL, "ex2.approx.ftz.f32", "neg.f32", "output is off by"),
+        (PREFILL, "fence.mbarrier_init.release.cluster;", "trap;", "EmulationError: "),
+    ],
+    ids=["another format", "no exponentials", "a trap"],
+)
+def test_a_broken_kernel_is_reported(compiled_kernels, variant, text, replacement, problem):
+    outcome = run(variant, compiled_kernels, rewrite=without(text, replacement))
+    assert not outcome.ok and problem in outcome.problem
+
+
+class Tampering:
+    """Calls the pack operator, and then does something that a kernel must not do."""
+
+    def __init__(self, act):
+        self.calls, self._act, self._operator = 0, act, selftest_pack.mla_kv_pack_quantize_fp8
+
+    def __call__(self, *arguments):
+        results = self._operator(*arguments)
+        self.calls += 1
+        self._act(self.calls, *(result.view(torch.uint8) for result in results))
+        return results
+
+
+def flip(call, k, v):
+    v[-1, -1, -1] ^= 1
+
+
+def flip_once(call, k, v):
+    k[0, 0, 0] ^= call == 2
+
+
+def overrun(call, k, v):
+    v.as_strided((1,), (1,), v.storage_offset() + v.stride(0) * v.shape[0]).zero_()
+
+
+def write_between(call, k, v):
+    if k.stride(1) > k.shape[2]:
+        k.as_strided((1,), (1,), k.storage_offset() + k.shape[2]).zero_()
+
+
+def leave_poison(call, k, v):
+    v[-1:].fill_(0xFF)
+
+
+def call_another(call, k, v):
+    resolve.resolve(PackVariant(**{**vars(PACK), "pdl": True}))
+
+
+@pytest.mark.parametrize(
+    ("act", "problem"),
+    [
+        (flip, "1 of 128 elements of v differ from torch's"),
+        (flip_once, "1 of 1 repetitions differ from the first call"),
+        (overrun, "memory beside a result or the workspace was written"),
+        (write_between, "strided: memory beside a result or the workspace was written"),
+        (leave_poison, "128 of 128 elements of v differ from torch's"),
+        (call_another, "as well"),
+    ],
+)
+def test_whatever_is_wrong_is_reported(compiled_kernels, monkeypatch, act, problem):
+    monkeypatch.setattr(selftest_pack, "mla_kv_pack_quantize_fp8", Tampering(act))
+    outcome = run(PACK, compiled_kernels)
+    assert not outcome.ok and problem in outcome.problem
+
+
+def test_a_kernel_that_another_step_served_is_reported(compiled_kernels, monkeypatch):
+    with emulation(ARCH, compiled=compiled_kernels):
+        search = resolve._search
+        monkeypatch.setattr(resolve, "_search", lambda variant: search(variant)._replace(step="jit"))
+        outcome = run_kernel(PACK, JOB, lambda event: None)
+        monkeypatch.undo()
+    assert outcome.problem == "served by jit, not by emulated"
+
+
+def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_kernels):
+    case = PrefillCase("small", (3, 5), (8, 70))
+    with emulation(ARCH, compiled=compiled_kernels):
+        memory = Memory()
+        with memory.of_operators():
+            results = selftest_prefill.run(PREFILL, case, memory)
+        assert selftest_prefill.check(PREFILL, case, results).problems == [] and not memory.overrun()
+        for name, result in results.items():
+            changed = {**results, name: result.clone()}
+            changed[name][8:9] = 0
+            problems = selftest_prefill.check(PREFILL, case, changed).problems
+            assert problems == [f"{name} has rows that belong to no sequence and were written"]
+
+
+@pytest.mark.parametrize("ranks, interleave, window, causal", [(1, 1, -1, True), (2, 3, 9, True), (3, 1, -1, False)])
+def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal):
+    """The two references are written apart; the tests' asks every key by itself."""
+    case = DecodeCase("small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5)
+    with emulation(ARCH):
+        given = selftest_decode._problem(case, Dtype.BF16)
+        ours, _ = selftest_decode._expected(case, Dtype.BF16)
+        sight = Sight(causal, window, ranks, ranks - 1, interleave)
+        problem = Problem(
+            given.query, given.rows, given.cache, given.tables, [len(rows) for rows in given.rows], list(case.lengths),
+            sight=sight, output_scale=0.5,
+        )  # fmt: skip
+        out, lse = attend_decode(problem, torch.float64)
+        assert torch.allclose(ours.out, out) and torch.allclose(ours.lse, lse) and out.abs().max() > 0
+
+
+def test_the_command_runs_a_child(capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "_driver", lambda: None)
+    symbol = emulated.EXAMPLES[0]
+    assert cli.main(["selftest", "--emulated", "sm_100a", "--kernel", symbol, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["gpu"] == "emulated sm_100a" and record["emulated"] and not record["full"]
+    assert [(kernel["symbol"], kernel["ok"], kernel["served"]) for kernel in record["kernels"]] == [
+        (symbol, True, "emulated")
+    ]

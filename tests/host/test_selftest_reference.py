@@ -1,0 +1,89 @@
+"""What `tsmla selftest` holds kernels against: its float64 attention, and that its bounds refuse what is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import tensor_cores
+import torch
+from tsmla.tools.selftest_reference import LARGEST_ERROR, Attended, Tolerance, attend, judge, truncated_products
+
+TOLERANCE = Tolerance(torch.finfo(torch.bfloat16).eps, 0.0, (1e-5, 2e-6))
+
+
+@pytest.fixture(autouse=True, params=range(3))
+def seed(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(request.param)
+
+
+def problem(rows: int = 40, keys: int = 70, dtype: torch.dtype = torch.bfloat16):
+    """q, k, v, and a mask in which the first row sees nothing."""
+    q, k, v = (torch.randn(n, d).to(dtype) for n, d in ((rows, 192), (keys, 192), (keys, 128)))
+    return q, k, v, torch.rand(rows, keys) < torch.linspace(0, 1, rows)[:, None]
+
+
+def kernel(dtype: torch.dtype = torch.bfloat16):
+    """What a kernel gives that does everything right, in float64 and plain."""
+    given = problem(dtype=dtype)
+    exact, plain = (attend(*given, 192**-0.5, compute) for compute in (torch.float64, dtype))
+    return Attended(exact.out.bfloat16(), exact.lse.float()), exact, plain
+
+
+def test_float64_is_what_torch_computes():
+    q, k, v, seen = problem(dtype=torch.float64)
+    out, lse = attend(q, k, v, seen, 0.1, torch.float64)
+    expected = torch.nn.functional.scaled_dot_product_attention(*(x[None] for x in (q, k, v)), seen[None], scale=0.1)[0]
+    some = seen.any(-1)
+    assert torch.allclose(out[some], expected[some])
+    assert torch.allclose(lse[some].exp(), (torch.exp(q @ k.T * 0.1) * seen).sum(-1)[some])
+    assert (out[~some] == 0).all() and (lse[~some] == -math.inf).all() and not some.all()
+
+
+def test_no_keys():
+    q, k, v, seen = problem(keys=0)
+    out, lse = attend(q, k, v, seen, 0.1, torch.float64)
+    assert out.shape == (40, 128) and (out == 0).all() and (lse == -math.inf).all()
+
+
+def test_truncated_products_are_those_of_the_tests():
+    q, k = (torch.randn(n, 576).to(torch.float8_e4m3fn) for n in (5, 1030))
+    assert torch.equal(truncated_products(q, k), tensor_cores.truncated_products(q, k))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_the_right_result_is_accepted(dtype):
+    judged = judge(*kernel(dtype), TOLERANCE, eight_bits=dtype.itemsize == 1)
+    assert judged.problems == [] and 0 < judged.error <= 1
+
+
+WRONG = {
+    "zeros": (lambda out, lse: out.zero_(), "output's relative RMSE"),
+    "a NaN": (lambda out, lse: out[5:6].fill_(math.nan), "output is off"),
+    "an infinity": (lambda out, lse: out[5:6].fill_(math.inf), "output is off"),
+    "one element": (lambda out, lse: out[7, 3:4].add_(0.2), "output is off"),
+    "small, everywhere": (lambda out, lse: out.mul_(1.01), "output's relative RMSE"),
+    "another row": (lambda out, lse: out.copy_(out.roll(1, 0)), "output"),
+    "something for no key": (lambda out, lse: out[0].fill_(1e-30), "a row that sees no key does not give 0"),
+    "NaN for no key": (lambda out, lse: out[0].fill_(math.nan), "a row that sees no key does not give 0"),
+    "LSE": (lambda out, lse: lse[9:10].add_(1e-4), "LSE is off"),
+    "LSE of base 2": (lambda out, lse: lse.div_(math.log(2)), "LSE is off"),
+    "LSE NaN": (lambda out, lse: lse[9:10].fill_(math.nan), "LSE is off"),
+    "LSE for no key": (lambda out, lse: lse[0:1].fill_(0.0), "LSE is not -inf"),
+    "no LSE for keys": (lambda out, lse: lse[-1:].fill_(-math.inf), "LSE is not -inf"),
+}
+
+
+@pytest.mark.parametrize("change, text", WRONG.values(), ids=WRONG.keys())
+def test_wrong_results_are_refused(change, text):
+    got, exact, plain = kernel()
+    change(got.out, got.lse)
+    judged = judge(got, exact, plain, TOLERANCE)
+    assert any(text in problem for problem in judged.problems), judged
+    assert 0 <= judged.error <= LARGEST_ERROR
+
+
+def test_without_lse_nothing_is_asked_of_it():
+    got, exact, plain = kernel()
+    got.lse.fill_(math.nan)
+    assert judge(got, exact, plain, TOLERANCE, has_lse=False).problems == []
