@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hypothesis
@@ -63,15 +63,20 @@ def search(
     seed: int,
     found: Found,
     *,
+    kernels: Sequence[Variant] = (),
     hostile: bool = True,
     least: int = 0,
     shrinking: float = 30.0,
     report: Callable[[str], None] = print,
 ) -> None:
     """Run random cases of one property for so long, but at least `least` of them, and add to `found`. Each new kind of
-    failure is made smaller, for `shrinking` seconds, and reported. Equal seeds draw equal cases."""
+    failure is made smaller, for `shrinking` seconds, and reported. Equal seeds draw equal cases.
+
+    kernels: whose cases; all that ship for the architecture by default.
+    """
     chance = random.Random(f"{seed} {name} {place.arch}")
-    kernels = [v for v in shipped() if isinstance(v, PROPERTIES[name].family) and str(v.arch) == place.arch]
+    family = PROPERTIES[name].family
+    kernels = kernels or [v for v in shipped() if isinstance(v, family) and str(v.arch) == place.arch]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # cases are small, and CPUs often busy with other things
     try:
