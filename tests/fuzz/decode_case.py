@@ -12,7 +12,7 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
-from .drawing import INT32, SIZES, magnitude_for, scales, schedules
+from .drawing import FEWEST, INT32, SIZES, magnitude_for, scales, schedules
 from .places import Schedule
 from .plain import Plain
 from .reference_decode import Sight, counted_length, seen_keys
@@ -96,7 +96,7 @@ class DecodeCase(Plain):
 
     @property
     def max_seq_len(self) -> int:
-        return min(max(1, *self.lengths) + self.longer, INT32[1])
+        return min(max([1, *self.lengths]) + self.longer, INT32[1])
 
     def seen(self, request: int) -> torch.Tensor:
         """[q_len, keys]: which of the request's keys each query token sees."""
@@ -121,7 +121,7 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     rows = fields["q_len"] * fields["heads"]
     seq_lens = draw(_lengths(rows))
     page = draw(st.sampled_from(_PAGES))
-    width = -(-max(1, *seq_lens) // page) + draw(st.sampled_from((0, 0, 1, 7)))
+    width = -(-max((1, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))
     sight = draw(_sights())
     total = seq_lens
     if sight.cp_world > 1 or draw(st.integers(0, 4)) == 4:
@@ -130,17 +130,17 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     causal_seqs = None if total is seq_lens else total
     visible = None
     if draw(st.integers(0, 3)) == 3:
-        token = st.lists(st.integers(0, max(seq_lens) + 2), min_size=fields["q_len"], max_size=fields["q_len"])
+        token = st.lists(st.integers(0, max((0, *seq_lens)) + 2), min_size=fields["q_len"], max_size=fields["q_len"])
         visible = tuple(tuple(draw(token)) for _ in seq_lens)
     missing = ()
-    if hostile and draw(st.integers(0, 3)) == 3:
+    if hostile and seq_lens and draw(st.integers(0, 3)) == 3:
         seq_lens = draw(_any(seq_lens, fields["wide_lengths"]))
         causal_seqs = causal_seqs and draw(_any(causal_seqs, fields["wide_causal"]))
         visible = visible and tuple(draw(_any(row, False)) for row in visible)
         entry = st.tuples(
             st.integers(0, len(seq_lens) - 1),
             st.integers(0, width - 1),
-            st.one_of(st.sampled_from((*INT32, -1, _NO_PAGE)), st.integers(10_000, INT32[1])),
+            st.one_of(st.sampled_from((*INT32, -1, _NO_PAGE)), st.integers(0, 80), st.integers(80, INT32[1])),
         )
         missing = tuple(draw(st.lists(entry, max_size=2)))
     return DecodeCase(
@@ -209,8 +209,8 @@ def _lengths(draw: Any, rows: int) -> tuple[int, ...]:
         return tuple(draw(st.lists(st.sampled_from((0, 1, 5, 16, 17, 60, 65)), min_size=1, max_size=40)))
     size = st.one_of(st.sampled_from(SIZES), st.integers(0, 40), st.integers(0, 1500))
     left = 4000 // -(-rows // 64)
-    lengths = []
-    for length in draw(st.lists(size, min_size=1, max_size=5)):
+    lengths: list[int] = []
+    for length in draw(st.lists(size, min_size=draw(FEWEST), max_size=5)):
         lengths.append(min(length, left))
         left -= lengths[-1]
     return tuple(lengths)

@@ -47,6 +47,8 @@ def check(case: DecodeCase, place: Place) -> None:
         query, keys = inputs.query[request].flatten(0, 1), inputs.keys[request]
         error = given_precision.score if case.extreme else None
         parts.append(attend(query, keys, keys[:, :LATENT_DIM], seen, case.softmax_scale, error))
+    if not parts:
+        return
     if lse is not None:
         assert lse.shape == out.shape[:3]
         lse = lse.double() * (math.log(2) if case.lse_base == 2 else 1)
@@ -59,7 +61,7 @@ def drawn(case: DecodeCase) -> Inputs:
     """Random keys in random pages, with `unseen` in every row of the cache that no query token sees."""
     generator = torch.Generator().manual_seed(case.seed)
     used = [-(-length // case.page) for length in case.lengths]
-    common = min(case.shared, *used)
+    common = min([case.shared, *used])
     pages = common + sum(count - common for count in used) + _SPARE_PAGES
     order = torch.randperm(pages, generator=generator).tolist()
     first, order = order[:common], order[common:]
@@ -126,7 +128,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
     size = tsmla.decode_workspace_size(batch, q_len, heads, case.max_seq_len) + case.spare
     visible = None
     if case.visible is not None:
-        content = torch.tensor(case.visible, dtype=torch.int32)
+        content = torch.tensor(case.visible, dtype=torch.int32).reshape(batch, q_len)
         visible = put("local_visible_lens", content, (q_len + case.visible_gap, 1))
     total = case.causal_seqs
     return memory, {

@@ -12,6 +12,8 @@ from .places import Schedule
 
 SIZES = sorted({max(0, edge * n + off) for edge in (64, 128) for n in (0, 1, 2, 3, 4) for off in (-1, 0, 1)})
 """Around the tiles of all kernels."""
+FEWEST = st.sampled_from((1,) * 15 + (0,))
+"""The least number of sequences or requests of a call."""
 INT32 = (-(2**31), 2**31 - 1)
 _HIGHEST_SCORE = 36
 """log2 of the typical score in the most extreme calls; the largest are 2**40 then."""

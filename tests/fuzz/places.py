@@ -11,8 +11,8 @@ from typing import Any
 from .plain import Plain
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
-_ENDLESS = 200_000_000
-"""Warp instructions after which an emulated kernel is given up: a hundred times what the largest cases take."""
+_ENDLESS = 20_000_000
+"""Warp instructions of a cluster after which an emulated kernel is given up: ten times what the largest cases take."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

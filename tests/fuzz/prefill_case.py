@@ -14,7 +14,7 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import prefill_out_dtype
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
-from .drawing import SIZES, hostile_ends, magnitude_for, scales, schedules
+from .drawing import FEWEST, SIZES, hostile_ends, magnitude_for, scales, schedules
 from .guarded import LAYOUTS
 from .places import Schedule
 from .plain import Plain
@@ -99,7 +99,8 @@ def prefill_cases(draw: Any, variant: PrefillVariant, hostile: bool = True) -> P
     shared = draw(st.integers(0, 3)) == 3
     if shared:
         lengths = [(kv, kv) for _, kv in lengths]
-    ends_q, ends_kv = (tuple(itertools.accumulate((0, *side, *[0] * padded))) for side in zip(*lengths, strict=True))
+    sides = ([pair[side] for pair in lengths] for side in (0, 1))
+    ends_q, ends_kv = (tuple(itertools.accumulate((0, *side, *[0] * padded))) for side in sides)
     tokens_q, tokens_kv = ends_q[-1] + slack_q, ends_kv[-1] + slack_kv
     if hostile and draw(st.integers(0, 3)) == 3:
         ends_q, ends_kv = draw(hostile_ends(ends_q, tokens_q)), draw(hostile_ends(ends_kv, tokens_kv))
@@ -167,10 +168,10 @@ def _lengths(draw: Any, heads: int) -> list[tuple[int, int]]:
         return draw(st.lists(st.tuples(small, small), min_size=1, max_size=40))
     size = st.one_of(st.sampled_from(SIZES), st.integers(0, 40), st.integers(0, 520))
     work = 24
-    lengths = []
-    for len_q, len_kv in draw(st.lists(st.tuples(size, size), min_size=1, max_size=5)):
+    lengths: list[tuple[int, int]] = []
+    for len_q, len_kv in draw(st.lists(st.tuples(size, size), min_size=draw(FEWEST), max_size=5)):
         tiles = (1 + len_q // 128) * (1 + len_kv // 128) * heads
         if tiles <= work:
             lengths.append((len_q, len_kv))
             work -= tiles
-    return lengths or [(1, 1)]
+    return lengths

@@ -62,7 +62,7 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All rows of the parts, one after the other."""
+        """All rows of the parts, of which there is at least one, one after the other."""
         fields = zip(*(vars(part).values() for part in parts), strict=True)
         return cls(*(None if field[0] is None else torch.cat(field) for field in fields))
 

@@ -15,10 +15,9 @@ _WEIGHTS = sum(part.weight for part in PROPERTIES.values()) * len(ARCHS)
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_random_calls(name, arch, seed):
-    print(f"seed {seed}")
+def test_random_calls(name, arch, seed, counted):
     found = Found()
     search(name, Place(arch), SECONDS * PROPERTIES[name].weight / _WEIGHTS, seed, found, least=LEAST)
-    print(f"{found.cases.total()} cases")
+    counted.cases.update(found.cases)
     assert not found.failures, "\n".join(map(str, found.failures.values()))
     assert found.cases[name, arch] >= LEAST

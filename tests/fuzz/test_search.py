@@ -115,14 +115,13 @@ BROKEN: list[tuple[str, str, Callable[..., Any]]] = [
 
 @pytest.mark.parametrize("name, operator, broken", BROKEN, ids=[broken.__name__[1:] for *_, broken in BROKEN])
 def test_what_is_broken_is_found(name, operator, broken, seed, monkeypatch):
-    print(f"seed {seed}")
     place, found = Place("sm_90a"), Found()
     monkeypatch.setattr(tsmla, operator, broken)
     for turn in range(30):
         search(name, place, 1.0, seed + turn, found, kernels=[_KERNELS[name]], hostile=False, shrinking=1.0)
         if found.failures:
             break
-    assert found.failures, f"{found.cases.total()} cases, and none failed"
+    assert found.failures, f"{found.cases.total()} cases, and none failed; seed {seed}"
     (failure, *_) = found.failures.values()
     with pytest.raises(AssertionError):
         check(case_of(repr(failure.case)), place)
