@@ -1,0 +1,239 @@
+"""Calls of tsmla_decode: what determines one, and how they are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from tsmla.variant import Arch, DecodeVariant, Dtype
+
+from .drawing import FEWEST, INT32, SIZES, magnitude_for, scales, schedules
+from .places import Schedule
+from .plain import Plain
+from .reference_decode import Sight, counted_length, seen_keys
+
+WIDTH = LATENT_DIM + ROPE_DIM
+VALUES = ("normal", "growing", "uniform", "one heavy key")
+"""How scores are distributed; see the same of prefill."""
+_NO_PAGE = 2147480000
+"""What callers put into entries of page tables that are not read."""
+_PAGES = (16, 32, 64, 128)
+_ROWS = (1, 2, 16, 63, 64, 65, 96, 127, 128, 129, 192, 257)
+"""Query tokens x heads around the row tiles of all kernels."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class DecodeCase(Plain):
+    """A call. seq_lens, causal_seqs, visible (local_visible_lens, a row of q_len per request): as they are in memory.
+
+    wide_lengths, wide_causal: int64 ones. width: columns of the page table. shared: leading pages that all requests
+    have in common. unused: what entries beyond a request's keys hold; None for random numbers. missing: (request,
+    column, value) of entries that name no page of the cache, though keys lie there. page_gap, visible_gap, table_gap:
+    extra rows or columns between pages, rows of visible lengths and rows of the table. offset: bytes / 16 by which
+    addresses miss multiples of 256. spare: bytes of workspace beyond what is needed. longer: of max_seq_len beyond the
+    longest request.
+    """
+
+    dtype: str = "bf16"
+    seq_lens: tuple[int, ...] = (1,)
+    q_len: int = 1
+    heads: int = 1
+    page: int = 64
+    width: int = 1
+    sight: Sight = Sight()
+    causal_seqs: tuple[int, ...] | None = None
+    visible: tuple[tuple[int, ...], ...] | None = None
+    wide_lengths: bool = False
+    wide_causal: bool = False
+    shared: int = 0
+    unused: int | None = _NO_PAGE
+    missing: tuple[tuple[int, int, int], ...] = ()
+    cache_dims: int = 3
+    page_gap: int = 0
+    visible_gap: int = 0
+    table_gap: int = 0
+    lse: bool = True
+    lse_base: float = 2.0
+    pdl: bool = False
+    softmax_scale: float = 0.042
+    output_scale: float = 1.0
+    values: str = "normal"
+    magnitude: float = 1.0
+    offset: int = 0
+    out: str = "new"
+    workspace: str = "int8"
+    spare: int = 0
+    longer: int = 0
+    min_split_kv: int = 1
+    processors: int = 4
+    unseen: float = math.nan
+    extreme: bool = False
+    seed: int = 0
+    schedule: Schedule = Schedule()
+
+    @property
+    def batch(self) -> int:
+        return len(self.seq_lens)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPE_OF[Dtype(self.dtype)]
+
+    @property
+    def written(self) -> torch.dtype:
+        """The output's dtype."""
+        return TORCH_DTYPE_OF[DECODE_OUT_DTYPES[Dtype(self.dtype)]]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The keys of each request."""
+        return [counted_length(length, self.width * self.page) for length in self.seq_lens]
+
+    @property
+    def max_seq_len(self) -> int:
+        return min(max([1, *self.lengths]) + self.longer, INT32[1])
+
+    def seen(self, request: int) -> torch.Tensor:
+        """[q_len, keys]: which of the request's keys each query token sees."""
+        length = self.lengths[request]
+        bound = length if self.causal_seqs is None else self.causal_seqs[request]
+        rows = []
+        for token in range(self.q_len):
+            visible = length if self.visible is None else self.visible[request][token]
+            rows.append(seen_keys(self.sight, length, bound, visible, self.q_len, token))
+        return torch.tensor(rows, dtype=torch.bool).reshape(self.q_len, length)
+
+    def variant(self, arch: str) -> DecodeVariant:
+        """The kernel that serves the call on this architecture, if there is one."""
+        dtype = Dtype(self.dtype)
+        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, self.pdl)
+
+
+@st.composite
+def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> DecodeCase:
+    """Any call that the contract allows and this kernel serves. hostile: device tensors may hold any values."""
+    fields = draw(_fields(variant))
+    rows = fields["q_len"] * fields["heads"]
+    seq_lens = draw(_lengths(rows))
+    page = draw(st.sampled_from(_PAGES))
+    width = -(-max((1, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))
+    sight = draw(_sights())
+    total = seq_lens
+    if sight.cp_world > 1 or draw(st.integers(0, 4)) == 4:
+        total = tuple(length * sight.cp_world + draw(st.integers(-3, 3)) for length in seq_lens)
+        total = tuple(max(0, length) for length in total)
+    causal_seqs = None if total is seq_lens else total
+    visible = None
+    if draw(st.integers(0, 3)) == 3:
+        token = st.lists(st.integers(0, max((0, *seq_lens)) + 2), min_size=fields["q_len"], max_size=fields["q_len"])
+        visible = tuple(tuple(draw(token)) for _ in seq_lens)
+    missing = ()
+    if hostile and seq_lens and draw(st.integers(0, 3)) == 3:
+        seq_lens = draw(_any(seq_lens, fields["wide_lengths"]))
+        causal_seqs = causal_seqs and draw(_any(causal_seqs, fields["wide_causal"]))
+        visible = visible and tuple(draw(_any(row, False)) for row in visible)
+        entry = st.tuples(
+            st.integers(0, len(seq_lens) - 1),
+            st.integers(0, width - 1),
+            st.one_of(st.sampled_from((*INT32, -1, _NO_PAGE)), st.integers(0, 80), st.integers(80, INT32[1])),
+        )
+        missing = tuple(draw(st.lists(entry, max_size=2)))
+    return DecodeCase(
+        **fields,
+        seq_lens=seq_lens,
+        page=page,
+        width=width,
+        sight=sight,
+        causal_seqs=causal_seqs,
+        visible=visible,
+        missing=missing,
+        shared=draw(st.sampled_from((0, 0, 0, 1, 2))),
+        unused=draw(st.sampled_from((_NO_PAGE, -1, None))),
+        longer=draw(st.sampled_from((0, 0, 1, 5000, INT32[1]))),
+        **draw(scales(WIDTH)),
+        values=draw(st.sampled_from(VALUES)),
+        magnitude=draw(st.sampled_from((1.0, 1.0, 0.1, 2.0))),
+    )
+
+
+@st.composite
+def decode_extremes(draw: Any, variant: DecodeVariant, hostile: bool = True) -> DecodeCase:
+    """Calls whose scores are as large, or whose scales are as small, as numbers allow."""
+    fields = draw(_fields(variant))
+    seq_lens = tuple(draw(st.lists(st.integers(1, 300), min_size=1, max_size=2)))
+    scale, magnitude = draw(magnitude_for(variant.dtype, WIDTH))
+    return DecodeCase(
+        **fields, seq_lens=seq_lens, width=5, softmax_scale=scale, magnitude=magnitude, extreme=True
+    )
+
+
+@st.composite
+def _fields(draw: Any, variant: DecodeVariant) -> dict[str, Any]:
+    """Everything but lengths, what is seen, and numbers."""
+    rows = draw(st.one_of(st.sampled_from(_ROWS), st.integers(1, 140)))
+    q_len = draw(st.sampled_from([n for n in (1, 1, 2, 3, 4, 7, 16, rows) if n <= rows and n <= 70]))
+    return {
+        "dtype": str(variant.dtype),
+        "q_len": q_len,
+        "heads": max(1, rows // q_len),
+        "lse": variant.lse,
+        "pdl": variant.pdl,
+        "lse_base": draw(st.sampled_from((2.0, 2.0, math.e))),
+        "wide_lengths": draw(st.booleans()),
+        "wide_causal": draw(st.booleans()),
+        "cache_dims": draw(st.sampled_from((3, 4))),
+        "page_gap": draw(st.sampled_from((0, 0, 1, 5))),
+        "visible_gap": draw(st.sampled_from((0, 0, 1))),
+        "table_gap": draw(st.sampled_from((0, 0, 1, 3))),
+        "offset": draw(st.sampled_from((0, 0, 1, 3, 8))),
+        "out": draw(st.sampled_from(("new", "given"))),
+        "workspace": draw(st.sampled_from(("int8", "uint8"))),
+        "spare": draw(st.sampled_from((0, 0, 1, 4096))),
+        "min_split_kv": draw(st.sampled_from((1, 1, 256))),
+        "processors": draw(st.sampled_from((2, 3, 4, 4, 7, 16, 132))),
+        "unseen": draw(st.sampled_from((math.nan, math.inf, -math.inf))),
+        "seed": draw(st.integers(0, 2**31 - 1)),
+        "schedule": draw(schedules()),
+    }
+
+
+@st.composite
+def _lengths(draw: Any, rows: int) -> tuple[int, ...]:
+    """Keys of each request: a few of any number, or many short ones, within what takes a second to emulate."""
+    if rows <= 64 and draw(st.integers(0, 4)) == 4:
+        return tuple(draw(st.lists(st.sampled_from((0, 1, 5, 16, 17, 60, 65)), min_size=1, max_size=40)))
+    size = st.one_of(st.sampled_from(SIZES), st.integers(0, 40), st.integers(0, 1500))
+    left = 4000 // -(-rows // 64)
+    lengths: list[int] = []
+    for length in draw(st.lists(size, min_size=draw(FEWEST), max_size=5)):
+        lengths.append(min(length, left))
+        left -= lengths[-1]
+    return tuple(lengths)
+
+
+@st.composite
+def _sights(draw: Any) -> Sight:
+    world = draw(st.sampled_from((1, 1, 1, 2, 3, 8)))
+    return Sight(
+        causal=draw(st.sampled_from((True, True, False))),
+        window_left=draw(st.sampled_from((-1, -1, -1, 0, 1, 63, 70, 300, INT32[1]))),
+        cp_world=world,
+        cp_rank=draw(st.integers(0, world - 1)),
+        cp_interleave=draw(st.sampled_from((1, 1, 3, 16, 64, INT32[1] // world))),
+    )
+
+
+@st.composite
+def _any(draw: Any, lengths: tuple[int, ...], wide: bool) -> tuple[int, ...]:
+    """Lengths with some replaced by any value of their integers."""
+    ends = (-(2**63), 2**63 - 1) if wide else INT32
+    anything = st.one_of(st.sampled_from((*ends, *INT32, -1, 5000)), st.integers(*ends), st.integers(-10, 1600))
+    changed = list(lengths)
+    for place, value in draw(st.lists(st.tuples(st.integers(0, len(lengths) - 1), anything), min_size=1, max_size=3)):
+        changed[place] = value
+    return tuple(changed)

@@ -1,0 +1,177 @@
+"""Calls of tsmla_prefill: what determines one, and how they are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from tsmla import checks
+from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.support import prefill_out_dtype
+from tsmla.variant import Arch, Dtype, PrefillVariant
+
+from .drawing import FEWEST, SIZES, hostile_ends, magnitude_for, scales, schedules
+from .guarded import LAYOUTS
+from .places import Schedule
+from .plain import Plain
+from .reference_prefill import Span, key_spans, query_spans
+
+D_V = 128
+VALUES = ("normal", "growing", "uniform", "one heavy key")
+"""How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
+key of each sequence with most of the weight."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PrefillCase(Plain):
+    """A call. ends_q, ends_kv: cum_seq_lens, as they are in memory; ends_q None passes no cum_seq_lens_q. tokens_q,
+    tokens_kv: rows of the packs. layouts: of query, key, value and out, each one of LAYOUTS; key and value may also be
+    "slices" of one tensor, or "expanded" from one head. offset: bytes / 16 by which addresses miss multiples of 256;
+    the cumulative lengths miss those of 16. out: "new", or given with its layout. extreme: scores reach beyond what
+    float32 tells apart, and the judgement is another one.
+    """
+
+    dtype: str = "bf16"
+    out_dtype: str | None = None
+    d_qk: int = 192
+    heads_kv: int = 1
+    group: int = 1
+    ends_q: tuple[int, ...] | None = None
+    ends_kv: tuple[int, ...] = (0, 1)
+    tokens_q: int = 1
+    tokens_kv: int = 1
+    causal: bool = True
+    lse: bool = True
+    pdl: bool = False
+    softmax_scale: float = 0.072
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    output_scale: float = 1.0
+    values: str = "normal"
+    magnitude: float = 1.0
+    layouts: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous")
+    offset: int = 0
+    out: str = "new"
+    unseen: float = math.nan
+    extreme: bool = False
+    seed: int = 0
+    schedule: Schedule = Schedule()
+
+    @property
+    def heads(self) -> int:
+        return self.heads_kv * self.group
+
+    @property
+    def batch(self) -> int:
+        return len(self.ends_kv) - 1
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPE_OF[Dtype(self.dtype)]
+
+    @property
+    def written(self) -> torch.dtype:
+        """The output's dtype."""
+        return TORCH_DTYPE_OF[Dtype(self.out_dtype) if self.out_dtype else prefill_out_dtype(Dtype(self.dtype))]
+
+    def spans(self) -> list[tuple[Span, Span]]:
+        """Each sequence's queries and keys."""
+        queries = query_spans(self.ends_kv if self.ends_q is None else self.ends_q, self.tokens_q)
+        return list(zip(queries, key_spans(self.ends_kv, self.tokens_kv), strict=True))
+
+    def variant(self, arch: str) -> PrefillVariant:
+        """The kernel that serves the call on this architecture, if there is one."""
+        dtypes = Dtype(self.dtype), checks.dtype_of(self.written)
+        return PrefillVariant(Arch(arch), *dtypes, self.d_qk, D_V, self.causal, self.lse, self.pdl)
+
+
+@st.composite
+def prefill_cases(draw: Any, variant: PrefillVariant, hostile: bool = True) -> PrefillCase:
+    """Any call that the contract allows and this kernel serves. hostile: device tensors may hold any values."""
+    fields = draw(_fields(variant))
+    lengths = draw(_lengths(fields["heads_kv"] * fields["group"]))
+    padded = draw(st.sampled_from((0, 0, 1, 5)))
+    slack_q, slack_kv = draw(st.sampled_from((0, 0, 1, 70))), draw(st.sampled_from((0, 0, 1, 70)))
+    shared = draw(st.integers(0, 3)) == 3
+    if shared:
+        lengths = [(kv, kv) for _, kv in lengths]
+    sides = ([pair[side] for pair in lengths] for side in (0, 1))
+    ends_q, ends_kv = (tuple(itertools.accumulate((0, *side, *[0] * padded))) for side in sides)
+    tokens_q, tokens_kv = ends_q[-1] + slack_q, ends_kv[-1] + slack_kv
+    if hostile and draw(st.integers(0, 3)) == 3:
+        ends_q, ends_kv = draw(hostile_ends(ends_q, tokens_q)), draw(hostile_ends(ends_kv, tokens_kv))
+    return PrefillCase(
+        **fields,
+        ends_q=None if shared else ends_q,
+        ends_kv=ends_kv,
+        tokens_q=tokens_q,
+        tokens_kv=tokens_kv,
+        **draw(scales(variant.d_qk)),
+        k_scale=draw(st.sampled_from((1.0, 1.0, 0.375, 3.0))),
+        v_scale=draw(st.sampled_from((1.0, 1.0, 4.0, -0.7, 1e-4))),
+        values=draw(st.sampled_from(VALUES)),
+        magnitude=draw(st.sampled_from((1.0, 1.0, 0.1, 3.0))),
+    )
+
+
+@st.composite
+def prefill_extremes(draw: Any, variant: PrefillVariant, hostile: bool = True) -> PrefillCase:
+    """Calls whose scores are as large, or whose scales are as small, as numbers allow."""
+    len_q, len_kv = draw(st.integers(1, 140)), draw(st.integers(1, 300))
+    scale, magnitude = draw(magnitude_for(variant.dtype, variant.d_qk))
+    return PrefillCase(
+        **draw(_fields(variant)),
+        ends_q=(0, len_q),
+        ends_kv=(0, len_kv),
+        tokens_q=len_q,
+        tokens_kv=len_kv,
+        softmax_scale=scale,
+        magnitude=magnitude,
+        extreme=True,
+    )
+
+
+@st.composite
+def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
+    """Everything but lengths and numbers."""
+    asked = (str(variant.out_dtype), None) if variant.out_dtype == prefill_out_dtype(variant.dtype) else ()
+    layout = st.sampled_from(LAYOUTS)
+    heads_kv = draw(st.sampled_from((1, 1, 2, 3)))
+    both = draw(st.sampled_from(("slices", "slices", "expanded", None)))
+    return {
+        "dtype": str(variant.dtype),
+        "out_dtype": draw(st.sampled_from(asked or (str(variant.out_dtype),))),
+        "d_qk": variant.d_qk,
+        "heads_kv": heads_kv,
+        "group": draw(st.sampled_from((1, 1, 2, 3, 4) if heads_kv == 1 else (1, 2))),
+        "causal": variant.causal,
+        "lse": variant.lse,
+        "pdl": variant.pdl,
+        "layouts": (draw(layout), both or draw(layout), both or draw(layout)),
+        "offset": draw(st.sampled_from((0, 0, 1, 3, 8))),
+        "out": draw(st.sampled_from(("new", *LAYOUTS))),
+        "unseen": draw(st.sampled_from((math.nan, math.inf, -math.inf))),
+        "seed": draw(st.integers(0, 2**31 - 1)),
+        "schedule": draw(schedules()),
+    }
+
+
+@st.composite
+def _lengths(draw: Any, heads: int) -> list[tuple[int, int]]:
+    """(queries, keys) of each sequence: a few of any size, or many small ones; emulated within a second."""
+    if draw(st.integers(0, 4)) == 4:
+        small = st.sampled_from((0, 0, 1, 2, 3, 7, 16))
+        return draw(st.lists(st.tuples(small, small), min_size=1, max_size=40))
+    size = st.one_of(st.sampled_from(SIZES), st.integers(0, 40), st.integers(0, 520))
+    work = 24
+    lengths: list[tuple[int, int]] = []
+    for len_q, len_kv in draw(st.lists(st.tuples(size, size), min_size=draw(FEWEST), max_size=5)):
+        tiles = (1 + len_q // 128) * (1 + len_kv // 128) * heads
+        if tiles <= work:
+            lengths.append((len_q, len_kv))
+            work -= tiles
+    return lengths

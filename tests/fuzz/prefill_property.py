@@ -1,0 +1,124 @@
+"""tsmla_prefill is right, whatever the case: results, bytes that nobody may change, and bytes that nobody may read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import tsmla
+from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.variant import Dtype
+
+from .guarded import Guarded, strides
+from .places import Place
+from .prefill_case import D_V, PrefillCase
+from .reference_attention import Rows, judge, judge_extreme, precision
+from .reference_prefill import sequences
+
+
+def check(case: PrefillCase, place: Place) -> None:
+    """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
+    inputs = drawn(case)
+    with place.running(case.schedule):
+        memory, given = arranged(case, inputs)
+        result = tsmla.tsmla_prefill(**given)
+        torch.cuda.synchronize()
+        out, lse = (tensor.cpu() for tensor in result) if case.lse else (result.cpu(), None)
+        owned = torch.zeros(case.tokens_q, dtype=torch.bool)
+        for queries, _ in case.spans():
+            owned[queries.first : queries.end] = True
+        for name, guarded in memory.items():
+            may_change = owned[:, None, None].expand(out.shape) if name == "out" else None
+            wrong = guarded.changed(may_change)
+            assert not wrong, f"{name}: {wrong}"
+        if not place.device:  # what torch allocates on a GPU may hold anything
+            for name, new in (("out", out if case.out == "new" else None), ("lse", lse)):
+                assert new is None or new[~owned].isnan().all(), f"{name} was written in rows of no sequence"
+    given_precision = precision(case.torch_dtype, out.dtype, place.device and place.arch == "sm_90a")
+    assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, D_V)
+    scale = case.softmax_scale * case.k_scale
+    found = sequences(
+        *inputs, case.spans(), case.causal, scale, given_precision.score if case.extreme else None
+    )
+    if not found:
+        return
+    expected = Rows.joined([rows for *_, rows in found])
+    at = [(slice(queries.first, queries.end), head) for queries, head, _ in found]
+    got = torch.cat([out[place] for place in at])
+    got_lse = None if lse is None else torch.cat([lse[place] for place in at])
+    judged = judge_extreme if case.extreme else judge
+    judged(expected, got, got_lse, case.v_scale * case.output_scale, given_precision)
+
+
+def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """query, key and value on the CPU, with `unseen` in rows of no sequence and in keys that no query sees."""
+    generator = torch.Generator().manual_seed(case.seed)
+    q_owned, kv_seen = torch.zeros(case.tokens_q, dtype=torch.bool), torch.zeros(case.tokens_kv, dtype=torch.bool)
+    one_head = "expanded" in case.layouts
+    shapes = (case.tokens_q, case.heads), (case.tokens_kv, 1 if one_head else case.heads_kv)
+    q, k = (torch.randn(*shape, case.d_qk, generator=generator) * case.magnitude for shape in shapes)
+    v = torch.randn(*shapes[1], D_V, generator=generator)
+    for queries, keys in case.spans():
+        q_owned[queries.first : queries.end] = True
+        if len(queries):
+            kv_seen[keys.first : keys.end] = True
+        if len(keys) and case.values == "one heavy key":
+            k[keys.first + case.seed % len(keys)] *= 4
+        if case.values == "growing":
+            k[keys.first : keys.end] *= torch.linspace(0.02, 1.5, len(keys))[:, None, None]
+    if case.values == "uniform":
+        q.zero_()
+    dtype = case.torch_dtype
+    filler = torch.tensor(case.unseen if dtype != torch.float8_e4m3fn else math.nan)
+    packs = (q_owned, q), (kv_seen, k), (kv_seen, v)
+    q, k, v = (torch.where(there[:, None, None], pack, filler).to(dtype) for there, pack in packs)
+    return q, *(x.expand(-1, case.heads_kv, -1) for x in (k, v))
+
+
+def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[str, Guarded], dict[str, Any]]:
+    """The call's memory and its arguments."""
+    query, key, value = inputs
+    offset, dtype = 16 * case.offset, case.torch_dtype
+    memory: dict[str, Guarded] = {}
+
+    def put(name: str, content: torch.Tensor, layout: str) -> torch.Tensor:
+        memory[name] = Guarded(content.shape, dtype, strides(layout, content.shape, dtype.itemsize), content, offset)
+        return memory[name].tensor
+
+    def ends(name: str, values: tuple[int, ...]) -> torch.Tensor:
+        content = torch.tensor(values, dtype=torch.int32)
+        memory[name] = Guarded(content.shape, torch.int32, None, content, 4 * case.offset)
+        return memory[name].tensor
+
+    given: dict[str, Any] = {"query": put("query", query, case.layouts[0])}
+    if case.layouts[1] == "slices":
+        both = put("key and value", torch.cat([key, value], -1), "contiguous")
+        given |= {"key": both[..., : case.d_qk], "value": both[..., case.d_qk :]}
+    elif case.layouts[1] == "expanded":
+        for name, content in (("key", key), ("value", value)):
+            given[name] = put(name, content[:, :1], "contiguous").expand(-1, case.heads_kv, -1)
+    else:
+        given |= {"key": put("key", key, case.layouts[1]), "value": put("value", value, case.layouts[2])}
+    if case.out != "new":
+        shape = (case.tokens_q, case.heads, D_V)
+        layout = strides(case.out, shape, case.written.itemsize)
+        memory["out"] = Guarded(shape, case.written, layout, None, offset)
+        given["out"] = memory["out"].tensor
+    return memory, {
+        **given,
+        "seq_lens": None,
+        "cum_seq_lens": ends("cum_seq_lens", case.ends_kv),
+        "max_seq_len": max(1, case.tokens_kv),
+        "batch_size": case.batch,
+        "softmax_scale": case.softmax_scale,
+        "is_causal": case.causal,
+        "return_lse": case.lse,
+        "cum_seq_lens_q": None if case.ends_q is None else ends("cum_seq_lens_q", case.ends_q),
+        "max_seq_len_q": max(1, case.tokens_q),
+        "enable_pdl": case.pdl,
+        "k_scale": case.k_scale,
+        "v_scale": case.v_scale,
+        "output_scale": case.output_scale,
+        "out_dtype": None if case.out_dtype is None else TORCH_DTYPE_OF[Dtype(case.out_dtype)],
+    }

@@ -1,0 +1,58 @@
+"""Every property by name: what draws its cases and what checks one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+from tsmla.variant import DecodeVariant, PackVariant, PrefillVariant
+
+from . import decode_property, pack_property, prefill_property, refusal_property
+from .decode_case import DecodeCase, decode_cases, decode_extremes
+from .pack_case import PackCase, pack_cases
+from .places import Schedule
+from .prefill_case import PrefillCase, prefill_cases, prefill_extremes
+from .reference_decode import Sight
+from .refusal_case import Refusal, refusals
+
+Case = PrefillCase | DecodeCase | PackCase | Refusal
+
+
+class Property(NamedTuple):
+    """family: whose kernels it is about. cases: (kernel, hostile or not) -> strategy. each: cases for one kernel before
+    the next, whose PTX takes a second to be read. weight: its share of the time."""
+
+    family: type
+    cases: Callable[..., st.SearchStrategy[Any]]
+    each: int
+    weight: float
+
+
+PROPERTIES = {
+    "prefill": Property(PrefillVariant, prefill_cases, 12, 4),
+    "prefill extreme": Property(PrefillVariant, prefill_extremes, 12, 1),
+    "prefill refused": Property(PrefillVariant, refusals, 40, 0.4),
+    "decode": Property(DecodeVariant, decode_cases, 12, 4),
+    "decode extreme": Property(DecodeVariant, decode_extremes, 12, 1),
+    "decode refused": Property(DecodeVariant, refusals, 40, 0.4),
+    "pack": Property(PackVariant, pack_cases, 20, 1),
+    "pack refused": Property(PackVariant, refusals, 40, 0.2),
+}
+_CHECKS: dict[type, Callable[..., None]] = {
+    PrefillCase: prefill_property.check,
+    DecodeCase: decode_property.check,
+    PackCase: pack_property.check,
+    Refusal: refusal_property.check,
+}
+
+
+def check(case: Case, place: Any) -> None:
+    """Run a case somewhere and judge it. Raises AssertionError, and what the operator and the emulator raise."""
+    _CHECKS[type(case)](case, place)
+
+
+def case_of(text: str) -> Case:
+    """The case whose repr this is."""
+    names = {kind.__name__: kind for kind in (*_CHECKS, Schedule, Sight)}
+    return eval(text, {"__builtins__": {}}, {**names, "nan": float("nan"), "inf": float("inf")})

@@ -1,0 +1,186 @@
+"""Attention rows in float64, with what rounding may make of them, and the judgement of a kernel's results.
+
+What a kernel may lose is bounded from how it must work, not from how one does: products of inputs are added in float32,
+probabilities relative to some reference enter the product with the values in the inputs' precision (e4m3 where these
+have 8 bits), and the output is rounded once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+_SCORES = 2.0**-22
+"""What a score may be off, relative to the sum of its products' magnitudes: float32, added in any order."""
+_SCORES_8_BITS_ON_HOPPER = 2.0**-12
+"""The same where tensor cores keep 13 bits behind the leading one of the largest addend, in each of six steps or more
+(DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """How results are rounded. probability: the largest relative error of a rounded probability. underflow: the largest
+    error of one that is too small for its format, relative to the row's largest. out: dtype of the output. score: see
+    `_SCORES`."""
+
+    probability: float
+    underflow: float
+    out: torch.dtype
+    score: float
+
+
+def precision(dtype: torch.dtype, out_dtype: torch.dtype, on_hopper: bool) -> Precision:
+    """Of kernels for inputs of `dtype`. on_hopper: on a real GPU of that kind."""
+    if dtype.itemsize == 1:
+        lost = _SCORES_8_BITS_ON_HOPPER if on_hopper else _SCORES
+        return Precision(2.0**-4, 2.0**-14, out_dtype, lost)
+    return Precision(torch.finfo(dtype).eps / 2, 2.0**-24 if dtype == torch.float16 else 0.0, out_dtype, _SCORES)
+
+
+@dataclasses.dataclass
+class Rows:
+    """What rows of attention must be, in float64, before the output's factor. LSEs are natural logarithms.
+
+    mass: sum of weight x |value|. walk: square root of the sum of their squares, which is how far off the output is for
+    each unit of random error in the weights. weakest: root of the sum of squared values, times the largest weight.
+    products: the largest sum of |query x key| products, scaled. largest: score by magnitude. low, high: the range of
+    the values of keys that may have the largest score, for what float32 makes of scores; None if it was not asked for.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    mass: torch.Tensor
+    walk: torch.Tensor
+    weakest: torch.Tensor
+    products: torch.Tensor
+    largest: torch.Tensor
+    low: torch.Tensor | None
+    high: torch.Tensor | None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """All rows of the parts, of which there is at least one, one after the other."""
+        fields = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(None if field[0] is None else torch.cat(field) for field in fields))
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    score_error: float | None = None,
+) -> Rows:
+    """q [rows, d], k [keys, d], v [keys, d_v]; seen [rows, keys] says which keys a row sees. Keys that no row sees do
+    not matter, NaN or not. score_error: as `Precision.score`, where the values' range is wanted."""
+    anyone = seen.any(0)
+    q, k, v, seen = q.double(), k[anyone].double(), v[anyone].double(), seen[:, anyone]
+    rows, dims = len(q), v.shape[1]
+    if not seen.shape[1]:
+        nothing, none = torch.zeros(rows, dims, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
+        ends = None if score_error is None else nothing
+        return Rows(nothing, none - math.inf, nothing, nothing, nothing, none, none, ends, ends)
+    scores = (q @ k.T * scale).masked_fill(~seen, -math.inf)
+    magnitudes = (q.abs() @ k.abs().T * scale).masked_fill(~seen, 0)
+    top = scores.amax(-1)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0)[:, None]).exp()
+    products = magnitudes.amax(-1)
+    largest = scores.masked_fill(~seen, 0).abs().amax(-1)
+    low = high = None
+    if score_error is not None:
+        # e ** -30 of the largest weight is nothing beside it, whatever the number of keys in a case.
+        near = seen & (scores >= (top - 30 - 4 * (score_error * products + 2.0**-22 * largest))[:, None])
+        low, high = _end(v, near, torch.amin, math.inf), _end(v, near, torch.amax, -math.inf)
+    weakest = weights.amax(-1, keepdim=True) * (seen.double() @ v.square()).sqrt()
+    walk = (weights.square() @ v.square()).sqrt()
+    return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, products, largest, low, high)
+
+
+def _end(values: torch.Tensor, among: torch.Tensor, pick: Callable[..., torch.Tensor], other: float) -> torch.Tensor:
+    """The least or the largest of values [keys, dims] for each row of among [rows, keys]; 0 for a row without any."""
+    ends = pick(torch.where(among[..., None], values, other), 1)
+    return torch.where(among.any(1)[:, None], ends, 0.0)
+
+
+def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: float, given: Precision) -> None:
+    """Assert that outputs [rows, d_v] and natural LSEs [rows] are right: each element within the worst that rounding
+    can do, each row and all rows together within what it does to random values, so that zeros fail.
+
+    factor: what the output was multiplied by before it was rounded. An LSE is within 1e-5 and what its scores lose.
+    """
+    empty, got = _without_keys(expected, out, lse, factor)
+    size = abs(factor)
+    exact = expected.out * factor
+    error = (got - exact).abs()
+    drift = 2 * (given.score * expected.products + 2.0**-23 * expected.largest)[:, None]
+    assert float(drift.max() if len(drift) else 0) < 0.5, "the case has scores that float32 cannot tell apart"
+    finfo = torch.finfo(given.out)
+    last = finfo.eps / 2 * exact.abs() + finfo.smallest_normal * finfo.eps
+    lost = (given.probability + drift) * expected.mass
+    faint = given.underflow * expected.weakest
+    _within(error, size * (lost + 6 * faint) + last * 1.01, got, exact, "element")
+    # Random errors of weights are as often too high as too low, but an error common to a row's scales its output.
+    spread = (expected.out.square() + expected.walk.square()).sqrt()
+    row_bound = size * ((given.probability + drift) * spread + 2 * faint).norm(dim=-1) + last.norm(dim=-1)
+    _within(error.norm(dim=-1), row_bound, got.norm(dim=-1), exact.norm(dim=-1), "row")
+    several = expected.walk.norm(dim=-1) < 0.999 * expected.mass.norm(dim=-1)
+    certainty = min(1.0, 0.42 * (1 + 4 / math.sqrt(max(1, int(several.sum())))))
+    total = size * ((certainty * given.probability + drift) * spread + 2 * faint).norm() + last.norm()
+    _within(error.norm(), total, got.norm(), exact.norm(), "whole output")
+    if lse is not None:
+        off = (lse.double() - expected.lse)[~empty].abs()
+        bound = 1e-5 + 2e-6 * expected.lse[~empty].abs() + given.score * expected.products[~empty]
+        _within(off, bound, lse[~empty], expected.lse[~empty], "LSE")
+
+
+def judge_extreme(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: float, given: Precision) -> None:
+    """Assert what remains true where scores are too large for float32 to tell them apart: nothing is NaN, an output
+    lies between the values of keys that may have the largest score, and the LSE is within 1e-6 of the largest score and
+    what the score loses."""
+    empty, got = _without_keys(expected, out, lse, factor)
+    assert expected.low is not None and expected.high is not None
+    ends = torch.stack([expected.low * factor, expected.high * factor])
+    finfo = torch.finfo(given.out)
+    slack = 2 * given.probability * ends.abs().amax(0) + finfo.eps * ends.abs().amax(0) + finfo.smallest_normal
+    outside = torch.maximum(ends.amin(0) - got, got - ends.amax(0)).clamp_min(0)
+    _within(outside, slack, got, ends[0], "distance to the values of keys that may count, of element")
+    if lse is not None:
+        off = (lse.double() - expected.lse)[~empty].abs()
+        bound = 1e-5 + 1e-6 * expected.largest[~empty] + given.score * expected.products[~empty]
+        _within(off, bound, lse[~empty], expected.lse[~empty], "LSE")
+
+
+def _without_keys(
+    expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows see no key, and the output in float64, after what must hold of any."""
+    got = out.double()
+    assert got.isfinite().all(), f"{int((~got.isfinite()).sum())} of {got.numel()} outputs are not finite"
+    empty = expected.lse == -math.inf
+    assert (got[empty] == 0).all(), "a row that sees no key must give 0"
+    if factor == 0:
+        assert (got == 0).all(), "an output times 0 must be 0"
+    if lse is not None:
+        assert not lse.isnan().any(), f"{int(lse.isnan().sum())} of {lse.numel()} LSEs are NaN"
+        wrong = (lse == -math.inf) != empty
+        assert not wrong.any(), f"LSE is -inf, or is not, at row {int(wrong.nonzero()[0])}: -inf means no key"
+        assert (lse[~empty] < math.inf).all(), "LSE is inf"
+    return empty, got
+
+
+def _within(error: torch.Tensor, bound: torch.Tensor, got: torch.Tensor, exact: torch.Tensor, what: str) -> None:
+    excess = (error - bound).reshape(-1)
+    if not len(excess) or bool((excess <= 0).all()):
+        return
+    at = int(excess.argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), error.shape)) if error.dim() else ()
+    raise AssertionError(
+        f"{what} {place or ''} is {float(got.reshape(-1)[at]):.6g} instead of {float(exact.reshape(-1)[at]):.6g}: off "
+        f"by {float(error.reshape(-1)[at]):.3g}, allowed {float(bound.reshape(-1)[at]):.3g}; "
+        f"{int((excess > 0).sum())} of {len(excess)} are off"
+    )

@@ -1,0 +1,110 @@
+"""Calls that operators must refuse: right ones with one argument wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+from tsmla.variant import DecodeVariant, PackVariant, PrefillVariant, Variant
+
+from . import wrong_arguments
+from .decode_case import DecodeCase
+from .guarded import LAYOUTS
+from .pack_case import PackCase
+from .plain import Plain
+from .prefill_case import PrefillCase
+from .reference_decode import Sight
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Refusal(Plain):
+    """A call that is right but for one argument. wrong: in what, a key of SPOIL, or "value" for one of the argument's
+    wrong values. index: which value or variation. seen: after a right call of the kind, which the operator remembers.
+    """
+
+    call: PrefillCase | DecodeCase | PackCase
+    argument: str
+    wrong: str
+    index: int = 0
+    seen: bool = False
+
+    def variant(self, arch: str) -> Variant:
+        """The kernel that serves the right call."""
+        return self.call.variant(arch)
+
+
+TABLES = {
+    PrefillCase: wrong_arguments.PREFILL, DecodeCase: wrong_arguments.DECODE, PackCase: wrong_arguments.PACK,
+}  # fmt: skip
+
+
+@st.composite
+def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
+    """Any wrong argument of the operator that this kernel belongs to."""
+    if isinstance(variant, PrefillVariant):
+        call = draw(_prefills(variant))
+    elif isinstance(variant, DecodeVariant):
+        call = draw(_decodes(variant))
+    else:
+        assert isinstance(variant, PackVariant)
+        call = draw(_packs(variant))
+    argument = draw(st.sampled_from(list(TABLES[type(call)])))
+    ways, values, _ = TABLES[type(call)][argument]
+    wrong = draw(st.sampled_from((*ways, *["value"] * min(3, len(values)))))
+    index = draw(st.integers(0, len(values) - 1 if wrong == "value" else 5))
+    return Refusal(call, argument, wrong, index, draw(st.booleans()))
+
+
+@st.composite
+def _prefills(draw: Any, variant: PrefillVariant) -> PrefillCase:
+    return PrefillCase(
+        dtype=str(variant.dtype),
+        out_dtype=str(variant.out_dtype),
+        d_qk=variant.d_qk,
+        heads_kv=2,
+        group=draw(st.sampled_from((1, 2))),
+        ends_q=(0, 3, 5),
+        ends_kv=(0, 3, 7),
+        tokens_q=5,
+        tokens_kv=7,
+        causal=variant.causal,
+        lse=variant.lse,
+        pdl=variant.pdl,
+        layouts=(draw(st.sampled_from(LAYOUTS)), *draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2)))),
+        out="contiguous",
+    )
+
+
+@st.composite
+def _decodes(draw: Any, variant: DecodeVariant) -> DecodeCase:
+    return DecodeCase(
+        dtype=str(variant.dtype),
+        seq_lens=(5, 20, 1),
+        q_len=2,
+        heads=draw(st.sampled_from((2, 3))),
+        page=draw(st.sampled_from((16, 64))),
+        width=4,
+        sight=draw(st.sampled_from((Sight(), Sight(cp_world=2, cp_rank=1)))),
+        causal_seqs=(10, 40, 2),
+        visible=((5, 5), (20, 3), (1, 1)),
+        wide_lengths=draw(st.booleans()),
+        wide_causal=draw(st.booleans()),
+        lse=variant.lse,
+        pdl=variant.pdl,
+        out="given",
+        workspace=draw(st.sampled_from(("int8", "uint8"))),
+    )
+
+
+@st.composite
+def _packs(draw: Any, variant: PackVariant) -> PackCase:
+    return PackCase(
+        dtype=str(variant.dtype),
+        fp8=str(variant.out_dtype),
+        tokens=3,
+        heads=2,
+        layouts=(*draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2))), "contiguous", "contiguous"),
+        rope=(draw(st.sampled_from((2, 3))), "contiguous"),
+        pdl=variant.pdl,
+    )

@@ -1,0 +1,63 @@
+"""A wrong argument is refused in the operator's own words: it is named, nothing is launched, and no byte changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import tsmla
+
+from . import decode_property, pack_property, prefill_property
+from .decode_case import DecodeCase
+from .guarded import Guarded
+from .pack_case import PackCase
+from .places import Place
+from .prefill_case import PrefillCase
+from .refusal_case import TABLES, Refusal
+from .wrong_arguments import SPOIL
+
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    PrefillCase: tsmla.tsmla_prefill, DecodeCase: tsmla.tsmla_decode, PackCase: tsmla.mla_kv_pack_quantize_fp8,
+}  # fmt: skip
+_PROPERTIES: dict[type, Any] = {
+    PrefillCase: prefill_property, DecodeCase: decode_property, PackCase: pack_property,
+}  # fmt: skip
+
+
+def check(case: Refusal, place: Place) -> None:
+    """Make the wrong call. Raises AssertionError, and what the emulator and a right call raise."""
+    kind = type(case.call)
+    operator = _OPERATORS[kind]
+    inputs = _PROPERTIES[kind].drawn(case.call)
+    _, values, related = TABLES[kind][case.argument]
+    with place.running(case.call.schedule) as launched:
+        if case.seen:
+            _, right = _PROPERTIES[kind].arranged(case.call, inputs)
+            operator(**right)
+        memory: dict[str, Guarded]
+        memory, given = _PROPERTIES[kind].arranged(case.call, inputs)
+        right_one = given[case.argument]
+        given[case.argument] = values[case.index] if case.wrong == "value" else SPOIL[case.wrong](right_one, case.index)
+        before = launched()
+        try:
+            operator(**given)
+        except tsmla.TsmlaError as error:
+            said = str(error)
+        except Exception as error:
+            raise AssertionError(f"raised {type(error).__name__}, not a TsmlaError: {error}") from error
+        else:
+            raise AssertionError(f"{case.argument} = {_shown(given[case.argument])} was accepted")
+        torch.cuda.synchronize()
+        assert launched() == before, f"{launched() - before} kernels were launched before it was refused: {said}"
+        for name, guarded in memory.items():
+            wrong = guarded.changed()
+            assert not wrong, f"{name}: {wrong}"
+    assert said.startswith(f"{operator.__name__}: "), f"the error does not name the operator: {said}"
+    assert any(name in said for name in (case.argument, *related)), f"the error does not name {case.argument}: {said}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of {tuple(value.shape)}, strides {tuple(value.stride())}, on {value.device}"
+    return repr(value)

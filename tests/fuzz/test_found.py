@@ -1,0 +1,61 @@
+"""Cases that failed once, on every architecture that has kernels for them; what they do not say is as by default."""
+
+from __future__ import annotations
+
+import pytest
+import tsmla
+
+from .decode_case import DecodeCase
+from .places import ARCHS, Place, Schedule
+from .prefill_case import PrefillCase
+from .properties import Case, case_of, check
+from .reference_decode import Sight
+from .refusal_case import Refusal
+
+FOUND: dict[str, Case] = {
+    "prefill: more queries than a tile has, one key": PrefillCase(ends_q=(0, 129), tokens_q=129),
+    "prefill: a tile of queries before any key": PrefillCase(
+        ends_q=(0, 257), ends_kv=(0, 63), tokens_q=257, tokens_kv=63, schedule=Schedule(races=False)
+    ),
+    "prefill: output of a single row with odd strides": PrefillCase(out="odd where single"),
+    "prefill: value of a single row with odd strides": PrefillCase(layouts=("contiguous",) * 2 + ("odd where single",)),
+    "prefill: a large scale in 8 bits, a query without keys": PrefillCase(
+        dtype="e4m3", ends_q=(0, 2), tokens_q=2, softmax_scale=2.0**28, magnitude=2.0**-5, extreme=True
+    ),
+    "prefill: a large scale in 8 bits, one key": PrefillCase(
+        dtype="e5m2", ends_q=(0, 2), tokens_q=2, causal=False, lse=False, softmax_scale=2.0**46, magnitude=2.0**-12,
+        extreme=True,
+    ),
+    "prefill: a large scale": PrefillCase(dtype="fp16", softmax_scale=2.0**46, magnitude=2.0**-10, extreme=True),
+    "prefill: a pack that starts before its tensor": PrefillCase(ends_q=(-1, 1), ends_kv=(-(2**31), 0), tokens_kv=0),
+    "prefill: ends beyond the pack, in no order": PrefillCase(
+        dtype="e5m2", ends_q=(0, 4, 8), ends_kv=(3086, 512, 2**31 - 1), tokens_q=8, tokens_kv=527
+    ),
+    "prefill: a batch size that is no number": Refusal(PrefillCase(), "batch_size", "value", 1),
+    "decode: a query token that may see no key, which is NaN": DecodeCase(page=16, visible=((0,),)),
+    "decode: more keys than the page table has": DecodeCase(seq_lens=(5000,), heads=65, page=16),
+    "decode: far more keys than the page table has, and a window": DecodeCase(
+        seq_lens=(262145,), page=32, sight=Sight(window_left=0)
+    ),
+    "decode: a length of 63 bits": DecodeCase(seq_lens=(2**63 - 1,), page=16, wide_lengths=True),
+    "decode: lengths and pages below 0": DecodeCase(
+        seq_lens=(1, -(2**31)), heads=65, page=16, missing=((0, 0, -(2**31)),)
+    ),
+    "decode: a large scale, a query token without keys": DecodeCase(
+        q_len=2, softmax_scale=2.0**40, magnitude=2.0**-15, extreme=True
+    ),
+    "decode: the least scale": DecodeCase(softmax_scale=2.0**-126, magnitude=2.0**50, extreme=True),
+    "decode: a large scale": DecodeCase(dtype="fp16", softmax_scale=2.0**46, magnitude=2.0**-10, extreme=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND.keys())
+def test_found_case(case, arch):
+    if tsmla.why_unsupported(case.variant(arch)) is None:
+        check(case, Place(arch))
+
+
+@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND.keys())
+def test_a_case_is_its_repr(case):
+    assert repr(case_of(repr(case))) == repr(case)

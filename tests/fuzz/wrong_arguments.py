@@ -1,0 +1,139 @@
+"""In what an argument can be wrong: for each operator its arguments, ways to spoil each, and values out of range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .guarded import Guarded, contiguous
+
+_OTHER_DTYPES = {
+    torch.int32: (torch.float32, torch.int16, torch.uint32, torch.int8),
+    torch.int64: (torch.float64, torch.uint32, torch.uint64, torch.int16),
+}
+_NO_DTYPES = (torch.float32, torch.float64, torch.int16, torch.bool)
+
+
+def _cpu(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    return tensor.cpu()
+
+
+def _dtype(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    others = _OTHER_DTYPES.get(tensor.dtype, _NO_DTYPES)
+    return Guarded(tuple(tensor.shape), others[index % len(others)]).tensor
+
+
+def _more_dims(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    return tensor[None]
+
+
+def _fewer_dims(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    return tensor[0]
+
+
+def _gap(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    shape = tuple(tensor.shape)
+    return Guarded(shape, tensor.dtype, tuple(2 * stride for stride in contiguous(shape))).tensor
+
+
+def _address(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    misses = [size for size in (1, 2, 4, 8) if size % tensor.element_size() == 0]
+    return Guarded(tuple(tensor.shape), tensor.dtype, None, None, misses[index % len(misses)]).tensor
+
+
+def _stride(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """Rows that lie a few bytes too far apart; the outermost dimension has more than one."""
+    shape = tuple(tensor.shape)
+    strides = contiguous(shape)
+    return Guarded(shape, tensor.dtype, (strides[0] + 1 + index % 3, *strides[1:])).tensor
+
+
+def _rows_apart(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """Gaps of 16 bytes before each last dimension, for arguments that must have none."""
+    shape = tuple(tensor.shape)
+    strides = contiguous((*shape[:-1], shape[-1] + 16 // tensor.element_size()))
+    return Guarded(shape, tensor.dtype, strides).tensor
+
+
+def _resized(dim: int, by: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    def resized(tensor: torch.Tensor, index: int) -> torch.Tensor:
+        shape = list(tensor.shape)
+        shape[dim] += by
+        return Guarded(tuple(shape), tensor.dtype).tensor
+
+    return resized
+
+
+SPOIL: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "on the CPU": _cpu,
+    "dtype": _dtype,
+    "more dims": _more_dims,
+    "fewer dims": _fewer_dims,
+    "gap": _gap,
+    "address": _address,
+    "stride": _stride,
+    "rows apart": _rows_apart,
+    **{f"dim {dim} {by:+}": _resized(dim, by) for dim in range(4) for by in (-1, 1, 16)},
+}
+"""What makes a wrong tensor of a right one; the number chooses among variations."""
+
+_ANY = ("on the CPU", "dtype", "more dims", "fewer dims")
+_ALIGNED = ("gap", "address", "stride")
+_WHOLE = ("gap", "address", "rows apart")
+_NUMBERS = (None, "1", torch.ones(()))
+_SCALES = (*_NUMBERS, math.nan, math.inf, -math.inf, 1e41)
+_FACTORS = (*_SCALES, 0, 0.0, -1.0, 1e-39, 5e-324)
+_NO_TENSORS = ("tensor", 3, [1, 2])
+
+PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
+    "query": ((*_ANY, *_ALIGNED, "dim 2 -1", "dim 2 +16"), (None, *_NO_TENSORS), ("head dims",)),
+    "key": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 0 -1", "dim 1 +1", "dim 2 -1", "dim 2 +16"), (None, *_NO_TENSORS), ()),
+    "value": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 +1", "dim 2 -1"), (None, *_NO_TENSORS), ("key", "head dims")),
+    "cum_seq_lens": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
+    "cum_seq_lens_q": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ()),
+    "out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +16"), _NO_TENSORS, ("writes",)),
+    "batch_size": ((), (None, "2", 1, 3, -1), ("cum_seq_lens",)),
+    "softmax_scale": ((), _FACTORS, ()),
+    "k_scale": ((), _FACTORS, ()),
+    "v_scale": ((), _SCALES, ()),
+    "output_scale": ((), _SCALES, ()),
+    "out_dtype": ((), (torch.float32, torch.float8_e4m3fn, "bf16", torch.int8), ("writes", "out is")),
+}
+"""Argument -> how its tensor can be wrong, values that are wrong, what else an error may speak of."""
+DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
+    "query": ((*_ANY, *_WHOLE, "dim 0 +1", "dim 3 -1"), (None, *_NO_TENSORS), ("block_tables",)),
+    "kv_cache": (
+        ("on the CPU", "dtype", *_ALIGNED, "rows apart", "dim 1 +1", "dim 1 +16", "dim 2 -1"), (None, *_NO_TENSORS), (),
+    ),
+    "workspace_buffer": (("on the CPU", "dtype", "more dims", "fewer dims", "gap", "address", "dim 0 -1"),
+                         (None, *_NO_TENSORS), ()),
+    "block_tables": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
+    "seq_lens": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
+    "causal_seqs": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ()),
+    "local_visible_lens": ((*_ANY, "dim 0 +1", "dim 1 -1", "dim 1 +1"), _NO_TENSORS, ()),
+    "out": ((*_ANY, *_WHOLE, "dim 0 +1", "dim 2 -1", "dim 3 +16"), _NO_TENSORS, ()),
+    "kv_lora_rank": ((), (511, 0, -512, None, "512"), ()),
+    "qk_rope_head_dim": ((), (63, 0, None), ()),
+    "max_seq_len": ((), (*_NUMBERS, 0, -1, 2**31, 3.0), ()),
+    "softmax_scale": ((), _FACTORS, ()),
+    "output_scale": ((), _SCALES, ()),
+    "window_left": ((), (*_NUMBERS, -2, 2**31, 1.5), ()),
+    "cp_world": ((), (*_NUMBERS, 0, -1, 2**31, 1.5), ("cp_rank", "cp_interleave_size")),
+    "cp_rank": ((), (*_NUMBERS, -1, 2, 2**31, 0.5), ()),
+    "cp_interleave_size": ((), (*_NUMBERS, 0, -1, 2**31, 1.5), ()),
+    "min_split_kv": ((), (*_NUMBERS, 0, 257, 1.5), ()),
+    "lse_base": ((), (None, 10, "2", -2.0, 1.0), ()),
+}  # fmt: skip
+PACK: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
+    "k_nope": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 -1"), (None, *_NO_TENSORS), ("d_nope", "k_pe", "v ")),
+    "k_pe": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 0 -1", "dim 1 +1"), (None, *_NO_TENSORS), ("d_rope",)),
+    "v": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 -1"), (None, *_NO_TENSORS), ("d_v",)),
+    "k_out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +16"), _NO_TENSORS, ()),
+    "v_out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +16"), _NO_TENSORS, ()),
+    "k_scale_inv": ((), _NUMBERS, ()),
+    "v_scale_inv": ((), _NUMBERS, ()),
+    "fp8_dtype": ((), (None, torch.bfloat16, torch.uint8, "e4m3"), ()),
+}
