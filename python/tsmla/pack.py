@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from . import checks, resolve
+from .checks import LARGEST_FLOAT32
 from .errors import ArgumentError, UnsupportedError
 from .support import PACK_DTYPES, PACK_OUT_DTYPES, why_unsupported
 from .variant import PackVariant
@@ -14,8 +15,11 @@ from .variant import PackVariant
 _OPERATOR = "mla_kv_pack_quantize_fp8"
 _ALIGNMENT = 16
 """Bytes: every load and store of the kernel is 16 bytes wide."""
+_BYTES = 2
+"""Of an element of each of PACK_DTYPES."""
 _DTYPES = {torch_dtype: ours for torch_dtype, ours in checks.TORCH_DTYPES.items() if ours in PACK_DTYPES}
 _FP8_DTYPES = {torch_dtype: ours for torch_dtype, ours in checks.TORCH_DTYPES.items() if ours in PACK_OUT_DTYPES}
+_grad_enabled = torch.is_grad_enabled
 _MAX_ROWS = 2**30
 """Tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
 
@@ -42,7 +46,8 @@ def mla_kv_pack_quantize_fp8(
             strides multiples of 16 bytes.
         k_pe: [tokens, 1, d_rope] or [tokens, d_rope], k_nope's dtype; shared by all heads.
         v: [tokens, heads, d_v], k_nope's dtype.
-        k_scale_inv, v_scale_inv: Python numbers that multiply K and V (the reciprocals of the dequantisation scales).
+        k_scale_inv, v_scale_inv: Python numbers that multiply K and V (the reciprocals of the dequantisation scales);
+            finite in float32.
         k_out: [tokens, heads, d_nope + d_rope] of `fp8_dtype` to write into.
         v_out: [tokens, heads, d_v] of `fp8_dtype` to write into.
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e5m2.
@@ -56,10 +61,17 @@ def mla_kv_pack_quantize_fp8(
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
-    given = (k_nope, k_pe, v, k_out, v_out, fp8_dtype, bool(enable_pdl))
+    if type(enable_pdl) is not bool:
+        enable_pdl = checks.flag(_OPERATOR, "enable_pdl", enable_pdl)
+    given = (k_nope, k_pe, v, k_out, v_out, fp8_dtype, enable_pdl)
     kernel = _known(*given) or _examined(*given)
-    k_scale_inv = checks.number(_OPERATOR, "k_scale_inv", k_scale_inv)
-    v_scale_inv = checks.number(_OPERATOR, "v_scale_inv", v_scale_inv)
+    if not (
+        type(k_scale_inv) is type(v_scale_inv) is float
+        and -LARGEST_FLOAT32 <= k_scale_inv <= LARGEST_FLOAT32
+        and -LARGEST_FLOAT32 <= v_scale_inv <= LARGEST_FLOAT32
+    ):
+        k_scale_inv = checks.scale(_OPERATOR, "k_scale_inv", k_scale_inv)
+        v_scale_inv = checks.scale(_OPERATOR, "v_scale_inv", v_scale_inv)
     tokens, heads, d_nope = k_nope.shape
     if k_out is None:
         d_k = d_nope + k_pe.shape[-1]
@@ -89,7 +101,7 @@ def _known(
     None for every other call: wrong ones, and right ones with odd strides of dimensions of size 1.
     """
     try:
-        device, dtype = k_nope.device, k_nope.dtype
+        device, dtype, graded = k_nope.get_device(), k_nope.dtype, _grad_enabled()
         tokens, heads, d_nope = k_nope.shape
         d_v = v.shape[2]
         k_token, k_head, k_dim = k_nope.stride()
@@ -100,14 +112,16 @@ def _known(
         addresses = k_nope.data_ptr() | v.data_ptr() | k_pe.data_ptr()
         if not (
             k_dim == v_dim == rope_stride[-1] == 1
-            and (addresses | strides * k_nope.element_size()) % _ALIGNMENT == 0
+            and (addresses | strides * _BYTES) % _ALIGNMENT == 0
             and v.shape == (tokens, heads, d_v)
             and rope_shape in ((tokens, 1, d_rope), (tokens, d_rope))
             and tokens * heads <= _MAX_ROWS
             and v.dtype is dtype
             and k_pe.dtype is dtype
-            and v.device == device
-            and k_pe.device == device
+            and v.get_device() == device
+            and k_pe.get_device() == device
+            and not (k_nope.is_neg() or k_pe.is_neg() or v.is_neg())
+            and not (graded and (k_nope.requires_grad or k_pe.requires_grad or v.requires_grad))
         ):
             return None
         for out, width in ((k_out, d_nope + d_rope), (v_out, d_v)):
@@ -118,11 +132,13 @@ def _known(
                     and (out.data_ptr() | token | head) % _ALIGNMENT == 0
                     and out.shape == (tokens, heads, width)
                     and out.dtype is fp8_dtype
-                    and out.device == device
+                    and out.get_device() == device
+                    and (head >= width and token >= heads * head or not checks.overlapping(out))
+                    and not (out.is_neg() or graded and out.requires_grad)
                 ):
                     return None
-        return resolve.calls.get((_OPERATOR, device, dtype, fp8_dtype, d_nope, d_rope, d_v, pdl))
-    except (AttributeError, IndexError, TypeError, ValueError):
+        return resolve.calls.get((_OPERATOR, device, dtype, fp8_dtype, d_nope, d_rope, d_v, pdl, type(k_nope)))
+    except Exception:  # whatever wrong arguments raise; `_examined` finds words for it
         return None
 
 
@@ -139,7 +155,7 @@ def _examined(
     variant = _variant(k_nope, k_pe, v, fp8_dtype, pdl)
     _check(variant, k_nope, k_pe, v, k_out, v_out, fp8_dtype)
     dims = (variant.d_nope, variant.d_rope, variant.d_v)
-    kind = (_OPERATOR, k_nope.device, k_nope.dtype, fp8_dtype, *dims, pdl)
+    kind = (_OPERATOR, k_nope.get_device(), k_nope.dtype, fp8_dtype, *dims, pdl, type(k_nope))
     kernel = resolve.kernel(variant)
     resolve.keep(kind, kernel)
     return kernel
@@ -157,9 +173,7 @@ def _variant(
     if k_pe.ndim != 2:
         checks.ndim(_OPERATOR, "k_pe", k_pe, ("tokens", "1", "d_rope"))
     checks.dtype_in(_OPERATOR, "k_nope", k_nope, _DTYPES)
-    if fp8_dtype not in _FP8_DTYPES:
-        accepted = ", ".join(map(str, _FP8_DTYPES))
-        raise ArgumentError(f"{_OPERATOR}: fp8_dtype is {fp8_dtype}; accepted: {accepted}")
+    checks.torch_dtype(_OPERATOR, "fp8_dtype", fp8_dtype, _FP8_DTYPES)
     variant = PackVariant(
         arch=checks.arch_of(device),
         dtype=_DTYPES[k_nope.dtype],
@@ -199,6 +213,7 @@ def _check(
         if out is not None:
             checks.same_device(_OPERATOR, name, out, "k_nope", k_nope.device)
             tensors.append((name, out, (tokens, heads, width), fp8_dtype))
+            checks.no_overlap(_OPERATOR, name, out)
     for name, tensor, shape, dtype in tensors:
         checks.dtype_in(_OPERATOR, name, tensor, (dtype,))
         checks.shape(_OPERATOR, name, tensor, shape)

@@ -45,7 +45,7 @@ class Recorder:
 def recorder(monkeypatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(resolve, "kernel", recorder)
-    monkeypatch.setattr(checks, "cuda", lambda operator, name, tensor: tensor.device)
+    monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
     monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: tuple(support.DECODE_OUT_DTYPES)})
     properties = types.SimpleNamespace(multi_processor_count=SMS)
