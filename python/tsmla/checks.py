@@ -86,11 +86,11 @@ def stored(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tens
     if tensor.is_quantized:
         refuse("is a quantised tensor", f"of plain numbers (pass {name}.dequantize() or {name}.int_repr())")
     if tensor.is_neg():
-        refuse("is a view that torch negates when it is read", f"of numbers as they are (pass {name}.resolve_neg())")
+        refuse("is a view that torch negates when it is read", f"that memory holds (pass {name}.resolve_neg())")
     if tensor.is_conj():
-        refuse("is a view that torch conjugates when it is read", f"of numbers as they are (pass {name}.resolve_conj())")
+        refuse("is a view that torch conjugates when it is read", f"that memory holds (pass {name}.resolve_conj())")
     if not tensor.is_meta and not _has_memory(tensor):
-        refuse(f"is a {type(tensor).__name__} without memory", "that holds numbers, not one that torch traces, transforms or freed")
+        refuse(f"is a {type(tensor).__name__} without memory", "that torch neither traces, nor transforms, nor freed")
     if tensor.requires_grad and torch.is_grad_enabled():
         refuse(
             "requires a gradient, and none is computed here",
@@ -103,7 +103,8 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor has an address. Fake ones, wrappers of torch.func, wrapping subclasses and those whose storage
     was freed have none."""
     try:
-        return tensor.numel() == 0 or tensor.data_ptr() != 0
+        fake = tensor.untyped_storage().device.type == "meta"
+        return not fake and (tensor.numel() == 0 or tensor.data_ptr() != 0)
     except RuntimeError:
         return False
 
@@ -151,9 +152,8 @@ def no_overlap(operator: str, name: str, tensor: torch.Tensor) -> None:
     """A tensor to write into: no two of its elements share memory."""
     if overlapping(tensor):
         raise ArgumentError(
-            f"{operator}: {name} has shape {_shape(tensor.shape)} and strides {tuple(tensor.stride())}, so that some of "
-            "its elements share memory; each element to write needs its own (an expanded tensor has not, torch.empty "
-            "makes one that has)"
+            f"{operator}: {name} has shape {_shape(tensor.shape)} and strides {tuple(tensor.stride())}, so some of its "
+            "elements share memory; each one that is written needs its own (pass one that torch.empty made, say)"
         )
 
 

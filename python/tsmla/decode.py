@@ -8,12 +8,11 @@ import torch
 
 from . import checks, resolve
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
-from .decode_checks import LARGEST_INT, OPERATOR, Options, Tensors, cuda_device, examined, gpu_of, integers, sized
+from .decode_checks import LARGEST_INT, OPERATOR, Tensors, cuda_device, examined, gpu_of, integers, sized
 from .errors import TsmlaError
 from .plan import plan_decode
 
 _grad_enabled = torch.is_grad_enabled
-_OPTIONS = len(Options._fields)
 
 
 def tsmla_decode(
@@ -106,7 +105,10 @@ def tsmla_decode(
         causal_mask = checks.flag(OPERATOR, "causal_mask", causal_mask)
         softmax_scale = checks.scale(OPERATOR, "softmax_scale", softmax_scale, positive=True)
         output_scale = checks.scale(OPERATOR, "output_scale", output_scale)
-    longest = 1 << (max_seq_len - 1).bit_length()
+    options = (
+        return_lse, enable_pdl, kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(), window_left,
+        cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+    )  # fmt: skip
     try:
         cache_shape, lengths_dtype = kv_cache.shape, seq_lens.dtype
         kind = (  # whatever `examined` looks at and no kernel refuses by itself
@@ -120,12 +122,11 @@ def tsmla_decode(
             _grad_enabled() and (
                 query.requires_grad or kv_cache.requires_grad or out is not None and out.requires_grad
             ),
-            return_lse, enable_pdl, kv_lora_rank, qk_rope_head_dim, longest, window_left, cp_world, cp_rank,
-            cp_interleave_size, min_split_kv, lse_base,
+            options,
         )  # fmt: skip
         kernel, parts, workspace_bytes, nothing, new_out, new_lse = resolve.calls.get(kind) or examined(
             Tensors(query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out),
-            Options(*kind[-_OPTIONS:]),
+            options,
             kind,
         )
         if not workspace_bytes <= workspace_buffer.nbytes <= LARGEST_INT:
@@ -149,11 +150,8 @@ def tsmla_decode(
     except Exception:
         examined(  # raises if an argument is wrong, and says which
             Tensors(query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out),
-            Options(
-                return_lse, enable_pdl, kv_lora_rank, qk_rope_head_dim, longest, window_left, cp_world, cp_rank,
-                cp_interleave_size, min_split_kv, lse_base,
-            ),
-        )  # fmt: skip
+            options,
+        )
         raise
     if lse is None:
         return out

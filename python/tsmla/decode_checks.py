@@ -72,8 +72,8 @@ class Options(NamedTuple):
     lse_base: float
 
 
-def examined(given: Tensors, chosen: Options, kind: tuple | None = None) -> Served:
-    """What serves a call, with every check and its error.
+def examined(given: Tensors, options: tuple, kind: tuple | None = None) -> Served:
+    """What serves a call (options: fields of `Options`), with every check and its error.
 
     kind: the key under which `resolve` keeps it for calls that need no examination; None keeps nothing, and so does a
     call that launches nothing. The key tells everything that is looked at here, except what a kernel refuses by itself
@@ -82,6 +82,7 @@ def examined(given: Tensors, chosen: Options, kind: tuple | None = None) -> Serv
     with gaps in the last dimension. Of integers it does not tell whether torch negates them when they are read: no
     public function makes such.
     """
+    chosen = Options(*options)
     variant = _variant(given.query, chosen)
     out_dtype = checks.TORCH_DTYPE_OF[variant.out_dtype]
     _check(given, out_dtype)

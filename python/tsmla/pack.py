@@ -23,6 +23,9 @@ _grad_enabled = torch.is_grad_enabled
 _MAX_ROWS = 2**30
 """Tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
 
+Served = tuple[Callable[..., None], int, int, int, int]
+"""The kernel of a call, and its tokens, heads and widths of K and V."""
+
 
 def mla_kv_pack_quantize_fp8(
     k_nope: torch.Tensor,
@@ -64,7 +67,7 @@ def mla_kv_pack_quantize_fp8(
     if type(enable_pdl) is not bool:
         enable_pdl = checks.flag(_OPERATOR, "enable_pdl", enable_pdl)
     given = (k_nope, k_pe, v, k_out, v_out, fp8_dtype, enable_pdl)
-    kernel = _known(*given) or _examined(*given)
+    kernel, tokens, heads, d_k, d_v = _known(*given) or _examined(*given)
     if not (
         type(k_scale_inv) is type(v_scale_inv) is float
         and -LARGEST_FLOAT32 <= k_scale_inv <= LARGEST_FLOAT32
@@ -72,13 +75,10 @@ def mla_kv_pack_quantize_fp8(
     ):
         k_scale_inv = checks.scale(_OPERATOR, "k_scale_inv", k_scale_inv)
         v_scale_inv = checks.scale(_OPERATOR, "v_scale_inv", v_scale_inv)
-    tokens, heads, d_nope = k_nope.shape
     if k_out is None:
-        d_k = d_nope + k_pe.shape[-1]
         strides = (heads * d_k, d_k, 1)
         k_out = torch.empty_strided((tokens, heads, d_k), strides, dtype=fp8_dtype, device=k_nope.device)
     if v_out is None:
-        d_v = v.shape[2]
         strides = (heads * d_v, d_v, 1)
         v_out = torch.empty_strided((tokens, heads, d_v), strides, dtype=fp8_dtype, device=k_nope.device)
     if tokens and heads:
@@ -95,13 +95,13 @@ def _known(
     v_out: torch.Tensor | None,
     fp8_dtype: torch.dtype,
     pdl: bool,
-) -> Callable[..., None] | None:
-    """The kernel of a call of a kind seen before whose tensors are plainly as `_check` wants them, in a microsecond.
+) -> Served | None:
+    """What serves a call of a kind seen before whose tensors are plainly as `_check` wants them, in a microsecond.
 
     None for every other call: wrong ones, and right ones with odd strides of dimensions of size 1.
     """
     try:
-        device, dtype, graded = k_nope.get_device(), k_nope.dtype, _grad_enabled()
+        device, dtype, graded = k_nope.device, k_nope.dtype, _grad_enabled()
         tokens, heads, d_nope = k_nope.shape
         d_v = v.shape[2]
         k_token, k_head, k_dim = k_nope.stride()
@@ -118,28 +118,33 @@ def _known(
             and tokens * heads <= _MAX_ROWS
             and v.dtype is dtype
             and k_pe.dtype is dtype
-            and v.get_device() == device
-            and k_pe.get_device() == device
+            and v.device == device
+            and k_pe.device == device
             and not (k_nope.is_neg() or k_pe.is_neg() or v.is_neg())
             and not (graded and (k_nope.requires_grad or k_pe.requires_grad or v.requires_grad))
         ):
             return None
         for out, width in ((k_out, d_nope + d_rope), (v_out, d_v)):
             if out is not None:
-                token, head, dim = out.stride()
                 if not (
-                    dim == 1
-                    and (out.data_ptr() | token | head) % _ALIGNMENT == 0
+                    (out.is_contiguous() or _spaced(out))
+                    and out.data_ptr() % _ALIGNMENT == 0
                     and out.shape == (tokens, heads, width)
                     and out.dtype is fp8_dtype
-                    and out.get_device() == device
-                    and (head >= width and token >= heads * head or not checks.overlapping(out))
+                    and out.device == device
                     and not (out.is_neg() or graded and out.requires_grad)
                 ):
                     return None
-        return resolve.calls.get((_OPERATOR, device, dtype, fp8_dtype, d_nope, d_rope, d_v, pdl, type(k_nope)))
+        kernel = resolve.calls.get((_OPERATOR, device, dtype, fp8_dtype, d_nope, d_rope, d_v, pdl, type(k_nope)))
+        return kernel and (kernel, tokens, heads, d_nope + d_rope, d_v)
     except Exception:  # whatever wrong arguments raise; `_examined` finds words for it
         return None
+
+
+def _spaced(out: torch.Tensor) -> bool:
+    """Whether the rows of an output with gaps are apart, and start at multiples of 16 bytes."""
+    token, head, dim = out.stride()
+    return dim == 1 and (token | head) % _ALIGNMENT == 0 and not checks.overlapping(out)
 
 
 def _examined(
@@ -150,15 +155,15 @@ def _examined(
     v_out: torch.Tensor | None,
     fp8_dtype: torch.dtype,
     pdl: bool,
-) -> Callable[..., None]:
-    """The kernel of a call, with every check and its error; `_known` knows calls of this kind afterwards."""
+) -> Served:
+    """What serves a call, with every check and its error; `_known` knows calls of this kind afterwards."""
     variant = _variant(k_nope, k_pe, v, fp8_dtype, pdl)
     _check(variant, k_nope, k_pe, v, k_out, v_out, fp8_dtype)
     dims = (variant.d_nope, variant.d_rope, variant.d_v)
-    kind = (_OPERATOR, k_nope.get_device(), k_nope.dtype, fp8_dtype, *dims, pdl, type(k_nope))
+    kind = (_OPERATOR, k_nope.device, k_nope.dtype, fp8_dtype, *dims, pdl, type(k_nope))
     kernel = resolve.kernel(variant)
     resolve.keep(kind, kernel)
-    return kernel
+    return kernel, *k_nope.shape[:2], variant.d_nope + variant.d_rope, variant.d_v
 
 
 def _variant(
