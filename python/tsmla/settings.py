@@ -36,7 +36,8 @@ BACKEND = Setting(
     "TSMLA_BACKEND",
     "auto, binary, jit",
     "auto",
-    "binary: never compile; jit: use no library, neither shipped nor named; auto: libraries first",
+    "binary: forbid compiling, a kernel without a library is an error; jit: use no library, neither shipped nor named; "
+    "auto: libraries first",
     "TOKENSPEED_MLA_PREFILL_BACKEND",
 )
 CACHE = Setting("TSMLA_CACHE_DIR", "path of a directory", "~/.cache/tsmla", "where compiled kernels are kept")
