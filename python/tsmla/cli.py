@@ -22,8 +22,9 @@ from .variant_text import METAVAR, variant_of
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit status: 0 good, 1 not good, 2 wrong use; raises SystemExit(2) for words that
     are no command."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # paths and settings may hold bytes that are not text
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # paths and settings may hold bytes that are not text
     try:
         try:
             options = _parser().parse_args(arguments)

@@ -112,13 +112,19 @@ def tsmla_decode(
     try:
         cache_shape, lengths_dtype = kv_cache.shape, seq_lens.dtype
         kind = (  # whatever `examined` looks at and no kernel refuses by itself
-            OPERATOR, query.get_device(), query.dtype, query.shape, query.is_contiguous(), type(query),
+            OPERATOR, query.get_device(), query.dtype, query.shape, query.is_contiguous(),
+            type(query), type(query) is type(kv_cache) is type(workspace_buffer) is type(block_tables) is type(seq_lens)
+            or (type(kv_cache), type(workspace_buffer), type(block_tables), type(seq_lens)),
             query.is_neg() or kv_cache.is_neg(),
             cache_shape, kv_cache.is_contiguous() or kv_cache.stride(), block_tables.dtype, block_tables.nbytes > 0,
             lengths_dtype, seq_lens.is_contiguous(),
-            None if causal_seqs is seq_lens else (causal_seqs.dtype, causal_seqs.is_contiguous()),
-            None if local_visible_lens is None else (local_visible_lens.dtype, local_visible_lens.shape),
-            out is None or out.is_contiguous() and not out.is_neg(),
+            None if causal_seqs is seq_lens else (
+                causal_seqs.dtype, type(causal_seqs), causal_seqs.is_contiguous()
+            ),
+            None if local_visible_lens is None else (
+                local_visible_lens.dtype, type(local_visible_lens), local_visible_lens.shape
+            ),
+            out if out is None else (type(out), out.is_contiguous() and not out.is_neg()),
             _grad_enabled() and (
                 query.requires_grad or kv_cache.requires_grad or out is not None and out.requires_grad
             ),

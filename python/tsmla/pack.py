@@ -116,6 +116,7 @@ def _known(
             and v.shape == (tokens, heads, d_v)
             and rope_shape in ((tokens, 1, d_rope), (tokens, d_rope))
             and tokens * heads <= _MAX_ROWS
+            and type(k_nope) is type(k_pe) is type(v)
             and v.dtype is dtype
             and k_pe.dtype is dtype
             and v.device == device
@@ -131,6 +132,7 @@ def _known(
                     and out.data_ptr() % _ALIGNMENT == 0
                     and out.shape == (tokens, heads, width)
                     and out.dtype is fp8_dtype
+                    and type(out) is type(k_nope)
                     and out.device == device
                     and not (out.is_neg() or graded and out.requires_grad)
                 ):

@@ -106,8 +106,12 @@ def tsmla_prefill(
         kind = (  # whatever `_examined` looks at and no kernel refuses by itself
             _OPERATOR, query.get_device(), query.dtype, heads_q, heads_kv, d_qk, d_v, is_causal, return_lse, enable_pdl,
             out_dtype, cum_seq_lens.dtype, cum_seq_lens_q.dtype, cum_seq_lens.numel() == batch_size + 1,
-            out if out is None else (out.dtype, out.is_contiguous() or not checks.overlapping(out), out.is_neg()),
-            type(query), query.is_neg() or key.is_neg() or value.is_neg(),
+            out if out is None else (
+                out.dtype, type(out), out.is_contiguous() or not checks.overlapping(out), out.is_neg()
+            ),
+            type(query), type(query) is type(key) is type(value) is type(cum_seq_lens) is type(cum_seq_lens_q)
+            or (type(key), type(value), type(cum_seq_lens), type(cum_seq_lens_q)),
+            query.is_neg() or key.is_neg() or value.is_neg(),
             _grad_enabled() and (
                 query.requires_grad or key.requires_grad or value.requires_grad
                 or out is not None and out.requires_grad
