@@ -153,7 +153,7 @@ def _stubbed() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for target, name, replacement in (
             (resolve, "_search", lambda variant: nothing),
-            (checks, "cuda", lambda operator, name, tensor: tensor.device),
+            (checks, "cuda", checks.stored),
             (checks, "arch_of", lambda device: Arch.SM90A),
             (torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=132)),
         ):

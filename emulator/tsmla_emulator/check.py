@@ -65,11 +65,12 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
 
 
 def find(symbol: str) -> Variant:
-    """The variant of a symbol. Raises ValueError with the closest symbols that exist."""
+    """The variant of a symbol. Raises ValueError with the closest symbols that exist, three at most."""
     known = {variant.symbol(): variant for variant in variants()}
     if symbol not in known:
-        close = "\n  ".join(difflib.get_close_matches(symbol, known, 3, 0.3) or known)
-        raise ValueError(f"no variant {symbol} can be built; close to it:\n  {close}")
+        close = difflib.get_close_matches(symbol, known, 3, 0.3)
+        hint = "close to it:\n  " + "\n  ".join(close) if close else "`tsmla list` prints those that are installed"
+        raise ValueError(f"no variant {symbol!r} can be built; {hint}")
     return known[symbol]
 
 

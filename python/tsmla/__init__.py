@@ -22,8 +22,10 @@ _MODULE_OF = {
     "has_binary_decode": "status",
     "has_binary_prefill": "status",
     "mla_kv_pack_quantize_fp8": "pack",
+    "served": "resolve",
     "tsmla_decode": "decode",
     "tsmla_prefill": "prefill",
+    "variant_status": "status",
     "warmup": "prepare",
     "why_unsupported": "support",
 }

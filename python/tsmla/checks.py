@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import reprlib
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import torch
 
@@ -50,22 +52,61 @@ def dtype_of(dtype: torch.dtype) -> Dtype:
 
 
 def cuda(operator: str, name: str, tensor: torch.Tensor) -> torch.device:
-    """A CUDA tensor; returns its device."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(f"{operator}: {name} is a {type(tensor).__name__}; it must be a CUDA tensor")
+    """A CUDA tensor, `stored`; returns its device."""
+    device = stored(operator, name, tensor, "a CUDA tensor")
     if not tensor.is_cuda:
-        raise ArgumentError(f"{operator}: {name} is on {tensor.device}; it must be a CUDA tensor")
-    return tensor.device
+        raise ArgumentError(f"{operator}: {name} is on {device}; it must be a CUDA tensor")
+    return device
 
 
 def same_device(operator: str, name: str, tensor: torch.Tensor, reference: str, device: torch.device) -> None:
-    """A tensor on `device`, which is where the argument called `reference` is."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(f"{operator}: {name} is a {type(tensor).__name__}; it must be a tensor on {device}")
-    if tensor.device != device:
+    """A tensor on `device`, which is where the argument called `reference` is, `stored`."""
+    if stored(operator, name, tensor, f"a tensor on {device}") != device:
         raise ArgumentError(
             f"{operator}: {name} is on {tensor.device} but {reference} is on {device}; all tensors must share a device"
         )
+
+
+def stored(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tensor") -> torch.device:
+    """A tensor whose elements are what its memory holds, at its strides, with no gradient asked of it; returns its
+    device. Kernels read and write memory and know nothing of what torch would do to it on the way.
+
+    wanted: what the argument must be, in words.
+    """
+
+    def refuse(given: str, fix: str) -> NoReturn:
+        raise ArgumentError(f"{operator}: {name} {given}; it must be {wanted} {fix}")
+
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{operator}: {name} is a {type(tensor).__name__}; it must be {wanted}")
+    if tensor.is_nested:
+        refuse("is a nested tensor", f"of one shape ({name}.values() has the rows of all)")
+    if tensor.layout is not torch.strided:
+        refuse(f"has the layout {tensor.layout}", f"of layout torch.strided (pass {name}.to_dense())")
+    if tensor.is_quantized:
+        refuse("is a quantised tensor", f"of plain numbers (pass {name}.dequantize() or {name}.int_repr())")
+    if tensor.is_neg():
+        refuse("is a view that torch negates when it is read", f"that memory holds (pass {name}.resolve_neg())")
+    if tensor.is_conj():
+        refuse("is a view that torch conjugates when it is read", f"that memory holds (pass {name}.resolve_conj())")
+    if not tensor.is_meta and not _has_memory(tensor):
+        refuse(f"is a {type(tensor).__name__} without memory", "that torch neither traces, nor transforms, nor freed")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        refuse(
+            "requires a gradient, and none is computed here",
+            f"that requires none (pass {name}.detach(), or call under torch.no_grad() or torch.inference_mode())",
+        )
+    return tensor.device
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has an address. Fake ones, wrappers of torch.func, wrapping subclasses and those whose storage
+    was freed have none."""
+    try:
+        fake = tensor.untyped_storage().device.type == "meta"
+        return not fake and (tensor.numel() == 0 or tensor.data_ptr() != 0)
+    except RuntimeError:
+        return False
 
 
 def ndim(operator: str, name: str, tensor: torch.Tensor, layout: Sequence[str]) -> None:
@@ -107,6 +148,27 @@ def contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
         )
 
 
+def no_overlap(operator: str, name: str, tensor: torch.Tensor) -> None:
+    """A tensor to write into: no two of its elements share memory."""
+    if overlapping(tensor):
+        raise ArgumentError(
+            f"{operator}: {name} has shape {_shape(tensor.shape)} and strides {tuple(tensor.stride())}, so some of its "
+            "elements share memory; each one that is written needs its own (pass one that torch.empty made, say)"
+        )
+
+
+def overlapping(tensor: torch.Tensor) -> bool:
+    """Whether elements of a strided tensor share memory. Also true of strides under which a dimension's elements lie
+    between another's without sharing any, which only `as_strided` makes."""
+    span = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1:
+            if stride < span:
+                return tensor.numel() > 0
+            span += (extent - 1) * stride
+    return False
+
+
 def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> None:
     """A tensor whose address, and whose outer strides in bytes, are multiples of `multiple` bytes."""
     if tensor.data_ptr() % multiple:
@@ -123,16 +185,68 @@ def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
             )
 
 
+def torch_dtype(operator: str, name: str, given: torch.dtype, accepted: Iterable[torch.dtype]) -> None:
+    """One of the accepted torch dtypes, given as an argument."""
+    if not isinstance(given, torch.dtype):
+        raise ArgumentError(f"{operator}: {name} is a {type(given).__name__}; accepted: {_listed(accepted)}")
+    if given not in accepted:
+        raise ArgumentError(f"{operator}: {name} is {given}; accepted: {_listed(accepted)}")
+
+
 def number(operator: str, name: str, value: float) -> float:
-    """A Python number, as a float."""
-    if type(value) is float:
-        return value
-    if not isinstance(value, numbers.Real):
+    """A number of Python or NumPy, as a float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentError(
             f"{operator}: {name} is a {type(value).__name__}; it must be a Python number "
             "(reading a tensor here would wait for the GPU)"
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ArgumentError(
+            f"{operator}: {name} is {spelled(value)}, beyond what a float holds; it must be finite in float32 "
+            f"(up to {LARGEST_FLOAT32:.3g})"
+        ) from None
+
+
+def scale(operator: str, name: str, value: float, *, positive: bool = False) -> float:
+    """A number that kernels multiply by in float32."""
+    value = number(operator, name, value)
+    lowest = SMALLEST_FLOAT32 if positive else -LARGEST_FLOAT32
+    if not lowest <= value <= LARGEST_FLOAT32:
+        wanted = "positive, finite and a normal float32" if positive else "finite in float32"
+        raise ArgumentError(f"{operator}: {name} is {value}; it must be {wanted}")
+    return value
+
+
+def integer(operator: str, name: str, value: int, lowest: int, highest: int) -> int:
+    """An integer of Python or NumPy in a range, as an int."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ArgumentError(
+            f"{operator}: {name} is a {type(value).__name__}; it must be a Python integer "
+            "(reading a tensor here would wait for the GPU)"
+        )
+    if not lowest <= value <= highest:
+        raise ArgumentError(f"{operator}: {name} is {spelled(value)}; it must be from {lowest} to {highest}")
+    return int(value)
+
+
+def flag(operator: str, name: str, value: bool) -> bool:
+    """True or False, or a number of Python or NumPy that equals one of them."""
+    numpy_bool = type(value).__name__ in ("bool", "bool_")  # the name depends on NumPy's version
+    if not (numpy_bool or isinstance(value, numbers.Real)) or value not in (False, True):
+        raise ArgumentError(f"{operator}: {name} is {spelled(value)}; it must be True or False")
+    return bool(value)
+
+
+def spelled(value: object) -> str:
+    """An argument in few words: numbers and strings as they are unless they are long, of all else the type."""
+    if isinstance(value, numbers.Rational):
+        long = max(abs(int(value.numerator)), int(value.denominator)) > 10**20
+        return "a number of more than 20 digits" if long else str(value)
+    if isinstance(value, float):
+        return str(value)
+    return reprlib.repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _listed(values: Iterable[object]) -> str:

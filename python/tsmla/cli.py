@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import platform
@@ -13,25 +15,45 @@ from pathlib import Path
 
 from . import gpu, image, loader, manifest, settings, toolchain
 from .errors import ArgumentError, TsmlaError
-from .variant import FAMILIES, Arch, Variant, variant_from_dict
+from .variant import FAMILIES, Arch, Variant
+from .variant_text import METAVAR, variant_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit status: 0 good, 1 not good, 2 wrong use."""
-    options = _parser().parse_args(arguments)
+    """Run one command. Returns its exit status: 0 good, 1 not good, 2 wrong use; raises SystemExit(2) for words that
+    are no command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # paths and settings may hold bytes that are not text
     try:
-        status = options.run(options)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        try:
+            options = _parser().parse_args(arguments)
+            return options.run(options)
+        finally:
+            if sys.stdout is not None:  # it is None when it was closed before the start
+                sys.stdout.flush()
     except ArgumentError as error:
-        print(f"tsmla: {error}", file=sys.stderr)
-        return 2
+        return _complain(str(error), 2)
     except TsmlaError as error:
-        print(f"tsmla: {error}", file=sys.stderr)
-        return 1
+        return _complain(str(error), 1)
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        _discard_output()
+        return 0
+    except OSError as error:
+        _discard_output()
+        return _complain(str(error) if error.filename else f"the output cannot be written: {error}", 1)
+
+
+def _complain(text: str, status: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"tsmla: {text}", file=sys.stderr)
+    return status
+
+
+def _discard_output() -> None:
+    """What is still to be written goes nowhere, so that the interpreter does not fail to write it when it ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,18 +67,22 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--arch", choices=[a.value for a in Arch], help="GPU architecture; default this GPU's")
         if "family" in shared:
             added.add_argument("--family", choices=list(FAMILIES), nargs="+", help="operators; default all")
+        if "variant" in shared:
+            words = "a kernel, in the place of --arch and --family, such as family=pack,arch=sm_90a,...; repeatable"
+            added.add_argument("--variant", action="append", default=[], metavar=METAVAR, help=words)
         if "json" in shared:
             added.add_argument("--json", action="store_true", help="print JSON")
         return added
 
     command("show-config", _show_config, "print versions, places, GPU, conventions and settings")
-    command(
-        "probe", _probe, "exit 0 if every operator runs from a precompiled library, else 1", "arch", "family", "json"
-    )
+    text = "exit 0 if every operator, or every --variant, runs from a precompiled library, else 1"
+    probe = command("probe", _probe, text, "arch", "family", "json", "variant")
+    probe.epilog = "A kernel in the compile cache is not precompiled: another machine would have to compile it."
     command("list", _list, "print the kernels of the installed libraries", "arch", "family", "json")
     inspect = command("inspect", _inspect, "print what a library says about itself", "json")
     inspect.add_argument("path", type=Path, metavar="PATH")
-    verify = command("verify", _verify, "check hashes, symbols and signatures of libraries, and load them")
+    text = "check that libraries were built from the installed sources, their hashes, symbols and signatures; load them"
+    verify = command("verify", _verify, text)
     verify.add_argument("path", type=Path, nargs="?", metavar="DIRECTORY", help="default: the installed libraries")
     verify.add_argument(
         "--emulated",
@@ -64,13 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SYMBOL",
         help="instead run these kernels (all when none is named) in the emulator, which must be installed",
     )
-    warm = command("warmup", _warmup, "resolve kernels now, compiling into the cache if need be", "arch", "family")
-    warm.add_argument(
-        "--variant",
-        action="append",
-        metavar="FIELD=VALUE,...",
-        help="such as family=pack,arch=sm_90a,dtype=bf16,...; repeatable; default: all kernels of installed libraries",
-    )
+    text = "resolve kernels now, compiling into the cache if need be"
+    command("warmup", _warmup, text + "; by default those of installed libraries", "arch", "family", "variant")
     command("demo", _demo, "run the operators on small inputs and compare with torch")
     test = command("selftest", _selftest, "run every kernel of this GPU on edge cases", "family", "json")
     test.add_argument("--full", action="store_true", help="every edge, and 100 repetitions that must agree bit for bit")
@@ -95,7 +116,7 @@ def _show_config(options: argparse.Namespace) -> int:
         "driver": f"CUDA {major}" if major else "none",
         "runtime library": runtime,
         "libraries": str(toolchain.shipped_libraries()),
-        "cache": str(settings.cache_dir()),
+        "cache": _cache(),
         "prefill LSE": "natural log, [tokens, heads]; a row without keys gives output 0 and LSE -inf",
         "decode LSE": "base 2, [batch, q_len, heads]; a row without keys gives output 0 and LSE -inf",
     }
@@ -111,9 +132,24 @@ def _show_config(options: argparse.Namespace) -> int:
     return 0
 
 
-def _probe(options: argparse.Namespace) -> int:
-    from .status import binary_status
+def _cache() -> str:
+    try:
+        return str(settings.cache_dir())
+    except TsmlaError as error:
+        return str(error)
 
+
+def _probe(options: argparse.Namespace) -> int:
+    from .status import binary_status, variant_status
+
+    if options.variant:
+        statuses = [variant_status(variant) for variant in _named_variants("probe", options)]
+        good = all(status.available for status in statuses)
+        if options.json:
+            print(json.dumps({"ok": good, "variants": [status.to_dict() for status in statuses]}, indent=2))
+        else:
+            print(*statuses, sep="\n")
+        return 0 if good else 1
     status = binary_status(options.arch)
     asked = options.family or list(FAMILIES)
     good = all(status.families[name].available for name in asked)
@@ -157,6 +193,11 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     if options.emulated is not None:
+        if options.path is not None:
+            raise ArgumentError(
+                f"verify: --emulated compiles kernels anew and reads no library, so {options.path} cannot be verified "
+                "with it; give DIRECTORY or --emulated, and symbols after --emulated"
+            )
         from .emulated import verify_emulated
 
         return 0 if verify_emulated(options.emulated) else 1
@@ -174,9 +215,8 @@ def _verify(options: argparse.Namespace) -> int:
 def _warmup(options: argparse.Namespace) -> int:
     from .prepare import warmup
 
-    if options.variant:
-        variants = [_parse_variant(text) for text in options.variant]
-    else:
+    variants = _named_variants("warmup", options)
+    if not variants:
         options.arch = options.arch or gpu.current_arch()[0]
         if options.arch is None:
             raise ArgumentError(f"warmup: {gpu.current_arch()[1]}; name --arch ({', '.join(Arch)}) or --variant")
@@ -209,14 +249,14 @@ def _installed(options: argparse.Namespace) -> list[manifest.Kernel]:
     ]
 
 
-def _parse_variant(text: str) -> Variant:
-    def value(word: str) -> object:
-        return {"true": True, "false": False}.get(word, int(word) if word.isdigit() else word)
-
+def _named_variants(command: str, options: argparse.Namespace) -> list[Variant]:
+    """Those of --variant, which --arch and --family cannot narrow."""
+    if options.variant and (options.arch or options.family):
+        raise ArgumentError(f"{command}: --variant names architecture and family itself; leave --arch and --family out")
     try:
-        return variant_from_dict({name: value(word) for name, word in (part.split("=") for part in text.split(","))})
-    except ValueError as error:
-        raise ArgumentError(f"warmup: --variant {text}: {error}") from error
+        return [variant_of(text) for text in options.variant]
+    except ArgumentError as error:
+        raise ArgumentError(f"{command}: {error}") from None
 
 
 def _resources(kernel: manifest.Kernel) -> str:

@@ -8,9 +8,11 @@ import torch
 
 from . import checks, resolve
 from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
-from .decode_checks import LARGEST_INT, OPERATOR, examined, integer, integers, multiprocessors, scale, sized
+from .decode_checks import LARGEST_INT, OPERATOR, Tensors, cuda_device, examined, gpu_of, integers, sized
 from .errors import TsmlaError
 from .plan import plan_decode
+
+_grad_enabled = torch.is_grad_enabled
 
 
 def tsmla_decode(
@@ -88,34 +90,50 @@ def tsmla_decode(
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
         and type(min_split_kv) is int
+        and type(return_lse) is type(enable_pdl) is type(causal_mask) is bool
         and type(softmax_scale) is type(output_scale) is float
         and 0 < max_seq_len <= LARGEST_INT
         and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_FLOAT32
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
-        max_seq_len = integer("max_seq_len", max_seq_len, 1, LARGEST_INT)
+        max_seq_len = checks.integer(OPERATOR, "max_seq_len", max_seq_len, 1, LARGEST_INT)
         window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = integers(
             window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
         )
-        softmax_scale = scale("softmax_scale", softmax_scale, positive=True)
-        output_scale = scale("output_scale", output_scale, positive=False)
-    tensors = (query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out)
+        return_lse = checks.flag(OPERATOR, "return_lse", return_lse)
+        enable_pdl = checks.flag(OPERATOR, "enable_pdl", enable_pdl)
+        causal_mask = checks.flag(OPERATOR, "causal_mask", causal_mask)
+        softmax_scale = checks.scale(OPERATOR, "softmax_scale", softmax_scale, positive=True)
+        output_scale = checks.scale(OPERATOR, "output_scale", output_scale)
     options = (
-        bool(return_lse), bool(enable_pdl), kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(),
-        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+        return_lse, enable_pdl, kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(), window_left,
+        cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
     )  # fmt: skip
     try:
         cache_shape, lengths_dtype = kv_cache.shape, seq_lens.dtype
         kind = (  # whatever `examined` looks at and no kernel refuses by itself
             OPERATOR, query.get_device(), query.dtype, query.shape, query.is_contiguous(),
+            type(query), type(query) is type(kv_cache) is type(workspace_buffer) is type(block_tables) is type(seq_lens)
+            or (type(kv_cache), type(workspace_buffer), type(block_tables), type(seq_lens)),
+            query.is_neg() or kv_cache.is_neg(),
             cache_shape, kv_cache.is_contiguous() or kv_cache.stride(), block_tables.dtype, block_tables.nbytes > 0,
             lengths_dtype, seq_lens.is_contiguous(),
-            None if causal_seqs is seq_lens else (causal_seqs.dtype, causal_seqs.is_contiguous()),
-            None if local_visible_lens is None else (local_visible_lens.dtype, local_visible_lens.shape),
-            out is None or out.is_contiguous(), options,
+            None if causal_seqs is seq_lens else (
+                causal_seqs.dtype, type(causal_seqs), causal_seqs.is_contiguous()
+            ),
+            None if local_visible_lens is None else (
+                local_visible_lens.dtype, type(local_visible_lens), local_visible_lens.shape
+            ),
+            out if out is None else (type(out), out.is_contiguous() and not out.is_neg()),
+            _grad_enabled() and (
+                query.requires_grad or kv_cache.requires_grad or out is not None and out.requires_grad
+            ),
+            options,
         )  # fmt: skip
-        kernel, parts, workspace_bytes, nothing, new_out, new_lse = (
-            resolve.calls.get(kind) or examined(tensors, options, kind)
+        kernel, parts, workspace_bytes, nothing, new_out, new_lse = resolve.calls.get(kind) or examined(
+            Tensors(query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out),
+            options,
+            kind,
         )
         if not workspace_bytes <= workspace_buffer.nbytes <= LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
@@ -136,7 +154,10 @@ def tsmla_decode(
     except TsmlaError:
         raise
     except Exception:
-        examined(tensors, options)  # raises if an argument is wrong, and says which
+        examined(  # raises if an argument is wrong, and says which
+            Tensors(query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out),
+            options,
+        )
         raise
     if lse is None:
         return out
@@ -155,18 +176,18 @@ def decode_workspace_size(
     """Bytes of workspace that `tsmla_decode` needs for a call of this shape on a CUDA device (the current one).
 
     Without `max_seq_len`, enough for any. Never more than SMs * heads * max(8, q_len) * 513 * 4, which is enough for
-    every batch size. Raises UnsupportedError for GPUs that tsmla has no kernels for.
+    every batch size. Raises UnsupportedError for GPUs that tsmla has no kernels for, and where torch sees no GPU.
     """
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+    operator = "decode_workspace_size"
+    place = cuda_device(operator, device)
     for name, value in (("batch_size", batch_size), ("q_len", q_len), ("heads", heads)):
-        integer(name, value, 0, LARGEST_INT, "decode_workspace_size")
+        checks.integer(operator, name, value, 0, LARGEST_INT)
     if max_seq_len is not None:
-        max_seq_len = integer("max_seq_len", max_seq_len, 1, LARGEST_INT, "decode_workspace_size")
+        max_seq_len = checks.integer(operator, "max_seq_len", max_seq_len, 1, LARGEST_INT)
     if not (batch_size and q_len and heads):
         return 0
-    return plan_decode(
-        checks.arch_of(place), multiprocessors(place), batch_size, q_len, heads, max_seq_len
-    ).workspace_bytes
+    arch, processors = gpu_of(operator, place)
+    return plan_decode(arch, processors, batch_size, q_len, heads, max_seq_len).workspace_bytes
 
 
 def _low_words(lengths: torch.Tensor) -> torch.Tensor:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from . import checks, resolve
-from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
-from .errors import ArgumentError, UnsupportedError
+from .errors import ArgumentError, TsmlaError, UnsupportedError
 from .plan import plan_decode
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM, why_unsupported
-from .variant import DecodeVariant
+from .variant import Arch, DecodeVariant
 
 OPERATOR = "tsmla_decode"
 LARGEST_INT = 2**31 - 1
@@ -26,6 +24,7 @@ _ROW = LATENT_DIM + ROPE_DIM
 _PAGES = (16, 32, 64, 128)
 _WORKSPACE_DTYPES = (torch.int8, torch.uint8)
 _LENGTH_DTYPES = (torch.int32, torch.int64)
+_DEVICES = "a CUDA device, such as 0, 'cuda' or 'cuda:1'"
 
 
 class Served(NamedTuple):
@@ -73,16 +72,17 @@ class Options(NamedTuple):
     lse_base: float
 
 
-def examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> Served:
-    """What serves a call (fields of `Tensors` and of `Options`), with every check and its error.
+def examined(given: Tensors, options: tuple, kind: tuple | None = None) -> Served:
+    """What serves a call (options: fields of `Options`), with every check and its error.
 
     kind: the key under which `resolve` keeps it for calls that need no examination; None keeps nothing, and so does a
     call that launches nothing. The key tells everything that is looked at here, except what a kernel refuses by itself
     before it launches (the checks that the compiler generates from its signature): arguments that are no tensors, of
-    another dtype, device, number of dimensions or alignment, of sizes that do not belong together, or with gaps in the
-    last dimension.
+    another dtype, device, number of dimensions or alignment, of sizes that do not belong together, without memory, or
+    with gaps in the last dimension. Of integers it does not tell whether torch negates them when they are read: no
+    public function makes such.
     """
-    given, chosen = Tensors(*tensors), Options(*options)
+    chosen = Options(*options)
     variant = _variant(given.query, chosen)
     out_dtype = checks.TORCH_DTYPE_OF[variant.out_dtype]
     _check(given, out_dtype)
@@ -195,6 +195,8 @@ def _check_cache(kv_cache: torch.Tensor, dtype: torch.dtype) -> None:
 def _check_options(options: Options, has_causal_seqs: bool) -> None:
     """Everything about them that needs no tensor."""
     dims = (options.kv_lora_rank, options.qk_rope_head_dim)
+    for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
+        checks.number(OPERATOR, name, size)
     if dims != (LATENT_DIM, ROPE_DIM):
         raise UnsupportedError(
             f"{OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
@@ -207,40 +209,48 @@ def _check_options(options: Options, has_causal_seqs: bool) -> None:
             f"{OPERATOR}: cp_world is {cp_world} but causal_seqs is not given; it must hold each request's keys over "
             "all ranks"
         )
-    if options.lse_base not in (2.0, math.e):
-        raise ArgumentError(f"{OPERATOR}: lse_base is {options.lse_base!r}; accepted: 2 and math.e")
+    if checks.number(OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
+        raise ArgumentError(f"{OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")
 
 
 def integers(
     window_left: int, cp_world: int, cp_rank: int, cp_interleave_size: int, min_split_kv: int
 ) -> tuple[int, int, int, int, int]:
     """The same, of Python's own type and in their ranges."""
-    window_left = integer("window_left", window_left, -1, LARGEST_INT)
-    cp_world = integer("cp_world", cp_world, 1, LARGEST_INT)
-    cp_rank = integer("cp_rank", cp_rank, 0, cp_world - 1)
-    cp_interleave_size = integer("cp_interleave_size", cp_interleave_size, 1, LARGEST_INT // cp_world)
-    min_split_kv = integer("min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
+    window_left = checks.integer(OPERATOR, "window_left", window_left, -1, LARGEST_INT)
+    cp_world = checks.integer(OPERATOR, "cp_world", cp_world, 1, LARGEST_INT)
+    cp_rank = checks.integer(OPERATOR, "cp_rank", cp_rank, 0, cp_world - 1)
+    cp_interleave_size = checks.integer(OPERATOR, "cp_interleave_size", cp_interleave_size, 1, LARGEST_INT // cp_world)
+    min_split_kv = checks.integer(OPERATOR, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
     return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
 
 
-def integer(name: str, value: int, lowest: int, highest: int, operator: str = OPERATOR) -> int:
-    if not isinstance(value, numbers.Integral):
-        raise ArgumentError(
-            f"{operator}: {name} is a {type(value).__name__}; it must be a Python integer "
-            "(reading a tensor here would wait for the GPU)"
-        )
-    if not lowest <= value <= highest:
-        raise ArgumentError(f"{operator}: {name} is {value}; it must be from {lowest} to {highest}")
-    return int(value)
+def cuda_device(operator: str, device: torch.device | str | int | None) -> torch.device:
+    """The CUDA device that an argument names; the current one for None."""
+    try:
+        if isinstance(device, int) and not isinstance(device, bool):
+            place = torch.device("cuda", device)
+        else:
+            place = torch.device("cuda" if device is None else device)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        raise ArgumentError(f"{operator}: device is {checks.spelled(device)}; it must be {_DEVICES}") from None
+    if place.type != "cuda" or (isinstance(device, int) and place.index != device):  # torch keeps 8 bits of an index
+        shown = checks.spelled(str(device) if isinstance(device, torch.device) else device)
+        raise ArgumentError(f"{operator}: device is {shown}; it must be {_DEVICES}")
+    return place
 
 
-def scale(name: str, value: float, *, positive: bool) -> float:
-    value = checks.number(OPERATOR, name, value)
-    lowest = SMALLEST_FLOAT32 if positive else -LARGEST_FLOAT32
-    if not lowest <= value <= LARGEST_FLOAT32:
-        wanted = "positive, finite and a normal float32" if positive else "finite in float32"
-        raise ArgumentError(f"{OPERATOR}: {name} is {value}; it must be {wanted}")
-    return value
+def gpu_of(operator: str, device: torch.device) -> tuple[Arch, int]:
+    """Architecture and number of SMs of a CUDA device."""
+    try:
+        return checks.arch_of(device), multiprocessors(device)
+    except TsmlaError:
+        raise
+    except (AssertionError, RuntimeError, ValueError) as error:  # torch's ways to say no driver, no GPU, no such GPU
+        raise UnsupportedError(
+            f"{operator}: torch cannot use {device} here ({str(error).partition(chr(10))[0]}), and the size depends on "
+            "its SMs; ask where the decode will run, or reserve SMs * heads * max(8, q_len) * 513 * 4 bytes"
+        ) from error
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -46,9 +46,8 @@ def _without_gpu() -> int:
             return 1
         results = []
     for result in results:
-        print(
-            f"  {result.file}: {result.kernels} kernels, {result.problem or 'hash, manifest, symbols, signatures ok'}"
-        )
+        found = result.problem or "hash, manifest, sources, symbols, signatures ok"
+        print(f"  {result.file}: {result.kernels} kernels, {found}")
     if any(result.problem for result in results):
         return 1
     if not emulated.installed():

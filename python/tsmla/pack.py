@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from . import checks, resolve
+from .checks import LARGEST_FLOAT32
 from .errors import ArgumentError, UnsupportedError
 from .support import PACK_DTYPES, PACK_OUT_DTYPES, why_unsupported
 from .variant import PackVariant
@@ -14,10 +15,16 @@ from .variant import PackVariant
 _OPERATOR = "mla_kv_pack_quantize_fp8"
 _ALIGNMENT = 16
 """Bytes: every load and store of the kernel is 16 bytes wide."""
+_BYTES = 2
+"""Of an element of each of PACK_DTYPES."""
 _DTYPES = {torch_dtype: ours for torch_dtype, ours in checks.TORCH_DTYPES.items() if ours in PACK_DTYPES}
 _FP8_DTYPES = {torch_dtype: ours for torch_dtype, ours in checks.TORCH_DTYPES.items() if ours in PACK_OUT_DTYPES}
+_grad_enabled = torch.is_grad_enabled
 _MAX_ROWS = 2**30
 """Tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
+
+Served = tuple[Callable[..., None], int, int, int, int]
+"""The kernel of a call, and its tokens, heads and widths of K and V."""
 
 
 def mla_kv_pack_quantize_fp8(
@@ -42,7 +49,8 @@ def mla_kv_pack_quantize_fp8(
             strides multiples of 16 bytes.
         k_pe: [tokens, 1, d_rope] or [tokens, d_rope], k_nope's dtype; shared by all heads.
         v: [tokens, heads, d_v], k_nope's dtype.
-        k_scale_inv, v_scale_inv: Python numbers that multiply K and V (the reciprocals of the dequantisation scales).
+        k_scale_inv, v_scale_inv: Python numbers that multiply K and V (the reciprocals of the dequantisation scales);
+            finite in float32.
         k_out: [tokens, heads, d_nope + d_rope] of `fp8_dtype` to write into.
         v_out: [tokens, heads, d_v] of `fp8_dtype` to write into.
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e5m2.
@@ -56,17 +64,21 @@ def mla_kv_pack_quantize_fp8(
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
-    given = (k_nope, k_pe, v, k_out, v_out, fp8_dtype, bool(enable_pdl))
-    kernel = _known(*given) or _examined(*given)
-    k_scale_inv = checks.number(_OPERATOR, "k_scale_inv", k_scale_inv)
-    v_scale_inv = checks.number(_OPERATOR, "v_scale_inv", v_scale_inv)
-    tokens, heads, d_nope = k_nope.shape
+    if type(enable_pdl) is not bool:
+        enable_pdl = checks.flag(_OPERATOR, "enable_pdl", enable_pdl)
+    given = (k_nope, k_pe, v, k_out, v_out, fp8_dtype, enable_pdl)
+    kernel, tokens, heads, d_k, d_v = _known(*given) or _examined(*given)
+    if not (
+        type(k_scale_inv) is type(v_scale_inv) is float
+        and -LARGEST_FLOAT32 <= k_scale_inv <= LARGEST_FLOAT32
+        and -LARGEST_FLOAT32 <= v_scale_inv <= LARGEST_FLOAT32
+    ):
+        k_scale_inv = checks.scale(_OPERATOR, "k_scale_inv", k_scale_inv)
+        v_scale_inv = checks.scale(_OPERATOR, "v_scale_inv", v_scale_inv)
     if k_out is None:
-        d_k = d_nope + k_pe.shape[-1]
         strides = (heads * d_k, d_k, 1)
         k_out = torch.empty_strided((tokens, heads, d_k), strides, dtype=fp8_dtype, device=k_nope.device)
     if v_out is None:
-        d_v = v.shape[2]
         strides = (heads * d_v, d_v, 1)
         v_out = torch.empty_strided((tokens, heads, d_v), strides, dtype=fp8_dtype, device=k_nope.device)
     if tokens and heads:
@@ -83,13 +95,13 @@ def _known(
     v_out: torch.Tensor | None,
     fp8_dtype: torch.dtype,
     pdl: bool,
-) -> Callable[..., None] | None:
-    """The kernel of a call of a kind seen before whose tensors are plainly as `_check` wants them, in a microsecond.
+) -> Served | None:
+    """What serves a call of a kind seen before whose tensors are plainly as `_check` wants them, in a microsecond.
 
     None for every other call: wrong ones, and right ones with odd strides of dimensions of size 1.
     """
     try:
-        device, dtype = k_nope.device, k_nope.dtype
+        device, dtype, graded = k_nope.device, k_nope.dtype, _grad_enabled()
         tokens, heads, d_nope = k_nope.shape
         d_v = v.shape[2]
         k_token, k_head, k_dim = k_nope.stride()
@@ -100,30 +112,41 @@ def _known(
         addresses = k_nope.data_ptr() | v.data_ptr() | k_pe.data_ptr()
         if not (
             k_dim == v_dim == rope_stride[-1] == 1
-            and (addresses | strides * k_nope.element_size()) % _ALIGNMENT == 0
+            and (addresses | strides * _BYTES) % _ALIGNMENT == 0
             and v.shape == (tokens, heads, d_v)
             and rope_shape in ((tokens, 1, d_rope), (tokens, d_rope))
             and tokens * heads <= _MAX_ROWS
+            and type(k_nope) is type(k_pe) is type(v)
             and v.dtype is dtype
             and k_pe.dtype is dtype
             and v.device == device
             and k_pe.device == device
+            and not (k_nope.is_neg() or k_pe.is_neg() or v.is_neg())
+            and not (graded and (k_nope.requires_grad or k_pe.requires_grad or v.requires_grad))
         ):
             return None
         for out, width in ((k_out, d_nope + d_rope), (v_out, d_v)):
             if out is not None:
-                token, head, dim = out.stride()
                 if not (
-                    dim == 1
-                    and (out.data_ptr() | token | head) % _ALIGNMENT == 0
+                    (out.is_contiguous() or _spaced(out))
+                    and out.data_ptr() % _ALIGNMENT == 0
                     and out.shape == (tokens, heads, width)
                     and out.dtype is fp8_dtype
+                    and type(out) is type(k_nope)
                     and out.device == device
+                    and not (out.is_neg() or graded and out.requires_grad)
                 ):
                     return None
-        return resolve.calls.get((_OPERATOR, device, dtype, fp8_dtype, d_nope, d_rope, d_v, pdl))
-    except (AttributeError, IndexError, TypeError, ValueError):
+        kernel = resolve.calls.get((_OPERATOR, device, dtype, fp8_dtype, d_nope, d_rope, d_v, pdl, type(k_nope)))
+        return kernel and (kernel, tokens, heads, d_nope + d_rope, d_v)
+    except Exception:  # whatever wrong arguments raise; `_examined` finds words for it
         return None
+
+
+def _spaced(out: torch.Tensor) -> bool:
+    """Whether the rows of an output with gaps are apart, and start at multiples of 16 bytes."""
+    token, head, dim = out.stride()
+    return dim == 1 and (token | head) % _ALIGNMENT == 0 and not checks.overlapping(out)
 
 
 def _examined(
@@ -134,15 +157,15 @@ def _examined(
     v_out: torch.Tensor | None,
     fp8_dtype: torch.dtype,
     pdl: bool,
-) -> Callable[..., None]:
-    """The kernel of a call, with every check and its error; `_known` knows calls of this kind afterwards."""
+) -> Served:
+    """What serves a call, with every check and its error; `_known` knows calls of this kind afterwards."""
     variant = _variant(k_nope, k_pe, v, fp8_dtype, pdl)
     _check(variant, k_nope, k_pe, v, k_out, v_out, fp8_dtype)
     dims = (variant.d_nope, variant.d_rope, variant.d_v)
-    kind = (_OPERATOR, k_nope.device, k_nope.dtype, fp8_dtype, *dims, pdl)
+    kind = (_OPERATOR, k_nope.device, k_nope.dtype, fp8_dtype, *dims, pdl, type(k_nope))
     kernel = resolve.kernel(variant)
     resolve.keep(kind, kernel)
-    return kernel
+    return kernel, *k_nope.shape[:2], variant.d_nope + variant.d_rope, variant.d_v
 
 
 def _variant(
@@ -157,9 +180,7 @@ def _variant(
     if k_pe.ndim != 2:
         checks.ndim(_OPERATOR, "k_pe", k_pe, ("tokens", "1", "d_rope"))
     checks.dtype_in(_OPERATOR, "k_nope", k_nope, _DTYPES)
-    if fp8_dtype not in _FP8_DTYPES:
-        accepted = ", ".join(map(str, _FP8_DTYPES))
-        raise ArgumentError(f"{_OPERATOR}: fp8_dtype is {fp8_dtype}; accepted: {accepted}")
+    checks.torch_dtype(_OPERATOR, "fp8_dtype", fp8_dtype, _FP8_DTYPES)
     variant = PackVariant(
         arch=checks.arch_of(device),
         dtype=_DTYPES[k_nope.dtype],
@@ -199,6 +220,7 @@ def _check(
         if out is not None:
             checks.same_device(_OPERATOR, name, out, "k_nope", k_nope.device)
             tensors.append((name, out, (tokens, heads, width), fp8_dtype))
+            checks.no_overlap(_OPERATOR, name, out)
     for name, tensor, shape, dtype in tensors:
         checks.dtype_in(_OPERATOR, name, tensor, (dtype,))
         checks.shape(_OPERATOR, name, tensor, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
@@ -15,6 +16,9 @@ from .variant import PrefillVariant
 _OPERATOR = "tsmla_prefill"
 _ALIGNMENT = 16
 """Bytes: tensor maps need the base and the outer strides of q, k, v and out in multiples of this."""
+_grad_enabled = torch.is_grad_enabled
+_MOST_SEQUENCES = 2**31 - 2
+"""So that batch_size + 1 has 32 bits."""
 
 
 def tsmla_prefill(
@@ -77,47 +81,94 @@ def tsmla_prefill(
     """
     if cum_seq_lens_q is None:
         cum_seq_lens_q = cum_seq_lens
-    scores_factor, output_factor = _factors(softmax_scale, k_scale, v_scale, output_scale)
-    tensors = (query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out)
-    options = (bool(is_causal), bool(return_lse), bool(enable_pdl), out_dtype)
+    if not (
+        type(is_causal) is type(return_lse) is type(enable_pdl) is bool
+        and type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
+        and type(batch_size) is int
+    ):
+        is_causal = checks.flag(_OPERATOR, "is_causal", is_causal)
+        return_lse = checks.flag(_OPERATOR, "return_lse", return_lse)
+        enable_pdl = checks.flag(_OPERATOR, "enable_pdl", enable_pdl)
+        softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
+        k_scale = checks.number(_OPERATOR, "k_scale", k_scale)
+        v_scale = checks.number(_OPERATOR, "v_scale", v_scale)
+        output_scale = checks.number(_OPERATOR, "output_scale", output_scale)
+        batch_size = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
+    scores_factor, output_factor = softmax_scale * k_scale, v_scale * output_scale
+    if not (
+        SMALLEST_FLOAT32 <= scores_factor <= LARGEST_FLOAT32 and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
+    ):
+        _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
     try:
         tokens_q, heads_q, d_qk = query.shape
         _, heads_kv, d_v = value.shape
-        device = query.device
+        launches = tokens_q and heads_q and batch_size > 0
         kind = (  # whatever `_examined` looks at and no kernel refuses by itself
-            _OPERATOR, device, query.dtype, heads_q, heads_kv, d_qk, d_v, None if out is None else out.dtype, options,
-            cum_seq_lens.dtype, cum_seq_lens_q.dtype, cum_seq_lens.shape[0] == batch_size + 1,
+            _OPERATOR, query.get_device(), query.dtype, heads_q, heads_kv, d_qk, d_v, is_causal, return_lse, enable_pdl,
+            out_dtype, cum_seq_lens.dtype, cum_seq_lens_q.dtype, cum_seq_lens.numel() == batch_size + 1,
+            out if out is None else (
+                out.dtype, type(out), out.is_contiguous() or not checks.overlapping(out), out.is_neg()
+            ),
+            type(query), type(query) is type(key) is type(value) is type(cum_seq_lens) is type(cum_seq_lens_q)
+            or (type(key), type(value), type(cum_seq_lens), type(cum_seq_lens_q)),
+            query.is_neg() or key.is_neg() or value.is_neg(),
+            _grad_enabled() and (
+                query.requires_grad or key.requires_grad or value.requires_grad
+                or out is not None and out.requires_grad
+            ),
         )  # fmt: skip
-        launches = tokens_q and heads_q and batch_size
-        kernel, written = (launches and resolve.calls.get(kind)) or _examined(tensors, options, kind)
+        served = launches and resolve.calls.get(kind)
+        if not served:
+            served = _examined(
+                query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out, out_dtype,
+                (is_causal, return_lse, enable_pdl), kind,
+            )  # fmt: skip
+        kernel, written = served
         if out is None:
-            strides = (heads_q * d_v, d_v, 1)
-            out = torch.empty_strided((tokens_q, heads_q, d_v), strides, dtype=written, device=device)
+            size, strides = (tokens_q, heads_q, d_v), (heads_q * d_v, d_v, 1)
+            if written is query.dtype:
+                out = query.new_empty_strided(size, strides)  # the same, sooner
+            else:
+                out = torch.empty_strided(size, strides, dtype=written, device=query.device)
         lse = None
         if return_lse:
-            lse = torch.empty_strided((tokens_q, heads_q), (heads_q, 1), dtype=torch.float32, device=device)
+            lse = torch.empty_strided((tokens_q, heads_q), (heads_q, 1), dtype=torch.float32, device=query.device)
         if launches:
             kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, scores_factor, output_factor)
     except TsmlaError:
         raise
     except Exception:
-        _examined(tensors, options)  # raises if an argument is wrong, and says which
+        _examined(  # raises if an argument is wrong, and says which
+            query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out, out_dtype,
+            (is_causal, return_lse, enable_pdl),
+        )  # fmt: skip
         raise
     return out if lse is None else (out, lse)
 
 
-def _examined(tensors: tuple, options: tuple, kind: tuple | None = None) -> tuple[Callable[..., None], torch.dtype]:
+def _examined(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_lens: torch.Tensor,
+    cum_seq_lens_q: torch.Tensor,
+    batch_size: int,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    flags: tuple[bool, bool, bool],
+    kind: tuple | None = None,
+) -> tuple[Callable[..., None], torch.dtype]:
     """The kernel of a call and the dtype that it writes, with every check and its error.
 
-    tensors: `_check`'s arguments. options: causal, LSE, PDL and out_dtype. kind: the key under which `resolve` keeps
-    the result for calls that need no examination; None keeps nothing. The key tells everything that is looked at here,
-    except what a kernel refuses by itself before it launches (the checks that the compiler generates from its
-    signature): arguments that are no tensors, of another dtype, device, number of dimensions or alignment, of sizes
-    that do not belong together, or with gaps in the last dimension.
+    flags: causal, LSE, PDL. kind: the key under which `resolve` keeps the result for calls that need no examination;
+    None keeps nothing. The key tells everything that is looked at here, except what a kernel refuses by itself before
+    it launches (the checks that the compiler generates from its signature): arguments that are no tensors, of another
+    dtype, device, number of dimensions or alignment, of sizes that do not belong together, without memory, or with
+    gaps in the last dimension. Of integers it does not tell whether torch negates them when they are read: no public
+    function makes such.
     """
-    query, _, value, *_, out = tensors
-    variant = _variant(query, value, out, *options)
-    _check(*tensors)
+    variant = _variant(query, value, out, out_dtype, *flags)
+    _check(query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out)
     served = resolve.kernel(variant), checks.TORCH_DTYPE_OF[variant.out_dtype]
     if kind is not None:
         resolve.keep(kind, served)
@@ -128,10 +179,10 @@ def _variant(
     query: torch.Tensor,
     value: torch.Tensor,
     out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
     causal: bool,
     lse: bool,
     pdl: bool,
-    out_dtype: torch.dtype | None,
 ) -> PrefillVariant:
     """The variant a call needs; raises when the GPU, the dtypes or the head dimensions have none."""
     arch = checks.arch_of(checks.cuda(_OPERATOR, "query", query))
@@ -140,18 +191,14 @@ def _variant(
     checks.ndim(_OPERATOR, "value", value, ("tokens", "heads", "d_v"))
     checks.dtype_in(_OPERATOR, "query", query, checks.TORCH_DTYPES)
     dtype = checks.dtype_of(query.dtype)
+    if out_dtype is not None:
+        checks.torch_dtype(_OPERATOR, "out_dtype", out_dtype, checks.TORCH_DTYPES)
     if out is not None:
         checks.same_device(_OPERATOR, "out", out, "query", query.device)
         accepted = checks.TORCH_DTYPES if out_dtype is None else (out_dtype,)
         checks.dtype_in(_OPERATOR, "out", out, accepted)
         out_dtype = out.dtype
-    if out_dtype is None:
-        written = prefill_out_dtype(dtype)
-    elif out_dtype in checks.TORCH_DTYPES:
-        written = checks.TORCH_DTYPES[out_dtype]
-    else:
-        accepted_names = ", ".join(map(str, checks.TORCH_DTYPES))
-        raise ArgumentError(f"{_OPERATOR}: out_dtype is {out_dtype}; accepted: {accepted_names}")
+    written = prefill_out_dtype(dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
     variant = PrefillVariant(arch, dtype, written, query.shape[2], value.shape[2], causal, lse, pdl)
     if reason := why_unsupported(variant):
         raise UnsupportedError(f"{_OPERATOR}: {reason}")
@@ -171,6 +218,7 @@ def _check(
     device = query.device
     tokens_q, heads_q, d_qk = query.shape
     tokens_kv, heads_kv, d_v = value.shape
+    checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
     packs = [("query", query), ("key", key), ("value", value)]
     for name, pack in packs:
         checks.same_device(_OPERATOR, name, pack, "query", device)
@@ -179,6 +227,7 @@ def _check(
     if out is not None:
         packs.append(("out", out))
         checks.shape(_OPERATOR, "out", out, (tokens_q, heads_q, d_v))
+        checks.no_overlap(_OPERATOR, "out", out)
     for name, pack in packs:
         checks.last_dim_contiguous(_OPERATOR, name, pack)
         checks.aligned(_OPERATOR, name, pack, _ALIGNMENT)
@@ -193,22 +242,13 @@ def _check(
         checks.contiguous(_OPERATOR, name, ends)
 
 
-def _factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> tuple[float, float]:
-    """What the kernel multiplies the scores and the output by."""
-    if not type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float:
-        softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
-        k_scale = checks.number(_OPERATOR, "k_scale", k_scale)
-        v_scale = checks.number(_OPERATOR, "v_scale", v_scale)
-        output_scale = checks.number(_OPERATOR, "output_scale", output_scale)
-    scores, output = softmax_scale * k_scale, v_scale * output_scale
-    if not SMALLEST_FLOAT32 <= scores <= LARGEST_FLOAT32:
+def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:
+    if not SMALLEST_FLOAT32 <= softmax_scale * k_scale <= LARGEST_FLOAT32:
         raise ArgumentError(
             f"{_OPERATOR}: softmax_scale is {softmax_scale} and k_scale {k_scale}; their product must be positive, "
             f"finite and a normal float32 ({SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g})"
         )
-    if not -LARGEST_FLOAT32 <= output <= LARGEST_FLOAT32:
-        raise ArgumentError(
-            f"{_OPERATOR}: v_scale is {v_scale} and output_scale {output_scale}; their product must be finite in "
-            f"float32 (up to {LARGEST_FLOAT32:.3g})"
-        )
-    return scores, output
+    raise ArgumentError(
+        f"{_OPERATOR}: v_scale is {v_scale} and output_scale {output_scale}; their product must be finite in "
+        f"float32 (up to {LARGEST_FLOAT32:.3g})"
+    )

@@ -36,7 +36,8 @@ BACKEND = Setting(
     "TSMLA_BACKEND",
     "auto, binary, jit",
     "auto",
-    "binary: never compile; jit: use no library, neither shipped nor named; auto: libraries first",
+    "binary: forbid compiling, a kernel without a library is an error; jit: use no library, neither shipped nor named; "
+    "auto: libraries first",
     "TOKENSPEED_MLA_PREFILL_BACKEND",
 )
 CACHE = Setting(
@@ -57,14 +58,19 @@ ARCHS = Setting(
 )
 SETTINGS = (BINARY, BACKEND, CACHE, VERIFY, AOT, ARCHS)
 
+NOWHERE = Path(os.devnull, "tsmla")
+"""A directory that nobody can make, root included: the cache's when it is not set and there is no home directory."""
+
 _ALIASED_BACKENDS = {"cutedsl": "jit", "binary": "binary"}
-_aliases_logged: set[str] = set()
+_logged: set[str] = set()
+"""Variables about which something was logged; once a process each."""
 
 
 def fmha_binary_so() -> Path | None:
     """The library that prefill kernels must come from, or None."""
-    text = os.environ.get(BINARY.name) or _alias(BINARY)
-    return Path(text).expanduser() if text else None
+    if text := os.environ.get(BINARY.name):
+        return _path(BINARY.name, text)
+    return _path(BINARY.alias, text) if (text := _alias(BINARY)) else None
 
 
 def backend(family: str) -> str:
@@ -78,8 +84,21 @@ def backend(family: str) -> str:
 
 
 def cache_dir() -> Path:
-    """Directory of compiled kernels; it need not exist."""
-    return Path(os.environ.get(CACHE.name) or CACHE.default).expanduser()
+    """Directory of compiled kernels; it need not exist. `NOWHERE`, with one warning, when it is not set and this user
+    has no home directory: then each process compiles for itself."""
+    if text := os.environ.get(CACHE.name):
+        return _path(CACHE.name, text)
+    try:
+        return Path(CACHE.default).expanduser()
+    except RuntimeError:
+        _warn_once(
+            CACHE.name,
+            "compiled kernels are not kept: user %d has no home directory (HOME is not set and no passwd entry names "
+            "one); set %s to a directory to keep them",
+            os.getuid(),
+            CACHE.name,
+        )
+        return NOWHERE
 
 
 def verify() -> bool:
@@ -95,10 +114,29 @@ def current() -> dict[str, str]:
 
 def _alias(setting: Setting) -> str:
     text = os.environ.get(setting.alias, "")
-    if text and setting.alias not in _aliases_logged:
-        _aliases_logged.add(setting.alias)
-        logger.warning("%s=%s is taken as an older name of %s", setting.alias, text, setting.name)
+    if text:
+        _warn_once(setting.alias, "%s=%s is taken as an older name of %s", setting.alias, text, setting.name)
     return text
+
+
+def _warn_once(variable: str, text: str, *values: object) -> None:
+    if variable not in _logged:
+        _logged.add(variable)
+        logger.warning(text, *values)
+
+
+def _path(name: str, text: str) -> Path:
+    """The path that a variable holds, with ~ and ~user replaced by home directories."""
+    if "\0" in text:
+        raise SettingError(f"{name} is {text!r}; a path has no NUL character")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = text.partition("/")[0]
+        cause = f"no user is called {user[1:]!r}" if user != "~" else "HOME is not set and no passwd entry names one"
+        raise SettingError(
+            f"{name} is {text!r}, but {user} has no home directory: {cause}; write the whole path"
+        ) from None
 
 
 def _one_of(name: str, text: str, accepted: tuple[str, ...]) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from . import gpu, loader, records, resolve, settings
-from .errors import ArgumentError, TsmlaError
-from .variant import FAMILIES, Arch
+from .errors import ArgumentError, LibraryError, TsmlaError
+from .support import why_unsupported
+from .variant import FAMILIES, Arch, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,28 @@ class BinaryStatus:
         return "\n".join(lines)
 
 
+@dataclasses.dataclass(frozen=True)
+class VariantStatus:
+    """One kernel: which step serves it without compiling ("override" or "shipped") from which library, or, when step
+    is None, why none does."""
+
+    variant: Variant
+    step: str | None
+    path: str | None = None
+    reason: str = ""
+
+    @property
+    def available(self) -> bool:
+        return self.step is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        said = {"available": self.available, "step": self.step, "path": self.path, "reason": self.reason}
+        return {"symbol": self.variant.symbol(), "variant": self.variant.to_dict(), **said}
+
+    def __str__(self) -> str:
+        return f"{self.variant}: {f'{self.step}, {self.path}' if self.available else f'no: {self.reason}'}"
+
+
 def binary_status(arch: Arch | str | None = None, path: str | Path | None = None) -> BinaryStatus:
     """A report over every family, for `arch` or else for this process's GPU.
 
@@ -65,6 +88,29 @@ def has_binary_decode(arch: Arch | str | None = None) -> bool:
     return _judge(("decode",), arch, None).families["decode"].available
 
 
+def variant_status(variant: Variant) -> VariantStatus:
+    """Whether a call that needs this kernel finds it in a precompiled library, and if not, why.
+
+    A kernel in the compile cache does not count: it was compiled here, and elsewhere would be again. Reasons are
+    reported, not raised; only what is no variant is an ArgumentError.
+    """
+    if not isinstance(variant, Variant):
+        raise ArgumentError(
+            f"variant_status: {type(variant).__name__} is no variant; accepted: "
+            + ", ".join(family.__name__ for family in FAMILIES.values())
+        )
+    if reason := why_unsupported(variant):
+        return VariantStatus(variant, None, reason=reason)
+    try:
+        step, library = _library(variant.family, variant.arch)
+        if all(kernel.variant != variant for kernel in library.manifest.kernels):
+            raise LibraryError(f"{library.path} does not hold it (`tsmla list` prints what is installed)")
+        library.function(variant, check_signature=settings.verify())
+    except TsmlaError as error:
+        return VariantStatus(variant, None, reason=str(error))
+    return VariantStatus(variant, step, str(library.path))
+
+
 def _judge(families: tuple[str, ...], arch: Arch | str | None, path: str | Path | None) -> BinaryStatus:
     found, reason = (_named(arch), "") if arch is not None else gpu.current_arch()
     if found is None:
@@ -74,23 +120,39 @@ def _judge(families: tuple[str, ...], arch: Arch | str | None, path: str | Path 
 
 
 def _named(arch: Arch | str) -> Arch:
-    if arch not in list(Arch):
+    if not isinstance(arch, str) or arch not in list(Arch):
         raise ArgumentError(f"binary_status: arch is {arch!r}; accepted: {', '.join(Arch)}")
     return Arch(arch)
 
 
 def _judge_family(family: str, arch: Arch, path: str | Path | None) -> FamilyStatus:
     try:
-        if path is None:
-            if settings.backend(family) == "jit":
-                return FamilyStatus(False, reason="the backend is jit")
-            path = settings.fmha_binary_so()
-        if path is not None and family == "prefill":
-            library = loader.open_library(Path(path), family=family, arch=arch)
-        else:
-            library = resolve.shipped_library(family, arch)
+        _, library = _library(family, arch, path)
     except TsmlaError as error:
         return FamilyStatus(False, reason=str(error))
     said = library.manifest
     verified = records.verified(arch, said.source_digest)
     return FamilyStatus(True, str(library.path), len(said.kernels), verified=verified)
+
+
+def _library(family: str, arch: Arch, path: str | Path | None = None) -> tuple[str, loader.Library]:
+    """The library that serves a family, and the step that finds it. Raises TsmlaError when there is none."""
+    if path is None:
+        if settings.backend(family) == "jit":
+            raise LibraryError("the backend is jit")
+        path = settings.fmha_binary_so() if family == "prefill" else None
+    if path is not None and family == "prefill":
+        return "override", loader.open_library(_path(path), family=family, arch=arch)
+    return "shipped", resolve.shipped_library(family, arch)
+
+
+def _path(given: str | Path) -> Path:
+    try:
+        path = Path(given).expanduser()
+    except TypeError:
+        raise ArgumentError(f"path is a {type(given).__name__}; it must be the path of a library") from None
+    except RuntimeError:
+        raise LibraryError(f"{str(given)!r} is no path of a library: its user has no home directory") from None
+    if "\0" in str(path):
+        raise LibraryError(f"{str(path)!r} is no path of a library: it has a NUL character")
+    return path

@@ -1,11 +1,14 @@
-"""Check a directory of libraries as `tsmla verify` does: hashes, load, manifests, symbols, signatures. Needs no GPU."""
+"""Check a directory of libraries as `tsmla verify` does: sources, hashes, load, manifests, symbols, signatures.
+
+Needs no GPU.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-from . import loader, manifest
+from . import loader, manifest, resolve
 from .errors import ManifestError, TsmlaError
 
 
@@ -30,6 +33,7 @@ def _verify(directory: Path, record: manifest.LibraryRecord) -> Checked:
         library = loader.open_library(directory / record.file, family=record.manifest.family, arch=record.manifest.arch)
         if library.manifest != record.manifest:
             raise ManifestError(f"{library.path} describes itself differently than {manifest.MANIFEST_FILE} does")
+        resolve._check_sources(library)
         for kernel in kernels:
             library.function(kernel.variant, check_signature=True)
     except TsmlaError as error:

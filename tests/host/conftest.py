@@ -30,7 +30,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         if setting.alias:
             monkeypatch.delenv(setting.alias, raising=False)
     monkeypatch.setenv(settings.CACHE.name, str(tmp_path / "cache"))
-    monkeypatch.setattr(settings, "_aliases_logged", set())
+    monkeypatch.setattr(settings, "_logged", set())
     monkeypatch.setattr(loader, "_opened", {})
     resolve.forget()
     yield

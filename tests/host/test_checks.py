@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fractions
+import math
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from tsmla import checks
 from tsmla.errors import ArgumentError, UnsupportedError
 from tsmla.variant import Arch, Dtype
@@ -97,3 +103,83 @@ def test_a_gpu_without_kernels(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "NVIDIA A100")
     with pytest.raises(UnsupportedError, match=r"NVIDIA A100 with compute capability 8.0; .* sm_90a \(H100, H200\)"):
         checks.arch_of(torch.device("cuda", 0))
+
+
+@given(some.lists(some.tuples(some.integers(0, 4), some.integers(0, 20)), min_size=1, max_size=4))
+def test_overlap_is_found(layout) -> None:
+    """Against the addresses of all elements. A dimension between another's elements counts as overlap, too."""
+    shape, strides = zip(*layout, strict=True)
+    view = torch.zeros(1 + sum((n - 1) * s for n, s in layout if n)).as_strided(shape, strides)
+    places = torch.arange(view.untyped_storage().nbytes() // 4).as_strided(shape, strides).flatten()
+    shared = len(places.unique()) < len(places)
+    assert checks.overlapping(view) or not shared
+    nested = all(
+        small <= large or n <= 1 for (n, large), small in zip(sorted_by_stride(layout), spans(layout), strict=True)
+    )
+    assert checks.overlapping(view) == (not nested and view.numel() > 0)
+
+
+def sorted_by_stride(layout) -> list[tuple[int, int]]:
+    return sorted(((n, s) for n, s in layout), key=lambda entry: entry[::-1])
+
+
+def spans(layout) -> list[int]:
+    """For each dimension, in the order of strides, how many elements the ones before it span."""
+    reached = [1]
+    for n, stride in sorted_by_stride(layout):
+        reached.append(reached[-1] + max(0, n - 1) * stride)
+    return reached[:-1]
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(4, 8)[:, :3], torch.zeros(4, 8).T, torch.zeros(1).expand(1, 1)])
+def test_rows_apart_do_not_overlap(tensor) -> None:
+    checks.no_overlap("operator", "out", tensor)
+
+
+def test_rows_that_share_memory() -> None:
+    refused_out = pytest.raises(ArgumentError, match=r"^operator: out has shape \[4, 8\] and strides \(0, 1\), so some")
+    with refused_out:
+        checks.no_overlap("operator", "out", torch.zeros(8).expand(4, 8))
+
+
+@pytest.mark.parametrize("value", [fractions.Fraction(1, 2), np.float16(0.5), np.float64(0.5), np.longdouble(0.5), 0.5])
+def test_numbers(value) -> None:
+    assert checks.number("operator", "scale", value) == 0.5
+    assert type(checks.number("operator", "scale", value)) is float
+
+
+@pytest.mark.parametrize("value", [True, np.True_, "1", 1j, None, torch.tensor(1.0), [1.0], 10**400, -(10**400)])
+def test_what_is_no_number(value) -> None:
+    refused_scale = pytest.raises(ArgumentError, match="^operator: scale is .*; it must be (a Python number|finite)")
+    with refused_scale:
+        checks.number("operator", "scale", value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**128, -(2.0**128), np.longdouble("1e4000")])
+def test_scales_that_float32_does_not_hold(value) -> None:
+    with pytest.raises(ArgumentError, match="^operator: scale is .*; it must be finite in float32$"):
+        checks.scale("operator", "scale", value)
+
+
+@pytest.mark.parametrize("wrapped", [torch.func.vmap, torch.func.grad])
+def test_tensors_that_torch_transforms(wrapped) -> None:
+    def asked(tensor):
+        refused(checks.stored, tensor, says=("is a Tensor without memory", "must be a tensor"))
+        return tensor.sum()
+
+    wrapped(asked)(torch.zeros(2))
+
+
+def test_a_tensor_whose_memory_was_freed() -> None:
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(0)
+    refused(checks.stored, tensor, says=("is a Tensor without memory", "must be a tensor"))
+
+
+def test_a_quantised_tensor() -> None:
+    quantised = torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8)
+    refused(checks.stored, quantised, says=("is a quantised tensor", "pass query.dequantize()"))
+
+
+def test_a_conjugated_tensor() -> None:
+    refused(checks.stored, torch.zeros(2, dtype=torch.complex64).conj(), says=("conjugates", "query.resolve_conj()"))

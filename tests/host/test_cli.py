@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL, run_python
+from examples import PACK, PREFILL, python_environment, run_python
 from tsmla import cli, elf, emulated, gpu, image, loader, manifest, settings, toolchain
 from tsmla.variant import Arch
 
@@ -148,9 +148,73 @@ def test_warmup_of_the_installed_kernels(shipped: Path, capsys) -> None:
 
 
 def test_warmup_of_a_variant_in_words(shipped: Path, capsys) -> None:
-    words = "family=pack,arch=sm_90a,dtype=bf16,out_dtype=e4m3,d_nope=128,d_rope=64,d_v=128,pdl=false"
-    assert cli.main(["warmup", "--variant", words]) == 0
+    assert cli.main(["warmup", "--variant", WORDS]) == 0
     assert capsys.readouterr().out == f"{PACK}: shipped\n"
+
+
+WORDS = "family=pack,arch=sm_90a,dtype=bf16,out_dtype=e4m3,d_nope=128,d_rope=64,d_v=128,pdl=false"
+MALFORMED = {
+    "foo": "'foo' is not FIELD=VALUE; accepted:\n  family=prefill,arch=sm_90a|sm_100a|sm_103a,",
+    "": "'' is not FIELD=VALUE",
+    "family=pick": "family is 'pick'; known families: prefill, decode, pack; accepted:\n  family=prefill,",
+    "family=pack": "missing or unknown fields: arch, d_nope,",
+    WORDS + ",pdl=true": "pdl is given twice",
+    WORDS.replace("pdl=false", "pdl=0"): "field pdl is 0, not a bool; accepted:\n  family=pack,arch=",
+    WORDS.replace("=64", "=x"): "field d_rope is 'x', not a int",
+    WORDS.replace("=64", "=" + "9" * 5000): "not a int",
+    WORDS.replace("=64", "=\u00b2"): "field d_rope is '\u00b2', not a int",
+    WORDS.replace("=bf16", "=bf17"): "field dtype is 'bf17', not a Dtype",
+    WORDS.replace("=bf16", "=bf16=bf16"): "field dtype is 'bf16=bf16', not a Dtype",
+}
+
+
+@pytest.mark.parametrize("command", ["probe", "warmup"])
+@pytest.mark.parametrize(("words", "text"), MALFORMED.items(), ids=range(len(MALFORMED)))
+def test_malformed_variants_say_what_is_accepted(shipped: Path, capsys, command: str, words: str, text: str) -> None:
+    assert cli.main([command, "--variant", WORDS, "--variant", words]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"tsmla: {command}: --variant {words}: ") and text in said.err and said.out == ""
+    assert said.err.count("family=") <= words.count("family=") + 3
+
+
+@pytest.mark.parametrize("command", ["probe", "warmup"])
+def test_a_variant_names_its_own_architecture(shipped: Path, capsys, command: str) -> None:
+    assert cli.main([command, "--variant", WORDS, "--arch", "sm_100a"]) == 2
+    assert "leave --arch and --family out" in capsys.readouterr().err
+
+
+def test_probe_of_variants(shipped: Path, capsys, monkeypatch) -> None:
+    other = WORDS.replace("d_nope=128", "d_nope=144")
+    assert cli.main(["probe", "--variant", WORDS]) == 0
+    assert capsys.readouterr().out == f"{PACK}: shipped, {next(shipped.glob('*.so'))}\n"
+    assert cli.main(["probe", "--variant", WORDS, "--variant", other]) == 1
+    assert "_d144x64x128_nopdl: no: " in capsys.readouterr().out.splitlines()[1]
+    assert cli.main(["probe", "--json", "--variant", WORDS, "--variant", other]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False and [v["step"] for v in report["variants"]] == ["shipped", None]
+    assert report["variants"][0]["variant"] == PACK.to_dict()
+    monkeypatch.setenv("TSMLA_BACKEND", "jit")
+    assert cli.main(["probe", "--variant", WORDS]) == 1
+
+
+def test_verify_finds_libraries_of_other_sources(shipped: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(toolchain, "source_digest", lambda: "0" * 64)
+    assert cli.main(["verify"]) == 1
+    out = capsys.readouterr().out
+    assert "was built from other kernel sources" in out and "install again" in out and "1 with a problem" in out
+
+
+def test_verify_emulated_takes_no_directory(shipped: Path, capsys) -> None:
+    assert cli.main(["verify", str(shipped), "--emulated"]) == 2
+    assert f"so {shipped} cannot be verified with it; give DIRECTORY or --emulated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("symbol", ["foo", "", "tsmla_pack_sm_90a", "q" * 500, "\udcff"])
+def test_verify_emulated_names_few_symbols(capsys, symbol: str) -> None:
+    assert cli.main(["verify", "--emulated", symbol]) == 2
+    said = capsys.readouterr().err
+    assert "can be built" in said and said.count("tsmla_") <= 3 + 1
+    assert "close to it" in said or "`tsmla list`" in said
 
 
 @pytest.mark.parametrize(
@@ -170,7 +234,7 @@ def test_demo_without_a_gpu_checks_the_libraries(shipped: Path, capsys) -> None:
     assert cli.main(["demo"]) == 0
     out = capsys.readouterr().out
     assert "no CUDA device" in out and "nothing can run here" in out
-    assert "1 kernels, hash, manifest, symbols, signatures ok" in out
+    assert "1 kernels, hash, manifest, sources, symbols, signatures ok" in out
 
 
 def test_demo_without_a_gpu_finds_a_broken_library(broken: Path, capsys) -> None:
@@ -215,3 +279,29 @@ def test_emulation_says_how_to_install_it(capsys, monkeypatch):
     monkeypatch.setattr(emulated, "installed", lambda: False)
     assert cli.main(["verify", "--emulated"]) == 2
     assert emulated.INSTALL in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "unbuffered"), [("show-config", ""), ("show-config", "1"), ("--help", "")])
+def test_output_that_cannot_be_written_is_one_sentence(command: str, unbuffered: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-c", f"{shlex.quote(sys.executable)} -m tsmla {command} > /dev/full"],
+        capture_output=True, text=True, env=python_environment(PYTHONUNBUFFERED=unbuffered),
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert re.fullmatch(r"tsmla: the output cannot be written: .*No space left on device\n", ran.stderr)
+
+
+def test_output_to_nowhere_keeps_the_status() -> None:
+    ran = subprocess.run(
+        ["bash", "-c", f"{shlex.quote(sys.executable)} -m tsmla probe --arch sm_90a --family nothing >&- 2>&-"],
+        env=python_environment(),
+    )
+    assert ran.returncode == 2
+
+
+def test_show_config_says_what_is_wrong_with_a_setting(monkeypatch, nothing_shipped, capsys) -> None:
+    monkeypatch.setenv("TSMLA_CACHE_DIR", "~nosuchuser/cache")
+    monkeypatch.setenv("TSMLA_BACKEND", "\udcff")
+    assert cli.main(["show-config"]) == 0
+    out = capsys.readouterr().out
+    assert "TSMLA_CACHE_DIR is '~nosuchuser/cache', but ~nosuchuser has no home directory" in out and r"\udcff" in out

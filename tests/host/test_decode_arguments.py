@@ -14,6 +14,7 @@ import pytest
 import torch
 import tsmla
 from another_gpu import on_another_gpu
+from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import refusing
 from tsmla import ArgumentError, UnsupportedError, checks, resolve, support
 from tsmla.decode import decode_workspace_size, tsmla_decode
@@ -45,7 +46,7 @@ class Recorder:
 def recorder(monkeypatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(resolve, "kernel", recorder)
-    monkeypatch.setattr(checks, "cuda", lambda operator, name, tensor: tensor.device)
+    monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
     monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: tuple(support.DECODE_OUT_DTYPES)})
     properties = types.SimpleNamespace(multi_processor_count=SMS)
@@ -280,6 +281,20 @@ def test_workspace_size(recorder):
         decode_workspace_size(1, 1, "16")
 
 
+@pytest.mark.parametrize("device", [-1, 10**5, 10**30, True, "cpu", "gpu", 0.0, [0], torch.device("meta")])
+def test_workspace_size_on_what_is_no_cuda_device(device):
+    with pytest.raises(ArgumentError, match="^decode_workspace_size: device is .*; it must be a CUDA device, such as"):
+        decode_workspace_size(1, 1, 16, device=device)
+
+
+@pytest.mark.parametrize("device", [None, 0, "cuda", "cuda:3", torch.device("cuda", 1)])
+def test_workspace_size_where_torch_has_no_gpu(device, monkeypatch):
+    monkeypatch.setattr(checks, "_arch_by_index", {})
+    with pytest.raises(UnsupportedError, match="^decode_workspace_size: torch cannot use cuda.* ask where the decode"):
+        decode_workspace_size(1, 1, 16, device=device)
+    assert decode_workspace_size(0, 1, 16, device=device) == 0
+
+
 def test_what_is_no_cuda_tensor_is_refused():
     with pytest.raises(ArgumentError, match="tsmla_decode: query is a list; it must be a CUDA tensor"):
         tsmla_decode(**inputs(query=[1.0]))
@@ -419,6 +434,19 @@ WRONG = {
     "interleave": ({"cp_interleave_size": 0}, "cp_interleave_size is 0; it must be from 1 to"),
     "world without global lengths": ({"cp_world": 2}, "cp_world is 2 but causal_seqs is not given"),
     "splits": ({"min_split_kv": 257}, "min_split_kv is 257; it must be from 1 to 256"),
+    "lse base in words": ({"lse_base": "2"}, "lse_base is a str; it must be a Python number"),
+    "lse base on the device": ({"lse_base": torch.ones(2)}, "lse_base is a Tensor; it must be a Python number"),
+    "huge lse base": ({"lse_base": 10**400}, "lse_base is a number of more than 20 digits, beyond what a float holds"),
+    "rank on the device": ({"kv_lora_rank": torch.tensor([512, 1])}, "kv_lora_rank is a Tensor; it must be a Python"),
+    "rope in a list": ({"qk_rope_head_dim": [64]}, "qk_rope_head_dim is a list; it must be a Python number"),
+    "huge length": ({"max_seq_len": 10**5000}, "max_seq_len is a number of more than 20 digits; it must be from 1"),
+    "flag for a length": ({"max_seq_len": True}, "max_seq_len is a bool; it must be a Python integer"),
+    "causal in words": ({"causal_mask": "no"}, "causal_mask is 'no'; it must be True or False"),
+    "causal on the device": ({"causal_mask": torch.ones(2)}, "causal_mask is a Tensor; it must be True or False"),
+    "LSE in an array": ({"return_lse": np.ones(2)}, "return_lse is a ndarray; it must be True or False"),
+    "PDL of a number": ({"enable_pdl": 2}, "enable_pdl is 2; it must be True or False"),
+    "scale beyond floats": ({"softmax_scale": 10**400}, "softmax_scale is a number of more than 20 digits, beyond"),
+    "flag for a scale": ({"output_scale": True}, "output_scale is a bool; it must be a Python number"),
     "lse base": ({"lse_base": 10}, "lse_base is 10; accepted: 2 and math.e"),
     "negative scale": (
         {"softmax_scale": -1.0},
@@ -469,3 +497,67 @@ def test_what_no_kernel_exists_for(recorder, monkeypatch):
     monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM100A: (Dtype.FP16,)})
     with pytest.raises(UnsupportedError, match="no kernel for sm_90a yet; it exists for sm_100a"):
         tsmla_decode(**inputs())
+
+
+TENSORS = ("query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "causal_seqs", "local_visible_lens")
+
+
+def all_tensors() -> dict:
+    return inputs(
+        causal_seqs=LENGTHS.clone(), local_visible_lens=torch.zeros(BATCH, Q_LEN, dtype=torch.int32),
+        out=bf16(BATCH, Q_LEN, HEADS, 512),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", (*TENSORS, "out"))
+@pytest.mark.parametrize("case", ODD)
+def test_tensors_that_are_not_what_memory_holds_are_named(recorder, case, name):
+    make, message = ODD[case]
+    given = all_tensors()
+    with pytest.raises(ArgumentError, match=f"^tsmla_decode: {name} {message.format(name=name)}"):
+        tsmla_decode(**{**given, name: make(given[name])})
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize("name", ["query", "kv_cache", "out"])
+@pytest.mark.parametrize("case", ["negated", "fake", "needs a gradient"])
+def test_they_are_named_after_calls_that_are_alike(recorder, case, name):
+    make, message = {**ODD, **FLOATS_ONLY}[case]
+    given = all_tensors()
+    changed = {**given, name: make(given[name])}
+    if case == "fake":
+        changed = {n: make(x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+        name = "query"
+    tsmla_decode(**given)
+    recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f"^tsmla_decode: {name} {message.format(name=name)}"):
+        tsmla_decode(**changed)
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parameters_are_read_where_no_gradient_is_asked_for(recorder, mode):
+    given = inputs()
+    with mode():
+        tsmla_decode(**{**given, "query": torch.nn.Parameter(given["query"])})
+    assert len(recorder.launches) == 1
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("case", OVERLAPPING)
+def test_an_output_whose_rows_share_memory_is_named(recorder, case, seen):
+    out = bf16(BATCH, Q_LEN, HEADS, 512)
+    for _ in range(seen):
+        tsmla_decode(**inputs(out=out))
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match="^tsmla_decode: out has shape .* and strides .*; it must be contiguous"):
+        tsmla_decode(**inputs(out=OVERLAPPING[case](out)))
+    assert recorder.launches == []
+
+
+def test_a_workspace_whose_bytes_are_one_is_named(recorder):
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"workspace_buffer has shape .* and strides \(0,\); it must be contig"):
+            tsmla_decode(**inputs(workspace_buffer=torch.zeros(1, dtype=torch.int8).expand(FORMULA)))
+        tsmla_decode(**inputs())
+    assert len(recorder.launches) == 2

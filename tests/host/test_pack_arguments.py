@@ -5,9 +5,12 @@ CPU tensors pass for CUDA ones here, and a recorder stands where the compiled ke
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from tsmla import ArgumentError, UnsupportedError, checks, pack, resolve
 from tsmla.variant import Arch, Dtype, PackVariant
 
@@ -30,7 +33,7 @@ class Recorder:
 def recorder(monkeypatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(resolve, "kernel", recorder)
-    monkeypatch.setattr(checks, "cuda", lambda operator, name, tensor: tensor.device)
+    monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
     return recorder
 
@@ -172,6 +175,8 @@ WRONG = {
         {"fp8_dtype": torch.bfloat16},
         r"fp8_dtype is torch.bfloat16; accepted: torch.float8_e4m3fn, torch.float8_e5m2",
     ),
+    "an output dtype in a list": ({"fp8_dtype": [1]}, r"fp8_dtype is a list; accepted: torch.float8_e4m3fn, "),
+    "an output dtype in words": ({"fp8_dtype": "e4m3"}, r"fp8_dtype is a str; accepted: torch.float8_e4m3fn, "),
     "k_nope with an odd pitch": (
         {"k_nope": torch.zeros(TOKENS, HEADS, D_NOPE + 4, dtype=torch.bfloat16)[..., :D_NOPE]},
         r"k_nope has strides \(396, 132, 1\) of 2-byte elements; .* multiples of 16 bytes \(8 elements; those of "
@@ -197,6 +202,13 @@ WRONG = {
         {"k_scale_inv": torch.ones(())},
         r"k_scale_inv is a Tensor; it must be a Python number \(reading a tensor here would wait for the GPU\)",
     ),
+    "a scale of NaN": ({"k_scale_inv": math.nan}, r"k_scale_inv is nan; it must be finite in float32"),
+    "an infinite scale": ({"v_scale_inv": -math.inf}, r"v_scale_inv is -inf; it must be finite in float32"),
+    "a scale beyond float32": ({"v_scale_inv": 2.0**128}, r"v_scale_inv is 3.4\d+e\+38; it must be finite in float32"),
+    "a scale beyond floats": ({"k_scale_inv": -(10**400)}, r"k_scale_inv is a number of more than 20 digits, beyond"),
+    "a flag for a scale": ({"k_scale_inv": True}, r"k_scale_inv is a bool; it must be a Python number"),
+    "a flag in words": ({"enable_pdl": "off"}, r"enable_pdl is 'off'; it must be True or False"),
+    "a flag on the device": ({"enable_pdl": torch.ones(2)}, r"enable_pdl is a Tensor; it must be True or False"),
     "a scale that is no number": ({"v_scale_inv": None}, r"v_scale_inv is a NoneType; it must be a Python number"),
     "more rows than the kernel counts": (
         {
@@ -229,3 +241,50 @@ def test_head_dimensions_without_a_kernel_are_named(recorder, name):
     given[argument] = given[argument][..., :56]
     with pytest.raises(UnsupportedError, match=f"pack needs {name} to be a multiple of 16 up to 1024, not 56"):
         pack.mla_kv_pack_quantize_fp8(**given)
+
+
+TENSORS = ("k_nope", "k_pe", "v", "k_out", "v_out")
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("case", [*ODD, *FLOATS_ONLY])
+def test_tensors_that_are_not_what_memory_holds_are_named(recorder, case, name, seen):
+    make, message = {**ODD, **FLOATS_ONLY}[case]
+    given = {**inputs(), "k_out": fp8(D_NOPE + D_ROPE), "v_out": fp8(D_V)}
+    changed = {**given, name: make(given[name])}
+    if seen:
+        pack.mla_kv_pack_quantize_fp8(**given)
+        recorder.launches.clear()
+    if seen and case == "fake":
+        changed, name = {n: make(x) for n, x in given.items()}, "k_nope"
+    with pytest.raises(ArgumentError, match=f"^mla_kv_pack_quantize_fp8: {name} {message.format(name=name)}"):
+        pack.mla_kv_pack_quantize_fp8(**changed)
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("name", ["k_out", "v_out"])
+@pytest.mark.parametrize("case", OVERLAPPING)
+def test_an_output_whose_rows_share_memory_is_named(recorder, case, name, seen):
+    given = {**inputs(), "k_out": fp8(D_NOPE + D_ROPE), "v_out": fp8(D_V)}
+    for _ in range(seen):
+        pack.mla_kv_pack_quantize_fp8(**given)
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f": {name} has shape .* so some of its elements share memory"):
+        pack.mla_kv_pack_quantize_fp8(**{**given, name: OVERLAPPING[case](given[name])})
+    assert recorder.launches == []
+
+
+def test_a_strided_output_is_looked_up_once(recorder):
+    k_out = torch.zeros(HEADS, TOKENS, 256, dtype=FP8).transpose(0, 1)[..., : D_NOPE + D_ROPE]
+    for _ in range(2):
+        pack.mla_kv_pack_quantize_fp8(**inputs(), k_out=k_out)
+    assert len(recorder.variants) == 1 and len(recorder.launches) == 2
+
+
+def test_parameters_are_read_where_no_gradient_is_asked_for(recorder):
+    given = inputs()
+    with torch.no_grad():
+        pack.mla_kv_pack_quantize_fp8(**{**given, "v": torch.nn.Parameter(given["v"])})
+    assert len(recorder.launches) == 1

@@ -5,12 +5,14 @@ CPU tensors pass for CUDA ones here, and a recorder stands where the compiled ke
 
 from __future__ import annotations
 
+import fractions
 import math
 
 import numpy as np
 import pytest
 import torch
 from another_gpu import on_another_gpu
+from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import refusing
 from tsmla import ArgumentError, UnsupportedError, checks, prefill, resolve
 from tsmla.variant import Arch, Dtype, PrefillVariant
@@ -39,7 +41,7 @@ class Recorder:
 def recorder(monkeypatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(resolve, "kernel", recorder)
-    monkeypatch.setattr(checks, "cuda", lambda operator, name, tensor: tensor.device)
+    monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
     return recorder
 
@@ -246,6 +248,19 @@ WRONG = {
         {"cum_seq_lens_q": LENGTHS.to("meta")},
         "cum_seq_lens_q is on meta but query is on cpu",
     ),
+    "batch size of no integer": ({"batch_size": 2.0}, "batch_size is a float; it must be a Python integer"),
+    "batch size in words": ({"batch_size": "2"}, "batch_size is a str; it must be a Python integer"),
+    "no batch size": ({"batch_size": None}, "batch_size is a NoneType; it must be a Python integer"),
+    "batch size on the device": ({"batch_size": torch.tensor(2)}, "batch_size is a Tensor; it must be a Python"),
+    "batch size of a flag": (
+        {"batch_size": True, "cum_seq_lens": LENGTHS[:2], "cum_seq_lens_q": LENGTHS[:2]},
+        "batch_size is a bool; it must be a Python integer",
+    ),
+    "negative batch size": (
+        {"batch_size": -1, "cum_seq_lens": LENGTHS[:0], "cum_seq_lens_q": LENGTHS[:0]},
+        "batch_size is -1; it must be from 0 to 2147483646",
+    ),
+    "huge batch size": ({"batch_size": 10**5000}, "batch_size is a number of more than 20 digits; it must be from 0"),
     "batch size": ({"batch_size": 3}, r"cum_seq_lens has shape \[3\]; it must be \[4\]"),
     "query lengths of another batch": (
         {"cum_seq_lens_q": LENGTHS[:2]},
@@ -274,6 +289,21 @@ WRONG = {
         r"out has strides \(528, 132, 1\) of 2-byte elements",
     ),
     "out_dtype": ({"out_dtype": torch.float32}, "out_dtype is torch.float32; accepted: torch.bfloat16"),
+    "out_dtype in a list": ({"out_dtype": [1]}, "out_dtype is a list; accepted: torch.bfloat16"),
+    "out_dtype in words": ({"out_dtype": "bf16"}, "out_dtype is a str; accepted: torch.bfloat16"),
+    "causal in words": ({"is_causal": "no"}, "is_causal is 'no'; it must be True or False"),
+    "LSE on the device": ({"return_lse": torch.ones(2)}, "return_lse is a Tensor; it must be True or False"),
+    "PDL in an array": ({"enable_pdl": np.ones(2)}, "enable_pdl is a ndarray; it must be True or False"),
+    "causal of a number": ({"is_causal": 2}, "is_causal is 2; it must be True or False"),
+    "scale beyond floats": (
+        {"softmax_scale": 10**400},
+        "softmax_scale is a number of more than 20 digits, beyond what a float holds",
+    ),
+    "fraction beyond floats": (
+        {"k_scale": fractions.Fraction(10**400, 3)},
+        "k_scale is a number of more than 20 digits, beyond what a float holds",
+    ),
+    "flag for a scale": ({"output_scale": True}, "output_scale is a bool; it must be a Python number"),
     "negative scale": (
         {"softmax_scale": -1.0},
         "softmax_scale is -1.0 and k_scale 1.0; their product must be positive, finite and a normal float32",
@@ -316,3 +346,68 @@ def test_wrong_use_names_the_argument(recorder, change, message, seen):
 def test_what_no_kernel_exists_for(recorder, change, message):
     with pytest.raises(UnsupportedError, match=f"^tsmla_prefill: prefill .*{message}"):
         prefill.tsmla_prefill(**inputs(**change))
+
+
+TENSORS = ("query", "key", "value", "cum_seq_lens", "cum_seq_lens_q", "out")
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("case", ODD)
+def test_tensors_that_are_not_what_memory_holds_are_named(recorder, case, name):
+    make, message = ODD[case]
+    given = inputs(out=bf16(TOKENS_Q, HEADS, D_V))
+    with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {name} {message.format(name=name)}"):
+        prefill.tsmla_prefill(**{**given, name: make(given[name])})
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "out"])
+@pytest.mark.parametrize("case", ["negated", "fake", "needs a gradient"])
+def test_they_are_named_after_calls_that_are_alike(recorder, case, name):
+    make, message = {**ODD, **FLOATS_ONLY}[case]
+    given = inputs(out=bf16(TOKENS_Q, HEADS, D_V))
+    changed = {**given, name: make(given[name])}
+    if case == "fake":
+        changed = {n: make(x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+        name = "query"
+    prefill.tsmla_prefill(**given)
+    recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {name} {message.format(name=name)}"):
+        prefill.tsmla_prefill(**changed)
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parameters_are_read_where_no_gradient_is_asked_for(recorder, mode):
+    given = inputs()
+    with mode():
+        prefill.tsmla_prefill(**{**given, "query": torch.nn.Parameter(given["query"])})
+    assert len(recorder.launches) == 1
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("case", OVERLAPPING)
+def test_an_output_whose_rows_share_memory_is_named(recorder, case, seen):
+    out = bf16(TOKENS_Q, HEADS, D_V)
+    for _ in range(seen):
+        prefill.tsmla_prefill(**inputs(out=out))
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match="^tsmla_prefill: out has shape .* so some of its elements share memory"):
+        prefill.tsmla_prefill(**inputs(out=OVERLAPPING[case](out)))
+    assert recorder.launches == []
+
+
+@pytest.mark.parametrize("out", [bf16(HEADS, TOKENS_Q, D_V).transpose(0, 1), bf16(TOKENS_Q, HEADS, 2 * D_V)[..., D_V:]])
+def test_an_output_with_its_rows_apart_is_written(recorder, out):
+    for _ in range(2):
+        assert prefill.tsmla_prefill(**inputs(out=out)) is out
+    assert len(recorder.variants) == 1
+
+
+@pytest.mark.parametrize("two", [2, np.int32(2), np.uint8(2)])
+def test_numbers_of_other_types_are_numbers(recorder, two):
+    half = fractions.Fraction(1, two) if isinstance(two, int) else two.dtype.type(1) / two
+    for flag in (True, 1, np.True_, 1.0):
+        prefill.tsmla_prefill(**inputs(batch_size=two, softmax_scale=half), is_causal=flag)
+    assert {launch[7:] for launch in recorder.launches} == {(0.5, 1.0)} and len(recorder.launches) == 4
+    assert len(recorder.variants) == 1 and recorder.variants[0].causal is True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 from pathlib import Path
 
 import pytest
 import tsmla.settings
-from tsmla import settings
+from examples import PACK
+from tsmla import jit, resolve, settings
 from tsmla.errors import SettingError
 
 
@@ -100,3 +102,55 @@ def test_our_name_beats_the_older_one(monkeypatch, caplog) -> None:
     assert settings.fmha_binary_so() == Path("/opt/ours.so")
     assert settings.backend("prefill") == "binary"
     assert not caplog.records
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No HOME, and a user whom no passwd entry names, as in containers that run under an arbitrary id."""
+    import pwd
+
+    def unknown(who):
+        raise KeyError(f"getpwuid(): uid not found: {who}")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+def test_without_a_home_directory_nothing_is_kept(homeless, monkeypatch, caplog) -> None:
+    monkeypatch.delenv(settings.CACHE.name)
+    assert [settings.cache_dir() for _ in range(3)] == [settings.NOWHERE] * 3
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "HOME is not set" in caplog.text and "set TSMLA_CACHE_DIR to a directory" in caplog.text
+    with pytest.raises(OSError):
+        os.makedirs(settings.NOWHERE)  # root can make most directories
+
+
+def test_without_a_home_directory_kernels_are_compiled_all_the_same(homeless, monkeypatch, nothing_shipped) -> None:
+    monkeypatch.delenv(settings.CACHE.name)
+    monkeypatch.setattr(jit, "_compile", lambda variant, file: file)
+    monkeypatch.setattr(jit, "_load_object", lambda file, symbol: repr)
+    assert resolve.resolve(PACK) == resolve.Resolved(repr, "jit")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("TSMLA_CACHE_DIR", settings.cache_dir),
+        ("TSMLA_FMHA_BINARY_SO", settings.fmha_binary_so),
+        ("TOKENSPEED_MLA_FMHA_BINARY_SO", settings.fmha_binary_so),
+    ],
+)
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("~/kernels", "~ has no home directory: HOME is not set and no passwd entry names one"),
+        ("~nosuchuser", "~nosuchuser has no home directory: no user is called 'nosuchuser'"),
+        ("~nosuchuser/kernels.so", "~nosuchuser has no home directory: no user is called 'nosuchuser'"),
+        ("/opt/a\0b", "a path has no NUL character"),
+    ],
+)
+def test_a_path_that_leads_nowhere_names_the_variable(homeless, monkeypatch, name, read, value, why) -> None:
+    monkeypatch.setattr(os, "environ", {name: value})
+    with pytest.raises(SettingError) as raised:
+        read()
+    assert str(raised.value).startswith(f"{name} is {value!r}") and why in str(raised.value)

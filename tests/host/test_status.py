@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import tsmla
-from tsmla import gpu, status
+from examples import PACK, PREFILL
+from tsmla import gpu, resolve, status, toolchain
 from tsmla.errors import ArgumentError
 from tsmla.variant import FAMILIES, Arch
 
@@ -74,3 +76,65 @@ def test_the_report_reads_well_and_is_json(shipped: Path) -> None:
     report = tsmla.binary_status("sm_90a")
     assert "pack: 1 kernels in " in str(report) and "decode: no: " in str(report)
     assert json.loads(json.dumps(report.to_dict()))["families"]["pack"]["available"] is True
+
+
+def test_a_variant_of_a_shipped_library(shipped: Path) -> None:
+    found = tsmla.variant_status(PACK)
+    assert found == status.VariantStatus(PACK, "shipped", str(next(shipped.glob("*.so"))))
+    assert str(found) == f"{PACK}: shipped, {found.path}"
+    assert json.loads(json.dumps(found.to_dict()))["available"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"d_nope": 144}, "does not hold it"),
+        ({"d_nope": 100}, "pack needs d_nope to be a multiple of 16"),
+        ({"arch": Arch.SM100A}, "has no pack library for sm_100a"),
+    ],
+)
+def test_a_variant_that_would_be_compiled(shipped: Path, change: dict, reason: str) -> None:
+    found = tsmla.variant_status(dataclasses.replace(PACK, **change))
+    assert not found.available and found.path is None and reason in found.reason
+
+
+def test_a_variant_of_the_named_library(monkeypatch, make_library, shipped: Path) -> None:
+    library = make_library("prefill.so")
+    monkeypatch.setenv("TSMLA_FMHA_BINARY_SO", str(library))
+    assert tsmla.variant_status(PREFILL) == status.VariantStatus(PREFILL, "override", str(library))
+    assert "does not hold it" in tsmla.variant_status(dataclasses.replace(PREFILL, pdl=True)).reason
+    assert tsmla.variant_status(PACK).step == "shipped"
+
+
+def test_the_status_of_a_variant_is_what_resolving_finds(monkeypatch, make_library, shipped: Path) -> None:
+    for backend in ("auto", "binary"):
+        monkeypatch.setenv("TSMLA_BACKEND", backend)
+        assert tsmla.variant_status(PACK).step == resolve.resolve(PACK).step
+        resolve.forget()
+    monkeypatch.setenv("TSMLA_BACKEND", "jit")
+    assert tsmla.variant_status(PACK).reason == "the backend is jit"
+    monkeypatch.setenv("TSMLA_BACKEND", "maybe")
+    assert "accepted: auto, binary, jit" in tsmla.variant_status(PACK).reason
+
+
+def test_a_variant_of_other_sources_would_be_compiled(monkeypatch, shipped: Path) -> None:
+    monkeypatch.setattr(toolchain, "source_digest", lambda: "0" * 64)
+    assert "was built from other kernel sources" in tsmla.variant_status(PACK).reason
+
+
+@pytest.mark.parametrize("junk", [None, "pack", 1, PACK.to_dict(), PACK.symbol()], ids=range(5))
+def test_what_is_no_variant(junk) -> None:
+    with pytest.raises(ArgumentError, match="^variant_status: .* is no variant"):
+        tsmla.variant_status(junk)
+
+
+@pytest.mark.parametrize("path", [3, "a\0b.so", b"library.so", None, "~nosuchuser/library.so"])
+def test_paths_of_no_library(path, shipped: Path) -> None:
+    assert tsmla.has_binary_prefill(path, arch="sm_90a") is False
+    assert status.binary_status("sm_90a", path).families["prefill"].reason
+
+
+def test_served_says_which_step_served_each_kernel(shipped: Path) -> None:
+    assert tsmla.served() == {}
+    resolve.kernel(PACK)
+    assert tsmla.served() == {PACK: "shipped"}

@@ -1,0 +1,53 @@
+"""A variant as a person writes it: FIELD=VALUE,... for `tsmla warmup --variant` and `tsmla probe --variant`.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .errors import ArgumentError
+from .variant import FAMILIES, Arch, Dtype, Variant, variant_from_dict
+
+METAVAR = "FIELD=VALUE,..."
+_ACCEPTED = {"Arch": "|".join(Arch), "Dtype": "|".join(Dtype), "int": "NUMBER", "bool": "true|false"}
+"""What a field of each type may be."""
+
+
+def variant_of(text: str) -> Variant:
+    """The variant that a text such as family=pack,arch=sm_90a,dtype=bf16,... describes.
+
+    Raises ArgumentError with the fields and values that are accepted.
+    """
+    values: dict[str, object] = {}
+    for part in text.split(","):
+        name, equals, word = part.partition("=")
+        if not equals:
+            raise _refused(text, f"{part!r} is not FIELD=VALUE", values)
+        if name in values:
+            raise _refused(text, f"{name} is given twice", values)
+        values[name] = _value(word)
+    try:
+        return variant_from_dict(values)
+    except ValueError as error:
+        raise _refused(text, str(error), values) from None
+
+
+def accepted(family: str) -> str:
+    """What describes a variant of a family."""
+    fields = [f"{field.name}={_ACCEPTED[str(field.type)]}" for field in dataclasses.fields(FAMILIES[family])]
+    return ",".join([f"family={family}", *fields])
+
+
+def _value(word: str) -> object:
+    if word.isascii() and word.isdigit() and len(word) < 10:
+        return int(word)
+    return {"true": True, "false": False}.get(word, word)
+
+
+def _refused(text: str, why: str, values: dict[str, object]) -> ArgumentError:
+    family = values.get("family")
+    families = [family] if isinstance(family, str) and family in FAMILIES else [*FAMILIES]
+    shown = "\n  ".join(accepted(name) for name in families)
+    return ArgumentError(f"--variant {text}: {why}; accepted:\n  {shown}")
