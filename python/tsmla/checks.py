@@ -22,6 +22,9 @@ TORCH_DTYPE_OF: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in TOR
 
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
 """Normal float32 numbers, which is what kernels multiply by."""
+LARGEST_SCORES_FACTOR = 1024.0
+"""Of what scores are multiplied by: models' factors are below 1. Kernels subtract a row's maximum from scores after the
+multiplication, in float32, so what is left of scaled scores beyond 2 ** 23 is rounded to whole numbers and more."""
 
 _arch_by_index: dict[int, Arch] = {}
 
@@ -209,14 +212,25 @@ def number(operator: str, name: str, value: float) -> float:
         ) from None
 
 
-def scale(operator: str, name: str, value: float, *, positive: bool = False) -> float:
+def scale(operator: str, name: str, value: float) -> float:
     """A number that kernels multiply by in float32."""
     value = number(operator, name, value)
-    lowest = SMALLEST_FLOAT32 if positive else -LARGEST_FLOAT32
-    if not lowest <= value <= LARGEST_FLOAT32:
-        wanted = "positive, finite and a normal float32" if positive else "finite in float32"
-        raise ArgumentError(f"{operator}: {name} is {value}; it must be {wanted}")
+    if not -LARGEST_FLOAT32 <= value <= LARGEST_FLOAT32:
+        raise ArgumentError(f"{operator}: {name} is {value}; it must be finite in float32")
     return value
+
+
+def is_scores_factor(value: float) -> bool:
+    """Whether kernels take it as the factor of scores."""
+    return SMALLEST_FLOAT32 <= value <= LARGEST_SCORES_FACTOR
+
+
+def refuse_scores_factor(operator: str, given: str) -> NoReturn:
+    """Say that `given` is no factor of scores."""
+    raise ArgumentError(
+        f"{operator}: {given} must be from {SMALLEST_FLOAT32:.3g} (the smallest normal float32) to "
+        f"{LARGEST_SCORES_FACTOR:.0f}"
+    )
 
 
 def integer(operator: str, name: str, value: int, lowest: int, highest: int) -> int:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from . import checks, resolve
-from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
+from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .decode_checks import LARGEST_INT, OPERATOR, Tensors, cuda_device, examined, gpu_of, integers, sized
 from .errors import TsmlaError
 from .plan import plan_decode
@@ -43,8 +43,9 @@ def tsmla_decode(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q k^T) v, where a cache row is a key, and its latent part also the value.
 
-    Nothing is allocated but the results, and nothing waits for the GPU; after `warmup` it can be captured in a CUDA
-    graph, whose replays may have other lengths and page tables in the same tensors.
+    Nothing is allocated but the results (and 32-bit copies of 64-bit lengths), and nothing waits for the GPU; after
+    `warmup` it can be captured in a CUDA graph, whose replays may have other lengths and page tables in the same
+    tensors. No value in a device tensor leads outside of the tensors passed.
 
     Args:
         query: [batch, q_len, heads, 576], e4m3, bf16 or fp16, contiguous: latent part first, then rope. Its tokens are
@@ -55,11 +56,13 @@ def tsmla_decode(
             SMs * heads * max(8, q_len) * 513 * 4 always have enough. Uninitialised, and nothing in it outlives a call.
         kv_lora_rank, qk_rope_head_dim: 512 and 64.
         block_tables: [batch, width] int32, pages of each request in order; entries beyond a request's keys are not
-            read, so rows may be wider than needed.
-        seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included.
+            read, so rows may be wider than needed. A page that the cache does not have reads as zeros.
+        seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
+            ones count as 0, those beyond width * page_size as that. int64 takes one more small launch.
         max_seq_len: at least the longest of `seq_lens`, or of what a captured graph will see: how many CTAs can be
             occupied follows from it, never what is computed.
-        softmax_scale: factor of the scores, times the dequantisation scales of query and cache.
+        softmax_scale: factor of the scores, times the dequantisation scales of query and cache: from 2^-126 to 1024.
+            Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined.
         output_scale: factor of the output, before it is rounded; not of the LSE.
         out: [batch, q_len, heads, 512] to write into, contiguous: bf16 for e4m3 queries, else query's dtype.
         is_var_seq: not read; lengths are always read from `seq_lens`.
@@ -67,18 +70,21 @@ def tsmla_decode(
         window_left: also hide positions more than this many before a token's own; -1 for none.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
         causal_seqs: [batch] int32 or int64, keys of each request over all ranks: the position that the last query token
-            may see, plus one. `seq_lens` when None; needed when cp_world > 1.
+            may see, plus one. `seq_lens` when None; needed when cp_world > 1. Negative ones count as 0.
         cp_world, cp_rank, cp_interleave_size: decode context parallelism. Key c of this cache has the position
             (c // i) * i * cp_world + cp_rank * i + c % i, with i = cp_interleave_size.
         min_split_kv: 1 to 256; accepted for callers of the same interface. Keys are always dealt evenly to the whole
             GPU, so that there is no least number of splits to ask for.
-        local_visible_lens: [batch, q_len] int32, keys of this cache that each query token may see at most.
+        local_visible_lens: [batch, q_len] int32, keys of this cache that each query token may see at most; any values.
         lse_base: 2, or math.e for the natural logarithm (one more small launch).
 
     Returns:
         out, or (out, lse) with lse [batch, q_len, heads] float32, **base 2**: log2 of the sum of exponentials of the
         scaled scores. A query row that sees no key gives output 0 and LSE -inf. Results over context-parallel ranks
         merge to the unsharded one with weights 2 ** lse.
+
+        A key that no query token of its request may see, whatever hides it, touches no result. NaN and inf in a key
+        that only some tokens see may reach the others of its request.
 
     Raises:
         ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
@@ -93,7 +99,7 @@ def tsmla_decode(
         and type(return_lse) is type(enable_pdl) is type(causal_mask) is bool
         and type(softmax_scale) is type(output_scale) is float
         and 0 < max_seq_len <= LARGEST_INT
-        and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_FLOAT32
+        and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_SCORES_FACTOR
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
         max_seq_len = checks.integer(OPERATOR, "max_seq_len", max_seq_len, 1, LARGEST_INT)
@@ -103,7 +109,9 @@ def tsmla_decode(
         return_lse = checks.flag(OPERATOR, "return_lse", return_lse)
         enable_pdl = checks.flag(OPERATOR, "enable_pdl", enable_pdl)
         causal_mask = checks.flag(OPERATOR, "causal_mask", causal_mask)
-        softmax_scale = checks.scale(OPERATOR, "softmax_scale", softmax_scale, positive=True)
+        softmax_scale = checks.number(OPERATOR, "softmax_scale", softmax_scale)
+        if not checks.is_scores_factor(softmax_scale):
+            checks.refuse_scores_factor(OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(OPERATOR, "output_scale", output_scale)
     options = (
         return_lse, enable_pdl, kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(), window_left,
@@ -140,10 +148,10 @@ def tsmla_decode(
         if out is None:
             out = new_out()
         lse = new_lse() if return_lse else None
-        lengths = seq_lens if lengths_dtype is torch.int32 else _low_words(seq_lens)
+        lengths = seq_lens if lengths_dtype is torch.int32 else _narrowed(seq_lens)
         bounds = lengths
         if causal_seqs is not seq_lens:
-            bounds = causal_seqs if causal_seqs.dtype is torch.int32 else _low_words(causal_seqs)
+            bounds = causal_seqs if causal_seqs.dtype is torch.int32 else _narrowed(causal_seqs)
         if parts:
             kernel(
                 query, kv_cache if len(cache_shape) == 3 else kv_cache.squeeze(1), block_tables, lengths, bounds,
@@ -190,6 +198,8 @@ def decode_workspace_size(
     return plan_decode(arch, processors, batch_size, q_len, heads, max_seq_len).workspace_bytes
 
 
-def _low_words(lengths: torch.Tensor) -> torch.Tensor:
-    """int64 lengths as int32, in place: the low half of each, which comes first."""
-    return lengths.as_strided(lengths.shape, (1,)).view(torch.int32)[::2]
+def _narrowed(lengths: torch.Tensor) -> torch.Tensor:
+    """int64 lengths as int32, those that it cannot hold as the nearest that it can: the low half of each, which comes
+    first."""
+    lengths = lengths.clamp(0, LARGEST_INT)
+    return lengths.view(torch.int32)[::2]

@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 
 from . import checks, resolve
-from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
+from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .errors import ArgumentError, TsmlaError, UnsupportedError
 from .support import prefill_out_dtype, why_unsupported
 from .variant import PrefillVariant
@@ -51,17 +51,21 @@ def tsmla_prefill(
         value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128) or (128, 128).
         seq_lens: not read; accepted because callers of the same interface pass it.
         cum_seq_lens: [batch_size + 1] int32 on the device, starting at 0: sequence b owns key rows
-            cum_seq_lens[b] .. cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches).
+            cum_seq_lens[b] .. cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches). Whatever
+            it holds, nothing outside of the tensors is touched: entries below 0 count as 0, those beyond tokens_kv as
+            tokens_kv, and a sequence that would end before it starts has no keys.
         max_seq_len, max_seq_len_q: not read; the kernel finds the lengths itself.
         batch_size: the number of sequences.
         softmax_scale: factor of the scores; the peers' callers pass d_qk ** -0.5 times their own factors.
         is_causal: bottom-right: query i of a sequence sees keys 0 .. i + len_kv - len_q.
         return_lse: also return the log-sum-exp.
-        cum_seq_lens_q: [batch_size + 1] int32, as cum_seq_lens for the query; cum_seq_lens when None.
+        cum_seq_lens_q: [batch_size + 1] int32, as cum_seq_lens for the query; cum_seq_lens when None. Here, an entry
+            smaller than one before it counts as that one, so that sequences share no rows.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
         out: [tokens_q, heads_q, d_v] of `out_dtype` to write into.
         k_scale: what stored keys are to be multiplied by. The scores' factor is softmax_scale * k_scale, which must be
-            positive and a normal float32. A query stored in other units has its scale in softmax_scale.
+            from 2^-126 to 1024. A query stored in other units has its scale in softmax_scale. Scaled scores beyond 2^23
+            are more than float32 tells apart: what then becomes of a row is not defined.
         v_scale, output_scale: the output is multiplied by v_scale * output_scale, before it is rounded. Any finite
             product does, zero and negative ones too.
         out_dtype: None means `out`'s dtype when it is given, else query's for bf16 and fp16, and bf16 for 8-bit
@@ -72,7 +76,10 @@ def tsmla_prefill(
     Returns:
         out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** of the sum of exponentials of the
         scores times softmax_scale * k_scale; v_scale and output_scale do not enter it. A query row that sees no key
-        gives output 0 and LSE -inf. Rows at or beyond cum_seq_lens_q[-1] are left untouched.
+        gives output 0 and LSE -inf. Rows of `out` that belong to no sequence are left untouched.
+
+        NaN and inf in a key or value reach the queries that see it, and perhaps earlier ones of the same sequence in
+        the same tile of up to 256. A row of `key` or `value` that no query sees touches no result.
 
     Raises:
         ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
@@ -96,7 +103,8 @@ def tsmla_prefill(
         batch_size = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
     scores_factor, output_factor = softmax_scale * k_scale, v_scale * output_scale
     if not (
-        SMALLEST_FLOAT32 <= scores_factor <= LARGEST_FLOAT32 and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
+        SMALLEST_FLOAT32 <= scores_factor <= LARGEST_SCORES_FACTOR
+        and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
     try:
@@ -243,11 +251,9 @@ def _check(
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:
-    if not SMALLEST_FLOAT32 <= softmax_scale * k_scale <= LARGEST_FLOAT32:
-        raise ArgumentError(
-            f"{_OPERATOR}: softmax_scale is {softmax_scale} and k_scale {k_scale}; their product must be positive, "
-            f"finite and a normal float32 ({SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g})"
-        )
+    if not checks.is_scores_factor(softmax_scale * k_scale):
+        given = f"softmax_scale is {softmax_scale} and k_scale {k_scale}; their product"
+        checks.refuse_scores_factor(_OPERATOR, given)
     raise ArgumentError(
         f"{_OPERATOR}: v_scale is {v_scale} and output_scale {output_scale}; their product must be finite in "
         f"float32 (up to {LARGEST_FLOAT32:.3g})"
