@@ -123,11 +123,9 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     page = draw(st.sampled_from(_PAGES))
     width = -(-max((1, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))
     sight = draw(_sights())
-    total = seq_lens
+    causal_seqs = None
     if sight.cp_world > 1 or draw(st.integers(0, 4)) == 4:
-        total = tuple(length * sight.cp_world + draw(st.integers(-3, 3)) for length in seq_lens)
-        total = tuple(max(0, length) for length in total)
-    causal_seqs = None if total is seq_lens else total
+        causal_seqs = tuple(max(0, length * sight.cp_world + draw(st.integers(-3, 3))) for length in seq_lens)
     visible = None
     if draw(st.integers(0, 3)) == 3:
         token = st.lists(st.integers(0, max((0, *seq_lens)) + 2), min_size=fields["q_len"], max_size=fields["q_len"])
@@ -157,7 +155,7 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
         longer=draw(st.sampled_from((0, 0, 1, 5000, INT32[1]))),
         **draw(scales(WIDTH)),
         values=draw(st.sampled_from(VALUES)),
-        magnitude=draw(st.sampled_from((1.0, 1.0, 0.1, 2.0))),
+        magnitude=draw(st.sampled_from((1.0, 1.0, 0.1, 2.0, 6.0))),
     )
 
 

@@ -37,6 +37,9 @@ FOUND: dict[str, Case] = {
     "decode: far more keys than the page table has, and a window": DecodeCase(
         seq_lens=(262145,), page=32, sight=Sight(window_left=0)
     ),
+    "decode: the largest window, and more query tokens than keys": DecodeCase(
+        q_len=3, heads=5, page=16, sight=Sight(window_left=2**31 - 1)
+    ),
     "decode: a length of 63 bits": DecodeCase(seq_lens=(2**63 - 1,), page=16, wide_lengths=True),
     "decode: lengths and pages below 0": DecodeCase(
         seq_lens=(1, -(2**31)), heads=65, page=16, missing=((0, 0, -(2**31)),)
