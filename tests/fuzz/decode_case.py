@@ -101,7 +101,7 @@ class DecodeCase(Plain):
     def seen(self, request: int) -> torch.Tensor:
         """[q_len, keys]: which of the request's keys each query token sees."""
         length = self.lengths[request]
-        bound = length if self.causal_seqs is None else self.causal_seqs[request]
+        bound = min(max((self.causal_seqs or self.seq_lens)[request], 0), INT32[1])
         rows = []
         for token in range(self.q_len):
             visible = length if self.visible is None else self.visible[request][token]

@@ -85,7 +85,7 @@ _ALIGNED = ("gap", "address", "stride")
 _WHOLE = ("gap", "address", "rows apart")
 _NUMBERS = (None, "1", torch.ones(()))
 _SCALES = (*_NUMBERS, math.nan, math.inf, -math.inf, 1e41)
-_FACTORS = (*_SCALES, 0, 0.0, -1.0, 1e-39, 5e-324)
+_FACTORS = (*_SCALES, 0, 0.0, -1.0, 1e-39, 5e-324, 1e20)
 _NO_TENSORS = ("tensor", 3, [1, 2])
 
 PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from .seqlen import Span
@@ -22,8 +22,17 @@ ENDS = (1 << 31) - 1
 
 @cute.jit
 def rows_first(pack: cute.Tensor) -> cute.Tensor:
-    """[rows, heads, dim] -> (rows, dim, heads)."""
-    return cute.make_tensor(pack.iterator, cute.select(pack.layout, mode=[0, 2, 1]))
+    """[rows, heads, dim] -> (rows, dim, heads). The stride of a single row or head means nothing, and may be one that a
+    tensor map cannot have: another takes its place."""
+    rows, heads, dim = pack.shape
+    least = 128 // pack.element_type.width
+    row_stride, head_stride = Int64(least), Int64(least)
+    if rows > 1:
+        row_stride = pack.stride[0]
+    if heads > 1:
+        head_stride = pack.stride[1]
+    strides = (cute.assume(row_stride, divby=least), 1, cute.assume(head_stride, divby=least))
+    return cute.make_tensor(pack.iterator, cute.make_layout((rows, dim, heads), stride=strides))
 
 
 @cute.jit
