@@ -33,6 +33,12 @@ FOUND: dict[str, Case] = {
     ),
     "prefill: a batch size that is no number": Refusal(PrefillCase(), "batch_size", "value", 1),
     "decode: a query token that may see no key, which is NaN": DecodeCase(page=16, visible=((0,),)),
+    "decode: keys between those that tokens see, which are NaN": DecodeCase(
+        seq_lens=(100,), q_len=3, visible=((95, 0, 100),), sight=Sight(window_left=5)
+    ),
+    "decode: keys that no token of a row tile sees, which are NaN": DecodeCase(
+        seq_lens=(300, 40), q_len=4, heads=40, page=16, visible=((17, 0, 200, -5), (0, 0, 0, 0))
+    ),
     "decode: more keys than the page table has": DecodeCase(seq_lens=(5000,), heads=65, page=16),
     "decode: far more keys than the page table has, and a window": DecodeCase(
         seq_lens=(262145,), page=32, sight=Sight(window_left=0)

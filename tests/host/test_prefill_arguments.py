@@ -306,11 +306,12 @@ WRONG = {
     "flag for a scale": ({"output_scale": True}, "output_scale is a bool; it must be a Python number"),
     "negative scale": (
         {"softmax_scale": -1.0},
-        "softmax_scale is -1.0 and k_scale 1.0; their product must be positive, finite and a normal float32",
+        r"softmax_scale is -1.0 and k_scale 1.0; their product must be from 1.18e-38 \(the smallest normal .* to 1024",
     ),
     "zero key scale": ({"k_scale": 0}, "softmax_scale is 0.125 and k_scale 0.0; their product"),
     "no scale": ({"softmax_scale": math.nan}, "softmax_scale is nan"),
     "subnormal scale": ({"softmax_scale": 1e-30, "k_scale": 1e-10}, "softmax_scale is 1e-30 and k_scale 1e-10"),
+    "large scale": ({"softmax_scale": 64.0, "k_scale": 17.0}, "softmax_scale is 64.0 and k_scale 17.0; their product"),
     "infinite scale": ({"softmax_scale": math.inf}, "softmax_scale is inf"),
     "scale on the device": (
         {"k_scale": torch.ones(())},
