@@ -1,0 +1,136 @@
+"""Two builds of the kernels against each other in one process, at the shapes of the other runners.
+
+    python -m benchmarks.compare_libraries OLD NEW [--family decode prefill] [--dtypes bf16 e4m3] [--quick]
+
+OLD and NEW are directories of libraries. Every call is a replayed CUDA graph from a cold L2; the order of candidates is
+drawn anew each round. The same machine code runs up to 2 % faster or slower on short calls wherever else it lies in
+memory, so each library is loaded twice, from two copies, with results of its own: `noise` is the ratio of the two
+copies of OLD, and `ratio` compares the medians of both builds over their copies. `same` says whether outputs have the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tsmla import loader, resolve
+from tsmla.variant import Variant
+
+from . import bench_decode, bench_prefill, protocol
+
+COPIES = 2
+LEAST_ROUNDS = 30
+MODULES = {"decode": bench_decode, "prefill": bench_prefill}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser, seconds=1.0)
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--family", choices=MODULES, nargs="+", default=list(MODULES))
+    parser.add_argument("--dtypes", nargs="+", default=["bf16", "e4m3"])
+    parser.add_argument("--quick", action="store_true", help="every third shape only")
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch, protocol.Monitor() as monitor:
+        builds = {
+            f"{name} {copy}": Path(shutil.copytree(directory, Path(scratch, f"{name}{copy}")))
+            for name, directory in (("old", options.old), ("new", options.new))
+            for copy in range(COPIES)
+        }
+        for family in options.family:
+            module = MODULES[family]
+            for shape in module.SHAPES[:: 3 if options.quick else 1]:
+                for dtype in options.dtypes:
+                    case = module.Case.make(*shape, module.DTYPES[dtype])
+                    started = time.monotonic()
+                    found = {"family": family, "shape": shape, "dtype": dtype}
+                    found |= _compared(case, builds, options.seconds)
+                    found["sm_clock_mhz"], found["power_w"] = monitor.since(started)
+                    results.append(found)
+                    del case
+                    torch.cuda.empty_cache()
+    record = {"certificate": protocol.certificate(options.commit), "results": results}
+    path = protocol.write_record(options.results, "compare-libraries", record)
+    header = ("family", "shape", "dtype", "rounds", "old us", "new us", "ratio", "noise", "same", "MHz")
+    print(protocol.table(header, (_row(result) for result in results)))
+    print(path)
+
+
+def _compared(case: Any, builds: dict[str, Path], seconds: float) -> dict[str, Any]:
+    """Medians in microseconds of every copy, and whether all gave the same bytes."""
+    replays: dict[str, Callable[[], None]] = {}
+    launches, outputs = [case.ours() for _ in builds], []  # what they hold must outlive the graphs
+    for launch, (name, directory) in zip(launches, builds.items(), strict=True):
+        with _served_from(directory):
+            outputs.append(launch())
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launch()
+        replays[name] = graph.replay
+    flush = protocol.Flush()
+    pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in replays}
+    start, rounds = time.monotonic(), 0
+    while time.monotonic() - start < seconds or rounds < LEAST_ROUNDS:
+        for name in random.sample(list(replays), len(replays)):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(protocol.HIDE_CYCLES)
+            flush()
+            first.record()
+            replays[name]()
+            last.record()
+            pairs[name].append((first, last))
+        rounds += 1
+        if rounds % 16 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    micros = {name: statistics.median(a.elapsed_time(b) * 1e3 for a, b in found) for name, found in pairs.items()}
+    same = all(torch.equal(outputs[0].view(torch.uint8), other.view(torch.uint8)) for other in outputs)
+    return {"rounds": rounds, "us": micros, "same": same}
+
+
+class _served_from:
+    """A context in which operators run from the libraries of a directory."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+
+    def __enter__(self) -> None:
+        self.search = resolve._search
+        resolve.forget()
+        resolve._search = self._found
+
+    def __exit__(self, *_: object) -> None:
+        resolve._search = self.search
+        resolve.forget()
+
+    def _found(self, variant: Variant) -> resolve.Resolved:
+        (path,) = self.directory.glob(f"tsmla_{variant.family}_{variant.arch}_*.so")
+        return resolve.Resolved(loader.open_library(path).function(variant, check_signature=False), "shipped")
+
+
+def _row(result: dict[str, Any]) -> tuple[object, ...]:
+    micros = result["us"]
+    old, new = (statistics.mean(us for name, us in micros.items() if name.startswith(kind)) for kind in ("old", "new"))
+    noise = micros["old 1"] / micros["old 0"]
+    shape = " x ".join(map(str, result["shape"]))
+    ratios = (f"{new / old:.4f}", f"{noise:.4f}")
+    return (
+        result["family"], shape, result["dtype"], result["rounds"], old, new, *ratios, result["same"],
+        result["sm_clock_mhz"],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
