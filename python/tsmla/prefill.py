@@ -133,11 +133,8 @@ def tsmla_prefill(
             )  # fmt: skip
         kernel, written = served
         if out is None:
-            size, strides = (tokens_q, heads_q, d_v), (heads_q * d_v, d_v, 1)
-            if written is query.dtype:
-                out = query.new_empty_strided(size, strides)  # the same, sooner
-            else:
-                out = torch.empty_strided(size, strides, dtype=written, device=query.device)
+            strides = (heads_q * d_v, d_v, 1)
+            out = torch.empty_strided((tokens_q, heads_q, d_v), strides, dtype=written, device=query.device)
         lse = None
         if return_lse:
             lse = torch.empty_strided((tokens_q, heads_q), (heads_q, 1), dtype=torch.float32, device=query.device)
