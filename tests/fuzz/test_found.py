@@ -46,6 +46,12 @@ FOUND: dict[str, Case] = {
     "decode: the largest window, and more query tokens than keys": DecodeCase(
         q_len=3, heads=5, page=16, sight=Sight(window_left=2**31 - 1)
     ),
+    "decode: the least visible lengths": DecodeCase(
+        seq_lens=(-(2**31), 0, 1), page=16, visible=((-(2**31),), (-(2**31),), (-(2**31),)), processors=2
+    ),
+    "decode: the largest length and window": DecodeCase(
+        dtype="e4m3", seq_lens=(2**31 - 1,), heads=65, page=16, sight=Sight(window_left=2**31 - 1), processors=2
+    ),
     "decode: a length of 63 bits": DecodeCase(seq_lens=(2**63 - 1,), page=16, wide_lengths=True),
     "decode: lengths and pages below 0": DecodeCase(
         seq_lens=(1, -(2**31)), heads=65, page=16, missing=((0, 0, -(2**31)),)

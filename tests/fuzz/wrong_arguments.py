@@ -133,7 +133,7 @@ PACK: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "v": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 -1"), (None, *_NO_TENSORS), ("d_v",)),
     "k_out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +16"), _NO_TENSORS, ()),
     "v_out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +16"), _NO_TENSORS, ()),
-    "k_scale_inv": ((), _NUMBERS, ()),
-    "v_scale_inv": ((), _NUMBERS, ()),
+    "k_scale_inv": ((), _SCALES, ()),
+    "v_scale_inv": ((), _SCALES, ()),
     "fp8_dtype": ((), (None, torch.bfloat16, torch.uint8, "e4m3"), ()),
 }

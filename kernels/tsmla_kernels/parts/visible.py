@@ -52,10 +52,8 @@ def visibility(
     block_tables: cute.Tensor, page_size: Int32,
 ) -> Visibility:  # fmt: skip
     """On the host, of a call's arguments; `scalars` are causal, window_left, cp_world, cp_rank and cp_interleave."""
-    causal, window_left, *sharing = scalars
-    window_left = cutlass.min(window_left, LARGEST - q_len)  # a longer one hides nothing either
     capacity = cutlass.min(Int64(block_tables.shape[1]) * page_size, LARGEST)
-    return Visibility(seq_lens, causal_seqs, visible, q_len, causal, window_left, *sharing, Int32(capacity))
+    return Visibility(seq_lens, causal_seqs, visible, q_len, *scalars, Int32(capacity))
 
 
 @cute.jit
@@ -64,7 +62,7 @@ def keys_of_row(view: Visibility, request: Int32, token: Int32) -> Keys:
     keys = keys_of_tokens(view, request, token, token)
     end = keys.end
     if hides(view):
-        end = cutlass.min(end, view.visible[request, token])
+        end = cutlass.min(end, cutlass.max(view.visible[request, token], 0))
     return Keys(keys.first, end)
 
 
@@ -76,7 +74,8 @@ def keys_of_tokens(view: Visibility, request: Int32, first_token: Int32, last_to
     end = cutlass.min(cutlass.min(below, view.seq_lens[request]), view.capacity)
     first = Int32(0)
     if view.window_left >= 0:
-        first = _keys_below(view, bound, view.causal * (view.q_len - 1 - first_token) + 1 + view.window_left)
+        later = view.causal * (view.q_len - 1 - first_token) + 1
+        first = _keys_below(view, cutlass.max(bound, later) - later, view.window_left)
     return Keys(first, end)
 
 
