@@ -106,7 +106,7 @@ PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
 DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "query": ((*_ANY, *_WHOLE, "dim 0 +1", "dim 3 -1"), (None, *_NO_TENSORS), ("block_tables",)),
     "kv_cache": (
-        ("on the CPU", "dtype", *_ALIGNED, "rows apart", "dim 1 +1", "dim 1 +16", "dim 2 -1"), (None, *_NO_TENSORS), (),
+        ("on the CPU", "dtype", *_ALIGNED, "rows apart", "dim 1 +1", "dim 2 -1"), (None, *_NO_TENSORS), (),
     ),
     "workspace_buffer": (("on the CPU", "dtype", "more dims", "fewer dims", "gap", "address", "dim 0 -1"),
                          (None, *_NO_TENSORS), ()),
