@@ -149,7 +149,7 @@ def test_bulk_loads(mode):
     clean(load_kernel(wait), arguments=arrays, async_mode=mode)
     np.testing.assert_array_equal(arrays[1], arrays[0] + 1)
     races(
-        load_kernel(""),
+        load_kernel("") + wait,
         "asynchronous operation that CTA 0 warp 0 issued at PTX line",
         arguments=arrays,
         async_mode=mode,

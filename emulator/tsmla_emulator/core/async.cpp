@@ -39,7 +39,7 @@ void AsyncQueue::run_one(Cluster& cluster, RandomSource& random) {
 void AsyncQueue::drain(Cluster& cluster, RandomSource& random) {
   while (!empty()) {
     std::unique_ptr<AsyncOp> op = next(cluster, random);
-    if (!op->may_outlive_cta())
+    if (op->reaches_shared())
       fault("exit", "the CTA has ended, but nobody has waited for this operation on its memory or barriers");
     op->run(cluster);
   }

@@ -71,6 +71,7 @@ void atoms(u32 start, u32 linear, u32 bytes, u32 swizzle, Visit visit) {
 }
 
 struct TensorLoad : AsyncOp {
+  bool reaches_shared() const override { return true; }
   Box box;
   u32 offset = 0, barrier_address = 0;
   std::vector<Cta*> targets;     // one, or those of the multicast mask
@@ -118,7 +119,6 @@ struct StoreWrite : AsyncOp {
       std::memcpy(global_at(cluster, to, bytes.size(), true, "bulk store"), bytes.data(), bytes.size());
     group->writing--;
   }
-  bool may_outlive_cta() const override { return true; }
 };
 
 struct StoreRead : AsyncOp {
@@ -158,6 +158,7 @@ struct StoreRead : AsyncOp {
 };
 
 struct BulkLoad : AsyncOp {
+  bool reaches_shared() const override { return true; }
   u64 from = 0;
   Cta *source = nullptr, *cta = nullptr;  // source: shared memory of the cluster, null for global
   u32 source_offset = 0, offset = 0, bytes = 0, barrier_address = 0;

@@ -119,8 +119,8 @@ struct AsyncOp {
   u32 actor = 0;  // happens-before actor of this operation, 0 when not tracked
   virtual ~AsyncOp() = default;
   virtual void run(Cluster&) = 0;
-  // Whether it touches nothing of the CTA that issued it, so that the CTA may end before it.
-  virtual bool may_outlive_cta() const { return false; }
+  // Whether it writes to shared memory or arrives on a barrier there, so that the CTA must not end before it.
+  virtual bool reaches_shared() const { return false; }
 };
 
 // Operations that execute in order; streams are unordered among each other.
@@ -137,7 +137,7 @@ class AsyncQueue {
   ~AsyncQueue();
   bool empty() const { return active_.empty(); }
   void run_one(Cluster&, RandomSource&);
-  // All that is left once every warp has ended: an error unless it may outlive its CTA.
+  // All that is left once every warp has ended: an error if it reaches the memory of a CTA, which is another's by then.
   void drain(Cluster&, RandomSource&);
 
  private:

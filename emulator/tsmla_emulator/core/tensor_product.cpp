@@ -152,6 +152,7 @@ struct Product : AsyncOp {
 };
 
 struct Commit : AsyncOp {
+  bool reaches_shared() const override { return true; }
   std::vector<u32> barriers;
   void run(Cluster& cluster) override {
     for (u32 address : barriers) {
