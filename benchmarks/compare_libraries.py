@@ -12,14 +12,16 @@ same bytes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from tsmla import loader, resolve
@@ -100,24 +102,18 @@ def _compared(case: Any, builds: dict[str, Path], seconds: float) -> dict[str, A
     return {"rounds": rounds, "us": micros, "same": same}
 
 
-class _served_from:
+@contextlib.contextmanager
+def _served_from(directory: Path) -> Iterator[None]:
     """A context in which operators run from the libraries of a directory."""
 
-    def __init__(self, directory: Path):
-        self.directory = directory
-
-    def __enter__(self) -> None:
-        self.search = resolve._search
-        resolve.forget()
-        resolve._search = self._found
-
-    def __exit__(self, *_: object) -> None:
-        resolve._search = self.search
-        resolve.forget()
-
-    def _found(self, variant: Variant) -> resolve.Resolved:
-        (path,) = self.directory.glob(f"tsmla_{variant.family}_{variant.arch}_*.so")
+    def found(variant: Variant) -> resolve.Resolved:
+        (path,) = directory.glob(f"tsmla_{variant.family}_{variant.arch}_*.so")
         return resolve.Resolved(loader.open_library(path).function(variant, check_signature=False), "shipped")
+
+    resolve.forget()
+    with mock.patch.object(resolve, "_search", found):
+        yield
+    resolve.forget()
 
 
 def _row(result: dict[str, Any]) -> tuple[object, ...]:
