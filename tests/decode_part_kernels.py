@@ -6,7 +6,7 @@ import functools
 import tempfile
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from decode_records import WORDS
 from tsmla.plan import Deal
@@ -15,7 +15,7 @@ from tsmla_kernels.decode.arguments import decode_arguments
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of, terms_of
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
-from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row
+from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, visibility
 
 FIELDS = 6
 """Per segment: request, row tile, first tile, tiles, slot, rows."""
@@ -29,32 +29,28 @@ class SegmentLister:
 
     @cute.jit
     def __call__(
-        self, seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, scalars, heads: Int32,
-        parts: Int32, slots: Int32, stream,
+        self, seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, causal: Int32,
+        window_left: Int32, cp_world: Int32, cp_rank: Int32, cp_interleave: Int32, heads: Int32, parts: Int32,
+        slots: Int32, stream,
     ):  # fmt: skip
+        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
+        view = visibility(seq_lens, causal_seqs, visible, visible.shape[1], scalars, Int64(LARGEST))
         terms = terms_of(self.deal, seq_lens.shape[0], visible.shape[1], heads, parts, slots)
-        self.kernel(
-            seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, scalars, terms
-        ).launch(grid=(parts, 1, 1), block=(32, 1, 1), stream=stream)  # fmt: skip
+        self.kernel(view, out_counts, out_segments, out_keys, out_records, terms).launch(
+            grid=(parts, 1, 1), block=(32, 1, 1), stream=stream
+        )
 
     @cute.kernel
     def kernel(
         self,
-        seq_lens: cute.Tensor,
-        causal_seqs: cute.Tensor,
-        visible: cute.Tensor,
+        view: Visibility,
         out_counts: cute.Tensor,
         out_segments: cute.Tensor,
         out_keys: cute.Tensor,
         out_records: cute.Tensor,
-        scalars: cute.Tensor,
         terms: Terms,
     ):
         part, _, _ = cute.arch.block_idx()
-        view = Visibility(
-            seq_lens, causal_seqs, visible, visible.shape[1],
-            scalars[0], scalars[1], scalars[2], scalars[3], scalars[4], LARGEST,
-        )  # fmt: skip
         work = deal_work(self.deal, view, terms, part)
         begin_records(work, out_records)
         count = Int32(0)
@@ -72,8 +68,8 @@ class SegmentLister:
             unit = next_unit(self.deal, work, view, unit)
         out_counts[part] = count
         if part == 0:
-            for index in cutlass.range(seq_lens.shape[0] * visible.shape[1], unroll=1):
-                request, token = index // visible.shape[1], index % visible.shape[1]
+            for index in cutlass.range(view.seq_lens.shape[0] * view.q_len, unroll=1):
+                request, token = index // view.q_len, index % view.q_len
                 keys = keys_of_row(view, request, token)
                 out_keys[request, token, 0] = keys.first
                 out_keys[request, token, 1] = keys.end
@@ -113,7 +109,7 @@ def compiled_lister(deal: Deal, arch: str):
 
     arguments = (
         ints(batch), ints(batch), ints(batch, q_len), ints(parts), ints(parts, most, FIELDS), ints(batch, q_len, 2),
-        ints(records, WORDS), ints(5), Int32(0), Int32(0), Int32(0), make_fake_stream(use_tvm_ffi_env_stream=True),
+        ints(records, WORDS), *(Int32(0) for _ in range(8)), make_fake_stream(use_tvm_ffi_env_stream=True),
     )  # fmt: skip
     return cute.compile(SegmentLister(deal), *arguments, options=_options(arch))
 

@@ -73,9 +73,9 @@ def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
     keys = torch.empty(len(batch), q_len, 2, dtype=torch.int32, device="cuda")
     expected_records = records(deal, tiling, line, rows, lengths, tiles, parts)
     written = torch.full((len(expected_records), WORDS), 0x7FC00000, dtype=torch.int32, device="cuda")
-    scalars = ints([sight.causal, sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave])
+    scalars = (int(sight.causal), sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave)
     gpu.emulation.adopt(compiled_lister(deal, gpu.arch))(
-        ints(seq_lens), ints(bounds), ints(visible), counts, listed, keys, written, scalars, heads, parts, room
+        ints(seq_lens), ints(bounds), ints(visible), counts, listed, keys, written, *scalars, heads, parts, room
     )
     got = [[tuple(row) for row in listed[part, : counts[part]].tolist()] for part in range(parts)]
     compared = [(s if s[3] else (*s[:2], 0, *s[3:])) for part in got for s in part]

@@ -22,7 +22,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 from tsmla.plan import MAX_GROUP, Deal, RowTiling
 
-from .division import quotient, quotient_up
+from .division import Divisor, divisor_of, quotient, quotient_up
 from .visible import Keys, Visibility, keys_of_tokens
 
 LANE_REQUESTS = 2
@@ -36,16 +36,16 @@ class Terms(NamedTuple):
 
     batch: Int32
     rows: Int32
-    heads: Int32
+    heads: Divisor
     row_tiles: Int32
-    group: Int32
-    rounds: Int32
-    parts: Int32
+    group: Divisor
+    rounds: Divisor
+    parts: Divisor
     groups: Int32
-    split_groups: Int32
+    split_groups: Divisor
     units: Int32
     units_each: Int32
-    shares: Int32
+    shares: Divisor
 
 
 class Work(NamedTuple):
@@ -112,8 +112,9 @@ def terms_of(
     groups, units, slots_each = parts // group, batch * rounds, slots // group
     split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
     return Terms(
-        batch, rows, heads, row_tiles, group, rounds, parts, groups, split_groups, units,
-        (units + groups - 1) // groups, cutlass.max(split_groups // cutlass.max(units, 1), 1),
+        batch, rows, divisor_of(heads), row_tiles, divisor_of(group), divisor_of(rounds), divisor_of(parts), groups,
+        divisor_of(split_groups), units, (units + groups - 1) // groups,
+        divisor_of(cutlass.max(split_groups // cutlass.max(units, 1), 1)),
     )  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -
 @cute.jit
 def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, part: Int32) -> Work:
     """Cut the line; `part` is the number of the CTA (or pair) that asks."""
-    batch, rounds, units, split_groups = terms.batch, terms.rounds, terms.units, terms.split_groups
+    batch, rounds, units, split_groups = terms.batch, terms.rounds.value, terms.units, terms.split_groups.value
     lane = cute.arch.lane_idx()
     total, longest, base = Int32(0), Int32(0), Int32(0)
     while base < batch:
@@ -141,9 +142,9 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
     longest = cutlass.max(cute.arch.warp_redux_sync(longest, "max") - deal.overhead, 1)
 
     tiles = total - units * deal.overhead
-    chunk = cutlass.max(quotient_up(total, split_groups), deal.least)
+    chunk = cutlass.max(quotient_up(total, terms.split_groups), deal.least)
     # At 16 it would be no more than a chunk, nor than an equal piece.
-    memory = quotient(tiles * deal.draw, 16 * terms.parts) if const_expr(deal.draw > 16) else Int32(0)
+    memory = quotient(quotient(tiles * deal.draw, 16), terms.parts) if const_expr(deal.draw > 16) else Int32(0)
     groups, unit_length, overhead = terms.groups, Int32(0), Int32(deal.overhead)
     whole = terms.units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= cutlass.max(chunk + deal.split, memory) + deal.overhead:
@@ -165,7 +166,7 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
     index = quotient(part, terms.group)
     begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
     end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
-    column = part - index * terms.group
+    column = part - index * terms.group.value
     return Work(terms, groups, chunk, unit_length, overhead, index, column, begin, end)
 
 
@@ -182,7 +183,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
     if work.unit_length > 0:
         number = quotient(position, work.unit_length)
         request = quotient(number, work.terms.rounds)
-        turn = number - request * work.terms.rounds
+        turn = number - request * work.terms.rounds.value
         start = number * work.unit_length
     else:
         lane = cute.arch.lane_idx()
@@ -193,7 +194,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 _length_or_zero(deal, view, work.terms.batch, base + LANE_REQUESTS * lane + i)
                 for i in range(LANE_REQUESTS)
             ]
-            mine = sum(lengths[1:], lengths[0]) * work.terms.rounds
+            mine = sum(lengths[1:], lengths[0]) * work.terms.rounds.value
             ends = _inclusive_sum(mine, lane)
             past = cute.arch.vote_ballot_sync(start + ends > position)
             if past != 0:
@@ -203,11 +204,11 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 for i in cutlass.range_constexpr(LANE_REQUESTS):
                     candidate = cute.arch.shuffle_sync(lengths[i], winner)
                     if not found:
-                        if start + candidate * work.terms.rounds > position:
+                        if start + candidate * work.terms.rounds.value > position:
                             found = Boolean(True)
                             length = candidate
                         else:
-                            start += candidate * work.terms.rounds
+                            start += candidate * work.terms.rounds.value
                             request += 1
             else:
                 start += cute.arch.shuffle_sync(ends, 31)
@@ -222,7 +223,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
     """The unit behind this one on the line."""
     request, turn, start, length = unit.request, unit.turn + 1, unit.start + unit.length, unit.length
-    if turn == work.terms.rounds:
+    if turn == work.terms.rounds.value:
         turn = Int32(0)
         request += 1
         if work.unit_length == 0:
@@ -233,7 +234,7 @@ def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit:
 @cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
     """What this CTA does of a unit that overlaps its positions."""
-    row_tile = unit.turn * work.terms.group + work.column
+    row_tile = unit.turn * work.terms.group.value + work.column
     first_row = row_tile * deal.row_tile
     rows = cutlass.min(work.terms.rows - first_row, deal.row_tile)
     keys = _keys_of_rows(work, view, unit.request, first_row, rows)
@@ -248,7 +249,7 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
         valid = unit.start >= work.begin
     elif tiles < seen:
         slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
-        slot = slot * work.terms.group + work.column
+        slot = slot * work.terms.group.value + work.column
     valid = valid and rows > 0
     return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen, keys)
 
@@ -280,8 +281,8 @@ def tail_slot(index: Int32) -> Int32:
 @cute.jit
 def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
     """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
-    number = unit.request * work.terms.rounds + unit.turn
-    if work.terms.batch * work.terms.rounds >= work.groups:
+    number = unit.request * work.terms.rounds.value + unit.turn
+    if work.terms.batch * work.terms.rounds.value >= work.groups:
         number = index
     return work.groups - 1 + number
 

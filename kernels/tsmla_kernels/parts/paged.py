@@ -17,6 +17,7 @@ from tsmla.support import LATENT_DIM, ROPE_DIM
 
 from .alignment import aligned
 from .decode_work import Segment
+from .division import Divisor
 from .visible import Keys, Visibility, hides, seen_by_any
 
 DIMS = LATENT_DIM + ROPE_DIM
@@ -41,7 +42,7 @@ class Pages(NamedTuple):
     request: Int32
     first_row: Int32
     rows: Int32
-    heads: Int32
+    heads: Divisor
 
 
 class Lookup(NamedTuple):
@@ -61,7 +62,7 @@ class Box(NamedTuple):
 
 @cute.jit
 def pages_of(
-    block_tables: cute.Tensor, cache: cute.Tensor, view: Visibility, segment: Segment, heads: Int32
+    block_tables: cute.Tensor, cache: cute.Tensor, view: Visibility, segment: Segment, heads: Divisor
 ) -> Pages:
     """`block_tables` is [batch, max pages] int32, `cache` [pages, page size, dims]; the page size is a power of two."""
     size = cache.shape[1]

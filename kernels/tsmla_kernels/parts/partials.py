@@ -72,7 +72,7 @@ def partials_of(row_tile: Int32, workspace: cute.Tensor, batch: Int32, rows: Int
 @cute.jit
 def begin_records(work: Work, records: cute.Tensor) -> None:
     """Of each part one warp must call this before it calls `record_unit`, also where the part has nothing to do."""
-    part = work.index * work.terms.group + work.column
+    part = work.index * work.terms.group.value + work.column
     if not _by_unit(work, records) and part < records.shape[0]:
         _write(records, part, Record(*(Int32(0) for _ in Record._fields)))
 
@@ -86,16 +86,16 @@ def record_unit(work: Work, records: cute.Tensor, unit: Unit, segment: Segment) 
         pieces = pieces_of(work, unit, segment)
         split = pieces.count > 1
         if by_unit or split:
-            unit_number = unit.request * work.terms.rounds + unit.turn
+            unit_number = unit.request * work.terms.rounds.value + unit.turn
             record = Record(
                 pieces.count if split else Int32(0),
                 unit.request * work.terms.rows + segment.first_row,
                 segment.rows,
-                head_slot(work, unit, pieces.first) * work.terms.group + work.column,
-                tail_slot(pieces.first + 1) * work.terms.group + work.column,
-                work.terms.group,
+                head_slot(work, unit, pieces.first) * work.terms.group.value + work.column,
+                tail_slot(pieces.first + 1) * work.terms.group.value + work.column,
+                work.terms.group.value,
             )
-            _write(records, (unit_number if by_unit else work.index) * work.terms.group + work.column, record)
+            _write(records, (unit_number if by_unit else work.index) * work.terms.group.value + work.column, record)
 
 
 @cute.jit
@@ -136,4 +136,4 @@ def _place(records: cute.Tensor, number: Int32) -> cute.Tensor:
 @cute.jit
 def _by_unit(work: Work, records: cute.Tensor) -> Boolean:
     """Whether records are numbered by units rather than by parts."""
-    return work.terms.batch * work.terms.rounds * work.terms.group == records.shape[0]
+    return work.terms.batch * work.terms.rounds.value * work.terms.group.value == records.shape[0]

@@ -16,16 +16,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
-from .division import quotient
+from .division import Divisor, divisor_of, quotient
 
-LARGEST = (1 << 31) - 256
+MOST = (1 << 31) - 1
+"""Of 31 bits."""
+LARGEST = MOST - 255
 """The most keys of a request, so that the end of its last tile fits 32 bits."""
 
 
 class Visibility(NamedTuple):
     """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last
-    query token may see, visible [B, q_len] keys per query token or [0, 0], and the scalars; causal is 0 or 1,
-    window_left -1 for none, capacity the keys that page tables have entries for."""
+    query token may see, visible [B, q_len] keys per query token or [0, 0]; causal is 0 or 1, window_left -1 for none.
+    Of every `period` positions, interleave x world, this rank has `interleave` from position `before` on. capacity:
+    the keys that page tables have entries for."""
 
     seq_lens: cute.Tensor
     causal_seqs: cute.Tensor
@@ -33,9 +36,9 @@ class Visibility(NamedTuple):
     q_len: Int32
     causal: Int32
     window_left: Int32
-    cp_world: Int32
-    cp_rank: Int32
-    cp_interleave: Int32
+    period: Divisor
+    before: Int32
+    interleave: Int32
     capacity: Int32
 
 
@@ -48,12 +51,20 @@ class Keys(NamedTuple):
 
 @cute.jit
 def visibility(
-    seq_lens: cute.Tensor, causal_seqs: cute.Tensor, visible: cute.Tensor, q_len: Int32, scalars,
-    block_tables: cute.Tensor, page_size: Int32,
-) -> Visibility:  # fmt: skip
+    seq_lens: cute.Tensor, causal_seqs: cute.Tensor, visible: cute.Tensor, q_len: Int32, scalars, capacity: Int64
+) -> Visibility:
     """On the host, of a call's arguments; `scalars` are causal, window_left, cp_world, cp_rank and cp_interleave."""
-    capacity = cutlass.min(Int64(block_tables.shape[1]) * page_size, LARGEST)
-    return Visibility(seq_lens, causal_seqs, visible, q_len, *scalars, Int32(capacity))
+    causal, window_left, world, rank, interleave = scalars
+    period, before = (_at_most(Int64(interleave) * blocks, MOST) for blocks in (world, rank))
+    return Visibility(
+        seq_lens, causal_seqs, visible, q_len, causal, window_left, divisor_of(period), before, interleave,
+        _at_most(capacity, LARGEST),
+    )  # fmt: skip
+
+
+@cute.jit
+def _at_most(value: Int64, most: cutlass.Constexpr[int]) -> Int32:
+    return Int32(cutlass.min(value, Int64(most)))
 
 
 @cute.jit
@@ -87,7 +98,7 @@ def hides(view: Visibility) -> Boolean:
 
 @cute.jit
 def seen_by_any(
-    view: Visibility, request: Int32, first_row: Int32, rows: Int32, heads: Int32, key: Int32
+    view: Visibility, request: Int32, first_row: Int32, rows: Int32, heads: Divisor, key: Int32
 ) -> Boolean:
     """Whether one of these rows of a request sees a key. Lanes may ask on their own."""
     seen = Boolean(False)
@@ -102,9 +113,6 @@ def seen_by_any(
 def _keys_below(view: Visibility, bound: Int32, less: Int32) -> Int32:
     """How many of this rank's keys have a global position below `bound` - `less`; `less` is not negative."""
     count = cutlass.max(bound, less) - less
-    if view.cp_world > 1:
-        period = view.cp_interleave * view.cp_world
-        periods = quotient(count, period)
-        mine = count - periods * period - view.cp_rank * view.cp_interleave
-        count = periods * view.cp_interleave + cutlass.min(cutlass.max(mine, 0), view.cp_interleave)
-    return count
+    periods = quotient(count, view.period)
+    mine = cutlass.max(count - periods * view.period.value - view.before, 0)
+    return periods * view.interleave + cutlass.min(mine, view.interleave)

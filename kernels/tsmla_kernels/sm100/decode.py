@@ -7,7 +7,7 @@ those of more go to pairs of CTAs. Which, is a run-time choice of the host, so t
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 from tsmla.variant import DecodeVariant
 
 from ..decode.arguments import decode_arguments
@@ -56,7 +56,8 @@ class DecodeKernel:
         batch, q_len, heads, _ = query.shape
         rows = q_len * heads
         scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
-        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, block_tables, kv_cache.shape[1])
+        capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
+        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
         scale_log2 = softmax_scale * LOG2_E
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:

@@ -111,7 +111,8 @@ class DecodeKernel:
             for columns in (geometry.d_piece, ROPE_DIM)
         )
         scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
-        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, block_tables, kv_cache.shape[1])
+        capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
+        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
         partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
         terms = terms_of(self.deal, query.shape[0], q_len, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)

@@ -25,7 +25,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import select_
 
 from ..parts import mma
-from ..parts.division import quotient
+from ..parts.division import Divisor, quotient
 from ..parts.fragment import QUAD, as_operand_a, rows_columns
 from ..parts.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate, follow_reference, move_reference
 from ..parts.precision import Probabilities
@@ -82,7 +82,7 @@ def attend(
     view: Visibility,
     number: Int32,
     task: Task,
-    heads: Int32,
+    heads: Divisor,
     results,
     scales,
 ):
