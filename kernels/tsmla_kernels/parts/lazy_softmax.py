@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, const_expr
 
 from .precision import Probabilities
-from .softmax import _quad_max
+from .softmax import _quad_max, exponents
 
 NO_KEYS = -1.0e30
 """The reference before the first visible key: finite, so that no difference of references is NaN."""
@@ -70,8 +70,8 @@ def exponentiate(
     for row in cutlass.range_constexpr(cute.size(reference)):
         shift = reference[row] * scale_log2
         if const_expr(probabilities.bias):
-            shift -= probabilities.bias
-        values = cute.math.exp2(scores[row, None].load() * scale_log2 - shift, fastmath=True)
+            shift = cute.math.fma(reference[row], scale_log2, Float32(-probabilities.bias))
+        values = cute.math.exp2(exponents(scores[row, None].load(), scale_log2, shift), fastmath=True)
         exponentials[row, None].store(values)
         sums[row] = values.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
     return sums
