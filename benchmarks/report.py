@@ -1,31 +1,189 @@
-"""The README's performance section, from the newest records in benchmarks/results.
+"""docs/performance.md and the README's performance part, from the newest records in benchmarks/results.
 
     python -m benchmarks.report
+
+writes both. Tests compare them with what it would write.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
+"""What the README's generated part stands between."""
 PEERS = {
     "flash_attn_4": "flash-attn-4 4.0.0b36",
     "flash_mla": "FlashMLA 9241ae3 (attention and combine, without the kernel that plans them)",
 }
 """Other implementations in the records, by the names given to --against."""
+COLD_STARTS = {
+    "cold_start": "cold start after torch and CUDA",
+    "cold_start_decode": "the same for decode",
+    "cold_start_bindings_up": "pack and prefill after cuda.bindings",
+}
+"""Without and with cuda.bindings imported beforehand: torch 2.13 does so itself, for torch 2.11 TVM-FFI does."""
+TIE = 0.01
+"""Times that differ by no more than this fraction are called a tie."""
+_PAGE = """\
+# Performance
+
+Every row was measured by a command of this repository; the device, the driver, the date, the commit and the command
+stand below each table. The records, with clocks, power and the spread of every timing, are in `benchmarks/results/`.
+Rows with a second library timed both in one process, launched in turn.
+
+- *Isolated*: launches with pauses between them. The SM clock was {isolated} MHz, lower in longer launches.
+- *Back to back*: launches without pauses. The SM clock was {back_to_back} MHz: long runs reach the 700 W power limit.
+- *Cold L2*: the L2 cache is flushed before each launch. *CUDA graph*: the call is captured once and replayed.
+- Compare within a table: GPUs and runs differ by some per cent, single isolated medians by more.
+- How it is timed: `benchmarks/protocol.py`. What the hardware allows: [cost-model.md](cost-model.md).
+
+There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
+
+This page is written by `python -m benchmarks.report`.
+
+{sections}
+"""
 
 
-def performance_section() -> str:
-    """Markdown: one table per operator and of cold start, each with the birth certificate of its numbers, and charts of
-    the decode."""
+def main() -> None:
+    PAGE.write_text(performance_page())
+    text = README.read_text()
+    before, _, rest = text.partition(BEGIN)
+    README.write_text(f"{before}{BEGIN}\n{readme_part()}\n{END}{rest.partition(END)[2]}")
+
+
+def performance_page() -> str:
+    """docs/performance.md: one table per operator and of cold start, each with the birth certificate of its numbers."""
     prefills = [_prefill(dtype, _newest(f"prefill-{dtype}")) for dtype in ("bf16", "e4m3")]
-    return "\n\n".join([*prefills, *_decodes(), _pack(_newest("pack")), *_cold_starts()])
+    decode = _newest("decode")
+    cold = [_cold_start(head, _newest(name)) for name, head in COLD_STARTS.items()]
+    sections = {
+        "Prefill": [*prefills],
+        "Decode": [_decode(decode), _decode_chart(decode, 128)],
+        "K/V pack and FP8 quantisation": [_pack(_newest("pack"))],
+        "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
+    }
+    return _PAGE.format(
+        isolated=_clocks("isolated"),
+        back_to_back=_clocks("back to back"),
+        sections="\n\n".join("\n\n".join([f"## {title}", *parts]) for title, parts in sections.items()),
+    )
 
 
+def readme_part() -> str:
+    """Four sentences, two charts, and where their numbers are from."""
+    prefill, narrow, decode = _newest("prefill-bf16"), _newest("prefill-e4m3"), _newest("decode")
+    sentences = [_of_prefill(prefill), _of_decode(decode), _of_8_bits(narrow, decode), _of_cold_start()]
+    born = ", ".join(_born(name) for name in ("prefill-bf16", "prefill-e4m3", "decode", "cold_start"))
+    clocks = f"{_clocks('isolated')} MHz isolated, {_clocks('back to back')} MHz back to back"
+    origin = f"{_device(prefill)}, SM clock {clocks}. Records: {born}."
+    return "\n\n".join([
+        "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences),
+        _prefill_chart(prefill),
+        _decode_chart(decode, 16),
+        textwrap.fill(origin, 120, break_on_hyphens=False),
+    ])  # fmt: skip
+
+
+def _of_prefill(record: dict[str, Any]) -> str:
+    alone, on_end = (
+        _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in _results(record, regime))
+        for regime in ("isolated", "back to back")
+    )
+    return (
+        f"bf16 prefill computes {alone} TFLOP/s in isolated launches and {on_end} back to back; "
+        f"{_compared(record['results'], 'flash_attn_4')}."
+    )
+
+
+def _of_decode(record: dict[str, Any]) -> str:
+    batches = [r for r in _results(record, "isolated", dtype="bf16") if r["shape"][0] > 1]
+    few = _span(r["bytes"] / r["timings"]["tsmla"]["median_us"] * 1e-3 for r in batches if r["shape"][3] == 16)
+    many = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in batches if r["shape"][3] == 128)
+    return (
+        f"bf16 decode of several requests reads the cache at {few} GB/s with 16 heads (a large read: "
+        f"{record['ceilings']['read_gb_s']:.0f}) and computes {many} TFLOP/s with 128 heads (a large matmul: "
+        f"{record['ceilings']['matmul_bf16_tflop_s']:.0f}); {_compared(record['results'], 'flash_mla')}."
+    )
+
+
+def _of_8_bits(prefill: dict[str, Any], decode: dict[str, Any]) -> str:
+    rates = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in _results(prefill, "isolated"))
+    wide, narrow = (
+        {tuple(r["shape"]): r["timings"]["tsmla"]["median_us"] for r in _results(decode, "isolated", dtype=dtype)}
+        for dtype in ("bf16", "e4m3")
+    )
+    shares = [narrow[shape] / wide[shape] for shape in narrow.keys() & wide.keys()]
+    return (
+        f"In e4m3, prefill computes {rates} TFLOP/s in isolated launches, and a decode takes {min(shares):.2f} to "
+        f"{max(shares):.2f} of its time in bf16."
+    )
+
+
+def _of_cold_start() -> str:
+    sums = {
+        result["step"]: statistics.median(run["total_ms"] for run in result["runs"])
+        for result in _newest("cold_start")["results"]
+        if result["family"] == "prefill" and result.get("runs")
+    }
+    return (
+        f"In a process that has torch and CUDA up, importing tsmla and the first prefill take {sums['binary']:.0f} ms "
+        f"together from a shipped library, and {sums['jit'] / 1e3:.1f} s where the kernel is compiled just in time."
+    )
+
+
+def _results(record: dict[str, Any], regime: str, **fields: object) -> list[dict[str, Any]]:
+    return [
+        result
+        for result in record["results"]
+        if result["timings"]["tsmla"]["regime"] == regime
+        and all(result[name] == value for name, value in fields.items())
+    ]
+
+
+def _compared(results: Sequence[dict[str, Any]], name: str) -> str:
+    """In how many rows we are faster, tie or are slower than `name`, which ran in the same process."""
+    timings = [result["timings"] for result in results if name in result["timings"]]
+    ratios = [timing["tsmla"]["median_us"] / timing[name]["median_us"] for timing in timings]
+    slower = sum(ratio > 1 + TIE for ratio in ratios)
+    ties = sum(abs(ratio - 1) <= TIE for ratio in ratios)
+    return (
+        f"beside {PEERS[name]} in the same process it is faster in {len(ratios) - ties - slower} of {len(ratios)} "
+        f"measurements, ties (within {TIE:.0%}) in {ties} and is slower in {slower}"
+    )
+
+
+def _span(values: Iterable[float]) -> str:
+    values = list(values)
+    return f"{min(values):.0f} to {max(values):.0f}"
+
+
+def _device(record: dict[str, Any]) -> str:
+    born = record["certificate"]
+    return f"{born['device']}, driver {born['driver']}, torch {born['torch']}"
+
+
+def _born(name: str) -> str:
+    born = _newest(name)["certificate"]
+    return f"`{name}` ({born['date'][:10]}, commit {born['commit']})"
+
+
+def _clocks(regime: str) -> str:
+    """SM clocks in MHz while prefill and decode were timed."""
+    records = [_newest(name) for name in ("prefill-bf16", "prefill-e4m3", "decode")]
+    return _span(r["timings"]["tsmla"]["sm_clock_mhz"] for record in records for r in _results(record, regime))
+
+
+@functools.cache
 def _newest(name: str) -> dict[str, Any]:
     return json.loads(max(RESULTS.glob(f"{name}-*.json"), key=lambda path: path.stem[-15:]).read_text())
 
@@ -47,12 +205,9 @@ def _prefill(dtype: str, record: dict[str, Any]) -> str:
     return f"{table}\n\n{_certificate(record)}{_peers(names)}"
 
 
-def _decodes() -> list[str]:
-    """The newest decode record, if there is one: a row per shape and dtype, both regimes of all candidates; charts."""
-    if not any(RESULTS.glob("decode-*.json")):
-        return []
-    record = _newest("decode")
-    names = list(dict.fromkeys(name for result in record["results"] for name in result["timings"]))
+def _decode(record: dict[str, Any]) -> str:
+    """A row per shape and dtype, both regimes of all candidates."""
+    names = _names(record)
     rows: dict[str, list[str]] = {}
     for result in record["results"]:
         requests, q_len, keys, heads, lengths = result["shape"]
@@ -71,39 +226,70 @@ def _decodes() -> list[str]:
     ]
     read = record["ceilings"]["read_gb_s"]
     table = _table(head, ([label, *cells] for label, cells in rows.items()))
-    born = f"{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
-    return [f"{table}\n\n{born}", *_decode_charts(record, names)]
+    return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
 
 
-def _decode_charts(record: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """bf16, lengths that do not vary: bandwidth where memory bounds it, arithmetic where that does."""
-    kinds = (
-        (16, "bytes", 1e-3, "GB/s", "read_gb_s", "a large read"),
-        (128, "tflop", 1e6, "TFLOP/s", "matmul_bf16_tflop_s", "a large matmul"),
-    )
-    charts = []
-    for wanted, amount, per_us, unit, highest, what in kinds:
-        ceiling = record["ceilings"][highest]
-        labels, series = [], {name: [] for name in names}
-        for result in record["results"]:
-            requests, q_len, keys, heads, lengths = result["shape"]
-            regime = result["timings"]["tsmla"]["regime"]
-            if (result["dtype"], heads, lengths, regime) == ("bf16", wanted, "fixed", "isolated") and requests > 1:
-                labels.append(f'"{requests} x {q_len} x {keys}"')
-                for name in names:
-                    series[name].append(f"{result[amount] / result['timings'][name]['median_us'] * per_us:.0f}")
-        lines = [values for name, values in series.items() if name != "tsmla"] + [[f"{ceiling:.0f}"] * len(labels)]
-        body = [
-            f'    title "tsmla_decode, bf16, {wanted} heads, isolated: requests x queries x keys"',
-            f"    x-axis [{', '.join(labels)}]",
-            f'    y-axis "{unit}" 0 --> {ceiling * 1.05:.0f}',
-            f"    bar [{', '.join(series['tsmla'])}]",
-            *(f"    line [{', '.join(values)}]" for values in lines),
-        ]
-        others = ", ".join([*(name for name in names if name != "tsmla"), f"{what} ({ceiling:.0f} {unit})"])
-        chart = "\n".join(["```mermaid", "xychart-beta", *body, "```"])
-        charts.append(f"{chart}\n\nBars: tsmla. Lines, all measured in the same run: {others}.")
-    return charts
+def _prefill_chart(record: dict[str, Any]) -> str:
+    """Causal shapes back to back: arithmetic."""
+    chosen = [result for result in _results(record, "back to back") if result["shape"][3]]
+    labels = [" x ".join(_short(number) for number in result["shape"][:3]) for result in chosen]
+    title = "tsmla_prefill, bf16, causal, 128 heads, back to back: sequences x queries x keys"
+    return _chart(title, labels, chosen, _names(record), _TFLOP_S, record["ceilings"])
+
+
+def _decode_chart(record: dict[str, Any], heads: int) -> str:
+    """bf16, lengths that do not vary: bandwidth where memory bounds it (16 heads), arithmetic where that does (128)."""
+    chosen = [
+        result
+        for result in _results(record, "isolated", dtype="bf16")
+        if result["shape"][0] > 1 and result["shape"][3:] == [heads, "fixed"]
+    ]
+    labels = [" x ".join(str(number) for number in result["shape"][:3]) for result in chosen]
+    title = f"tsmla_decode, bf16, {heads} heads, isolated: requests x queries x keys"
+    return _chart(title, labels, chosen, _names(record), _GB_S if heads == 16 else _TFLOP_S, record["ceilings"])
+
+
+_GB_S = ("bytes", 1e-3, "GB/s", "read_gb_s", "a large read")
+_TFLOP_S = ("tflop", 1e6, "TFLOP/s", "matmul_bf16_tflop_s", "a large matmul")
+"""What a chart shows: the amount of work, its factor per microsecond, the unit, the ceiling and what that was."""
+
+
+def _chart(
+    title: str,
+    labels: Sequence[str],
+    results: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    quantity: tuple[str, float, str, str, str],
+    ceilings: dict[str, float],
+) -> str:
+    amount, per_us, unit, highest, what = quantity
+    series = {
+        name: [f"{result[amount] / result['timings'][name]['median_us'] * per_us:.0f}" for result in results]
+        for name in names
+    }
+    others = [name for name in names if name != "tsmla"]
+    ceiling = ceilings[highest]
+    top = 1.05 * max(ceiling, *(float(value) for values in series.values() for value in values))
+    quoted = ", ".join(f'"{label}"' for label in labels)
+    body = [
+        f'    title "{title}"',
+        f"    x-axis [{quoted}]",
+        f'    y-axis "{unit}" 0 --> {top:.0f}',
+        f"    bar [{', '.join(series['tsmla'])}]",
+        *(f"    line [{', '.join(values)}]" for values in [series[name] for name in others]),
+        f"    line [{', '.join([f'{ceiling:.0f}'] * len(labels))}]",
+    ]
+    chart = "\n".join(["```mermaid", "xychart-beta", *body, "```"])
+    lines = ", ".join([*others, f"{what} ({ceiling:.0f} {unit})"])
+    return f"{chart}\nBars: tsmla. Lines, all measured in the same run: {lines}."
+
+
+def _short(number: int) -> str:
+    return f"{number // 1024}K" if number % 1024 == 0 else str(number)
+
+
+def _names(record: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(name for result in record["results"] for name in result["timings"]))
 
 
 def _pack(record: dict[str, Any]) -> str:
@@ -121,16 +307,6 @@ def _pack(record: dict[str, Any]) -> str:
         ])  # fmt: skip
     head = ["`mla_kv_pack_quantize_fp8`, bf16 to e4m3, CUDA graph, cold L2", "us", "GB/s", "faster than torch"]
     return f"{_table(head, rows)}\n\n{_certificate(record)}"
-
-
-def _cold_starts() -> list[str]:
-    """Without and with cuda.bindings imported beforehand: torch 2.13 does so itself, for torch 2.11 TVM-FFI does."""
-    heads = {
-        "cold_start": "cold start after torch and CUDA",
-        "cold_start_decode": "the same for decode",
-        "cold_start_bindings_up": "pack and prefill after cuda.bindings",
-    }
-    return [_cold_start(head, _newest(name)) for name, head in heads.items()]
 
 
 def _cold_start(title: str, record: dict[str, Any]) -> str:
@@ -160,4 +336,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    print(performance_section())
+    main()

@@ -1,18 +1,22 @@
-"""The README's tables say what the code says."""
+"""What the README and docs/performance.md say is what the code and the records say."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import readme
+from readme import README
 from tsmla import records
 from tsmla.settings import SETTINGS
 from tsmla.support import support_table
 from tsmla.variant import Arch
 
-from benchmarks.report import performance_section
+from benchmarks import report
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
 
 
 def test_support_table():
@@ -22,9 +26,9 @@ def test_support_table():
 @pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A], ids=str)
 def test_what_no_hardware_has_run(arch):
     """Architectures without a selftest record are named, and how to send one."""
-    sentence = next((line for line in README.splitlines() if "not yet run on hardware" in line), "")
-    assert (arch in sentence) == (not records.record_file(arch).exists())
-    assert records.COMMAND in README
+    paragraph = next((text for text in README.split("\n\n") if "not yet run on hardware" in text), "")
+    assert (arch in paragraph) == (not records.record_file(arch).exists())
+    assert records.COMMAND in paragraph
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
@@ -37,5 +41,40 @@ def test_at_most_six_variables():
     assert len(SETTINGS) <= 6
 
 
-def test_performance_section():
-    assert performance_section() in README
+def test_performance():
+    """Written by `python -m benchmarks.report`."""
+    assert f"{report.BEGIN}\n{report.readme_part()}\n{report.END}" in README
+    assert report.PAGE.read_text() == report.performance_page()
+
+
+@pytest.mark.parametrize(
+    ("example", "calls"),
+    [
+        (readme.PREFILL, ["tsmla_prefill"]),
+        (readme.DECODE, ["tsmla_decode"]),
+        (readme.PACK, ["mla_kv_pack_quantize_fp8"]),
+        (readme.GRAPH, ["warmup", "tsmla_decode"]),
+    ],
+)
+def test_what_examples_call(example, calls):
+    """They are run by tests/emulated and tests/device."""
+    assert re.findall(r"tsmla\.(tsmla_prefill|tsmla_decode|mla_\w+|warmup)\(", example) == calls
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links(page):
+    """Every relative link leads to a file, and to a heading of it where it names one."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if target.startswith(("http", "mailto:")):
+            continue
+        file, _, heading = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), target
+        if heading:
+            assert heading in anchors(path.read_text()), target
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of headings: lower case, spaces to hyphens, punctuation left out."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
