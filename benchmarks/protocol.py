@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results" / "current"
 REGIMES = ("isolated", "back to back")
 GAP_SECONDS = 0.06
 HIDE_CYCLES = 100_000

@@ -1,8 +1,9 @@
-"""docs/performance.md and the README's performance part, from the newest records in benchmarks/results.
+"""docs/performance.md and the README's performance part, from the records in benchmarks/results/current.
 
     python -m benchmarks.report
 
-writes both. Tests compare them with what it would write.
+moves records that newer ones supersede to benchmarks/results/history, and writes both. Tests compare them with what it
+would write. benchmarks/results/tried has records of what was not kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
+CURRENT, HISTORY = (Path(__file__).parent / "results" / name for name in ("current", "history"))
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
 """What the README's generated part stands between."""
@@ -37,8 +38,8 @@ _PAGE = """\
 # Performance
 
 Every row was measured by a command of this repository; the device, the driver, the date, the commit and the command
-stand below each table. The records, with clocks, power and the spread of every timing, are in `benchmarks/results/`.
-Rows with a second library timed both in one process, launched in turn.
+stand below each table. The records, with clocks, power and the spread of every timing, are in
+`benchmarks/results/current/`. Rows with a second library timed both in one process, launched in turn.
 
 - *Isolated*: launches with pauses between them. The SM clock was {isolated} MHz, lower in longer launches.
 - *Back to back*: launches without pauses. The SM clock was {back_to_back} MHz: long runs reach the 700 W power limit.
@@ -55,10 +56,24 @@ This page is written by `python -m benchmarks.report`.
 
 
 def main() -> None:
+    for path in superseded():
+        path.rename(HISTORY / path.name)
     PAGE.write_text(performance_page())
     text = README.read_text()
     before, _, rest = text.partition(BEGIN)
     README.write_text(f"{before}{BEGIN}\n{readme_part()}\n{END}{rest.partition(END)[2]}")
+
+
+def superseded() -> list[Path]:
+    """Records in `current` beside which there is a newer one of the same name and device."""
+    by_age = sorted(CURRENT.glob("*.json"), key=_stamp)
+    newest = {path.stem.removesuffix(_stamp(path)): path for path in by_age}
+    return [path for path in by_age if path not in newest.values()]
+
+
+def _stamp(path: Path) -> str:
+    """The date that a record's name ends in, such as 20261122T060617."""
+    return path.stem[-15:]
 
 
 def performance_page() -> str:
@@ -185,7 +200,7 @@ def _clocks(regime: str) -> str:
 
 @functools.cache
 def _newest(name: str) -> dict[str, Any]:
-    return json.loads(max(RESULTS.glob(f"{name}-*.json"), key=lambda path: path.stem[-15:]).read_text())
+    return json.loads(max(CURRENT.glob(f"{name}-*.json"), key=_stamp).read_text())
 
 
 def _prefill(dtype: str, record: dict[str, Any]) -> str:

@@ -45,6 +45,7 @@ def test_performance():
     """Written by `python -m benchmarks.report`."""
     assert f"{report.BEGIN}\n{report.readme_part()}\n{report.END}" in README
     assert report.PAGE.read_text() == report.performance_page()
+    assert not report.superseded()
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,13 @@ def test_performance():
 def test_what_examples_call(example, calls):
     """They are run by tests/emulated and tests/device."""
     assert re.findall(r"tsmla\.(tsmla_prefill|tsmla_decode|mla_\w+|warmup)\(", example) == calls
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_records(page):
+    """Records that a document names exist."""
+    there = {path.name for path in (ROOT / "benchmarks" / "results").glob("*/*.json")}
+    assert set(re.findall(r"[\w-]+-\d{8}T\d{6}\.json", page.read_text())) <= there
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
