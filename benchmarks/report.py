@@ -248,7 +248,7 @@ def _prefill_chart(record: dict[str, Any]) -> str:
     """Causal shapes back to back: arithmetic."""
     chosen = [result for result in _results(record, "back to back") if result["shape"][3]]
     labels = [" x ".join(_short(number) for number in result["shape"][:3]) for result in chosen]
-    title = "tsmla_prefill, bf16, causal, 128 heads, back to back: sequences x queries x keys"
+    title = "tsmla_prefill, bf16, 128 heads, causal: sequences x queries x keys"
     return _chart(title, labels, chosen, _names(record), _TFLOP_S, record["ceilings"])
 
 
@@ -260,7 +260,7 @@ def _decode_chart(record: dict[str, Any], heads: int) -> str:
         if result["shape"][0] > 1 and result["shape"][3:] == [heads, "fixed"]
     ]
     labels = [" x ".join(str(number) for number in result["shape"][:3]) for result in chosen]
-    title = f"tsmla_decode, bf16, {heads} heads, isolated: requests x queries x keys"
+    title = f"tsmla_decode, bf16, {heads} heads: requests x queries x keys"
     return _chart(title, labels, chosen, _names(record), _GB_S if heads == 16 else _TFLOP_S, record["ceilings"])
 
 
@@ -296,7 +296,8 @@ def _chart(
     ]
     chart = "\n".join(["```mermaid", "xychart-beta", *body, "```"])
     lines = ", ".join([*others, f"{what} ({ceiling:.0f} {unit})"])
-    return f"{chart}\nBars: tsmla. Lines, all measured in the same run: {lines}."
+    regime = results[0]["timings"]["tsmla"]["regime"]
+    return f"{chart}\nBars: tsmla, {regime}. Lines, all measured in the same run: {lines}."
 
 
 def _short(number: int) -> str:
