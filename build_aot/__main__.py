@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--keep-ptx", action="store_true", help="leave each kernel's PTX in OUT/ptx")
     asked = parser.parse_args()
     try:
-        build(matrix.shipped(asked.arch, asked.family), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx)
+        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx)
     except BuildError as error:
         print(f"build_aot: {error}", file=sys.stderr)
         return 1
