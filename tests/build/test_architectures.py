@@ -3,10 +3,12 @@ it writes what it was asked for where the manifest would be, and compiles nothin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -16,6 +18,8 @@ import pytest
 from building import copy_of_the_project
 from tsmla.manifest import MANIFEST_FILE
 from tsmla.variant import Arch
+
+from build_aot.build import STORE
 
 STAND_IN = f"""
 import argparse, pathlib, time
@@ -64,3 +68,22 @@ def test_a_wheel_to_publish_names_every_architecture(project, tmp_path, monkeypa
     monkeypatch.setattr(build_wheel, "ROOT", project)
     monkeypatch.setenv("TSMLA_ARCHS", "native")
     assert asked_for(build_wheel.build_wheel("binary", tmp_path)) == " ".join(Arch)
+
+
+def test_build_aot_writes_each_line_at_once(tmp_path):
+    """Into a pipe, where the first line can be read while the build waits for another one of its directory."""
+    (tmp_path / STORE).mkdir()
+    with open(tmp_path / STORE / "lock", "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        command = [sys.executable, "-m", "build_aot", "--arch", "native", "--out", str(tmp_path)]
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+        with subprocess.Popen(
+            command, cwd=build_wheel.ROOT, env=buffered, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout
+            giving_up = threading.Timer(30, process.kill)
+            giving_up.start()
+            line = process.stdout.readline()
+            giving_up.cancel()
+            process.kill()
+    assert line.startswith("compiling for sm_")
