@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from pathlib import Path
@@ -28,8 +29,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; default %(default)s")
     parser.add_argument("--keep-ptx", action="store_true", help="leave each kernel's PTX in OUT/ptx")
     asked = parser.parse_args()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # pip reads progress through a pipe
     try:
-        build(matrix.shipped(asked.arch, asked.family), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx)
+        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx)
     except BuildError as error:
         print(f"build_aot: {error}", file=sys.stderr)
         return 1

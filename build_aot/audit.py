@@ -162,7 +162,7 @@ def main() -> int:
     matrix.add_arguments(parser)
     asked = parser.parse_args()
     try:
-        expected = matrix.shipped(asked.arch, asked.family)
+        expected = matrix.chosen(asked)
         audit_directory(asked.directory, expected)
     except BuildError as error:
         print(error, file=sys.stderr)

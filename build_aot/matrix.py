@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tsmla import gpu
 from tsmla.manifest import library_file
 from tsmla.support import PREFILL_DIMS, why_unsupported
 from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
+
+from .errors import BuildError
 
 ATTENTION_OUT_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_DIMS = ((128, 64, 128),)
 """(d_nope, d_rope, d_v) of the models served; other sizes compile just in time."""
 OFF_ON = (False, True)
+NATIVE = "native"
+"""In the place of architectures: those of the GPUs present."""
 
 
 def shipped(
@@ -44,8 +50,36 @@ def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant
     return {name: tuple(group) for name, group in sorted(groups.items())}
 
 
+def native() -> tuple[tuple[Arch, ...], str]:
+    """The architectures of the GPUs present, all architectures where no GPU present has kernels, and a sentence that
+    says which and why."""
+    found, reason = gpu.capabilities()
+    archs = tuple(arch for arch in Arch if arch.capability in found) or tuple(Arch)
+    if found:
+        reason = "GPUs present: " + ", ".join(f"{n} x {_described(*pair)}" for pair, n in Counter(found).items())
+    return archs, f"compiling for {', '.join(archs)} (set TSMLA_ARCHS to choose); {reason}"
+
+
+def _described(major: int, minor: int) -> str:
+    arch = Arch.from_capability(major, minor)
+    return f"{arch} ({arch.gpus})" if arch else f"compute capability {major}.{minor} (no kernels)"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that choose a part of the matrix: --arch and --family, each a list."""
-    for option, known in (("--arch", [arch.value for arch in Arch]), ("--family", list(FAMILIES))):
-        text = f"one or more of {', '.join(known)}; default all"
-        parser.add_argument(option, choices=known, nargs="+", default=known, help=text, metavar=option[2:].upper())
+    archs, families = [arch.value for arch in Arch], list(FAMILIES)
+    text = f"one or more of {', '.join(archs)}; default all; {NATIVE}: those of the GPUs present"
+    parser.add_argument("--arch", choices=[NATIVE, *archs], nargs="+", default=archs, help=text, metavar="ARCH")
+    text = f"one or more of {', '.join(families)}; default all"
+    parser.add_argument("--family", choices=families, nargs="+", default=families, help=text, metavar="FAMILY")
+
+
+def chosen(asked: argparse.Namespace) -> tuple[Variant, ...]:
+    """The variants that these options choose. Prints what `native` stands for. Raises BuildError."""
+    archs = asked.arch
+    if NATIVE in archs:
+        if len(archs) > 1:
+            raise BuildError(f"{NATIVE} cannot be combined with other architectures")
+        archs, text = native()
+        print(text)
+    return shipped(archs, asked.family)

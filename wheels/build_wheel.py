@@ -14,8 +14,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+
+from tsmla.variant import Arch  # noqa: E402
+
 TAGS = {"binary": "py3-none-manylinux_2_28_x86_64", "jit": "py3-none-any"}
-ENVIRONMENT = {"binary": {"TSMLA_AOT": "1"}, "jit": {"TSMLA_AOT": "0"}}
+ENVIRONMENT = {"binary": {"TSMLA_AOT": "1", "TSMLA_ARCHS": ";".join(Arch)}, "jit": {"TSMLA_AOT": "0"}}
+"""Neither the GPUs of this machine nor its environment choose what a wheel holds."""
 EARLIEST_ZIP_TIME = "315532800"
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             options = _parser().parse_args(arguments)
-            return options.run(options)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)  # nothing here needs it
+                return options.run(options)
         finally:
             if sys.stdout is not None:  # it is None when it was closed before the start
                 sys.stdout.flush()

@@ -28,31 +28,46 @@ def driver_cuda_major() -> int | None:
     return version.value // 1000
 
 
-def current_arch() -> tuple[Arch | None, str]:
-    """The architecture of this process's GPU, or None, with a sentence saying what was found.
+def capabilities() -> tuple[list[tuple[int, int]], str]:
+    """Compute capability (major, minor) of every GPU that the driver sees, or none and a sentence saying why.
 
-    The GPU is torch's current one when torch is using CUDA already, else the first visible one. Asking initialises the
-    driver in this process; a process that forks CUDA workers afterwards should name the architecture instead.
+    Asking initialises the driver in this process; a process that forks CUDA workers afterwards should not ask.
     """
     driver, count = _driver(), ctypes.c_int()
     if driver is None:
-        return None, "no CUDA device: libcuda.so.1 is not installed"
+        return [], "no CUDA device: libcuda.so.1 is not installed"
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status or count.value == 0:
         cause = f"the CUDA driver answers error {status}" if status else "the CUDA driver sees none"
-        return None, f"no CUDA device: {cause}"
+        return [], f"no CUDA device: {cause}"
+    found = []
+    for index in range(count.value):
+        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        status = (
+            driver.cuDeviceGet(ctypes.byref(device), index)
+            or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+            or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+        )
+        if status:
+            return [], f"GPU {index} does not answer: CUDA driver error {status}"
+        found.append((major.value, minor.value))
+    return found, ""
+
+
+def current_arch() -> tuple[Arch | None, str]:
+    """The architecture of this process's GPU, or None, with a sentence saying what was found.
+
+    The GPU is torch's current one when torch is using CUDA already, else the first visible one. Asks the driver, as
+    `capabilities` does: a process that forks CUDA workers afterwards should name the architecture instead.
+    """
+    found, reason = capabilities()
+    if not found:
+        return None, reason
     torch = sys.modules.get("torch")
     index = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    status = (
-        driver.cuDeviceGet(ctypes.byref(device), index)
-        or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
-        or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
-    )
-    if status:
-        return None, f"GPU {index} does not answer: CUDA driver error {status}"
-    arch = Arch.from_capability(major.value, minor.value)
+    major, minor = found[index]
+    arch = Arch.from_capability(major, minor)
     if arch is None:
         known = ", ".join(f"{a} ({a.gpus})" for a in Arch)
-        return None, f"GPU {index} has compute capability {major.value}.{minor.value}; tsmla has kernels for {known}"
+        return None, f"GPU {index} has compute capability {major}.{minor}; tsmla has kernels for {known}"
     return arch, f"GPU {index} runs {arch} ({arch.gpus})"

@@ -54,7 +54,10 @@ VERIFY = Setting(
 )
 AOT = Setting("TSMLA_AOT", "0, 1", "1", "read by the build: 0 makes a wheel without libraries")
 ARCHS = Setting(
-    "TSMLA_ARCHS", "architectures, separated by ;", "all that have kernels", "read by the build: what to compile for"
+    "TSMLA_ARCHS",
+    "native, or architectures separated by ;",
+    "native",
+    "read by the build: what to compile for; native: the architectures of the GPUs present, all where none has kernels",
 )
 SETTINGS = (BINARY, BACKEND, CACHE, VERIFY, AOT, ARCHS)
 

@@ -247,6 +247,14 @@ def test_demo_without_a_gpu_and_without_libraries(nothing_shipped: Path, capsys)
     assert "none to check" in capsys.readouterr().out
 
 
+def test_without_numpy_commands_print_no_warning_and_torch_alone_does(shipped: Path) -> None:
+    without = "import sys, warnings; sys.modules['numpy'] = None; from tsmla import cli; before = [*warnings.filters]\n"
+    verify = "assert cli.main(['verify', sys.argv[1]]) == 0 and 'torch' in sys.modules and warnings.filters == before"
+    done = run_python(without + verify, shipped)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "Failed to initialize NumPy" in run_python(without + "import torch").stderr
+
+
 def test_a_command_that_does_not_exist(capsys) -> None:
     with pytest.raises(SystemExit) as raised:
         cli.main(["prove"])
