@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, const_expr
 
 from .precision import Probabilities
-from .softmax import _quad_max, exponents
+from .softmax import _quad_max
 
 NO_KEYS = -1.0e30
 """The reference before the first visible key: finite, so that no difference of references is NaN."""
@@ -71,10 +71,17 @@ def exponentiate(
         shift = reference[row] * scale_log2
         if const_expr(probabilities.bias):
             shift = cute.math.fma(reference[row], scale_log2, Float32(-probabilities.bias))
-        values = cute.math.exp2(exponents(scores[row, None].load(), scale_log2, shift), fastmath=True)
+        values = cute.math.exp2(_exponents(scores[row, None].load(), scale_log2, shift), fastmath=True)
         exponentials[row, None].store(values)
         sums[row] = values.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
     return sums
+
+
+@cute.jit
+def _exponents(scores: cute.TensorSSA, scale_log2: Float32, shift: Float32) -> cute.TensorSSA:
+    """`scores` * scale_log2 - shift, rounded once. Said so, because the compiler fuses some of these and not others:
+    variants would differ in their last bits."""
+    return cute.math.fma(scores, cute.full_like(scores, scale_log2), cute.full_like(scores, -shift))
 
 
 @cute.jit

@@ -32,13 +32,6 @@ def _quad_sum(value: Float32) -> Float32:
 
 
 @cute.jit
-def exponents(scores: cute.TensorSSA, scale_log2: Float32, shift: Float32) -> cute.TensorSSA:
-    """`scores` * scale_log2 - shift, rounded once. Said so, because the compiler fuses some of these and not others:
-    variants would differ in their last bits."""
-    return cute.math.fma(scores, cute.full_like(scores, scale_log2), cute.full_like(scores, -shift))
-
-
-@cute.jit
 def exponentiate(
     scores: cute.Tensor,
     row_max: cute.Tensor,
@@ -61,7 +54,7 @@ def exponentiate(
         base = new_max
         if const_expr(may_hide_row):
             base = Float32(0.0) if new_max == -Float32.inf else new_max
-        exponentials = cute.math.exp2(exponents(mine, scale_log2, base * scale_log2), fastmath=True)
+        exponentials = cute.math.exp2(mine * scale_log2 - base * scale_log2, fastmath=True)
         scores[row, None].store(exponentials)
         if const_expr(first):
             row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
