@@ -122,7 +122,7 @@ def _metadata_problems(info: Path, name: str, version: str, tag: str) -> Iterato
     if not licence.exists() or "Apache License" not in licence.read_text("utf-8"):
         yield f"{info.name}/licenses/LICENSE is missing or is not the Apache License"
     scripts = info / "entry_points.txt"
-    if not scripts.exists() or "tsmla=tsmla.cli:main" not in scripts.read_text("utf-8").replace(" ", ""):
+    if not scripts.exists() or "tsmla=tsmla.tools.cli:main" not in scripts.read_text("utf-8").replace(" ", ""):
         yield "it does not install the command tsmla"
 
 

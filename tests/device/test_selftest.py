@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsmla import cli
+from tsmla.tools import cli
 
 
 def test_every_kernel_of_this_gpu(capsys):

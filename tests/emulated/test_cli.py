@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tsmla import cli, emulated, gpu
+from tsmla import gpu
+from tsmla.tools import cli, emulated
 
 
 @pytest.fixture(autouse=True)

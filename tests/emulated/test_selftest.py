@@ -8,8 +8,8 @@ import pytest
 import torch
 from decode_reference import Problem, Sight
 from decode_reference import attend as attend_decode
-from tsmla import cli, emulated, gpu, resolve
-from tsmla.tools import selftest_decode, selftest_pack, selftest_prefill
+from tsmla import gpu, resolve
+from tsmla.tools import cli, emulated, selftest_decode, selftest_pack, selftest_prefill
 from tsmla.tools.selftest_cases import DecodeCase, PrefillCase
 from tsmla.tools.selftest_child import run_kernel
 from tsmla.tools.selftest_memory import Memory

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from examples import PACK, PREFILL, python_environment, run_python
-from tsmla import cli, elf, emulated, gpu, image, loader, manifest, settings, toolchain
+from tsmla import elf, gpu, image, loader, manifest, settings, toolchain
+from tsmla.tools import cli, emulated
 from tsmla.variant import Arch
 
 from build_aot import link
@@ -248,8 +249,11 @@ def test_demo_without_a_gpu_and_without_libraries(nothing_shipped: Path, capsys)
 
 
 def test_without_numpy_commands_print_no_warning_and_torch_alone_does(shipped: Path) -> None:
-    without = "import sys, warnings; sys.modules['numpy'] = None; from tsmla import cli; before = [*warnings.filters]\n"
-    verify = "assert cli.main(['verify', sys.argv[1]]) == 0 and 'torch' in sys.modules and warnings.filters == before"
+    without = "import sys, warnings; sys.modules['numpy'] = None\n"
+    verify = (
+        "from tsmla.tools import cli; before = [*warnings.filters]\n"
+        "assert cli.main(['verify', sys.argv[1]]) == 0 and 'torch' in sys.modules and warnings.filters == before"
+    )
     done = run_python(without + verify, shipped)
     assert done.returncode == 0 and done.stderr == ""
     assert "Failed to initialize NumPy" in run_python(without + "import torch").stderr

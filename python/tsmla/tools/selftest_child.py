@@ -109,7 +109,7 @@ def main() -> int:
     variants = [variant_from_dict(plain) for plain in job.kernels]
     with contextlib.ExitStack() as stack:
         if job.emulated:
-            from ..emulated import emulation
+            from .emulated import emulation
 
             stack.enter_context(emulation(Arch(job.emulated)))
         say({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})

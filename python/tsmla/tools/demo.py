@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import emulated, gpu, resolve, toolchain
-from .errors import ManifestError, UnsupportedError
-from .manifest import MANIFEST_FILE
+from .. import gpu, resolve, toolchain
+from ..errors import ManifestError, UnsupportedError
+from ..manifest import MANIFEST_FILE
+from . import emulated
 from .verify import verify_directory
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _show(run: Callable[[], tuple[str, bool]]) -> bool:
 def _pack() -> tuple[str, bool]:
     import torch
 
-    from .pack import mla_kv_pack_quantize_fp8
+    from ..pack import mla_kv_pack_quantize_fp8
 
     tokens, heads = 1024, 128
     k_nope, v = (torch.randn(tokens, heads, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -87,7 +88,7 @@ def _pack() -> tuple[str, bool]:
 def _prefill() -> tuple[str, bool]:
     import torch
 
-    from .prefill import tsmla_prefill
+    from ..prefill import tsmla_prefill
 
     lengths, heads = (700, 324), 16
     ends = [0, *(sum(lengths[: i + 1]) for i in range(len(lengths)))]
@@ -114,8 +115,8 @@ def _prefill() -> tuple[str, bool]:
 def _decode() -> tuple[str, bool]:
     import torch
 
-    from .decode import decode_workspace_size, tsmla_decode
-    from .support import LATENT_DIM, ROPE_DIM
+    from ..decode import decode_workspace_size, tsmla_decode
+    from ..support import LATENT_DIM, ROPE_DIM
 
     lengths, q_len, heads, page = (5000, 324), 2, 16, 64
     width = LATENT_DIM + ROPE_DIM

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from .errors import ArgumentError
-from .variant import FAMILIES, Arch, Dtype, Variant, variant_from_dict
+from ..errors import ArgumentError
+from ..variant import FAMILIES, Arch, Dtype, Variant, variant_from_dict
 
 METAVAR = "FIELD=VALUE,..."
 _ACCEPTED = {"Arch": "|".join(Arch), "Dtype": "|".join(Dtype), "int": "NUMBER", "bool": "true|false"}

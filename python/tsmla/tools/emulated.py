@@ -11,8 +11,8 @@ import importlib.util
 import time
 from collections.abc import Iterable, Iterator
 
-from .errors import ArgumentError
-from .variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from ..errors import ArgumentError
+from ..variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
 
 INSTALL = "pip install ./emulator, from a checkout of tsmla"
 EXAMPLES = (

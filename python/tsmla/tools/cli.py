@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from . import gpu, image, loader, manifest, settings, toolchain
-from .errors import ArgumentError, TsmlaError
-from .variant import FAMILIES, Arch, Variant
+from .. import gpu, image, loader, manifest, settings, toolchain
+from ..errors import ArgumentError, TsmlaError
+from ..variant import FAMILIES, Arch, Variant
 from .variant_text import METAVAR, variant_of
 
 
@@ -143,7 +143,7 @@ def _cache() -> str:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from .status import binary_status, variant_status
+    from ..status import binary_status, variant_status
 
     if options.variant:
         statuses = [variant_status(variant) for variant in _named_variants("probe", options)]
@@ -216,7 +216,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _warmup(options: argparse.Namespace) -> int:
-    from .prepare import warmup
+    from ..prepare import warmup
 
     variants = _named_variants("warmup", options)
     if not variants:
@@ -236,7 +236,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    from .tools.selftest import Asked, selftest
+    from .selftest import Asked, selftest
 
     return selftest(Asked(options.full, options.json, options.emulated, options.family or (), options.kernel))
 
