@@ -24,9 +24,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import refusing
-from tsmla import checks, cli, emulated, gpu, jit, resolve, toolchain
+from tsmla import checks, gpu, jit, resolve, toolchain
 from tsmla import settings as variables
 from tsmla.errors import CacheMiss, CompileError, TsmlaError
+from tsmla.tools import cli, emulated
 from tsmla.variant import FAMILIES, Arch, PackVariant
 
 junk_settings = settings(deadline=None, suppress_health_check=list(HealthCheck))
