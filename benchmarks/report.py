@@ -30,6 +30,7 @@ COLD_STARTS = {
     "cold_start": "cold start after torch and CUDA",
     "cold_start_decode": "the same for decode",
     "cold_start_bindings_up": "pack and prefill after cuda.bindings",
+    "cold_start_decode_prefill": "decode and prefill, newer, on another machine",
 }
 """Without and with cuda.bindings imported beforehand: torch 2.13 does so itself, for torch 2.11 TVM-FFI does."""
 TIE = 0.01
