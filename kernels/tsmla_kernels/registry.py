@@ -27,13 +27,13 @@ def recipe(variant: Variant) -> Recipe:
     if isinstance(variant, PackVariant):
         from .pack.kernel import PackKernel as Kernel
     elif isinstance(variant, PrefillVariant) and variant.arch is Arch.SM90A:
-        from .sm90.prefill import PrefillKernel as Kernel
+        from .sm90.prefill.kernel import PrefillKernel as Kernel
     elif isinstance(variant, PrefillVariant):
-        from .sm100.prefill import PrefillKernel as Kernel
+        from .sm100.prefill.kernel import PrefillKernel as Kernel
     elif isinstance(variant, DecodeVariant) and variant.arch is Arch.SM90A:
-        from .sm90.decode import DecodeKernel as Kernel
+        from .sm90.decode.kernel import DecodeKernel as Kernel
     elif isinstance(variant, DecodeVariant):
-        from .sm100.decode import DecodeKernel as Kernel
+        from .sm100.decode.kernel import DecodeKernel as Kernel
     else:
         raise TypeError(f"not a variant: {variant!r}")
     kernel = Kernel(variant)

@@ -1,0 +1,18 @@
+"""What the GPUs have, and what every kernel keeps to."""
+
+from __future__ import annotations
+
+WARPGROUP = 128
+"""Threads."""
+SHARED_BYTES_PER_CTA = 227 * 1024
+"""Opt-in shared memory that one CTA can have on sm_90a, sm_100a and sm_103a (CUDA programming guide)."""
+REGISTERS_PER_SM = 64 * 1024
+TMEM_COLUMNS = 512
+"""32-bit columns of tensor memory, 128 lanes each, of one sm_100a or sm_103a SM."""
+TILE_ALIGNMENT = 1024
+"""The 128-byte swizzle pattern repeats every 1024 bytes, so each tile starts on such a boundary."""
+
+
+def swizzle_bytes(row_bytes: int) -> int:
+    """Over how many bytes the rows of a K-major tile are swizzled: the largest span that divides them."""
+    return next(span for span in (128, 64, 32) if row_bytes % span == 0)

@@ -1,0 +1,149 @@
+"""Online softmax of a row that one thread holds whole: no lane talks to another.
+
+Scores stay unscaled; exponentials are base 2 with the softmax scale times log2(e) folded into one FMA per pair of
+elements. A row keeps its old maximum until exponentials would grow beyond a stated bound, so that what has been
+accumulated rarely needs rescaling (FlashAttention-4, arXiv 2603.05451).
+
+A row's values are Python lists of registers: what is stored to a register tensor and read back in other sizes costs
+moves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from cutlass._mlir.dialects import nvvm
+from cutlass.cutlass_dsl import dsl_user_op, select_
+
+from ..logarithm import LN_2
+from ..precision import Probabilities
+from .exp2 import exp2_pair
+
+EMULATION_PERIOD = 16
+"""Pairs of elements among which a schedule's `emulated_pairs` are spread evenly."""
+_CHAINS = 4
+
+
+class RowState(NamedTuple):
+    """Unscaled maximum that exponentials refer to (-inf before the first visible key), and their sum so far."""
+
+    maximum: Float32
+    total: Float32
+
+
+def mask_row(scores: list, end: Int32) -> list:
+    """The scores, those of columns `end` and beyond replaced by -inf."""
+    hidden = Float32(-Float32.inf)
+    return [Float32(select_(end > column, score, hidden)) for column, score in enumerate(scores)]
+
+
+def mask_outside(scores: list, first: Int32, end: Int32) -> list:
+    """The scores, those of columns outside of `first` .. `end` - 1 replaced by -inf."""
+    hidden = Float32(-Float32.inf)
+    return [
+        Float32(select_((first <= column) & (end > column), score, hidden)) for column, score in enumerate(scores)
+    ]
+
+
+def row_maximum(scores: list[Float32]) -> Float32:
+    """The largest score, in several chains so that latencies overlap."""
+    best = list(scores[:_CHAINS])
+    for column in range(_CHAINS, len(scores), 2):
+        chain = column // 2 % _CHAINS
+        best[chain] = _maximum_of_three(best[chain], scores[column], scores[column + 1])
+    return cute.arch.fmax(_maximum_of_three(best[0], best[1], best[2]), best[3])
+
+
+@dsl_user_op
+def _maximum_of_three(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
+    """One instruction of Blackwell's."""
+    a, b, c = (Float32(value).ir_value(loc=loc, ip=ip) for value in (a, b, c))
+    return Float32(nvvm.fmax(a, b, c=c, loc=loc, ip=ip))
+
+
+@cute.jit
+def beyond(
+    seen: Float32,
+    state: RowState,
+    parts: cutlass.Constexpr[int],
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
+) -> Float32:
+    """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `state` has the sum
+    of one of `parts` of the row."""
+    slack = Float32(probabilities.slack)
+    if const_expr(probabilities.heavy is not None):
+        heavy = cute.math.log2(state.total * (parts * probabilities.heavy), fastmath=True) - Float32(probabilities.bias)
+        slack = cute.arch.fmax(cute.arch.fmin(heavy, slack), Float32(0.0))
+    return seen if (seen - state.maximum) * scale_log2 > slack else -Float32.inf
+
+
+@cute.jit
+def rescale_factor(old: Float32, new: Float32, scale_log2: Float32, may_hide_row: cutlass.Constexpr) -> Float32:
+    """What to multiply by all that refers to the maximum `old`. `may_hide_row`: rows may have seen only -inf."""
+    factor = cute.math.exp2((old - new) * scale_log2, fastmath=True)
+    if const_expr(may_hide_row):
+        factor = Float32(1.0) if old == new else factor
+    return factor
+
+
+@cute.jit
+def offset_of(
+    maximum: Float32, scale_log2: Float32, bias: cutlass.Constexpr, may_hide_row: cutlass.Constexpr
+) -> Float32:
+    """What is added to scaled scores in exponents; a row that has seen only -inf stays finite."""
+    base = maximum
+    if const_expr(may_hide_row):
+        base = Float32(0.0) if maximum == -Float32.inf else maximum
+    return base * -scale_log2 + Float32(bias)
+
+
+def exponentials(
+    scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int
+) -> list[Float32]:
+    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`."""
+    values: list[Float32] = []
+    scale, offsets = (scale_log2, scale_log2), (offset, offset)
+    for index in range(0, len(scores), 2):
+        x = cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
+        if _is_emulated((first + index) // 2, emulated):
+            values += exp2_pair(x)
+        else:
+            values += [cute.math.exp2(part, fastmath=True) for part in x]
+    return values
+
+
+def _is_emulated(pair: int, emulated: int) -> bool:
+    """True for `emulated` of every EMULATION_PERIOD pairs, evenly spread; never for the first pair."""
+    return (pair % EMULATION_PERIOD * emulated) % EMULATION_PERIOD >= EMULATION_PERIOD - emulated
+
+
+def sum_of(values: list[Float32], start: Float32) -> Float32:
+    """start + all values, in several chains of pairs."""
+    sums = [(start, Float32(0.0)), *(values[2 * chain : 2 * chain + 2] for chain in range(1, _CHAINS))]
+    sums[0] = cute.arch.add_packed_f32x2(sums[0], values[:2])
+    for index in range(2 * _CHAINS, len(values), 2):
+        chain = index // 2 % _CHAINS
+        sums[chain] = cute.arch.add_packed_f32x2(sums[chain], values[index : index + 2])
+    low = cute.arch.add_packed_f32x2(sums[0], sums[1])
+    high = cute.arch.add_packed_f32x2(sums[2], sums[3])
+    both = cute.arch.add_packed_f32x2(low, high)
+    return both[0] + both[1]
+
+
+def scaled(values: list[Float32], factor: Float32) -> list[Float32]:
+    """Every value times `factor`."""
+    products: list[Float32] = []
+    for index in range(0, len(values), 2):
+        products += cute.arch.mul_packed_f32x2(values[index : index + 2], (factor, factor))
+    return products
+
+
+@cute.jit
+def natural_lse(state: RowState, scale: Float32, bias: cutlass.Constexpr) -> Float32:
+    """Natural log of the row's sum of exponentials of scaled scores; -inf for a row that saw no key."""
+    log_total = (cute.math.log2(state.total, fastmath=True) - Float32(bias)) * LN_2
+    return -Float32.inf if state.total == 0.0 else state.maximum * scale + log_total

@@ -1,0 +1,1 @@
+"""Device parts for Hopper: warpgroup MMA, rows held by four neighbouring lanes."""

@@ -1,0 +1,117 @@
+"""Online softmax whose reference follows the row maximum only when it must.
+
+Exponentials are taken against a reference that stays where it is until a score exceeds it by more than 2^slack: output
+rows are then rarely rescaled, and exponentials stay below 2^(bias + slack), which their type holds
+(`precision.Probabilities`). (Skipped rescaling: FlashAttention-4, arXiv 2603.05451.)
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, const_expr
+
+from ..precision import Probabilities
+from .softmax import _quad_max
+
+NO_KEYS = -1.0e30
+"""The reference before the first visible key: finite, so that no difference of references is NaN."""
+
+
+@cute.jit
+def exceeds(
+    scores: cute.Tensor,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
+) -> Boolean:
+    """Whether, of this lane's `scores` (rows, columns), one must move its row's reference. It rarely does. `row_sum` is
+    this lane's part of the rows' sums, one of about as many alike as `parts` says."""
+    beyond = Boolean(False)
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
+        above = (highest - reference[row]) * scale_log2
+        if const_expr(probabilities.heavy is None):
+            beyond = beyond or above > probabilities.slack
+        else:
+            one = 2.0**probabilities.bias
+            heavy = row_sum[row] * (parts * probabilities.heavy)
+            limit = cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**probabilities.slack), one)
+            beyond = beyond or cute.math.exp2(above + probabilities.bias, fastmath=True) > limit
+    return beyond
+
+
+@cute.jit
+def move_reference(
+    scores: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
+) -> None:
+    """Move the references of `scores` (rows, columns) to the rows' maxima. `reference` is unscaled and equal on the
+    quad; `row_sum` is this lane's part. `rescale` is the factor that earlier output rows must be multiplied by, 1 where
+    nothing moved."""
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, reference[row], 0))
+        _rescale(row, highest, reference, row_sum, rescale, scale_log2)
+
+
+@cute.jit
+def exponentiate(
+    scores: cute.Tensor,
+    exponentials: cute.Tensor,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    scale_log2: Float32,
+    probabilities: cutlass.Constexpr[Probabilities],
+) -> cute.Tensor:
+    """`exponentials` = 2**bias exp(scale * (score - reference)) of `scores` (rows, columns). Returns `row_sum` with
+    them. Neither scores nor sums change: what comes out is void if references turn out to move."""
+    sums = cute.make_rmem_tensor_like(row_sum)
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        shift = reference[row] * scale_log2
+        if const_expr(probabilities.bias):
+            shift = cute.math.fma(reference[row], scale_log2, Float32(-probabilities.bias))
+        values = cute.math.exp2(_exponents(scores[row, None].load(), scale_log2, shift), fastmath=True)
+        exponentials[row, None].store(values)
+        sums[row] = values.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
+    return sums
+
+
+@cute.jit
+def _exponents(scores: cute.TensorSSA, scale_log2: Float32, shift: Float32) -> cute.TensorSSA:
+    """`scores` * scale_log2 - shift, rounded once. Said so, because the compiler fuses some of these and not others:
+    variants would differ in their last bits."""
+    return cute.math.fma(scores, cute.full_like(scores, scale_log2), cute.full_like(scores, -shift))
+
+
+@cute.jit
+def differs(received: cute.Tensor, reference: cute.Tensor) -> Boolean:
+    """Whether, of this lane's rows, one has another reference."""
+    different = Boolean(False)
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        different = different or received[row] != reference[row]
+    return different
+
+
+@cute.jit
+def follow_reference(
+    received: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
+) -> None:
+    """Take over the references that another warp has moved to, as `move_reference` would have."""
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        _rescale(row, received[row], reference, row_sum, rescale, scale_log2)
+
+
+@cute.jit
+def _rescale(
+    row: cutlass.Constexpr,
+    now: Float32,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    rescale: cute.Tensor,
+    scale_log2: Float32,
+) -> None:
+    factor = cute.math.exp2((reference[row] - now) * scale_log2, fastmath=True)
+    rescale[row] = factor
+    row_sum[row] = row_sum[row] * factor
+    reference[row] = now

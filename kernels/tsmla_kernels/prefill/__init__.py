@@ -1,0 +1,1 @@
+"""What the prefill kernels of all architectures share beside parts: their signature."""

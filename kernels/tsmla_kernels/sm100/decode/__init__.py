@@ -1,0 +1,1 @@
+"""Absorbed MLA decode over a paged cache for Blackwell."""

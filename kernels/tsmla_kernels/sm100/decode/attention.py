@@ -1,0 +1,167 @@
+"""The attention kernel of the Blackwell decode: launch and kernel entry.
+
+Output in 256 tensor-memory columns, two score tiles beside it, and separate warps for loads and products, after
+CUTLASS's Blackwell MLA example (77). Unlike there, the softmax warps rescale the output themselves, which they seldom
+need to, and no warp stands between them and the products.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu.tcgen05 import CtaGroup
+from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.variant import DecodeVariant
+
+from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
+from ...parts import paged
+from ...parts.blackwell import tmem
+from ...parts.decode_work import Terms, deal_work, first_unit, on_the_line, terms_of
+from ...parts.partials import Partials
+from ...parts.precision import Probabilities, numeric
+from ...parts.visible import Visibility
+from .finish import Results
+from .geometry import ROWS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from .load import KeyMaps, Map, load_keys, load_values
+from .mma import Products, multiply
+from .schedule import DecodeSchedule
+from .softmax import attend
+from .storage import edges_of, layouts_of, shared_of
+from .task import Task, is_leader
+
+
+class Attention:
+    """One variant's attention kernel with one geometry."""
+
+    def __init__(self, variant: DecodeVariant, geometry: DecodeGeometry):
+        self.variant = variant
+        self.geometry = geometry
+        self.schedule = DecodeSchedule()
+        self.products = Products(variant.dtype, geometry)
+        self.probabilities = Probabilities.of(variant.dtype)
+        self.dtype = numeric(variant.dtype)
+
+    @cute.jit
+    def launch(
+        self,
+        query: cute.Tensor,
+        kv_cache: cute.Tensor,
+        block_tables: cute.Tensor,
+        view: Visibility,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        partials: Partials,
+        scale_log2: Float32,
+        output_scale: Float32,
+        parts: Int32,
+        stream,
+    ):
+        """`parts` CTAs or pairs; the rest as `decode_arguments` has it, the softmax scale times log2(e)."""
+        geometry = self.geometry
+        batch, q_len, heads, _ = query.shape
+        rows = q_len * heads
+        load_op = cpasync.CopyBulkTensorTileG2SOp(CtaGroup.TWO if geometry.is_pair else CtaGroup.ONE)
+        layouts = layouts_of(geometry)
+
+        def query_map(first, width, chunks, layout):
+            flat_rows = cute.make_layout((width, batch * rows, chunks), stride=(1, LATENT_DIM + ROPE_DIM, width))
+            tensor = cute.make_tensor(query.iterator + first, flat_rows)
+            return Map(*cpasync.make_tiled_tma_atom(load_op, tensor, layout, (width, ROWS, chunks)))
+
+        def box_map(first, width, chunks, box_chunks, layout):
+            boxes = paged.boxes_view(kv_cache, first, width, chunks)
+            tiler = (width, paged.GROUP, box_chunks, paged.BOX_KEYS // paged.GROUP, 1)
+            return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
+
+        def flat(tensor, *dims):
+            return cute.make_tensor(tensor.iterator, cute.make_layout((batch * rows, *dims), stride=(*dims, 1)))
+
+        wide, narrow, chunks = geometry.chunk, geometry.narrow, geometry.row_chunks
+        has_narrow = const_expr(narrow > 0)
+        maps = KeyMaps(
+            q_wide=query_map(0, wide, chunks, layouts.q_wide),
+            q_narrow=query_map(chunks * wide, narrow, 1, layouts.q_narrow) if has_narrow else None,
+            k_wide=box_map(0, wide, chunks, geometry.k_chunks, layouts.k_box),
+            k_narrow=box_map(chunks * wide, narrow, 1, 1, layouts.k_narrow_box) if has_narrow else None,
+        )
+        pair = const_expr(geometry.is_pair)
+        v_map = box_map(0, wide, LATENT_DIM // wide, geometry.v_chunks, layouts.v_box) if pair else None
+        flat_lse = flat(lse) if const_expr(lse is not None) else None
+        results = Results(flat(out, LATENT_DIM), flat_lse, partials, output_scale)
+        terms = terms_of(geometry.deal, batch, q_len, heads, parts, partials.slots)
+        view = on_the_line(geometry.deal, view, terms)
+        self.kernel(maps, v_map, kv_cache, block_tables, view, terms, results, scale_log2).launch(
+            grid=(geometry.ctas * parts, 1, 1),
+            block=(self.schedule.threads, 1, 1),
+            cluster=(geometry.ctas, 1, 1),
+            smem=geometry.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=self.variant.pdl,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        maps: KeyMaps,
+        v_map: Map | None,
+        kv_cache: cute.Tensor,
+        block_tables: cute.Tensor,
+        view: Visibility,
+        terms: Terms,
+        results: Results,
+        scale_log2: Float32,
+    ):
+        geometry, schedule = self.geometry, self.schedule
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+        tensor_address = cute.recast_ptr(base + TENSOR_ADDRESS_OFFSET, dtype=Int32)
+        edges = edges_of(geometry, schedule, base)
+        if warp == schedule.mma_warp:
+            cute.arch.alloc_tmem(TMEM_COLUMNS, tensor_address, is_two_cta=geometry.is_pair)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=geometry.is_pair)
+        if warp == schedule.key_warp:
+            with cute.arch.elect_one():
+                for edge in edges:
+                    if const_expr(edge is not None):
+                        edge.init()
+            cute.arch.mbarrier_init_fence()
+        _meet(geometry)
+        shared = shared_of(geometry, self.dtype, base, edges, cute.make_tensor(tensor_address, 1)[0])
+        if const_expr(self.variant.pdl):
+            cute.arch.griddepcontrol_wait()
+        part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
+        work = deal_work(geometry.deal, view, terms, part)
+        task = Task(kv_cache, block_tables, view, work, first_unit(geometry.deal, work, view))
+
+        if warp < schedule.softmax_warps:
+            attend(geometry, self.probabilities, shared, task, results, scale_log2)
+        elif warp == schedule.mma_warp:
+            if is_leader(geometry):
+                multiply(self.products, shared, task)
+        elif warp == schedule.key_warp:
+            load_keys(shared, geometry, maps, task, results.partials.records)
+        elif const_expr(geometry.is_pair):
+            if warp == schedule.value_warp:
+                load_values(shared, geometry, v_map, task)
+
+        cute.arch.griddepcontrol_launch_dependents()
+        # No CTA may leave while products, copies or arrivals still reach into it.
+        tmem.fence_before()
+        _meet(geometry)
+        if warp == schedule.mma_warp:
+            tmem.fence_after()
+            pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tensor_address)
+            cute.arch.dealloc_tmem(pointer, TMEM_COLUMNS, is_two_cta=geometry.is_pair)
+
+
+@cute.jit
+def _meet(geometry: cutlass.Constexpr[DecodeGeometry]):
+    """A barrier of all CTAs that work together."""
+    if const_expr(geometry.is_pair):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()

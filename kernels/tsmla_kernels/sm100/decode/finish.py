@@ -1,0 +1,75 @@
+"""The end of a segment: output rows from tensor memory to global memory, whole or as a partial result."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from ...parts.alignment import aligned
+from ...parts.blackwell import tmem
+from ...parts.blackwell.epilogue import store_row
+from ...parts.blackwell.row_softmax import scaled
+from ...parts.decode_work import Segment
+from ...parts.partials import Partials
+from .geometry import DecodeGeometry
+
+BLOCK = 128
+"""Columns of tensor memory that one product of 256 dims fills."""
+CHUNK = 32
+"""Columns of tensor memory that a thread takes out at a time."""
+
+
+class Results(NamedTuple):
+    """Where results go: out [rows of all requests, 512], lse [rows of all requests] or None, partial results."""
+
+    out: cute.Tensor
+    lse: cute.Tensor | None
+    partials: Partials
+    output_scale: Float32
+
+
+@cute.jit
+def finish(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    lane,
+    segment: Segment,
+    row: Int32,
+    lse_of_one: Float32,
+    total: Float32,
+    rows: Int32,
+    results: Results,
+):
+    """Write this thread's part of row `row` of the segment. `total` is the row's sum of probabilities, `lse_of_one`
+    what its base-2 LSE would be if that were 1, `rows` the rows of a request."""
+    empty = total == 0.0
+    inverse = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+    row_lse = -Float32.inf if empty else lse_of_one + cute.math.log2(total, fastmath=True)
+    whole = segment.slot < 0
+    mine = row < segment.rows
+    flat_row = Int64(segment.request) * rows + segment.first_row + row
+    if whole:
+        inverse *= results.output_scale
+    for first in cutlass.range(0, geometry.o_columns, CHUNK, unroll=1):
+        dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
+        values = [Float32(0.0)] * CHUNK
+        if segment.tiles > 0:
+            values = tmem.load(lane.address + first, CHUNK)
+            tmem.wait_loads()
+            values = scaled(values, inverse)
+        if mine and whole:
+            _write(values, cute.domain_offset((flat_row, dim), results.out))
+        if mine and not whole:
+            _write(values, cute.domain_offset((segment.slot, row, dim), results.partials.rows))
+    if lane.half == 0 and mine:
+        if not whole:
+            results.partials.lse[segment.slot, row] = row_lse
+        elif const_expr(results.lse is not None):
+            results.lse[flat_row] = row_lse
+
+
+@cute.jit
+def _write(values: list, target: cute.Tensor):
+    store_row(values, cute.make_tensor(aligned(target.iterator, 16), len(values)), 0)

@@ -1,0 +1,226 @@
+"""DecodeVariant -> sizes of the Blackwell decode. Pure Python; every budget is asserted here.
+
+Two kernels serve a variant. Requests of more than 64 query rows: a *pair* of CTAs works on 128 rows, 64 in each, and
+the pair's MMA takes its B operand in halves, so each CTA holds 64 of a tile's 128 keys for the scores and, loaded once
+more, 256 of the 512 latent dims for the values. Requests of up to 64 rows: CTAs work *solo*, and what was loaded as
+keys is also the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tsmla.plan import DEALS, FEW_ROWS_DEALS, Deal
+from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.variant import DecodeVariant
+
+from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
+from ...parts.paged import BOX_KEYS, WINDOW
+
+SWIZZLE = 128
+"""Bytes of one swizzled row; operands are kept in chunks of so many bytes by 8 rows."""
+ATOM = 8 * SWIZZLE
+ROWS = 64
+"""Query rows of a CTA."""
+S_SLOTS = 2
+"""Tiles whose scores are in tensor memory."""
+CONTROL_BYTES = 3 * 1024
+"""Barriers and the rows' exchange, ahead of the first 1024-byte aligned tile."""
+TENSOR_ADDRESS_OFFSET = 512
+EXCHANGE_OFFSET = 1024
+ROW_THREADS = 2
+"""Softmax threads that share a query row, each with half of the keys and of the output's dims."""
+assert EXCHANGE_OFFSET + 2 * ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeGeometry:
+    """Sizes of one CTA. A chunk is 128 bytes of a key or query row; what is left of a row is the narrow part, 64 bytes
+    of an e4m3 row and nothing of a 16-bit one.
+
+    K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time,
+    so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of 8 bits, half
+    of 16, whose place is free while the other half is still multiplied."""
+
+    element_bytes: int
+    deal: Deal
+    k_slots: int
+    k_slots_per_tile: int
+    v_slots: int
+
+    @classmethod
+    def pair(cls, variant: DecodeVariant) -> DecodeGeometry:
+        """For requests of more than 64 rows."""
+        size = variant.dtype.bits // 8
+        return cls(size, DEALS[variant.arch], k_slots=3, k_slots_per_tile=2 * size - 1, v_slots=2)
+
+    @classmethod
+    def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
+        """For requests of up to 64 rows."""
+        size = variant.dtype.bits // 8
+        return cls(size, FEW_ROWS_DEALS[variant.arch], k_slots=4, k_slots_per_tile=size, v_slots=0)
+
+    def __post_init__(self) -> None:
+        assert self.deal.row_tile == self.ctas * ROWS, self
+        assert self.row_chunks % self.k_parts == 0 and (self.k_parts == 1 or self.narrow == 0), self
+        assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
+        if self.is_pair:
+            assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
+        for size in (self.q_bytes, self.k_wide_bytes, self.k_narrow_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
+            assert size % ATOM == 0, self
+        assert WINDOW % self.tile_kv == 0, self
+        assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
+        assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
+
+    @property
+    def tile_kv(self) -> int:
+        return self.deal.tile_kv
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that work on a row tile together."""
+        return self.deal.sms
+
+    @property
+    def is_pair(self) -> bool:
+        return self.ctas == 2
+
+    @property
+    def chunk(self) -> int:
+        """Elements of one chunk."""
+        return SWIZZLE // self.element_bytes
+
+    @property
+    def row_chunks(self) -> int:
+        return (LATENT_DIM + ROPE_DIM) // self.chunk
+
+    @property
+    def narrow(self) -> int:
+        """Elements of the narrow part."""
+        return (LATENT_DIM + ROPE_DIM) % self.chunk
+
+    @property
+    def narrow_bytes(self) -> int:
+        return self.narrow * self.element_bytes
+
+    @property
+    def q_wide_bytes(self) -> int:
+        return ROWS * self.row_chunks * SWIZZLE
+
+    @property
+    def q_bytes(self) -> int:
+        return self.q_wide_bytes + ROWS * self.narrow_bytes
+
+    @property
+    def k_parts(self) -> int:
+        """Slots that a key's dims are spread over."""
+        return self.k_slots_per_tile if self.is_pair else 1
+
+    @property
+    def k_keys(self) -> int:
+        """Keys of one K slot."""
+        return self.tile_kv // 2 if self.is_pair else self.tile_kv // self.k_slots_per_tile
+
+    @property
+    def k_chunks(self) -> int:
+        """Chunks of one K slot."""
+        return self.row_chunks // self.k_parts
+
+    @property
+    def k_wide_bytes(self) -> int:
+        """Of one K slot; the slots' narrow parts lie behind all of these."""
+        return self.k_keys * self.k_chunks * SWIZZLE
+
+    @property
+    def k_narrow_bytes(self) -> int:
+        return self.k_keys * self.narrow_bytes
+
+    @property
+    def k_bytes(self) -> int:
+        return self.k_wide_bytes + self.k_narrow_bytes
+
+    @property
+    def v_dims(self) -> int:
+        """Latent dims of one V slot."""
+        return LATENT_DIM // 2
+
+    @property
+    def v_chunks(self) -> int:
+        return self.v_dims // self.chunk
+
+    @property
+    def v_slots_per_tile(self) -> int:
+        return self.element_bytes
+
+    @property
+    def v_keys(self) -> int:
+        """Keys of one V slot."""
+        return self.tile_kv // self.v_slots_per_tile
+
+    @property
+    def v_bytes(self) -> int:
+        """One V slot."""
+        return self.v_keys * self.v_chunks * SWIZZLE
+
+    @property
+    def p_slots(self) -> int:
+        return 2 // self.element_bytes
+
+    @property
+    def p_row_bytes(self) -> int:
+        """Bytes of one swizzled row of P: the tile's keys, or a chunk of them."""
+        return min(SWIZZLE, self.tile_kv * self.element_bytes)
+
+    @property
+    def p_bytes(self) -> int:
+        """One P slot: chunks of (64 rows, p_row_bytes)."""
+        return ROWS * self.tile_kv * self.element_bytes
+
+    @property
+    def q_offset(self) -> int:
+        return CONTROL_BYTES
+
+    @property
+    def k_offset(self) -> int:
+        return self.q_offset + self.q_bytes
+
+    @property
+    def k_narrow_offset(self) -> int:
+        return self.k_offset + self.k_slots * self.k_wide_bytes
+
+    @property
+    def v_offset(self) -> int:
+        return self.k_narrow_offset + self.k_slots * self.k_narrow_bytes
+
+    @property
+    def p_offset(self) -> int:
+        return self.v_offset + self.v_slots * self.v_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.p_offset + self.p_slots * self.p_bytes
+
+    @property
+    def s_columns(self) -> int:
+        """Tensor-memory columns of one tile's scores: half of its keys on lanes 0-63, the others on lanes 64-127."""
+        return self.tile_kv // 2
+
+    @property
+    def o_columns(self) -> int:
+        """Columns of the output, half of the dims on lanes 0-63 and half on 64-127."""
+        return LATENT_DIM // 2
+
+    @property
+    def lane_dims(self) -> int:
+        """Dims from column 0 of lanes 0-63 to column 0 of lanes 64-127."""
+        return 256 if self.is_pair else 128
+
+    @property
+    def block_dims(self) -> int:
+        """Dims from column 0 to column 128: the two products that a tile's values take."""
+        return 128 if self.is_pair else 256
+
+    @property
+    def s_column(self) -> int:
+        """First column of the scores."""
+        return self.o_columns

@@ -1,0 +1,254 @@
+"""Roles `load_keys` and `load_values` of the Blackwell decode: one warp each.
+
+Probabilities of hidden keys are 0, but 0 x NaN is NaN, so what the values' product reads must be zeros outside of the
+unit's keys: boxes without such a key are copied from a page that does not exist, those partly in it are copied by the
+warp's lanes. Scores of hidden keys are never looked at.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+from cutlass.cute.nvgpu import cpasync
+
+from ...parts import paged
+from ...parts.decode_work import next_unit, segment_of
+from ...parts.partials import begin_records, record_unit
+from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
+from .task import Task, is_leader, rank_of
+
+
+class Map(NamedTuple):
+    """A tensor map and the coordinates it takes."""
+
+    atom: cute.CopyAtom
+    view: cute.Tensor
+
+
+class KeyMaps(NamedTuple):
+    """Wide and narrow parts of query rows and cache rows; the narrow ones are None where rows have no such part."""
+
+    q_wide: Map
+    q_narrow: Map | None
+    k_wide: Map
+    k_narrow: Map | None
+
+
+@cute.jit
+def load_keys(
+    shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task, records: cute.Tensor
+):
+    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them. Behind a
+    segment's loads there is time to say what the combine must know."""
+    rank = rank_of(geometry)
+    deal = geometry.deal
+    slots = geometry.k_slots_per_tile
+    tile = Int32(0)
+    segments = Int32(0)
+    if is_leader(geometry):
+        begin_records(task.work, records)
+    unit = task.unit
+    while unit.start < task.work.end:
+        segment = segment_of(deal, task.work, task.view, unit)
+        if segment.valid and segment.tiles > 0:
+            pages = paged.pages_of(task.block_tables, task.cache, task.view, segment, task.work.terms.heads)
+            start = segment.first_tile * geometry.tile_kv
+            lookup = paged.look_up(pages, start)
+            shared.q_edge.wait_empty(segments)
+            if is_leader(geometry):
+                shared.q_edge.announce(segments, geometry.ctas * geometry.q_bytes)
+            first_row = segment.request * task.work.terms.rows + segment.first_row + rank * ROWS
+            _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
+            segments += 1
+            for i in cutlass.range(segment.tiles, unroll=1):
+                first = start + i * geometry.tile_kv
+                if i > 0:
+                    lookup = paged.look_further(pages, lookup, first)
+                for part in cutlass.range_constexpr(slots):
+                    count = (tile + i) * slots + part
+                    shared.k_edge.wait_empty(count)
+                    chunk = part * geometry.k_chunks if const_expr(geometry.is_pair) else 0
+                    place = rank if const_expr(geometry.is_pair) else Int32(part)
+                    key = first + place * geometry.k_keys
+                    _load_slot(shared, geometry, maps, task, pages, lookup, count, chunk, key)
+            tile += segment.tiles
+        if is_leader(geometry):
+            record_unit(task.work, records, unit, segment)
+        unit = next_unit(deal, task.work, task.view, unit)
+
+
+@cute.jit
+def _load_slot(
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    maps: KeyMaps,
+    task: Task,
+    pages: paged.Pages,
+    lookup: paged.Lookup,
+    count: Int32,
+    chunk: cutlass.Constexpr,
+    first: Int32,
+):
+    """Keys from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`."""
+    wide = const_expr(geometry.k_chunks * geometry.chunk)
+    by_lanes = Int32(0)
+    if const_expr(geometry.is_pair):
+        _copy_boxes(shared, geometry, maps, pages, lookup, count, chunk, first)
+    elif paged.is_whole(pages, first, geometry.k_keys):
+        _copy_boxes(shared, geometry, maps, pages, lookup, count, chunk, first)
+    else:
+        slot = shared.k_edge.stage(count)
+        for index in cutlass.range(geometry.k_keys // paged.BOX_KEYS, unroll=1):
+            key = first + index * paged.BOX_KEYS
+            keys = paged.counting(pages, key)
+            box = paged.box_with(pages, lookup, key, keys)
+            if paged.is_partial(keys):
+                place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
+                by_lanes += _box_bytes(geometry.k_chunks)
+                paged.copy_box_keys(task.cache, Int32(0), wide, pages, keys, box, shared.k_words + place // 4)
+            else:
+                _copy_wide(shared, geometry, maps, box, slot, chunk, index)
+            if const_expr(geometry.narrow > 0):
+                _copy_narrow(shared, geometry, maps, box, slot, index)
+        cute.arch.fence_view_async_shared()
+        cute.arch.sync_warp()
+    if is_leader(geometry):
+        shared.k_edge.announce(count, geometry.ctas * geometry.k_bytes - by_lanes)
+
+
+@cute.jit
+def _copy_boxes(
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    maps: KeyMaps,
+    pages: paged.Pages,
+    lookup: paged.Lookup,
+    count: Int32,
+    chunk: cutlass.Constexpr,
+    first: Int32,
+):
+    slot = shared.k_edge.stage(count)
+    for index in cutlass.range_constexpr(geometry.k_keys // paged.BOX_KEYS):
+        box = paged.box_at(pages, lookup, first + index * paged.BOX_KEYS)
+        _copy_wide(shared, geometry, maps, box, slot, chunk, index)
+        if const_expr(geometry.narrow > 0):
+            _copy_narrow(shared, geometry, maps, box, slot, index)
+
+
+@cute.jit
+def _copy_wide(
+    shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, chunk, index
+):
+    place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
+    tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
+    target = _at(shared.k_wide, place)
+    paged.copy_box(maps.k_wide.atom, maps.k_wide.view, tiler, chunk, box, target, shared.k_edge.full(slot))
+
+
+@cute.jit
+def _copy_narrow(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index):
+    place = slot * geometry.k_narrow_bytes + index * (paged.BOX_KEYS * geometry.narrow_bytes)
+    tiler = _box_tiler(geometry.narrow, 1)
+    target = _at(shared.k_narrow, place)
+    paged.copy_box(maps.k_narrow.atom, maps.k_narrow.view, tiler, 0, box, target, shared.k_edge.full(slot))
+
+
+@cute.jit
+def _load_query(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, row: Int32, barrier):
+    """This CTA's query rows from `row` on; rows past the request's are another's, or zeros."""
+    for which in cutlass.range_constexpr(2 if geometry.narrow > 0 else 1):
+        found = maps.q_wide if const_expr(which == 0) else maps.q_narrow
+        target = shared.q_wide if const_expr(which == 0) else shared.q_narrow
+        source = cute.local_tile(cute.domain_offset((0, row, 0), found.view), target.shape, (0, 0, 0))
+        to, of = cpasync.tma_partition(
+            found.atom, 0, cute.make_layout(1), cute.group_modes(target, 0, 3), cute.group_modes(source, 0, 3)
+        )
+        cute.copy(found.atom, of, to, tma_bar_ptr=barrier)
+
+
+@cute.jit
+def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
+    """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
+    deal = geometry.deal
+    slots = geometry.v_slots_per_tile
+    tile = Int32(0)
+    unit = task.unit
+    while unit.start < task.work.end:
+        segment = segment_of(deal, task.work, task.view, unit)
+        if segment.valid and segment.tiles > 0:
+            pages = paged.pages_of(task.block_tables, task.cache, task.view, segment, task.work.terms.heads)
+            start = segment.first_tile * geometry.tile_kv
+            lookup = paged.look_up(pages, start)
+            for i in cutlass.range(segment.tiles, unroll=1):
+                first = start + i * geometry.tile_kv
+                if i > 0:
+                    lookup = paged.look_further(pages, lookup, first)
+                for part in cutlass.range_constexpr(slots):
+                    count = (tile + i) * slots + part
+                    key = first + part * geometry.v_keys
+                    shared.v_edge.wait_empty(count)
+                    _load_value_slot(shared, geometry, v_map, task, pages, lookup, count, key)
+            tile += segment.tiles
+        unit = next_unit(deal, task.work, task.view, unit)
+
+
+@cute.jit
+def _load_value_slot(
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    v_map: Map,
+    task: Task,
+    pages: paged.Pages,
+    lookup: paged.Lookup,
+    count: Int32,
+    first: Int32,
+):
+    """Keys from `first` on to V slot number `count`. Each CTA's part may lack what its lanes copy, so each tells."""
+    slot = shared.v_edge.stage(count)
+    barrier = shared.v_edge.full(slot)
+    rank = rank_of(geometry)
+    box_bytes = _box_bytes(geometry.v_chunks)
+    tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
+    tx_bytes = Int32(geometry.ctas * geometry.v_bytes)
+    if paged.is_whole(pages, first, geometry.v_keys):
+        for index in cutlass.range_constexpr(geometry.v_keys // paged.BOX_KEYS):
+            box = paged.box_at(pages, lookup, first + index * paged.BOX_KEYS)
+            target = _at(shared.v_wide, slot * geometry.v_bytes + index * box_bytes)
+            paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, target, barrier)
+    else:
+        for index in cutlass.range(geometry.v_keys // paged.BOX_KEYS, unroll=1):
+            key = first + index * paged.BOX_KEYS
+            keys = paged.counting(pages, key)
+            box = paged.box_with(pages, lookup, key, keys)
+            place = slot * geometry.v_bytes + index * box_bytes
+            if paged.is_partial(keys):
+                dim, words = rank * geometry.v_dims, shared.v_words + place // 4
+                paged.copy_box_keys(task.cache, dim, geometry.v_dims, pages, keys, box, words)
+                tx_bytes -= geometry.ctas * box_bytes
+            else:
+                paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, place), barrier)
+        cute.arch.fence_view_async_shared()
+    if is_leader(geometry):
+        cute.arch.sync_warp()
+        shared.v_edge.announce(count, tx_bytes)
+    else:
+        shared.v_edge.hand_over(count)
+
+
+def _box_bytes(chunks: int) -> int:
+    return paged.BOX_KEYS * chunks * SWIZZLE
+
+
+def _box_tiler(width: int, chunks: int) -> tuple[int, ...]:
+    return (width, paged.GROUP, chunks, paged.BOX_KEYS // paged.GROUP, 1)
+
+
+@cute.jit
+def _at(first: cute.Tensor, offset_bytes: Int32) -> cute.Tensor:
+    """The box at `offset_bytes` from the first."""
+    element_bytes = first.element_type.width // 8
+    offset = cute.assume(offset_bytes // element_bytes, divby=ATOM // 2 // element_bytes)
+    return cute.make_tensor(first.iterator + offset, first.layout)

@@ -1,0 +1,143 @@
+"""Role `multiply` of the Blackwell decode: one warp (of a pair, the leader's) issues every MMA.
+
+Scores run a tile ahead of the values, so that the tensor core has work while the softmax warps turn scores into
+probabilities. Solo, values free the place of keys still to come, so they go first when those are not there yet.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, const_expr
+from tsmla.support import LATENT_DIM
+from tsmla.variant import Dtype
+
+from ...parts.blackwell import tmem, umma
+from ...parts.decode_work import next_unit, segment_of
+from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
+from .task import Task
+
+HALVES = 2
+"""Products of 256 columns that the output takes."""
+
+
+class Products:
+    """The two products of a variant as MMA facts: scores = Q K^T, output += P V, all operands in shared memory."""
+
+    def __init__(self, dtype: Dtype, geometry: DecodeGeometry):
+        self.geometry = geometry
+        self.form = umma.PAIR_HALVED if geometry.is_pair else umma.ONE_HALVED
+        self.kind = umma.kind_of(dtype)
+        rows = geometry.deal.row_tile
+        self.scores = umma.instruction(dtype, dtype, rows, geometry.tile_kv, False)
+        self.values = umma.instruction(dtype, dtype, rows, LATENT_DIM // HALVES, True)
+        self.q = umma.operand(SWIZZLE)
+        self.k = umma.operand(SWIZZLE, geometry.k_chunks * ATOM)
+        self.narrow = umma.operand(geometry.narrow_bytes) if geometry.narrow else 0
+        self.p = umma.operand(geometry.p_row_bytes)
+        chunks = geometry.v_chunks if geometry.is_pair else geometry.k_chunks
+        self.v = umma.operand(SWIZZLE, chunks * ATOM, ATOM)
+        self.v_group_bytes = chunks * ATOM
+        self.v_half_bytes = geometry.block_dims // geometry.chunk * ATOM
+        self.v_slots = geometry.v_slots_per_tile if geometry.is_pair else geometry.k_slots_per_tile
+        self.v_slot_keys = geometry.tile_kv // self.v_slots
+
+    def issue(self, accumulator: Int32, a: Int64, b: Int64, a_bytes: int, b_bytes: int, instruction: int, keep):
+        """One MMA of operands that lie `a_bytes` and `b_bytes` behind descriptors."""
+        a, b = a + (a_bytes >> 4), b + (b_bytes >> 4)
+        umma.multiply(self.kind, accumulator, a, b, instruction, keep, self.form)
+
+
+@cute.jit
+def multiply(products: cutlass.Constexpr[Products], shared, task: Task):
+    """`shared` as `Attention` makes it."""
+    geometry = products.geometry
+    deal = geometry.deal
+    tile = Int32(0)
+    segments = Int32(0)
+    unit = task.unit
+    while unit.start < task.work.end:
+        segment = segment_of(deal, task.work, task.view, unit)
+        if segment.valid and segment.tiles > 0:
+            shared.q_edge.wait_full(segments)
+            for ahead in cutlass.range(segment.tiles + 1, unroll=1):
+                scores_first = Boolean(True)
+                if const_expr(not geometry.is_pair):
+                    if ahead > 0 and ahead < segment.tiles:
+                        last = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
+                        scores_first = shared.k_edge.is_full(last)
+                for turn in cutlass.range(2, unroll=1):
+                    if (turn == 0) == scores_first:
+                        if ahead < segment.tiles:
+                            _scores(products, shared, tile + ahead)
+                            if ahead == segment.tiles - 1:
+                                with cute.arch.elect_one():
+                                    shared.q_edge.release_after_mmas(segments)
+                    elif ahead > 0:
+                        _values(products, shared, tile + ahead - 1, ahead > 1)
+            segments += 1
+            tile += segment.tiles
+        unit = next_unit(deal, task.work, task.view, unit)
+
+
+@cute.jit
+def _scores(products: cutlass.Constexpr[Products], shared, tile: Int32):
+    """S = Q K^T of tile number `tile`."""
+    geometry = products.geometry
+    slots_together = geometry.k_slots_per_tile // geometry.k_parts
+    shared.s_edge.wait_empty(tile)
+    tmem.fence_after()
+    target = shared.tmem_base + geometry.s_column + shared.s_edge.stage(tile) * geometry.s_columns
+    for part in cutlass.range_constexpr(geometry.k_parts):
+        count = tile * geometry.k_slots_per_tile + part
+        for slot in cutlass.range_constexpr(slots_together):
+            shared.k_edge.wait_full(count + slot)
+        slot = shared.k_edge.stage(count)
+        with cute.arch.elect_one():
+            q = umma.at(products.q, shared.q)
+            k = umma.at(products.k, shared.k + slot * geometry.k_wide_bytes)
+            for chunk in cutlass.range_constexpr(geometry.k_chunks):
+                row_chunk = part * geometry.k_chunks + chunk
+                for step in cutlass.range_constexpr(0, SWIZZLE, umma.K_BYTES):
+                    q_bytes, k_bytes = row_chunk * ROWS * SWIZZLE + step, chunk * ATOM + step
+                    products.issue(target, q, k, q_bytes, k_bytes, products.scores, row_chunk + step > 0)
+            if const_expr(geometry.narrow > 0):
+                q = umma.at(products.narrow, shared.q + geometry.q_wide_bytes)
+                k = umma.at(products.narrow, shared.k_narrow_at + slot * geometry.k_narrow_bytes)
+                for step in cutlass.range_constexpr(0, geometry.narrow_bytes, umma.K_BYTES):
+                    products.issue(target, q, k, step, step, products.scores, True)
+            if const_expr(geometry.is_pair):
+                shared.k_edge.release_after_mmas(count)
+            if const_expr(part == geometry.k_parts - 1):
+                shared.s_edge.fill_after_mmas(tile)
+
+
+@cute.jit
+def _values(products: cutlass.Constexpr[Products], shared, tile: Int32, keep: Boolean):
+    """O (+)= P V of tile number `tile`; `keep` adds to what there is. Solo, V is the latent part of K."""
+    geometry = products.geometry
+    pair = const_expr(geometry.is_pair)
+    edge, base = (shared.v_edge, shared.v) if pair else (shared.k_edge, shared.k)
+    slot_bytes = geometry.v_bytes if pair else geometry.k_wide_bytes
+    step_keys = umma.K_BYTES // geometry.element_bytes
+    shared.p_edge.wait_full(tile)
+    tmem.fence_after()
+    for part in cutlass.range_constexpr(products.v_slots):
+        count = tile * products.v_slots + part
+        if const_expr(geometry.is_pair):
+            edge.wait_full(count)
+        with cute.arch.elect_one():
+            p = umma.at(products.p, shared.p + shared.p_edge.stage(tile) * geometry.p_bytes)
+            v = umma.at(products.v, base + edge.stage(count) * slot_bytes)
+            for half in cutlass.range_constexpr(HALVES):
+                target = shared.tmem_base + half * (geometry.o_columns // HALVES)
+                for key in cutlass.range_constexpr(0, products.v_slot_keys, step_keys):
+                    row_byte = (part * products.v_slot_keys + key) * geometry.element_bytes
+                    chunk, within = row_byte // geometry.p_row_bytes, row_byte % geometry.p_row_bytes
+                    p_bytes = chunk * ROWS * geometry.p_row_bytes + within
+                    v_bytes = key // 8 * products.v_group_bytes + half * products.v_half_bytes
+                    more = keep if const_expr(part + key == 0) else True
+                    products.issue(target, p, v, p_bytes, v_bytes, products.values, more)
+            edge.release_after_mmas(count)
+            if const_expr(part == products.v_slots - 1):
+                shared.p_edge.release_after_mmas(tile)

@@ -1,0 +1,207 @@
+"""Role `attend` of the Blackwell decode: scores to probabilities, rescaling of the output, and its way out.
+
+The first half of a tile's scores lies on lanes 0-63 of tensor memory, the second on lanes 64-127, so a query row
+belongs to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum through
+shared memory, in two places used in turn: a thread that writes the place again has passed the barrier of the exchange
+between, which nobody reaches before reading. The maximum that exponents refer to rarely moves
+(`parts/row_softmax.py`), so the threads rescale the output themselves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from ...parts.alignment import aligned
+from ...parts.blackwell import tmem
+from ...parts.blackwell.row_softmax import (
+    RowState,
+    beyond,
+    exponentials,
+    mask_outside,
+    offset_of,
+    rescale_factor,
+    row_maximum,
+    scaled,
+    sum_of,
+)
+from ...parts.decode_work import Segment, next_unit, segment_of
+from ...parts.division import quotient
+from ...parts.precision import Probabilities, numeric, packed_words
+from ...parts.visible import keys_of_row
+from .finish import CHUNK, Results, finish
+from .geometry import ROW_THREADS, ROWS, DecodeGeometry
+from .schedule import ROW_BARRIER
+from .task import Task, rank_of
+
+
+class Lane(NamedTuple):
+    """Where this thread stands: its row of the CTA's 64, which half of the row's columns, its tensor-memory lanes, and
+    the named barrier of the row's threads."""
+
+    row: Int32
+    half: Int32
+    address: Int32
+    barrier: Int32
+
+
+class Range(NamedTuple):
+    """Keys lo .. hi - 1 of this thread's row; every row of the warp sees keys all_lo .. all_hi - 1."""
+
+    lo: Int32
+    hi: Int32
+    all_lo: Int32
+    all_hi: Int32
+
+
+@cute.jit
+def attend(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    probabilities: cutlass.Constexpr[Probabilities],
+    shared,
+    task: Task,
+    results: Results,
+    scale_log2: Float32,
+):
+    lane = _lane(shared)
+    tile = Int32(0)
+    exchanges = Int32(0)
+    deal = geometry.deal
+    unit = task.unit
+    while unit.start < task.work.end:
+        segment = segment_of(deal, task.work, task.view, unit)
+        if segment.valid:
+            row = rank_of(geometry) * ROWS + lane.row
+            keys = _range(task, segment, row)
+            state = RowState(-Float32.inf, Float32(0.0))
+            for i in cutlass.range(segment.tiles, unroll=1):
+                first_key = (segment.first_tile + i) * geometry.tile_kv
+                state = _tile(
+                    geometry, probabilities, shared, lane, keys, state,
+                    tile + i, exchanges + i, first_key, i > 0, scale_log2,
+                )  # fmt: skip
+            tile += segment.tiles
+            exchanges += segment.tiles
+            if segment.tiles > 0:
+                _wait_output(geometry, shared, tile)
+            mine, other = _exchange(shared, lane, state.total, exchanges)
+            exchanges += 1
+            lse_of_one = state.maximum * scale_log2 - probabilities.bias
+            finish(geometry, lane, segment, row, lse_of_one, mine + other, task.work.terms.rows, results)
+        unit = next_unit(deal, task.work, task.view, unit)
+
+
+@cute.jit
+def _lane(shared) -> Lane:
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    thread = warp * 32 + cute.arch.lane_idx()
+    return Lane(thread & (ROWS - 1), warp // 2, tmem.row_address(shared.tmem_base, 0, warp), ROW_BARRIER + (warp & 1))
+
+
+@cute.jit
+def _range(task: Task, segment: Segment, row: Int32) -> Range:
+    row = cutlass.min(row, segment.rows - 1)
+    keys = keys_of_row(task.view, segment.request, quotient(segment.first_row + row, task.work.terms.heads))
+    first, end = cute.arch.warp_redux_sync(keys.first, "max"), cute.arch.warp_redux_sync(keys.end, "min")
+    return Range(keys.first, keys.end, first, end)
+
+
+@cute.jit
+def _exchange(shared, lane: Lane, value: Float32, count: Int32) -> tuple[Float32, Float32]:
+    """What both threads of the row have: exchange number `count` of the kernel."""
+    place = shared.exchange + ((count & 1) * ROWS + lane.row) * ROW_THREADS
+    place[lane.half] = value
+    cute.arch.barrier(barrier_id=lane.barrier, number_of_threads=32 * ROW_THREADS)
+    values = cute.make_rmem_tensor(ROW_THREADS, Float32)
+    cute.autovec_copy(cute.make_tensor(aligned(place, 4 * ROW_THREADS), ROW_THREADS), values)
+    return values[0], values[1]
+
+
+@cute.jit
+def _wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared, tile: Int32):
+    """Until the output holds all tiles before number `tile`: their probabilities have been read."""
+    shared.p_edge.wait_empty(tile - 1 + geometry.p_slots)
+    tmem.fence_after()
+
+
+@cute.jit
+def _tile(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    probabilities: cutlass.Constexpr[Probabilities],
+    shared,
+    lane: Lane,
+    keys: Range,
+    state: RowState,
+    tile: Int32,
+    exchanged: Int32,
+    first_key: Int32,
+    later: Boolean,
+    scale_log2: Float32,
+) -> RowState:
+    """Tile number `tile` of the kernel: S to P; `later` when the output already holds earlier tiles."""
+    columns = geometry.s_columns
+    shared.s_edge.wait_full(tile)
+    tmem.fence_after()
+    scores = tmem.load(lane.address + geometry.s_column + shared.s_edge.stage(tile) * columns, columns)
+    tmem.wait_loads()
+    tmem.fence_before()
+    shared.s_edge.release(tile)
+    if first_key < keys.all_lo or first_key + geometry.tile_kv > keys.all_hi:
+        mine = first_key + lane.half * columns
+        scores = mask_outside(scores, keys.lo - mine, keys.hi - mine)
+    seen = beyond(row_maximum(scores), state, ROW_THREADS, scale_log2, probabilities)
+    one, other = _exchange(shared, lane, seen, exchanged)
+    maximum = cute.arch.fmax(state.maximum, cute.arch.fmax(one, other))
+    total = state.total
+    if cute.arch.vote_any_sync(maximum != state.maximum):
+        factor = rescale_factor(state.maximum, maximum, scale_log2, True)
+        total *= factor
+        if later:
+            _wait_output(geometry, shared, tile)
+            _rescale(geometry, lane, factor)
+    offset = offset_of(maximum, scale_log2, probabilities.bias, True)
+    values = exponentials(scores, scale_log2, offset, 0, 0)
+    shared.p_edge.wait_empty(tile)
+    _store(geometry, probabilities, shared, lane, values, tile)
+    cute.arch.fence_view_async_shared()
+    tmem.fence_before()
+    shared.p_edge.hand_over(tile)
+    return RowState(maximum, sum_of(values, total))
+
+
+@cute.jit
+def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
+    """Multiply this thread's part of its output row by `factor`."""
+    for first in cutlass.range_constexpr(0, geometry.o_columns, CHUNK):
+        values = tmem.load(lane.address + first, CHUNK)
+        tmem.wait_loads()
+        tmem.store(lane.address + first, scaled(values, factor))
+    tmem.wait_stores()
+
+
+@cute.jit
+def _store(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    probabilities: cutlass.Constexpr[Probabilities],
+    shared,
+    lane: Lane,
+    values: list,
+    tile: Int32,
+):
+    """Round to the operand type and store to P: chunks of (64 rows, p_row_bytes), swizzled."""
+    words = packed_words(values, numeric(probabilities.dtype))
+    row_bytes = geometry.p_row_bytes
+    first_byte = lane.half * geometry.s_columns * geometry.element_bytes
+    chunk = first_byte // row_bytes
+    row = (chunk * ROWS + lane.row) * row_bytes + shared.p_edge.stage(tile) * geometry.p_bytes
+    # 8 rows of 128 bytes, or 4 pairs of rows of 64, differ in where their 16-byte pieces lie.
+    turn = lane.row * row_bytes // 128 & (row_bytes // 16 - 1)
+    for piece in cutlass.range_constexpr(len(words) // 4):
+        byte = (first_byte % row_bytes + piece * 16) ^ (turn * 16)
+        mine = cute.make_rmem_tensor(4, Int32)
+        for word in cutlass.range_constexpr(4):
+            mine[word] = words[4 * piece + word]
+        cute.autovec_copy(mine, cute.make_tensor(aligned(shared.p_words + (row + byte) // 4, 16), 4))

@@ -1,0 +1,136 @@
+"""What lies where in a CTA's shared memory of the Blackwell decode, and who waits for whom there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cutlass_dsl import Numeric
+
+from ...parts import paged
+from ...parts.pipeline import ClusterEdge
+from .geometry import EXCHANGE_OFFSET, ROWS, S_SLOTS, SWIZZLE, TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from .schedule import DecodeSchedule
+
+
+class Layouts(NamedTuple):
+    """Of bulk copies' targets in shared memory."""
+
+    q_wide: cute.ComposedLayout
+    q_narrow: cute.ComposedLayout | None
+    k_box: cute.ComposedLayout
+    k_narrow_box: cute.ComposedLayout | None
+    v_box: cute.ComposedLayout
+
+
+class Edges(NamedTuple):
+    q: ClusterEdge
+    k: ClusterEdge
+    v: ClusterEdge | None
+    s: ClusterEdge
+    p: ClusterEdge
+
+
+class Shared(NamedTuple):
+    """Addresses in shared memory (for descriptors), views of the same places, tensor memory, and who waits for whom.
+    Solo there is no V."""
+
+    q: Int32
+    k: Int32
+    k_narrow_at: Int32
+    v: Int32
+    p: Int32
+    q_wide: cute.Tensor
+    q_narrow: cute.Tensor | None
+    k_wide: cute.Tensor
+    k_narrow: cute.Tensor | None
+    k_words: cute.Pointer
+    v_wide: cute.Tensor | None
+    v_words: cute.Pointer
+    p_words: cute.Pointer
+    exchange: cute.Pointer
+    tmem_base: Int32
+    q_edge: ClusterEdge
+    k_edge: ClusterEdge
+    v_edge: ClusterEdge | None
+    s_edge: ClusterEdge
+    p_edge: ClusterEdge
+
+
+def layouts_of(geometry: DecodeGeometry) -> Layouts:
+    groups = paged.BOX_KEYS // paged.GROUP
+
+    def rows(swizzle, width, chunks):
+        outer = cute.make_layout((width, ROWS, chunks), stride=(1, width, width * ROWS))
+        return cute.make_composed_layout(cute.make_swizzle(swizzle.bit_length() - 5, 4, 3), 0, outer)
+
+    narrow = geometry.narrow > 0
+    return Layouts(
+        q_wide=rows(SWIZZLE, geometry.chunk, geometry.row_chunks),
+        q_narrow=rows(geometry.narrow_bytes, geometry.narrow, 1) if narrow else None,
+        k_box=paged.box_layout(SWIZZLE, geometry.chunk, geometry.k_chunks, groups),
+        k_narrow_box=paged.box_layout(geometry.narrow_bytes, geometry.narrow, 1, groups) if narrow else None,
+        v_box=paged.box_layout(SWIZZLE, geometry.chunk, geometry.v_chunks, groups),
+    )
+
+
+def edges_of(geometry: DecodeGeometry, schedule: DecodeSchedule, base: cute.Pointer) -> Edges:
+    barriers = cute.recast_ptr(base, dtype=Int64)
+    softmax_warps = geometry.ctas * schedule.softmax_warps
+    stages_and_arrivals = {
+        "q": (1, 1, 1),
+        "k": (geometry.k_slots, 1, 1),
+        "v": (geometry.v_slots, geometry.ctas, 1),
+        "s": (S_SLOTS, 1, softmax_warps),
+        "p": (geometry.p_slots, softmax_warps, 1),
+    }
+    edges, first = {}, 0
+    for name, (stages, full, empty) in stages_and_arrivals.items():
+        edges[name] = ClusterEdge(barriers + first, stages, geometry.ctas, full, empty) if stages else None
+        first += ClusterEdge.barrier_count(stages)
+    assert first * 8 <= TENSOR_ADDRESS_OFFSET
+    return Edges(**edges)
+
+
+def shared_of(
+    geometry: DecodeGeometry, dtype: type[Numeric], base: cute.Pointer, edges: Edges, tmem_base: Int32
+) -> Shared:
+    """Carve up shared memory; addresses for descriptors, swizzled pointers for bulk copies, words for lanes."""
+    layouts = layouts_of(geometry)
+
+    def pointer(offset, swizzle):
+        return cute.recast_ptr(base + offset, cute.make_swizzle(swizzle.bit_length() - 5, 4, 3), dtype)
+
+    def tile(offset, layout, swizzle=SWIZZLE):
+        return cute.make_tensor(pointer(offset, swizzle), layout.outer)
+
+    def words(offset, element=Int32):
+        return cute.recast_ptr(base + offset, dtype=element)
+
+    def address(offset):
+        return base.toint() + offset
+
+    narrow = geometry.narrow_bytes
+    return Shared(
+        q=address(geometry.q_offset),
+        k=address(geometry.k_offset),
+        k_narrow_at=address(geometry.k_narrow_offset),
+        v=address(geometry.v_offset),
+        p=address(geometry.p_offset),
+        q_wide=tile(geometry.q_offset, layouts.q_wide),
+        q_narrow=tile(geometry.q_offset + geometry.q_wide_bytes, layouts.q_narrow, narrow) if narrow else None,
+        k_wide=tile(geometry.k_offset, layouts.k_box),
+        k_narrow=tile(geometry.k_narrow_offset, layouts.k_narrow_box, narrow) if narrow else None,
+        k_words=words(geometry.k_offset),
+        v_wide=tile(geometry.v_offset, layouts.v_box) if geometry.is_pair else None,
+        v_words=words(geometry.v_offset),
+        p_words=words(geometry.p_offset),
+        exchange=words(EXCHANGE_OFFSET, Float32),
+        tmem_base=tmem_base,
+        q_edge=edges.q,
+        k_edge=edges.k,
+        v_edge=edges.v,
+        s_edge=edges.s,
+        p_edge=edges.p,
+    )

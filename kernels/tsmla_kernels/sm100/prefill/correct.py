@@ -1,0 +1,104 @@
+"""Role `correct` of the Blackwell prefill: rescales the output when a row's maximum has grown, and writes it out."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from tsmla.variant import PrefillVariant
+
+from ...limits import WARPGROUP
+from ...parts import tma
+from ...parts.blackwell import tmem
+from ...parts.blackwell.epilogue import store_row
+from ...parts.blackwell.row_softmax import scaled
+from .geometry import PrefillGeometry
+from .schedule import CORRECT_BARRIER
+from .work import TileWork
+
+CHUNK = 32
+"""Output columns that a thread holds at a time."""
+
+
+@cute.jit
+def correct(
+    variant: cutlass.Constexpr[PrefillVariant],
+    geometry: cutlass.Constexpr[PrefillGeometry],
+    shared,
+    tmem_base: Int32,
+    out,
+    query_tile: Int32,
+    works,
+    tiles: Int32,
+) -> None:
+    """`out` is (copy atom, one head's rows); `works` are the query tiles' TileWork, `tiles` what the CTA visits."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    for count in cutlass.range(tiles, unroll=1):
+        for tile in cutlass.range_constexpr(geometry.query_tiles):
+            _rescale(geometry, shared, tmem_base, works[tile], tile, count, thread)
+    for tile in cutlass.range_constexpr(geometry.query_tiles):
+        _write(geometry, shared, tmem_base, works[tile], tile, tiles, thread)
+        if cutlass.const_expr(tile == geometry.query_tiles - 1):
+            # The barrier tells the warp that deallocates that tensor memory is read no more.
+            tmem.wait_loads()
+            tmem.fence_before()
+        cute.arch.fence_view_async_shared()
+        cute.arch.barrier(barrier_id=CORRECT_BARRIER, number_of_threads=WARPGROUP)
+        if warp == 0:
+            shape = (geometry.rows, geometry.d_v)
+            source, target = tma.tiles_of(out[0], out[1], shape, shared.out)
+            with cute.arch.elect_one():
+                cute.copy(out[0], source[None, tile], target[None, query_tile * geometry.query_tiles + tile])
+    if warp == 0:
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def _rescale(
+    geometry: cutlass.Constexpr[PrefillGeometry], shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
+    count: Int32, thread: Int32,
+) -> None:  # fmt: skip
+    """Before the values of KV tile number `count` are added: make the earlier ones refer to the new maximum."""
+    event = count - work.start
+    if event > 0:
+        shared.factors_full.wait(tile, event - 1)
+        factor = shared.factors[tile * geometry.rows + thread]
+        if cute.arch.vote_any_sync(factor != 1.0):
+            tmem.fence_after()
+            output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
+            for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
+                values = tmem.load(output + first, CHUNK)
+                tmem.wait_loads()
+                tmem.store(output + first, scaled(values, factor))
+            tmem.wait_stores()
+            tmem.fence_before()
+    if event >= 0:
+        shared.probabilities_early.arrive(tile)
+
+
+@cute.jit
+def _write(
+    geometry: cutlass.Constexpr[PrefillGeometry], shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
+    tiles: Int32, thread: Int32,
+) -> None:  # fmt: skip
+    """The finished rows, in the place of the query tile, which nobody reads any more: its last scores have been
+    computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros take its
+    place when it has landed."""
+    target = shared.out[thread, None, tile]
+    output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
+    factor = Float32(0.0)
+    if work.events > 0:
+        shared.factors_full.wait(tile, work.events - 1)
+        factor = shared.factors[tile * geometry.rows + thread]
+        shared.output_full.wait(tile, Int32(0))
+        tmem.fence_after()
+    elif tiles > 0:
+        shared.q_edge.wait_full(Int32(tile))
+    for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
+        values = [Float32(0.0)] * CHUNK
+        if work.events > 0:
+            values = scaled(tmem.load(output + first, CHUNK), factor)
+        store_row(values, target, first)

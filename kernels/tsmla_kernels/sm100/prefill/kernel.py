@@ -1,0 +1,194 @@
+"""Ragged attention forward for Blackwell: host entry and kernel entry.
+
+A CTA computes two tiles of 128 query rows of one head. Warpgroups 0 and 1 are the softmax of a tile each (`softmax`),
+warpgroup 2 rescales and writes the output (`correct`), one warp issues the MMAs (`multiply`), one the copies (`load`).
+Structure after FlashAttention-4 (arXiv 2603.05451): two query tiles in ping-pong, accumulators and probabilities in
+tensor memory, correction apart from the softmax and rarely needed.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import cpasync
+from tsmla.variant import PrefillVariant
+
+from ...parts import tma
+from ...parts.blackwell import tmem
+from ...parts.division import quotient
+from ...parts.precision import numeric
+from ...parts.tile_scheduler import query_tile, tile_bound
+from ...parts.work_range import work_range
+from ...prefill.arguments import prefill_arguments
+from .correct import correct
+from .geometry import PrefillGeometry
+from .load import load
+from .mma import Products, multiply
+from .schedule import PrefillSchedule
+from .softmax import softmax
+from .storage import Layouts, layouts_of, shared_of
+from .work import tile_work
+
+
+class PrefillKernel:
+    """Compiles one PrefillVariant. Run-time facts: lengths, head counts, strides, scales."""
+
+    def __init__(self, variant: PrefillVariant):
+        self.variant = variant
+        self.geometry = PrefillGeometry.of(variant)
+        self.schedule = PrefillSchedule.of(variant)
+        self.products = Products(variant, self.geometry)
+        self.dtype = numeric(variant.dtype)
+        self.out_dtype = numeric(variant.out_dtype)
+
+    def fake_arguments(self) -> tuple:
+        """Arguments in calling order; the signature that prefill kernels share."""
+        return prefill_arguments(self.variant)
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        cum_seq_lens_q: cute.Tensor,
+        cum_seq_lens_kv: cute.Tensor,
+        softmax_scale: Float32,
+        output_scale: Float32,
+        stream,
+    ):
+        geometry = self.geometry
+        layouts = self._layouts()
+        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        store_op = cpasync.CopyBulkTensorTileS2GOp()
+        slot, slot_shape = cute.select(layouts.ring, mode=[0, 1]), (geometry.rows, geometry.slot_elements)
+        q_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(q), slot, slot_shape)
+        k_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(k), slot, slot_shape)
+        v_map = cpasync.make_tiled_tma_atom(load_op, tma.clippable(tma.rows_first(v)), slot, slot_shape)
+        out_map = cpasync.make_tiled_tma_atom(
+            store_op,
+            tma.clippable(tma.rows_first(out)),
+            cute.select(layouts.out, mode=[0, 1]),
+            (geometry.rows, geometry.d_v),
+        )
+        heads = q.shape[1]
+        tiles = tile_bound(q.shape[0], cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
+        self.kernel(
+            q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
+            lse, cum_seq_lens_q, cum_seq_lens_kv, (q.shape[0], k.shape[0]),
+            heads, heads // k.shape[1], softmax_scale, output_scale,
+        ).launch(
+            grid=(tiles * heads, 1, 1),
+            block=(self.schedule.threads, 1, 1),
+            smem=geometry.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=self.variant.pdl,
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self,
+        q_atom: cute.CopyAtom,
+        q: cute.Tensor,
+        k_atom: cute.CopyAtom,
+        k: cute.Tensor,
+        v_atom: cute.CopyAtom,
+        v: cute.Tensor,
+        out_atom: cute.CopyAtom,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        cum_seq_lens_q: cute.Tensor,
+        cum_seq_lens_kv: cute.Tensor,
+        rows: tuple[Int32, Int32],
+        heads: Int32,
+        heads_per_kv_head: Int32,
+        softmax_scale: Float32,
+        output_scale: Float32,
+    ):
+        geometry, schedule, variant = self.geometry, self.schedule, self.variant
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == schedule.load_warp:
+            for atom in (q_atom, k_atom, v_atom, out_atom):
+                cpasync.prefetch_descriptor(atom)
+        shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype)
+        if warp == schedule.mma_warp:
+            with cute.arch.elect_one():
+                for edge in shared.edges():
+                    edge.init()
+            cute.arch.mbarrier_init_fence()
+        if const_expr(variant.pdl):
+            cute.arch.griddepcontrol_wait()
+
+        cta_rows = geometry.rows * geometry.query_tiles
+        tile = query_tile(
+            cute.arch.block_idx()[0],
+            cum_seq_lens_q,
+            cum_seq_lens_kv,
+            rows,
+            heads,
+            heads_per_kv_head,
+            cta_rows,
+            (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
+        )
+        if tile.valid:
+            if warp == schedule.correct_warpgroup * 4:
+                cute.arch.alloc_tmem(geometry.tmem_columns, shared.tmem_base)
+                cute.arch.relinquish_tmem_alloc_permit()
+            cute.arch.sync_threads()
+            tmem.fence_after()
+            base = shared.tmem_base[0]
+            spans = (tile.q, tile.kv)
+            first_row = tile.tile * cta_rows
+            work = work_range(first_row, cta_rows, geometry.tile_kv, tile.q.length, tile.kv.length, variant.causal)
+            works = tuple(
+                tile_work(geometry, first_row + index * geometry.rows, spans, variant.causal, work)
+                for index in range(geometry.query_tiles)
+            )
+            if warp < schedule.correct_warpgroup * 4:
+                cute.arch.setmaxregister_increase(schedule.softmax_registers)
+                index = warp // 4
+                own = works[0]
+                if index == 1:
+                    own = works[1]
+                softmax(
+                    variant, geometry, schedule, shared, base, lse, tile.head, spans, work, own, index,
+                    (softmax_scale, output_scale),
+                )  # fmt: skip
+            elif warp < schedule.mma_warp:
+                cute.arch.setmaxregister_decrease(schedule.correct_registers)
+                correct(
+                    variant,
+                    geometry,
+                    shared,
+                    base,
+                    (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
+                    tile.tile,
+                    works,
+                    work.tiles,
+                )
+                if warp == schedule.correct_warpgroup * 4:
+                    pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
+                    cute.arch.dealloc_tmem(pointer, geometry.tmem_columns)
+            else:
+                cute.arch.setmaxregister_decrease(schedule.issue_registers)
+                if work.tiles > 0:
+                    if warp == schedule.mma_warp:
+                        with cute.arch.elect_one():
+                            multiply(self.products, shared, base, works, work.tiles)
+                    if warp == schedule.load_warp:
+                        kv_head = quotient(tile.head, heads_per_kv_head)
+                        load(
+                            (q_atom, tma.head_rows(q, tile.head, tile.q)),
+                            (k_atom, tma.head_rows(k, kv_head, tile.kv)),
+                            (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
+                            shared,
+                            geometry,
+                            tile.tile,
+                            work,
+                        )
+
+    def _layouts(self) -> Layouts:
+        return layouts_of(self.geometry, self.dtype, self.out_dtype)

@@ -1,0 +1,146 @@
+"""Role `multiply` of the Blackwell prefill: one thread that issues every tcgen05 MMA of the CTA."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from tsmla.variant import PrefillVariant
+
+from ...parts.blackwell import tmem, umma
+from ...parts.precision import Probabilities
+from .geometry import PrefillGeometry
+from .work import TileWork
+
+
+class Products:
+    """The two products of one variant as MMA facts: scores = Q K^T, output += P V with P in tensor memory."""
+
+    def __init__(self, variant: PrefillVariant, geometry: PrefillGeometry):
+        self.geometry = geometry
+        self.kind = umma.kind_of(variant.dtype)
+        row_bytes = geometry.slot_elements * geometry.element_bytes
+        probability = Probabilities.of(variant.dtype).dtype
+        self.operand = umma.operand(row_bytes)
+        self.scores = umma.instruction(variant.dtype, variant.dtype, geometry.rows, geometry.tile_kv, False)
+        self.values = umma.instruction(probability, variant.dtype, geometry.rows, geometry.slot_elements, True)
+        self.k_steps = row_bytes // umma.K_BYTES
+        self.v_steps = geometry.tile_kv * geometry.element_bytes // umma.K_BYTES
+        self.k_step = umma.k_step_k_major()
+        self.v_step = umma.k_step_mn_major(geometry.element_bytes, row_bytes)
+        self.probability_columns = umma.K_BYTES // 4
+
+
+class Places(NamedTuple):
+    """Descriptors of the first Q slot and the first ring slot, and the tensor memory address."""
+
+    q: Int64
+    ring: Int64
+    tmem_base: Int32
+
+
+@cute.jit
+def multiply(
+    products: cutlass.Constexpr[Products], shared, tmem_base: Int32, works, tiles: Int32
+) -> None:
+    """Per step: values of the KV tile before, then scores of this one, for one query tile and then for the other, so
+    that the softmax of one runs under the products of the other. `works` are the query tiles' TileWork."""
+    geometry = products.geometry
+    places = Places(
+        umma.at(products.operand, shared.q.iterator.toint()),
+        umma.at(products.operand, shared.ring.iterator.toint()),
+        tmem_base,
+    )
+    per_tile = geometry.k_slots + geometry.v_slots
+    first, second = works
+    for tile in cutlass.range_constexpr(geometry.query_tiles):
+        shared.q_edge.wait_full(Int32(tile))
+    _wait_slots(shared, Int32(0), geometry.k_slots)
+    for tile in cutlass.range_constexpr(geometry.query_tiles):
+        _scores(products, places, shared, works[tile], tile, Int32(0), Int32(0))
+    shared.ring_edge.release_after_mmas(Int32(0), geometry.k_slots)
+    for count in cutlass.range(1, tiles, unroll=1):
+        k_first = count * per_tile
+        v_first = k_first - geometry.v_slots
+        _wait_slots(shared, v_first, geometry.v_slots)
+        _values(products, places, shared, first, 0, count - 1, v_first)
+        _wait_slots(shared, k_first, geometry.k_slots)
+        _scores(products, places, shared, first, 0, count, k_first)
+        _values(products, places, shared, second, 1, count - 1, v_first)
+        shared.ring_edge.release_after_mmas(v_first, geometry.v_slots)
+        _scores(products, places, shared, second, 1, count, k_first)
+        shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
+    last = tiles - 1
+    v_first = tiles * per_tile - geometry.v_slots
+    _wait_slots(shared, v_first, geometry.v_slots)
+    for tile in cutlass.range_constexpr(geometry.query_tiles):
+        _values(products, places, shared, works[tile], tile, last, v_first)
+        if works[tile].events > 0:  # else nobody waits, and the arrival could outlive the CTA
+            shared.output_full.arrive_after_mmas(tile)
+
+
+@cute.jit
+def _wait_slots(shared, first: Int32, slots: cutlass.Constexpr) -> None:
+    for slot in cutlass.range_constexpr(slots):
+        shared.ring_edge.wait_full(first + slot)
+
+
+@cute.jit
+def _ring_slot(products: cutlass.Constexpr[Products], places: Places, shared, count: Int32) -> Int64:
+    """The descriptor of ring slot number `count`."""
+    return places.ring + Int64(shared.ring_edge.stage(count) * (products.geometry.slot_bytes >> 4))
+
+
+@cute.jit
+def _scores(
+    products: cutlass.Constexpr[Products], places: Places, shared, work: TileWork, tile: cutlass.Constexpr,
+    count: Int32, k_first: Int32,
+) -> None:  # fmt: skip
+    """Scores of KV tile number `count`, if this query tile visits it."""
+    geometry = products.geometry
+    if count >= work.start:
+        scores = places.tmem_base + (geometry.tmem_scores + tile * geometry.tile_kv)
+        for slot in cutlass.range_constexpr(geometry.k_slots):
+            q = places.q + (tile * geometry.q_pitch + slot) * (geometry.slot_bytes >> 4)
+            k = _ring_slot(products, places, shared, k_first + slot)
+            for step in cutlass.range_constexpr(products.k_steps):
+                ahead = step * products.k_step
+                umma.multiply(products.kind, scores, q + ahead, k + ahead, products.scores, slot + step > 0)
+        shared.scores_full.arrive_after_mmas(tile)
+
+
+@cute.jit
+def _values(
+    products: cutlass.Constexpr[Products], places: Places, shared, work: TileWork, tile: cutlass.Constexpr,
+    count: Int32, v_first: Int32,
+) -> None:  # fmt: skip
+    """Add the values of KV tile number `count`, if this query tile visits it; the last quarter of the keys when the
+    softmax has got there."""
+    if count >= work.start:
+        event = count - work.start
+        early = products.v_steps * 3 // 4
+        shared.probabilities_early.wait(tile, event)
+        tmem.fence_after()
+        _add_values(products, places, shared, tile, v_first, 0, early, event > 0)
+        shared.probabilities_late.wait(tile, event)
+        tmem.fence_after()
+        _add_values(products, places, shared, tile, v_first, early, products.v_steps, True)
+
+
+@cute.jit
+def _add_values(
+    products: cutlass.Constexpr[Products], places: Places, shared, tile: cutlass.Constexpr, v_first: Int32,
+    begin: cutlass.Constexpr, end: cutlass.Constexpr, keep,
+) -> None:  # fmt: skip
+    geometry = products.geometry
+    probabilities = places.tmem_base + (geometry.tmem_scores + tile * geometry.tile_kv)
+    for slot in cutlass.range_constexpr(geometry.v_slots):
+        output = places.tmem_base + (geometry.tmem_output + tile * geometry.d_v + slot * geometry.slot_elements)
+        v = _ring_slot(products, places, shared, v_first + slot)
+        for step in cutlass.range_constexpr(begin, end):
+            umma.multiply_tmem(
+                products.kind, output, probabilities + step * products.probability_columns,
+                v + step * products.v_step, products.values, True if cutlass.const_expr(step > 0) else keep,
+            )  # fmt: skip

@@ -1,0 +1,167 @@
+"""Role `softmax` of the Blackwell prefill: one warpgroup per query tile, one thread per row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from tsmla.variant import PrefillVariant
+
+from ...limits import WARPGROUP
+from ...parts.blackwell import tmem
+from ...parts.blackwell.row_softmax import (
+    RowState,
+    beyond,
+    exponentials,
+    mask_row,
+    natural_lse,
+    offset_of,
+    rescale_factor,
+    row_maximum,
+    sum_of,
+)
+from ...parts.logarithm import LOG2_E
+from ...parts.precision import Probabilities, numeric, packed_words
+from ...parts.work_range import WorkRange, tile_at
+from .geometry import PrefillGeometry
+from .schedule import PrefillSchedule
+from .work import TileWork
+
+CHUNK = 32
+"""Columns whose probabilities are stored together."""
+
+
+class Row(NamedTuple):
+    """What a step needs besides the event's number and the running state."""
+
+    tile: Int32
+    scores: Int32
+    factor: cute.Pointer
+    scale_log2: Float32
+    visible: Int32
+    work: WorkRange
+    start: Int32
+    shared: object
+    geometry: PrefillGeometry
+    schedule: PrefillSchedule
+    probabilities: Probabilities
+    causal: bool
+
+
+@cute.jit
+def softmax(
+    variant: cutlass.Constexpr[PrefillVariant],
+    geometry: cutlass.Constexpr[PrefillGeometry],
+    schedule: cutlass.Constexpr[PrefillSchedule],
+    shared,
+    tmem_base: Int32,
+    lse,
+    head: Int32,
+    spans,
+    work: WorkRange,
+    own: TileWork,
+    tile: Int32,
+    scales,
+) -> None:
+    """`own` is the TileWork of query tile `tile`; `scales` are those of scores and of the output."""
+    span_q, span_kv = spans
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    position = own.first_row + thread
+    visible = span_kv.length
+    if const_expr(variant.causal):
+        visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
+    probabilities = Probabilities.of(variant.dtype)
+    scale_log2 = scales[0] * LOG2_E
+    row = Row(
+        tile=tile,
+        scores=tmem.row_address(tmem_base, geometry.tmem_scores + tile * geometry.tile_kv, thread // 32),
+        factor=shared.factors + (tile * geometry.rows + thread),
+        scale_log2=scale_log2,
+        visible=visible,
+        work=work,
+        start=own.start,
+        shared=shared,
+        geometry=geometry,
+        schedule=schedule,
+        probabilities=probabilities,
+        causal=variant.causal,
+    )
+    state = RowState(-Float32.inf, Float32(0.0))
+    if own.events > 0:
+        state = _step(row, state, Int32(0), True, True)
+        unmasked = cutlass.max(work.masked - own.start, 1)
+        for event in cutlass.range(1, unmasked, unroll=1):
+            state = _step(row, state, event, True, False)
+        for event in cutlass.range(unmasked, own.events, unroll=1):
+            state = _step(row, state, event, False, False)
+        inverse = cute.arch.rcp_approx(state.total) * scales[1]
+        # The correction has read the last rescale, whose place the inverse takes.
+        shared.probabilities_early.wait(tile, own.events - 1)
+        _tell_factor(row, Float32(0.0) if state.total == 0.0 else inverse)
+    if const_expr(variant.lse):
+        if position < span_q.length:
+            lse[span_q.start + position, head] = natural_lse(state, scales[0], row.probabilities.bias)
+
+
+@cute.jit
+def _step(
+    row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr
+) -> RowState:
+    """Scores of one KV tile to probabilities; tells the correction by how much to rescale, and the MMAs to go on."""
+    tile_kv = row.geometry.tile_kv
+    shared = row.shared
+    shared.scores_full.wait(row.tile, event)
+    tmem.fence_after()
+    if const_expr(row.schedule.maximum_on_load and not masked):
+        scores, maxima = tmem.load_with_maximum(row.scores, tile_kv)
+        tmem.wait_loads()
+        seen = row_maximum(maxima)
+    else:
+        scores = tmem.load(row.scores, tile_kv)
+        tmem.wait_loads()
+        if const_expr(masked):
+            scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
+        seen = row_maximum(scores)
+    may_hide_row = const_expr(masked and row.causal)
+    maximum = cute.arch.fmax(state.maximum, beyond(seen, state, 1, row.scale_log2, row.probabilities))
+    total = Float32(0.0)
+    if const_expr(not first):
+        factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
+        _tell_factor(row, factor)
+        total = state.total * factor
+    offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
+    early = tile_kv * 3 // 4
+    values = []
+    for chunk in cutlass.range_constexpr(0, tile_kv, CHUNK):
+        part = exponentials(
+            scores[chunk : chunk + CHUNK], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
+        )
+        _store(row, part, chunk)
+        values += part
+        if const_expr(chunk + CHUNK == early):
+            _tell(shared.probabilities_early, row.tile)
+    _tell(shared.probabilities_late, row.tile)
+    return RowState(maximum, sum_of(values, total))
+
+
+@cute.jit
+def _store(row: Row, values: list, first: cutlass.Constexpr) -> None:
+    """Round probabilities and store them where the value product reads them: in the scores' first columns."""
+    dtype = numeric(row.probabilities.dtype)
+    tmem.store(row.scores + first * dtype.width // 32, packed_words(values, dtype))
+
+
+@cute.jit
+def _tell_factor(row: Row, factor: Float32) -> None:
+    place = row.factor
+    place[0] = factor
+    row.shared.factors_full.arrive(row.tile)
+
+
+@cute.jit
+def _tell(signals, tile: Int32) -> None:
+    tmem.wait_stores()
+    tmem.fence_before()
+    signals.arrive(tile)

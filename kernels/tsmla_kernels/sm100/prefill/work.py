@@ -1,0 +1,35 @@
+"""What one query tile of a Blackwell prefill CTA visits of the KV tiles that the CTA loads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...parts.work_range import WorkRange, work_range
+from .geometry import PrefillGeometry
+
+
+class TileWork(NamedTuple):
+    """A query tile takes part from KV tile number `start` of the CTA's on; `events` of them, none when 0.
+
+    The CTA visits masked tiles first, the last ones leading, so what only the later query tile sees comes first.
+    """
+
+    first_row: Int32
+    start: Int32
+    events: Int32
+
+
+@cute.jit
+def tile_work(
+    geometry: cutlass.Constexpr[PrefillGeometry], first_row: Int32, spans, causal: cutlass.Constexpr,
+    work: WorkRange,
+) -> TileWork:  # fmt: skip
+    """The part of the query tile that starts at `first_row` in the CTA's `work`; `spans` are those of q and kv."""
+    span_q, span_kv = spans
+    own = work_range(first_row, geometry.rows, geometry.tile_kv, span_q.length, span_kv.length, causal).tiles
+    events = own if first_row < span_q.length else Int32(0)
+    return TileWork(first_row, work.tiles - events, events)

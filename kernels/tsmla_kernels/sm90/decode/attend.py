@@ -1,0 +1,410 @@
+"""Role `attend` of the Hopper decode: one of two warpgroups that share 64 query rows, each with half of the output.
+
+The warpgroups take turns: the first computes scores and probabilities of even tiles, the second those of odd ones, and
+hands them to the other through shared memory; both add every tile's value product to their half of the output. What
+rows refer their exponentials to is handed over first: the second warpgroup's softmax needs no more of the first's. A
+thread and its counterpart 128 threads on hold the same rows and columns of the probabilities, so these travel in
+register order, and warps synchronise in pairs. (Output split over two warpgroups that exchange probabilities:
+FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
+in order, so that the earlier one's pieces are free before the later one has arrived; and the second warpgroup's softmax
+comes before its part of the first's value product, so that the first waits less.)
+
+A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
+(kernels/NOTES.md). So little stands in two places: both warpgroups begin and end a task in the same code, and outputs
+are not filled with zeros first. What rarely runs stands together, since each jump over it costs as much.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import select_
+
+from ...limits import WARPGROUP
+from ...parts.division import Divisor, quotient
+from ...parts.hopper import mma
+from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
+from ...parts.hopper.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate, follow_reference, move_reference
+from ...parts.hopper.softmax import scale_rows
+from ...parts.logarithm import LOG2_E
+from ...parts.precision import Probabilities
+from ...parts.visible import Visibility, keys_of_row
+from .geometry import OUTPUTS, DecodeGeometry
+from .results import finish
+from .task import Task
+
+
+class Attention(NamedTuple):
+    """What a step needs besides the tile number: operands, running state, positions.
+
+    `warp` counts within the warpgroup and is known to be the same for all lanes: addresses that depend on `thread`
+    would make loops that wait on them divergent, and operands of products in these be moved to uniform registers one by
+    one."""
+
+    qk_op: object
+    pv_op: object
+    q: tuple
+    k: tuple
+    v: tuple
+    scores_shape: tuple
+    coordinates: cute.Tensor
+    own: cute.Tensor
+    received: cute.Tensor
+    outputs: tuple
+    reference: cute.Tensor
+    row_sum: cute.Tensor
+    next_sum: cute.Tensor
+    rescale: cute.Tensor
+    rescale_received: cute.Tensor
+    row_keys: cute.Tensor
+    all_first: Int32
+    all_end: Int32
+    shared: object
+    thread: Int32
+    warp: Int32
+    first_count: Int32
+    first_tile: Int32
+    scale_log2: Float32
+    geometry: DecodeGeometry
+    probabilities: Probabilities
+
+
+@cute.jit
+def attend(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    probabilities: cutlass.Constexpr[Probabilities],
+    mine: Int32,
+    mmas,
+    shared,
+    view: Visibility,
+    number: Int32,
+    task: Task,
+    heads: Divisor,
+    results,
+    scales,
+):
+    """Warpgroup `mine` (0 or 1) of task `number`. `results` says where rows go, `scales` are those of softmax and
+    output."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    mma_qk, mma_pv = mmas
+    softmax_scale, output_scale = scales
+    qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
+    outputs = tuple(
+        cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.value_columns)), Float32) for _ in range(OUTPUTS)
+    )
+    coordinates = rows_columns(
+        mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv)))
+    )
+    rows = cute.size(coordinates, mode=[0])
+    reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
+    row_keys = shared.row_keys[None, None, mine]
+    leader = coordinates[0, 0][1] == 0
+    reference.fill(NO_KEYS)
+    row_sum.fill(0.0)
+    all_first, all_end = Int32(0), Int32((1 << 31) - 1)
+    for row in cutlass.range_constexpr(rows):
+        position = coordinates[row, 0][0]
+        first_key, end_key = Int32(0), Int32((1 << 31) - 1)
+        if position < task.rows:
+            keys = keys_of_row(view, task.request, quotient(task.first_row + position, heads))
+            first_key, end_key = keys.first, keys.end
+        if leader:
+            row_keys[0, position] = first_key
+            row_keys[1, position] = end_key
+        all_first = cutlass.max(all_first, first_key)
+        all_end = cutlass.min(all_end, end_key)
+    state = Attention(
+        qk_op=mma_qk.op,
+        pv_op=mma_pv.op,
+        q=tuple(qk.make_fragment_A(qk.partition_A(piece)) for piece in shared.q_pieces),
+        k=tuple(qk.make_fragment_B(qk.partition_B(piece)) for piece in shared.k_pieces),
+        v=tuple(pv.make_fragment_B(pv.partition_B(values)) for values in shared.values),
+        scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
+        coordinates=coordinates,
+        own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
+        received=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
+        outputs=outputs,
+        reference=reference,
+        row_sum=row_sum,
+        next_sum=cute.make_rmem_tensor_like(row_sum),
+        rescale=rescale,
+        rescale_received=rescale_received,
+        row_keys=row_keys,
+        all_first=cute.arch.warp_redux_sync(all_first, "max"),
+        all_end=cute.arch.warp_redux_sync(all_end, "min"),
+        shared=shared,
+        thread=thread,
+        warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
+        first_count=task.first_count,
+        first_tile=task.first_tile,
+        scale_log2=softmax_scale * LOG2_E,
+        geometry=geometry,
+        probabilities=probabilities,
+    )
+    tiles = task.tiles
+    if tiles > 0:
+        shared.q_edge.wait_full(task.loads)
+    if mine == 0:
+        index = Int32(0)
+        more = tiles > 0
+        while more:
+            _own_tile(state, index, 0)
+            more = index + 1 < tiles
+            if more:
+                _received_tile(state, index + 1, 0)
+                index += 2
+                more = index < tiles
+        if tiles > 0:
+            shared.q_edge.release(task.loads)
+    else:
+        for pair in cutlass.range(tiles // 2, unroll=1):
+            _received_and_own_tile(state, 2 * pair, 1)
+        if tiles > 0:
+            shared.q_edge.release(task.loads)
+        if tiles % 2 == 1:
+            _received_tile(state, tiles - 1, 1)
+    finish(state, mine, number, results, output_scale)
+
+
+@cute.jit
+def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    scores = _start_scores(state, index)
+    _end_scores(state, scores, index, False)
+    _probabilities(state, scores, index, False)
+    _give(state)
+    _start_values(state, state.own, index, mine)
+    _end_values(state, index, mine)
+
+
+@cute.jit
+def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    received = _await_references(state, index)
+    if cute.arch.vote_any_sync(differs(received, state.reference)):
+        _follow(state, received)
+        _rescale_outputs(state, state.rescale_received)
+    _take(state, index)
+    _start_values(state, state.received, index, mine)
+    _end_values(state, index, mine)
+
+
+@cute.jit
+def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    """A received tile and the own one after it, whose probabilities need only the received one's references."""
+    scores = _start_scores(state, index + 1)
+    _end_scores(state, scores, index + 1, True)
+    moves = _probabilities(state, scores, index, True)
+    _take(state, index)
+    _give(state)
+    _start_values(state, state.received, index, mine)
+    _end_values(state, index, mine)
+    if moves:
+        _rescale_outputs(state, state.rescale)
+    _start_values(state, state.own, index + 1, mine)
+    _end_values(state, index + 1, mine)
+
+
+@cute.jit
+def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
+    """Start the score product of a tile, each piece as soon as it is there."""
+    count = state.first_count + index
+    scores = cute.make_rmem_tensor(state.scores_shape, Float32)
+    last = len(state.shared.kv_edges) - 1
+    for piece in cutlass.range_constexpr(len(state.k)):
+        edge = state.shared.kv_edges[min(piece, last)]
+        if const_expr(piece <= last):
+            edge.wait_full(count)
+        mma.issue(state.qk_op, scores, state.q[piece], state.k[piece][None, None, None, edge.stage(count)], piece > 0)
+    return scores
+
+
+@cute.jit
+def _end_scores(state: Attention, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
+    """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
+    what rows may not see of it, and settle the references that a segment begins with where `_probabilities` supposes
+    that there are some: those of its first tile, or of the tile before which this one `follows`."""
+    warpgroup.wait_group(0)
+    if const_expr(state.geometry.transposes):
+        for edge in state.shared.kv_edges:
+            edge.release(state.first_count + index)
+    first_key = (state.first_tile + index) * state.geometry.tile_kv
+    is_edge = first_key < state.all_first or first_key + state.geometry.tile_kv > state.all_end
+    is_first = Boolean(False)
+    if const_expr(_supposes(state)):
+        is_first = index == (1 if const_expr(follows) else 0)
+    if is_edge or is_first:
+        if is_edge:
+            _hide(state, scores, first_key)
+        if is_first:
+            if const_expr(follows):
+                _follow(state, _await_references(state, index - 1))
+            else:
+                _move(state, scores)
+
+
+@cute.jit
+def _hide(state: Attention, scores: cute.Tensor, first_key: Int32):
+    """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
+    view = rows_columns(scores)
+    for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+        position = state.coordinates[row, 0][0]
+        first, end = state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key
+        for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
+            key = state.coordinates[row, column][1]
+            seen = (key >= first) & (key < end)
+            view[row, column] = Float32(select_(seen, view[row, column], Float32(-Float32.inf)))
+
+
+def _supposes(state: Attention) -> bool:
+    """Whether probabilities are computed before it is known that their references stay (`_probabilities`)."""
+    return not state.geometry.transposes
+
+
+@cute.jit
+def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr) -> Boolean:
+    """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
+    the other warpgroup's, and goes on from its references. Returns whether references have moved, so that output must
+    be rescaled once more: where the tile follows, after the product of the one before.
+
+    With 16 bits, references rarely move: probabilities are computed as if they did not, which need not wait for
+    maxima, and again if they do. With 8 they move more often, and to tell them early counts for more, because the other
+    warpgroup has less to do meanwhile."""
+    if const_expr(_supposes(state)):
+        _exponentiate(state, scores)
+    parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
+    beyond = exceeds(
+        rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
+    )
+    if const_expr(follows):
+        beyond = beyond or differs(_await_references(state, index), state.reference)
+    moves = cute.arch.vote_any_sync(beyond)
+    if moves:
+        if const_expr(follows):
+            _follow(state, _await_references(state, index))
+            _rescale_outputs(state, state.rescale_received)
+        _move(state, scores)
+        if const_expr(not follows):
+            _rescale_outputs(state, state.rescale)
+        if const_expr(_supposes(state)):
+            _exponentiate(state, scores)
+    references = state.shared.references
+    if state.coordinates[0, 0][1] == 0:
+        for row in cutlass.range_constexpr(cute.size(state.reference)):
+            references[state.coordinates[row, 0][0]] = state.reference[row]
+    _tell_counterpart(state, state.shared.referenced)
+    if const_expr(not _supposes(state)):
+        _exponentiate(state, scores)
+    state.row_sum.store(state.next_sum.load())
+    mma.pin(state.own)
+    return moves
+
+
+@cute.jit
+def _move(state: Attention, scores: cute.Tensor):
+    move_reference(rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2)
+
+
+@cute.jit
+def _exponentiate(state: Attention, scores: cute.Tensor):
+    """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
+    exponentials = cute.make_rmem_tensor_like(scores)
+    sums = exponentiate(
+        rows_columns(scores), rows_columns(exponentials), state.reference, state.row_sum, state.scale_log2,
+        state.probabilities,
+    )  # fmt: skip
+    state.next_sum.store(sums.load())
+    dtype = state.own.element_type
+    state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
+
+
+@cute.jit
+def _give(state: Attention):
+    """Hand the own probabilities to the other warpgroup."""
+    _vectors(state.own, state.shared.exchange, state.thread, True)
+    _tell_counterpart(state, state.shared.exchanged)
+
+
+@cute.jit
+def _await_references(state: Attention, index: Int32) -> cute.Tensor:
+    """The references of a tile that the other warpgroup has scored."""
+    _await_counterpart(state, state.shared.referenced, index)
+    received = cute.make_rmem_tensor_like(state.reference)
+    for row in cutlass.range_constexpr(cute.size(received)):
+        received[row] = state.shared.references[state.coordinates[row, 0][0]]
+    return received
+
+
+@cute.jit
+def _follow(state: Attention, received: cute.Tensor):
+    follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
+
+
+@cute.jit
+def _take(state: Attention, index: Int32):
+    """Take the probabilities of a tile from the other warpgroup."""
+    _await_counterpart(state, state.shared.exchanged, index)
+    _vectors(state.received, state.shared.exchange, state.thread, False)
+
+
+@cute.jit
+def _tell_counterpart(state: Attention, barriers: cute.Pointer):
+    """What this warp has stored is there for its counterpart."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(barriers + state.warp)
+
+
+@cute.jit
+def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
+    """Tiles are told one by one, by the warpgroup that scores them."""
+    cute.arch.mbarrier_wait(barriers + state.warp, (state.first_count + index) & 1)
+
+
+@cute.jit
+def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
+    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
+    edge, *_ = _value_edges(state, mine)
+    count = state.first_count + index
+    if const_expr(state.geometry.transposes):
+        edge.wait_full(count)
+    for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
+        values = state.v[place][None, None, None, edge.stage(count)]
+        mma.issue(state.pv_op, output, probabilities, values, index > 0)
+
+
+@cute.jit
+def _rescale_outputs(state: Attention, rescale: cute.Tensor):
+    for output in state.outputs:
+        scale_rows(rows_columns(output), rescale)
+
+
+@cute.jit
+def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
+    """The value product is done, one output after the other: its values are free."""
+    edges = _value_edges(state, mine)
+    for i in cutlass.range_constexpr(len(edges)):
+        warpgroup.wait_group(len(edges) - 1 - i)
+        edges[i].release(state.first_count + index)
+
+
+def _value_edges(state: Attention, mine: int) -> tuple:
+    """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
+    edges = state.shared.v_edges
+    if state.geometry.transposes:
+        return edges[mine : mine + 1]
+    return tuple(edges[place] for place in state.geometry.places(mine))
+
+
+@cute.jit
+def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: cutlass.Constexpr):
+    """Give this thread's probabilities to its counterpart, or take them: 16 bytes at a time, lanes side by side."""
+    words = cute.recast_tensor(fragment, Int32)
+    vectors = cute.make_tensor(words.iterator, cute.make_layout((4, cute.size(words) // 4)))
+    for i in cutlass.range_constexpr(cute.size(vectors, mode=[1])):
+        if const_expr(give):
+            cute.autovec_copy(vectors[None, i], exchange[None, i, thread])
+        else:
+            cute.autovec_copy(exchange[None, i, thread], vectors[None, i])

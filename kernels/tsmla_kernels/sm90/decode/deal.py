@@ -1,0 +1,42 @@
+"""Role `deal` of the Hopper decode: one warp asks the work line and tells the others, so that they need not know it."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+from tsmla.plan import Deal
+
+from ...parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of
+from ...parts.partials import Partials, begin_records, record_unit
+from ...parts.visible import Visibility
+from .task import Dealt, Task, tell
+
+
+@cute.jit
+def deal(
+    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials
+) -> None:
+    """One warp: every segment of this CTA, then the end; and what the combine must know."""
+    work = deal_work(dealing, view, terms, cute.arch.block_idx()[0])
+    begin_records(work, partials.records)
+    unit = first_unit(dealing, work, view)
+    number, tiles, loads = Int32(0), Int32(0), Int32(0)
+    while unit.start < work.end:
+        segment = segment_of(dealing, work, view, unit)
+        if segment.valid:
+            tell(
+                dealt,
+                number,
+                Task(
+                    Boolean(True), segment.request, segment.first_row, segment.rows, segment.first_tile, segment.tiles,
+                    segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
+                ),
+            )  # fmt: skip
+            number += 1
+            tiles += segment.tiles
+            if segment.tiles > 0:
+                loads += 1
+        record_unit(work, partials.records, unit, segment)
+        unit = next_unit(dealing, work, view, unit)
+    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(10))))

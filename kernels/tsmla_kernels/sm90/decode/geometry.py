@@ -1,0 +1,154 @@
+"""variant -> sizes of the Hopper decode. Pure Python; every budget is asserted here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.variant import Arch, DecodeVariant
+
+from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
+from ...parts.hopper.storage import BARRIER_BYTES
+
+TILE_KV = 64
+"""Keys of a tile."""
+GROUP_ROWS = 8
+"""Rows of a swizzle pattern."""
+CHUNK = 64
+"""Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
+BOX_ROWS = 16
+"""Keys that one bulk copy loads where pages are smaller than a tile; every page size is a multiple."""
+DEALT_AT, REFERENCES_AT = 384, 576
+"""Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
+STAGED_HALF = 512
+"""Bytes that a warp stages of eight rows of the result: 16 a lane."""
+STAGED_HALF_STRIDE = WARPGROUP // 32 * STAGED_HALF
+LOAD_WARPS = (0, 3)
+"""Each loads every other latent piece: pieces become free by twos, and a warp takes 350 clk for each."""
+OUTPUTS = 2
+"""Value MMAs side by side, and accumulators, of one warpgroup's half of the output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeGeometry:
+    """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
+
+    A cache row is loaded in pieces: equal ones of latent columns, and the rope columns, which come with the last of
+    these. Scores start with the first piece that is there. Of 16-bit caches, a piece is free again as soon as the
+    warpgroup that holds its output has multiplied it.
+
+    Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
+    them with keys contiguous. A piece is free again as soon as it has been transposed and scored.
+    """
+
+    tile_q: int
+    tile_kv: int
+    stages: int
+    value_stages: int
+    element_bytes: int
+
+    @classmethod
+    def of(cls, variant: DecodeVariant) -> DecodeGeometry:
+        assert variant.arch is Arch.SM90A, variant
+        size = variant.dtype.bits // 8
+        stages, value_stages = {2: (2, 2), 1: (3, 2)}[size]
+        geometry = cls(tile_q=64, tile_kv=TILE_KV, stages=stages, value_stages=value_stages, element_bytes=size)
+        geometry.check()
+        return geometry
+
+    @property
+    def transposes(self) -> bool:
+        """Whether values are transposed before their product; if not, it reads them where they were loaded."""
+        return self.element_bytes == 1
+
+    @property
+    def d_qk(self) -> int:
+        return LATENT_DIM + ROPE_DIM
+
+    @property
+    def d_half(self) -> int:
+        """Output columns of one warpgroup."""
+        return LATENT_DIM // 2
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
+        warpgroup (ptxas C7602)."""
+        return self.d_half // OUTPUTS
+
+    @property
+    def d_piece(self) -> int:
+        """Columns of a latent piece: what is free together."""
+        return self.d_half if self.transposes else self.value_columns
+
+    @property
+    def latent_pieces(self) -> int:
+        return LATENT_DIM // self.d_piece
+
+    def places(self, mine: int) -> tuple[int, ...]:
+        """Which `value_columns` of the output warpgroup `mine` has. Of values that are multiplied where they were
+        loaded, every other, so that pieces become free in the order in which they are loaded."""
+        return tuple(mine * OUTPUTS + i if self.transposes else mine + 2 * i for i in range(OUTPUTS))
+
+    def loaded_pieces(self, loader: int) -> tuple[int, ...]:
+        """Latent pieces that a loading warp loads; the rope columns come with the last of all."""
+        return tuple(range(loader, self.latent_pieces, len(LOAD_WARPS)))
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Cache columns of the pieces."""
+        return (self.d_piece,) * self.latent_pieces + (ROPE_DIM,)
+
+    @property
+    def q_bytes(self) -> int:
+        return self.tile_q * self.d_qk * self.element_bytes
+
+    @property
+    def piece_bytes(self) -> tuple[int, ...]:
+        """One stage of each piece."""
+        return tuple(self.tile_kv * columns * self.element_bytes for columns in self.pieces)
+
+    @property
+    def edge_bytes(self) -> tuple[int, ...]:
+        """What is awaited together: the last latent piece has the rope columns with it."""
+        *latent, last, rope = self.piece_bytes
+        return (*latent, last + rope)
+
+    @property
+    def values_bytes(self) -> int:
+        """One half of a tile's transposed values."""
+        return self.tile_kv * self.d_half if self.transposes else 0
+
+    @property
+    def exchange_bytes(self) -> int:
+        """`exchanged_bytes`; row sums of both warpgroups, for two segments; the first and the last key that a row sees,
+        for either warpgroup."""
+        return self.exchanged_bytes + self.tile_q * (4 * 4 + 4 * 4)
+
+    @property
+    def probabilities_bytes(self) -> int:
+        """Of one tile."""
+        return self.tile_q * self.tile_kv * self.element_bytes
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Probabilities of one tile, in register order: STAGED_HALF_STRIDE bytes hold 16 of every thread, and lie in
+        the order of threads. At the end of a segment, what its warps stage, in the places of their own threads and of
+        their counterparts' (`decode_results`)."""
+        return max(self.probabilities_bytes, 4 * STAGED_HALF_STRIDE)
+
+    @property
+    def shared_bytes(self) -> int:
+        tiles = self.q_bytes + self.stages * sum(self.piece_bytes) + 2 * self.value_stages * self.values_bytes
+        return BARRIER_BYTES + tiles + self.exchange_bytes
+
+    @property
+    def accumulator_registers(self) -> int:
+        """32-bit registers an attending thread holds: output, scores, own and received probabilities."""
+        return (4 * (self.d_half + self.tile_kv) + 2 * self.element_bytes * self.tile_kv) // 8
+
+    def check(self) -> None:
+        assert self.tile_q == 64 and self.tile_kv % BOX_ROWS == 0, self
+        for size in (self.q_bytes, *self.piece_bytes):
+            assert size % TILE_ALIGNMENT == 0, self
+        assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

@@ -1,0 +1,271 @@
+"""Absorbed MLA decode over a paged cache for Hopper: host entry and kernel entry.
+
+One CTA per part of the plan walks its segments (`parts/decode_work.py`): 64 query rows against a range of KV tiles. Two
+warpgroups attend, two warps load by TMA, one wipes what lies beyond the visible keys.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from tsmla.plan import DEALS
+from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.variant import DecodeVariant
+
+from ...decode.arguments import decode_arguments
+from ...decode.combine import launch_combine
+from ...limits import WARPGROUP
+from ...parts.decode_work import Terms, on_the_line, terms_of
+from ...parts.paged import boxes_view
+from ...parts.partials import Partials, partials_of
+from ...parts.precision import Probabilities, numeric
+from ...parts.visible import Visibility, hides, visibility
+from .attend import attend
+from .clean import clean
+from .deal import deal
+from .geometry import BOX_ROWS, CHUNK, LOAD_WARPS, DecodeGeometry
+from .load import load
+from .results import Results
+from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
+from .storage import Shared, box_layout, box_shape, layouts_of, shared_of, stages_layout
+from .task import leave, take
+from .transpose import transpose_values
+
+
+class DecodeKernel:
+    """Compiles one DecodeVariant. Run-time facts: lengths, heads, q_len, pages and their size, masks, parts, scales."""
+
+    def __init__(self, variant: DecodeVariant):
+        self.variant = variant
+        self.geometry = DecodeGeometry.of(variant)
+        self.schedule = DecodeSchedule.of(self.geometry)
+        self.deal = DEALS[variant.arch]
+        self.dtype = numeric(variant.dtype)
+        self.out_dtype = numeric(variant.out_dtype)
+
+    def fake_arguments(self) -> tuple:
+        """Arguments in calling order; the signature that decode kernels share."""
+        return decode_arguments(self.variant)
+
+    @cute.jit
+    def __call__(
+        self,
+        query: cute.Tensor,
+        kv_cache: cute.Tensor,
+        block_tables: cute.Tensor,
+        seq_lens: cute.Tensor,
+        causal_seqs: cute.Tensor,
+        visible: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        workspace: cute.Tensor,
+        softmax_scale: Float32,
+        output_scale: Float32,
+        causal: Int32,
+        window_left: Int32,
+        cp_world: Int32,
+        cp_rank: Int32,
+        cp_interleave: Int32,
+        parts: Int32,
+        stream,
+    ):
+        geometry = self.geometry
+        mma_qk, mma_pv = self._mmas()
+        layouts = layouts_of(geometry, self.dtype)
+        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        heads, q_len = query.shape[2], query.shape[1]
+        rows = cute.make_tensor(
+            query.iterator,
+            cute.make_layout(
+                (q_len * heads, geometry.d_qk, query.shape[0]),
+                stride=(geometry.d_qk, 1, Int64(q_len * heads) * geometry.d_qk),
+            ),
+        )
+        q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
+        keys = boxes_view(kv_cache, 0, CHUNK, geometry.d_qk // CHUNK)
+        (latent_box, latent_tile), (rope_box, rope_tile) = (
+            [
+                cpasync.make_tiled_tma_atom(
+                    load_op,
+                    keys,
+                    cute.make_composed_layout(layouts.swizzle, 0, box_layout(columns, rows)),
+                    box_shape(columns, rows),
+                )
+                for rows in (BOX_ROWS, geometry.tile_kv)
+            ]
+            for columns in (geometry.d_piece, ROPE_DIM)
+        )
+        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
+        capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
+        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
+        partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
+        terms = terms_of(self.deal, query.shape[0], q_len, heads, parts, partials.slots)
+        view = on_the_line(self.deal, view, terms)
+        self.kernel(
+            *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
+            block_tables, view, terms, out, lse, partials, kv_cache.shape[0], kv_cache.shape[1],
+            softmax_scale, output_scale, mma_qk, mma_pv,
+        ).launch(
+            grid=(parts, 1, 1),
+            block=(self.schedule.threads, 1, 1),
+            smem=geometry.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=self.variant.pdl,
+        )  # fmt: skip
+        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
+
+    @cute.kernel
+    def kernel(
+        self,
+        q_atom: cute.CopyAtom,
+        q: cute.Tensor,
+        latent_box_atom: cute.CopyAtom,
+        latent_box: cute.Tensor,
+        latent_tile_atom: cute.CopyAtom,
+        latent_tile: cute.Tensor,
+        rope_box_atom: cute.CopyAtom,
+        rope_box: cute.Tensor,
+        rope_tile_atom: cute.CopyAtom,
+        rope_tile: cute.Tensor,
+        block_tables: cute.Tensor,
+        view: Visibility,
+        terms: Terms,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        partials: Partials,
+        pages: Int32,
+        page_size: Int32,
+        softmax_scale: Float32,
+        output_scale: Float32,
+        mma_qk: cute.TiledMma,
+        mma_pv: cute.TiledMma,
+    ):
+        geometry, schedule = self.geometry, self.schedule
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == LOAD_WARPS[0]:
+            for atom in (q_atom, latent_tile_atom, rope_tile_atom):
+                cpasync.prefetch_descriptor(atom)
+        shared = shared_of(geometry, schedule, self.dtype)
+        if warp == 0:
+            with cute.arch.elect_one():
+                for edge in (shared.q_edge, shared.dealt.edge, *shared.kv_edges):
+                    edge.init()
+                if const_expr(geometry.transposes):
+                    for edge in shared.v_edges:
+                        edge.init()
+                shared.landed.init()
+                for i in range(schedule.warps_per_group):
+                    cute.arch.mbarrier_init(shared.referenced + i, 1)
+                    cute.arch.mbarrier_init(shared.exchanged + i, 1)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        if const_expr(self.variant.pdl):
+            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        if warp < WARPGROUP // 32:
+            cute.arch.setmaxregister_decrease(schedule.load_registers)
+            number, edges = Int32(0), Int32(0)
+            if warp == DEAL_WARP:
+                deal(self.deal, shared.dealt, view, terms, partials)
+            elif warp == CLEAN_WARP:
+                task = take(shared.dealt, number)
+                while task.more:
+                    edges = clean(shared, geometry, task, view, terms.heads, edges)
+                    leave(shared.dealt, number)
+                    number += 1
+                    task = take(shared.dealt, number)
+            else:
+                q_tiles = self._partition_q(q_atom, q, shared.q)
+                boxes = self._partition_pieces(
+                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_ROWS, shared
+                )
+                tiles = self._partition_pieces(
+                    (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
+                )
+                for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
+                    if warp == LOAD_WARPS[loader]:
+                        task = take(shared.dealt, number)
+                        while task.more:
+                            edges = load(
+                                q_tiles, boxes, tiles, block_tables, shared, geometry, loader, task, hides(view),
+                                page_size, pages, edges,
+                            )  # fmt: skip
+                            leave(shared.dealt, number)
+                            number += 1
+                            task = take(shared.dealt, number)
+        elif warp >= 3 * WARPGROUP // 32:
+            if const_expr(geometry.transposes):
+                cute.arch.setmaxregister_decrease(schedule.transpose_registers)
+                number = Int32(0)
+                task = take(shared.dealt, number)
+                while task.more:
+                    transpose_values(shared, geometry, task)
+                    leave(shared.dealt, number)
+                    number += 1
+                    task = take(shared.dealt, number)
+        else:
+            cute.arch.setmaxregister_increase(schedule.attend_registers)
+            probabilities, scales = Probabilities.of(self.variant.dtype), (softmax_scale, output_scale)
+            results = Results(out, lse, partials, terms.rows)
+            mine = warp // (WARPGROUP // 32) - 1
+            number = Int32(0)
+            task = take(shared.dealt, number)
+            while task.more:
+                attend(
+                    geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads, results,
+                    scales,
+                )  # fmt: skip
+                leave(shared.dealt, number)
+                number += 1
+                task = take(shared.dealt, number)
+
+    def _partition_q(self, atom, q: cute.Tensor, shared: cute.Tensor):
+        """(copy atom, tiles by row tile and request, shared tile)."""
+        tiles = cute.local_tile(q, (self.geometry.tile_q, self.geometry.d_qk), (None, 0, None))
+        target, source = cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+        )
+        return atom, source, target
+
+    def _partition_pieces(self, latent, rope, rows: int, shared: Shared) -> tuple:
+        """`_partition_piece` of every piece; `latent` and `rope` are (copy atom, cache)."""
+        sources = [latent] * self.geometry.latent_pieces + [rope]
+        return tuple(
+            self._partition_piece(*source, piece, rows, place)
+            for piece, (source, place) in enumerate(zip(sources, shared.kv_pieces, strict=True))
+        )
+
+    def _partition_piece(self, atom, keys: cute.Tensor, piece: int, rows: int, shared: cute.Pointer):
+        """(copy atom, boxes of `rows` keys by place in the page and page, shared boxes by place in the tile and stage).
+        """
+        geometry = self.geometry
+        columns = geometry.pieces[piece]
+        place = (LATENT_DIM if piece == geometry.latent_pieces else piece * columns) // columns
+        boxes = cute.local_tile(keys, box_shape(columns, rows), (0, 0, place, None, None))
+        target, source = cpasync.tma_partition(
+            atom,
+            0,
+            cute.make_layout(1),
+            cute.group_modes(cute.make_tensor(shared, stages_layout(geometry, columns, rows)), 0, 5),
+            cute.group_modes(boxes, 0, 5),
+        )
+        return atom, source, target
+
+    def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
+        """Scores = Q K^T with both in shared memory; output += P V with P in registers."""
+        k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
+        v_major = k_major if self.geometry.transposes else mn_major
+        one = (1, 1, 1)
+        qk = hopper.make_trivial_tiled_mma(
+            self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
+        )
+        pv = hopper.make_trivial_tiled_mma(
+            self.dtype, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.value_columns),
+            warpgroup.OperandSource.RMEM,
+        )  # fmt: skip
+        return qk, pv

@@ -1,0 +1,107 @@
+"""Role `load` of the Hopper decode: warps that fill the rings of the query and of the cache's pieces."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, const_expr
+
+from ...parts.division import remainder
+from .geometry import BOX_ROWS, TILE_KV, DecodeGeometry
+from .task import Task, edge_tile
+
+BOXES = TILE_KV // BOX_ROWS
+"""Of a tile."""
+Q_LOADER = 1
+"""Number of the loading warp that loads the query, before its pieces: scores need others first."""
+EVICT_FIRST = 0x12F0000000000000
+"""Cache policy of what is read of the KV cache, so that partial results stay in L2 until they are combined. (Encoding:
+CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
+
+
+@cute.jit
+def load(
+    q,
+    boxes,
+    tiles,
+    block_tables: cute.Tensor,
+    shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    loader: cutlass.Constexpr[int],
+    task: Task,
+    hidden: Boolean,
+    page_size: Int32,
+    pages: Int32,
+    edges: Int32,
+) -> Int32:
+    """Loading warp number `loader`: its pieces of every tile of a task; one of them loads the query, too. `q` is
+    (copy atom, tiles); `boxes` and `tiles` are the same for pieces of the cache, 16 keys or a whole tile at a time,
+    which is quicker where a page holds it. Edge tiles land where `clean` awaits them, and all tiles if keys between may
+    be `hidden`. Returns how many there were.
+
+    A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
+    read beyond the last page, where everything is zero; so are those whose page does not exist.
+    """
+    tiles_per_lookup = 32 // BOXES
+    policy = Int64(EVICT_FIRST)
+    lane = cute.arch.lane_idx()
+    page_shift = cute.arch.popc(page_size - 1)
+    looked_up = _page(block_tables, task, page_shift, pages, lane)
+    ahead = _page(block_tables, task, page_shift, pages, 32 + lane)
+    if const_expr(loader == Q_LOADER):
+        if task.tiles > 0:
+            q_barrier = shared.q_edge.acquire(task.loads)
+            cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
+    for index in cutlass.range(task.tiles, unroll=1):
+        within = index % tiles_per_lookup
+        if within == 0 and index > 0:
+            looked_up = ahead
+            ahead = _page(
+                block_tables, task, page_shift, pages, (index // tiles_per_lookup + 1) * 32 + lane
+            )
+        count = task.first_count + index
+        tile = task.first_tile + index
+        is_edge = edge_tile(task, tile, geometry.tile_kv) | hidden
+        landing = remainder(edges, Int32(geometry.stages))
+        whole = (page_size >= geometry.tile_kv) & (not is_edge)
+        tile_page = cute.arch.shuffle_sync(looked_up, within * BOXES)
+        tile_place = tile & (page_size // geometry.tile_kv - 1)
+        for part in geometry.loaded_pieces(loader):
+            edge = shared.kv_edges[part]
+            edge.wait_empty(count)
+            stage = edge.stage(count)
+            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[part] + landing, stage))
+            edge.expect(barrier)
+            pieces = (part,) if part + 1 < geometry.latent_pieces else (part, part + 1)
+            if whole:
+                for piece in pieces:
+                    atom, source, target = tiles[piece]
+                    cute.copy(
+                        atom, source[None, tile_place, tile_page], target[None, 0, stage],
+                        tma_bar_ptr=barrier, cache_policy=policy,
+                    )  # fmt: skip
+            else:
+                for box in cutlass.range(BOXES, unroll=1):
+                    page = cute.arch.shuffle_sync(looked_up, within * BOXES + box)
+                    place = (tile * BOXES + box) & (page_size // BOX_ROWS - 1)
+                    for piece in pieces:
+                        atom, source, target = boxes[piece]
+                        cute.copy(
+                            atom, source[None, place, page], target[None, box, stage],
+                            tma_bar_ptr=barrier, cache_policy=policy,
+                        )  # fmt: skip
+        if is_edge:
+            edges += 1
+    return edges
+
+
+@cute.jit
+def _page(
+    block_tables: cute.Tensor, task: Task, page_shift: Int32, pages: Int32, box: Int32
+) -> Int32:
+    """The page of one of the segment's boxes; the one beyond the last for a box that holds no visible key."""
+    page = pages
+    first = (task.first_tile * BOXES + box) * BOX_ROWS
+    if first + BOX_ROWS > task.first_key and first < task.end_key and box < task.tiles * BOXES:
+        page = block_tables[task.request, first >> page_shift]
+    return page

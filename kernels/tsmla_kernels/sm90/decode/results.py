@@ -1,0 +1,176 @@
+"""From the attending warpgroups of the Hopper decode to global memory: rows of the result, or partial ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import warp
+from tsmla.support import LATENT_DIM
+
+from ...parts.alignment import aligned, shared_vector
+from ...parts.hopper.fragment import QUAD, rows_columns
+from ...parts.hopper.softmax import _quad_sum
+from ...parts.partials import Partials
+from ...parts.precision import packed_words
+from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
+from .schedule import PAIR_BARRIER
+from .task import look
+
+WARP_ROWS = 16
+STAGED_COLUMNS = 32
+"""Of a warp's rows, staged at a time: two matrices of 16 x 16."""
+
+
+class Results(NamedTuple):
+    """Where rows go; `rows` is q_len x heads."""
+
+    out: cute.Tensor
+    lse: cute.Tensor | None
+    partials: Partials
+    rows: Int32
+
+
+@cute.jit
+def finish(state, mine: Int32, number: Int32, results, output_scale: Float32):
+    """End of task `number` for warpgroup `mine`, whose `decode_attend.Attention` is `state`. Row sums of both
+    warpgroups, then rows divided by them: the result, or the partial one in its slot.
+
+    The first pair barrier also says that the counterpart has read the last probabilities, the second that it has read
+    what it staged in their place."""
+    task = look(state.shared.dealt, number)
+    turn = number & 1
+    leader = state.coordinates[0, 0][1] == 0
+    row_sums = state.shared.row_sums
+    for row in cutlass.range_constexpr(cute.size(state.row_sum)):
+        state.row_sum[row] = _quad_sum(state.row_sum[row])
+        if leader:
+            row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
+    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
+    rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
+    partial_lse = results.partials.lse
+    factors = cute.make_rmem_tensor_like(state.row_sum)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        position = state.coordinates[row, 0][0]
+        total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
+        empty = total == 0.0
+        factors[row] = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+        log_total = state.reference[row] * state.scale_log2 + cute.math.log2(total, fastmath=True)
+        if const_expr(state.probabilities.bias):
+            log_total -= state.probabilities.bias
+        lse = -Float32.inf if empty else log_total
+        if mine == 0 and leader and position < task.rows:
+            if task.slot >= 0:
+                partial_lse[task.slot, position] = lse
+            elif const_expr(row_lse is not None):
+                row_lse[position] = lse
+    if task.tiles == 0:
+        for output in state.outputs:
+            output.fill(0.0)
+    geometry = state.geometry
+    columns = [
+        (first + mine * (second - first)) * geometry.value_columns
+        for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
+    ]
+    if task.slot < 0:
+        for row in cutlass.range_constexpr(cute.size(factors)):
+            factors[row] = factors[row] * output_scale
+        staging = state.shared.staging + mine * 2 * STAGED_HALF_STRIDE + state.warp * STAGED_HALF
+        for i in cutlass.range_constexpr(OUTPUTS):
+            output = rows_columns(state.outputs[i])
+            _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
+        cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
+    else:
+        for row in cutlass.range_constexpr(cute.size(factors)):
+            position = state.coordinates[row, 0][0]
+            if position < task.rows:
+                partial = results.partials.rows[task.slot, position, None]
+                lane = state.coordinates[row, 0][1] // 2
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    _store_partial_row(partial, columns[i], lane, rows_columns(state.outputs[i]), row, factors[row])
+
+
+@cute.jit
+def output_of(out: cute.Tensor, lse: cute.Tensor | None, request: Int32, first_row: Int32, rows: Int32):
+    """(rows, columns) of the output and (rows) of the LSE, or None, of a request from its row `first_row` on; `rows` is
+    q_len x heads."""
+    first = Int64(request) * rows + first_row
+    columns = cute.make_layout((rows, LATENT_DIM), stride=(LATENT_DIM, 1))
+    target = cute.make_tensor(out.iterator + first * LATENT_DIM, columns)
+    if const_expr(lse is None):
+        return target, None
+    return target, cute.make_tensor(lse.iterator + first, cute.make_layout(rows))
+
+
+@cute.jit
+def _store_rows(
+    target: cute.Tensor,
+    column: Int32,
+    accumulator: cute.Tensor,
+    factors: cute.Tensor,
+    staging: Int32,
+    first_row: Int32,
+    rows: Int32,
+) -> None:
+    """The warp's rows of an accumulator (rows, columns), times `factors`, rounded to 16 bits, from row `first_row` and
+    `column` of `target` on; row `rows` and those behind it are left out.
+
+    A lane holds two columns of a row, and a sector that takes two stores takes twice the time. So rows go by way of
+    shared memory, where those of a warp have two places, `staging` and STAGED_HALF_STRIDE behind it; a lane then stores
+    16 bytes, four lanes 64 of a row."""
+    dtype = target.element_type
+    vector = 128 // dtype.width
+    lane = cute.arch.lane_idx()
+    store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dtype)
+    put = staging + (lane >> 3 & 1) * STAGED_HALF_STRIDE + _staged_at(lane & 7, lane >> 4)
+    get = staging + _staged_at(lane // QUAD, lane % QUAD)
+    stored_rows = [first_row + half * WARP_ROWS // 2 + lane // QUAD for half in range(2)]
+    places = [target[row, None].iterator + (column + lane % QUAD * vector) for row in stored_rows]
+    for group in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) * QUAD // STAGED_COLUMNS):
+        for matrix in cutlass.range_constexpr(2):
+            words = cute.make_rmem_tensor(4, Int32)
+            first = STAGED_COLUMNS // QUAD * group + 4 * matrix
+            for block in cutlass.range_constexpr(2):
+                for half in cutlass.range_constexpr(2):
+                    values = [accumulator[half, first + 2 * block + i] * factors[half] for i in range(2)]
+                    words[2 * block + half] = packed_words(values, dtype)[0]
+            cute.copy(store, cute.recast_tensor(words, dtype), shared_vector(dtype, put ^ (32 * matrix)))
+        cute.arch.sync_warp()
+        for half in cutlass.range_constexpr(2):
+            words = cute.make_rmem_tensor(4, Int32)
+            cute.autovec_copy(shared_vector(Int32, get + half * STAGED_HALF_STRIDE), words)
+            place = aligned(places[half] + STAGED_COLUMNS * group, 16)
+            if stored_rows[half] < rows:
+                cute.autovec_copy(cute.recast_tensor(words, dtype), cute.make_tensor(place, vector))
+        cute.arch.sync_warp()
+
+
+@cute.jit
+def _staged_at(row: Int32, part: Int32) -> Int32:
+    """Where in eight rows 16 bytes of the 64 of a row lie, so that neither eight parts of one column nor those of two
+    rows share banks."""
+    return (4 * row + (part ^ (row >> 1 & 3))) * 16
+
+
+@cute.jit
+def _store_partial_row(
+    target: cute.Tensor,
+    column: Int32,
+    lane: Int32,
+    accumulator: cute.Tensor,
+    row: cutlass.Constexpr,
+    factor: Float32,
+) -> None:
+    """This lane's part of a row times `factor`, in float32, from `column` on; `lane` counts within the quad. The lanes
+    of a quad fill a sector."""
+    size = 2
+    pointer = (target.iterator + (column + lane * size)).align(size * target.element_type.width // 8)
+    vectors = cute.size(accumulator, mode=[1]) // size
+    places = cute.make_tensor(pointer, cute.make_layout((size, vectors), stride=(1, size * QUAD)))
+    scaled = cute.make_rmem_tensor((size, vectors), target.element_type)
+    for i in cutlass.range_constexpr(vectors):
+        for j in cutlass.range_constexpr(size):
+            scaled[j, i] = accumulator[row, size * i + j] * factor
+        cute.autovec_copy(scaled[None, i], places[None, i])

@@ -1,0 +1,213 @@
+"""What lies where in a CTA's shared memory of the Hopper decode, and who waits for whom there."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import Numeric
+
+from ...limits import TILE_ALIGNMENT, WARPGROUP
+from ...parts.hopper.storage import BARRIER_BYTES
+from ...parts.pipeline import Signals, TmaEdge, WarpEdge
+from .geometry import CHUNK, DEALT_AT, GROUP_ROWS, OUTPUTS, REFERENCES_AT, DecodeGeometry
+from .schedule import DecodeSchedule
+from .task import RING, WORDS, Dealt
+
+
+class Layouts(NamedTuple):
+    """Of shared memory; tuples are those of the pieces of a cache row. `values` are those of one value MMA. `vectors`
+    are (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
+
+    swizzle: cute.Swizzle
+    q: cute.ComposedLayout
+    q_pieces: tuple
+    keys: tuple
+    values: cute.Layout
+    vectors: tuple
+
+
+class Shared(NamedTuple):
+    """Tiles in shared memory, seen by the products (q_pieces, k_pieces, values), by TMA (q, kv_pieces), as vectors,
+    and as addresses (loaded, transposed); what the attending warpgroups exchange, where they stage results, and which
+    keys their rows see; the edges; where edge tiles land, in turns, of which there are as many as a loading warp may be
+    ahead of the other (also as 64-bit words after the first barrier of each ring); the warp pairs' barriers, of
+    references and of probabilities; the tasks."""
+
+    q: cute.Tensor
+    q_pieces: tuple
+    k_pieces: tuple
+    values: tuple
+    kv_pieces: tuple
+    loaded: tuple
+    transposed: tuple
+    vectors: tuple
+    exchange: cute.Tensor
+    staging: Int32
+    references: cute.Tensor
+    row_sums: cute.Tensor
+    row_keys: cute.Tensor
+    q_edge: TmaEdge
+    kv_edges: tuple
+    v_edges: tuple
+    landed: Signals
+    landed_after: tuple
+    referenced: cute.Pointer
+    exchanged: cute.Pointer
+    dealt: Dealt
+
+
+def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
+    """Swizzled patterns of 8 rows and 64 columns. A piece of the cache tile lies in groups of 8 rows, each all of
+    its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
+    over the tile. Transposed values are rows of keys, stage by stage."""
+    kinds = warpgroup.SmemLayoutAtomKind
+    atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.transposes else kinds.K_SW128, dtype)
+    pattern = GROUP_ROWS * CHUNK
+    groups = geometry.tile_kv // GROUP_ROWS
+    line = CHUNK * geometry.element_bytes // 16
+    keys, vectors, q_pieces = [], [], []
+    for columns in geometry.pieces:
+        chunks, stage = columns // CHUNK, geometry.tile_kv * columns
+        rows, row_strides = (GROUP_ROWS, groups), (CHUNK, chunks * pattern)
+        keys.append(
+            cute.make_layout(
+                (rows, (CHUNK, chunks), geometry.stages), stride=(row_strides, (1, pattern), stage)
+            )
+        )
+        vectors.append(
+            cute.make_layout(
+                (4, GROUP_ROWS, line, chunks, groups, geometry.stages),
+                stride=(1, 4 * line, 4, 32 * line, 32 * line * chunks, 4 * line * chunks * geometry.tile_kv),
+            )
+        )
+        q_pieces.append(
+            cute.make_layout(
+                ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (CHUNK, chunks)),
+                stride=((CHUNK, pattern), (1, geometry.tile_q * CHUNK)),
+            )
+        )
+    d_value = geometry.value_columns
+    if geometry.transposes:
+        values = cute.make_layout(
+            (d_value, geometry.tile_kv, geometry.value_stages), stride=(geometry.tile_kv, 1, geometry.values_bytes)
+        )
+    else:
+        values = cute.make_layout(
+            ((CHUNK, d_value // CHUNK), (GROUP_ROWS, groups), geometry.stages),
+            stride=((1, pattern), (CHUNK, d_value // CHUNK * pattern), geometry.tile_kv * d_value),
+        )
+    return Layouts(
+        swizzle=atom.inner,
+        q=cute.tile_to_shape(atom, (geometry.tile_q, geometry.d_qk), order=(0, 1)),
+        q_pieces=tuple(q_pieces),
+        keys=tuple(keys),
+        values=values,
+        vectors=tuple(vectors),
+    )
+
+
+def shared_of(geometry: DecodeGeometry, schedule: DecodeSchedule, dtype: type[Numeric]) -> Shared:
+    """Carve up shared memory: barriers and row sums, Q, both rings, the exchange of probabilities."""
+    layouts = layouts_of(geometry, dtype)
+    base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+
+    def swizzled(offset, layout):
+        return cute.make_tensor(cute.recast_ptr(base + offset, layouts.swizzle, dtype), layout)
+
+    def plain(offset, layout, element):
+        return cute.make_tensor(cute.recast_ptr(base + offset, dtype=element), layout)
+
+    def each(places, shapes):
+        return tuple(swizzled(at, layout) for at, layout in zip(places, shapes, strict=True))
+
+    q_line = geometry.tile_q * geometry.element_bytes
+    q_pieces = [BARRIER_BYTES + sum(geometry.pieces[:i]) * q_line for i in range(len(geometry.pieces))]
+    *pieces, transposed = itertools.accumulate(
+        (geometry.stages * size for size in geometry.piece_bytes), initial=BARRIER_BYTES + geometry.q_bytes
+    )
+    halves = [transposed + half * geometry.value_stages * geometry.values_bytes for half in range(3)]
+    exchange = halves.pop()
+    values = pieces[: geometry.latent_pieces]
+    if geometry.transposes:
+        output_bytes = geometry.value_columns * geometry.tile_kv
+        values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
+    row_sums = exchange + geometry.exchanged_bytes
+    row_keys = row_sums + geometry.tile_q * 4 * 4
+    barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
+    warps = schedule.warps_per_group
+    vectors = geometry.probabilities_bytes // WARPGROUP // 16
+    ring = TmaEdge.barrier_count(geometry.stages)
+    q_edge = TmaEdge(barriers.take(TmaEdge.barrier_count(1)), 1, geometry.q_bytes, 2 * warps)
+    kv_edges = tuple(
+        TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.edge_bytes
+    )
+    landed = Signals(barriers.take(geometry.stages), geometry.stages, geometry.latent_pieces)
+    referenced, exchanged = barriers.take(warps), barriers.take(warps)
+    dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
+    v_edges = kv_edges
+    if geometry.transposes:
+        words = WarpEdge.barrier_count(geometry.value_stages)
+        v_edges = tuple(WarpEdge(barriers.take(words), geometry.value_stages, warps, warps) for _ in range(2))
+    assert barriers.taken * 8 <= DEALT_AT, barriers.taken
+    assert DEALT_AT + WORDS * RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
+    return Shared(
+        q=swizzled(BARRIER_BYTES, layouts.q.outer),
+        q_pieces=each(q_pieces, layouts.q_pieces),
+        k_pieces=each(pieces, layouts.keys),
+        values=each(values, [layouts.values] * len(values)),
+        kv_pieces=tuple(cute.recast_ptr(base + at, layouts.swizzle, dtype) for at in pieces),
+        loaded=tuple((base + at).toint() for at in pieces),
+        transposed=tuple((base + at).toint() for at in halves),
+        vectors=tuple(plain(at, layout, Int32) for at, layout in zip(pieces, layouts.vectors, strict=True)),
+        exchange=plain(
+            exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
+        ),
+        staging=(base + exchange).toint(),
+        references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
+        row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
+        row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
+        q_edge=q_edge,
+        kv_edges=kv_edges,
+        v_edges=v_edges,
+        landed=landed,
+        landed_after=tuple((geometry.latent_pieces - i) * ring for i in range(geometry.latent_pieces)),
+        referenced=referenced,
+        exchanged=exchanged,
+        dealt=Dealt(plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32), dealt_edge),
+    )
+
+
+def box_shape(columns: int, rows: int) -> tuple[int, ...]:
+    """Of a bulk copy of `rows` keys and `columns` columns, in `boxes_view`."""
+    return CHUNK, GROUP_ROWS, columns // CHUNK, rows // GROUP_ROWS, 1
+
+
+def box_layout(columns: int, rows: int) -> cute.Layout:
+    pattern = GROUP_ROWS * CHUNK
+    return cute.make_layout(box_shape(columns, rows), stride=(1, CHUNK, pattern, columns * GROUP_ROWS, 0))
+
+
+def stages_layout(geometry: DecodeGeometry, columns: int, rows: int) -> cute.Layout:
+    """Boxes of a piece of the cache tile: (box, boxes in a tile, stages)."""
+    box = box_layout(columns, rows)
+    return cute.make_layout(
+        (*box.shape, geometry.tile_kv // rows, geometry.stages),
+        stride=(*box.stride, rows * columns, geometry.tile_kv * columns),
+    )
+
+
+class _Words:
+    """Hands out 64-bit words of shared memory, one after the other."""
+
+    def __init__(self, start: cute.Pointer):
+        self.start = start
+        self.taken = 0
+
+    def take(self, count: int) -> cute.Pointer:
+        self.taken += count
+        return self.start + (self.taken - count)

@@ -1,0 +1,80 @@
+"""A segment as the dealing warp of the Hopper decode tells it to the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, const_expr
+
+from ...parts.pipeline import WarpEdge
+
+RING = 4
+"""Segments that are told ahead."""
+WORDS = 12
+"""Of a task, in whole vectors of four."""
+
+
+class Dealt(NamedTuple):
+    """The ring: words [WORDS, RING] int32 and its edge."""
+
+    words: cute.Tensor
+    edge: WarpEdge
+
+
+class Task(NamedTuple):
+    """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows from `first_row` on of a request, keys
+    `first_key .. end_key - 1` of which some row sees. slot is -1 where the result itself is written. `first_count`
+    tiles and `loads` segments with tiles came before it. `more` is False behind the last segment."""
+
+    more: Boolean
+    request: Int32
+    first_row: Int32
+    rows: Int32
+    first_tile: Int32
+    tiles: Int32
+    slot: Int32
+    first_key: Int32
+    end_key: Int32
+    first_count: Int32
+    loads: Int32
+
+
+@cute.jit
+def tell(dealt: Dealt, number: Int32, task: Task) -> None:
+    """The dealing warp: task `number` of this CTA."""
+    dealt.edge.wait_empty(number)
+    words = dealt.words
+    place = dealt.edge.stage(number)
+    if cute.arch.lane_idx() == 0:
+        for i in cutlass.range_constexpr(WORDS):
+            words[i, place] = Int32(task[i]) if const_expr(i < len(task)) else Int32(0)
+    cute.arch.sync_warp()
+    dealt.edge.hand_over(number)
+
+
+@cute.jit
+def take(dealt: Dealt, number: Int32) -> Task:
+    """Task `number` of this CTA, for a warp that will `leave` it."""
+    dealt.edge.wait_full(number)
+    return look(dealt, number)
+
+
+@cute.jit
+def look(dealt: Dealt, number: Int32) -> Task:
+    """A task that this warp has taken and not left, read again rather than kept in registers."""
+    values = [dealt.words[i, dealt.edge.stage(number)] for i in range(len(Task._fields))]
+    return Task(values[0] != 0, *values[1:])
+
+
+@cute.jit
+def leave(dealt: Dealt, number: Int32) -> None:
+    cute.arch.sync_warp()
+    dealt.edge.release(number)
+
+
+@cute.jit
+def edge_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
+    """Whether a tile holds keys that are not visible to any row: they may be NaN, or lie in pages that do not exist."""
+    return (tile * tile_kv < task.first_key) | ((tile + 1) * tile_kv > task.end_key)

@@ -1,0 +1,32 @@
+"""Role `transpose` of the Hopper decode: warps that turn each 8-bit value tile, as loaded, into keys contiguous."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+from ...limits import WARPGROUP
+from ...parts.hopper.transpose import transpose_pattern
+from .geometry import CHUNK, GROUP_ROWS, DecodeGeometry
+from .task import Task
+
+
+@cute.jit
+def transpose_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task) -> None:
+    """One warpgroup: both halves of every tile of a task. A warp takes 64 dims of either half."""
+    warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % (WARPGROUP // 32)
+    for index in cutlass.range(task.tiles, unroll=1):
+        count = task.first_count + index
+        for half in cutlass.range_constexpr(2):
+            loaded, values = shared.kv_edges[half], shared.v_edges[half]
+            loaded.wait_full(count)
+            values.wait_empty(count)
+            transpose_pattern(
+                shared.values[0].element_type,
+                shared.loaded[half] + loaded.stage(count) * geometry.piece_bytes[half] + warp * GROUP_ROWS * CHUNK,
+                GROUP_ROWS * geometry.d_piece,
+                shared.transposed[half] + values.stage(count) * geometry.values_bytes + warp * CHUNK * geometry.tile_kv,
+                geometry.tile_kv,
+            )
+            values.publish(count)
+            loaded.release(count)

@@ -1,0 +1,1 @@
+"""Ragged attention forward for Hopper."""

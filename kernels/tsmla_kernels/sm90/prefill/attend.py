@@ -1,0 +1,220 @@
+"""Role `attend` of the Hopper prefill: one warpgroup, 64 query rows, all of their KV tiles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+from tsmla.variant import Dtype, PrefillVariant
+
+from ...limits import WARPGROUP
+from ...parts import tma
+from ...parts.hopper import lazy_softmax, mma
+from ...parts.hopper.epilogue import stage_output, store_lse
+from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
+from ...parts.hopper.mask import mask_scores
+from ...parts.hopper.softmax import exponentiate, finish_rows, scale_rows
+from ...parts.logarithm import LOG2_E
+from ...parts.precision import Probabilities
+from ...parts.work_range import WorkRange, tile_at
+from .schedule import EPILOGUE_BARRIER
+
+
+class Attention(NamedTuple):
+    """What a step needs besides the tile number: operands, running state, positions."""
+
+    qk_op: object
+    pv_op: object
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    scores_shape: tuple
+    coordinates: cute.Tensor
+    probabilities: cute.Tensor
+    output: cute.Tensor
+    reference: cute.Tensor
+    row_sum: cute.Tensor
+    rescale: cute.Tensor
+    k_edge: object
+    v_edge: object
+    first_row: Int32
+    len_q: Int32
+    len_kv: Int32
+    work: WorkRange
+    scale_log2: Float32
+    tile_kv: int
+    causal: bool
+    precision: Probabilities
+
+
+def is_lazy(dtype: Dtype) -> bool:
+    """Whether a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output.
+    Products of 16 bits take twice as long, and that they are spared made their kernel slower (kernels/NOTES.md)."""
+    return dtype.bits == 8
+
+
+@cute.jit
+def attend(
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, work: WorkRange, scales
+):
+    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `scales` multiply the
+    scores and the output."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
+    mma_qk, mma_pv = mmas
+    softmax_scale, output_scale = scales
+    tile_q = cute.size(shared.q, mode=[2]) * 64
+    tile_kv, d_v = cute.size(shared.v, mode=[0]), cute.size(shared.v, mode=[1])
+    first_row = tile.tile * tile_q + group * 64
+
+    qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
+    output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, d_v)), Float32)
+    coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
+    rows = cute.size(coordinates, mode=[0])
+    reference, row_sum, rescale, factor, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
+    state = Attention(
+        qk_op=mma_qk.op,
+        pv_op=mma_pv.op,
+        q=qk.make_fragment_A(qk.partition_A(shared.q))[None, None, None, group],
+        k=qk.make_fragment_B(qk.partition_B(shared.k)),
+        v=pv.make_fragment_B(pv.partition_B(shared.values)),
+        scores_shape=mma_qk.partition_shape_C((64, tile_kv)),
+        coordinates=coordinates,
+        probabilities=pv.make_fragment_A(pv.partition_shape_A((64, tile_kv))),
+        output=output,
+        reference=reference,
+        row_sum=row_sum,
+        rescale=rescale,
+        k_edge=shared.k_edge,
+        v_edge=shared.values_edge,
+        first_row=first_row,
+        len_q=tile.q.length,
+        len_kv=tile.kv.length,
+        work=work,
+        scale_log2=softmax_scale * LOG2_E,
+        tile_kv=tile_kv,
+        causal=variant.causal,
+        precision=Probabilities.of(variant.dtype),
+    )
+    output.fill(0.0)
+    reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant.dtype) else -Float32.inf)
+    row_sum.fill(0.0)
+    if work.tiles > 0:
+        shared.q_edge.wait_full(group)
+        _first(state)
+        unmasked = cutlass.max(work.masked, 1)
+        if const_expr(variant.causal):
+            for count in cutlass.range(1, unmasked, unroll=1):
+                _step(state, count, True)
+        for count in cutlass.range(unmasked, work.tiles, unroll=1):
+            _step(state, count, False)
+        _last(state)
+
+    if const_expr(variant.pdl):
+        cute.arch.griddepcontrol_launch_dependents()
+    finish_rows(reference, row_sum, factor, row_lse, softmax_scale, output_scale, state.precision.bias)
+    scale_rows(rows_columns(output), factor)
+    if const_expr(variant.lse):
+        store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
+    out_shared = shared.out[None, None, group]
+    # The output takes Q's place, so every warp of the group must have finished its products.
+    cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + group, number_of_threads=WARPGROUP)
+    stage_output(mma_pv, thread, output, out_shared)
+    cute.arch.fence_view_async_shared()
+    cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + group, number_of_threads=WARPGROUP)
+    if cute.arch.make_warp_uniform(thread // 32) == 0:
+        source, target = tma.tiles_of(out[0], out[1], (64, d_v), shared.out)
+        groups = cute.size(shared.q, mode=[2])
+        with cute.arch.elect_one():
+            cute.copy(out[0], source[None, group], target[None, tile.tile * groups + group])
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def _scores(state: Attention, count: Int32) -> cute.Tensor:
+    """Start the score product of tile `count`."""
+    scores = cute.make_rmem_tensor(state.scores_shape, Float32)
+    state.k_edge.wait_full(count)
+    mma.issue(state.qk_op, scores, state.q, state.k[None, None, None, state.k_edge.stage(count)], False)
+    return scores
+
+
+@cute.jit
+def _values(state: Attention, count: Int32, fence: cutlass.Constexpr):
+    """Start adding tile `count`'s value product to the output."""
+    state.v_edge.wait_full(count)
+    values = state.v[None, None, None, state.v_edge.stage(count)]
+    mma.issue(state.pv_op, state.output, state.probabilities, values, True, fence)
+
+
+@cute.jit
+def _softmax(
+    state: Attention, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr
+) -> Boolean:
+    """Replace the scores of a tile by exponentials. Returns whether earlier output must be rescaled."""
+    view = rows_columns(scores)
+    if const_expr(masked):
+        first_column = tile_at(state.work, count) * state.tile_kv
+        mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
+    moves = Boolean(True)
+    if const_expr(is_lazy(state.precision.dtype)):
+        if const_expr(not first):
+            beyond = lazy_softmax.exceeds(
+                view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
+            )
+            moves = cute.arch.vote_any_sync(beyond)
+        if moves:
+            lazy_softmax.move_reference(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
+        sums = lazy_softmax.exponentiate(
+            view, view, state.reference, state.row_sum, state.scale_log2, state.precision
+        )
+        state.row_sum.store(sums.load())
+    else:
+        may_hide_row = masked and state.causal
+        exponentiate(view, state.reference, state.row_sum, state.rescale, state.scale_log2, first, may_hide_row)
+    return moves
+
+
+@cute.jit
+def _round(state: Attention, scores: cute.Tensor):
+    dtype = state.probabilities.element_type
+    state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
+
+
+@cute.jit
+def _first(state: Attention):
+    """Scores and softmax of the first tile."""
+    scores = _scores(state, Int32(0))
+    warpgroup.wait_group(0)
+    state.k_edge.release(Int32(0))
+    _softmax(state, scores, Int32(0), True, True)
+    _round(state, scores)
+
+
+@cute.jit
+def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
+    """Scores of tile `count` while the values of the tile before are added; then its softmax.
+
+    The fence of the score product covers the output and the probabilities, last touched in the step before.
+    """
+    scores = _scores(state, count)
+    _values(state, count - 1, False)
+    warpgroup.wait_group(1)
+    state.k_edge.release(count)
+    moves = _softmax(state, scores, count, masked, False)
+    warpgroup.wait_group(0)
+    state.v_edge.release(count - 1)
+    if moves:
+        scale_rows(rows_columns(state.output), state.rescale)
+    _round(state, scores)
+
+
+@cute.jit
+def _last(state: Attention):
+    """Values of the last tile."""
+    _values(state, state.work.tiles - 1, True)
+    warpgroup.wait_group(0)

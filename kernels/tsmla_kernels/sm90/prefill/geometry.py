@@ -1,0 +1,88 @@
+"""PrefillVariant -> sizes of the Hopper prefill. Pure Python; every budget is asserted here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tsmla.variant import Arch, PrefillVariant
+
+from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT
+from ...parts.hopper.storage import BARRIER_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillGeometry:
+    """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows.
+
+    8-bit values are transposed in shared memory, into a ring of their own: their MMA reads them with keys contiguous.
+    """
+
+    tile_q: int
+    tile_kv: int
+    d_qk: int
+    d_v: int
+    stages: int
+    element_bytes: int
+    out_element_bytes: int
+    transposes_values: bool
+
+    @classmethod
+    def of(cls, variant: PrefillVariant) -> PrefillGeometry:
+        assert variant.arch is Arch.SM90A, variant
+        small = variant.dtype.bits == 8
+        geometry = cls(
+            tile_q=128,
+            tile_kv=160 if small else 128,
+            d_qk=variant.d_qk,
+            d_v=variant.d_v,
+            stages=2,
+            element_bytes=variant.dtype.bits // 8,
+            out_element_bytes=variant.out_dtype.bits // 8,
+            transposes_values=small,
+        )
+        geometry.check()
+        return geometry
+
+    @property
+    def q_bytes(self) -> int:
+        return self.tile_q * self.d_qk * self.element_bytes
+
+    @property
+    def q_slot_bytes(self) -> int:
+        """What one warpgroup has for its 64 rows of Q, and then for those of the output."""
+        return 64 * max(self.d_qk * self.element_bytes, self.d_v * self.out_element_bytes)
+
+    @property
+    def k_bytes(self) -> int:
+        """One stage."""
+        return self.tile_kv * self.d_qk * self.element_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """One stage."""
+        return self.tile_kv * self.d_v * self.element_bytes
+
+    @property
+    def value_rings(self) -> int:
+        return 2 if self.transposes_values else 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """The output takes Q's place, 64 rows by 64 rows, once a warpgroup's last score has been computed."""
+        slots = self.tile_q // 64 * self.q_slot_bytes
+        return BARRIER_BYTES + slots + self.stages * (self.k_bytes + self.value_rings * self.v_bytes)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """32-bit registers a consumer thread holds through the main loop: scores, their rounded copy, output."""
+        return (4 * self.tile_kv + self.element_bytes * self.tile_kv + 4 * self.d_v) * 64 // 4 // 128
+
+    def check(self) -> None:
+        k_step = 32 // self.element_bytes
+        assert self.tile_q % 64 == 0 and self.tile_kv % k_step == 0 and self.tile_kv <= 256, self
+        assert self.d_qk * self.element_bytes % 64 == 0, self
+        assert self.d_v * self.element_bytes % 128 == 0, self
+        assert self.d_v * self.out_element_bytes % 128 == 0, self
+        for size in (self.q_slot_bytes, self.k_bytes, self.v_bytes):
+            assert size % TILE_ALIGNMENT == 0, self
+        assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

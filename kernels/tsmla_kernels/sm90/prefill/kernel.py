@@ -1,0 +1,193 @@
+"""Ragged attention forward for Hopper: host entry and kernel entry.
+
+Warpgroup 0 loads Q, K and V by TMA (`load`) and transposes 8-bit values (`transpose_values`); each other warpgroup
+attends 64 query rows (`attend`). Structure after FlashAttention-3 (arXiv 2407.08608): warp specialisation, and within a
+warpgroup the score product of one KV tile overlaps the value product of the one before.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from tsmla.variant import PrefillVariant
+
+from ...limits import WARPGROUP
+from ...parts import tma
+from ...parts.division import quotient
+from ...parts.precision import Probabilities, numeric
+from ...parts.tile_scheduler import query_tile, tile_bound
+from ...parts.work_range import work_range
+from ...prefill.arguments import prefill_arguments
+from .attend import attend
+from .geometry import PrefillGeometry
+from .load import load
+from .schedule import PrefillSchedule
+from .storage import Layouts, layouts_of, shared_of
+from .transpose import transpose_values
+
+
+class PrefillKernel:
+    """Compiles one PrefillVariant. Run-time facts: lengths, head counts, strides, scales."""
+
+    def __init__(self, variant: PrefillVariant):
+        self.variant = variant
+        self.geometry = PrefillGeometry.of(variant)
+        self.schedule = PrefillSchedule.of(self.geometry)
+        self.dtype = numeric(variant.dtype)
+        self.out_dtype = numeric(variant.out_dtype)
+
+    def fake_arguments(self) -> tuple:
+        """Arguments in calling order; the signature that prefill kernels share."""
+        return prefill_arguments(self.variant)
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        cum_seq_lens_q: cute.Tensor,
+        cum_seq_lens_kv: cute.Tensor,
+        softmax_scale: Float32,
+        output_scale: Float32,
+        stream,
+    ):
+        geometry = self.geometry
+        mma_qk, mma_pv = self._mmas()
+        layouts = self._layouts()
+        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        store_op = cpasync.CopyBulkTensorTileS2GOp()
+        q_map = cpasync.make_tiled_tma_atom(
+            load_op, tma.rows_first(q), cute.select(layouts.q, mode=[0, 1]), (64, geometry.d_qk)
+        )
+        k_map = cpasync.make_tiled_tma_atom(
+            load_op, tma.rows_first(k), cute.select(layouts.k, mode=[0, 1]), (geometry.tile_kv, geometry.d_qk)
+        )
+        v_map = cpasync.make_tiled_tma_atom(
+            load_op,
+            tma.clippable(tma.rows_first(v)),
+            cute.select(layouts.v, mode=[0, 1]),
+            (geometry.tile_kv, geometry.d_v),
+        )
+        out_map = cpasync.make_tiled_tma_atom(
+            store_op, tma.clippable(tma.rows_first(out)), cute.select(layouts.out, mode=[0, 1]), (64, geometry.d_v)
+        )
+        heads = q.shape[1]
+        tiles = tile_bound(q.shape[0], cum_seq_lens_q.shape[0] - 1, geometry.tile_q)
+        self.kernel(
+            q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
+            lse, cum_seq_lens_q, cum_seq_lens_kv, (q.shape[0], k.shape[0]),
+            heads, heads // k.shape[1], softmax_scale, output_scale, mma_qk, mma_pv,
+        ).launch(
+            grid=(tiles * heads, 1, 1),
+            block=(self.schedule.threads, 1, 1),
+            smem=geometry.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=self.variant.pdl,
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self,
+        q_atom: cute.CopyAtom,
+        q: cute.Tensor,
+        k_atom: cute.CopyAtom,
+        k: cute.Tensor,
+        v_atom: cute.CopyAtom,
+        v: cute.Tensor,
+        out_atom: cute.CopyAtom,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        cum_seq_lens_q: cute.Tensor,
+        cum_seq_lens_kv: cute.Tensor,
+        rows: tuple[Int32, Int32],
+        heads: Int32,
+        heads_per_kv_head: Int32,
+        softmax_scale: Float32,
+        output_scale: Float32,
+        mma_qk: cute.TiledMma,
+        mma_pv: cute.TiledMma,
+    ):
+        geometry, schedule = self.geometry, self.schedule
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        shared = shared_of(geometry, schedule, self._layouts(), self.dtype, self.out_dtype)
+        if warp == 1:  # 0 loads: it looks for its tile meanwhile
+            for atom in (q_atom, k_atom, v_atom, out_atom):
+                cpasync.prefetch_descriptor(atom)
+            with cute.arch.elect_one():
+                shared.q_edge.init()
+                shared.k_edge.init()
+                shared.v_edge.init()
+                if const_expr(geometry.transposes_values):
+                    shared.values_edge.init()
+            cute.arch.mbarrier_init_fence()
+        if const_expr(self.variant.pdl):
+            cute.arch.griddepcontrol_wait()
+
+        tile = query_tile(
+            cute.arch.block_idx()[0],
+            cum_seq_lens_q,
+            cum_seq_lens_kv,
+            rows,
+            heads,
+            heads_per_kv_head,
+            geometry.tile_q,
+            (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
+        )
+        cute.arch.sync_threads()
+        if tile.valid:
+            first_row = tile.tile * geometry.tile_q
+            work = work_range(
+                first_row, geometry.tile_q, geometry.tile_kv, tile.q.length, tile.kv.length, self.variant.causal
+            )
+            if warp < WARPGROUP // 32:
+                cute.arch.setmaxregister_decrease(schedule.load_registers)
+                if warp == 0:
+                    kv_head = quotient(tile.head, heads_per_kv_head)
+                    load(
+                        (q_atom, tma.head_rows(q, tile.head, tile.q)),
+                        (k_atom, tma.head_rows(k, kv_head, tile.kv)),
+                        (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
+                        shared,
+                        geometry,
+                        tile.tile,
+                        work,
+                    )
+                if const_expr(schedule.transpose_warps > 0):
+                    if warp > 0 and warp <= schedule.transpose_warps:
+                        transpose_values(shared, warp - 1, schedule.transpose_warps, work)
+            else:
+                cute.arch.setmaxregister_increase(schedule.attend_registers)
+                attend(
+                    self.variant,
+                    (mma_qk, mma_pv),
+                    shared,
+                    (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
+                    lse,
+                    tile,
+                    work,
+                    (softmax_scale, output_scale),
+                )
+
+    def _layouts(self) -> Layouts:
+        return layouts_of(self.geometry, self.schedule.attend_warpgroups, self.dtype, self.out_dtype)
+
+    def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
+        """Scores = Q K^T with Q and K in shared memory; output += P V with P in registers."""
+        k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
+        v_major = k_major if self.geometry.transposes_values else mn_major
+        one = (1, 1, 1)
+        qk = hopper.make_trivial_tiled_mma(
+            self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
+        )
+        probability = numeric(Probabilities.of(self.variant.dtype).dtype)
+        pv = hopper.make_trivial_tiled_mma(
+            probability, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.d_v),
+            warpgroup.OperandSource.RMEM,
+        )  # fmt: skip
+        return qk, pv

@@ -1,0 +1,115 @@
+"""What lies where in a CTA's shared memory of the Hopper prefill, and who waits for whom there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import const_expr
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import Numeric
+
+from ...limits import TILE_ALIGNMENT, swizzle_bytes
+from ...parts.hopper.storage import BARRIER_BYTES
+from ...parts.pipeline import TmaEdge, WarpEdge
+from .geometry import PrefillGeometry
+from .schedule import PrefillSchedule
+
+_SWIZZLES = {
+    128: warpgroup.SmemLayoutAtomKind.K_SW128,
+    64: warpgroup.SmemLayoutAtomKind.K_SW64,
+    32: warpgroup.SmemLayoutAtomKind.K_SW32,
+}
+
+
+class Layouts(NamedTuple):
+    q: cute.ComposedLayout
+    k: cute.ComposedLayout
+    v: cute.ComposedLayout
+    values: cute.ComposedLayout
+    out: cute.ComposedLayout
+
+
+class Shared(NamedTuple):
+    """Tiles as (rows, dim, stage or warpgroup) and the edges that fill them.
+
+    `values` are V's tiles as (dim, rows, stage): transposed copies when V has 8 bits, else `v` itself, on its edge.
+    """
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    values: cute.Tensor
+    out: cute.Tensor
+    q_edge: TmaEdge
+    k_edge: TmaEdge
+    v_edge: TmaEdge
+    values_edge: TmaEdge | WarpEdge
+
+
+def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric], out_dtype: type[Numeric]) -> Layouts:
+    """Swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup).
+
+    A warpgroup's output takes the place of its own Q slice, which the other warpgroup does not read.
+    """
+
+    def tile(rows, dim, element):
+        atom = warpgroup.make_smem_layout_atom(_SWIZZLES[swizzle_bytes(dim * element.width // 8)], element)
+        return cute.tile_to_shape(atom, (rows, dim), order=(0, 1))
+
+    def repeated(layout, count, stride):
+        steps = cute.make_layout(count, stride=stride)
+        return cute.make_composed_layout(layout.inner, layout.offset, cute.append(layout.outer, steps))
+
+    tile_kv, d_qk, d_v, stages = geometry.tile_kv, geometry.d_qk, geometry.d_v, geometry.stages
+    slot = geometry.q_slot_bytes
+    return Layouts(
+        q=repeated(tile(64, d_qk, dtype), groups, slot * 8 // dtype.width),
+        k=repeated(tile(tile_kv, d_qk, dtype), stages, tile_kv * d_qk),
+        v=repeated(tile(tile_kv, d_v, dtype), stages, tile_kv * d_v),
+        values=repeated(tile(d_v, tile_kv, dtype), stages, tile_kv * d_v),
+        out=repeated(tile(64, d_v, out_dtype), groups, slot * 8 // out_dtype.width),
+    )
+
+
+def shared_of(
+    geometry: PrefillGeometry,
+    schedule: PrefillSchedule,
+    layouts: Layouts,
+    dtype: type[Numeric],
+    out_dtype: type[Numeric],
+) -> Shared:
+    """Carve up shared memory: barriers, Q (whose place each warpgroup's output takes), K ring, V ring, and the ring
+    of transposed values."""
+    base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+
+    def tensor(offset, layout, element):
+        pointer = cute.recast_ptr(base + offset, layout.inner, element)
+        return cute.make_tensor(pointer, layout.outer)
+
+    groups = schedule.attend_warpgroups
+    k_offset = BARRIER_BYTES + groups * geometry.q_slot_bytes
+    v_offset = k_offset + geometry.stages * geometry.k_bytes
+    barriers = cute.recast_ptr(base, dtype=cutlass.Int64)
+    warps, transposers = schedule.attend_warps, schedule.transpose_warps
+    q_words, kv_words = TmaEdge.barrier_count(groups), TmaEdge.barrier_count(geometry.stages)
+    v = tensor(v_offset, layouts.v, dtype)
+    v_edge = TmaEdge(barriers + q_words + kv_words, geometry.stages, geometry.v_bytes, transposers or warps)
+    if const_expr(geometry.transposes_values):
+        values = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, dtype)
+        values_edge = WarpEdge(barriers + q_words + 2 * kv_words, geometry.stages, transposers, warps)
+    else:
+        values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))
+        values_edge = v_edge
+    return Shared(
+        q=tensor(BARRIER_BYTES, layouts.q, dtype),
+        k=tensor(k_offset, layouts.k, dtype),
+        v=v,
+        values=values,
+        out=tensor(BARRIER_BYTES, layouts.out, out_dtype),
+        q_edge=TmaEdge(barriers, groups, geometry.q_bytes // groups, warps // groups),
+        k_edge=TmaEdge(barriers + q_words, geometry.stages, geometry.k_bytes, warps),
+        v_edge=v_edge,
+        values_edge=values_edge,
+    )
