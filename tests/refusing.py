@@ -13,15 +13,15 @@ from unittest import mock
 from cutlass import cute
 from tsmla.variant import Variant
 from tsmla_kernels import registry
-from tsmla_kernels.decode import arguments
-from tsmla_kernels.sm90 import prefill
+from tsmla_kernels.decode import arguments as decode
+from tsmla_kernels.prefill import arguments as prefill
 
 
 @functools.cache
 def refusing(variant: Variant) -> Callable[..., None]:
-    """A function with the parameters of a decode's or an sm_90a prefill's kernel, that raises what the kernel would."""
-    on_cpu = functools.partial(arguments.make_fake_tensor, memspace=cute.AddressSpace.generic)
-    with mock.patch.multiple(arguments, make_fake_tensor=on_cpu), mock.patch.multiple(prefill, make_fake_tensor=on_cpu):
+    """A function with the parameters of a prefill's or a decode's kernel, that raises what the kernel would."""
+    on_cpu = functools.partial(decode.make_fake_tensor, memspace=cute.AddressSpace.generic)
+    with mock.patch.multiple(decode, make_fake_tensor=on_cpu), mock.patch.multiple(prefill, make_fake_tensor=on_cpu):
         *fakes, _stream = registry.recipe(variant).arguments
     return cute.compile(_nothing, *fakes, options="--enable-tvm-ffi")
 

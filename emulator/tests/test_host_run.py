@@ -17,7 +17,7 @@ from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVarian
 from tsmla_emulator import check, cli, machine, mutation_table
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
-from tsmla_kernels.sm90.decode_deal import RING
+from tsmla_kernels.sm90.decode.task import RING
 
 SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, *check.PACK_DIMS, False).symbol()
 

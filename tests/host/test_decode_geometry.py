@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant
-from tsmla_kernels.geometry import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
-from tsmla_kernels.sm100.decode_geometry import CONTROL_BYTES, DecodeGeometry, DecodeSchedule
+from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
+from tsmla_kernels.sm100.decode.geometry import CONTROL_BYTES, DecodeGeometry
+from tsmla_kernels.sm100.decode.schedule import DecodeSchedule
 
 from build_aot.matrix import shipped
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from tsmla_kernels.parts import exp2, row_softmax
+from tsmla_kernels.parts.blackwell import exp2, row_softmax
 
 
 def evaluate(x: np.ndarray) -> np.ndarray:
-    """parts/exp2.exp2_pair step by step; every product and sum is rounded once, as an FMA is."""
+    """parts/blackwell/exp2.exp2_pair step by step; every product and sum is rounded once, as an FMA is."""
     single = np.float32
     x = np.maximum(x.astype(single), single(exp2.SMALLEST))
     shifted = x + single(exp2._ROUND)

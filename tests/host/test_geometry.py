@@ -6,14 +6,11 @@ import dataclasses
 
 import pytest
 from tsmla.variant import Arch, PrefillVariant
-from tsmla_kernels.geometry import (
-    REGISTERS_PER_SM,
-    SHARED_BYTES_PER_CTA,
-    TMEM_COLUMNS,
-    PrefillGeometry,
-    Sm100PrefillGeometry,
-)
-from tsmla_kernels.schedule import WARPGROUP, PrefillSchedule, Sm100PrefillSchedule
+from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS, WARPGROUP
+from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
+from tsmla_kernels.sm90.prefill.schedule import PrefillSchedule
+from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
+from tsmla_kernels.sm100.prefill.schedule import PrefillSchedule as BlackwellSchedule
 
 from build_aot.matrix import shipped
 
@@ -71,7 +68,7 @@ def test_too_many_registers_are_refused():
 
 @pytest.mark.parametrize("variant", BLACKWELL, ids=str)
 def test_shipped_blackwell_variants_are_within_budget(variant):
-    geometry = Sm100PrefillGeometry.of(variant)
+    geometry = BlackwellGeometry.of(variant)
     element = variant.dtype.bits // 8
     ring = geometry.ring_slots * 128 * 64 * element
     queries = 2 * max(128 * variant.d_qk * element, 128 * variant.d_v * variant.out_dtype.bits // 8)
@@ -79,14 +76,14 @@ def test_shipped_blackwell_variants_are_within_budget(variant):
     assert ring >= 128 * (variant.d_qk + variant.d_v) * element, "the tiles of a step are in use together"
     assert geometry.tmem_columns == 2 * (128 + variant.d_v) <= TMEM_COLUMNS
     assert geometry.tmem_output >= geometry.tmem_scores + 2 * geometry.tile_kv, "output would overwrite scores"
-    schedule = Sm100PrefillSchedule.of(variant)
+    schedule = BlackwellSchedule.of(variant)
     softmax, correct, issue = schedule.softmax_registers, schedule.correct_registers, schedule.issue_registers
     assert WARPGROUP * (2 * softmax + correct + issue) <= REGISTERS_PER_SM
     assert schedule.threads == 4 * WARPGROUP
 
 
 def test_blackwell_sizes_over_budget_are_refused():
-    geometry = Sm100PrefillGeometry.of(next(v for v in BLACKWELL if v.d_qk == 192))
+    geometry = BlackwellGeometry.of(next(v for v in BLACKWELL if v.d_qk == 192))
     for change, text in (
         ({"ring_slots": 64}, "bytes of shared memory"),
         ({"ring_slots": 4}, "do not fit in the ring"),
@@ -94,6 +91,6 @@ def test_blackwell_sizes_over_budget_are_refused():
     ):
         with pytest.raises(AssertionError, match=text):
             dataclasses.replace(geometry, **change).check()
-    schedule = Sm100PrefillSchedule.of(BLACKWELL[0])
+    schedule = BlackwellSchedule.of(BLACKWELL[0])
     with pytest.raises(AssertionError, match="registers"):
         dataclasses.replace(schedule, correct_registers=128).check()

@@ -4,7 +4,7 @@ The first half of a tile's scores lies on lanes 0-63 of tensor memory, the secon
 belongs to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum through
 shared memory, in two places used in turn: a thread that writes the place again has passed the barrier of the exchange
 between, which nobody reaches before reading. The maximum that exponents refer to rarely moves
-(`parts/row_softmax.py`), so the threads rescale the output themselves.
+(`parts/blackwell/row_softmax.py`), so the threads rescale the output themselves.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Results(NamedTuple):
 
 @cute.jit
 def finish(state, mine: Int32, number: Int32, results, output_scale: Float32):
-    """End of task `number` for warpgroup `mine`, whose `decode_attend.Attention` is `state`. Row sums of both
+    """End of task `number` for warpgroup `mine`, whose `attend.Attention` is `state`. Row sums of both
     warpgroups, then rows divided by them: the result, or the partial one in its slot.
 
     The first pair barrier also says that the counterpart has read the last probabilities, the second that it has read
