@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
+from .dtype import Dtype
+from .row_format import NAMES, uniform_row
+from .variant import Arch, DecodeVariant, PackVariant, PrefillVariant, Variant
 
 PREFILL_DIMS = ((192, 128), (128, 128))
 _PREFILL_EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
@@ -13,10 +15,8 @@ PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
     Arch.SM103A: _PREFILL_BLACKWELL,
 }
 """Input dtype -> the output dtypes there are, what is written unless asked for something else first."""
-LATENT_DIM = 512
-"""Elements of a decode cache row that are both key and value."""
-ROPE_DIM = 64
-"""Elements of a decode cache row, after the latent ones, that are key only."""
+LATENT_DIM, ROPE_DIM = (uniform_row(Dtype.BF16).piece(name).columns for name in NAMES)
+"""Elements of a decode cache row that are both key and value; those after them, which are key only."""
 DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, (Dtype.BF16, Dtype.FP16, Dtype.E4M3))
 DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16}
 """Dtype of query and cache -> dtype of the output."""
@@ -70,6 +70,8 @@ def _why_decode(variant: DecodeVariant) -> str | None:
         return f"decode for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
     if variant.out_dtype != (out_dtype := DECODE_OUT_DTYPES[variant.dtype]):
         return f"decode of {variant.dtype} writes {out_dtype}, not {variant.out_dtype}"
+    if variant.row != (row := uniform_row(variant.dtype)):
+        return f"decode of {variant.dtype} reads cache rows of {row}, not of {variant.row}"
     return None
 
 

@@ -11,6 +11,9 @@ import dataclasses
 import enum
 from typing import Any, ClassVar
 
+from .dtype import Dtype
+from .row_format import RowFormat, uniform_row
+
 
 class Arch(str, enum.Enum):
     """A GPU architecture with its feature suffix; code for one never runs on another."""
@@ -38,21 +41,6 @@ class Arch(str, enum.Enum):
         return next((arch for arch in cls if arch.capability == (major, minor)), None)
 
 
-class Dtype(str, enum.Enum):
-    """Element type of a tensor, named as in PTX."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    E4M3 = "e4m3"
-    E5M2 = "e5m2"
-
-    __str__ = str.__str__
-
-    @property
-    def bits(self) -> int:
-        return 8 if self in (Dtype.E4M3, Dtype.E5M2) else 16
-
-
 @dataclasses.dataclass(frozen=True)
 class _Variant:
     """What every operator's variant can do; `family` names the operator."""
@@ -66,12 +54,16 @@ class _Variant:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the family, as the manifest stores them; `variant_from_dict` reads them back."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        plain = {name: value.value if isinstance(value, enum.Enum) else value for name, value in fields.items()}
-        return {"family": self.family, **plain}
+        return {"family": self.family, **{f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}}
 
     def __str__(self) -> str:
         return self.symbol()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RowFormat):
+        return value.to_dict()
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def _flag(on: bool, yes: str, no: str) -> str:
@@ -123,8 +115,8 @@ class PackVariant(_Variant):
 
 @dataclasses.dataclass(frozen=True)
 class DecodeVariant(_Variant):
-    """One compiled absorbed decode over a paged latent cache: query and cache of `dtype` in, `out_dtype` out, optional
-    base-2 LSE. Latent and rope sizes are constants of the operator (`support.LATENT_DIM`, `support.ROPE_DIM`)."""
+    """One compiled absorbed decode over a paged latent cache: a query of `dtype` and a cache of `row`s in, `out_dtype`
+    out, optional base-2 LSE. Where no row is given, it is the `uniform_row` of `dtype`."""
 
     family: ClassVar[str] = "decode"
     arch: Arch
@@ -132,10 +124,15 @@ class DecodeVariant(_Variant):
     out_dtype: Dtype
     lse: bool
     pdl: bool
+    row: RowFormat = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.row is None:
+            object.__setattr__(self, "row", uniform_row(self.dtype))
 
     def symbol(self) -> str:
         return "_".join((
-            f"tsmla_decode_{self.arch}_{self.dtype}_to_{self.out_dtype}_d512x64",
+            f"tsmla_decode_{self.arch}_{self.dtype}_to_{self.out_dtype}_{self.row.text(self.dtype)}",
             _flag(self.lse, "lse", "nolse"),
             _flag(self.pdl, "pdl", "nopdl"),
         ))
@@ -146,29 +143,42 @@ Variant = PrefillVariant | DecodeVariant | PackVariant
 FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in (PrefillVariant, DecodeVariant, PackVariant)}
 
 
-_ENUMS = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype}
+_TYPES = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype, "row": RowFormat}
 _FLAGS = ("causal", "lse", "pdl")
 _FIELDS: dict[str, dict[str, type]] = {
-    family: {f.name: _ENUMS.get(f.name) or (bool if f.name in _FLAGS else int) for f in dataclasses.fields(cls)}
+    family: {f.name: _TYPES.get(f.name) or (bool if f.name in _FLAGS else int) for f in dataclasses.fields(cls)}
+    for family, cls in FAMILIES.items()
+}
+_OPTIONAL = {
+    family: {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
     for family, cls in FAMILIES.items()
 }
 
 
 def variant_from_dict(plain: dict[str, Any]) -> Variant:
-    """The variant that `to_dict` described. Raises ValueError naming the field that is missing, unknown or wrong."""
+    """The variant that `to_dict` described; a field that has a default may be left out. Raises ValueError naming the
+    field that is missing, unknown or wrong."""
     values = dict(plain)
     family = values.pop("family", None)
     if family not in FAMILIES:
         raise ValueError(f"family is {family!r}; known families: {', '.join(FAMILIES)}")
     fields = _FIELDS[family]
-    if values.keys() != fields.keys():
-        unknown = sorted(values.keys() ^ fields.keys())
+    if unknown := sorted((values.keys() ^ fields.keys()) - (_OPTIONAL[family] - values.keys())):
         raise ValueError(f"{family} variant has missing or unknown fields: {', '.join(unknown)}")
-    for name, expected in fields.items():
+    for name, value in values.items():
+        expected = fields[name]
         try:
-            if expected in (bool, int) and type(values[name]) is not expected:
-                raise ValueError
-            values[name] = expected(values[name])
-        except ValueError:
-            raise ValueError(f"{family} variant field {name} is {values[name]!r}, not a {expected.__name__}") from None
+            values[name] = _read(value, expected)
+        except ValueError as error:
+            why = f": {error}" if expected is RowFormat else ""
+            raise ValueError(f"{family} variant field {name} is {value!r}, not a {expected.__name__}{why}") from None
     return FAMILIES[family](**values)
+
+
+def _read(value: Any, expected: type) -> Any:
+    """The field that `_plain` wrote. Raises ValueError where it is of another type."""
+    if expected is RowFormat:
+        return RowFormat.from_dict(value)
+    if expected in (bool, int) and type(value) is not expected:
+        raise ValueError
+    return expected(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -102,9 +101,7 @@ def test_pieces_are_merged_and_nothing_else_is_touched(gpu, case):
 @pytest.mark.archs("sm_100a")
 @pytest.mark.parametrize("lse, pdl", [(False, True), (True, True)])
 def test_other_variants(gpu, lse, pdl):
-    variant = dataclasses.replace(
-        VARIANT, arch=Arch.SM100A, dtype=Dtype.FP16, out_dtype=Dtype.FP16, lse=lse, pdl=pdl
-    )
+    variant = DecodeVariant(Arch.SM100A, Dtype.FP16, Dtype.FP16, lse, pdl)
     (out, got_lse), (expected, expected_lse), _ = run(gpu, CASES["two row tiles, few units"], variant)
     assert torch.allclose(out, expected, rtol=2**-11, atol=1e-6)
     assert (got_lse is not None) == lse

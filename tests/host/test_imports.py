@@ -47,13 +47,16 @@ def top(name: str) -> str:
     return name.split(".")[0]
 
 
-@pytest.mark.parametrize("name", ["variant", "support", "plan"])
+BOTTOM = ("dtype", "row_format", "variant", "support", "plan")
+
+
+@pytest.mark.parametrize("name", BOTTOM)
 def test_the_bottom_imports_only_the_standard_library_and_itself(name: str) -> None:
     file = TSMLA / f"{name}.py"
     if name == "plan" and not file.exists():
         return  # a name that the rule keeps for when it exists
     for found in imports(file):
-        assert found in (".variant", ".support") or top(found) in sys.stdlib_module_names, found
+        assert found in {f".{below}" for below in BOTTOM} or top(found) in sys.stdlib_module_names, found
 
 
 def test_kernels_import_no_torch_and_only_the_bottom_of_tsmla() -> None:
@@ -62,7 +65,7 @@ def test_kernels_import_no_torch_and_only_the_bottom_of_tsmla() -> None:
             if found.startswith("."):
                 continue
             allowed = top(found) in {"cutlass", "cuda"} | (sys.stdlib_module_names - {"os", "io", "pathlib"})
-            assert allowed or found in ("tsmla.variant", "tsmla.support", "tsmla.plan"), f"{file}: {found}"
+            assert allowed or found in {f"tsmla.{name}" for name in BOTTOM}, f"{file}: {found}"
 
 
 def test_kernels_open_no_file_and_read_no_environment() -> None:

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL, library_manifest
+from examples import DECODE, PACK, PREFILL, library_manifest
 from tsmla import manifest
 from tsmla.errors import ManifestError
 from tsmla.manifest import DirectoryManifest, LibraryManifest, LibraryRecord
@@ -24,8 +24,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_library_manifest_round_trip() -> None:
-    said = library_manifest(PACK)
+@pytest.mark.parametrize("variant", [PACK, PREFILL, DECODE], ids=lambda v: v.family)
+def test_library_manifest_round_trip(variant) -> None:
+    said = library_manifest(variant)
     assert LibraryManifest.from_json(said.to_json()) == said
 
 
@@ -171,6 +172,19 @@ def test_a_variant_field_of_any_type(field: str, value: object) -> None:
     if said["kernels"][0]["variant"][field] == value:
         return
     said["kernels"][0]["variant"][field] = value
+    with pytest.raises(ManifestError):
+        LibraryManifest.from_json(json.dumps(said))
+
+
+@pytest.mark.parametrize("value", [[], {}, None, 1.5, True, "x", 10**30, [[]], {"name": 1}])
+@pytest.mark.parametrize("place", ["pieces", "scales", 0, "name", "dtype", "columns"])
+def test_a_row_in_which_anything_is_anything(place: str | int, value: object) -> None:
+    said = library_manifest(DECODE).to_dict()
+    row = said["kernels"][0]["variant"]["row"]
+    where = row if place in row else row["pieces"] if place == 0 else row["pieces"][1]
+    if where[place] == value:
+        return
+    where[place] = value
     with pytest.raises(ManifestError):
         LibraryManifest.from_json(json.dumps(said))
 

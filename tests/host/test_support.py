@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from examples import PACK, PREFILL
+from examples import DECODE, PACK, PREFILL
 from tsmla import support
+from tsmla.row_format import RowFormat, Scales, uniform_row
 from tsmla.support import PACK_MAX_DIM, PACK_VECTOR, PREFILL_DIMS, PREFILL_DTYPES, why_unsupported
 from tsmla.variant import Arch, Dtype
 from tsmla_kernels.registry import recipe
@@ -32,6 +33,15 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
         (dataclasses.replace(PREFILL, dtype=Dtype.E4M3, out_dtype=Dtype.E4M3), ("prefill of e4m3", "not e4m3")),
         (dataclasses.replace(PREFILL, out_dtype=Dtype.FP16), ("prefill", "bf16", "not fp16")),
         (dataclasses.replace(PREFILL, d_qk=96), ("(192, 128), (128, 128)", "not (96, 128)")),
+        (
+            dataclasses.replace(DECODE, row=uniform_row(Dtype.E4M3)),
+            ("latent bf16 512, rope bf16 64", "not of latent e4m3 512, rope e4m3 64"),
+        ),
+        (
+            dataclasses.replace(DECODE, row=RowFormat(DECODE.row.pieces, Scales("latent", 128, in_row=True))),
+            ("not of latent bf16 512 (a float32 scale for every 128, in the row), rope bf16 64",),
+        ),
+        (dataclasses.replace(DECODE, row=RowFormat(DECODE.row.pieces[:1])), ("not of latent bf16 512",)),
         (dataclasses.replace(PACK, dtype=Dtype.E4M3), ("pack takes bf16, fp16", "not e4m3")),
         (dataclasses.replace(PACK, out_dtype=Dtype.BF16), ("pack writes e4m3, e5m2", "not bf16")),
         (dataclasses.replace(PACK, d_rope=PACK_VECTOR + 1), ("d_rope", f"multiple of {PACK_VECTOR}", "not 17")),

@@ -9,8 +9,9 @@ import re
 
 import pytest
 from examples import DECODE, PACK, PREFILL
+from tsmla.row_format import Piece, RowFormat, Scales
 from tsmla.support import why_unsupported
-from tsmla.variant import FAMILIES, Arch, Dtype, Variant, variant_from_dict
+from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, Variant, variant_from_dict
 from tsmla_kernels.registry import recipe
 
 EXAMPLES = (PREFILL, DECODE, PACK)
@@ -19,7 +20,23 @@ EXAMPLES = (PREFILL, DECODE, PACK)
 def other_values(value: object) -> list[object]:
     if isinstance(value, (Arch, Dtype)):
         return [other for other in type(value) if other != value]
+    if isinstance(value, RowFormat):
+        return other_rows(value)
     return [not value] if isinstance(value, bool) else [value + 1, value * 10 + 1]
+
+
+def other_rows(row: RowFormat) -> list[object]:
+    """The row with every field of every piece changed in turn, pieces swapped, dropped and added, and all scales."""
+    changed: list[object] = []
+    for i, piece in enumerate(row.pieces):
+        others = [Piece("other", piece.dtype, piece.columns), Piece(piece.name, piece.dtype, piece.columns + 8)]
+        others += [Piece(piece.name, dtype, piece.columns) for dtype in Dtype if dtype is not piece.dtype]
+        changed += [RowFormat((*row.pieces[:i], other, *row.pieces[i + 1 :])) for other in others]
+    changed += [RowFormat(row.pieces[::-1]), RowFormat(row.pieces[:1]), RowFormat(row.pieces[1:])]
+    changed.append(RowFormat((*row.pieces, Piece("x", Dtype.BF16, 64))))
+    for piece, columns, in_row in itertools.product(row.pieces, (32, 64), (True, False)):
+        changed.append(RowFormat(row.pieces, Scales(piece.name, columns, in_row)))
+    return changed
 
 
 def perturbed() -> list[tuple[Variant, str, object]]:
@@ -75,12 +92,28 @@ def test_json_values_come_back_as_the_same_variant(variant: Variant) -> None:
         ({"lse": 1}, "field lse is 1, not a bool"),
         ({"d_qk": "192"}, "field d_qk is '192', not a int"),
         ({"d_qk": True}, "field d_qk is True, not a int"),
+        ({"row": None}, "missing or unknown fields: row"),
         ({"arch": "sm_80"}, "field arch is 'sm_80', not a Arch"),
     ],
 )
 def test_wrong_json_values_name_the_field(change: dict, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         variant_from_dict({**PREFILL.to_dict(), **change})
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_a_decode_without_a_row_has_that_of_its_dtype(dtype: Dtype) -> None:
+    variant = DecodeVariant(Arch.SM90A, dtype, Dtype.BF16, lse=True, pdl=False)
+    assert variant.symbol() == f"tsmla_decode_sm_90a_{dtype}_to_bf16_d512x64_lse_nopdl"
+    plain = variant.to_dict()
+    assert [piece["dtype"] for piece in plain.pop("row")["pieces"]] == [dtype, dtype]
+    assert variant_from_dict(plain) == variant
+
+
+@pytest.mark.parametrize("value", [None, "d512x64", [], {}, {"pieces": [], "scales": None}])
+def test_a_row_of_another_type_names_the_field(value: object) -> None:
+    with pytest.raises(ValueError, match="decode variant field row is .*, not a RowFormat: "):
+        variant_from_dict({**DECODE.to_dict(), "row": value})
 
 
 def test_missing_json_value_is_named() -> None:

@@ -35,8 +35,12 @@ def variant_of(text: str) -> Variant:
 
 
 def accepted(family: str) -> str:
-    """What describes a variant of a family."""
-    fields = [f"{field.name}={_ACCEPTED[str(field.type)]}" for field in dataclasses.fields(FAMILIES[family])]
+    """What describes a variant of a family; fields that have a default are left out."""
+    fields = [
+        f"{field.name}={_ACCEPTED[str(field.type)]}"
+        for field in dataclasses.fields(FAMILIES[family])
+        if field.default is dataclasses.MISSING
+    ]
     return ",".join([f"family={family}", *fields])
 
 

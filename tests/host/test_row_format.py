@@ -1,0 +1,90 @@
+"""Rows of a cache as data: sizes and places that follow from a description, and descriptions that are none."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tsmla.dtype import Dtype
+from tsmla.row_format import Piece, RowFormat, Scales, uniform_row
+from tsmla.support import LATENT_DIM, ROPE_DIM
+
+LATENT, ROPE = Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_rows_that_kernels_exist_for(dtype: Dtype) -> None:
+    row = uniform_row(dtype)
+    assert row.text(dtype) == "d512x64"
+    assert (row.columns, row.value_columns) == (LATENT_DIM + ROPE_DIM, LATENT_DIM) == (576, 512)
+    assert (row.dtype, row.bytes) == (dtype, 576 * dtype.bits // 8)
+    assert (row.first_column("rope"), row.offset("rope")) == (512, 512 * dtype.bits // 8)
+    assert (row.scales_offset, row.scales_per_row) == (None, 0)
+
+
+def test_deepseeks_row_of_656_bytes() -> None:
+    row = RowFormat((LATENT, ROPE), Scales("latent", 128, in_row=True))
+    assert (row.bytes, row.columns, row.value_columns) == (656, 576, 512)
+    assert (row.offset("latent"), row.scales_offset, row.offset("rope")) == (0, 512, 528)
+    assert (row.scales_per_row, row.first_column("rope")) == (4, 512)
+    assert row.text(Dtype.BF16) == "d512e4m3s128x64"
+    assert str(row) == "latent e4m3 512 (a float32 scale for every 128, in the row), rope bf16 64"
+    with pytest.raises(ValueError, match="no single dtype"):
+        row.dtype  # noqa: B018
+
+
+def test_rows_whose_one_scale_per_key_lies_apart() -> None:
+    row = RowFormat((LATENT, ROPE), Scales("latent", 512, in_row=False))
+    assert (row.bytes, row.offset("rope"), row.scales_offset, row.scales_per_row) == (640, 512, None, 1)
+    assert row.text(Dtype.E4M3) == "d512s512apartx64bf16"
+
+
+def test_one_scale_per_key_in_the_row() -> None:
+    row = RowFormat((LATENT, ROPE), Scales("latent", 512, in_row=True))
+    assert (row.bytes, row.scales_offset, row.offset("rope")) == (644, 512, 516)
+
+
+def test_random_rows_have_one_text_each_and_come_back_from_json() -> None:
+    """Of names and sizes that are easily taken for each other's ends."""
+    chance = random.Random(0)
+    texts: dict[str, RowFormat] = {}
+    for _ in range(4000):
+        names = chance.sample(["latent", "rope", "x", "s", "d", "bf", "apart", "sapart", "xs"], chance.randint(1, 3))
+        columns = [1, 6, 8, 12, 16, 61, 64, 128, 512]
+        pieces = tuple(Piece(name, chance.choice(list(Dtype)), chance.choice(columns)) for name in names)
+        scaled = chance.choice(pieces)
+        divisors = [size for size in columns if scaled.columns % size == 0]
+        scales = Scales(scaled.name, chance.choice(divisors), chance.random() < 0.5) if chance.random() < 0.7 else None
+        row = RowFormat(pieces, scales)
+        assert texts.setdefault(row.text(Dtype.BF16), row) == row
+        assert RowFormat.from_dict(row.to_dict()) == row
+        ends = [row.offset(piece.name) + piece.bytes for piece in pieces]
+        in_row = 4 * row.scales_per_row if scales and scales.in_row else 0
+        assert row.bytes == sum(piece.bytes for piece in pieces) + in_row
+        assert row.bytes - ends[-1] == (in_row if scales and scales.piece == names[-1] else 0)
+        assert row.scales_offset is None or row.scales_offset in ends
+    assert len(texts) > 1000
+
+
+@pytest.mark.parametrize(
+    ("pieces", "scales", "words"),
+    [
+        ((), None, "pieces of different names"),
+        ((ROPE, ROPE), None, "pieces of different names"),
+        ((Piece("Latent", Dtype.BF16, 512),), None, "small letters"),
+        ((Piece("d512x64", Dtype.BF16, 512),), None, "small letters"),
+        ((Piece("latent", Dtype.BF16, 0),), None, "some columns"),
+        ((LATENT,), Scales("rope", 64, True), "the scales are those of rope; pieces are latent"),
+        ((LATENT,), Scales("latent", 96, True), "96 columns does not divide"),
+        ((LATENT,), Scales("latent", 0, True), "0 columns does not divide"),
+        ((LATENT,), Scales("latent", -128, True), "-128 columns does not divide"),
+    ],
+)
+def test_what_is_no_row(pieces: tuple[Piece, ...], scales: Scales | None, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RowFormat(pieces, scales)
+
+
+def test_a_piece_that_a_row_does_not_have() -> None:
+    with pytest.raises(KeyError, match="rope"):
+        RowFormat((LATENT,)).offset("rope")
