@@ -88,7 +88,7 @@ class Combiner:
         output_scale, causal, window_left, cp_world, cp_rank, cp_interleave, parts, stream,
     ):  # fmt: skip
         batch, q_len, heads, _ = query.shape
-        partials = partials_of(Int32(self.deal.row_tile), workspace, batch, q_len * heads, parts)
+        partials = partials_of(out.shape[3], Int32(self.deal.row_tile), workspace, batch, q_len * heads, parts)
         launch_combine(self.pdl, partials, out, lse, output_scale, stream)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cutlass import Float32, Int8, Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
 from ..parts.precision import numeric
@@ -25,7 +24,7 @@ def decode_arguments(variant: DecodeVariant) -> tuple:
     there are no gaps.
     """
     batch, q_len, heads, pages, page, max_pages, size, *hiding = (cute.sym_int() for _ in range(9))
-    dtype, out_dtype = numeric(variant.dtype), numeric(variant.out_dtype)
+    dtype, out_dtype, row = numeric(variant.dtype), numeric(variant.out_dtype), variant.row
 
     def tensor(element, *shape, align=ALIGNMENT):
         outer = tuple(cute.sym_int64() for _ in shape[:-1])
@@ -36,13 +35,13 @@ def decode_arguments(variant: DecodeVariant) -> tuple:
 
     lse = tensor(Float32, batch, q_len, heads, align=4) if variant.lse else None
     return (
-        tensor(dtype, batch, q_len, heads, LATENT_DIM + ROPE_DIM),
-        tensor(dtype, pages, page, LATENT_DIM + ROPE_DIM),
+        tensor(dtype, batch, q_len, heads, row.columns),
+        tensor(numeric(row.dtype), pages, page, row.columns),
         tensor(Int32, batch, max_pages, align=4),
         counts(batch),
         counts(batch),
         counts(*hiding),
-        tensor(out_dtype, batch, q_len, heads, LATENT_DIM),
+        tensor(out_dtype, batch, q_len, heads, row.value_columns),
         lse,
         tensor(Int8, size),
         *(Float32(1.0) for _ in ("softmax_scale", "output_scale")),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
-from tsmla.support import LATENT_DIM
 
 from ..parts.alignment import aligned
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
@@ -20,8 +19,6 @@ LANE_WORDS = 32
 """float32 words that a lane has on their way at a time."""
 VECTOR = 4
 """Words of one load where a warp has a row to itself."""
-SHARED_VECTOR = LATENT_DIM // (32 * WARPS)
-"""Words of one load where all warps of the CTA share a row: every lane has its columns of all pieces."""
 FEW_PIECES = 4
 """Up to so many pieces a warp has a row to itself."""
 CTAS = 3 * 132
@@ -65,7 +62,9 @@ def _combine(
     if record.pieces > FEW_PIECES:
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
             thread, _, _ = cute.arch.thread_idx()
-            _combine_row(SHARED_VECTOR, 32 * WARPS, partials, record, row, thread, out, lse, output_scale)
+            # Every lane has its columns of all pieces.
+            vector = const_expr(partials.rows.shape[2] // (32 * WARPS))
+            _combine_row(vector, 32 * WARPS, partials, record, row, thread, out, lse, output_scale)
     elif record.pieces > 0:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         for row in cutlass.range(block + warp * blocks, record.rows, WARPS * blocks, unroll=1):
@@ -86,7 +85,8 @@ def _combine_row(
 ):
     """Row `row` of the record's rows, by `lanes` lanes of whole warps with loads of `vector` words; `lane` counts them.
     The first rows are on their way before the highest LSE is looked for."""
-    vectors = const_expr(LATENT_DIM // (lanes * vector))
+    columns = const_expr(partials.rows.shape[2])
+    vectors = const_expr(columns // (lanes * vector))
     together = const_expr(LANE_WORDS // (vectors * vector))
     loaded = cute.make_rmem_tensor(cute.make_layout((vector, vectors, together)), Float32)
     sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
@@ -98,7 +98,7 @@ def _combine_row(
             piece = first if const_expr(i == 0) else cutlass.min(first + i, record.pieces - 1)
             slot = partial_slot(record, piece) if const_expr(i == 0) else tail_slot_of(record, piece)
             # Of a workspace, whose bytes 31 bits count.
-            place = (slot * partials.rows.shape[1] + row) * LATENT_DIM
+            place = (slot * partials.rows.shape[1] + row) * columns
             for j in cutlass.range_constexpr(vectors):
                 column = (j * lanes + lane) * vector
                 cute.autovec_copy(_vector(partials.rows.iterator, place + column, vector), loaded[None, j, i])
@@ -118,7 +118,7 @@ def _combine_row(
     for j in cutlass.range_constexpr(vectors):
         rounded = cute.make_rmem_tensor(vector, out.dtype)
         rounded.store((sums[None, j].load() * inverse).to(out.dtype))
-        target = out + Int64(out_row) * LATENT_DIM
+        target = out + Int64(out_row) * columns
         cute.autovec_copy(rounded, _vector(target, (j * lanes + lane) * vector, vector))
     if const_expr(lse is not None):
         if lane == 0:

@@ -13,14 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
-from tsmla.support import LATENT_DIM, ROPE_DIM
 
 from .alignment import aligned
 from .decode_work import Segment
 from .division import Divisor
 from .visible import Keys, Visibility, hides, seen_by_any
 
-DIMS = LATENT_DIM + ROPE_DIM
 GROUP = 8
 """Rows of a swizzle atom."""
 BOX_KEYS = 16
@@ -120,7 +118,7 @@ def existing(page: Int32, pages: Int32) -> Int32:
 @cute.jit
 def boxes_view(cache: cute.Tensor, first: cutlass.Constexpr, width: cutlass.Constexpr, chunks: cutlass.Constexpr):
     """[pages, page size, dims] -> (dims of a swizzled row, 8 rows, chunks, 8-row groups, pages) from dim `first`."""
-    pages, page_size, row = cache.shape[0], cache.shape[1], DIMS
+    pages, page_size, row = cache.shape
     page = page_size * Int64(row)
     if pages > 1:
         page = cache.stride[0]

@@ -6,7 +6,7 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
   CTAs as units, or more, unit u has records u x group to u x group + group - 1, one for each column; otherwise part p
   has record p, for the last unit that starts in its positions: those before it end there as well. All are written in
   every call, so that the combine need not know how the work was dealt;
-- the rows of `slots` partials, as many as fit, [slots, stored, LATENT_DIM] float32, normalised; stored = min(row tile,
+- the rows of `slots` partials, as many as fit, [slots, stored, columns] float32, normalised; stored = min(row tile,
   rows of a request). Row i of a slot is row i of its row tile. A row that sees no key of its segment is 0. Every row of
   a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key.
@@ -19,15 +19,14 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from tsmla.plan import PARTIAL_ROW, RECORD_BYTES
-from tsmla.support import LATENT_DIM
+from tsmla.plan import RECORD_BYTES
 
 from .alignment import aligned
 from .decode_work import Segment, Unit, Work, head_slot, pieces_of, row_tiling, tail_slot
 
 
 class Partials(NamedTuple):
-    """Records [number, words] int32, rows [slots, stored, LATENT_DIM] and LSE [slots, stored]."""
+    """Records [number, words] int32, rows [slots, stored, columns] and LSE [slots, stored]."""
 
     records: cute.Tensor
     rows: cute.Tensor
@@ -48,13 +47,16 @@ class Record(NamedTuple):
 
 
 @cute.jit
-def partials_of(row_tile: Int32, workspace: cute.Tensor, batch: Int32, rows: Int32, parts: Int32) -> Partials:
-    """The workspace [bytes] of a call on `parts` CTAs (or pairs); `rows` is q_len x heads."""
+def partials_of(
+    columns: cutlass.Constexpr[int], row_tile: Int32, workspace: cute.Tensor, batch: Int32, rows: Int32, parts: Int32
+) -> Partials:
+    """The workspace [bytes] of a call on `parts` CTAs (or pairs) that writes rows of `columns` columns; `rows` is q_len
+    x heads."""
     tiling = row_tiling(rows, row_tile)
     records = cutlass.min(batch * tiling.rounds, parts // tiling.group) * tiling.group
     stored = cutlass.min(rows, row_tile)
-    slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * PARTIAL_ROW * 4)
-    slot_stride = Int64(stored) * LATENT_DIM
+    slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * (columns + 1) * 4)
+    slot_stride = Int64(stored) * columns
     rows_at = cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32)
     return Partials(
         cute.make_tensor(
@@ -62,7 +64,7 @@ def partials_of(row_tile: Int32, workspace: cute.Tensor, batch: Int32, rows: Int
             cute.make_layout((records, RECORD_BYTES // 4), stride=(RECORD_BYTES // 4, 1)),
         ),
         cute.make_tensor(
-            rows_at, cute.make_layout((slots, stored, LATENT_DIM), stride=(slot_stride, LATENT_DIM, 1))
+            rows_at, cute.make_layout((slots, stored, columns), stride=(slot_stride, columns, 1))
         ),
         cute.make_tensor(rows_at + slots * slot_stride, cute.make_layout((slots, stored), stride=(stored, 1))),
         slots,

@@ -12,7 +12,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.nvgpu.tcgen05 import CtaGroup
-from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
@@ -66,7 +65,7 @@ class Attention:
         layouts = layouts_of(geometry)
 
         def query_map(first, width, chunks, layout):
-            flat_rows = cute.make_layout((width, batch * rows, chunks), stride=(1, LATENT_DIM + ROPE_DIM, width))
+            flat_rows = cute.make_layout((width, batch * rows, chunks), stride=(1, geometry.row.columns, width))
             tensor = cute.make_tensor(query.iterator + first, flat_rows)
             return Map(*cpasync.make_tiled_tma_atom(load_op, tensor, layout, (width, ROWS, chunks)))
 
@@ -86,10 +85,10 @@ class Attention:
             k_wide=box_map(0, wide, chunks, geometry.k_chunks, layouts.k_box),
             k_narrow=box_map(chunks * wide, narrow, 1, 1, layouts.k_narrow_box) if has_narrow else None,
         )
-        pair = const_expr(geometry.is_pair)
-        v_map = box_map(0, wide, LATENT_DIM // wide, geometry.v_chunks, layouts.v_box) if pair else None
+        pair, values = const_expr(geometry.is_pair), geometry.row.value_columns
+        v_map = box_map(0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
         flat_lse = flat(lse) if const_expr(lse is not None) else None
-        results = Results(flat(out, LATENT_DIM), flat_lse, partials, output_scale)
+        results = Results(flat(out, values), flat_lse, partials, output_scale)
         terms = terms_of(geometry.deal, batch, q_len, heads, parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         self.kernel(maps, v_map, kv_cache, block_tables, view, terms, results, scale_log2).launch(

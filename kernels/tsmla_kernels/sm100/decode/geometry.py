@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from tsmla.plan import DEALS, FEW_ROWS_DEALS, Deal
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.row_format import RowFormat
 from tsmla.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
@@ -35,14 +35,15 @@ assert EXCHANGE_OFFSET + 2 * ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
 
 @dataclasses.dataclass(frozen=True)
 class DecodeGeometry:
-    """Sizes of one CTA. A chunk is 128 bytes of a key or query row; what is left of a row is the narrow part, 64 bytes
-    of an e4m3 row and nothing of a 16-bit one.
+    """Sizes of one CTA. Query and cache rows are cut into chunks of 128 bytes, the most that one swizzled row holds; the
+    latent piece is whole chunks. `narrow` is what is left of a row behind its last whole chunk: the 64 bytes of an
+    e4m3 rope piece, nothing of a 16-bit row.
 
     K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time,
     so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of 8 bits, half
     of 16, whose place is free while the other half is still multiplied."""
 
-    element_bytes: int
+    row: RowFormat
     deal: Deal
     k_slots: int
     k_slots_per_tile: int
@@ -51,16 +52,18 @@ class DecodeGeometry:
     @classmethod
     def pair(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of more than 64 rows."""
-        size = variant.dtype.bits // 8
-        return cls(size, DEALS[variant.arch], k_slots=3, k_slots_per_tile=2 * size - 1, v_slots=2)
+        size = variant.row.dtype.bits // 8
+        return cls(variant.row, DEALS[variant.arch], k_slots=3, k_slots_per_tile=2 * size - 1, v_slots=2)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of up to 64 rows."""
-        size = variant.dtype.bits // 8
-        return cls(size, FEW_ROWS_DEALS[variant.arch], k_slots=4, k_slots_per_tile=size, v_slots=0)
+        size = variant.row.dtype.bits // 8
+        return cls(variant.row, FEW_ROWS_DEALS[variant.arch], k_slots=4, k_slots_per_tile=size, v_slots=0)
 
     def __post_init__(self) -> None:
+        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"] and self.row.scales is None, self
+        assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
         assert self.deal.row_tile == self.ctas * ROWS, self
         assert self.row_chunks % self.k_parts == 0 and (self.k_parts == 1 or self.narrow == 0), self
         assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
@@ -71,6 +74,11 @@ class DecodeGeometry:
         assert WINDOW % self.tile_kv == 0, self
         assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
+
+    @property
+    def element_bytes(self) -> int:
+        """Of query and cache rows."""
+        return self.row.dtype.bits // 8
 
     @property
     def tile_kv(self) -> int:
@@ -92,12 +100,12 @@ class DecodeGeometry:
 
     @property
     def row_chunks(self) -> int:
-        return (LATENT_DIM + ROPE_DIM) // self.chunk
+        return self.row.columns // self.chunk
 
     @property
     def narrow(self) -> int:
-        """Elements of the narrow part."""
-        return (LATENT_DIM + ROPE_DIM) % self.chunk
+        """Elements of a row behind its last whole chunk."""
+        return self.row.columns % self.chunk
 
     @property
     def narrow_bytes(self) -> int:
@@ -141,8 +149,8 @@ class DecodeGeometry:
 
     @property
     def v_dims(self) -> int:
-        """Latent dims of one V slot."""
-        return LATENT_DIM // 2
+        """Latent columns of one V slot."""
+        return self.row.value_columns // 2
 
     @property
     def v_chunks(self) -> int:
@@ -208,17 +216,17 @@ class DecodeGeometry:
     @property
     def o_columns(self) -> int:
         """Columns of the output, half of the dims on lanes 0-63 and half on 64-127."""
-        return LATENT_DIM // 2
+        return self.row.value_columns // 2
 
     @property
     def lane_dims(self) -> int:
         """Dims from column 0 of lanes 0-63 to column 0 of lanes 64-127."""
-        return 256 if self.is_pair else 128
+        return self.row.value_columns // (2 if self.is_pair else 4)
 
     @property
     def block_dims(self) -> int:
         """Dims from column 0 to column 128: the two products that a tile's values take."""
-        return 128 if self.is_pair else 256
+        return self.row.value_columns // (4 if self.is_pair else 2)
 
     @property
     def s_column(self) -> int:

@@ -62,7 +62,7 @@ class DecodeKernel:
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:
             row_tile = Int32(self.pair.geometry.deal.row_tile)
-        partials = partials_of(row_tile, workspace, batch, rows, parts)
+        partials = partials_of(self.variant.row.value_columns, row_tile, workspace, batch, rows, parts)
         if rows <= ROWS:
             self.solo.launch(
                 query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream

@@ -9,7 +9,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
-from tsmla.support import LATENT_DIM
 from tsmla.variant import Dtype
 
 from ...parts.blackwell import tmem, umma
@@ -30,7 +29,7 @@ class Products:
         self.kind = umma.kind_of(dtype)
         rows = geometry.deal.row_tile
         self.scores = umma.instruction(dtype, dtype, rows, geometry.tile_kv, False)
-        self.values = umma.instruction(dtype, dtype, rows, LATENT_DIM // HALVES, True)
+        self.values = umma.instruction(dtype, dtype, rows, geometry.row.value_columns // HALVES, True)
         self.q = umma.operand(SWIZZLE)
         self.k = umma.operand(SWIZZLE, geometry.k_chunks * ATOM)
         self.narrow = umma.operand(geometry.narrow_bytes) if geometry.narrow else 0

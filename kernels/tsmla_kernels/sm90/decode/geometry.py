@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.row_format import RowFormat
 from tsmla.variant import Arch, DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
@@ -33,9 +33,9 @@ OUTPUTS = 2
 class DecodeGeometry:
     """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
 
-    A cache row is loaded in pieces: equal ones of latent columns, and the rope columns, which come with the last of
-    these. Scores start with the first piece that is there. Of 16-bit caches, a piece is free again as soon as the
-    warpgroup that holds its output has multiplied it.
+    A cache row is loaded in more pieces than its format names: the latent piece in equal ones, and the rope piece,
+    which comes with the last of these. Scores start with the first piece that is there. Of 16-bit caches, a piece is free
+    again as soon as the warpgroup that holds its output has multiplied it.
 
     Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
     them with keys contiguous. A piece is free again as soon as it has been transposed and scored.
@@ -45,16 +45,20 @@ class DecodeGeometry:
     tile_kv: int
     stages: int
     value_stages: int
-    element_bytes: int
+    row: RowFormat
 
     @classmethod
     def of(cls, variant: DecodeVariant) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
-        size = variant.dtype.bits // 8
-        stages, value_stages = {2: (2, 2), 1: (3, 2)}[size]
-        geometry = cls(tile_q=64, tile_kv=TILE_KV, stages=stages, value_stages=value_stages, element_bytes=size)
+        stages, value_stages = {16: (2, 2), 8: (3, 2)}[variant.row.dtype.bits]
+        geometry = cls(tile_q=64, tile_kv=TILE_KV, stages=stages, value_stages=value_stages, row=variant.row)
         geometry.check()
         return geometry
+
+    @property
+    def element_bytes(self) -> int:
+        """Of query and cache rows."""
+        return self.row.dtype.bits // 8
 
     @property
     def transposes(self) -> bool:
@@ -63,12 +67,12 @@ class DecodeGeometry:
 
     @property
     def d_qk(self) -> int:
-        return LATENT_DIM + ROPE_DIM
+        return self.row.columns
 
     @property
     def d_half(self) -> int:
         """Output columns of one warpgroup."""
-        return LATENT_DIM // 2
+        return self.row.value_columns // 2
 
     @property
     def value_columns(self) -> int:
@@ -83,7 +87,7 @@ class DecodeGeometry:
 
     @property
     def latent_pieces(self) -> int:
-        return LATENT_DIM // self.d_piece
+        return self.row.value_columns // self.d_piece
 
     def places(self, mine: int) -> tuple[int, ...]:
         """Which `value_columns` of the output warpgroup `mine` has. Of values that are multiplied where they were
@@ -96,8 +100,13 @@ class DecodeGeometry:
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """Cache columns of the pieces."""
-        return (self.d_piece,) * self.latent_pieces + (ROPE_DIM,)
+        """Cache columns of the pieces that are loaded."""
+        return (self.d_piece,) * self.latent_pieces + (self.row.piece("rope").columns,)
+
+    @property
+    def first_columns(self) -> tuple[int, ...]:
+        """Where these begin in a row."""
+        return tuple(sum(self.pieces[:i]) for i in range(len(self.pieces)))
 
     @property
     def q_bytes(self) -> int:
@@ -148,6 +157,10 @@ class DecodeGeometry:
         return (4 * (self.d_half + self.tile_kv) + 2 * self.element_bytes * self.tile_kv) // 8
 
     def check(self) -> None:
+        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"] and self.row.scales is None, self
+        for first, columns in zip(self.first_columns, self.pieces, strict=True):
+            assert columns % CHUNK == 0 and first % columns == 0, f"{columns} columns from {first} on: {self}"
+        assert sum(self.pieces) == self.d_qk and 2 * self.d_half == self.row.value_columns, self
         assert self.tile_q == 64 and self.tile_kv % BOX_ROWS == 0, self
         for size in (self.q_bytes, *self.piece_bytes):
             assert size % TILE_ALIGNMENT == 0, self

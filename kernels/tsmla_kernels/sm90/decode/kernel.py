@@ -12,7 +12,6 @@ import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from tsmla.plan import DEALS
-from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
 from ...decode.arguments import decode_arguments
@@ -96,12 +95,14 @@ class DecodeKernel:
                 )
                 for rows in (BOX_ROWS, geometry.tile_kv)
             ]
-            for columns in (geometry.d_piece, ROPE_DIM)
+            for columns in (geometry.d_piece, geometry.pieces[-1])
         )
         scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
         capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
         view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
-        partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
+        partials = partials_of(
+            self.variant.row.value_columns, Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts
+        )
         terms = terms_of(self.deal, query.shape[0], q_len, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         self.kernel(
@@ -245,7 +246,7 @@ class DecodeKernel:
         """
         geometry = self.geometry
         columns = geometry.pieces[piece]
-        place = (LATENT_DIM if piece == geometry.latent_pieces else piece * columns) // columns
+        place = geometry.first_columns[piece] // columns
         boxes = cute.local_tile(keys, box_shape(columns, rows), (0, 0, place, None, None))
         target, source = cpasync.tma_partition(
             atom,

@@ -8,7 +8,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
-from tsmla.support import LATENT_DIM
 
 from ...parts.alignment import aligned, shared_vector
 from ...parts.hopper.fragment import QUAD, rows_columns
@@ -97,8 +96,8 @@ def output_of(out: cute.Tensor, lse: cute.Tensor | None, request: Int32, first_r
     """(rows, columns) of the output and (rows) of the LSE, or None, of a request from its row `first_row` on; `rows` is
     q_len x heads."""
     first = Int64(request) * rows + first_row
-    columns = cute.make_layout((rows, LATENT_DIM), stride=(LATENT_DIM, 1))
-    target = cute.make_tensor(out.iterator + first * LATENT_DIM, columns)
+    columns = out.shape[3]
+    target = cute.make_tensor(out.iterator + first * columns, cute.make_layout((rows, columns), stride=(columns, 1)))
     if const_expr(lse is None):
         return target, None
     return target, cute.make_tensor(lse.iterator + first, cute.make_layout(rows))
