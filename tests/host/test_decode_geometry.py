@@ -1,19 +1,24 @@
-"""Budgets of every Blackwell decode that ships, in both of its kernels."""
+"""Sizes of every decode that ships follow from its row; budgets of the Blackwell ones, in both of their kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
+from tsmla.dtype import Dtype
+from tsmla.row_format import Piece, RowFormat, Scales, uniform_row
 from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant
 from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
+from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperGeometry
 from tsmla_kernels.sm100.decode.geometry import CONTROL_BYTES, DecodeGeometry
 from tsmla_kernels.sm100.decode.schedule import DecodeSchedule
 
 from build_aot.matrix import shipped
 
-VARIANTS = [v for v in shipped() if isinstance(v, DecodeVariant) and v.arch is not Arch.SM90A]
+DECODES = [v for v in shipped() if isinstance(v, DecodeVariant)]
+VARIANTS = [v for v in DECODES if v.arch is not Arch.SM90A]
+HOPPER = [v for v in DECODES if v.arch is Arch.SM90A]
 KINDS = {"pair": DecodeGeometry.pair, "solo": DecodeGeometry.solo}
 
 
@@ -39,6 +44,60 @@ def test_each_cta_brings_its_part_of_a_tile(variant):
     assert 2 * pair.k_slots_per_tile * pair.k_bytes == pair.tile_kv * row
     assert solo.k_slots_per_tile * solo.k_bytes == solo.tile_kv * row
     assert solo.k_slots >= 2 * solo.k_slots_per_tile, "no tile could be under way while another is multiplied"
+
+
+@pytest.mark.parametrize("variant", HOPPER, ids=str)
+def test_hopper_loads_each_column_of_a_row_once(variant):
+    geometry = HopperGeometry.of(variant)
+    assert sum(geometry.piece_bytes) == geometry.tile_kv * variant.row.bytes
+    assert geometry.q_bytes == geometry.tile_q * variant.row.bytes
+    *latent, rope = zip(geometry.first_columns, geometry.pieces, strict=True)
+    assert rope == (variant.row.first_column("rope"), variant.row.piece("rope").columns)
+    columns = [column for first, size in latent for column in range(first, first + size)]
+    assert columns == list(range(variant.row.value_columns))
+    assert sorted(geometry.loaded_pieces(0) + geometry.loaded_pieces(1)) == list(range(len(latent)))
+    written = [place for mine in range(2) for place in geometry.places(mine)]
+    assert sorted(written) == list(range(variant.row.value_columns // geometry.value_columns))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_blackwell_cuts_a_row_in_chunks_and_a_rest(variant):
+    for of in KINDS.values():
+        geometry = of(variant)
+        assert geometry.row_chunks * geometry.chunk + geometry.narrow == variant.row.columns
+        assert geometry.narrow_bytes == (64 if variant.row.dtype.bits == 8 else 0)
+        dims = [
+            half * geometry.lane_dims + block * geometry.block_dims + column
+            for half in range(2)
+            for block in range(2)
+            for column in range(geometry.o_columns // 2)
+        ]
+        assert sorted(dims) == list(range(variant.row.value_columns)), "an output column has one place"
+
+
+ODD_ROWS = {
+    "another latent size": (Piece("latent", Dtype.BF16, 480), Piece("rope", Dtype.BF16, 64)),
+    "another rope size": (Piece("latent", Dtype.BF16, 512), Piece("rope", Dtype.BF16, 96)),
+    "the rope first": (Piece("rope", Dtype.BF16, 64), Piece("latent", Dtype.BF16, 512)),
+    "no rope": (Piece("latent", Dtype.BF16, 512),),
+    "two dtypes": (Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)),
+}
+
+
+@pytest.mark.parametrize("pieces", ODD_ROWS.values(), ids=ODD_ROWS)
+def test_rows_that_a_geometry_cannot_hold_are_refused(pieces):
+    for arch, makers in ((Arch.SM90A, [HopperGeometry.of]), (Arch.SM100A, KINDS.values())):
+        for make in makers:
+            with pytest.raises((AssertionError, ValueError, KeyError)):
+                make(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, lse=True, pdl=False, row=RowFormat(pieces)))
+
+
+@pytest.mark.parametrize("make", [*KINDS.values(), HopperGeometry.of])
+def test_scales_are_refused(make):
+    arch = Arch.SM90A if make == HopperGeometry.of else Arch.SM100A
+    row = RowFormat(uniform_row(Dtype.E4M3).pieces, Scales("latent", 128, in_row=True))
+    with pytest.raises(AssertionError):
+        make(DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False, row=row))
 
 
 def test_sizes_over_budget_are_refused():

@@ -9,8 +9,10 @@ import re
 
 import pytest
 from examples import DECODE, PACK, PREFILL
+from tsmla.errors import ArgumentError
 from tsmla.row_format import Piece, RowFormat, Scales
 from tsmla.support import why_unsupported
+from tsmla.tools.variant_text import accepted, variant_of
 from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, Variant, variant_from_dict
 from tsmla_kernels.registry import recipe
 
@@ -108,6 +110,14 @@ def test_a_decode_without_a_row_has_that_of_its_dtype(dtype: Dtype) -> None:
     plain = variant.to_dict()
     assert [piece["dtype"] for piece in plain.pop("row")["pieces"]] == [dtype, dtype]
     assert variant_from_dict(plain) == variant
+
+
+def test_a_person_need_not_write_the_row() -> None:
+    assert "row" not in accepted("decode")
+    words = "family=decode,arch=sm_90a,dtype=bf16,out_dtype=bf16,lse=true,pdl=false"
+    assert variant_of(words) == DECODE
+    with pytest.raises(ArgumentError, match="decode variant field row is 'd512x64', not a RowFormat"):
+        variant_of(f"{words},row=d512x64")
 
 
 @pytest.mark.parametrize("value", [None, "d512x64", [], {}, {"pieces": [], "scales": None}])

@@ -23,7 +23,7 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from tsmla.plan import MAX_GROUP, Deal, RowTiling
 
 from .division import Divisor, divisor_of, quotient, quotient_up
-from .visible import Keys, Visibility, keys_of_tokens
+from .visible import Visibility, VisibleKeys, keys_of_tokens
 
 LANE_REQUESTS = 2
 """Requests that a lane looks at together, so that their loads are in flight together."""
@@ -90,7 +90,7 @@ class Segment(NamedTuple):
     tiles: Int32
     slot: Int32
     seen: Int32
-    keys: Keys
+    keys: VisibleKeys
 
 
 @cute.jit
@@ -288,7 +288,7 @@ def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
 
 
 @cute.jit
-def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32) -> Keys:
+def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32) -> VisibleKeys:
     """What rows of a request see together; rows may be none."""
     first_token, last_token = Int32(0), view.q_len - 1
     if work.terms.row_tiles > 1:
@@ -298,7 +298,7 @@ def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32
 
 
 @cute.jit
-def _tiles(deal: cutlass.Constexpr[Deal], keys: Keys) -> tuple[Int32, Int32]:
+def _tiles(deal: cutlass.Constexpr[Deal], keys: VisibleKeys) -> tuple[Int32, Int32]:
     """(first, count) of the KV tiles that hold keys."""
     first = keys.first // deal.tile_kv
     count = (keys.end + deal.tile_kv - 1) // deal.tile_kv - first

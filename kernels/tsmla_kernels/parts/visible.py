@@ -42,11 +42,28 @@ class Visibility(NamedTuple):
     capacity: Int32
 
 
-class Keys(NamedTuple):
-    """Keys `first .. end - 1` of the cache; none when end <= first."""
+class VisibleKeys(NamedTuple):
+    """The keys of the cache that a row, or rows together, see: `first .. end - 1`, none when end <= first. Every role
+    asks this type, which a list of keys instead of an interval would replace."""
 
     first: Int32
     end: Int32
+
+    @classmethod
+    def everything(cls) -> VisibleKeys:
+        return cls(Int32(0), Int32(MOST))
+
+    def holds(self, key: Int32) -> Boolean:
+        """Whether a key is among them."""
+        return (key >= self.first) & (key < self.end)
+
+    def meets(self, key: Int32, keys: int) -> Boolean:
+        """Whether some of `keys` keys from `key` on are among them, of a range that is not empty."""
+        return (key + keys > self.first) & (key < self.end)
+
+    def lacks(self, key: Int32, keys: int) -> Boolean:
+        """Whether some of `keys` keys from `key` on are not among them."""
+        return (key < self.first) | (key + keys > self.end)
 
 
 @cute.jit
@@ -68,17 +85,17 @@ def _at_most(value: Int64, most: cutlass.Constexpr[int]) -> Int32:
 
 
 @cute.jit
-def keys_of_row(view: Visibility, request: Int32, token: Int32) -> Keys:
+def keys_of_row(view: Visibility, request: Int32, token: Int32) -> VisibleKeys:
     """What every row of one query token sees."""
     keys = keys_of_tokens(view, request, token, token)
     end = keys.end
     if hides(view):
         end = cutlass.min(end, cutlass.max(view.visible[request, token], 0))
-    return Keys(keys.first, end)
+    return VisibleKeys(keys.first, end)
 
 
 @cute.jit
-def keys_of_tokens(view: Visibility, request: Int32, first_token: Int32, last_token: Int32) -> Keys:
+def keys_of_tokens(view: Visibility, request: Int32, first_token: Int32, last_token: Int32) -> VisibleKeys:
     """The least range that holds what each of these query tokens sees; `visible` can only make it smaller."""
     bound = view.causal_seqs[request]
     below = _keys_below(view, bound, view.causal * (view.q_len - 1 - last_token))
@@ -87,26 +104,64 @@ def keys_of_tokens(view: Visibility, request: Int32, first_token: Int32, last_to
     if view.window_left >= 0:
         later = view.causal * (view.q_len - 1 - first_token) + 1
         first = _keys_below(view, cutlass.max(bound, later) - later, view.window_left)
-    return Keys(first, end)
+    return VisibleKeys(first, end)
 
 
 @cute.jit
 def hides(view: Visibility) -> Boolean:
-    """Whether what rows see together need not be a range: then `seen_by_any` must be asked."""
+    """Whether what rows see together need not be a range: then `seen_by_any` asks for each."""
     return view.visible.shape[0] > 0
 
 
+class Viewers(NamedTuple):
+    """Rows of a request that see keys together: `keys` is the least range that holds all that one of them sees."""
+
+    view: Visibility
+    keys: VisibleKeys
+    request: Int32
+    first_row: Int32
+    rows: Int32
+    heads: Divisor
+
+
+def viewers_of(view: Visibility, segment, heads: Divisor) -> Viewers:
+    """Those of a segment, or of a task."""
+    return Viewers(view, segment.keys, segment.request, segment.first_row, segment.rows, heads)
+
+
 @cute.jit
-def seen_by_any(
-    view: Visibility, request: Int32, first_row: Int32, rows: Int32, heads: Divisor, key: Int32
-) -> Boolean:
-    """Whether one of these rows of a request sees a key. Lanes may ask on their own."""
-    seen = Boolean(False)
-    last_token = quotient(first_row + rows - 1, heads)
-    for token in cutlass.range(quotient(first_row, heads), last_token + 1, unroll=1):
-        keys = keys_of_row(view, request, token)
-        seen = seen or (key >= keys.first and key < keys.end)
+def seen_by_any(viewers: Viewers, key: Int32) -> Boolean:
+    """Whether one of the rows sees a key. Lanes may ask on their own."""
+    seen = viewers.keys.holds(key)
+    if hides(viewers.view):
+        seen = Boolean(False)
+        last_token = quotient(viewers.first_row + viewers.rows - 1, viewers.heads)
+        for token in cutlass.range(quotient(viewers.first_row, viewers.heads), last_token + 1, unroll=1):
+            keys = keys_of_row(viewers.view, viewers.request, token)
+            seen = seen | keys.holds(key)
     return seen
+
+
+@cute.jit
+def surely_seen(viewers: Viewers, key: Int32, keys: cutlass.Constexpr) -> Boolean:
+    """Whether it takes no more than ranges to say that some row sees each of `keys` keys from `key` on."""
+    return not viewers.keys.lacks(key, keys) and not hides(viewers.view)
+
+
+@cute.jit
+def seen_bits(viewers: Viewers, key: Int32, keys: cutlass.Constexpr) -> Int32:
+    """Which of `keys` keys from `key` on some row sees. All lanes of a warp must ask together."""
+    return cute.arch.vote_ballot_sync(seen_by_any(viewers, key + cute.arch.lane_idx())) & ((1 << keys) - 1)
+
+
+def seen_by_both(one: VisibleKeys, other: VisibleKeys) -> VisibleKeys:
+    return VisibleKeys(cutlass.max(one.first, other.first), cutlass.min(one.end, other.end))
+
+
+@cute.jit
+def seen_by_all(keys: VisibleKeys) -> VisibleKeys:
+    """What every lane of the warp sees, each of which asks with what it sees itself."""
+    return VisibleKeys(cute.arch.warp_redux_sync(keys.first, "max"), cute.arch.warp_redux_sync(keys.end, "min"))
 
 
 @cute.jit

@@ -18,6 +18,7 @@ from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts import paged
 from ...parts.blackwell import tmem
 from ...parts.decode_work import Terms, deal_work, first_unit, on_the_line, terms_of
+from ...parts.key_source import BOX_KEYS, key_source
 from ...parts.partials import Partials
 from ...parts.precision import Probabilities, numeric
 from ...parts.visible import Visibility
@@ -71,7 +72,7 @@ class Attention:
 
         def box_map(first, width, chunks, box_chunks, layout):
             boxes = paged.boxes_view(kv_cache, first, width, chunks)
-            tiler = (width, paged.GROUP, box_chunks, paged.BOX_KEYS // paged.GROUP, 1)
+            tiler = (width, paged.GROUP, box_chunks, BOX_KEYS // paged.GROUP, 1)
             return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
 
         def flat(tensor, *dims):
@@ -133,7 +134,7 @@ class Attention:
             cute.arch.griddepcontrol_wait()
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, part)
-        task = Task(kv_cache, block_tables, view, work, first_unit(geometry.deal, work, view))
+        task = Task(kv_cache, key_source(kv_cache, block_tables), view, work, first_unit(geometry.deal, work, view))
 
         if warp < schedule.softmax_warps:
             attend(geometry, self.probabilities, shared, task, results, scale_log2)

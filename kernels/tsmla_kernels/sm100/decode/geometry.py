@@ -15,7 +15,7 @@ from tsmla.row_format import RowFormat
 from tsmla.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
-from ...parts.paged import BOX_KEYS, WINDOW
+from ...parts.key_source import BOX_KEYS, LANE_BOXES
 
 SWIZZLE = 128
 """Bytes of one swizzled row; operands are kept in chunks of so many bytes by 8 rows."""
@@ -35,7 +35,7 @@ assert EXCHANGE_OFFSET + 2 * ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
 
 @dataclasses.dataclass(frozen=True)
 class DecodeGeometry:
-    """Sizes of one CTA. Query and cache rows are cut into chunks of 128 bytes, the most that one swizzled row holds; the
+    """Sizes of one CTA. Query and cache rows are cut into chunks of 128 bytes, the most that a swizzled row holds; the
     latent piece is whole chunks. `narrow` is what is left of a row behind its last whole chunk: the 64 bytes of an
     e4m3 rope piece, nothing of a 16-bit row.
 
@@ -71,7 +71,7 @@ class DecodeGeometry:
             assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
         for size in (self.q_bytes, self.k_wide_bytes, self.k_narrow_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
             assert size % ATOM == 0, self
-        assert WINDOW % self.tile_kv == 0, self
+        assert LANE_BOXES * BOX_KEYS % self.tile_kv == 0, self
         assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
 

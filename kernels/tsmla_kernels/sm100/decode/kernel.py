@@ -7,14 +7,14 @@ those of more go to pairs of CTAs. Which, is a run-time choice of the host, so t
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from tsmla.variant import DecodeVariant
 
 from ...decode.arguments import decode_arguments
 from ...decode.combine import launch_combine
+from ...parts.key_source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
-from ...parts.visible import visibility
 from .attention import Attention
 from .geometry import ROWS, DecodeGeometry
 
@@ -55,9 +55,10 @@ class DecodeKernel:
     ):
         batch, q_len, heads, _ = query.shape
         rows = q_len * heads
-        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
-        capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
-        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
+        view = visibility_in(
+            key_source(kv_cache, block_tables), seq_lens, causal_seqs, visible, q_len,
+            causal, window_left, cp_world, cp_rank, cp_interleave,
+        )  # fmt: skip
         scale_log2 = softmax_scale * LOG2_E
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:

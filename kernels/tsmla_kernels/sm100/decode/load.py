@@ -16,9 +16,14 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...parts import paged
 from ...parts.decode_work import next_unit, segment_of
+from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
 from ...parts.partials import begin_records, record_unit
+from ...parts.visible import Viewers, seen_bits, surely_seen, viewers_of
 from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
 from .task import Task, is_leader, rank_of
+
+ALL_KEYS = (1 << BOX_KEYS) - 1
+"""The bits of a box whose keys are all seen."""
 
 
 class Map(NamedTuple):
@@ -44,7 +49,7 @@ def load_keys(
     """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them. Behind a
     segment's loads there is time to say what the combine must know."""
     rank = rank_of(geometry)
-    deal = geometry.deal
+    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     slots = geometry.k_slots_per_tile
     tile = Int32(0)
     segments = Int32(0)
@@ -54,9 +59,9 @@ def load_keys(
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
-            pages = paged.pages_of(task.block_tables, task.cache, task.view, segment, task.work.terms.heads)
-            start = segment.first_tile * geometry.tile_kv
-            lookup = paged.look_up(pages, start)
+            wanted = wanted_of(task.source, segment, tile_boxes)
+            viewers = viewers_of(task.view, segment, task.work.terms.heads)
+            lookup = look_up(wanted)
             shared.q_edge.wait_empty(segments)
             if is_leader(geometry):
                 shared.q_edge.announce(segments, geometry.ctas * geometry.q_bytes)
@@ -64,16 +69,16 @@ def load_keys(
             _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
             segments += 1
             for i in cutlass.range(segment.tiles, unroll=1):
-                first = start + i * geometry.tile_kv
-                if i > 0:
-                    lookup = paged.look_further(pages, lookup, first)
+                first = i * tile_boxes
+                if i > 0 and first % LANE_BOXES == 0:
+                    lookup = look_further(wanted, lookup, first // LANE_BOXES)
                 for part in cutlass.range_constexpr(slots):
                     count = (tile + i) * slots + part
                     shared.k_edge.wait_empty(count)
                     chunk = part * geometry.k_chunks if const_expr(geometry.is_pair) else 0
                     place = rank if const_expr(geometry.is_pair) else Int32(part)
-                    key = first + place * geometry.k_keys
-                    _load_slot(shared, geometry, maps, task, pages, lookup, count, chunk, key)
+                    box = first + place * (geometry.k_keys // BOX_KEYS)
+                    _load_slot(shared, geometry, maps, task, viewers, wanted, lookup, count, chunk, box)
             tile += segment.tiles
         if is_leader(geometry):
             record_unit(task.work, records, unit, segment)
@@ -86,29 +91,29 @@ def _load_slot(
     geometry: cutlass.Constexpr[DecodeGeometry],
     maps: KeyMaps,
     task: Task,
-    pages: paged.Pages,
-    lookup: paged.Lookup,
+    viewers: Viewers,
+    wanted: Wanted,
+    lookup: Lookup,
     count: Int32,
     chunk: cutlass.Constexpr,
     first: Int32,
 ):
-    """Keys from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`."""
+    """Boxes from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`."""
     wide = const_expr(geometry.k_chunks * geometry.chunk)
     by_lanes = Int32(0)
     if const_expr(geometry.is_pair):
-        _copy_boxes(shared, geometry, maps, pages, lookup, count, chunk, first)
-    elif paged.is_whole(pages, first, geometry.k_keys):
-        _copy_boxes(shared, geometry, maps, pages, lookup, count, chunk, first)
+        _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, first)
+    elif surely_seen(viewers, wanted.key_of(first), geometry.k_keys):
+        _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, first)
     else:
         slot = shared.k_edge.stage(count)
-        for index in cutlass.range(geometry.k_keys // paged.BOX_KEYS, unroll=1):
-            key = first + index * paged.BOX_KEYS
-            keys = paged.counting(pages, key)
-            box = paged.box_with(pages, lookup, key, keys)
-            if paged.is_partial(keys):
+        for index in cutlass.range(geometry.k_keys // BOX_KEYS, unroll=1):
+            keys = seen_bits(viewers, wanted.key_of(first + index), BOX_KEYS)
+            box = paged.box_with(wanted, lookup, first + index, keys)
+            if keys != 0 and keys != ALL_KEYS:
                 place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
                 by_lanes += _box_bytes(geometry.k_chunks)
-                paged.copy_box_keys(task.cache, Int32(0), wide, pages, keys, box, shared.k_words + place // 4)
+                paged.copy_box_keys(task.cache, Int32(0), wide, task.source, keys, box, shared.k_words + place // 4)
             else:
                 _copy_wide(shared, geometry, maps, box, slot, chunk, index)
             if const_expr(geometry.narrow > 0):
@@ -124,15 +129,15 @@ def _copy_boxes(
     shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     maps: KeyMaps,
-    pages: paged.Pages,
-    lookup: paged.Lookup,
+    wanted: Wanted,
+    lookup: Lookup,
     count: Int32,
     chunk: cutlass.Constexpr,
     first: Int32,
 ):
     slot = shared.k_edge.stage(count)
-    for index in cutlass.range_constexpr(geometry.k_keys // paged.BOX_KEYS):
-        box = paged.box_at(pages, lookup, first + index * paged.BOX_KEYS)
+    for index in cutlass.range_constexpr(geometry.k_keys // BOX_KEYS):
+        box = paged.box_at(wanted, lookup, first + index)
         _copy_wide(shared, geometry, maps, box, slot, chunk, index)
         if const_expr(geometry.narrow > 0):
             _copy_narrow(shared, geometry, maps, box, slot, index)
@@ -150,7 +155,7 @@ def _copy_wide(
 
 @cute.jit
 def _copy_narrow(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index):
-    place = slot * geometry.k_narrow_bytes + index * (paged.BOX_KEYS * geometry.narrow_bytes)
+    place = slot * geometry.k_narrow_bytes + index * (BOX_KEYS * geometry.narrow_bytes)
     tiler = _box_tiler(geometry.narrow, 1)
     target = _at(shared.k_narrow, place)
     paged.copy_box(maps.k_narrow.atom, maps.k_narrow.view, tiler, 0, box, target, shared.k_edge.full(slot))
@@ -172,25 +177,25 @@ def _load_query(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMa
 @cute.jit
 def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
     """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
-    deal = geometry.deal
+    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     slots = geometry.v_slots_per_tile
     tile = Int32(0)
     unit = task.unit
     while unit.start < task.work.end:
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid and segment.tiles > 0:
-            pages = paged.pages_of(task.block_tables, task.cache, task.view, segment, task.work.terms.heads)
-            start = segment.first_tile * geometry.tile_kv
-            lookup = paged.look_up(pages, start)
+            wanted = wanted_of(task.source, segment, tile_boxes)
+            viewers = viewers_of(task.view, segment, task.work.terms.heads)
+            lookup = look_up(wanted)
             for i in cutlass.range(segment.tiles, unroll=1):
-                first = start + i * geometry.tile_kv
-                if i > 0:
-                    lookup = paged.look_further(pages, lookup, first)
+                first = i * tile_boxes
+                if i > 0 and first % LANE_BOXES == 0:
+                    lookup = look_further(wanted, lookup, first // LANE_BOXES)
                 for part in cutlass.range_constexpr(slots):
                     count = (tile + i) * slots + part
-                    key = first + part * geometry.v_keys
+                    box = first + part * (geometry.v_keys // BOX_KEYS)
                     shared.v_edge.wait_empty(count)
-                    _load_value_slot(shared, geometry, v_map, task, pages, lookup, count, key)
+                    _load_value_slot(shared, geometry, v_map, task, viewers, wanted, lookup, count, box)
             tile += segment.tiles
         unit = next_unit(deal, task.work, task.view, unit)
 
@@ -201,32 +206,32 @@ def _load_value_slot(
     geometry: cutlass.Constexpr[DecodeGeometry],
     v_map: Map,
     task: Task,
-    pages: paged.Pages,
-    lookup: paged.Lookup,
+    viewers: Viewers,
+    wanted: Wanted,
+    lookup: Lookup,
     count: Int32,
     first: Int32,
 ):
-    """Keys from `first` on to V slot number `count`. Each CTA's part may lack what its lanes copy, so each tells."""
+    """Boxes from `first` on to V slot number `count`. Each CTA's part may lack what its lanes copy, so each tells."""
     slot = shared.v_edge.stage(count)
     barrier = shared.v_edge.full(slot)
     rank = rank_of(geometry)
     box_bytes = _box_bytes(geometry.v_chunks)
     tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
     tx_bytes = Int32(geometry.ctas * geometry.v_bytes)
-    if paged.is_whole(pages, first, geometry.v_keys):
-        for index in cutlass.range_constexpr(geometry.v_keys // paged.BOX_KEYS):
-            box = paged.box_at(pages, lookup, first + index * paged.BOX_KEYS)
+    if surely_seen(viewers, wanted.key_of(first), geometry.v_keys):
+        for index in cutlass.range_constexpr(geometry.v_keys // BOX_KEYS):
+            box = paged.box_at(wanted, lookup, first + index)
             target = _at(shared.v_wide, slot * geometry.v_bytes + index * box_bytes)
             paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, target, barrier)
     else:
-        for index in cutlass.range(geometry.v_keys // paged.BOX_KEYS, unroll=1):
-            key = first + index * paged.BOX_KEYS
-            keys = paged.counting(pages, key)
-            box = paged.box_with(pages, lookup, key, keys)
+        for index in cutlass.range(geometry.v_keys // BOX_KEYS, unroll=1):
+            keys = seen_bits(viewers, wanted.key_of(first + index), BOX_KEYS)
+            box = paged.box_with(wanted, lookup, first + index, keys)
             place = slot * geometry.v_bytes + index * box_bytes
-            if paged.is_partial(keys):
+            if keys != 0 and keys != ALL_KEYS:
                 dim, words = rank * geometry.v_dims, shared.v_words + place // 4
-                paged.copy_box_keys(task.cache, dim, geometry.v_dims, pages, keys, box, words)
+                paged.copy_box_keys(task.cache, dim, geometry.v_dims, task.source, keys, box, words)
                 tx_bytes -= geometry.ctas * box_bytes
             else:
                 paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, place), barrier)
@@ -239,11 +244,11 @@ def _load_value_slot(
 
 
 def _box_bytes(chunks: int) -> int:
-    return paged.BOX_KEYS * chunks * SWIZZLE
+    return BOX_KEYS * chunks * SWIZZLE
 
 
 def _box_tiler(width: int, chunks: int) -> tuple[int, ...]:
-    return (width, paged.GROUP, chunks, paged.BOX_KEYS // paged.GROUP, 1)
+    return (width, paged.GROUP, chunks, BOX_KEYS // paged.GROUP, 1)
 
 
 @cute.jit

@@ -31,7 +31,7 @@ from ...parts.blackwell.row_softmax import (
 from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.division import quotient
 from ...parts.precision import Probabilities, numeric, packed_words
-from ...parts.visible import keys_of_row
+from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .finish import CHUNK, Results, finish
 from .geometry import ROW_THREADS, ROWS, DecodeGeometry
 from .schedule import ROW_BARRIER
@@ -48,13 +48,11 @@ class Lane(NamedTuple):
     barrier: Int32
 
 
-class Range(NamedTuple):
-    """Keys lo .. hi - 1 of this thread's row; every row of the warp sees keys all_lo .. all_hi - 1."""
+class RowKeys(NamedTuple):
+    """What this thread's row sees, and what every row of the warp does."""
 
-    lo: Int32
-    hi: Int32
-    all_lo: Int32
-    all_hi: Int32
+    mine: VisibleKeys
+    all: VisibleKeys
 
 
 @cute.jit
@@ -75,7 +73,7 @@ def attend(
         segment = segment_of(deal, task.work, task.view, unit)
         if segment.valid:
             row = rank_of(geometry) * ROWS + lane.row
-            keys = _range(task, segment, row)
+            keys = _row_keys(task, segment, row)
             state = RowState(-Float32.inf, Float32(0.0))
             for i in cutlass.range(segment.tiles, unroll=1):
                 first_key = (segment.first_tile + i) * geometry.tile_kv
@@ -102,11 +100,10 @@ def _lane(shared) -> Lane:
 
 
 @cute.jit
-def _range(task: Task, segment: Segment, row: Int32) -> Range:
+def _row_keys(task: Task, segment: Segment, row: Int32) -> RowKeys:
     row = cutlass.min(row, segment.rows - 1)
     keys = keys_of_row(task.view, segment.request, quotient(segment.first_row + row, task.work.terms.heads))
-    first, end = cute.arch.warp_redux_sync(keys.first, "max"), cute.arch.warp_redux_sync(keys.end, "min")
-    return Range(keys.first, keys.end, first, end)
+    return RowKeys(keys, seen_by_all(keys))
 
 
 @cute.jit
@@ -133,7 +130,7 @@ def _tile(
     probabilities: cutlass.Constexpr[Probabilities],
     shared,
     lane: Lane,
-    keys: Range,
+    keys: RowKeys,
     state: RowState,
     tile: Int32,
     exchanged: Int32,
@@ -149,9 +146,9 @@ def _tile(
     tmem.wait_loads()
     tmem.fence_before()
     shared.s_edge.release(tile)
-    if first_key < keys.all_lo or first_key + geometry.tile_kv > keys.all_hi:
+    if keys.all.lacks(first_key, geometry.tile_kv):
         mine = first_key + lane.half * columns
-        scores = mask_outside(scores, keys.lo - mine, keys.hi - mine)
+        scores = mask_outside(scores, keys.mine.first - mine, keys.mine.end - mine)
     seen = beyond(row_maximum(scores), state, ROW_THREADS, scale_log2, probabilities)
     one, other = _exchange(shared, lane, seen, exchanged)
     maximum = cute.arch.fmax(state.maximum, cute.arch.fmax(one, other))

@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cutlass_dsl import Numeric
 
 from ...parts import paged
+from ...parts.key_source import BOX_KEYS
 from ...parts.pipeline import ClusterEdge
 from .geometry import EXCHANGE_OFFSET, ROWS, S_SLOTS, SWIZZLE, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .schedule import DecodeSchedule
@@ -59,7 +60,7 @@ class Shared(NamedTuple):
 
 
 def layouts_of(geometry: DecodeGeometry) -> Layouts:
-    groups = paged.BOX_KEYS // paged.GROUP
+    groups = BOX_KEYS // paged.GROUP
 
     def rows(swizzle, width, chunks):
         outer = cute.make_layout((width, ROWS, chunks), stride=(1, width, width * ROWS))

@@ -9,17 +9,18 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from ...parts.decode_work import Unit, Work
+from ...parts.key_source import KeySource
 from ...parts.pipeline import LEADER
 from ...parts.visible import Visibility
 from .geometry import DecodeGeometry
 
 
 class Task(NamedTuple):
-    """cache [pages, page size, dims], block_tables [batch, max pages], what rows see, the work of these CTAs, and the
-    unit that it begins with."""
+    """cache [pages, page size, columns], where in it keys lie, what rows see, the work of these CTAs, and the unit that
+    it begins with."""
 
     cache: cute.Tensor
-    block_tables: cute.Tensor
+    source: KeySource
     view: Visibility
     work: Work
     unit: Unit

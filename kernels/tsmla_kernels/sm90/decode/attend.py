@@ -32,7 +32,7 @@ from ...parts.hopper.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate
 from ...parts.hopper.softmax import scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
-from ...parts.visible import Visibility, keys_of_row
+from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from .geometry import OUTPUTS, DecodeGeometry
 from .results import finish
 from .task import Task
@@ -61,8 +61,7 @@ class Attention(NamedTuple):
     rescale: cute.Tensor
     rescale_received: cute.Tensor
     row_keys: cute.Tensor
-    all_first: Int32
-    all_end: Int32
+    all_keys: VisibleKeys
     shared: object
     thread: Int32
     warp: Int32
@@ -105,18 +104,16 @@ def attend(
     leader = coordinates[0, 0][1] == 0
     reference.fill(NO_KEYS)
     row_sum.fill(0.0)
-    all_first, all_end = Int32(0), Int32((1 << 31) - 1)
+    all_keys = VisibleKeys.everything()
     for row in cutlass.range_constexpr(rows):
         position = coordinates[row, 0][0]
-        first_key, end_key = Int32(0), Int32((1 << 31) - 1)
+        keys = VisibleKeys.everything()
         if position < task.rows:
             keys = keys_of_row(view, task.request, quotient(task.first_row + position, heads))
-            first_key, end_key = keys.first, keys.end
         if leader:
-            row_keys[0, position] = first_key
-            row_keys[1, position] = end_key
-        all_first = cutlass.max(all_first, first_key)
-        all_end = cutlass.min(all_end, end_key)
+            row_keys[0, position] = keys.first
+            row_keys[1, position] = keys.end
+        all_keys = seen_by_both(all_keys, keys)
     state = Attention(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
@@ -134,8 +131,7 @@ def attend(
         rescale=rescale,
         rescale_received=rescale_received,
         row_keys=row_keys,
-        all_first=cute.arch.warp_redux_sync(all_first, "max"),
-        all_end=cute.arch.warp_redux_sync(all_end, "min"),
+        all_keys=seen_by_all(all_keys),
         shared=shared,
         thread=thread,
         warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
@@ -231,7 +227,7 @@ def _end_scores(state: Attention, scores: cute.Tensor, index: Int32, follows: cu
         for edge in state.shared.kv_edges:
             edge.release(state.first_count + index)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
-    is_edge = first_key < state.all_first or first_key + state.geometry.tile_kv > state.all_end
+    is_edge = state.all_keys.lacks(first_key, state.geometry.tile_kv)
     is_first = Boolean(False)
     if const_expr(_supposes(state)):
         is_first = index == (1 if const_expr(follows) else 0)
@@ -251,11 +247,10 @@ def _hide(state: Attention, scores: cute.Tensor, first_key: Int32):
     view = rows_columns(scores)
     for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
         position = state.coordinates[row, 0][0]
-        first, end = state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key
+        keys = VisibleKeys(state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key)
         for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
             key = state.coordinates[row, column][1]
-            seen = (key >= first) & (key < end)
-            view[row, column] = Float32(select_(seen, view[row, column], Float32(-Float32.inf)))
+            view[row, column] = Float32(select_(keys.holds(key), view[row, column], Float32(-Float32.inf)))
 
 
 def _supposes(state: Attention) -> bool:

@@ -7,8 +7,9 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...parts.division import Divisor, quotient, remainder
-from ...parts.visible import Visibility, hides, seen_by_any
-from .geometry import BOX_ROWS, GROUP_ROWS, DecodeGeometry
+from ...parts.key_source import BOX_KEYS
+from ...parts.visible import Visibility, hides, seen_by_any, viewers_of
+from .geometry import GROUP_ROWS, DecodeGeometry
 from .task import Task, edge_tile
 
 
@@ -23,6 +24,7 @@ def clean(
     stages = Int32(geometry.stages)
     at_once = 32 // cute.size(shared.vectors[0], mode=[2])
     hidden = hides(view)
+    viewers = viewers_of(view, task, heads)
     turns, step = cutlass.min(task.tiles, 2), task.tiles - 1
     if hidden:
         turns, step = task.tiles, Int32(1)
@@ -36,11 +38,9 @@ def clean(
             stage = shared.kv_edges[0].stage(count)
             for start in cutlass.range(0, geometry.tile_kv, 32, unroll=1):
                 key = first_key + start + lane
-                seen = (key >= task.first_key) & (key < task.end_key)
-                if hidden:
-                    seen = seen_by_any(view, task.request, task.first_row, task.rows, heads, key)
+                seen = seen_by_any(viewers, key)
                 # Boxes without a key that counts have been copied from where everything is zero.
-                copied = ((key | (BOX_ROWS - 1)) >= task.first_key) & ((key & -BOX_ROWS) < task.end_key)
+                copied = ((key | (BOX_KEYS - 1)) >= task.first_key) & ((key & -BOX_KEYS) < task.end_key)
                 rows = cute.arch.vote_ballot_sync(copied & (not seen))
                 while rows != 0:
                     first = cute.arch.popc((rows & -rows) - 1) // at_once * at_once

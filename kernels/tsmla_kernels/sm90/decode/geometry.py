@@ -9,6 +9,7 @@ from tsmla.variant import Arch, DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
+from ...parts.key_source import BOX_KEYS
 
 TILE_KV = 64
 """Keys of a tile."""
@@ -16,8 +17,6 @@ GROUP_ROWS = 8
 """Rows of a swizzle pattern."""
 CHUNK = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
-BOX_ROWS = 16
-"""Keys that one bulk copy loads where pages are smaller than a tile; every page size is a multiple."""
 DEALT_AT, REFERENCES_AT = 384, 576
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
 STAGED_HALF = 512
@@ -34,8 +33,8 @@ class DecodeGeometry:
     """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
 
     A cache row is loaded in more pieces than its format names: the latent piece in equal ones, and the rope piece,
-    which comes with the last of these. Scores start with the first piece that is there. Of 16-bit caches, a piece is free
-    again as soon as the warpgroup that holds its output has multiplied it.
+    which comes with the last of these. Scores start with the first piece that is there. Of 16-bit caches, a piece is
+    free again as soon as the warpgroup that holds its output has multiplied it.
 
     Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
     them with keys contiguous. A piece is free again as soon as it has been transposed and scored.
@@ -161,7 +160,7 @@ class DecodeGeometry:
         for first, columns in zip(self.first_columns, self.pieces, strict=True):
             assert columns % CHUNK == 0 and first % columns == 0, f"{columns} columns from {first} on: {self}"
         assert sum(self.pieces) == self.d_qk and 2 * self.d_half == self.row.value_columns, self
-        assert self.tile_q == 64 and self.tile_kv % BOX_ROWS == 0, self
+        assert self.tile_q == 64 and self.tile_kv % BOX_KEYS == 0, self
         for size in (self.q_bytes, *self.piece_bytes):
             assert size % TILE_ALIGNMENT == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

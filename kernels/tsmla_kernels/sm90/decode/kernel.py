@@ -18,14 +18,15 @@ from ...decode.arguments import decode_arguments
 from ...decode.combine import launch_combine
 from ...limits import WARPGROUP
 from ...parts.decode_work import Terms, on_the_line, terms_of
+from ...parts.key_source import BOX_KEYS, KeySource, key_source, visibility_in
 from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of
 from ...parts.precision import Probabilities, numeric
-from ...parts.visible import Visibility, hides, visibility
+from ...parts.visible import Visibility, hides
 from .attend import attend
 from .clean import clean
 from .deal import deal
-from .geometry import BOX_ROWS, CHUNK, LOAD_WARPS, DecodeGeometry
+from .geometry import CHUNK, LOAD_WARPS, DecodeGeometry
 from .load import load
 from .results import Results
 from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
@@ -84,6 +85,7 @@ class DecodeKernel:
             ),
         )
         q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
+        source = key_source(kv_cache, block_tables)
         keys = boxes_view(kv_cache, 0, CHUNK, geometry.d_qk // CHUNK)
         (latent_box, latent_tile), (rope_box, rope_tile) = (
             [
@@ -93,13 +95,13 @@ class DecodeKernel:
                     cute.make_composed_layout(layouts.swizzle, 0, box_layout(columns, rows)),
                     box_shape(columns, rows),
                 )
-                for rows in (BOX_ROWS, geometry.tile_kv)
+                for rows in (BOX_KEYS, geometry.tile_kv)
             ]
             for columns in (geometry.d_piece, geometry.pieces[-1])
         )
-        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
-        capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
-        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
+        view = visibility_in(
+            source, seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave
+        )
         partials = partials_of(
             self.variant.row.value_columns, Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts
         )
@@ -107,7 +109,7 @@ class DecodeKernel:
         view = on_the_line(self.deal, view, terms)
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
-            block_tables, view, terms, out, lse, partials, kv_cache.shape[0], kv_cache.shape[1],
+            source.table, view, terms, out, lse, partials, source.pages, source.page_size,
             softmax_scale, output_scale, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
@@ -181,9 +183,10 @@ class DecodeKernel:
                     number += 1
                     task = take(shared.dealt, number)
             else:
+                source = KeySource(block_tables, page_size, pages)
                 q_tiles = self._partition_q(q_atom, q, shared.q)
                 boxes = self._partition_pieces(
-                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_ROWS, shared
+                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_KEYS, shared
                 )
                 tiles = self._partition_pieces(
                     (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
@@ -193,8 +196,8 @@ class DecodeKernel:
                         task = take(shared.dealt, number)
                         while task.more:
                             edges = load(
-                                q_tiles, boxes, tiles, block_tables, shared, geometry, loader, task, hides(view),
-                                page_size, pages, edges,
+                                q_tiles, boxes, tiles, source, shared, geometry, loader, task, hides(view),
+                                edges,
                             )  # fmt: skip
                             leave(shared.dealt, number)
                             number += 1

@@ -7,10 +7,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...parts.division import remainder
-from .geometry import BOX_ROWS, TILE_KV, DecodeGeometry
+from ...parts.key_source import BOX_KEYS, KeySource, look_further, look_up, place_in_page, wanted_of
+from .geometry import TILE_KV, DecodeGeometry
 from .task import Task, edge_tile
 
-BOXES = TILE_KV // BOX_ROWS
+BOXES = TILE_KV // BOX_KEYS
 """Of a tile."""
 Q_LOADER = 1
 """Number of the loading warp that loads the query, before its pieces: scores need others first."""
@@ -24,14 +25,12 @@ def load(
     q,
     boxes,
     tiles,
-    block_tables: cute.Tensor,
+    key_source: KeySource,
     shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     loader: cutlass.Constexpr[int],
     task: Task,
     hidden: Boolean,
-    page_size: Int32,
-    pages: Int32,
     edges: Int32,
 ) -> Int32:
     """Loading warp number `loader`: its pieces of every tile of a task; one of them loads the query, too. `q` is
@@ -44,10 +43,8 @@ def load(
     """
     tiles_per_lookup = 32 // BOXES
     policy = Int64(EVICT_FIRST)
-    lane = cute.arch.lane_idx()
-    page_shift = cute.arch.popc(page_size - 1)
-    looked_up = _page(block_tables, task, page_shift, pages, lane)
-    ahead = _page(block_tables, task, page_shift, pages, 32 + lane)
+    wanted = wanted_of(key_source, task, BOXES)
+    lookup = look_up(wanted)
     if const_expr(loader == Q_LOADER):
         if task.tiles > 0:
             q_barrier = shared.q_edge.acquire(task.loads)
@@ -55,17 +52,14 @@ def load(
     for index in cutlass.range(task.tiles, unroll=1):
         within = index % tiles_per_lookup
         if within == 0 and index > 0:
-            looked_up = ahead
-            ahead = _page(
-                block_tables, task, page_shift, pages, (index // tiles_per_lookup + 1) * 32 + lane
-            )
+            lookup = look_further(wanted, lookup, index // tiles_per_lookup)
         count = task.first_count + index
         tile = task.first_tile + index
         is_edge = edge_tile(task, tile, geometry.tile_kv) | hidden
         landing = remainder(edges, Int32(geometry.stages))
-        whole = (page_size >= geometry.tile_kv) & (not is_edge)
-        tile_page = cute.arch.shuffle_sync(looked_up, within * BOXES)
-        tile_place = tile & (page_size // geometry.tile_kv - 1)
+        whole = (key_source.page_size >= geometry.tile_kv) & (not is_edge)
+        tile_page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
+        tile_place = place_in_page(key_source, tile, geometry.tile_kv)
         for part in geometry.loaded_pieces(loader):
             edge = shared.kv_edges[part]
             edge.wait_empty(count)
@@ -82,8 +76,8 @@ def load(
                     )  # fmt: skip
             else:
                 for box in cutlass.range(BOXES, unroll=1):
-                    page = cute.arch.shuffle_sync(looked_up, within * BOXES + box)
-                    place = (tile * BOXES + box) & (page_size // BOX_ROWS - 1)
+                    page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
+                    place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
                     for piece in pieces:
                         atom, source, target = boxes[piece]
                         cute.copy(
@@ -93,15 +87,3 @@ def load(
         if is_edge:
             edges += 1
     return edges
-
-
-@cute.jit
-def _page(
-    block_tables: cute.Tensor, task: Task, page_shift: Int32, pages: Int32, box: Int32
-) -> Int32:
-    """The page of one of the segment's boxes; the one beyond the last for a box that holds no visible key."""
-    page = pages
-    first = (task.first_tile * BOXES + box) * BOX_ROWS
-    if first + BOX_ROWS > task.first_key and first < task.end_key and box < task.tiles * BOXES:
-        page = block_tables[task.request, first >> page_shift]
-    return page

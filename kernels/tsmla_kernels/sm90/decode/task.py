@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from ...parts.pipeline import WarpEdge
+from ...parts.visible import VisibleKeys
 
 RING = 4
 """Segments that are told ahead."""
@@ -39,6 +40,10 @@ class Task(NamedTuple):
     end_key: Int32
     first_count: Int32
     loads: Int32
+
+    @property
+    def keys(self) -> VisibleKeys:
+        return VisibleKeys(self.first_key, self.end_key)
 
 
 @cute.jit
@@ -77,4 +82,4 @@ def leave(dealt: Dealt, number: Int32) -> None:
 @cute.jit
 def edge_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
     """Whether a tile holds keys that are not visible to any row: they may be NaN, or lie in pages that do not exist."""
-    return (tile * tile_kv < task.first_key) | ((tile + 1) * tile_kv > task.end_key)
+    return task.keys.lacks(tile * tile_kv, tile_kv)

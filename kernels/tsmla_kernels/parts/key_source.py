@@ -1,0 +1,112 @@
+"""Where the keys of a request lie, and which of them exist: what the loaders of all architectures ask.
+
+Keys lie in pages today. A list of indices instead of pages (sparse attention) would be another `KeySource` and nothing
+else: `capacity` is then the length of a list, a lane looks up the row of each key instead of the page of each box, an
+index of -1 is a key that does not exist, and what copies boxes (`paged.py`) gathers rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32
+
+from .visible import Visibility, VisibleKeys, visibility
+
+BOX_KEYS = 16
+"""Keys of one copy: the smallest page, and every page size is a multiple."""
+LANE_BOXES = 32
+"""Boxes whose pages the lanes of a warp know together."""
+
+
+class KeySource(NamedTuple):
+    """Key c of request b is row c % page_size of page table[b, c // page_size]. The cache has `pages` pages, whose size
+    is a power of two; entries of the table that are not below it are pages that do not exist."""
+
+    table: cute.Tensor
+    page_size: Int32
+    pages: Int32
+
+
+class Wanted(NamedTuple):
+    """The keys of one request that a loader brings: `keys` of `tiles` tiles of `tile_boxes` boxes each, the first of
+    which is box number `first_box` of the request."""
+
+    source: KeySource
+    request: Int32
+    keys: VisibleKeys
+    first_box: Int32
+    tiles: Int32
+    tile_boxes: int
+    lane: Int32
+    page_shift: Int32
+
+    def key_of(self, box: Int32) -> Int32:
+        """The first key of box number `box` from the first on."""
+        return (self.first_box + box) * BOX_KEYS
+
+
+class Lookup(NamedTuple):
+    """Pages of the boxes of a window, one in each lane, and of the window that follows: entries of the page table are
+    read long before the copies that need them. A box without a wanted key has the page beyond the last."""
+
+    known: Int32
+    ahead: Int32
+
+    def page_of(self, box: Int32) -> Int32:
+        """The page of a box of the window; all lanes must ask together."""
+        return cute.arch.shuffle_sync(self.known, box % LANE_BOXES)
+
+
+def key_source(cache: cute.Tensor, table: cute.Tensor) -> KeySource:
+    """`cache` is [pages, page size, columns], `table` [batch, most pages of a request] int32."""
+    return KeySource(table, cache.shape[1], cache.shape[0])
+
+
+def visibility_in(
+    source: KeySource, seq_lens: cute.Tensor, causal_seqs: cute.Tensor, visible: cute.Tensor, q_len: Int32, *scalars
+) -> Visibility:
+    """On the host: what rows see of these keys, none of which is without an entry in the table. The rest as
+    `visibility` takes it."""
+    capacity = Int64(source.table.shape[1]) * source.page_size
+    return visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
+
+
+def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:
+    """Those of a segment, or of a task."""
+    first_box = segment.first_tile * tile_boxes
+    lane = cute.arch.lane_idx()
+    shift = cute.arch.popc(source.page_size - 1)
+    return Wanted(source, segment.request, segment.keys, first_box, segment.tiles, tile_boxes, lane, shift)
+
+
+@cute.jit
+def look_up(wanted: Wanted) -> Lookup:
+    """For the first two windows."""
+    return Lookup(_page_of(wanted, wanted.lane), _page_of(wanted, LANE_BOXES + wanted.lane))
+
+
+@cute.jit
+def look_further(wanted: Wanted, lookup: Lookup, window: Int32) -> Lookup:
+    """For window number `window`, which follows the lookup's."""
+    return Lookup(lookup.ahead, _page_of(wanted, (window + 1) * LANE_BOXES + wanted.lane))
+
+
+@cute.jit
+def _page_of(wanted: Wanted, box: Int32) -> Int32:
+    page = wanted.source.pages
+    key = wanted.key_of(box)
+    if wanted.keys.meets(key, BOX_KEYS) & (box < wanted.tiles * wanted.tile_boxes):
+        page = wanted.source.table[wanted.request, key >> wanted.page_shift]
+    return page
+
+
+def place_in_page(source: KeySource, number: Int32, keys: int) -> Int32:
+    """Which of a page's spans of `keys` keys span number `number` of a request is."""
+    return number & (source.page_size // keys - 1)
+
+
+def exists(source: KeySource, page: Int32) -> Boolean:
+    """Whether the cache has this page. Copies of those that it does not have read zeros."""
+    return Uint32(page) < Uint32(source.pages)
