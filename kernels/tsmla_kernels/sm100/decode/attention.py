@@ -21,6 +21,7 @@ from ...parts.blackwell import tmem
 from ...parts.decode_work import Terms, deal_work, first_unit, on_the_line, terms_of
 from ...parts.partials import Partials
 from ...parts.precision import Probabilities, numeric
+from ...parts.row_end import Ending
 from ...parts.visible import Visibility
 from .finish import Results
 from .geometry import ROWS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
@@ -54,7 +55,7 @@ class Attention:
         lse: cute.Tensor | None,
         partials: Partials,
         scale_log2: Float32,
-        output_scale: Float32,
+        ending: Ending,
         parts: Int32,
         stream,
     ):
@@ -89,7 +90,7 @@ class Attention:
         pair = const_expr(geometry.is_pair)
         v_map = box_map(0, wide, LATENT_DIM // wide, geometry.v_chunks, layouts.v_box) if pair else None
         flat_lse = flat(lse) if const_expr(lse is not None) else None
-        results = Results(flat(out, LATENT_DIM), flat_lse, partials, output_scale)
+        results = Results(flat(out, LATENT_DIM), flat_lse, partials, ending)
         terms = terms_of(geometry.deal, batch, q_len, heads, parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         self.kernel(maps, v_map, kv_cache, block_tables, view, terms, results, scale_log2).launch(

@@ -14,6 +14,7 @@ from ...decode.arguments import decode_arguments
 from ...decode.combine import launch_combine
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
+from ...parts.row_end import Ending
 from ...parts.visible import visibility
 from .attention import Attention
 from .geometry import ROWS, DecodeGeometry
@@ -59,16 +60,17 @@ class DecodeKernel:
         capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
         view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
         scale_log2 = softmax_scale * LOG2_E
+        ending = Ending(output_scale)
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:
             row_tile = Int32(self.pair.geometry.deal.row_tile)
         partials = partials_of(row_tile, workspace, batch, rows, parts)
         if rows <= ROWS:
             self.solo.launch(
-                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
+                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, ending, parts, stream
             )
         else:
             self.pair.launch(
-                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
+                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, ending, parts, stream
             )
-        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
+        launch_combine(self.variant.pdl, partials, out, lse, ending, stream)

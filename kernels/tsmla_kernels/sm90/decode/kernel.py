@@ -22,6 +22,7 @@ from ...parts.decode_work import Terms, on_the_line, terms_of
 from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of
 from ...parts.precision import Probabilities, numeric
+from ...parts.row_end import Ending
 from ...parts.visible import Visibility, hides, visibility
 from .attend import attend
 from .clean import clean
@@ -73,6 +74,7 @@ class DecodeKernel:
         stream,
     ):
         geometry = self.geometry
+        ending = Ending(output_scale)
         mma_qk, mma_pv = self._mmas()
         layouts = layouts_of(geometry, self.dtype)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
@@ -107,7 +109,7 @@ class DecodeKernel:
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
             block_tables, view, terms, out, lse, partials, kv_cache.shape[0], kv_cache.shape[1],
-            softmax_scale, output_scale, mma_qk, mma_pv,
+            softmax_scale, ending, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -116,7 +118,7 @@ class DecodeKernel:
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip
-        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
+        launch_combine(self.variant.pdl, partials, out, lse, ending, stream)
 
     @cute.kernel
     def kernel(
@@ -140,7 +142,7 @@ class DecodeKernel:
         pages: Int32,
         page_size: Int32,
         softmax_scale: Float32,
-        output_scale: Float32,
+        ending: Ending,
         mma_qk: cute.TiledMma,
         mma_pv: cute.TiledMma,
     ):
@@ -210,15 +212,15 @@ class DecodeKernel:
                     task = take(shared.dealt, number)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            probabilities, scales = Probabilities.of(self.variant.dtype), (softmax_scale, output_scale)
-            results = Results(out, lse, partials, terms.rows)
+            probabilities = Probabilities.of(self.variant.dtype)
+            results = Results(out, lse, partials, terms.rows, ending)
             mine = warp // (WARPGROUP // 32) - 1
             number = Int32(0)
             task = take(shared.dealt, number)
             while task.more:
                 attend(
                     geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads, results,
-                    scales,
+                    softmax_scale,
                 )  # fmt: skip
                 leave(shared.dealt, number)
                 number += 1
