@@ -73,11 +73,8 @@ def beyond(
 ) -> Float32:
     """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `state` has the sum
     of one of `parts` of the row."""
-    slack = Float32(probabilities.slack)
-    if const_expr(probabilities.heavy is not None):
-        heavy = cute.math.log2(state.total * (parts * probabilities.heavy), fastmath=True) - Float32(probabilities.bias)
-        slack = cute.arch.fmax(cute.arch.fmin(heavy, slack), Float32(0.0))
-    return seen if (seen - state.maximum) * scale_log2 > slack else -Float32.inf
+    growth = probabilities.growth(state.total, parts)
+    return seen if (seen - state.maximum) * scale_log2 > growth else -Float32.inf
 
 
 @cute.jit

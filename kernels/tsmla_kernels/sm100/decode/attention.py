@@ -40,8 +40,8 @@ class Attention:
         self.variant = variant
         self.geometry = geometry
         self.schedule = DecodeSchedule()
-        self.products = Products(variant.dtype, geometry)
         self.probabilities = Probabilities.of(variant.dtype)
+        self.products = Products(variant.dtype, self.probabilities, geometry)
         self.dtype = numeric(variant.dtype)
 
     @cute.jit

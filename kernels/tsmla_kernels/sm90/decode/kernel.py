@@ -44,6 +44,7 @@ class DecodeKernel:
         self.geometry = DecodeGeometry.of(variant)
         self.schedule = DecodeSchedule.of(self.geometry)
         self.deal = DEALS[variant.arch]
+        self.probabilities = Probabilities.of(variant.dtype)
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
@@ -212,15 +213,14 @@ class DecodeKernel:
                     task = take(shared.dealt, number)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            probabilities = Probabilities.of(self.variant.dtype)
             results = Results(out, lse, partials, terms.rows, ending)
             mine = warp // (WARPGROUP // 32) - 1
             number = Int32(0)
             task = take(shared.dealt, number)
             while task.more:
                 attend(
-                    geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads, results,
-                    softmax_scale,
+                    geometry, self.probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads,
+                    results, softmax_scale,
                 )  # fmt: skip
                 leave(shared.dealt, number)
                 number += 1
@@ -266,8 +266,8 @@ class DecodeKernel:
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
+        operands = map(numeric, self.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.value_columns),
-            warpgroup.OperandSource.RMEM,
-        )  # fmt: skip
+            *operands, k_major, v_major, Float32, one, (64, self.geometry.value_columns), warpgroup.OperandSource.RMEM
+        )
         return qk, pv

@@ -187,9 +187,8 @@ class PrefillKernel:
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
-        probability = numeric(Probabilities.of(self.variant.dtype).dtype)
+        operands = map(numeric, Probabilities.of(self.variant.dtype).operands)
         pv = hopper.make_trivial_tiled_mma(
-            probability, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.d_v),
-            warpgroup.OperandSource.RMEM,
-        )  # fmt: skip
+            *operands, k_major, v_major, Float32, one, (64, self.geometry.d_v), warpgroup.OperandSource.RMEM
+        )
         return qk, pv
