@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ..parts.alignment import aligned
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
+from ..parts.row_end import BASE_2, Ending, log_sum, output_factor
 
 WARPS = 8
 LANE_WORDS = 32
@@ -31,13 +32,13 @@ def launch_combine(
     partials: Partials,
     out: cute.Tensor,
     lse: cute.Tensor | None,
-    output_scale: Float32,
+    ending: Ending,
     stream,
 ):
     """Launch behind the attention kernel that had the same `partials`."""
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
-    _combine(pdl, partials, out.iterator, lse.iterator if const_expr(lse is not None) else None, output_scale).launch(
+    _combine(pdl, partials, out.iterator, lse.iterator if const_expr(lse is not None) else None, ending).launch(
         grid=(records, blocks, 1),
         block=(32 * WARPS, 1, 1),
         stream=stream,
@@ -51,7 +52,7 @@ def _combine(
     partials: Partials,
     out: cute.Pointer,
     lse: cute.Pointer | None,
-    output_scale: Float32,
+    ending: Ending,
 ):
     cute.arch.griddepcontrol_wait()
     if const_expr(pdl):
@@ -64,11 +65,11 @@ def _combine(
             thread, _, _ = cute.arch.thread_idx()
             # Every lane has its columns of all pieces.
             vector = const_expr(partials.rows.shape[2] // (32 * WARPS))
-            _combine_row(vector, 32 * WARPS, partials, record, row, thread, out, lse, output_scale)
+            _combine_row(vector, 32 * WARPS, partials, record, row, thread, out, lse, ending)
     elif record.pieces > 0:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         for row in cutlass.range(block + warp * blocks, record.rows, WARPS * blocks, unroll=1):
-            _combine_row(VECTOR, 32, partials, record, row, cute.arch.lane_idx(), out, lse, output_scale)
+            _combine_row(VECTOR, 32, partials, record, row, cute.arch.lane_idx(), out, lse, ending)
 
 
 @cute.jit
@@ -81,7 +82,7 @@ def _combine_row(
     lane: Int32,
     out: cute.Pointer,
     lse: cute.Pointer | None,
-    output_scale: Float32,
+    ending: Ending,
 ):
     """Row `row` of the record's rows, by `lanes` lanes of whole warps with loads of `vector` words; `lane` counts them.
     The first rows are on their way before the highest LSE is looked for."""
@@ -113,17 +114,16 @@ def _combine_row(
             total += weight
             for j in cutlass.range_constexpr(vectors):
                 sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load() * weight)
-    inverse = Float32(0.0) if total == 0.0 else output_scale * cute.arch.rcp_approx(total)
+    factor = output_factor(total, ending.output_scale)
     out_row = record.row + row
     for j in cutlass.range_constexpr(vectors):
         rounded = cute.make_rmem_tensor(vector, out.dtype)
-        rounded.store((sums[None, j].load() * inverse).to(out.dtype))
+        rounded.store((sums[None, j].load() * factor).to(out.dtype))
         target = out + Int64(out_row) * columns
         cute.autovec_copy(rounded, _vector(target, (j * lanes + lane) * vector, vector))
     if const_expr(lse is not None):
         if lane == 0:
-            value = -Float32.inf if total == 0.0 else highest + cute.math.log2(total, fastmath=True)
-            cute.make_tensor(lse + out_row, 1)[0] = value
+            cute.make_tensor(lse + out_row, 1)[0] = log_sum(highest, total, 0, BASE_2)
 
 
 @cute.jit

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import cutlass
-from cutlass import Float32, Int32, Vector
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Vector
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
@@ -29,7 +30,7 @@ def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
 
 @dataclasses.dataclass(frozen=True)
 class Probabilities:
-    """How probabilities enter the value product: as `dtype`, times 2 ** `bias`.
+    """How probabilities enter the product with values of type `values`: as `dtype`, times 2 ** `bias`.
 
     A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so values
     reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It moves the
@@ -41,10 +42,38 @@ class Probabilities:
     """
 
     dtype: Dtype
+    values: Dtype
     bias: int
     slack: int
     heavy: float | None = None
 
     @classmethod
-    def of(cls, dtype: Dtype) -> Probabilities:
-        return cls(Dtype.E4M3, 6, 2, 1 / 16) if dtype.bits == 8 else cls(dtype, 0, 8)
+    def of(cls, values: Dtype) -> Probabilities:
+        """With 8 bits, e4m3 whatever the values are: probabilities need its precision more than the range of e5m2."""
+        return cls(Dtype.E4M3, values, 6, 2, 1 / 16) if values.bits == 8 else cls(values, values, 0, 8)
+
+    @property
+    def operands(self) -> tuple[Dtype, Dtype]:
+        """Types of the value product's operands: of probabilities and of values."""
+        return self.dtype, self.values
+
+    def exceeds(self, above: Float32, total: Float32, parts: int) -> Boolean:
+        """Whether a score moves its row's reference, which it is `above` by so many powers of two. `total` is the sum
+        of one of `parts` of the row's exponentials, about as large as the others' sums."""
+        if self.heavy is None:
+            return above > self.slack
+        largest = self._largest(total, parts)
+        return cute.math.exp2(above + self.bias, fastmath=True) > largest
+
+    def growth(self, total: Float32, parts: int) -> Float32:
+        """The same limit in powers of two, for those who know `total` long before the score."""
+        if self.heavy is None:
+            return Float32(self.slack)
+        return cute.math.log2(self._largest(total, parts), fastmath=True) - self.bias
+
+    def _largest(self, total: Float32, parts: int) -> Float32:
+        """The largest exponential, times 2 ** bias, for which the reference stays."""
+        assert self.heavy is not None
+        one = 2.0**self.bias
+        heavy = total * (parts * self.heavy)
+        return cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**self.slack), one)

@@ -18,7 +18,6 @@ from cutlass import Float32, Int32, const_expr
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op, select_
 
-from ..logarithm import LN_2
 from ..precision import Probabilities
 from .exp2 import exp2_pair
 
@@ -74,11 +73,8 @@ def beyond(
 ) -> Float32:
     """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `state` has the sum
     of one of `parts` of the row."""
-    slack = Float32(probabilities.slack)
-    if const_expr(probabilities.heavy is not None):
-        heavy = cute.math.log2(state.total * (parts * probabilities.heavy), fastmath=True) - Float32(probabilities.bias)
-        slack = cute.arch.fmax(cute.arch.fmin(heavy, slack), Float32(0.0))
-    return seen if (seen - state.maximum) * scale_log2 > slack else -Float32.inf
+    growth = probabilities.growth(state.total, parts)
+    return seen if (seen - state.maximum) * scale_log2 > growth else -Float32.inf
 
 
 @cute.jit
@@ -140,10 +136,3 @@ def scaled(values: list[Float32], factor: Float32) -> list[Float32]:
     for index in range(0, len(values), 2):
         products += cute.arch.mul_packed_f32x2(values[index : index + 2], (factor, factor))
     return products
-
-
-@cute.jit
-def natural_lse(state: RowState, scale: Float32, bias: cutlass.Constexpr) -> Float32:
-    """Natural log of the row's sum of exponentials of scaled scores; -inf for a row that saw no key."""
-    log_total = (cute.math.log2(state.total, fastmath=True) - Float32(bias)) * LN_2
-    return -Float32.inf if state.total == 0.0 else state.maximum * scale + log_total

@@ -33,13 +33,7 @@ def exceeds(
     for row in cutlass.range_constexpr(cute.size(reference)):
         highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
         above = (highest - reference[row]) * scale_log2
-        if const_expr(probabilities.heavy is None):
-            beyond = beyond or above > probabilities.slack
-        else:
-            one = 2.0**probabilities.bias
-            heavy = row_sum[row] * (parts * probabilities.heavy)
-            limit = cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**probabilities.slack), one)
-            beyond = beyond or cute.math.exp2(above + probabilities.bias, fastmath=True) > limit
+        beyond = beyond or probabilities.exceeds(above, row_sum[row], parts)
     return beyond
 
 

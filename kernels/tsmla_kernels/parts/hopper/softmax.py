@@ -9,7 +9,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
-from ..logarithm import LN_2
 from .fragment import QUAD
 
 
@@ -21,7 +20,7 @@ def _quad_max(value: Float32) -> Float32:
 
 
 @cute.jit
-def _quad_sum(value: Float32) -> Float32:
+def quad_sum(value: Float32) -> Float32:
     for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
         value += cute.arch.shuffle_sync_bfly(value, 1 << step)
     return value
@@ -66,26 +65,3 @@ def scale_rows(accumulator: cute.Tensor, factors: cute.Tensor) -> None:
     """Multiply each row of a (rows, columns) view by its factor."""
     for row in cutlass.range_constexpr(cute.size(accumulator, mode=[0])):
         accumulator[row, None].store(accumulator[row, None].load() * factors[row])
-
-
-@cute.jit
-def finish_rows(
-    row_max: cute.Tensor,
-    row_sum: cute.Tensor,
-    factor: cute.Tensor,
-    lse: cute.Tensor,
-    scale: Float32,
-    output_scale: Float32,
-    bias: cutlass.Constexpr = 0,
-) -> None:
-    """Per row: the output's last factor, output_scale / sum (0 for a row that saw no key), and the natural-log LSE of
-    the scores times `scale` (-inf for such a row). `bias` as in `lazy_softmax.exponentiate`: sum and output carry the
-    same factor.
-    """
-    for row in cutlass.range_constexpr(cute.size(row_sum)):
-        total = _quad_sum(row_sum[row])
-        empty = total == 0.0
-        factor[row] = Float32(0.0) if empty else cute.arch.rcp_approx(total) * output_scale
-        log_total = cute.math.log2(total, fastmath=True)
-        log_total = (log_total - bias if const_expr(bias) else log_total) * LN_2
-        lse[row] = -Float32.inf if empty else row_max[row] * scale + log_total

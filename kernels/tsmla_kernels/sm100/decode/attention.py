@@ -21,6 +21,7 @@ from ...parts.decode_work import Terms, deal_work, first_unit, on_the_line, term
 from ...parts.key_source import BOX_KEYS, key_source
 from ...parts.partials import Partials
 from ...parts.precision import Probabilities, numeric
+from ...parts.row_end import Ending
 from ...parts.visible import Visibility
 from .finish import Results
 from .geometry import ROWS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
@@ -39,8 +40,8 @@ class Attention:
         self.variant = variant
         self.geometry = geometry
         self.schedule = DecodeSchedule()
-        self.products = Products(variant.dtype, geometry)
         self.probabilities = Probabilities.of(variant.dtype)
+        self.products = Products(variant.dtype, self.probabilities, geometry)
         self.dtype = numeric(variant.dtype)
 
     @cute.jit
@@ -54,7 +55,7 @@ class Attention:
         lse: cute.Tensor | None,
         partials: Partials,
         scale_log2: Float32,
-        output_scale: Float32,
+        ending: Ending,
         parts: Int32,
         stream,
     ):
@@ -89,7 +90,7 @@ class Attention:
         pair, values = const_expr(geometry.is_pair), geometry.row.value_columns
         v_map = box_map(0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
         flat_lse = flat(lse) if const_expr(lse is not None) else None
-        results = Results(flat(out, values), flat_lse, partials, output_scale)
+        results = Results(flat(out, values), flat_lse, partials, ending)
         terms = terms_of(geometry.deal, batch, q_len, heads, parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         self.kernel(maps, v_map, kv_cache, block_tables, view, terms, results, scale_log2).launch(

@@ -14,6 +14,7 @@ from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
 from ...parts.decode_work import Segment
 from ...parts.partials import Partials
+from ...parts.row_end import BASE_2, Ending, log_sum, output_factor
 from .geometry import DecodeGeometry
 
 BLOCK = 128
@@ -23,12 +24,13 @@ CHUNK = 32
 
 
 class Results(NamedTuple):
-    """Where results go: out [rows of all requests, 512], lse [rows of all requests] or None, partial results."""
+    """Where results go: out [rows of all requests, 512], lse [rows of all requests] or None, partial results; and how
+    rows end."""
 
     out: cute.Tensor
     lse: cute.Tensor | None
     partials: Partials
-    output_scale: Float32
+    ending: Ending
 
 
 @cute.jit
@@ -37,28 +39,28 @@ def finish(
     lane,
     segment: Segment,
     row: Int32,
-    lse_of_one: Float32,
+    reference: Float32,
     total: Float32,
+    bias: cutlass.Constexpr[int],
     rows: Int32,
     results: Results,
 ):
-    """Write this thread's part of row `row` of the segment. `total` is the row's sum of probabilities, `lse_of_one`
-    what its base-2 LSE would be if that were 1, `rows` the rows of a request."""
-    empty = total == 0.0
-    inverse = Float32(0.0) if empty else cute.arch.rcp_approx(total)
-    row_lse = -Float32.inf if empty else lse_of_one + cute.math.log2(total, fastmath=True)
+    """Write this thread's part of row `row` of the segment. `reference`, base 2, `total` and `bias` as `log_sum` has
+    them, `rows` are the rows of a request."""
+    factor = output_factor(total)
+    row_lse = log_sum(reference, total, bias, BASE_2)
     whole = segment.slot < 0
     mine = row < segment.rows
     flat_row = Int64(segment.request) * rows + segment.first_row + row
     if whole:
-        inverse *= results.output_scale
+        factor *= results.ending.output_scale
     for first in cutlass.range(0, geometry.o_columns, CHUNK, unroll=1):
         dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
         values = [Float32(0.0)] * CHUNK
         if segment.tiles > 0:
             values = tmem.load(lane.address + first, CHUNK)
             tmem.wait_loads()
-            values = scaled(values, inverse)
+            values = scaled(values, factor)
         if mine and whole:
             _write(values, cute.domain_offset((flat_row, dim), results.out))
         if mine and not whole:

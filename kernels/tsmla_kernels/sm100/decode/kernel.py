@@ -15,6 +15,7 @@ from ...decode.combine import launch_combine
 from ...parts.key_source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
+from ...parts.row_end import Ending
 from .attention import Attention
 from .geometry import ROWS, DecodeGeometry
 
@@ -60,16 +61,17 @@ class DecodeKernel:
             causal, window_left, cp_world, cp_rank, cp_interleave,
         )  # fmt: skip
         scale_log2 = softmax_scale * LOG2_E
+        ending = Ending(output_scale)
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:
             row_tile = Int32(self.pair.geometry.deal.row_tile)
         partials = partials_of(self.variant.row.value_columns, row_tile, workspace, batch, rows, parts)
         if rows <= ROWS:
             self.solo.launch(
-                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
+                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, ending, parts, stream
             )
         else:
             self.pair.launch(
-                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
+                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, ending, parts, stream
             )
-        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
+        launch_combine(self.variant.pdl, partials, out, lse, ending, stream)

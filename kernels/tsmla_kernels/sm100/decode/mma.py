@@ -13,6 +13,7 @@ from tsmla.variant import Dtype
 
 from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import next_unit, segment_of
+from ...parts.precision import Probabilities
 from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
 from .task import Task
 
@@ -23,13 +24,13 @@ HALVES = 2
 class Products:
     """The two products of a variant as MMA facts: scores = Q K^T, output += P V, all operands in shared memory."""
 
-    def __init__(self, dtype: Dtype, geometry: DecodeGeometry):
+    def __init__(self, dtype: Dtype, probabilities: Probabilities, geometry: DecodeGeometry):
         self.geometry = geometry
         self.form = umma.PAIR_HALVED if geometry.is_pair else umma.ONE_HALVED
         self.kind = umma.kind_of(dtype)
         rows = geometry.deal.row_tile
         self.scores = umma.instruction(dtype, dtype, rows, geometry.tile_kv, False)
-        self.values = umma.instruction(dtype, dtype, rows, geometry.row.value_columns // HALVES, True)
+        self.values = umma.instruction(*probabilities.operands, rows, geometry.row.value_columns // HALVES, True)
         self.q = umma.operand(SWIZZLE)
         self.k = umma.operand(SWIZZLE, geometry.k_chunks * ATOM)
         self.narrow = umma.operand(geometry.narrow_bytes) if geometry.narrow else 0

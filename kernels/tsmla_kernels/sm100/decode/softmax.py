@@ -87,8 +87,10 @@ def attend(
                 _wait_output(geometry, shared, tile)
             mine, other = _exchange(shared, lane, state.total, exchanges)
             exchanges += 1
-            lse_of_one = state.maximum * scale_log2 - probabilities.bias
-            finish(geometry, lane, segment, row, lse_of_one, mine + other, task.work.terms.rows, results)
+            finish(
+                geometry, lane, segment, row, state.maximum * scale_log2, mine + other, probabilities.bias,
+                task.work.terms.rows, results,
+            )  # fmt: skip
         unit = next_unit(deal, task.work, task.view, unit)
 
 

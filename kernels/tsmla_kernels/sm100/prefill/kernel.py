@@ -17,6 +17,7 @@ from ...parts import tma
 from ...parts.blackwell import tmem
 from ...parts.division import quotient
 from ...parts.precision import numeric
+from ...parts.row_end import Ending
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from ...prefill.arguments import prefill_arguments
@@ -78,7 +79,7 @@ class PrefillKernel:
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
             lse, cum_seq_lens_q, cum_seq_lens_kv, (q.shape[0], k.shape[0]),
-            heads, heads // k.shape[1], softmax_scale, output_scale,
+            heads, heads // k.shape[1], softmax_scale, Ending(output_scale),
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -106,7 +107,7 @@ class PrefillKernel:
         heads: Int32,
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
-        output_scale: Float32,
+        ending: Ending,
     ):
         geometry, schedule, variant = self.geometry, self.schedule, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -155,7 +156,7 @@ class PrefillKernel:
                     own = works[1]
                 softmax(
                     variant, geometry, schedule, shared, base, lse, tile.head, spans, work, own, index,
-                    (softmax_scale, output_scale),
+                    softmax_scale, ending,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
                 cute.arch.setmaxregister_decrease(schedule.correct_registers)

@@ -22,10 +22,10 @@ class Products:
         self.geometry = geometry
         self.kind = umma.kind_of(variant.dtype)
         row_bytes = geometry.slot_elements * geometry.element_bytes
-        probability = Probabilities.of(variant.dtype).dtype
+        operands = Probabilities.of(variant.dtype).operands
         self.operand = umma.operand(row_bytes)
         self.scores = umma.instruction(variant.dtype, variant.dtype, geometry.rows, geometry.tile_kv, False)
-        self.values = umma.instruction(probability, variant.dtype, geometry.rows, geometry.slot_elements, True)
+        self.values = umma.instruction(*operands, geometry.rows, geometry.slot_elements, True)
         self.k_steps = row_bytes // umma.K_BYTES
         self.v_steps = geometry.tile_kv * geometry.element_bytes // umma.K_BYTES
         self.k_step = umma.k_step_k_major()

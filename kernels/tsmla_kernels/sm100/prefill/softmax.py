@@ -16,7 +16,6 @@ from ...parts.blackwell.row_softmax import (
     beyond,
     exponentials,
     mask_row,
-    natural_lse,
     offset_of,
     rescale_factor,
     row_maximum,
@@ -24,6 +23,7 @@ from ...parts.blackwell.row_softmax import (
 )
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
+from ...parts.row_end import NATURAL, Ending, log_sum, output_factor
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
@@ -63,9 +63,10 @@ def softmax(
     work: WorkRange,
     own: TileWork,
     tile: Int32,
-    scales,
+    softmax_scale: Float32,
+    ending: Ending,
 ) -> None:
-    """`own` is the TileWork of query tile `tile`; `scales` are those of scores and of the output."""
+    """`own` is the TileWork of query tile `tile`."""
     span_q, span_kv = spans
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     position = own.first_row + thread
@@ -73,7 +74,7 @@ def softmax(
     if const_expr(variant.causal):
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
     probabilities = Probabilities.of(variant.dtype)
-    scale_log2 = scales[0] * LOG2_E
+    scale_log2 = softmax_scale * LOG2_E
     row = Row(
         tile=tile,
         scores=tmem.row_address(tmem_base, geometry.tmem_scores + tile * geometry.tile_kv, thread // 32),
@@ -96,13 +97,14 @@ def softmax(
             state = _step(row, state, event, True, False)
         for event in cutlass.range(unmasked, own.events, unroll=1):
             state = _step(row, state, event, False, False)
-        inverse = cute.arch.rcp_approx(state.total) * scales[1]
-        # The correction has read the last rescale, whose place the inverse takes.
+        factor = output_factor(state.total, ending.output_scale)
+        # The correction has read the last rescale, whose place the factor takes.
         shared.probabilities_early.wait(tile, own.events - 1)
-        _tell_factor(row, Float32(0.0) if state.total == 0.0 else inverse)
+        _tell_factor(row, factor)
     if const_expr(variant.lse):
         if position < span_q.length:
-            lse[span_q.start + position, head] = natural_lse(state, scales[0], row.probabilities.bias)
+            row_lse = log_sum(state.maximum * softmax_scale, state.total, probabilities.bias, NATURAL)
+            lse[span_q.start + position, head] = row_lse
 
 
 @cute.jit

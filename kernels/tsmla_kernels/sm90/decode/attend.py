@@ -34,7 +34,7 @@ from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from .geometry import OUTPUTS, DecodeGeometry
-from .results import finish
+from .results import Results, finish
 from .task import Task
 
 
@@ -83,14 +83,12 @@ def attend(
     number: Int32,
     task: Task,
     heads: Divisor,
-    results,
-    scales,
+    results: Results,
+    softmax_scale: Float32,
 ):
-    """Warpgroup `mine` (0 or 1) of task `number`. `results` says where rows go, `scales` are those of softmax and
-    output."""
+    """Warpgroup `mine` (0 or 1) of task `number`."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     mma_qk, mma_pv = mmas
-    softmax_scale, output_scale = scales
     qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
     outputs = tuple(
         cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.value_columns)), Float32) for _ in range(OUTPUTS)
@@ -163,7 +161,7 @@ def attend(
             shared.q_edge.release(task.loads)
         if tiles % 2 == 1:
             _received_tile(state, tiles - 1, 1)
-    finish(state, mine, number, results, output_scale)
+    finish(state, mine, number, results)
 
 
 @cute.jit

@@ -22,6 +22,7 @@ from ...parts.key_source import BOX_KEYS, KeySource, key_source, visibility_in
 from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of
 from ...parts.precision import Probabilities, numeric
+from ...parts.row_end import Ending
 from ...parts.visible import Visibility, hides
 from .attend import attend
 from .clean import clean
@@ -43,6 +44,7 @@ class DecodeKernel:
         self.geometry = DecodeGeometry.of(variant)
         self.schedule = DecodeSchedule.of(self.geometry)
         self.deal = DEALS[variant.arch]
+        self.probabilities = Probabilities.of(variant.dtype)
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
@@ -73,6 +75,7 @@ class DecodeKernel:
         stream,
     ):
         geometry = self.geometry
+        ending = Ending(output_scale)
         mma_qk, mma_pv = self._mmas()
         layouts = layouts_of(geometry, self.dtype)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
@@ -110,7 +113,7 @@ class DecodeKernel:
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
             source.table, view, terms, out, lse, partials, source.pages, source.page_size,
-            softmax_scale, output_scale, mma_qk, mma_pv,
+            softmax_scale, ending, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -119,7 +122,7 @@ class DecodeKernel:
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip
-        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
+        launch_combine(self.variant.pdl, partials, out, lse, ending, stream)
 
     @cute.kernel
     def kernel(
@@ -143,7 +146,7 @@ class DecodeKernel:
         pages: Int32,
         page_size: Int32,
         softmax_scale: Float32,
-        output_scale: Float32,
+        ending: Ending,
         mma_qk: cute.TiledMma,
         mma_pv: cute.TiledMma,
     ):
@@ -214,15 +217,14 @@ class DecodeKernel:
                     task = take(shared.dealt, number)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            probabilities, scales = Probabilities.of(self.variant.dtype), (softmax_scale, output_scale)
-            results = Results(out, lse, partials, terms.rows)
+            results = Results(out, lse, partials, terms.rows, ending)
             mine = warp // (WARPGROUP // 32) - 1
             number = Int32(0)
             task = take(shared.dealt, number)
             while task.more:
                 attend(
-                    geometry, probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads, results,
-                    scales,
+                    geometry, self.probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads,
+                    results, softmax_scale,
                 )  # fmt: skip
                 leave(shared.dealt, number)
                 number += 1
@@ -268,8 +270,8 @@ class DecodeKernel:
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
+        operands = map(numeric, self.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.value_columns),
-            warpgroup.OperandSource.RMEM,
-        )  # fmt: skip
+            *operands, k_major, v_major, Float32, one, (64, self.geometry.value_columns), warpgroup.OperandSource.RMEM
+        )
         return qk, pv

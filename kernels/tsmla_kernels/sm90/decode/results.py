@@ -11,9 +11,10 @@ from cutlass.cute.nvgpu import warp
 
 from ...parts.alignment import aligned, shared_vector
 from ...parts.hopper.fragment import QUAD, rows_columns
-from ...parts.hopper.softmax import _quad_sum
+from ...parts.hopper.softmax import quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import packed_words
+from ...parts.row_end import BASE_2, Ending, log_sum, output_factor
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
 from .schedule import PAIR_BARRIER
 from .task import look
@@ -24,16 +25,17 @@ STAGED_COLUMNS = 32
 
 
 class Results(NamedTuple):
-    """Where rows go; `rows` is q_len x heads."""
+    """Where rows go and how they end; `rows` is q_len x heads."""
 
     out: cute.Tensor
     lse: cute.Tensor | None
     partials: Partials
     rows: Int32
+    ending: Ending
 
 
 @cute.jit
-def finish(state, mine: Int32, number: Int32, results, output_scale: Float32):
+def finish(state, mine: Int32, number: Int32, results: Results):
     """End of task `number` for warpgroup `mine`, whose `attend.Attention` is `state`. Row sums of both
     warpgroups, then rows divided by them: the result, or the partial one in its slot.
 
@@ -44,7 +46,7 @@ def finish(state, mine: Int32, number: Int32, results, output_scale: Float32):
     leader = state.coordinates[0, 0][1] == 0
     row_sums = state.shared.row_sums
     for row in cutlass.range_constexpr(cute.size(state.row_sum)):
-        state.row_sum[row] = _quad_sum(state.row_sum[row])
+        state.row_sum[row] = quad_sum(state.row_sum[row])
         if leader:
             row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
@@ -54,12 +56,8 @@ def finish(state, mine: Int32, number: Int32, results, output_scale: Float32):
     for row in cutlass.range_constexpr(cute.size(factors)):
         position = state.coordinates[row, 0][0]
         total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
-        empty = total == 0.0
-        factors[row] = Float32(0.0) if empty else cute.arch.rcp_approx(total)
-        log_total = state.reference[row] * state.scale_log2 + cute.math.log2(total, fastmath=True)
-        if const_expr(state.probabilities.bias):
-            log_total -= state.probabilities.bias
-        lse = -Float32.inf if empty else log_total
+        factors[row] = output_factor(total)
+        lse = log_sum(state.reference[row] * state.scale_log2, total, state.probabilities.bias, BASE_2)
         if mine == 0 and leader and position < task.rows:
             if task.slot >= 0:
                 partial_lse[task.slot, position] = lse
@@ -75,7 +73,7 @@ def finish(state, mine: Int32, number: Int32, results, output_scale: Float32):
     ]
     if task.slot < 0:
         for row in cutlass.range_constexpr(cute.size(factors)):
-            factors[row] = factors[row] * output_scale
+            factors[row] = factors[row] * results.ending.output_scale
         staging = state.shared.staging + mine * 2 * STAGED_HALF_STRIDE + state.warp * STAGED_HALF
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])

@@ -16,9 +16,10 @@ from ...parts.hopper import lazy_softmax, mma
 from ...parts.hopper.epilogue import stage_output, store_lse
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.mask import mask_scores
-from ...parts.hopper.softmax import exponentiate, finish_rows, scale_rows
+from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
+from ...parts.row_end import NATURAL, Ending, log_sum, output_factor
 from ...parts.work_range import WorkRange, tile_at
 from .schedule import EPILOGUE_BARRIER
 
@@ -58,14 +59,13 @@ def is_lazy(dtype: Dtype) -> bool:
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, work: WorkRange, scales
-):
-    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `scales` multiply the
-    scores and the output."""
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, work: WorkRange, softmax_scale: Float32,
+    ending: Ending,
+):  # fmt: skip
+    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows)."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     mma_qk, mma_pv = mmas
-    softmax_scale, output_scale = scales
     tile_q = cute.size(shared.q, mode=[2]) * 64
     tile_kv, d_v = cute.size(shared.v, mode=[0]), cute.size(shared.v, mode=[1])
     first_row = tile.tile * tile_q + group * 64
@@ -115,7 +115,10 @@ def attend(
 
     if const_expr(variant.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    finish_rows(reference, row_sum, factor, row_lse, softmax_scale, output_scale, state.precision.bias)
+    for row in cutlass.range_constexpr(rows):
+        total = quad_sum(row_sum[row])
+        factor[row] = output_factor(total, ending.output_scale)
+        row_lse[row] = log_sum(reference[row] * softmax_scale, total, state.precision.bias, NATURAL)
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)

@@ -17,6 +17,7 @@ from ...limits import WARPGROUP
 from ...parts import tma
 from ...parts.division import quotient
 from ...parts.precision import Probabilities, numeric
+from ...parts.row_end import Ending
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from ...prefill.arguments import prefill_arguments
@@ -81,7 +82,7 @@ class PrefillKernel:
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
             lse, cum_seq_lens_q, cum_seq_lens_kv, (q.shape[0], k.shape[0]),
-            heads, heads // k.shape[1], softmax_scale, output_scale, mma_qk, mma_pv,
+            heads, heads // k.shape[1], softmax_scale, Ending(output_scale), mma_qk, mma_pv,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -109,7 +110,7 @@ class PrefillKernel:
         heads: Int32,
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
-        output_scale: Float32,
+        ending: Ending,
         mma_qk: cute.TiledMma,
         mma_pv: cute.TiledMma,
     ):
@@ -171,7 +172,8 @@ class PrefillKernel:
                     lse,
                     tile,
                     work,
-                    (softmax_scale, output_scale),
+                    softmax_scale,
+                    ending,
                 )
 
     def _layouts(self) -> Layouts:
@@ -185,9 +187,8 @@ class PrefillKernel:
         qk = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
         )
-        probability = numeric(Probabilities.of(self.variant.dtype).dtype)
+        operands = map(numeric, Probabilities.of(self.variant.dtype).operands)
         pv = hopper.make_trivial_tiled_mma(
-            probability, self.dtype, k_major, v_major, Float32, one, (64, self.geometry.d_v),
-            warpgroup.OperandSource.RMEM,
-        )  # fmt: skip
+            *operands, k_major, v_major, Float32, one, (64, self.geometry.d_v), warpgroup.OperandSource.RMEM
+        )
         return qk, pv
