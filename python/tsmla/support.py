@@ -17,9 +17,9 @@ LATENT_DIM = 512
 """Elements of a decode cache row that are both key and value."""
 ROPE_DIM = 64
 """Elements of a decode cache row, after the latent ones, that are key only."""
-DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, (Dtype.BF16, Dtype.FP16, Dtype.E4M3))
-DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16}
+DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16, Dtype.E5M2: Dtype.BF16}
 """Dtype of query and cache -> dtype of the output."""
+DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, tuple(DECODE_OUT_DTYPES))
 PACK_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
 PACK_VECTOR = 16
