@@ -13,8 +13,8 @@ from tensor_cores import lse_loss, truncate, truncated_products
 LATENT, ROPE = 512, 64
 UNUSED_ENTRY = 2147480000
 """What page tables hold beyond a request's keys: no page at all."""
-E4M3_WEIGHT_SCALE = 256.0
-"""Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
+WEIGHT_SCALE = 256.0
+"""With 8-bit inputs, weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Problem:
 
     @property
     def out_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.query.dtype == torch.float8_e4m3fn else self.query.dtype
+        return torch.bfloat16 if self.query.dtype.itemsize == 1 else self.query.dtype
 
     def keys(self, request: int, token: int) -> range:
         length = self.seq_lens[request]
@@ -144,10 +144,11 @@ def make_problem(
 
 def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, base-2 LSE) in float64; `compute` is where products are rounded to: torch.float64 for the reference, the
-    input dtype for what plain PyTorch in that dtype would give (for e4m3, scores added as the GPU's tensor cores do,
-    and rounded weights)."""
+    input dtype for what plain PyTorch in that dtype would give (for 8 bits, scores added as the GPU's tensor cores do,
+    and weights rounded to e4m3)."""
     batch, q_len, heads, _ = problem.query.shape
-    rounded = torch.float64 if compute == torch.float8_e4m3fn else compute
+    eight_bits = compute.itemsize == 1
+    rounded = torch.float64 if eight_bits else compute
     outputs = torch.zeros(batch, q_len, heads, LATENT, dtype=torch.float64, device=problem.query.device)
     lses = torch.full((batch, q_len, heads), -math.inf, dtype=torch.float64, device=problem.query.device)
     for request in range(batch):
@@ -157,12 +158,13 @@ def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.
                 continue
             k = problem.rows[request][keys.start : keys.stop].to(rounded)
             q = problem.query[request, token].to(rounded)
-            cut = compute == torch.float8_e4m3fn and truncate(problem.query)
+            cut = eight_bits and truncate(problem.query)
             scores = (truncated_products(q, k) if cut else (q @ k.T).double()) * problem.softmax_scale
             lse = scores.logsumexp(-1)
-            if compute == torch.float8_e4m3fn:
+            if eight_bits:
                 highest = scores.amax(-1, keepdim=True)
-                weights = ((scores - highest).exp() * E4M3_WEIGHT_SCALE).to(compute).double() / E4M3_WEIGHT_SCALE
+                scaled = (scores - highest).exp() * WEIGHT_SCALE
+                weights = scaled.to(torch.float8_e4m3fn).double() / WEIGHT_SCALE
                 weights *= (highest - lse[:, None]).exp()
             else:
                 weights = (scores - lse[:, None]).exp().to(compute)

@@ -48,8 +48,8 @@ def tsmla_decode(
     tensors. No value in a device tensor leads outside of the tensors passed.
 
     Args:
-        query: [batch, q_len, heads, 576], e4m3, bf16 or fp16, contiguous: latent part first, then rope. Its tokens are
-            the last q_len positions of each request. Any number of heads, any q_len.
+        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2, contiguous: latent part first, then rope. Its
+            tokens are the last q_len positions of each request. Any number of heads, any q_len.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
             any page stride that is a multiple of 16 bytes, rows within a page without gaps.
         workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by
@@ -64,7 +64,7 @@ def tsmla_decode(
         softmax_scale: factor of the scores, times the dequantisation scales of query and cache: from 2^-126 to 1024.
             Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined.
         output_scale: factor of the output, before it is rounded; not of the LSE.
-        out: [batch, q_len, heads, 512] to write into, contiguous: bf16 for e4m3 queries, else query's dtype.
+        out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits.
         is_var_seq: not read; lengths are always read from `seq_lens`.
         causal_mask: query token t sees the positions up to its own; otherwise all tokens see what the last one sees.
         window_left: also hide positions more than this many before a token's own; -1 for none.

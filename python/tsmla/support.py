@@ -17,9 +17,9 @@ PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
 """Input dtype -> the output dtypes there are, what is written unless asked for something else first."""
 LATENT_DIM, ROPE_DIM = (uniform_row(Dtype.BF16).piece(name).columns for name in NAMES)
 """Elements of a decode cache row that are both key and value; those after them, which are key only."""
-DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, (Dtype.BF16, Dtype.FP16, Dtype.E4M3))
-DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16}
+DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16, Dtype.E5M2: Dtype.BF16}
 """Dtype of query and cache -> dtype of the output."""
+DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, tuple(DECODE_OUT_DTYPES))
 PACK_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
 PACK_VECTOR = 16

@@ -16,6 +16,7 @@ from tsmla.variant import Arch, DecodeVariant, Dtype
 ARCHS = [str(arch) for arch in DECODE_DTYPES]
 DTYPES = [(str(arch), torch_dtype) for arch in DECODE_DTYPES for torch_dtype, ours in TORCH_DTYPES.items()
           if ours in DECODE_DTYPES[arch]]  # fmt: skip
+EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 pytestmark = pytest.mark.archs(*ARCHS)
 
@@ -52,13 +53,22 @@ def test_dtypes(gpu, heads):
             check(make_problem([400, 30], 4, 8, dtype, sight=Sight(window_left=70)))
 
 
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_eight_bits_with_everything_that_hides_keys(gpu, dtype):
+    """Query tokens of their own visible lengths, in the keys of a context-parallel rank."""
+    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+    sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)
+    check(make_problem([190, 66], 3, 16, dtype, 32, visible=visible, causal_seqs=[380, 130], sight=sight))
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
 @pytest.mark.parametrize("heavy", [100, 150])
-def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu, heavy):
+def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu, heavy, dtype):
     """It has two thirds of all: 2.12 times the weight of the first key, which alone would be rounded to 2."""
-    rows = torch.randn(300, 576, device="cuda").to(torch.float8_e4m3fn)
+    rows = torch.randn(300, 576, device="cuda").to(dtype)
     for keys, score in ((slice(None), -30.0), (0, 0.0), (heavy, 0.75)):
         rows[keys, 512] = score
-    problem = make_problem([300], 1, 16, torch.float8_e4m3fn, rows=[rows], softmax_scale=1.0)
+    problem = make_problem([300], 1, 16, dtype, rows=[rows], softmax_scale=1.0)
     problem.query.copy_(torch.zeros(problem.query.shape))
     problem.query[..., 512] = 1.0
     check(problem)

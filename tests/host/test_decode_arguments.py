@@ -84,6 +84,7 @@ def inputs(dtype: torch.dtype = torch.bfloat16, **changes) -> dict:
         (torch.bfloat16, Dtype.BF16, Dtype.BF16),
         (torch.float16, Dtype.FP16, Dtype.FP16),
         (torch.float8_e4m3fn, Dtype.E4M3, Dtype.BF16),
+        (torch.float8_e5m2, Dtype.E5M2, Dtype.BF16),
     ],
 )
 def test_the_variant_follows_the_arguments(recorder, dtype, ours, out, flags):

@@ -1,0 +1,62 @@
+"""As what probabilities enter value products: what each kernel stores and multiplies is what `Probabilities` say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.support import DECODE_DTYPES, PREFILL_DTYPES
+from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
+from tsmla_kernels.parts.blackwell import umma
+from tsmla_kernels.parts.precision import Probabilities, numeric
+from tsmla_kernels.sm90.decode.kernel import DecodeKernel as HopperDecode
+from tsmla_kernels.sm90.prefill.kernel import PrefillKernel as HopperPrefill
+from tsmla_kernels.sm100.decode.kernel import DecodeKernel as BlackwellDecode
+from tsmla_kernels.sm100.prefill.kernel import PrefillKernel as BlackwellPrefill
+
+from build_aot.matrix import shipped
+
+VARIANTS = [v for v in shipped() if isinstance(v, DecodeVariant | PrefillVariant) and v.lse and not v.pdl]
+
+
+@pytest.mark.parametrize("dtype", Dtype, ids=str)
+def test_the_type_holds_the_largest_exponential(dtype):
+    probabilities = Probabilities.of(dtype)
+    largest = 2.0 ** (probabilities.bias + probabilities.slack)
+    assert largest <= torch.finfo(TORCH_DTYPE_OF[probabilities.dtype]).max
+    assert probabilities.operands == (probabilities.dtype, dtype)
+    assert probabilities.dtype.bits == dtype.bits
+
+
+@pytest.mark.parametrize("dtype", [Dtype.E4M3, Dtype.E5M2], ids=str)
+def test_eight_bit_probabilities_have_the_more_precise_type(dtype):
+    assert Probabilities.of(dtype).dtype is Dtype.E4M3
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.arch is not Arch.SM90A], ids=str)
+def test_blackwell_descriptors(variant):
+    """PTX ISA, tcgen05 instruction descriptor: bits 7-9 are A's type, 10-12 B's."""
+    if isinstance(variant, DecodeVariant):
+        kernel = BlackwellDecode(variant)
+        products = [kernel.solo.products, kernel.pair.products]
+    else:
+        products = [BlackwellPrefill(variant).products]
+    formats = tuple(umma._FORMAT[dtype] for dtype in Probabilities.of(variant.dtype).operands)
+    for product in products:
+        assert (product.values >> 7 & 7, product.values >> 10 & 7) == formats
+        assert (product.scores >> 7 & 7, product.scores >> 10 & 7) == (umma._FORMAT[variant.dtype],) * 2
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.arch is Arch.SM90A], ids=str)
+def test_hopper_products(variant, monkeypatch):
+    kernel = (HopperDecode if isinstance(variant, DecodeVariant) else HopperPrefill)(variant)
+    made = []
+    monkeypatch.setattr("cutlass.utils.hopper_helpers.make_trivial_tiled_mma", lambda *given: made.append(given[:2]))
+    kernel._mmas()
+    element = numeric(variant.dtype)
+    assert made == [(element, element), tuple(map(numeric, Probabilities.of(variant.dtype).operands))]
+
+
+def test_every_dtype_is_held_against_its_probabilities():
+    taken = {d for table in (*PREFILL_DTYPES.values(), *DECODE_DTYPES.values()) for d in table}
+    assert {v.dtype for v in VARIANTS} == taken == set(Dtype)
