@@ -7,11 +7,12 @@ those of more go to pairs of CTAs. Which, is a run-time choice of the host, so t
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
+from tsmla.call import DECODE
 from tsmla.variant import DecodeVariant
 
-from ...decode.arguments import decode_arguments
 from ...decode.combine import launch_combine
+from ...entry import host_entry
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
 from ...parts.visible import visibility
@@ -27,48 +28,24 @@ class DecodeKernel:
         self.solo = Attention(variant, DecodeGeometry.solo(variant))
         self.pair = Attention(variant, DecodeGeometry.pair(variant))
 
-    def fake_arguments(self) -> tuple:
-        """Arguments in calling order, shapes and strides symbolic, as `decode_arguments` states them."""
-        return decode_arguments(self.variant)
+    __call__ = host_entry(DECODE)
 
     @cute.jit
-    def __call__(
-        self,
-        query: cute.Tensor,
-        kv_cache: cute.Tensor,
-        block_tables: cute.Tensor,
-        seq_lens: cute.Tensor,
-        causal_seqs: cute.Tensor,
-        visible: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
-        workspace: cute.Tensor,
-        softmax_scale: Float32,
-        output_scale: Float32,
-        causal: Int32,
-        window_left: Int32,
-        cp_world: Int32,
-        cp_rank: Int32,
-        cp_interleave: Int32,
-        parts: Int32,
-        stream,
-    ):
-        batch, q_len, heads, _ = query.shape
+    def launch(self, given):
+        """The launches of attention, by whichever CTAs suit the call, and of combine. given: what the call's table
+        lists, by name."""
+        batch, q_len, heads, _ = given.query.shape
         rows = q_len * heads
-        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
-        capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
-        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
-        scale_log2 = softmax_scale * LOG2_E
+        scalars = (given.causal, given.window_left, given.cp_world, given.cp_rank, given.cp_interleave)
+        capacity = Int64(given.block_tables.shape[1]) * given.kv_cache.shape[1]
+        view = visibility(given.seq_lens, given.causal_seqs, given.visible, q_len, scalars, capacity)
+        scale_log2 = given.softmax_scale * LOG2_E
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:
             row_tile = Int32(self.pair.geometry.deal.row_tile)
-        partials = partials_of(row_tile, workspace, batch, rows, parts)
+        partials = partials_of(row_tile, given.workspace, batch, rows, given.parts)
         if rows <= ROWS:
-            self.solo.launch(
-                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
-            )
+            self.solo.launch(given, view, partials, scale_log2)
         else:
-            self.pair.launch(
-                query, kv_cache, block_tables, view, out, lse, partials, scale_log2, output_scale, parts, stream
-            )
-        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
+            self.pair.launch(given, view, partials, scale_log2)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, given.output_scale, given.stream)

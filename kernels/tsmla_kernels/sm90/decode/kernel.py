@@ -11,12 +11,13 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
+from tsmla.call import DECODE
 from tsmla.plan import DEALS
 from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import DecodeVariant
 
-from ...decode.arguments import decode_arguments
 from ...decode.combine import launch_combine
+from ...entry import host_entry
 from ...limits import WARPGROUP
 from ...parts.decode_work import Terms, on_the_line, terms_of
 from ...parts.paged import boxes_view
@@ -46,41 +47,21 @@ class DecodeKernel:
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
-    def fake_arguments(self) -> tuple:
-        """Arguments in calling order; the signature that decode kernels share."""
-        return decode_arguments(self.variant)
+    __call__ = host_entry(DECODE)
 
-    @cute.jit
-    def __call__(
-        self,
-        query: cute.Tensor,
-        kv_cache: cute.Tensor,
-        block_tables: cute.Tensor,
-        seq_lens: cute.Tensor,
-        causal_seqs: cute.Tensor,
-        visible: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
-        workspace: cute.Tensor,
-        softmax_scale: Float32,
-        output_scale: Float32,
-        causal: Int32,
-        window_left: Int32,
-        cp_world: Int32,
-        cp_rank: Int32,
-        cp_interleave: Int32,
-        parts: Int32,
-        stream,
-    ):
+    def launch(self, given):
+        """Tensor maps and the deal, and the launches of attention and combine. given: what the call's table lists, by
+        name."""
         geometry = self.geometry
         mma_qk, mma_pv = self._mmas()
         layouts = layouts_of(geometry, self.dtype)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
-        heads, q_len = query.shape[2], query.shape[1]
+        batch, q_len, heads, _ = given.query.shape
+        kv_cache, block_tables, parts = given.kv_cache, given.block_tables, given.parts
         rows = cute.make_tensor(
-            query.iterator,
+            given.query.iterator,
             cute.make_layout(
-                (q_len * heads, geometry.d_qk, query.shape[0]),
+                (q_len * heads, geometry.d_qk, batch),
                 stride=(geometry.d_qk, 1, Int64(q_len * heads) * geometry.d_qk),
             ),
         )
@@ -98,25 +79,25 @@ class DecodeKernel:
             ]
             for columns in (geometry.d_piece, ROPE_DIM)
         )
-        scalars = (causal, window_left, cp_world, cp_rank, cp_interleave)
+        scalars = (given.causal, given.window_left, given.cp_world, given.cp_rank, given.cp_interleave)
         capacity = Int64(block_tables.shape[1]) * kv_cache.shape[1]
-        view = visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
-        partials = partials_of(Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts)
-        terms = terms_of(self.deal, query.shape[0], q_len, heads, parts, partials.slots)
+        view = visibility(given.seq_lens, given.causal_seqs, given.visible, q_len, scalars, capacity)
+        partials = partials_of(Int32(self.deal.row_tile), given.workspace, batch, q_len * heads, parts)
+        terms = terms_of(self.deal, batch, q_len, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
-            block_tables, view, terms, out, lse, partials, kv_cache.shape[0], kv_cache.shape[1],
-            softmax_scale, output_scale, mma_qk, mma_pv,
+            block_tables, view, terms, given.out, given.lse, partials, kv_cache.shape[0], kv_cache.shape[1],
+            given.softmax_scale, given.output_scale, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=geometry.shared_bytes,
-            stream=stream,
+            stream=given.stream,
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip
-        launch_combine(self.variant.pdl, partials, out, lse, output_scale, stream)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, given.output_scale, given.stream)
 
     @cute.kernel
     def kernel(
