@@ -12,17 +12,15 @@ from unittest import mock
 
 from cutlass import cute
 from tsmla.variant import Variant
-from tsmla_kernels import registry
-from tsmla_kernels.decode import arguments as decode
-from tsmla_kernels.prefill import arguments as prefill
+from tsmla_kernels import entry
 
 
 @functools.cache
 def refusing(variant: Variant) -> Callable[..., None]:
-    """A function with the parameters of a prefill's or a decode's kernel, that raises what the kernel would."""
-    on_cpu = functools.partial(decode.make_fake_tensor, memspace=cute.AddressSpace.generic)
-    with mock.patch.multiple(decode, make_fake_tensor=on_cpu), mock.patch.multiple(prefill, make_fake_tensor=on_cpu):
-        *fakes, _stream = registry.recipe(variant).arguments
+    """A function with the parameters of a variant's kernel, that raises what the kernel would."""
+    on_cpu = functools.partial(entry.make_fake_tensor, memspace=cute.AddressSpace.generic)
+    with mock.patch.object(entry, "make_fake_tensor", on_cpu):
+        *fakes, _stream = entry.fake_arguments(variant)
     return cute.compile(_nothing, *fakes, options="--enable-tvm-ffi")
 
 

@@ -24,6 +24,8 @@ def recipe(variant: Variant) -> Recipe:
     """The entry and fake arguments of a variant. Raises ValueError with the reason when it cannot be built."""
     if reason := why_unsupported(variant):
         raise ValueError(f"{variant.symbol()}: {reason}")
+    from .entry import fake_arguments
+
     if isinstance(variant, PackVariant):
         from .pack.kernel import PackKernel as Kernel
     elif isinstance(variant, PrefillVariant) and variant.arch is Arch.SM90A:
@@ -36,8 +38,7 @@ def recipe(variant: Variant) -> Recipe:
         from .sm100.decode.kernel import DecodeKernel as Kernel
     else:
         raise TypeError(f"not a variant: {variant!r}")
-    kernel = Kernel(variant)
-    return Recipe(kernel, kernel.fake_arguments())
+    return Recipe(Kernel(variant), fake_arguments(variant))
 
 
 def compile_variant(variant: Variant):

@@ -18,7 +18,7 @@ _MODULE_OF = {
     "TsmlaError": "errors",
     "UnsupportedError": "errors",
     "binary_status": "status",
-    "decode_workspace_size": "decode",
+    "decode_workspace_size": "workspace",
     "has_binary_decode": "status",
     "has_binary_prefill": "status",
     "mla_kv_pack_quantize_fp8": "pack",

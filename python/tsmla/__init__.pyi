@@ -1,4 +1,3 @@
-from .decode import decode_workspace_size as decode_workspace_size
 from .decode import tsmla_decode as tsmla_decode
 from .errors import ArgumentError as ArgumentError
 from .errors import KernelUnavailable as KernelUnavailable
@@ -20,5 +19,6 @@ from .variant import DecodeVariant as DecodeVariant
 from .variant import Dtype as Dtype
 from .variant import PackVariant as PackVariant
 from .variant import PrefillVariant as PrefillVariant
+from .workspace import decode_workspace_size as decode_workspace_size
 
 __version__: str

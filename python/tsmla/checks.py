@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numbers
 import reprlib
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -112,19 +112,15 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
-def ndim(operator: str, name: str, tensor: torch.Tensor, layout: Sequence[str]) -> None:
-    """A tensor with one dimension per entry of `layout`, such as ("tokens", "heads", "d_qk")."""
-    if tensor.ndim != len(layout):
-        raise ArgumentError(
-            f"{operator}: {name} has shape {_shape(tensor.shape)}; it must have {len(layout)} dimensions "
-            f"[{', '.join(layout)}]"
-        )
-
-
-def shape(operator: str, name: str, tensor: torch.Tensor, expected: Sequence[int]) -> None:
-    """A tensor of exactly this shape."""
-    if tuple(tensor.shape) != tuple(expected):
-        raise ArgumentError(f"{operator}: {name} has shape {_shape(tensor.shape)}; it must be {_shape(expected)}")
+def shape(operator: str, name: str, tensor: torch.Tensor, *accepted: Sequence[int | str]) -> dict[str, int]:
+    """A tensor of one of these shapes, in which a name stands for any size; returns the sizes of names."""
+    for expected in accepted:
+        sizes = list(zip(expected, tensor.shape, strict=False))
+        if len(expected) == tensor.ndim and all(isinstance(want, str) or want == size for want, size in sizes):
+            return {want: size for want, size in sizes if isinstance(want, str)}
+    raise ArgumentError(
+        f"{operator}: {name} has shape {_shape(tensor.shape)}; it must be {' or '.join(map(_shape, accepted))}"
+    )
 
 
 def dtype_in(operator: str, name: str, tensor: torch.Tensor, accepted: Iterable[torch.dtype]) -> None:
@@ -151,6 +147,16 @@ def contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
         )
 
 
+def pages_contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
+    """A paged tensor [..., page_size, width] whose pages have no gaps; the stride between pages is free."""
+    width = tensor.shape[-1]
+    if tensor.stride()[-2:] != (width, 1):
+        raise ArgumentError(
+            f"{operator}: {name} has strides {tuple(tensor.stride())}; the rows of a page must follow each other "
+            f"without gaps (last strides {width}, 1); the stride between pages is free"
+        )
+
+
 def no_overlap(operator: str, name: str, tensor: torch.Tensor) -> None:
     """A tensor to write into: no two of its elements share memory."""
     if overlapping(tensor):
@@ -172,13 +178,18 @@ def overlapping(tensor: torch.Tensor) -> bool:
     return False
 
 
-def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> None:
-    """A tensor whose address, and whose outer strides in bytes, are multiples of `multiple` bytes."""
+def address(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> None:
+    """A tensor whose address is a multiple of `multiple` bytes."""
     if tensor.data_ptr() % multiple:
         raise ArgumentError(
             f"{operator}: {name} starts at address {tensor.data_ptr():#x}; it must be aligned to {multiple} bytes "
             f"({name}.clone() is)"
         )
+
+
+def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> None:
+    """A tensor whose address, and whose outer strides in bytes, are multiples of `multiple` bytes."""
+    address(operator, name, tensor, multiple)
     size = tensor.element_size()
     for stride, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True):
         if extent > 1 and stride * size % multiple:
@@ -251,6 +262,11 @@ def flag(operator: str, name: str, value: bool) -> bool:
     if not (numpy_bool or isinstance(value, numbers.Real)) or value not in (False, True):
         raise ArgumentError(f"{operator}: {name} is {spelled(value)}; it must be True or False")
     return bool(value)
+
+
+def each(check: Callable[..., Any], operator: str, *limits: int, **values: Any) -> Iterator[Any]:
+    """What a check makes of each of some arguments, in their order."""
+    return (check(operator, name, value, *limits) for name, value in values.items())
 
 
 def spelled(value: object) -> str:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
-from . import checks, resolve
+from . import checks, examine, resolve
+from .call import DECODE
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
-from .decode_checks import LARGEST_INT, OPERATOR, Tensors, cuda_device, examined, gpu_of, integers, sized
-from .errors import TsmlaError
+from .errors import ArgumentError, TsmlaError, UnsupportedError
 from .plan import plan_decode
+from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from .variant import DecodeVariant
+from .workspace import multiprocessors
 
-_grad_enabled = torch.is_grad_enabled
+_OPERATOR = DECODE.name
+_kind = examine.kind_of(DECODE)
+_LARGEST_INT = 2**31 - 1
+_MAX_MIN_SPLIT = 256
+_PAGES = (16, 32, 64, 128)
 
 
 def tsmla_decode(
@@ -91,81 +101,52 @@ def tsmla_decode(
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
-    if causal_seqs is None:
-        causal_seqs = seq_lens
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
         and type(min_split_kv) is int
-        and type(return_lse) is type(enable_pdl) is type(causal_mask) is bool
         and type(softmax_scale) is type(output_scale) is float
-        and 0 < max_seq_len <= LARGEST_INT
+        and 0 < max_seq_len <= _LARGEST_INT
         and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_SCORES_FACTOR
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
-        max_seq_len = checks.integer(OPERATOR, "max_seq_len", max_seq_len, 1, LARGEST_INT)
-        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = integers(
+        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
+        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = _integers(
             window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
         )
-        return_lse = checks.flag(OPERATOR, "return_lse", return_lse)
-        enable_pdl = checks.flag(OPERATOR, "enable_pdl", enable_pdl)
-        causal_mask = checks.flag(OPERATOR, "causal_mask", causal_mask)
-        softmax_scale = checks.number(OPERATOR, "softmax_scale", softmax_scale)
+        softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
         if not checks.is_scores_factor(softmax_scale):
-            checks.refuse_scores_factor(OPERATOR, f"softmax_scale is {softmax_scale}; it")
-        output_scale = checks.scale(OPERATOR, "output_scale", output_scale)
+            checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
+        output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
+    tensors = query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, out, workspace_buffer
     options = (
-        return_lse, enable_pdl, kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(), window_left,
-        cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+        return_lse, enable_pdl, causal_mask, kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(),
+        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
     )  # fmt: skip
     try:
-        cache_shape, lengths_dtype = kv_cache.shape, seq_lens.dtype
-        kind = (  # whatever `examined` looks at and no kernel refuses by itself
-            OPERATOR, query.get_device(), query.dtype, query.shape, query.is_contiguous(),
-            type(query), type(query) is type(kv_cache) is type(workspace_buffer) is type(block_tables) is type(seq_lens)
-            or (type(kv_cache), type(workspace_buffer), type(block_tables), type(seq_lens)),
-            query.is_neg() or kv_cache.is_neg(),
-            cache_shape, kv_cache.is_contiguous() or kv_cache.stride(), block_tables.dtype, block_tables.nbytes > 0,
-            lengths_dtype, seq_lens.is_contiguous(),
-            None if causal_seqs is seq_lens else (
-                causal_seqs.dtype, type(causal_seqs), causal_seqs.is_contiguous()
-            ),
-            None if local_visible_lens is None else (
-                local_visible_lens.dtype, type(local_visible_lens), local_visible_lens.shape
-            ),
-            out if out is None else (type(out), out.is_contiguous() and not out.is_neg()),
-            _grad_enabled() and (
-                query.requires_grad or kv_cache.requires_grad or out is not None and out.requires_grad
-            ),
-            options,
-        )  # fmt: skip
-        kernel, parts, workspace_bytes, nothing, new_out, new_lse = resolve.calls.get(kind) or examined(
-            Tensors(query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out),
-            options,
-            kind,
-        )
-        if not workspace_bytes <= workspace_buffer.nbytes <= LARGEST_INT:
-            workspace_buffer = sized(workspace_buffer, workspace_bytes)
+        kind = _kind(tensors, query.shape, options, block_tables.nbytes > 0)
+        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
+        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), nothing, new_out, new_lse = served
+        if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
+            workspace_buffer = _sized(workspace_buffer, workspace_bytes)
         if out is None:
             out = new_out()
         lse = new_lse() if return_lse else None
-        lengths = seq_lens if lengths_dtype is torch.int32 else _narrowed(seq_lens)
-        bounds = lengths
-        if causal_seqs is not seq_lens:
-            bounds = causal_seqs if causal_seqs.dtype is torch.int32 else _narrowed(causal_seqs)
+        lengths = bounds = _narrowed(seq_lens) if narrow else seq_lens
+        if causal_seqs is not None:
+            bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
         if parts:
             kernel(
-                query, kv_cache if len(cache_shape) == 3 else kv_cache.squeeze(1), block_tables, lengths, bounds,
+                query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds,
                 nothing if local_visible_lens is None else local_visible_lens, out, lse, workspace_buffer,
                 softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
                 cp_interleave_size, parts,
             )  # fmt: skip
+        else:  # no kernel that would refuse what the kind does not tell
+            _examined(tensors, options)
     except TsmlaError:
         raise
     except Exception:
-        examined(  # raises if an argument is wrong, and says which
-            Tensors(query, kv_cache, workspace_buffer, block_tables, seq_lens, causal_seqs, local_visible_lens, out),
-            options,
-        )
+        _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
     if lse is None:
         return out
@@ -174,32 +155,135 @@ def tsmla_decode(
     return out, lse
 
 
-def decode_workspace_size(
-    batch_size: int,
-    q_len: int,
-    heads: int,
-    max_seq_len: int | None = None,
-    device: torch.device | str | int | None = None,
-) -> int:
-    """Bytes of workspace that `tsmla_decode` needs for a call of this shape on a CUDA device (the current one).
+class _Options(NamedTuple):
+    """A call's arguments that are no tensors, but for factors. longest: max_seq_len rounded up to a power of two, as
+    plans round it: contexts grow with every step, and kinds of calls should not."""
 
-    Without `max_seq_len`, enough for any. Never more than SMs * heads * max(8, q_len) * 513 * 4, which is enough for
-    every batch size. Raises UnsupportedError for GPUs that tsmla has no kernels for, and where torch sees no GPU.
+    lse: bool
+    pdl: bool
+    causal: bool
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    longest: int
+    window_left: int
+    cp_world: int
+    cp_rank: int
+    cp_interleave_size: int
+    min_split_kv: int
+    lse_base: float
+
+
+class _Served(NamedTuple):
+    """What calls of one kind need besides their arguments.
+
+    parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
+    whether seq_lens and causal_seqs have 64 bits. nothing: the kernel's word for no visible lengths. new_out, new_lse:
+    make the results.
     """
-    operator = "decode_workspace_size"
-    place = cuda_device(operator, device)
-    for name, value in (("batch_size", batch_size), ("q_len", q_len), ("heads", heads)):
-        checks.integer(operator, name, value, 0, LARGEST_INT)
-    if max_seq_len is not None:
-        max_seq_len = checks.integer(operator, "max_seq_len", max_seq_len, 1, LARGEST_INT)
-    if not (batch_size and q_len and heads):
-        return 0
-    arch, processors = gpu_of(operator, place)
-    return plan_decode(arch, processors, batch_size, q_len, heads, max_seq_len).workspace_bytes
+
+    kernel: Callable[..., None]
+    parts: int
+    workspace_bytes: int
+    rewritten: tuple[bool, bool, bool]
+    nothing: torch.Tensor
+    new_out: Callable[[], torch.Tensor]
+    new_lse: Callable[[], torch.Tensor]
+
+
+def _examined(tensors: tuple, chosen: tuple) -> _Served:
+    """What serves a call (chosen: fields of `_Options`), with every check and its error."""
+    options = _Options(*chosen)
+    query, kv_cache, _, seq_lens, causal_seqs, *_ = tensors
+    examination = examine.Examination(DECODE, tensors)
+    dtype, device, sizes = examination.dtype, examination.device, examination.sizes
+    out_dtype = DECODE_OUT_DTYPES[dtype]
+    lse, pdl, _ = checks.each(
+        checks.flag, _OPERATOR, return_lse=options.lse, enable_pdl=options.pdl, causal_mask=options.causal
+    )
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, lse, pdl)
+    examination.check(variant)
+    batch, q_len, heads = sizes["batch"], sizes["q_len"], sizes["heads"]
+    for name, size, least in (("kv_cache", "pages", "one page"), ("block_tables", "width", "one column")):
+        if batch and not sizes[size]:
+            given = list(examination.tensors[name].shape)
+            raise ArgumentError(f"{_OPERATOR}: {name} has shape {given}; it must have at least {least}")
+    if sizes["page_size"] not in _PAGES:
+        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {_PAGES}")
+    _check_options(options, causal_seqs is not None)
+    parts = workspace_bytes = 0
+    if batch and q_len and heads:
+        plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest)
+        parts, workspace_bytes = plan.parts, plan.workspace_bytes
+
+    def made(*layout: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        return functools.partial(torch.empty_strided, *layout, dtype=dtype, device=device)
+
+    token = heads * LATENT_DIM
+    return _Served(
+        resolve.kernel(variant),
+        parts,
+        workspace_bytes,
+        (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs)),
+        query.new_empty((0, 0), dtype=torch.int32),
+        made(
+            (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1),
+            dtype=checks.TORCH_DTYPE_OF[out_dtype],
+        ),
+        made((batch, q_len, heads), (q_len * heads, heads, 1), dtype=torch.float32),
+    )  # fmt: skip
+
+
+def _sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
+    """The workspace as the kernel takes it: less than 2 GiB."""
+    size = workspace.nbytes
+    if size < needed:
+        raise ArgumentError(
+            f"{_OPERATOR}: workspace_buffer has {size} bytes; this call needs {needed} (tsmla.decode_workspace_size "
+            "says so; SMs * heads * max(8, q_len) * 513 * 4 is always enough)"
+        )
+    return workspace[:needed]
+
+
+def _check_options(options: _Options, has_causal_seqs: bool) -> None:
+    """Everything about them that needs no tensor."""
+    dims = (options.kv_lora_rank, options.qk_rope_head_dim)
+    for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
+        checks.number(_OPERATOR, name, size)
+    if dims != (LATENT_DIM, ROPE_DIM):
+        raise UnsupportedError(
+            f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
+            f"for {LATENT_DIM} and {ROPE_DIM}"
+        )
+    cp_world = options.cp_world
+    _integers(options.window_left, cp_world, options.cp_rank, options.cp_interleave_size, options.min_split_kv)
+    if cp_world > 1 and not has_causal_seqs:
+        raise ArgumentError(
+            f"{_OPERATOR}: cp_world is {cp_world} but causal_seqs is not given; it must hold each request's keys over "
+            "all ranks"
+        )
+    if checks.number(_OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
+        raise ArgumentError(f"{_OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")
+
+
+def _integers(
+    window_left: int, cp_world: int, cp_rank: int, cp_interleave_size: int, min_split_kv: int
+) -> tuple[int, int, int, int, int]:
+    """The same, of Python's own type and in their ranges."""
+    window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
+    cp_world = checks.integer(_OPERATOR, "cp_world", cp_world, 1, _LARGEST_INT)
+    cp_rank = checks.integer(_OPERATOR, "cp_rank", cp_rank, 0, cp_world - 1)
+    most = _LARGEST_INT // cp_world
+    cp_interleave_size = checks.integer(_OPERATOR, "cp_interleave_size", cp_interleave_size, 1, most)
+    min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
+    return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
+
+
+def _is_wide(lengths: torch.Tensor | None) -> bool:
+    return lengths is not None and lengths.dtype is torch.int64
 
 
 def _narrowed(lengths: torch.Tensor) -> torch.Tensor:
     """int64 lengths as int32, those that it cannot hold as the nearest that it can: the low half of each, which comes
     first."""
-    lengths = lengths.clamp(0, LARGEST_INT)
+    lengths = lengths.clamp(0, _LARGEST_INT)
     return lengths.view(torch.int32)[::2]

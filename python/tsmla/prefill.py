@@ -7,16 +7,15 @@ from typing import NoReturn
 
 import torch
 
-from . import checks, resolve
+from . import checks, examine, resolve
+from .call import PREFILL
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
-from .errors import ArgumentError, TsmlaError, UnsupportedError
-from .support import prefill_out_dtype, why_unsupported
+from .errors import ArgumentError, TsmlaError
+from .support import prefill_out_dtype
 from .variant import PrefillVariant
 
-_OPERATOR = "tsmla_prefill"
-_ALIGNMENT = 16
-"""Bytes: tensor maps need the base and the outer strides of q, k, v and out in multiples of this."""
-_grad_enabled = torch.is_grad_enabled
+_OPERATOR = PREFILL.name
+_kind = examine.kind_of(PREFILL)
 _MOST_SEQUENCES = 2**31 - 2
 """So that batch_size + 1 has 32 bits."""
 
@@ -86,20 +85,14 @@ def tsmla_prefill(
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
-    if cum_seq_lens_q is None:
-        cum_seq_lens_q = cum_seq_lens
     if not (
-        type(is_causal) is type(return_lse) is type(enable_pdl) is bool
-        and type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
+        type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
         and type(batch_size) is int
     ):
-        is_causal = checks.flag(_OPERATOR, "is_causal", is_causal)
-        return_lse = checks.flag(_OPERATOR, "return_lse", return_lse)
-        enable_pdl = checks.flag(_OPERATOR, "enable_pdl", enable_pdl)
-        softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
-        k_scale = checks.number(_OPERATOR, "k_scale", k_scale)
-        v_scale = checks.number(_OPERATOR, "v_scale", v_scale)
-        output_scale = checks.number(_OPERATOR, "output_scale", output_scale)
+        softmax_scale, k_scale, v_scale, output_scale = checks.each(
+            checks.number, _OPERATOR,
+            softmax_scale=softmax_scale, k_scale=k_scale, v_scale=v_scale, output_scale=output_scale,
+        )  # fmt: skip
         batch_size = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
     scores_factor, output_factor = softmax_scale * k_scale, v_scale * output_scale
     if not (
@@ -107,144 +100,67 @@ def tsmla_prefill(
         and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
+    tensors = query, key, value, out, cum_seq_lens_q, cum_seq_lens
+    options = is_causal, return_lse, enable_pdl, out_dtype
     try:
-        tokens_q, heads_q, d_qk = query.shape
-        _, heads_kv, d_v = value.shape
-        launches = tokens_q and heads_q and batch_size > 0
-        kind = (  # whatever `_examined` looks at and no kernel refuses by itself
-            _OPERATOR, query.get_device(), query.dtype, heads_q, heads_kv, d_qk, d_v, is_causal, return_lse, enable_pdl,
-            out_dtype, cum_seq_lens.dtype, cum_seq_lens_q.dtype, cum_seq_lens.numel() == batch_size + 1,
-            out if out is None else (
-                out.dtype, type(out), out.is_contiguous() or not checks.overlapping(out), out.is_neg()
-            ),
-            type(query), type(query) is type(key) is type(value) is type(cum_seq_lens) is type(cum_seq_lens_q)
-            or (type(key), type(value), type(cum_seq_lens), type(cum_seq_lens_q)),
-            query.is_neg() or key.is_neg() or value.is_neg(),
-            _grad_enabled() and (
-                query.requires_grad or key.requires_grad or value.requires_grad
-                or out is not None and out.requires_grad
-            ),
-        )  # fmt: skip
-        served = launches and resolve.calls.get(kind)
-        if not served:
-            served = _examined(
-                query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out, out_dtype,
-                (is_causal, return_lse, enable_pdl), kind,
-            )  # fmt: skip
-        kernel, written = served
+        shape = query.shape
+        kind = _kind(tensors, shape, options, cum_seq_lens.numel() == batch_size + 1)
+        kernel, heads, d_v, written, device = resolve.calls.get(kind) or resolve.keep(
+            kind, _examined(tensors, options, batch_size)
+        )
+        tokens = shape[0]
         if out is None:
-            strides = (heads_q * d_v, d_v, 1)
-            out = torch.empty_strided((tokens_q, heads_q, d_v), strides, dtype=written, device=query.device)
+            out = torch.empty_strided((tokens, heads, d_v), (heads * d_v, d_v, 1), dtype=written, device=device)
         lse = None
         if return_lse:
-            lse = torch.empty_strided((tokens_q, heads_q), (heads_q, 1), dtype=torch.float32, device=query.device)
-        if launches:
-            kernel(query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, scores_factor, output_factor)
+            lse = torch.empty_strided((tokens, heads), (heads, 1), dtype=torch.float32, device=device)
+        if tokens and heads and batch_size > 0:
+            kernel(
+                query, key, value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
+                scores_factor, output_factor,
+            )  # fmt: skip
+        else:  # no kernel that would refuse what the kind does not tell
+            _examined(tensors, options, batch_size)
     except TsmlaError:
         raise
     except Exception:
-        _examined(  # raises if an argument is wrong, and says which
-            query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out, out_dtype,
-            (is_causal, return_lse, enable_pdl),
-        )  # fmt: skip
+        _examined(tensors, options, batch_size)  # raises if an argument is wrong, and says which
         raise
     return out if lse is None else (out, lse)
 
 
 def _examined(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cum_seq_lens: torch.Tensor,
-    cum_seq_lens_q: torch.Tensor,
+    tensors: tuple[torch.Tensor | None, ...],
+    options: tuple[bool, bool, bool, torch.dtype | None],
     batch_size: int,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    flags: tuple[bool, bool, bool],
-    kind: tuple | None = None,
-) -> tuple[Callable[..., None], torch.dtype]:
-    """The kernel of a call and the dtype that it writes, with every check and its error.
-
-    flags: causal, LSE, PDL. kind: the key under which `resolve` keeps the result for calls that need no examination;
-    None keeps nothing. The key tells everything that is looked at here, except what a kernel refuses by itself before
-    it launches (the checks that the compiler generates from its signature): arguments that are no tensors, of another
-    dtype, device, number of dimensions or alignment, of sizes that do not belong together, without memory, or with
-    gaps in the last dimension. Of integers it does not tell whether torch negates them when they are read: no public
-    function makes such.
-    """
-    variant = _variant(query, value, out, out_dtype, *flags)
-    _check(query, key, value, cum_seq_lens, cum_seq_lens_q, batch_size, out)
-    served = resolve.kernel(variant), checks.TORCH_DTYPE_OF[variant.out_dtype]
-    if kind is not None:
-        resolve.keep(kind, served)
-    return served
-
-
-def _variant(
-    query: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    causal: bool,
-    lse: bool,
-    pdl: bool,
-) -> PrefillVariant:
-    """The variant a call needs; raises when the GPU, the dtypes or the head dimensions have none."""
-    arch = checks.arch_of(checks.cuda(_OPERATOR, "query", query))
-    checks.ndim(_OPERATOR, "query", query, ("tokens", "heads", "d_qk"))
-    checks.same_device(_OPERATOR, "value", value, "query", query.device)
-    checks.ndim(_OPERATOR, "value", value, ("tokens", "heads", "d_v"))
-    checks.dtype_in(_OPERATOR, "query", query, checks.TORCH_DTYPES)
-    dtype = checks.dtype_of(query.dtype)
+) -> tuple[Callable[..., None], int, int, torch.dtype, torch.device]:
+    """The kernel of a call, its query heads, d_v, what dtype it writes and where, with every check and its error."""
+    causal, lse, pdl, out_dtype = options
+    causal, lse, pdl = checks.each(checks.flag, _OPERATOR, is_causal=causal, return_lse=lse, enable_pdl=pdl)
+    examination = examine.Examination(PREFILL, tensors)
+    sizes = examination.sizes
+    sizes["batch_size"] = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
     if out_dtype is not None:
         checks.torch_dtype(_OPERATOR, "out_dtype", out_dtype, checks.TORCH_DTYPES)
-    if out is not None:
-        checks.same_device(_OPERATOR, "out", out, "query", query.device)
-        accepted = checks.TORCH_DTYPES if out_dtype is None else (out_dtype,)
-        checks.dtype_in(_OPERATOR, "out", out, accepted)
+    if (out := examination.tensors["out"]) is not None:
+        checks.same_device(_OPERATOR, "out", out, "query", examination.device)
+        checks.dtype_in(_OPERATOR, "out", out, checks.TORCH_DTYPES)
+        if out_dtype not in (None, out.dtype):
+            raise ArgumentError(
+                f"{_OPERATOR}: out_dtype is {out_dtype} but out is {out.dtype}; out_dtype may be left out"
+            )
         out_dtype = out.dtype
-    written = prefill_out_dtype(dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
-    variant = PrefillVariant(arch, dtype, written, query.shape[2], value.shape[2], causal, lse, pdl)
-    if reason := why_unsupported(variant):
-        raise UnsupportedError(f"{_OPERATOR}: {reason}")
-    return variant
-
-
-def _check(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cum_seq_lens: torch.Tensor,
-    cum_seq_lens_q: torch.Tensor,
-    batch_size: int,
-    out: torch.Tensor | None,
-) -> None:
-    """Everything about the tensors that the kernel relies on and that `_variant` has not looked at."""
-    device = query.device
-    tokens_q, heads_q, d_qk = query.shape
-    tokens_kv, heads_kv, d_v = value.shape
-    checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
-    packs = [("query", query), ("key", key), ("value", value)]
-    for name, pack in packs:
-        checks.same_device(_OPERATOR, name, pack, "query", device)
-        checks.dtype_in(_OPERATOR, name, pack, (query.dtype,))
-    checks.shape(_OPERATOR, "key", key, (tokens_kv, heads_kv, d_qk))
-    if out is not None:
-        packs.append(("out", out))
-        checks.shape(_OPERATOR, "out", out, (tokens_q, heads_q, d_v))
-        checks.no_overlap(_OPERATOR, "out", out)
-    for name, pack in packs:
-        checks.last_dim_contiguous(_OPERATOR, name, pack)
-        checks.aligned(_OPERATOR, name, pack, _ALIGNMENT)
-    if heads_kv == 0 or heads_q % heads_kv:
+    written = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
+    variant = PrefillVariant(
+        examination.arch, examination.dtype, written, sizes["d_qk"], sizes["d_v"], causal, lse, pdl
+    )
+    examination.check(variant)
+    heads, heads_kv = sizes["heads_q"], sizes["heads_kv"]
+    if heads_kv == 0 or heads % heads_kv:
         raise ArgumentError(
-            f"{_OPERATOR}: query has {heads_q} heads and key {heads_kv}; query's must be a multiple of key's"
+            f"{_OPERATOR}: query has {heads} heads and key {heads_kv}; query's must be a multiple of key's"
         )
-    for name, ends in (("cum_seq_lens", cum_seq_lens), ("cum_seq_lens_q", cum_seq_lens_q)):
-        checks.same_device(_OPERATOR, name, ends, "query", device)
-        checks.dtype_in(_OPERATOR, name, ends, (torch.int32,))
-        checks.shape(_OPERATOR, name, ends, (batch_size + 1,))
-        checks.contiguous(_OPERATOR, name, ends)
+    return resolve.kernel(variant), heads, variant.d_v, checks.TORCH_DTYPE_OF[written], examination.device
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

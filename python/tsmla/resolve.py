@@ -64,11 +64,13 @@ def served() -> dict[Variant, str]:
         return {variant: found.step for variant, found in _resolved.items()}
 
 
-def keep(kind: tuple, served: Any) -> None:
-    """Keep in `calls` what serves calls of a kind. Kinds are few in practice; their number is bounded all the same."""
+def keep(kind: tuple, served: Any) -> Any:
+    """Keep in `calls` what serves calls of a kind, and return it. Kinds are few in practice; their number is bounded
+    all the same."""
     if len(calls) >= _MOST_CALLS:
         calls.clear()
     calls[kind] = served
+    return served
 
 
 def forget() -> None:

@@ -17,7 +17,7 @@ COMPILERS = ("apache-tvm-ffi", "nvidia-cutlass-dsl", "ziglang")
 """Distributions whose version can change a compiled library."""
 MIN_RUNTIME = "4.7.1"
 """Lowest nvidia-cutlass-dsl whose libcute_dsl_runtime.so has every symbol that a library built here needs."""
-CODE_SHAPING = ("dtype.py", "plan.py", "row_format.py", "support.py", "variant.py")
+CODE_SHAPING = ("call.py", "dtype.py", "plan.py", "row_format.py", "support.py", "variant.py")
 """Files of tsmla itself that decide what a kernel source compiles to."""
 
 

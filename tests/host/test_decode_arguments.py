@@ -17,9 +17,10 @@ from another_gpu import on_another_gpu
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import refusing
 from tsmla import ArgumentError, UnsupportedError, checks, resolve, support
-from tsmla.decode import decode_workspace_size, tsmla_decode
+from tsmla.decode import tsmla_decode
 from tsmla.plan import plan_decode
 from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.workspace import decode_workspace_size
 
 BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH, SMS = 3, 2, 4, 10, 64, 6, 132
 FORMULA = SMS * HEADS * 8 * 513 * 4
@@ -308,9 +309,9 @@ LENGTHS = ints(1, 2, 3)
 WRONG = {
     "query of three dimensions": (
         {"query": bf16(BATCH, HEADS, 576)},
-        "query has shape [3, 4, 576]; it must have 4 dimensions [batch, q_len, heads, 576]",
+        "query has shape [3, 4, 576]; it must be [batch, q_len, heads, 576]",
     ),
-    "query width": ({"query": bf16(3, 2, 4, 512)}, "query has shape [3, 2, 4, 512]; it must be [3, 2, 4, 576]"),
+    "query width": ({"query": bf16(3, 2, 4, 512)}, "query has shape [3, 2, 4, 512]; it must be [batch, q_len, heads, 576]"),
     "query dtype": ({"query": bf16(3, 2, 4, 576).float()}, "query is torch.float32; accepted: torch.bfloat16"),
     "query with gaps": ({"query": bf16(3, 2, 8, 576)[:, :, ::2]}, "query has shape [3, 2, 4, 576] and strides"),
     "query address": (
@@ -326,7 +327,7 @@ WRONG = {
     ),
     "cache width": ({"kv_cache": bf16(2, 64, 512)}, "kv_cache has shape [2, 64, 512]; it must be"),
     "cache of two dimensions": ({"kv_cache": bf16(64, 576)}, "kv_cache has shape [64, 576]; it must be"),
-    "no pages": ({"kv_cache": bf16(0, 64, 576)}, "kv_cache has shape [0, 64, 576]"),
+    "no pages": ({"kv_cache": bf16(0, 64, 576)}, "kv_cache has shape [0, 64, 576]; it must have at least one page"),
     "page size": ({"kv_cache": bf16(2, 48, 576)}, "kv_cache has pages of 48 keys; accepted: (16, 32, 64, 128)"),
     "cache rows": (
         {"kv_cache": bf16(PAGES, 64, 640)[..., :576]},
@@ -363,9 +364,9 @@ WRONG = {
     ),
     "table rows": (
         {"block_tables": torch.zeros(2, WIDTH, dtype=torch.int32)},
-        "block_tables has shape [2, 6]; it must have a row for each of query's 3 requests",
+        "block_tables has shape [2, 6]; it must be [3, width]",
     ),
-    "table without columns": ({"block_tables": torch.zeros(3, 0, dtype=torch.int32)}, "block_tables has shape [3, 0]"),
+    "table without columns": ({"block_tables": torch.zeros(3, 0, dtype=torch.int32)}, "block_tables has shape [3, 0]; it must have at least one column"),
     "table with gaps": (
         {"block_tables": torch.zeros(3, 12, dtype=torch.int32)[:, ::2]},
         "block_tables has strides (12, 2); its last dimension must have stride 1",

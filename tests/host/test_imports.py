@@ -18,7 +18,7 @@ KERNELS = Path(tsmla_kernels.__file__).parent
 EMULATED = TSMLA / "tools" / "emulated.py"
 """The one file of tsmla that may import the emulator, inside functions that run something in it."""
 HEAVY = {"torch", "tvm_ffi", "cutlass"}
-TENSOR_MODULES = {"checks", "decode", "decode_checks", "pack", "prefill"} | {
+TENSOR_MODULES = {"checks", "decode", "examine", "pack", "prefill", "workspace"} | {
     f"tools.selftest_{name}" for name in ("child", "decode", "memory", "pack", "prefill", "reference")
 }
 """Modules of tsmla that handle tensors and so import torch."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
+from refusing import refusing
 from tsmla import ArgumentError, UnsupportedError, checks, pack, resolve
 from tsmla.variant import Arch, Dtype, PackVariant
 
@@ -18,15 +19,20 @@ TOKENS, HEADS, D_NOPE, D_ROPE, D_V = 5, 3, 128, 64, 128
 
 
 class Recorder:
-    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch."""
+    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch that no kernel would
+    refuse."""
 
     def __init__(self) -> None:
         self.variants: list[PackVariant] = []
         self.launches: list[tuple] = []
 
     def __call__(self, variant: PackVariant):
+        def launch(*arguments) -> None:
+            refusing(variant)(*arguments)
+            self.launches.append(arguments)
+
         self.variants.append(variant)
-        return lambda *arguments: self.launches.append(arguments)
+        return launch
 
 
 @pytest.fixture
@@ -133,23 +139,23 @@ def fp8(width: int) -> torch.Tensor:
 WRONG = {
     "k_nope of two dimensions": (
         {"k_nope": torch.zeros(TOKENS, D_NOPE, dtype=torch.bfloat16)},
-        r"k_nope has shape \[5, 128\]; it must have 3 dimensions \[tokens, heads, d_nope\]",
+        r"k_nope has shape \[5, 128\]; it must be \[tokens, heads, d_nope\]",
     ),
     "k_pe of four dimensions": (
         {"k_pe": torch.zeros(TOKENS, 1, 1, D_ROPE, dtype=torch.bfloat16)},
-        r"k_pe has shape \[5, 1, 1, 64\]; it must have 3 dimensions \[tokens, 1, d_rope\]",
+        r"k_pe has shape \[5, 1, 1, 64\]; it must be \[5, d_rope\] or \[5, 1, d_rope\]",
     ),
     "k_pe per head": (
         {"k_pe": torch.zeros(TOKENS, HEADS, D_ROPE, dtype=torch.bfloat16)},
-        r"k_pe has shape \[5, 3, 64\]; it must be \[5, 1, 64\]",
+        r"k_pe has shape \[5, 3, 64\]; it must be \[5, d_rope\] or \[5, 1, d_rope\]",
     ),
     "k_pe of other tokens": (
         {"k_pe": torch.zeros(TOKENS + 1, D_ROPE, dtype=torch.bfloat16)},
-        r"k_pe has shape \[6, 64\]; it must be \[5, 64\]",
+        r"k_pe has shape \[6, 64\]; it must be \[5, d_rope\] or \[5, 1, d_rope\]",
     ),
     "v of other heads": (
         {"v": torch.zeros(TOKENS, HEADS + 1, D_V, dtype=torch.bfloat16)},
-        r"v has shape \[5, 4, 128\]; it must be \[5, 3, 128\]",
+        r"v has shape \[5, 4, 128\]; it must be \[5, 3, d_v\]",
     ),
     "v of another dtype": (
         {"v": torch.zeros(TOKENS, HEADS, D_V, dtype=torch.float16)},

@@ -193,11 +193,11 @@ LENGTHS = torch.tensor([0, 3, 7], dtype=torch.int32)
 WRONG = {
     "query of two dimensions": (
         {"query": bf16(TOKENS_Q, D_QK)},
-        r"query has shape \[5, 192\]; it must have 3 dimensions \[tokens, heads, d_qk\]",
+        r"query has shape \[5, 192\]; it must be \[tokens_q, heads_q, d_qk\]",
     ),
     "value of two dimensions": (
         {"value": bf16(TOKENS_KV, D_V)},
-        r"value has shape \[7, 128\]; it must have 3 dimensions \[tokens, heads, d_v\]",
+        r"value has shape \[7, 128\]; it must be \[tokens_kv, heads_kv, d_v\]",
     ),
     "key no tensor": ({"key": None}, "key is a NoneType; it must be a tensor on cpu"),
     "value no tensor": ({"value": None}, "value is a NoneType; it must be a tensor on cpu"),
@@ -261,7 +261,7 @@ WRONG = {
         "batch_size is -1; it must be from 0 to 2147483646",
     ),
     "huge batch size": ({"batch_size": 10**5000}, "batch_size is a number of more than 20 digits; it must be from 0"),
-    "batch size": ({"batch_size": 3}, r"cum_seq_lens has shape \[3\]; it must be \[4\]"),
+    "batch size": ({"batch_size": 3}, r"cum_seq_lens_q has shape \[3\]; it must be \[4\]"),
     "query lengths of another batch": (
         {"cum_seq_lens_q": LENGTHS[:2]},
         r"cum_seq_lens_q has shape \[2\]; it must be \[3\]",
@@ -280,7 +280,7 @@ WRONG = {
     ),
     "out against out_dtype": (
         {"out": bf16(TOKENS_Q, HEADS, D_V), "out_dtype": torch.float16},
-        "out is torch.bfloat16; accepted: torch.float16",
+        "out_dtype is torch.float16 but out is torch.bfloat16; out_dtype may be left out",
     ),
     "out elsewhere": ({"out": bf16(TOKENS_Q, HEADS, D_V).to("meta")}, "out is on meta but query is on cpu"),
     "out no tensor": ({"out": "o"}, "out is a str; it must be a tensor on cpu"),

@@ -13,10 +13,11 @@ import dataclasses
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from tsmla.call import PACK
 from tsmla.support import PACK_VECTOR as VECTOR
 from tsmla.variant import PackVariant
 
+from ..entry import host_entry
 from ..parts.precision import numeric
 
 ALIGNMENT = 16
@@ -78,34 +79,14 @@ class PackKernel:
         self.threads = self.columns * self.rows_per_pass
         self.rows_per_cta = self.rows_per_pass * ROWS_PER_THREAD
 
-    def fake_arguments(self) -> tuple:
-        """k_nope [S, H, d_nope], k_pe [S, d_rope], v [S, H, d_v], k_out, v_out, k_scale_inv, v_scale_inv, stream.
+    __call__ = host_entry(PACK)
 
-        Outer strides must be multiples of 16 bytes, but only where the extent is over 1 (exporters give the stride
-        of a single row any value), which a symbolic stride cannot say: the operator checks them.
-        """
-        tokens, heads = cute.sym_int32(symbol="tokens"), cute.sym_int32(symbol="heads")
-
-        def tensor(dtype, *shape):
-            outer = tuple(cute.sym_int64() for _ in shape[:-1])
-            return make_fake_tensor(dtype, shape, stride=(*outer, 1), assumed_align=ALIGNMENT)
-
-        return (
-            tensor(self.dtype, tokens, heads, self.d_nope),
-            tensor(self.dtype, tokens, self.d_rope),
-            tensor(self.dtype, tokens, heads, self.d_v),
-            tensor(self.out_dtype, tokens, heads, self.d_nope + self.d_rope),
-            tensor(self.out_dtype, tokens, heads, self.d_v),
-            cutlass.Float32(1.0),
-            cutlass.Float32(1.0),
-            make_fake_stream(use_tvm_ffi_env_stream=True),
-        )
-
-    @cute.jit
-    def __call__(self, k_nope, k_pe, v, k_out, v_out, k_scale_inv, v_scale_inv, stream):
-        rows = k_nope.shape[0] * k_nope.shape[1]
-        heads = cute.FastDivmodDivisorV2(k_nope.shape[1])
-        self.kernel(k_nope, k_pe, v, k_out, v_out, k_scale_inv, v_scale_inv, rows, heads).launch(
+    def launch(self, given):
+        """The launch. given: what the call's table lists, by name."""
+        *arguments, stream = given
+        tokens, heads, _ = given.k_nope.shape
+        rows = tokens * heads
+        self.kernel(*arguments, rows, cute.FastDivmodDivisorV2(heads)).launch(
             grid=(cute.ceil_div(rows, self.rows_per_cta), 1, 1),
             block=(self.threads, 1, 1),
             stream=stream,

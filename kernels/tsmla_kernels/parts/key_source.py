@@ -64,13 +64,11 @@ def key_source(cache: cute.Tensor, table: cute.Tensor) -> KeySource:
     return KeySource(table, cache.shape[1], cache.shape[0])
 
 
-def visibility_in(
-    source: KeySource, seq_lens: cute.Tensor, causal_seqs: cute.Tensor, visible: cute.Tensor, q_len: Int32, *scalars
-) -> Visibility:
-    """On the host: what rows see of these keys, none of which is without an entry in the table. The rest as
-    `visibility` takes it."""
+def visibility_in(source: KeySource, given, q_len: Int32) -> Visibility:
+    """On the host: what rows see of these keys, none of which is without an entry in the table. given: what the call's
+    table lists, by name."""
     capacity = Int64(source.table.shape[1]) * source.page_size
-    return visibility(seq_lens, causal_seqs, visible, q_len, scalars, capacity)
+    return visibility(given, q_len, capacity)
 
 
 def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:

@@ -66,16 +66,12 @@ class VisibleKeys(NamedTuple):
         return (key < self.first) | (key + keys > self.end)
 
 
-@cute.jit
-def visibility(
-    seq_lens: cute.Tensor, causal_seqs: cute.Tensor, visible: cute.Tensor, q_len: Int32, scalars, capacity: Int64
-) -> Visibility:
-    """On the host, of a call's arguments; `scalars` are causal, window_left, cp_world, cp_rank and cp_interleave."""
-    causal, window_left, world, rank, interleave = scalars
-    period, before = (_at_most(Int64(interleave) * blocks, MOST) for blocks in (world, rank))
+def visibility(given, q_len: Int32, capacity: Int64) -> Visibility:
+    """On the host: of a call's arguments, by name."""
+    period, before = (_at_most(Int64(given.cp_interleave) * blocks, MOST) for blocks in (given.cp_world, given.cp_rank))
     return Visibility(
-        seq_lens, causal_seqs, visible, q_len, causal, window_left, divisor_of(period), before, interleave,
-        _at_most(capacity, LARGEST),
+        given.seq_lens, given.causal_seqs, given.visible, q_len, given.causal, given.window_left, divisor_of(period),
+        before, given.cp_interleave, _at_most(capacity, LARGEST),
     )  # fmt: skip
 
 

@@ -45,34 +45,22 @@ class Attention:
         self.dtype = numeric(variant.dtype)
 
     @cute.jit
-    def launch(
-        self,
-        query: cute.Tensor,
-        kv_cache: cute.Tensor,
-        block_tables: cute.Tensor,
-        view: Visibility,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
-        partials: Partials,
-        scale_log2: Float32,
-        ending: Ending,
-        parts: Int32,
-        stream,
-    ):
-        """`parts` CTAs or pairs; the rest as `decode_arguments` has it, the softmax scale times log2(e)."""
+    def launch(self, given, view: Visibility, partials: Partials, scale_log2: Float32, ending: Ending):
+        """Of `given.parts` CTAs or pairs. given: what the call's table lists, by name; its softmax scale comes times
+        log2(e)."""
         geometry = self.geometry
-        batch, q_len, heads, _ = query.shape
+        batch, q_len, heads, _ = given.query.shape
         rows = q_len * heads
         load_op = cpasync.CopyBulkTensorTileG2SOp(CtaGroup.TWO if geometry.is_pair else CtaGroup.ONE)
         layouts = layouts_of(geometry)
 
         def query_map(first, width, chunks, layout):
             flat_rows = cute.make_layout((width, batch * rows, chunks), stride=(1, geometry.row.columns, width))
-            tensor = cute.make_tensor(query.iterator + first, flat_rows)
+            tensor = cute.make_tensor(given.query.iterator + first, flat_rows)
             return Map(*cpasync.make_tiled_tma_atom(load_op, tensor, layout, (width, ROWS, chunks)))
 
         def box_map(first, width, chunks, box_chunks, layout):
-            boxes = paged.boxes_view(kv_cache, first, width, chunks)
+            boxes = paged.boxes_view(given.kv_cache, first, width, chunks)
             tiler = (width, paged.GROUP, box_chunks, BOX_KEYS // paged.GROUP, 1)
             return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
 
@@ -89,16 +77,16 @@ class Attention:
         )
         pair, values = const_expr(geometry.is_pair), geometry.row.value_columns
         v_map = box_map(0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
-        flat_lse = flat(lse) if const_expr(lse is not None) else None
-        results = Results(flat(out, values), flat_lse, partials, ending)
-        terms = terms_of(geometry.deal, batch, q_len, heads, parts, partials.slots)
+        flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
+        results = Results(flat(given.out, values), flat_lse, partials, ending)
+        terms = terms_of(geometry.deal, batch, q_len, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
-        self.kernel(maps, v_map, kv_cache, block_tables, view, terms, results, scale_log2).launch(
-            grid=(geometry.ctas * parts, 1, 1),
+        self.kernel(maps, v_map, given.kv_cache, given.block_tables, view, terms, results, scale_log2).launch(
+            grid=(geometry.ctas * given.parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             cluster=(geometry.ctas, 1, 1),
             smem=geometry.shared_bytes,
-            stream=stream,
+            stream=given.stream,
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )

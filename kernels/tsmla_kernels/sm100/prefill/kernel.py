@@ -11,8 +11,10 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
+from tsmla.call import PREFILL
 from tsmla.variant import PrefillVariant
 
+from ...entry import host_entry
 from ...parts import tma
 from ...parts.blackwell import tmem
 from ...parts.division import quotient
@@ -20,7 +22,6 @@ from ...parts.precision import numeric
 from ...parts.row_end import Ending
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
-from ...prefill.arguments import prefill_arguments
 from .correct import correct
 from .geometry import PrefillGeometry
 from .load import load
@@ -42,49 +43,35 @@ class PrefillKernel:
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
-    def fake_arguments(self) -> tuple:
-        """Arguments in calling order; the signature that prefill kernels share."""
-        return prefill_arguments(self.variant)
+    __call__ = host_entry(PREFILL)
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
-        cum_seq_lens_q: cute.Tensor,
-        cum_seq_lens_kv: cute.Tensor,
-        softmax_scale: Float32,
-        output_scale: Float32,
-        stream,
-    ):
+    def launch(self, given):
+        """The copies' tensor maps, and the launch. given: what the call's table lists, by name."""
         geometry = self.geometry
         layouts = self._layouts()
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         slot, slot_shape = cute.select(layouts.ring, mode=[0, 1]), (geometry.rows, geometry.slot_elements)
-        q_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(q), slot, slot_shape)
-        k_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(k), slot, slot_shape)
-        v_map = cpasync.make_tiled_tma_atom(load_op, tma.clippable(tma.rows_first(v)), slot, slot_shape)
+        q_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(given.q), slot, slot_shape)
+        k_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(given.k), slot, slot_shape)
+        v_map = cpasync.make_tiled_tma_atom(load_op, tma.clippable(tma.rows_first(given.v)), slot, slot_shape)
         out_map = cpasync.make_tiled_tma_atom(
             store_op,
-            tma.clippable(tma.rows_first(out)),
+            tma.clippable(tma.rows_first(given.out)),
             cute.select(layouts.out, mode=[0, 1]),
             (geometry.rows, geometry.d_v),
         )
-        heads = q.shape[1]
-        tiles = tile_bound(q.shape[0], cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
+        heads = given.q.shape[1]
+        tiles = tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
-            lse, cum_seq_lens_q, cum_seq_lens_kv, (q.shape[0], k.shape[0]),
-            heads, heads // k.shape[1], softmax_scale, Ending(output_scale),
+            given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
+            heads, heads // given.k.shape[1], given.softmax_scale, Ending(given.output_scale),
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=geometry.shared_bytes,
-            stream=stream,
+            stream=given.stream,
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip

@@ -11,11 +11,12 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
+from tsmla.call import DECODE
 from tsmla.plan import DEALS
 from tsmla.variant import DecodeVariant
 
-from ...decode.arguments import decode_arguments
 from ...decode.combine import launch_combine
+from ...entry import host_entry
 from ...limits import WARPGROUP
 from ...parts.decode_work import Terms, on_the_line, terms_of
 from ...parts.key_source import BOX_KEYS, KeySource, key_source, visibility_in
@@ -48,48 +49,28 @@ class DecodeKernel:
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
-    def fake_arguments(self) -> tuple:
-        """Arguments in calling order; the signature that decode kernels share."""
-        return decode_arguments(self.variant)
+    __call__ = host_entry(DECODE)
 
-    @cute.jit
-    def __call__(
-        self,
-        query: cute.Tensor,
-        kv_cache: cute.Tensor,
-        block_tables: cute.Tensor,
-        seq_lens: cute.Tensor,
-        causal_seqs: cute.Tensor,
-        visible: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
-        workspace: cute.Tensor,
-        softmax_scale: Float32,
-        output_scale: Float32,
-        causal: Int32,
-        window_left: Int32,
-        cp_world: Int32,
-        cp_rank: Int32,
-        cp_interleave: Int32,
-        parts: Int32,
-        stream,
-    ):
+    def launch(self, given):
+        """Tensor maps and the deal, and the launches of attention and combine. given: what the call's table lists, by
+        name."""
         geometry = self.geometry
-        ending = Ending(output_scale)
+        ending = Ending(given.output_scale)
         mma_qk, mma_pv = self._mmas()
         layouts = layouts_of(geometry, self.dtype)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
-        heads, q_len = query.shape[2], query.shape[1]
+        batch, q_len, heads, _ = given.query.shape
+        parts = given.parts
         rows = cute.make_tensor(
-            query.iterator,
+            given.query.iterator,
             cute.make_layout(
-                (q_len * heads, geometry.d_qk, query.shape[0]),
+                (q_len * heads, geometry.d_qk, batch),
                 stride=(geometry.d_qk, 1, Int64(q_len * heads) * geometry.d_qk),
             ),
         )
         q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
-        source = key_source(kv_cache, block_tables)
-        keys = boxes_view(kv_cache, 0, CHUNK, geometry.d_qk // CHUNK)
+        source = key_source(given.kv_cache, given.block_tables)
+        keys = boxes_view(given.kv_cache, 0, CHUNK, geometry.d_qk // CHUNK)
         (latent_box, latent_tile), (rope_box, rope_tile) = (
             [
                 cpasync.make_tiled_tma_atom(
@@ -102,27 +83,25 @@ class DecodeKernel:
             ]
             for columns in (geometry.d_piece, geometry.pieces[-1])
         )
-        view = visibility_in(
-            source, seq_lens, causal_seqs, visible, q_len, causal, window_left, cp_world, cp_rank, cp_interleave
-        )
+        view = visibility_in(source, given, q_len)
         partials = partials_of(
-            self.variant.row.value_columns, Int32(self.deal.row_tile), workspace, query.shape[0], q_len * heads, parts
+            self.variant.row.value_columns, Int32(self.deal.row_tile), given.workspace, batch, q_len * heads, parts
         )
-        terms = terms_of(self.deal, query.shape[0], q_len, heads, parts, partials.slots)
+        terms = terms_of(self.deal, batch, q_len, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
-            source.table, view, terms, out, lse, partials, source.pages, source.page_size,
-            softmax_scale, ending, mma_qk, mma_pv,
+            source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
+            given.softmax_scale, ending, mma_qk, mma_pv,
         ).launch(
             grid=(parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=geometry.shared_bytes,
-            stream=stream,
+            stream=given.stream,
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip
-        launch_combine(self.variant.pdl, partials, out, lse, ending, stream)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream)
 
     @cute.kernel
     def kernel(

@@ -11,8 +11,10 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
+from tsmla.call import PREFILL
 from tsmla.variant import PrefillVariant
 
+from ...entry import host_entry
 from ...limits import WARPGROUP
 from ...parts import tma
 from ...parts.division import quotient
@@ -20,7 +22,6 @@ from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Ending
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
-from ...prefill.arguments import prefill_arguments
 from .attend import attend
 from .geometry import PrefillGeometry
 from .load import load
@@ -39,55 +40,44 @@ class PrefillKernel:
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
-    def fake_arguments(self) -> tuple:
-        """Arguments in calling order; the signature that prefill kernels share."""
-        return prefill_arguments(self.variant)
+    __call__ = host_entry(PREFILL)
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
-        cum_seq_lens_q: cute.Tensor,
-        cum_seq_lens_kv: cute.Tensor,
-        softmax_scale: Float32,
-        output_scale: Float32,
-        stream,
-    ):
+    def launch(self, given):
+        """The copies' tensor maps, and the launch. given: what the call's table lists, by name."""
         geometry = self.geometry
         mma_qk, mma_pv = self._mmas()
         layouts = self._layouts()
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         q_map = cpasync.make_tiled_tma_atom(
-            load_op, tma.rows_first(q), cute.select(layouts.q, mode=[0, 1]), (64, geometry.d_qk)
+            load_op, tma.rows_first(given.q), cute.select(layouts.q, mode=[0, 1]), (64, geometry.d_qk)
         )
         k_map = cpasync.make_tiled_tma_atom(
-            load_op, tma.rows_first(k), cute.select(layouts.k, mode=[0, 1]), (geometry.tile_kv, geometry.d_qk)
+            load_op, tma.rows_first(given.k), cute.select(layouts.k, mode=[0, 1]), (geometry.tile_kv, geometry.d_qk)
         )
         v_map = cpasync.make_tiled_tma_atom(
             load_op,
-            tma.clippable(tma.rows_first(v)),
+            tma.clippable(tma.rows_first(given.v)),
             cute.select(layouts.v, mode=[0, 1]),
             (geometry.tile_kv, geometry.d_v),
         )
         out_map = cpasync.make_tiled_tma_atom(
-            store_op, tma.clippable(tma.rows_first(out)), cute.select(layouts.out, mode=[0, 1]), (64, geometry.d_v)
+            store_op,
+            tma.clippable(tma.rows_first(given.out)),
+            cute.select(layouts.out, mode=[0, 1]),
+            (64, geometry.d_v),
         )
-        heads = q.shape[1]
-        tiles = tile_bound(q.shape[0], cum_seq_lens_q.shape[0] - 1, geometry.tile_q)
+        heads = given.q.shape[1]
+        tiles = tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.tile_q)
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
-            lse, cum_seq_lens_q, cum_seq_lens_kv, (q.shape[0], k.shape[0]),
-            heads, heads // k.shape[1], softmax_scale, Ending(output_scale), mma_qk, mma_pv,
+            given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
+            heads, heads // given.k.shape[1], given.softmax_scale, Ending(given.output_scale), mma_qk, mma_pv,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=geometry.shared_bytes,
-            stream=stream,
+            stream=given.stream,
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
         )  # fmt: skip

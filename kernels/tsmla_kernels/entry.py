@@ -1,0 +1,65 @@
+"""What the compiler is told of a kernel's arguments: fakes of them, and the host entry, both from tables of `tsmla.call`.
+"""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from tsmla.call import OPERATORS, Argument, LeftOut, Operator, Strides, extent, fixed_sizes
+from tsmla.variant import Variant
+
+from .parts.precision import numeric
+
+_FIXED = {"float32": cutlass.Float32, "int32": cutlass.Int32, "int8": cutlass.Int8}
+_NUMBERS = {float: cutlass.Float32, int: cutlass.Int32}
+
+
+def fake_arguments(variant: Variant) -> tuple:
+    """Stand-ins of a kernel's arguments in calling order; the stream comes from the TVM-FFI environment.
+
+    Sizes that are the variant's are compiled in; every other name in the table is one symbol. A tensor that may be
+    replaced by an empty one has symbols of its own. So do all outer strides: those of an extent of 1 mean nothing
+    (exporters give it any), so that kernels take strides from shapes wherever there are no gaps.
+    """
+    sizes = fixed_sizes(variant)
+    symbols: dict[str, Any] = collections.defaultdict(cute.sym_int)
+    arguments: list[Any] = []
+    for argument in OPERATORS[variant.family].arguments:
+        if not isinstance(argument, Argument):
+            arguments.append(_NUMBERS[argument.kind](0))
+        elif argument.only_with and not getattr(variant, argument.only_with):
+            arguments.append(None)
+        else:
+            own = collections.defaultdict(cute.sym_int) if argument.left_out is LeftOut.EMPTY else symbols
+            shape = tuple(own[size] if (known := extent(size, sizes)) is None else known for size in argument.shape)
+            arguments.append(_fake_tensor(variant, argument, shape))
+    return (*arguments, make_fake_stream(use_tvm_ffi_env_stream=True))
+
+
+def _fake_tensor(variant: Variant, argument: Argument, shape: tuple) -> Any:
+    element = _FIXED.get(argument.dtype) or numeric(getattr(variant, argument.dtype))
+    known = argument.align * 8 // element.width if argument.strides is Strides.ROWS else 1
+    outer = tuple(cute.sym_int64(divisibility=known) for _ in shape[:-1])
+    gaps = argument.strides is Strides.ANY or argument.rewritten
+    last = cute.sym_int64() if gaps else 1
+    return make_fake_tensor(element, shape, (*outer, last), assumed_align=argument.align)
+
+
+def host_entry(operator: Operator) -> Callable[..., None]:
+    """A kernel's `__call__`, for the compiler: takes the arguments under the names of the table, and hands them to the
+    kernel's `launch` as one named tuple, the stream being its last."""
+    names = [argument.name for argument in operator.arguments] + ["stream"]
+    bundle = collections.namedtuple("Given", names)
+
+    def __call__(self, *arguments):
+        self.launch(bundle(*arguments))
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
+    __call__.__signature__ = inspect.Signature(parameters)
+    return cute.jit(__call__, preprocess=False)
