@@ -21,6 +21,7 @@ from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.work_range import WorkRange, tile_at
 from .schedule import EPILOGUE_BARRIER
+from .storage import Shared
 
 
 class Attention(NamedTuple):
@@ -58,7 +59,7 @@ def is_lazy(dtype: Dtype) -> bool:
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, work: WorkRange, scales
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange, scales
 ):
     """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows), `scales` multiply the
     scores and the output."""
