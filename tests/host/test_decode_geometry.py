@@ -34,7 +34,8 @@ def test_shipped_variants_are_within_budget(variant, kind):
     assert geometry.shared_bytes == CONTROL_BYTES + 64 * row + keys + values + probabilities <= SHARED_BYTES_PER_CTA
     assert geometry.s_column >= LATENT_DIM // 2, "scores would overwrite the output"
     assert geometry.s_column + 2 * geometry.s_columns <= TMEM_COLUMNS
-    assert DecodeSchedule().threads * DecodeSchedule().registers <= REGISTERS_PER_SM
+    schedule = DecodeSchedule(geometry)
+    assert schedule.threads * schedule.registers <= REGISTERS_PER_SM
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -107,4 +108,4 @@ def test_sizes_over_budget_are_refused():
     with pytest.raises(AssertionError):
         dataclasses.replace(geometry, deal=dataclasses.replace(geometry.deal, row_tile=64))
     with pytest.raises(AssertionError):
-        dataclasses.replace(DecodeSchedule(), threads=512)
+        dataclasses.replace(DecodeSchedule(geometry), threads=512)

@@ -32,7 +32,6 @@ def test_shipped_variants_are_within_budget(variant):
     used = WARPGROUP * (schedule.load_registers + schedule.attend_warpgroups * schedule.attend_registers)
     assert used <= REGISTERS_PER_SM
     assert schedule.threads == WARPGROUP * (1 + geometry.tile_q // 64)
-    assert schedule.attend_warps == geometry.tile_q // 16
 
 
 def test_too_much_shared_memory_is_refused():
@@ -52,18 +51,20 @@ def test_transposing_warps_go_with_8_bit_values():
     schedule = PrefillSchedule.of(geometry)
     assert (schedule.transpose_warps > 0) == (geometry.element_bytes == 1) == geometry.transposes_values
     with pytest.raises(AssertionError):
-        dataclasses.replace(schedule, transpose_warps=4).check(geometry)
+        dataclasses.replace(schedule, transpose_warps=4).check()
     with pytest.raises(AssertionError):
-        schedule.check(dataclasses.replace(geometry, transposes_values=not geometry.transposes_values))
+        changed = dataclasses.replace(geometry, transposes_values=not geometry.transposes_values)
+        dataclasses.replace(schedule, geometry=changed).check()
 
 
 def test_too_many_registers_are_refused():
     geometry = PrefillGeometry.of(VARIANTS[0])
     schedule = PrefillSchedule.of(geometry)
     with pytest.raises(AssertionError, match="registers"):
-        dataclasses.replace(schedule, load_registers=240).check(geometry)
+        dataclasses.replace(schedule, load_registers=240).check()
     with pytest.raises(AssertionError):
-        dataclasses.replace(schedule, attend_registers=160).check(dataclasses.replace(geometry, tile_kv=256))
+        wide = dataclasses.replace(geometry, tile_kv=256)
+        dataclasses.replace(schedule, attend_registers=160, geometry=wide).check()
 
 
 @pytest.mark.parametrize("variant", BLACKWELL, ids=str)

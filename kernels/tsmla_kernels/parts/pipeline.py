@@ -1,188 +1,224 @@
-"""Edges: how roles wait for each other.
+"""What roles do with edges: how producers and consumers wait for each other.
 
-`TmaEdge`, `WarpEdge`: a shared-memory ring filled by TMA or by warps and emptied by consumers, one pair of mbarriers
-per stage. An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` lives in
-stage `count % stages`; its barriers flip phase every `stages` tiles: bit fields where `stages` is a power of two.
+`edges.py` says what edges a kernel has; `Barriers` makes one of the classes below of a row of that table:
 
-`ClusterEdge`: such a ring between bulk copies, tcgen05 MMAs and warps of CTAs that share their MMAs.
+`TmaEdge`, `WarpEdge`: a ring of stages in shared memory, filled by bulk copies or by warps, emptied by warps or MMAs.
+`ClusterEdge`: a ring between bulk copies, tcgen05 MMAs and warps of the CTAs that share their MMAs.
+`Signals`, `MmaSignals`: barriers that only say "full", told apart by an index; nobody empties them.
 
-`Signals`: single mbarriers by which one role tells another of an event.
+An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` of a ring lives in
+stage `count % stages`; its barriers flip phase every `stages` tiles: bit fields where `stages` is a power of two. Of
+`Signals`, event n of an index is awaited with `wait_full(index, n)`, by roles that count events themselves.
+
+    producer
+    wait_empty        wait until every consumer has left the tile that was in the stage before
+    announce          tell how many bytes copies will bring; they complete on the barrier returned
+    acquire           wait_empty, then announce
+    hand_over         this warp's part is there (its lanes are together, and what it wrote is visible to who reads it)
+    publish           hand_over, after plain stores that the async proxy (wgmma, TMA) will read
+    fill_after_mmas   the tcgen05 MMAs issued so far make the tile
+    consumer
+    wait_full         wait until the tile is there
+    is_full           ask once whether it is
+    release           this warp reads the tile no more
+    release_after_mmas    the tcgen05 MMAs issued so far are the last to read the tile
 """
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
+
+from .edges import EdgeSpec, EdgeTable
 
 LEADER = 0
 """Rank of the CTA that issues the MMAs of a pair."""
 
 
-class _Edge:
-    """One ring. `full(s)` completes when the stage is filled, `empty(s)` when every consumer left it.
+class Edge:
+    """One row of a table. `full(s)` completes when stage s is filled, `empty(s)` when every consumer left it;
+    `first` is the number of its first barrier, at `barriers`."""
 
-    Consumers are warps that read (`release`), or the tensor core (`release_after_mmas`, which is one consumer).
-    """
-
-    fills = 1
-    """Arrivals that make a stage full."""
-
-    def __init__(self, barriers: cute.Pointer, stages: int, consumer_warps: int):
-        assert stages > 0, stages
+    def __init__(self, spec: EdgeSpec, first: int, barriers: cute.Pointer):
+        self.spec = spec
+        self.first = first
         self.barriers = barriers
-        self.stages = stages
-        self.consumer_warps = consumer_warps
 
     def __extract_mlir_values__(self) -> list:
         return cutlass.extract_mlir_values(self.barriers)
+
+    def __new_from_mlir_values__(self, values: list) -> Edge:
+        return type(self)(self.spec, self.first, cutlass.new_from_mlir_values(self.barriers, values))
 
     def full(self, stage) -> cute.Pointer:
         return self.barriers + stage
 
     def empty(self, stage) -> cute.Pointer:
-        return self.barriers + (self.stages + stage)
-
-    @staticmethod
-    def barrier_count(stages: int) -> int:
-        """64-bit words of shared memory that the edge's barriers take."""
-        return 2 * stages
-
-    def init(self) -> None:
-        """By one thread, before the barrier that publishes the initialisation."""
-        for stage in range(self.stages):
-            cute.arch.mbarrier_init(self.full(stage), self.fills)
-            cute.arch.mbarrier_init(self.empty(stage), self.consumer_warps)
+        assert self.spec.emptied_by and not self.spec.once, f"nobody empties {self.spec.name}"
+        return self.barriers + (self.spec.stages + stage)
 
     def stage(self, count: Int32):
-        if self.stages == 1:
+        stages = self.spec.stages
+        if stages == 1:
             return 0
-        return count & (self.stages - 1) if self._bit_fields else count % self.stages
+        return count & (stages - 1) if self._bit_fields else count % stages
 
     def _phase(self, count: Int32):
-        turn = count >> (self.stages.bit_length() - 1) if self._bit_fields else count // self.stages
+        stages = self.spec.stages
+        turn = count >> (stages.bit_length() - 1) if self._bit_fields else count // stages
         return turn & 1
 
     @property
     def _bit_fields(self) -> bool:
-        return self.stages & (self.stages - 1) == 0
+        return self.spec.stages & (self.spec.stages - 1) == 0
 
     def wait_empty(self, count: Int32) -> None:
-        """Producer warps: wait until every consumer has left the tile that was in the stage before."""
         cute.arch.mbarrier_wait(self.empty(self.stage(count)), self._phase(count) ^ 1)
 
     def hand_over(self, count: Int32) -> None:
-        """A warp that fills the stage itself, or prepared copies that landed elsewhere: tile `count` is there."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.full(self.stage(count)))
 
     def wait_full(self, count: Int32) -> None:
-        """Consumer warps: wait until tile `count` is there."""
         cute.arch.mbarrier_wait(self.full(self.stage(count)), self._phase(count))
 
     def release(self, count: Int32) -> None:
-        """Consumer warps: this warp reads tile `count` no more."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.empty(self.stage(count)))
 
     def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
-        """The thread that issues tcgen05 MMAs: those so far are the last to read tiles `first`, `first` + 1, ..."""
+        """Of tiles `first`, `first` + 1, ..., by the thread that issues MMAs."""
         for tile in range(tiles):
             tcgen05.commit(self.empty(self.stage(first + tile)))
 
 
-class TmaEdge(_Edge):
-    """Filled by TMA: a stage is full when its `tx_bytes` have landed."""
-
-    def __init__(self, barriers: cute.Pointer, stages: int, tx_bytes: int, consumer_warps: int):
-        super().__init__(barriers, stages, consumer_warps)
-        self.tx_bytes = tx_bytes
-
-    def __new_from_mlir_values__(self, values: list) -> TmaEdge:
-        barriers = cutlass.new_from_mlir_values(self.barriers, values)
-        return TmaEdge(barriers, self.stages, self.tx_bytes, self.consumer_warps)
+class TmaEdge(Edge):
+    """Filled by bulk copies: a stage is full when the bytes that the table names have landed."""
 
     def acquire(self, count: Int32) -> cute.Pointer:
-        """Producer warp: wait until the stage is empty, announce its bytes, return the barrier TMA completes on."""
         self.wait_empty(count)
         return self.announce(count)
 
     def announce(self, count: Int32) -> cute.Pointer:
-        """As `acquire`, for a stage that has never been filled."""
+        """Without `wait_empty`, for a stage that has never been filled."""
         full = self.full(self.stage(count))
         self.expect(full)
         return full
 
+    def announce_or_divert(self, count: Int32, diverted: Boolean, other: Edge, index) -> cute.Pointer:
+        """`announce`; where the copies are `diverted`, on barrier `index` of `other`, for whoever hands over then."""
+        stage = self.stage(count)
+        full = self.full(cutlass.select_(diverted, other.first - self.first + index, stage))
+        self.expect(full)
+        return full
+
     def expect(self, barrier: cute.Pointer) -> None:
-        """Producer warp: announce one tile's bytes on the barrier that its copies complete on."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.tx_bytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.spec.bytes)
 
 
-class WarpEdge(_Edge):
-    """Filled by warps with plain stores, for consumers that read through the async proxy (wgmma, TMA)."""
-
-    def __init__(self, barriers: cute.Pointer, stages: int, producer_warps: int, consumer_warps: int):
-        super().__init__(barriers, stages, consumer_warps)
-        self.fills = producer_warps
-
-    def __new_from_mlir_values__(self, values: list) -> WarpEdge:
-        barriers = cutlass.new_from_mlir_values(self.barriers, values)
-        return WarpEdge(barriers, self.stages, self.fills, self.consumer_warps)
+class WarpEdge(Edge):
+    """Filled by warps with plain stores."""
 
     def publish(self, count: Int32) -> None:
-        """Producer warps: this warp's stores of tile `count` are done."""
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
         self.hand_over(count)
 
 
-class ClusterEdge(_Edge):
+class ClusterEdge(Edge):
     """Between the CTAs that work on one tile: one, or a pair whose even CTA, the leader, issues the MMAs of both.
 
     Both CTAs of a pair have the barriers at the same offsets. What the leader waits for completes in the leader only
     (announced bytes, `hand_over`, `release`); what MMAs complete, in every CTA.
     """
 
-    def __init__(self, barriers: cute.Pointer, stages: int, ctas: int, producers: int, consumers: int):
-        super().__init__(barriers, stages, consumers)
-        self.ctas = ctas
-        self.fills = producers
-
-    def __new_from_mlir_values__(self, values: list) -> ClusterEdge:
-        barriers = cutlass.new_from_mlir_values(self.barriers, values)
-        return ClusterEdge(barriers, self.stages, self.ctas, self.fills, self.consumer_warps)
-
     def is_full(self, count: Int32) -> Boolean:
-        """Whether tile `count` is there, asked once and equal on all lanes."""
+        """Equal on all lanes."""
         there = cute.arch.mbarrier_test_wait(self.full(self.stage(count)), self._phase(count))
         return cute.arch.vote_all_sync(there)
 
-    def announce(self, count: Int32, tx_bytes) -> None:
-        """A warp of the leader: copies of all CTAs bring `tx_bytes` for tile `count`."""
+    def announce(self, count: Int32, tx_bytes=None) -> None:
+        """A warp of the leader: copies of all CTAs bring the table's bytes or, where lanes write some, `tx_bytes`."""
+        tx_bytes = self.spec.bytes if tx_bytes is None else tx_bytes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(self.stage(count)), tx_bytes)
 
     def hand_over(self, count: Int32) -> None:
-        """A warp of any CTA, whose lanes have all done their part: its part of tile `count` is there."""
+        """A warp of any CTA."""
         self._tell_leader(self.full(self.stage(count)))
 
     def release(self, count: Int32) -> None:
-        """A warp of any CTA: none of its lanes reads tile `count` any more."""
+        """A warp of any CTA."""
         self._tell_leader(self.empty(self.stage(count)))
 
     def fill_after_mmas(self, count: Int32) -> None:
-        """The thread that issues tcgen05 MMAs: those so far make tile `count`."""
-        _commit(self.full(self.stage(count)), self.ctas)
+        _commit(self.full(self.stage(count)), self.spec.ctas)
 
     def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
         for tile in range(tiles):
-            _commit(self.empty(self.stage(first + tile)), self.ctas)
+            _commit(self.empty(self.stage(first + tile)), self.spec.ctas)
 
     def _tell_leader(self, barrier: cute.Pointer) -> None:
         cute.arch.sync_warp()
-        _arrive_once(barrier, LEADER if self.ctas > 1 else None)
+        _arrive_once(barrier, LEADER if self.spec.ctas > 1 else None)
+
+
+class Signals(Edge):
+    """Of each index, events that complete one after the other."""
+
+    def wait_full(self, index, event: Int32) -> None:
+        cute.arch.mbarrier_wait(self.full(index), event & 1)
+
+    def hand_over(self, index) -> None:
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.full(index))
+
+
+class MmaSignals(Signals):
+    """Signals of roles on Blackwell, of which some are MMAs."""
+
+    def hand_over(self, index) -> None:
+        cute.arch.sync_warp()
+        _arrive_once(self.full(index))
+
+    def fill_after_mmas(self, index) -> None:
+        tcgen05.commit(self.full(index))
+
+
+E = TypeVar("E", bound=Edge)
+
+
+class Barriers:
+    """The barriers of all edges of a table, from the start of a CTA's shared memory."""
+
+    def __init__(self, table: EdgeTable, shared_memory: cute.Pointer):
+        self.table = table
+        self.shared_memory = shared_memory
+
+    def __extract_mlir_values__(self) -> list:
+        return cutlass.extract_mlir_values(self.shared_memory)
+
+    def __new_from_mlir_values__(self, values: list) -> Barriers:
+        return Barriers(self.table, cutlass.new_from_mlir_values(self.shared_memory, values))
+
+    def edge(self, name: str, kind: type[E]) -> E:
+        first = self.table.first(name)
+        return kind(self.table[name], first, cute.recast_ptr(self.shared_memory, dtype=Int64) + first)
+
+    def init(self) -> None:
+        """By one thread, before the barrier that publishes the initialisation."""
+        for spec in self.table:
+            barriers = self.edge(spec.name, Edge).barriers
+            for stage in range(spec.stages):
+                cute.arch.mbarrier_init(barriers + stage, spec.fills)
+                if spec.emptied_by:
+                    cute.arch.mbarrier_init(barriers + (spec.stages + stage), spec.leaves)
 
 
 def _commit(barrier: cute.Pointer, ctas: int) -> None:
@@ -193,42 +229,8 @@ def _commit(barrier: cute.Pointer, ctas: int) -> None:
         tcgen05.commit(barrier, (1 << ctas) - 1, tcgen05.CtaGroup.TWO)
 
 
-class Signals:
-    """`number` barriers of one kind, told apart by an index; each completes once per event, after `arrivals`.
-
-    Event n of an index is awaited with `wait(index, n)`, by roles that count events themselves.
-    """
-
-    def __init__(self, barriers: cute.Pointer, number: int, arrivals: int):
-        self.barriers = barriers
-        self.number = number
-        self.arrivals = arrivals
-
-    def __extract_mlir_values__(self) -> list:
-        return cutlass.extract_mlir_values(self.barriers)
-
-    def __new_from_mlir_values__(self, values: list) -> Signals:
-        return Signals(cutlass.new_from_mlir_values(self.barriers, values), self.number, self.arrivals)
-
-    def init(self) -> None:
-        """By one thread, before the barrier that publishes the initialisation."""
-        for index in range(self.number):
-            cute.arch.mbarrier_init(self.barriers + index, self.arrivals)
-
-    def wait(self, index, event: Int32) -> None:
-        cute.arch.mbarrier_wait(self.barriers + index, event & 1)
-
-    def arrive(self, index) -> None:
-        """One arrival for the calling warp, whose lanes have all done their part."""
-        cute.arch.sync_warp()
-        _arrive_once(self.barriers + index)
-
-    def arrive_after_mmas(self, index) -> None:
-        """One arrival, when the tcgen05 MMAs that the calling thread has issued are complete."""
-        tcgen05.commit(self.barriers + index)
-
-
 @cute.jit
 def _arrive_once(barrier: cute.Pointer, cta: cutlass.Constexpr = None) -> None:
+    """By lane 0: an elected lane takes more instructions (kernels/log/blackwell-prefill.md, 5)."""
     if cute.arch.lane_idx() == 0:
         cute.arch.mbarrier_arrive(barrier, cta)

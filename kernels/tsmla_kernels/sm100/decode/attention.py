@@ -20,6 +20,7 @@ from ...parts.blackwell import tmem
 from ...parts.decode_work import Terms, deal_work, first_unit, on_the_line, terms_of
 from ...parts.key_source import BOX_KEYS, key_source
 from ...parts.partials import Partials
+from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Ending
 from ...parts.visible import Visibility
@@ -29,7 +30,7 @@ from .load import KeyMaps, Map, load_keys, load_values
 from .mma import Products, multiply
 from .schedule import DecodeSchedule
 from .softmax import attend
-from .storage import edges_of, layouts_of, shared_of
+from .storage import layouts_of, shared_of
 from .task import Task, is_leader
 
 
@@ -39,7 +40,7 @@ class Attention:
     def __init__(self, variant: DecodeVariant, geometry: DecodeGeometry):
         self.variant = variant
         self.geometry = geometry
-        self.schedule = DecodeSchedule()
+        self.schedule = DecodeSchedule(geometry)
         self.probabilities = Probabilities.of(variant.dtype)
         self.products = Products(variant.dtype, self.probabilities, geometry)
         self.dtype = numeric(variant.dtype)
@@ -107,18 +108,16 @@ class Attention:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         tensor_address = cute.recast_ptr(base + TENSOR_ADDRESS_OFFSET, dtype=Int32)
-        edges = edges_of(geometry, schedule, base)
+        barriers = Barriers(schedule.edges, base)
         if warp == schedule.mma_warp:
             cute.arch.alloc_tmem(TMEM_COLUMNS, tensor_address, is_two_cta=geometry.is_pair)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=geometry.is_pair)
         if warp == schedule.key_warp:
             with cute.arch.elect_one():
-                for edge in edges:
-                    if const_expr(edge is not None):
-                        edge.init()
+                barriers.init()
             cute.arch.mbarrier_init_fence()
         _meet(geometry)
-        shared = shared_of(geometry, self.dtype, base, edges, cute.make_tensor(tensor_address, 1)[0])
+        shared = shared_of(geometry, self.dtype, base, barriers, cute.make_tensor(tensor_address, 1)[0])
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)

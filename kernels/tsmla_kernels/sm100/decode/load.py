@@ -20,6 +20,7 @@ from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_furth
 from ...parts.partials import begin_records, record_unit
 from ...parts.visible import Viewers, seen_bits, surely_seen, viewers_of
 from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
+from .storage import Shared
 from .task import Task, is_leader, rank_of
 
 ALL_KEYS = (1 << BOX_KEYS) - 1
@@ -44,7 +45,7 @@ class KeyMaps(NamedTuple):
 
 @cute.jit
 def load_keys(
-    shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task, records: cute.Tensor
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task, records: cute.Tensor
 ):
     """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them. Behind a
     segment's loads there is time to say what the combine must know."""
@@ -64,7 +65,7 @@ def load_keys(
             lookup = look_up(wanted)
             shared.q_edge.wait_empty(segments)
             if is_leader(geometry):
-                shared.q_edge.announce(segments, geometry.ctas * geometry.q_bytes)
+                shared.q_edge.announce(segments)
             first_row = segment.request * task.work.terms.rows + segment.first_row + rank * ROWS
             _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
             segments += 1
@@ -87,7 +88,7 @@ def load_keys(
 
 @cute.jit
 def _load_slot(
-    shared,
+    shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     maps: KeyMaps,
     task: Task,
@@ -121,12 +122,12 @@ def _load_slot(
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
     if is_leader(geometry):
-        shared.k_edge.announce(count, geometry.ctas * geometry.k_bytes - by_lanes)
+        shared.k_edge.announce(count, shared.k_edge.spec.bytes - by_lanes)
 
 
 @cute.jit
 def _copy_boxes(
-    shared,
+    shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     maps: KeyMaps,
     wanted: Wanted,
@@ -145,7 +146,7 @@ def _copy_boxes(
 
 @cute.jit
 def _copy_wide(
-    shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, chunk, index
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, chunk, index
 ):
     place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
     tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
@@ -154,7 +155,9 @@ def _copy_wide(
 
 
 @cute.jit
-def _copy_narrow(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index):
+def _copy_narrow(
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index
+):
     place = slot * geometry.k_narrow_bytes + index * (BOX_KEYS * geometry.narrow_bytes)
     tiler = _box_tiler(geometry.narrow, 1)
     target = _at(shared.k_narrow, place)
@@ -162,7 +165,7 @@ def _copy_narrow(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyM
 
 
 @cute.jit
-def _load_query(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, row: Int32, barrier):
+def _load_query(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, row: Int32, barrier):
     """This CTA's query rows from `row` on; rows past the request's are another's, or zeros."""
     for which in cutlass.range_constexpr(2 if geometry.narrow > 0 else 1):
         found = maps.q_wide if const_expr(which == 0) else maps.q_narrow
@@ -175,7 +178,7 @@ def _load_query(shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMa
 
 
 @cute.jit
-def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
+def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
     """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     slots = geometry.v_slots_per_tile
@@ -202,7 +205,7 @@ def load_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map,
 
 @cute.jit
 def _load_value_slot(
-    shared,
+    shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     v_map: Map,
     task: Task,
@@ -218,7 +221,7 @@ def _load_value_slot(
     rank = rank_of(geometry)
     box_bytes = _box_bytes(geometry.v_chunks)
     tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks), rank * geometry.v_chunks
-    tx_bytes = Int32(geometry.ctas * geometry.v_bytes)
+    tx_bytes = Int32(shared.v_edge.spec.bytes)
     if surely_seen(viewers, wanted.key_of(first), geometry.v_keys):
         for index in cutlass.range_constexpr(geometry.v_keys // BOX_KEYS):
             box = paged.box_at(wanted, lookup, first + index)

@@ -15,6 +15,7 @@ from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import next_unit, segment_of
 from ...parts.precision import Probabilities
 from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
+from .storage import Shared
 from .task import Task
 
 HALVES = 2
@@ -49,7 +50,7 @@ class Products:
 
 
 @cute.jit
-def multiply(products: cutlass.Constexpr[Products], shared, task: Task):
+def multiply(products: cutlass.Constexpr[Products], shared: Shared, task: Task):
     """`shared` as `Attention` makes it."""
     geometry = products.geometry
     deal = geometry.deal
@@ -81,7 +82,7 @@ def multiply(products: cutlass.Constexpr[Products], shared, task: Task):
 
 
 @cute.jit
-def _scores(products: cutlass.Constexpr[Products], shared, tile: Int32):
+def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
     """S = Q K^T of tile number `tile`."""
     geometry = products.geometry
     slots_together = geometry.k_slots_per_tile // geometry.k_parts
@@ -113,7 +114,7 @@ def _scores(products: cutlass.Constexpr[Products], shared, tile: Int32):
 
 
 @cute.jit
-def _values(products: cutlass.Constexpr[Products], shared, tile: Int32, keep: Boolean):
+def _values(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32, keep: Boolean):
     """O (+)= P V of tile number `tile`; `keep` adds to what there is. Solo, V is the latent part of K."""
     geometry = products.geometry
     pair = const_expr(geometry.is_pair)

@@ -1,10 +1,12 @@
-"""Who does what in the Blackwell decode: warps, registers, named barriers."""
+"""Who does what in the Blackwell decode: roles, edges between them, registers, named barriers."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from ...limits import REGISTERS_PER_SM
+from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, TensorCore, Warps
+from .geometry import S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
@@ -17,6 +19,7 @@ class DecodeSchedule:
     One softmax warpgroup: the exponentials take as long on two, and what warps do beside them is done once per warp.
     All roles have the same registers, so that none are moved between them."""
 
+    geometry: DecodeGeometry
     softmax_warps: int = 4
     mma_warp: int = 4
     key_warp: int = 5
@@ -27,3 +30,46 @@ class DecodeSchedule:
     def __post_init__(self) -> None:
         assert self.threads % 128 == 0 and self.threads * self.registers <= REGISTERS_PER_SM, self
         assert max(self.mma_warp, self.key_warp, self.value_warp) < self.threads // 32, self
+
+    @property
+    def attend(self) -> Role:
+        return Role("attend", tuple(range(self.softmax_warps)), self.registers, self.geometry.ctas)
+
+    @property
+    def multiply(self) -> Role:
+        """Of a pair, the leader's."""
+        return Role("multiply", (self.mma_warp,), self.registers)
+
+    @property
+    def load_keys(self) -> Role:
+        return Role("load_keys", (self.key_warp,), self.registers, self.geometry.ctas)
+
+    @property
+    def load_values(self) -> Role:
+        return Role("load_values", (self.value_warp,), self.registers, self.geometry.ctas)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        values = (self.load_values,) if self.geometry.is_pair else ()
+        return (self.attend, self.multiply, self.load_keys, *values)
+
+    @property
+    def edges(self) -> EdgeTable:
+        """Copies of both CTAs of a pair complete on the leader's barriers, and the leader announces their bytes. Values
+        are there when the other CTA's lanes, too, have written what they copy themselves. Solo, keys are also the
+        values."""
+        geometry = self.geometry
+        ctas, products, keys = geometry.ctas, (TensorCore(self.multiply),), (Copies(self.load_keys),)
+        attend, tile_scores = (Warps(self.attend),), ctas * 4 * self.geometry.s_columns * 128
+        edges = [
+            EdgeSpec("q", keys, products, 1, ctas * geometry.q_bytes),
+            EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes),
+        ]
+        if geometry.is_pair:
+            values = (Copies(self.load_values), Warps(self.load_values, ctas, "the other CTA's"))
+            edges.append(EdgeSpec("v", values, products, geometry.v_slots, ctas * geometry.v_bytes))
+        edges += [
+            EdgeSpec("s", products, attend, S_SLOTS, tile_scores),
+            EdgeSpec("p", attend, products, geometry.p_slots, ctas * geometry.p_bytes),
+        ]
+        return EdgeTable(tuple(edges), TENSOR_ADDRESS_OFFSET)

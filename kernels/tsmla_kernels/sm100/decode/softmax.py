@@ -35,6 +35,7 @@ from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .finish import CHUNK, Results, finish
 from .geometry import ROW_THREADS, ROWS, DecodeGeometry
 from .schedule import ROW_BARRIER
+from .storage import Shared
 from .task import Task, rank_of
 
 
@@ -59,7 +60,7 @@ class RowKeys(NamedTuple):
 def attend(
     geometry: cutlass.Constexpr[DecodeGeometry],
     probabilities: cutlass.Constexpr[Probabilities],
-    shared,
+    shared: Shared,
     task: Task,
     results: Results,
     scale_log2: Float32,
@@ -95,7 +96,7 @@ def attend(
 
 
 @cute.jit
-def _lane(shared) -> Lane:
+def _lane(shared: Shared) -> Lane:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     thread = warp * 32 + cute.arch.lane_idx()
     return Lane(thread & (ROWS - 1), warp // 2, tmem.row_address(shared.tmem_base, 0, warp), ROW_BARRIER + (warp & 1))
@@ -109,7 +110,7 @@ def _row_keys(task: Task, segment: Segment, row: Int32) -> RowKeys:
 
 
 @cute.jit
-def _exchange(shared, lane: Lane, value: Float32, count: Int32) -> tuple[Float32, Float32]:
+def _exchange(shared: Shared, lane: Lane, value: Float32, count: Int32) -> tuple[Float32, Float32]:
     """What both threads of the row have: exchange number `count` of the kernel."""
     place = shared.exchange + ((count & 1) * ROWS + lane.row) * ROW_THREADS
     place[lane.half] = value
@@ -120,7 +121,7 @@ def _exchange(shared, lane: Lane, value: Float32, count: Int32) -> tuple[Float32
 
 
 @cute.jit
-def _wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared, tile: Int32):
+def _wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, tile: Int32):
     """Until the output holds all tiles before number `tile`: their probabilities have been read."""
     shared.p_edge.wait_empty(tile - 1 + geometry.p_slots)
     tmem.fence_after()
@@ -130,7 +131,7 @@ def _wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared, tile: Int3
 def _tile(
     geometry: cutlass.Constexpr[DecodeGeometry],
     probabilities: cutlass.Constexpr[Probabilities],
-    shared,
+    shared: Shared,
     lane: Lane,
     keys: RowKeys,
     state: RowState,
@@ -185,7 +186,7 @@ def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Fl
 def _store(
     geometry: cutlass.Constexpr[DecodeGeometry],
     probabilities: cutlass.Constexpr[Probabilities],
-    shared,
+    shared: Shared,
     lane: Lane,
     values: list,
     tile: Int32,

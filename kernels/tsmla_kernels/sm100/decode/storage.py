@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import Numeric
 
 from ...parts import paged
 from ...parts.key_source import BOX_KEYS
-from ...parts.pipeline import ClusterEdge
-from .geometry import EXCHANGE_OFFSET, ROWS, S_SLOTS, SWIZZLE, TENSOR_ADDRESS_OFFSET, DecodeGeometry
-from .schedule import DecodeSchedule
+from ...parts.pipeline import Barriers, ClusterEdge
+from .geometry import EXCHANGE_OFFSET, ROWS, SWIZZLE, DecodeGeometry
 
 
 class Layouts(NamedTuple):
@@ -23,14 +22,6 @@ class Layouts(NamedTuple):
     k_box: cute.ComposedLayout
     k_narrow_box: cute.ComposedLayout | None
     v_box: cute.ComposedLayout
-
-
-class Edges(NamedTuple):
-    q: ClusterEdge
-    k: ClusterEdge
-    v: ClusterEdge | None
-    s: ClusterEdge
-    p: ClusterEdge
 
 
 class Shared(NamedTuple):
@@ -76,28 +67,11 @@ def layouts_of(geometry: DecodeGeometry) -> Layouts:
     )
 
 
-def edges_of(geometry: DecodeGeometry, schedule: DecodeSchedule, base: cute.Pointer) -> Edges:
-    barriers = cute.recast_ptr(base, dtype=Int64)
-    softmax_warps = geometry.ctas * schedule.softmax_warps
-    stages_and_arrivals = {
-        "q": (1, 1, 1),
-        "k": (geometry.k_slots, 1, 1),
-        "v": (geometry.v_slots, geometry.ctas, 1),
-        "s": (S_SLOTS, 1, softmax_warps),
-        "p": (geometry.p_slots, softmax_warps, 1),
-    }
-    edges, first = {}, 0
-    for name, (stages, full, empty) in stages_and_arrivals.items():
-        edges[name] = ClusterEdge(barriers + first, stages, geometry.ctas, full, empty) if stages else None
-        first += ClusterEdge.barrier_count(stages)
-    assert first * 8 <= TENSOR_ADDRESS_OFFSET
-    return Edges(**edges)
-
-
 def shared_of(
-    geometry: DecodeGeometry, dtype: type[Numeric], base: cute.Pointer, edges: Edges, tmem_base: Int32
+    geometry: DecodeGeometry, dtype: type[Numeric], base: cute.Pointer, barriers: Barriers, tmem_base: Int32
 ) -> Shared:
-    """Carve up shared memory; addresses for descriptors, swizzled pointers for bulk copies, words for lanes."""
+    """Carve up shared memory from `base` on; addresses for descriptors, swizzled pointers for bulk copies, words for
+    lanes."""
     layouts = layouts_of(geometry)
 
     def pointer(offset, swizzle):
@@ -129,9 +103,9 @@ def shared_of(
         p_words=words(geometry.p_offset),
         exchange=words(EXCHANGE_OFFSET, Float32),
         tmem_base=tmem_base,
-        q_edge=edges.q,
-        k_edge=edges.k,
-        v_edge=edges.v,
-        s_edge=edges.s,
-        p_edge=edges.p,
+        q_edge=barriers.edge("q", ClusterEdge),
+        k_edge=barriers.edge("k", ClusterEdge),
+        v_edge=barriers.edge("v", ClusterEdge) if geometry.is_pair else None,
+        s_edge=barriers.edge("s", ClusterEdge),
+        p_edge=barriers.edge("p", ClusterEdge),
     )

@@ -14,6 +14,7 @@ from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
 from .geometry import PrefillGeometry
 from .schedule import CORRECT_BARRIER
+from .storage import Shared
 from .work import TileWork
 
 CHUNK = 32
@@ -24,7 +25,7 @@ CHUNK = 32
 def correct(
     variant: cutlass.Constexpr[PrefillVariant],
     geometry: cutlass.Constexpr[PrefillGeometry],
-    shared,
+    shared: Shared,
     tmem_base: Int32,
     out,
     query_tile: Int32,
@@ -58,13 +59,13 @@ def correct(
 
 @cute.jit
 def _rescale(
-    geometry: cutlass.Constexpr[PrefillGeometry], shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
+    geometry: cutlass.Constexpr[PrefillGeometry], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
     count: Int32, thread: Int32,
 ) -> None:  # fmt: skip
     """Before the values of KV tile number `count` are added: make the earlier ones refer to the new maximum."""
     event = count - work.start
     if event > 0:
-        shared.factors_full.wait(tile, event - 1)
+        shared.factors_full.wait_full(tile, event - 1)
         factor = shared.factors[tile * geometry.rows + thread]
         if cute.arch.vote_any_sync(factor != 1.0):
             tmem.fence_after()
@@ -76,12 +77,12 @@ def _rescale(
             tmem.wait_stores()
             tmem.fence_before()
     if event >= 0:
-        shared.probabilities_early.arrive(tile)
+        shared.probabilities_early.hand_over(tile)
 
 
 @cute.jit
 def _write(
-    geometry: cutlass.Constexpr[PrefillGeometry], shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
+    geometry: cutlass.Constexpr[PrefillGeometry], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
     tiles: Int32, thread: Int32,
 ) -> None:  # fmt: skip
     """The finished rows, in the place of the query tile, which nobody reads any more: its last scores have been
@@ -91,9 +92,9 @@ def _write(
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
     if work.events > 0:
-        shared.factors_full.wait(tile, work.events - 1)
+        shared.factors_full.wait_full(tile, work.events - 1)
         factor = shared.factors[tile * geometry.rows + thread]
-        shared.output_full.wait(tile, Int32(0))
+        shared.output_full.wait_full(tile, Int32(0))
         tmem.fence_after()
     elif tiles > 0:
         shared.q_edge.wait_full(Int32(tile))

@@ -72,6 +72,16 @@ class PrefillGeometry:
         return HEADER_BYTES + (self.query_tiles * self.q_pitch + self.ring_slots) * self.slot_bytes
 
     @property
+    def factors_offset(self) -> int:
+        """Floats for the query tiles' rows: the end of the header."""
+        return HEADER_BYTES - self.query_tiles * self.rows * 4
+
+    @property
+    def tmem_base_offset(self) -> int:
+        """The tensor memory address; barriers lie before it."""
+        return self.factors_offset - 16
+
+    @property
     def tmem_scores(self) -> int:
         """First column of the scores of query tile 0; the tiles follow each other. Probabilities take their place."""
         return 0

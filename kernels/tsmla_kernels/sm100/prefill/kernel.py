@@ -8,6 +8,7 @@ tensor memory, correction apart from the softmax and rarely needed.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
@@ -15,9 +16,11 @@ from tsmla.call import PREFILL
 from tsmla.variant import PrefillVariant
 
 from ...entry import host_entry
+from ...limits import TILE_ALIGNMENT
 from ...parts import tma
 from ...parts.blackwell import tmem
 from ...parts.division import quotient
+from ...parts.pipeline import Barriers
 from ...parts.precision import numeric
 from ...parts.row_end import Ending
 from ...parts.tile_scheduler import query_tile, tile_bound
@@ -101,11 +104,12 @@ class PrefillKernel:
         if warp == schedule.load_warp:
             for atom in (q_atom, k_atom, v_atom, out_atom):
                 cpasync.prefetch_descriptor(atom)
-        shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype)
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+        barriers = Barriers(schedule.edges, base)
+        shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype, base, barriers)
         if warp == schedule.mma_warp:
             with cute.arch.elect_one():
-                for edge in shared.edges():
-                    edge.init()
+                barriers.init()
             cute.arch.mbarrier_init_fence()
         if const_expr(variant.pdl):
             cute.arch.griddepcontrol_wait()
@@ -127,7 +131,7 @@ class PrefillKernel:
                 cute.arch.relinquish_tmem_alloc_permit()
             cute.arch.sync_threads()
             tmem.fence_after()
-            base = shared.tmem_base[0]
+            tmem_base = shared.tmem_base[0]
             spans = (tile.q, tile.kv)
             first_row = tile.tile * cta_rows
             work = work_range(first_row, cta_rows, geometry.tile_kv, tile.q.length, tile.kv.length, variant.causal)
@@ -142,7 +146,7 @@ class PrefillKernel:
                 if index == 1:
                     own = works[1]
                 softmax(
-                    variant, geometry, schedule, shared, base, lse, tile.head, spans, work, own, index,
+                    variant, geometry, schedule, shared, tmem_base, lse, tile.head, spans, work, own, index,
                     softmax_scale, ending,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
@@ -151,7 +155,7 @@ class PrefillKernel:
                     variant,
                     geometry,
                     shared,
-                    base,
+                    tmem_base,
                     (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
                     tile.tile,
                     works,
@@ -165,7 +169,7 @@ class PrefillKernel:
                 if work.tiles > 0:
                     if warp == schedule.mma_warp:
                         with cute.arch.elect_one():
-                            multiply(self.products, shared, base, works, work.tiles)
+                            multiply(self.products, shared, tmem_base, works, work.tiles)
                     if warp == schedule.load_warp:
                         kv_head = quotient(tile.head, heads_per_kv_head)
                         load(

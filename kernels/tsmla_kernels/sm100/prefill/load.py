@@ -9,11 +9,12 @@ from cutlass import Int32
 from ...parts import tma
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
+from .storage import Shared
 
 
 @cute.jit
 def load(
-    q, k, v, shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange
+    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange
 ) -> None:
     """`q`, `k` and `v` are (copy atom, one head's rows)."""
     per_tile = geometry.k_slots + geometry.v_slots
@@ -33,7 +34,7 @@ def load(
 
 @cute.jit
 def _fill(
-    operand, shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: Int32, first: Int32,
+    operand, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: Int32, first: Int32,
     slots: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Copy the slots of one KV tile to the ring's slots number `first`, `first` + 1, ..."""

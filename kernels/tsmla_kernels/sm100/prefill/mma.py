@@ -12,6 +12,7 @@ from tsmla.variant import PrefillVariant
 from ...parts.blackwell import tmem, umma
 from ...parts.precision import Probabilities
 from .geometry import PrefillGeometry
+from .storage import Shared
 from .work import TileWork
 
 
@@ -43,7 +44,7 @@ class Places(NamedTuple):
 
 @cute.jit
 def multiply(
-    products: cutlass.Constexpr[Products], shared, tmem_base: Int32, works, tiles: Int32
+    products: cutlass.Constexpr[Products], shared: Shared, tmem_base: Int32, works, tiles: Int32
 ) -> None:
     """Per step: values of the KV tile before, then scores of this one, for one query tile and then for the other, so
     that the softmax of one runs under the products of the other. `works` are the query tiles' TileWork."""
@@ -78,24 +79,24 @@ def multiply(
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         _values(products, places, shared, works[tile], tile, last, v_first)
         if works[tile].events > 0:  # else nobody waits, and the arrival could outlive the CTA
-            shared.output_full.arrive_after_mmas(tile)
+            shared.output_full.fill_after_mmas(tile)
 
 
 @cute.jit
-def _wait_slots(shared, first: Int32, slots: cutlass.Constexpr) -> None:
+def _wait_slots(shared: Shared, first: Int32, slots: cutlass.Constexpr) -> None:
     for slot in cutlass.range_constexpr(slots):
         shared.ring_edge.wait_full(first + slot)
 
 
 @cute.jit
-def _ring_slot(products: cutlass.Constexpr[Products], places: Places, shared, count: Int32) -> Int64:
+def _ring_slot(products: cutlass.Constexpr[Products], places: Places, shared: Shared, count: Int32) -> Int64:
     """The descriptor of ring slot number `count`."""
     return places.ring + Int64(shared.ring_edge.stage(count) * (products.geometry.slot_bytes >> 4))
 
 
 @cute.jit
 def _scores(
-    products: cutlass.Constexpr[Products], places: Places, shared, work: TileWork, tile: cutlass.Constexpr,
+    products: cutlass.Constexpr[Products], places: Places, shared: Shared, work: TileWork, tile: cutlass.Constexpr,
     count: Int32, k_first: Int32,
 ) -> None:  # fmt: skip
     """Scores of KV tile number `count`, if this query tile visits it."""
@@ -108,12 +109,12 @@ def _scores(
             for step in cutlass.range_constexpr(products.k_steps):
                 ahead = step * products.k_step
                 umma.multiply(products.kind, scores, q + ahead, k + ahead, products.scores, slot + step > 0)
-        shared.scores_full.arrive_after_mmas(tile)
+        shared.scores_full.fill_after_mmas(tile)
 
 
 @cute.jit
 def _values(
-    products: cutlass.Constexpr[Products], places: Places, shared, work: TileWork, tile: cutlass.Constexpr,
+    products: cutlass.Constexpr[Products], places: Places, shared: Shared, work: TileWork, tile: cutlass.Constexpr,
     count: Int32, v_first: Int32,
 ) -> None:  # fmt: skip
     """Add the values of KV tile number `count`, if this query tile visits it; the last quarter of the keys when the
@@ -121,17 +122,17 @@ def _values(
     if count >= work.start:
         event = count - work.start
         early = products.v_steps * 3 // 4
-        shared.probabilities_early.wait(tile, event)
+        shared.probabilities_early.wait_full(tile, event)
         tmem.fence_after()
         _add_values(products, places, shared, tile, v_first, 0, early, event > 0)
-        shared.probabilities_late.wait(tile, event)
+        shared.probabilities_late.wait_full(tile, event)
         tmem.fence_after()
         _add_values(products, places, shared, tile, v_first, early, products.v_steps, True)
 
 
 @cute.jit
 def _add_values(
-    products: cutlass.Constexpr[Products], places: Places, shared, tile: cutlass.Constexpr, v_first: Int32,
+    products: cutlass.Constexpr[Products], places: Places, shared: Shared, tile: cutlass.Constexpr, v_first: Int32,
     begin: cutlass.Constexpr, end: cutlass.Constexpr, keep,
 ) -> None:  # fmt: skip
     geometry = products.geometry

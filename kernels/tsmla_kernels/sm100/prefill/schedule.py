@@ -1,4 +1,4 @@
-"""Who does what in the Blackwell prefill: roles, register budgets, named barriers."""
+"""Who does what in the Blackwell prefill: roles, edges between them, register budgets, named barriers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 from tsmla.variant import Arch, PrefillVariant
 
 from ...limits import REGISTERS_PER_SM, WARPGROUP
+from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Role, TensorCore, Warps
+from .geometry import PrefillGeometry
 
 CORRECT_BARRIER = 1
 """Named barrier of the four correcting warps."""
@@ -17,6 +19,7 @@ class PrefillSchedule:
     """Blackwell prefill: warpgroups 0 and 1 are the softmax of one query tile each, a thread per row; warpgroup 2
     corrects and writes the output, a thread per row of either tile; of warpgroup 3, one warp issues MMAs, one loads."""
 
+    geometry: PrefillGeometry
     softmax_registers: int
     correct_registers: int
     issue_registers: int
@@ -33,7 +36,7 @@ class PrefillSchedule:
         # with 184 the softmax of masked ones does.
         roomy = variant.dtype.bits == 16 and variant.d_qk == 192 and not variant.causal
         softmax, issue = (184, 64) if roomy else (192, 48)
-        schedule = cls(softmax, 80, issue, emulated, ultra)
+        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra)
         schedule.check()
         return schedule
 
@@ -41,6 +44,51 @@ class PrefillSchedule:
     correct_warpgroup = 2
     mma_warp = 12
     load_warp = 13
+
+    @property
+    def softmax(self) -> Role:
+        return Role("softmax", tuple(range(4 * self.correct_warpgroup)), self.softmax_registers)
+
+    @property
+    def correct(self) -> Role:
+        return Role("correct", tuple(range(4 * self.correct_warpgroup, self.mma_warp)), self.correct_registers)
+
+    @property
+    def multiply(self) -> Role:
+        return Role("multiply", (self.mma_warp,), self.issue_registers)
+
+    @property
+    def load(self) -> Role:
+        return Role("load", (self.load_warp,), self.issue_registers)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return (self.softmax, self.correct, self.multiply, self.load)
+
+    @property
+    def edges(self) -> EdgeTable:
+        """A stage for each query tile, but for the ring of K and V slots. Of a KV tile, scores are written when its
+        query tile's probabilities of the tile before, in the same place, have been multiplied; each later edge follows
+        from the one before it."""
+        geometry, tiles = self.geometry, self.geometry.query_tiles
+        copies, products = (Copies(self.load),), (TensorCore(self.multiply),)
+        of_tile = Warps(self.softmax, tiles, "the query tile's warpgroup")
+        scores, output = 4 * geometry.rows * geometry.tile_kv, 4 * geometry.rows * geometry.d_v
+        late = geometry.rows * geometry.tile_kv * geometry.element_bytes // 4
+        multiply, correct, softmax = (self.multiply,), (self.correct,), (self.softmax,)
+        edges = (
+            EdgeSpec("q", copies, products, tiles, geometry.q_bytes, read_by=correct, once=True),
+            EdgeSpec("ring", copies, products, geometry.ring_slots, geometry.slot_bytes),
+            EdgeSpec("scores_full", products, NOBODY, tiles, scores, read_by=softmax),
+            EdgeSpec(
+                "probabilities_early", (of_tile, Warps(self.correct)), NOBODY, tiles, 3 * late,
+                read_by=(self.multiply, self.softmax),
+            ),
+            EdgeSpec("probabilities_late", (of_tile,), NOBODY, tiles, late, read_by=multiply),
+            EdgeSpec("factors_full", (of_tile,), NOBODY, tiles, 4 * geometry.rows, read_by=correct),
+            EdgeSpec("output_full", products, NOBODY, tiles, output, read_by=correct),
+        )  # fmt: skip
+        return EdgeTable(edges, geometry.tmem_base_offset)
 
     def check(self) -> None:
         budgets = (self.softmax_registers, self.correct_registers, self.issue_registers)

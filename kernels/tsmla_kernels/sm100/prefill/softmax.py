@@ -27,6 +27,7 @@ from ...parts.row_end import NATURAL, Ending, log_sum, output_factor
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
+from .storage import Shared
 from .work import TileWork
 
 CHUNK = 32
@@ -43,7 +44,7 @@ class Row(NamedTuple):
     visible: Int32
     work: WorkRange
     start: Int32
-    shared: object
+    shared: Shared
     geometry: PrefillGeometry
     schedule: PrefillSchedule
     probabilities: Probabilities
@@ -55,7 +56,7 @@ def softmax(
     variant: cutlass.Constexpr[PrefillVariant],
     geometry: cutlass.Constexpr[PrefillGeometry],
     schedule: cutlass.Constexpr[PrefillSchedule],
-    shared,
+    shared: Shared,
     tmem_base: Int32,
     lse,
     head: Int32,
@@ -99,7 +100,7 @@ def softmax(
             state = _step(row, state, event, False, False)
         factor = output_factor(state.total, ending.output_scale)
         # The correction has read the last rescale, whose place the factor takes.
-        shared.probabilities_early.wait(tile, own.events - 1)
+        shared.probabilities_early.wait_full(tile, own.events - 1)
         _tell_factor(row, factor)
     if const_expr(variant.lse):
         if position < span_q.length:
@@ -114,7 +115,7 @@ def _step(
     """Scores of one KV tile to probabilities; tells the correction by how much to rescale, and the MMAs to go on."""
     tile_kv = row.geometry.tile_kv
     shared = row.shared
-    shared.scores_full.wait(row.tile, event)
+    shared.scores_full.wait_full(row.tile, event)
     tmem.fence_after()
     if const_expr(row.schedule.maximum_on_load and not masked):
         scores, maxima = tmem.load_with_maximum(row.scores, tile_kv)
@@ -159,11 +160,11 @@ def _store(row: Row, values: list, first: cutlass.Constexpr) -> None:
 def _tell_factor(row: Row, factor: Float32) -> None:
     place = row.factor
     place[0] = factor
-    row.shared.factors_full.arrive(row.tile)
+    row.shared.factors_full.hand_over(row.tile)
 
 
 @cute.jit
 def _tell(signals, tile: Int32) -> None:
     tmem.wait_stores()
     tmem.fence_before()
-    signals.arrive(tile)
+    signals.hand_over(tile)

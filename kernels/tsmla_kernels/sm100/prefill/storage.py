@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import Numeric
 
-from ...limits import TILE_ALIGNMENT, WARPGROUP
-from ...parts.pipeline import Signals, TmaEdge
+from ...parts.pipeline import Barriers, MmaSignals, TmaEdge
 from .geometry import HEADER_BYTES, PrefillGeometry
 
 
@@ -37,17 +35,11 @@ class Shared(NamedTuple):
     tmem_base: cute.Pointer
     q_edge: TmaEdge
     ring_edge: TmaEdge
-    scores_full: Signals
-    probabilities_early: Signals
-    probabilities_late: Signals
-    factors_full: Signals
-    output_full: Signals
-
-    def edges(self) -> tuple:
-        return (
-            self.q_edge, self.ring_edge, self.scores_full, self.probabilities_early, self.probabilities_late,
-            self.factors_full, self.output_full,
-        )  # fmt: skip
+    scores_full: MmaSignals
+    probabilities_early: MmaSignals
+    probabilities_late: MmaSignals
+    factors_full: MmaSignals
+    output_full: MmaSignals
 
 
 def layouts_of(geometry: PrefillGeometry, dtype: type[Numeric], out_dtype: type[Numeric]) -> Layouts:
@@ -72,10 +64,15 @@ def layouts_of(geometry: PrefillGeometry, dtype: type[Numeric], out_dtype: type[
 
 
 def shared_of(
-    geometry: PrefillGeometry, layouts: Layouts, dtype: type[Numeric], out_dtype: type[Numeric]
+    geometry: PrefillGeometry,
+    layouts: Layouts,
+    dtype: type[Numeric],
+    out_dtype: type[Numeric],
+    base: cute.Pointer,
+    barriers: Barriers,
 ) -> Shared:
-    """Carve up shared memory: barriers, tensor memory address, row factors; Q slots (outputs later); the ring."""
-    base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+    """Carve up shared memory from `base` on: barriers, tensor memory address, row factors; Q slots (outputs later); the
+    ring."""
 
     def tensor(offset, layout, element):
         pointer = cute.recast_ptr(base + offset, layout.inner, element)
@@ -83,26 +80,17 @@ def shared_of(
 
     q_offset = HEADER_BYTES
     ring_offset = q_offset + geometry.query_tiles * geometry.q_pitch * geometry.slot_bytes
-    factor_offset = HEADER_BYTES - geometry.query_tiles * geometry.rows * 4
-    tmem_offset = factor_offset - 16
-    barriers = cute.recast_ptr(base, dtype=cutlass.Int64)
-    tiles = geometry.query_tiles
-    q_words = TmaEdge.barrier_count(tiles)
-    ring_words = TmaEdge.barrier_count(geometry.ring_slots)
-    signals = barriers + q_words + ring_words
-    warps = WARPGROUP // 32
-    assert (q_words + ring_words + 5 * tiles) * 8 <= tmem_offset, geometry
     return Shared(
         q=tensor(q_offset, layouts.q, dtype),
         ring=tensor(ring_offset, layouts.ring, dtype),
         out=tensor(q_offset, layouts.out, out_dtype),
-        factors=cute.recast_ptr(base + factor_offset, dtype=Float32),
-        tmem_base=cute.recast_ptr(base + tmem_offset, dtype=Int32),
-        q_edge=TmaEdge(barriers, tiles, geometry.q_bytes, 1),
-        ring_edge=TmaEdge(barriers + q_words, geometry.ring_slots, geometry.slot_bytes, 1),
-        scores_full=Signals(signals, tiles, 1),
-        probabilities_early=Signals(signals + tiles, tiles, 2 * warps),
-        probabilities_late=Signals(signals + 2 * tiles, tiles, warps),
-        factors_full=Signals(signals + 3 * tiles, tiles, warps),
-        output_full=Signals(signals + 4 * tiles, tiles, 1),
+        factors=cute.recast_ptr(base + geometry.factors_offset, dtype=Float32),
+        tmem_base=cute.recast_ptr(base + geometry.tmem_base_offset, dtype=Int32),
+        q_edge=barriers.edge("q", TmaEdge),
+        ring_edge=barriers.edge("ring", TmaEdge),
+        scores_full=barriers.edge("scores_full", MmaSignals),
+        probabilities_early=barriers.edge("probabilities_early", MmaSignals),
+        probabilities_late=barriers.edge("probabilities_late", MmaSignals),
+        factors_full=barriers.edge("factors_full", MmaSignals),
+        output_full=barriers.edge("output_full", MmaSignals),
     )

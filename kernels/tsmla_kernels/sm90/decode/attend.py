@@ -35,6 +35,7 @@ from ...parts.precision import Probabilities
 from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from .geometry import OUTPUTS, DecodeGeometry
 from .results import Results, finish
+from .storage import Shared
 from .task import Task
 
 
@@ -62,7 +63,7 @@ class Attention(NamedTuple):
     rescale_received: cute.Tensor
     row_keys: cute.Tensor
     all_keys: VisibleKeys
-    shared: object
+    shared: Shared
     thread: Int32
     warp: Int32
     first_count: Int32
@@ -78,7 +79,7 @@ def attend(
     probabilities: cutlass.Constexpr[Probabilities],
     mine: Int32,
     mmas,
-    shared,
+    shared: Shared,
     view: Visibility,
     number: Int32,
     task: Task,
@@ -287,7 +288,7 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows:
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
-    _tell_counterpart(state, state.shared.referenced)
+    state.shared.referenced.hand_over(state.warp)
     if const_expr(not _supposes(state)):
         _exponentiate(state, scores)
     state.row_sum.store(state.next_sum.load())
@@ -317,13 +318,13 @@ def _exponentiate(state: Attention, scores: cute.Tensor):
 def _give(state: Attention):
     """Hand the own probabilities to the other warpgroup."""
     _vectors(state.own, state.shared.exchange, state.thread, True)
-    _tell_counterpart(state, state.shared.exchanged)
+    state.shared.exchanged.hand_over(state.warp)
 
 
 @cute.jit
 def _await_references(state: Attention, index: Int32) -> cute.Tensor:
     """The references of a tile that the other warpgroup has scored."""
-    _await_counterpart(state, state.shared.referenced, index)
+    state.shared.referenced.wait_full(state.warp, state.first_count + index)
     received = cute.make_rmem_tensor_like(state.reference)
     for row in cutlass.range_constexpr(cute.size(received)):
         received[row] = state.shared.references[state.coordinates[row, 0][0]]
@@ -338,22 +339,8 @@ def _follow(state: Attention, received: cute.Tensor):
 @cute.jit
 def _take(state: Attention, index: Int32):
     """Take the probabilities of a tile from the other warpgroup."""
-    _await_counterpart(state, state.shared.exchanged, index)
+    state.shared.exchanged.wait_full(state.warp, state.first_count + index)
     _vectors(state.received, state.shared.exchange, state.thread, False)
-
-
-@cute.jit
-def _tell_counterpart(state: Attention, barriers: cute.Pointer):
-    """What this warp has stored is there for its counterpart."""
-    cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(barriers + state.warp)
-
-
-@cute.jit
-def _await_counterpart(state: Attention, barriers: cute.Pointer, index: Int32):
-    """Tiles are told one by one, by the warpgroup that scores them."""
-    cute.arch.mbarrier_wait(barriers + state.warp, (state.first_count + index) & 1)
 
 
 @cute.jit

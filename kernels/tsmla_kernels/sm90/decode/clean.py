@@ -10,12 +10,18 @@ from ...parts.division import Divisor, quotient, remainder
 from ...parts.key_source import BOX_KEYS
 from ...parts.visible import Visibility, hides, seen_by_any, viewers_of
 from .geometry import GROUP_ROWS, DecodeGeometry
+from .storage import Shared
 from .task import Task, edge_tile
 
 
 @cute.jit
 def clean(
-    shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, view: Visibility, heads: Divisor, edges: Int32
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    task: Task,
+    view: Visibility,
+    heads: Divisor,
+    edges: Int32,
 ) -> Int32:
     """One warp. Writes zeros over the rows of edge tiles that no row may see, so that a probability of 0 times such a
     row is 0. Returns how many edge tiles it has seen so far. Without `visible`, only the first and the last tile of a
@@ -33,7 +39,7 @@ def clean(
         tile = task.first_tile + index
         if edge_tile(task, tile, geometry.tile_kv) | hidden:
             count = task.first_count + index
-            shared.landed.wait(remainder(edges, stages), quotient(edges, stages))
+            shared.landed.wait_full(remainder(edges, stages), quotient(edges, stages))
             first_key = tile * geometry.tile_kv
             stage = shared.kv_edges[0].stage(count)
             for start in cutlass.range(0, geometry.tile_kv, 32, unroll=1):

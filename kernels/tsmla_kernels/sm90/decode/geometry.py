@@ -22,6 +22,10 @@ DEALT_AT, REFERENCES_AT = 384, 576
 STAGED_HALF = 512
 """Bytes that a warp stages of eight rows of the result: 16 a lane."""
 STAGED_HALF_STRIDE = WARPGROUP // 32 * STAGED_HALF
+TASK_RING = 4
+"""Tasks that are told ahead."""
+TASK_WORDS = 12
+"""Of a task, in whole vectors of four."""
 LOAD_WARPS = (0, 3)
 """Each loads every other latent piece: pieces become free by twos, and a warp takes 350 clk for each."""
 OUTPUTS = 2

@@ -17,11 +17,12 @@ from tsmla.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
 from ...entry import host_entry
-from ...limits import WARPGROUP
+from ...limits import TILE_ALIGNMENT, WARPGROUP
 from ...parts.decode_work import Terms, on_the_line, terms_of
 from ...parts.key_source import BOX_KEYS, KeySource, key_source, visibility_in
 from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of
+from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Ending
 from ...parts.visible import Visibility, hides
@@ -134,18 +135,12 @@ class DecodeKernel:
         if warp == LOAD_WARPS[0]:
             for atom in (q_atom, latent_tile_atom, rope_tile_atom):
                 cpasync.prefetch_descriptor(atom)
-        shared = shared_of(geometry, schedule, self.dtype)
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+        barriers = Barriers(schedule.edges, base)
+        shared = shared_of(schedule, self.dtype, base, barriers)
         if warp == 0:
             with cute.arch.elect_one():
-                for edge in (shared.q_edge, shared.dealt.edge, *shared.kv_edges):
-                    edge.init()
-                if const_expr(geometry.transposes):
-                    for edge in shared.v_edges:
-                        edge.init()
-                shared.landed.init()
-                for i in range(schedule.warps_per_group):
-                    cute.arch.mbarrier_init(shared.referenced + i, 1)
-                    cute.arch.mbarrier_init(shared.exchanged + i, 1)
+                barriers.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if const_expr(self.variant.pdl):

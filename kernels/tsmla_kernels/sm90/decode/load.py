@@ -9,6 +9,7 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from ...parts.division import remainder
 from ...parts.key_source import BOX_KEYS, KeySource, look_further, look_up, place_in_page, wanted_of
 from .geometry import TILE_KV, DecodeGeometry
+from .storage import Shared
 from .task import Task, edge_tile
 
 BOXES = TILE_KV // BOX_KEYS
@@ -26,7 +27,7 @@ def load(
     boxes,
     tiles,
     key_source: KeySource,
-    shared,
+    shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     loader: cutlass.Constexpr[int],
     task: Task,
@@ -64,8 +65,7 @@ def load(
             edge = shared.kv_edges[part]
             edge.wait_empty(count)
             stage = edge.stage(count)
-            barrier = edge.full(cutlass.select_(is_edge, shared.landed_after[part] + landing, stage))
-            edge.expect(barrier)
+            barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
             pieces = (part,) if part + 1 < geometry.latent_pieces else (part, part + 1)
             if whole:
                 for piece in pieces:

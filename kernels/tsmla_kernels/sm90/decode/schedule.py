@@ -1,16 +1,19 @@
-"""Who does what in the Hopper decode: roles, register budgets, named barriers."""
+"""Who does what in the Hopper decode: roles, edges between them, register budgets, named barriers."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from ...limits import REGISTERS_PER_SM, WARPGROUP
-from .geometry import LOAD_WARPS, DecodeGeometry
+from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Role, Warps
+from .geometry import DEALT_AT, LOAD_WARPS, TASK_RING, TASK_WORDS, DecodeGeometry
 
 CLEAN_WARP = 1
 DEAL_WARP = 2
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
+WARPS = WARPGROUP // 32
+"""Of a warpgroup."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,14 +21,15 @@ class DecodeSchedule:
     """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys (warp 1) and deals tasks (warp
     2); two warpgroups attend; a fourth transposes values where they have 8 bits."""
 
+    geometry: DecodeGeometry
     load_registers: int
     attend_registers: int
     transpose_registers: int
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(32, 224, 32) if geometry.transposes else cls(40, 232, 0)
-        schedule.check(geometry)
+        schedule = cls(geometry, 32, 224, 32) if geometry.transposes else cls(geometry, 40, 232, 0)
+        schedule.check()
         return schedule
 
     @property
@@ -33,21 +37,75 @@ class DecodeSchedule:
         return (4 if self.transpose_registers else 3) * WARPGROUP
 
     @property
-    def warps_per_group(self) -> int:
-        return WARPGROUP // 32
+    def load(self) -> Role:
+        return Role("load", LOAD_WARPS, self.load_registers)
 
     @property
-    def told_warps(self) -> int:
-        """Warps that are dealt tasks: two attending groups, the loading, the cleaning and the transposing ones."""
-        groups = 3 if self.transpose_registers else 2
-        return groups * self.warps_per_group + len(LOAD_WARPS) + 1
+    def clean(self) -> Role:
+        return Role("clean", (CLEAN_WARP,), self.load_registers)
 
     @property
-    def kv_warps(self) -> int:
-        """Warps that leave a stage of a piece: those that multiply its values, or score it and transpose it."""
-        return (2 if self.transpose_registers else 1) * self.warps_per_group
+    def deal(self) -> Role:
+        return Role("deal", (DEAL_WARP,), self.load_registers)
 
-    def check(self, geometry: DecodeGeometry) -> None:
+    @property
+    def attend(self) -> Role:
+        return Role("attend", tuple(range(WARPS, 3 * WARPS)), self.attend_registers)
+
+    @property
+    def transpose(self) -> Role:
+        return Role("transpose_values", tuple(range(3 * WARPS, self.threads // 32)), self.transpose_registers)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        transpose = (self.transpose,) if self.transpose_registers else ()
+        return (self.load, self.clean, self.deal, self.attend, *transpose)
+
+    @property
+    def edges(self) -> EdgeTable:
+        """`kv...` are the cache's pieces, the rope columns with the last. Copies of an edge tile complete on `landed`
+        instead, all pieces on one barrier; `clean` wipes the tile and then fills the stages of the pieces.
+
+        `referenced` and `exchanged` have a barrier for each pair of warps, one of either attending warpgroup, that hold
+        the same rows. The one that scores a tile tells its references and hands over its probabilities; that the other
+        has read them, it says with the next tile, which it scores. `dealt` are tasks."""
+        geometry = self.geometry
+        scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
+        of_pair = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
+        each_piece = Copies(self.load, geometry.latent_pieces, "each latent piece")
+        emptied_by = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
+        if geometry.transposes:
+            emptied_by = (Warps(self.transpose), scorer)
+        told = tuple(Warps(role) for role in self.roles if role != self.deal)
+        edges = [EdgeSpec("q", (Copies(self.load),), (Warps(self.attend),), 1, geometry.q_bytes)]
+        for name, size in zip(self.kv_names, geometry.edge_bytes, strict=True):
+            filled_by = (Either(Copies(self.load), Warps(self.clean)),)
+            edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size))
+        tile_bytes, references, probabilities = (
+            sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
+        )  # fmt: skip
+        edges += [
+            EdgeSpec("landed", (each_piece,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)),
+            EdgeSpec("referenced", of_pair, NOBODY, WARPS, references, read_by=(self.attend,)),
+            EdgeSpec("exchanged", of_pair, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
+            EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
+        ]
+        for name in self.values_names:
+            holder = (Warps(self.attend, 2, "the warpgroup whose half it is"),)
+            edges.append(EdgeSpec(name, (Warps(self.transpose),), holder, geometry.value_stages, geometry.values_bytes))
+        return EdgeTable(tuple(edges), DEALT_AT)
+
+    @property
+    def kv_names(self) -> tuple[str, ...]:
+        """Edges of the pieces."""
+        return tuple(f"kv{piece}" for piece in range(self.geometry.latent_pieces))
+
+    @property
+    def values_names(self) -> tuple[str, ...]:
+        """Edges of the halves of the transposed values."""
+        return ("values0", "values1") if self.geometry.transposes else ()
+
+    def check(self) -> None:
         total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.transpose_registers)
         assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
-        assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
+        assert self.geometry.accumulator_registers + 24 <= self.attend_registers, self

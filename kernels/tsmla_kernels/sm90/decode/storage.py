@@ -5,18 +5,26 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import Numeric
 
-from ...limits import TILE_ALIGNMENT, WARPGROUP
+from ...limits import WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
-from ...parts.pipeline import Signals, TmaEdge, WarpEdge
-from .geometry import CHUNK, DEALT_AT, GROUP_ROWS, OUTPUTS, REFERENCES_AT, DecodeGeometry
+from ...parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
+from .geometry import (
+    CHUNK,
+    DEALT_AT,
+    GROUP_ROWS,
+    OUTPUTS,
+    REFERENCES_AT,
+    TASK_RING,
+    TASK_WORDS,
+    DecodeGeometry,
+)
 from .schedule import DecodeSchedule
-from .task import RING, WORDS, Dealt
+from .task import Dealt
 
 
 class Layouts(NamedTuple):
@@ -34,9 +42,8 @@ class Layouts(NamedTuple):
 class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_pieces, k_pieces, values), by TMA (q, kv_pieces), as vectors,
     and as addresses (loaded, transposed); what the attending warpgroups exchange, where they stage results, and which
-    keys their rows see; the edges; where edge tiles land, in turns, of which there are as many as a loading warp may be
-    ahead of the other (also as 64-bit words after the first barrier of each ring); the warp pairs' barriers, of
-    references and of probabilities; the tasks."""
+    keys their rows see; the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are
+    multiplied as they were loaded; the tasks."""
 
     q: cute.Tensor
     q_pieces: tuple
@@ -55,9 +62,8 @@ class Shared(NamedTuple):
     kv_edges: tuple
     v_edges: tuple
     landed: Signals
-    landed_after: tuple
-    referenced: cute.Pointer
-    exchanged: cute.Pointer
+    referenced: Signals
+    exchanged: Signals
     dealt: Dealt
 
 
@@ -111,10 +117,10 @@ def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
     )
 
 
-def shared_of(geometry: DecodeGeometry, schedule: DecodeSchedule, dtype: type[Numeric]) -> Shared:
-    """Carve up shared memory: barriers and row sums, Q, both rings, the exchange of probabilities."""
+def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer, barriers: Barriers) -> Shared:
+    """Carve up shared memory from `base` on: barriers and row sums, Q, both rings, the exchange of probabilities."""
+    geometry = schedule.geometry
     layouts = layouts_of(geometry, dtype)
-    base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
 
     def swizzled(offset, layout):
         return cute.make_tensor(cute.recast_ptr(base + offset, layouts.swizzle, dtype), layout)
@@ -138,23 +144,10 @@ def shared_of(geometry: DecodeGeometry, schedule: DecodeSchedule, dtype: type[Nu
         values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
     row_sums = exchange + geometry.exchanged_bytes
     row_keys = row_sums + geometry.tile_q * 4 * 4
-    barriers = _Words(cute.recast_ptr(base, dtype=cutlass.Int64))
-    warps = schedule.warps_per_group
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
-    ring = TmaEdge.barrier_count(geometry.stages)
-    q_edge = TmaEdge(barriers.take(TmaEdge.barrier_count(1)), 1, geometry.q_bytes, 2 * warps)
-    kv_edges = tuple(
-        TmaEdge(barriers.take(ring), geometry.stages, size, schedule.kv_warps) for size in geometry.edge_bytes
-    )
-    landed = Signals(barriers.take(geometry.stages), geometry.stages, geometry.latent_pieces)
-    referenced, exchanged = barriers.take(warps), barriers.take(warps)
-    dealt_edge = WarpEdge(barriers.take(WarpEdge.barrier_count(RING)), RING, 1, schedule.told_warps)
-    v_edges = kv_edges
-    if geometry.transposes:
-        words = WarpEdge.barrier_count(geometry.value_stages)
-        v_edges = tuple(WarpEdge(barriers.take(words), geometry.value_stages, warps, warps) for _ in range(2))
-    assert barriers.taken * 8 <= DEALT_AT, barriers.taken
-    assert DEALT_AT + WORDS * RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
+    tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
+    kv_edges = tuple(barriers.edge(name, TmaEdge) for name in schedule.kv_names)
+    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
     return Shared(
         q=swizzled(BARRIER_BYTES, layouts.q.outer),
         q_pieces=each(q_pieces, layouts.q_pieces),
@@ -171,14 +164,13 @@ def shared_of(geometry: DecodeGeometry, schedule: DecodeSchedule, dtype: type[Nu
         references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
         row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
         row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
-        q_edge=q_edge,
+        q_edge=barriers.edge("q", TmaEdge),
         kv_edges=kv_edges,
-        v_edges=v_edges,
-        landed=landed,
-        landed_after=tuple((geometry.latent_pieces - i) * ring for i in range(geometry.latent_pieces)),
-        referenced=referenced,
-        exchanged=exchanged,
-        dealt=Dealt(plain(DEALT_AT, cute.make_layout((WORDS, RING)), Int32), dealt_edge),
+        v_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
+        landed=barriers.edge("landed", Signals),
+        referenced=barriers.edge("referenced", Signals),
+        exchanged=barriers.edge("exchanged", Signals),
+        dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
     )
 
 
@@ -199,15 +191,3 @@ def stages_layout(geometry: DecodeGeometry, columns: int, rows: int) -> cute.Lay
         (*box.shape, geometry.tile_kv // rows, geometry.stages),
         stride=(*box.stride, rows * columns, geometry.tile_kv * columns),
     )
-
-
-class _Words:
-    """Hands out 64-bit words of shared memory, one after the other."""
-
-    def __init__(self, start: cute.Pointer):
-        self.start = start
-        self.taken = 0
-
-    def take(self, count: int) -> cute.Pointer:
-        self.taken += count
-        return self.start + (self.taken - count)

@@ -10,15 +10,11 @@ from cutlass import Boolean, Int32, const_expr
 
 from ...parts.pipeline import WarpEdge
 from ...parts.visible import VisibleKeys
-
-RING = 4
-"""Segments that are told ahead."""
-WORDS = 12
-"""Of a task, in whole vectors of four."""
+from .geometry import TASK_WORDS
 
 
 class Dealt(NamedTuple):
-    """The ring: words [WORDS, RING] int32 and its edge."""
+    """The ring: words [TASK_WORDS, TASK_RING] int32 and its edge."""
 
     words: cute.Tensor
     edge: WarpEdge
@@ -53,7 +49,7 @@ def tell(dealt: Dealt, number: Int32, task: Task) -> None:
     words = dealt.words
     place = dealt.edge.stage(number)
     if cute.arch.lane_idx() == 0:
-        for i in cutlass.range_constexpr(WORDS):
+        for i in cutlass.range_constexpr(TASK_WORDS):
             words[i, place] = Int32(task[i]) if const_expr(i < len(task)) else Int32(0)
     cute.arch.sync_warp()
     dealt.edge.hand_over(number)

@@ -8,11 +8,12 @@ import cutlass.cute as cute
 from ...limits import WARPGROUP
 from ...parts.hopper.transpose import transpose_pattern
 from .geometry import CHUNK, GROUP_ROWS, DecodeGeometry
+from .storage import Shared
 from .task import Task
 
 
 @cute.jit
-def transpose_values(shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task) -> None:
+def transpose_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task) -> None:
     """One warpgroup: both halves of every tile of a task. A warp takes 64 dims of either half."""
     warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % (WARPGROUP // 32)
     for index in cutlass.range(task.tiles, unroll=1):

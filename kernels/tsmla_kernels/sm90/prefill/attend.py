@@ -22,6 +22,7 @@ from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Ending, log_sum, output_factor
 from ...parts.work_range import WorkRange, tile_at
 from .schedule import EPILOGUE_BARRIER
+from .storage import Shared
 
 
 class Attention(NamedTuple):
@@ -59,8 +60,8 @@ def is_lazy(dtype: Dtype) -> bool:
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared, out, lse, tile, work: WorkRange, softmax_scale: Float32,
-    ending: Ending,
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
+    softmax_scale: Float32, ending: Ending,
 ):  # fmt: skip
     """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows)."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP

@@ -7,6 +7,7 @@ warpgroup the score product of one KV tile overlaps the value product of the one
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, const_expr
@@ -15,9 +16,10 @@ from tsmla.call import PREFILL
 from tsmla.variant import PrefillVariant
 
 from ...entry import host_entry
-from ...limits import WARPGROUP
+from ...limits import TILE_ALIGNMENT, WARPGROUP
 from ...parts import tma
 from ...parts.division import quotient
+from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Ending
 from ...parts.tile_scheduler import query_tile, tile_bound
@@ -106,16 +108,14 @@ class PrefillKernel:
     ):
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        shared = shared_of(geometry, schedule, self._layouts(), self.dtype, self.out_dtype)
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+        barriers = Barriers(schedule.edges, base)
+        shared = shared_of(schedule, self._layouts(), self.dtype, self.out_dtype, base, barriers)
         if warp == 1:  # 0 loads: it looks for its tile meanwhile
             for atom in (q_atom, k_atom, v_atom, out_atom):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                shared.q_edge.init()
-                shared.k_edge.init()
-                shared.v_edge.init()
-                if const_expr(geometry.transposes_values):
-                    shared.values_edge.init()
+                barriers.init()
             cute.arch.mbarrier_init_fence()
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()

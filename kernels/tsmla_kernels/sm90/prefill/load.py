@@ -9,10 +9,13 @@ from cutlass import Int32, const_expr
 from ...parts import tma
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
+from .storage import Shared
 
 
 @cute.jit
-def load(q, k, v, shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange):
+def load(
+    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange
+):
     """`q`, `k` and `v` are (copy atom, one head's rows). V runs one tile behind K, in the order they are used.
 
     The first warpgroup's rows of Q and the first K come before the other rows: so it starts sooner, and softmax of one

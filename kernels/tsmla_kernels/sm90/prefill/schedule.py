@@ -1,10 +1,12 @@
-"""Who does what in the Hopper prefill: roles, register budgets, named barriers."""
+"""Who does what in the Hopper prefill: roles, edges between them, register budgets, named barriers."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from ...limits import REGISTERS_PER_SM, WARPGROUP
+from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
+from ...parts.hopper.storage import BARRIER_BYTES
 from .geometry import PrefillGeometry
 
 EPILOGUE_BARRIER = 1
@@ -16,6 +18,7 @@ class PrefillSchedule:
     """sm_90a prefill: warp 0 loads (one elected thread issues every TMA), of the rest of its warpgroup the first
     `transpose_warps` transpose 8-bit values, and the other warpgroups attend, 64 rows each."""
 
+    geometry: PrefillGeometry
     attend_warpgroups: int
     transpose_warps: int
     load_registers: int
@@ -25,8 +28,8 @@ class PrefillSchedule:
     def of(cls, geometry: PrefillGeometry) -> PrefillSchedule:
         groups = geometry.tile_q // 64
         load, attend = {2: (40, 232) if geometry.transposes_values else (24, 240), 3: (32, 160)}[groups]
-        schedule = cls(groups, 2 if geometry.transposes_values else 0, load, attend)
-        schedule.check(geometry)
+        schedule = cls(geometry, groups, 2 if geometry.transposes_values else 0, load, attend)
+        schedule.check()
         return schedule
 
     @property
@@ -34,19 +37,43 @@ class PrefillSchedule:
         return WARPGROUP * (1 + self.attend_warpgroups)
 
     @property
-    def attend_threads(self) -> int:
-        return WARPGROUP * self.attend_warpgroups
+    def load(self) -> Role:
+        return Role("load", (0,), self.load_registers)
 
     @property
-    def attend_warps(self) -> int:
-        """Arrivals that free a stage that they read: one elected lane of each attending warp."""
-        return self.attend_threads // 32
+    def transpose(self) -> Role:
+        return Role("transpose_values", tuple(range(1, 1 + self.transpose_warps)), self.load_registers)
 
-    def check(self, geometry: PrefillGeometry) -> None:
+    @property
+    def attend(self) -> Role:
+        return Role("attend", tuple(range(WARPGROUP // 32, self.threads // 32)), self.attend_registers)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return (self.load, *((self.transpose,) if self.transpose_warps else ()), self.attend)
+
+    @property
+    def edges(self) -> EdgeTable:
+        """Each warpgroup's rows of the query are a stage. Where values have 8 bits, what was loaded (`v`) is transposed
+        (`values`); else it is multiplied as it is."""
+        geometry, load = self.geometry, (Copies(self.load),)
+        stages, attend, transpose = geometry.stages, (Warps(self.attend),), (Warps(self.transpose),)
+        groups = self.attend_warpgroups
+        one_group = (Warps(self.attend, groups, "the warpgroup whose rows they are"),)
+        edges = [
+            EdgeSpec("q", load, one_group, groups, geometry.q_bytes // groups, once=True),
+            EdgeSpec("k", load, attend, stages, geometry.k_bytes),
+            EdgeSpec("v", load, transpose if self.transpose_warps else attend, stages, geometry.v_bytes),
+        ]
+        if self.transpose_warps:
+            edges.append(EdgeSpec("values", transpose, attend, stages, geometry.v_bytes))
+        return EdgeTable(tuple(edges), BARRIER_BYTES)
+
+    def check(self) -> None:
         assert 0 <= self.transpose_warps < WARPGROUP // 32, self
-        assert (self.transpose_warps > 0) == geometry.transposes_values, (self, geometry)
+        assert (self.transpose_warps > 0) == self.geometry.transposes_values, self
         for registers in (self.load_registers, self.attend_registers):
             assert registers % 8 == 0 and 24 <= registers <= 256, self
         total = WARPGROUP * (self.load_registers + self.attend_warpgroups * self.attend_registers)
         assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
-        assert geometry.accumulator_registers + 24 <= self.attend_registers, (self, geometry)
+        assert self.geometry.accumulator_registers + 24 <= self.attend_registers, self

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import Numeric
 
-from ...limits import TILE_ALIGNMENT, swizzle_bytes
+from ...limits import swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
-from ...parts.pipeline import TmaEdge, WarpEdge
+from ...parts.pipeline import Barriers, TmaEdge, WarpEdge
 from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
 
@@ -74,31 +73,28 @@ def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric], out
 
 
 def shared_of(
-    geometry: PrefillGeometry,
     schedule: PrefillSchedule,
     layouts: Layouts,
     dtype: type[Numeric],
     out_dtype: type[Numeric],
+    base: cute.Pointer,
+    barriers: Barriers,
 ) -> Shared:
-    """Carve up shared memory: barriers, Q (whose place each warpgroup's output takes), K ring, V ring, and the ring
-    of transposed values."""
-    base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+    """Carve up shared memory from `base` on: barriers, Q (whose place each warpgroup's output takes), K ring, V ring,
+    and the ring of transposed values."""
+    geometry = schedule.geometry
 
     def tensor(offset, layout, element):
         pointer = cute.recast_ptr(base + offset, layout.inner, element)
         return cute.make_tensor(pointer, layout.outer)
 
-    groups = schedule.attend_warpgroups
-    k_offset = BARRIER_BYTES + groups * geometry.q_slot_bytes
+    k_offset = BARRIER_BYTES + schedule.attend_warpgroups * geometry.q_slot_bytes
     v_offset = k_offset + geometry.stages * geometry.k_bytes
-    barriers = cute.recast_ptr(base, dtype=cutlass.Int64)
-    warps, transposers = schedule.attend_warps, schedule.transpose_warps
-    q_words, kv_words = TmaEdge.barrier_count(groups), TmaEdge.barrier_count(geometry.stages)
     v = tensor(v_offset, layouts.v, dtype)
-    v_edge = TmaEdge(barriers + q_words + kv_words, geometry.stages, geometry.v_bytes, transposers or warps)
+    v_edge = barriers.edge("v", TmaEdge)
     if const_expr(geometry.transposes_values):
         values = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, dtype)
-        values_edge = WarpEdge(barriers + q_words + 2 * kv_words, geometry.stages, transposers, warps)
+        values_edge = barriers.edge("values", WarpEdge)
     else:
         values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))
         values_edge = v_edge
@@ -108,8 +104,8 @@ def shared_of(
         v=v,
         values=values,
         out=tensor(BARRIER_BYTES, layouts.out, out_dtype),
-        q_edge=TmaEdge(barriers, groups, geometry.q_bytes // groups, warps // groups),
-        k_edge=TmaEdge(barriers + q_words, geometry.stages, geometry.k_bytes, warps),
+        q_edge=barriers.edge("q", TmaEdge),
+        k_edge=barriers.edge("k", TmaEdge),
         v_edge=v_edge,
         values_edge=values_edge,
     )

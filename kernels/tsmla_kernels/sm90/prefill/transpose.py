@@ -8,10 +8,11 @@ from cutlass import Int32
 
 from ...parts.hopper.transpose import transpose
 from ...parts.work_range import WorkRange
+from .storage import Shared
 
 
 @cute.jit
-def transpose_values(shared, part: Int32, parts: cutlass.Constexpr, work: WorkRange):
+def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, work: WorkRange):
     """Warp `part` of `parts`, from `shared.v` to `shared.values`."""
     for count in cutlass.range(work.tiles, unroll=1):
         shared.v_edge.wait_full(count)
