@@ -15,6 +15,7 @@ from tsmla_kernels.decode.arguments import decode_arguments
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of, terms_of
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
+from tsmla_kernels.parts.row_end import Ending
 from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, visibility
 
 FIELDS = 6
@@ -89,7 +90,7 @@ class Combiner:
     ):  # fmt: skip
         batch, q_len, heads, _ = query.shape
         partials = partials_of(Int32(self.deal.row_tile), workspace, batch, q_len * heads, parts)
-        launch_combine(self.pdl, partials, out, lse, output_scale, stream)
+        launch_combine(self.pdl, partials, out, lse, Ending(output_scale), stream)
 
 
 @functools.lru_cache(maxsize=8)
