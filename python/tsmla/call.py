@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from .support import DECODE_OUT_DTYPES, LATENT_DIM, PACK_DTYPES, ROPE_DIM
+from .support import DECODE_OUT_DTYPES, PACK_DTYPES
 from .variant import DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 
@@ -125,6 +125,8 @@ def extent(dimension: str | int, sizes: Mapping[str, int]) -> int | None:
 
 def fixed_sizes(variant: Variant) -> dict[str, int]:
     """The sizes that are compiled into a kernel, by the names that shapes have for them."""
+    if isinstance(variant, DecodeVariant):
+        return {"row_columns": variant.row.columns, "value_columns": variant.row.value_columns}
     fields = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
     return {name: value for name, value in fields.items() if type(value) is int}
 
@@ -161,15 +163,15 @@ PREFILL = Operator(
     keyed=("heads_q", "heads_kv"),
 )
 
-_BATCH, _ROW = ("batch", "q_len", "heads"), LATENT_DIM + ROPE_DIM
+_BATCH = ("batch", "q_len", "heads")
 DECODE = Operator(
     "tsmla_decode",
     DecodeVariant,
     (
-        Argument("query", "query", (*_BATCH, _ROW), "dtype", align=16),
+        Argument("query", "query", (*_BATCH, "row_columns"), "dtype", align=16),
         Argument(
-            "kv_cache", "kv_cache", ("pages", "page_size", _ROW), "dtype", Strides.PAGES, 16,
-            also_shape=("pages", 1, "page_size", _ROW),
+            "kv_cache", "kv_cache", ("pages", "page_size", "row_columns"), "dtype", Strides.PAGES, 16,
+            also_shape=("pages", 1, "page_size", "row_columns"),
         ),
         Argument("block_tables", "block_tables", ("batch", "width"), strides=Strides.ROWS),
         Argument("seq_lens", "seq_lens", ("batch",), also_dtypes=("int64",)),
@@ -177,7 +179,7 @@ DECODE = Operator(
         Argument(
             "visible", "local_visible_lens", ("batch", "q_len"), strides=Strides.ANY, left_out=LeftOut.EMPTY,
         ),
-        Argument("out", "out", (*_BATCH, LATENT_DIM), "out_dtype", align=16, left_out=LeftOut.MADE, written=True),
+        Argument("out", "out", (*_BATCH, "value_columns"), "out_dtype", align=16, left_out=LeftOut.MADE, written=True),
         Argument("lse", "return_lse", _BATCH, "float32", only_with="lse", written=True),
         Argument("workspace", "workspace_buffer", ("bytes",), "int8", align=16, also_dtypes=("uint8",)),
         _factor("softmax_scale", "softmax_scale"),
