@@ -115,6 +115,20 @@ def test_pages_at_any_multiple_of_16_bytes(gpu):
     check(problem, kv_cache=cache)
 
 
+@pytest.mark.parametrize("heads, page_size", [(16, 64), (16, 16), (96, 32)])
+def test_keys_of_pages_that_do_not_exist_are_zeros(gpu, heads, page_size):
+    """Whether whole tiles, boxes or lanes copy them: in the middle of a request, and its last, partial page."""
+    problem = make_problem([1100, 3 * page_size + 5], 1, heads, page_size=page_size)
+    pages = problem.kv_cache.shape[0]
+    last = -(-1100 // page_size) - 1
+    odd = {(0, 1): -1, (0, 3): pages, (0, last - 2): (1 << 31) - 1, (0, last): -(1 << 31)}
+    odd |= {(1, 0): pages + 7, (1, 3): -2}
+    for (request, page), entry in odd.items():
+        problem.block_tables[request, page] = entry
+        problem.rows[request][page * page_size : (page + 1) * page_size] = 0
+    check(problem)
+
+
 @pytest.mark.parametrize("world, interleave", [(2, 1), (4, 1), (2, 16)])
 def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
     problem = make_problem([201, 2, 64], 3, 8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64
 
 from .visible import Visibility, VisibleKeys, visibility
 
@@ -22,7 +22,7 @@ LANE_BOXES = 32
 
 class KeySource(NamedTuple):
     """Key c of request b is row c % page_size of page table[b, c // page_size]. The cache has `pages` pages, whose size
-    is a power of two; entries of the table that are not below it are pages that do not exist."""
+    is a power of two; entries of the table that are negative or not below `pages` are pages that do not exist."""
 
     table: cute.Tensor
     page_size: Int32
@@ -107,4 +107,4 @@ def place_in_page(source: KeySource, number: Int32, keys: int) -> Int32:
 
 def exists(source: KeySource, page: Int32) -> Boolean:
     """Whether the cache has this page. Copies of those that it does not have read zeros."""
-    return Uint32(page) < Uint32(source.pages)
+    return (page >= 0) & (page < source.pages)
