@@ -111,9 +111,11 @@ def _served_from(directory: Path) -> Iterator[None]:
         return resolve.Resolved(loader.open_library(path).function(variant, check_signature=False), "shipped")
 
     resolve.forget()
-    with mock.patch.object(resolve, "_search", found):
-        yield
-    resolve.forget()
+    try:
+        with mock.patch.object(resolve, "_search", found):
+            yield
+    finally:
+        resolve.forget()
 
 
 def _row(result: dict[str, Any]) -> tuple[object, ...]:

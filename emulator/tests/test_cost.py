@@ -7,7 +7,7 @@ import pytest
 import torch
 import tsmla
 from small_kernels import run, text_of
-from tsmla_emulator import cli, cost, profile
+from tsmla_emulator import cli, cost, profile, profile_text, rates
 from tsmla_emulator.machine import Count, Report, parse
 from tsmla_emulator.run import emulated
 
@@ -157,7 +157,7 @@ def test_unknown_rates_are_refused():
     instruction = "tcgen05.mma.cta_group::1.kind::tf32 [%r1], %d1, %d2, %r2, {%r3, %r3, %r3, %r3}, %p1;"
     entry = parse(text_of(instruction, 0, "sm_100a", 32)).entries["k"]
     index = next(i for i, found in enumerate(entry.instructions) if found.opcode.startswith("tcgen05.mma"))
-    with pytest.raises(cost.UnknownRate, match=r"no rate is known for tcgen05\.mma\S*tf32\S* at line \d+"):
+    with pytest.raises(rates.UnknownRate, match=r"no rate is known for tcgen05\.mma\S*tf32\S* at line \d+"):
         cost.work_of(entry, {index: Count(1, 1, 0, {(0, 1): 1})})
 
 
@@ -171,7 +171,7 @@ MEASURED = [
 
 @pytest.mark.parametrize(("rows", "columns", "pair", "a_shared", "clocks"), MEASURED)
 def test_matrix_rates_are_a_bound_close_to_what_a_b200_was_measured_to_take(rows, columns, pair, a_shared, clocks):
-    bound = cost.blackwell_mma(rows, columns, pair, a_shared)
+    bound = rates.blackwell_mma(rows, columns, pair, a_shared)
     assert 0.92 * clocks < bound <= clocks
 
 
@@ -271,7 +271,7 @@ def test_other_kernels_are_profiled_from_records(tmp_path, capsys):
     assert f"{PACK} (sm_100a), per 128 tokens of a head" in text and "[1] warps 0-9" in text
     assert f"{'global bytes written':32}{'40,960':>12}{'81,920':>12}" in text
     assert "1,000,000 of them on 148 SMs at 1965 MHz: about" in text
-    assert text.endswith(profile.CANNOT_KNOW + "\n")
+    assert text.endswith(profile_text.CANNOT_KNOW + "\n")
 
 
 def test_runs_that_cannot_be_told_apart_are_refused(capsys):

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import defaultdict
+from pathlib import Path
+from random import Random
 
 import pytest
 from tsmla_emulator import check, machine, mutate, mutation_table
 from tsmla_emulator.machine import EmulationError, Options
+from tsmla_emulator.mutation_reasons import Mutants, Reasons
+from tsmla_emulator.ptx import calls
+from tsmla_emulator.ptx.model import Call
 from tsmla_emulator.record import Record
 
+DOCS = Path(__file__).parents[2] / "docs"
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
@@ -94,11 +101,12 @@ def test_an_instruction_that_another_makes_up_for_names_it(kernels):
     first, second = map(subject.try_out, fences)
     assert first.survived and second.survived
     first, second = subject.find_covers([first, second])
-    assert (first.cover, second.cover) == ("", "fence.proxy.async #1 removed")
+    key = "sm90/prefill/attend.attend: arch.fence_view_async_shared: fence.proxy.async removed"
+    assert (first.cover, second.cover) == ("", f"{key} (1 of 2)")
     findings = {"twice": mutate.Findings([first, second])}
-    page, unexplained = mutation_table.render(findings, mutation_table.Reasons({}), ["mutate"])
-    assert unexplained == ["twice: fence.proxy.async #1 removed"]
-    assert "Caught when this is changed as well: fence.proxy.async #1 removed." in page
+    page, problems = mutation_table.render(findings, Reasons(), ["mutate"])
+    assert problems == [f"twice: {key} (1 of 2): no check catches it, and no reason is given"]
+    assert f"Caught when this is changed as well: {key} (1 of 2)." in page
 
 
 def test_a_kernel_without_a_tensor_fence_is_judged_leniently_and_says_so(kernels):
@@ -111,8 +119,88 @@ def test_a_kernel_without_a_tensor_fence_is_judged_leniently_and_says_so(kernels
     after = next(site for site in subject.sites if site.family == "tcgen05.fence")
     findings = mutate.Findings([subject.try_out(after)], subject.lenient)
     assert findings.results[0].survived
-    page, _ = mutation_table.render({"unfenced": findings}, mutation_table.Reasons({}), ["mutate"])
+    page, _ = mutation_table.render({"unfenced": findings}, Reasons(), ["mutate"])
     assert f"| unfenced | {subject.lenient} |" in page
+
+
+def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
+    """Of the kernel's own functions, also where parts lie between; `wgmma.fence`, to which the compiler gives no place,
+    by the product that it is for."""
+    keys = {site.key for site in subject_of(*kernels[PREFILL]).sites}
+    assert all(key.startswith("sm90/prefill/") and key.count(": ") == 2 for key in keys)
+    assert {
+        "sm90/prefill/attend._scores: k_edge.wait_full: mbarrier.try_wait always true",
+        "sm90/prefill/attend._scores: mma.issue: wgmma.fence removed",
+        "sm90/prefill/attend.attend: arch.cp_async_bulk_wait_group: cp.async.bulk.wait_group removed",
+    } <= keys
+    label = "sm100/decode/mma._scores: s_edge.wait_empty: mbarrier.try_wait always true"
+    assert label in {site.label for site in subject_of(*kernels[f"{DECODE}, 10 rows"]).sites}
+
+
+def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
+    """With two more waits at its beginning and lines that lie elsewhere, names of today stand for what they did."""
+    ptx, record = kernels[PREFILL]
+    before = {site.label: site.text for site in subject_of(ptx, record).sites}
+    wait = next(line for line in ptx.splitlines() if "cp.async.bulk.wait_group" in line)
+    head, body = ptx.split("\tmov.u32 ", 1)
+    moved = subject_of(f"{head}\t{wait}\n\t{wait}\n\tmov.u32 {body}".replace(".py:", ".py:1"), record)
+    after = {site.label: site.text for site in moved.sites}
+    assert len(after) == len(before) + 2 and before.items() <= after.items()
+
+
+def test_reasons_that_fit_no_survivor_are_listed(kernels, tmp_path):
+    subject = subject_of(*kernels[f"{DECODE}, 10 rows"])
+    waits = [site for site in subject.sites if site.callee == "s_edge.wait_empty"]
+    loads = [site for site in subject.sites if site.callee == "tmem.wait_loads" and site.copies > 3]
+    results = [mutate.Result(site, True) for site in (*waits, *loads)]
+    results[-1] = dataclasses.replace(results[-1], kind="race", schedule="late", message="caught")
+    (wait,), many = waits, loads[0]
+    def of(*names):
+        path = tmp_path / "reasons.json"
+        path.write_text(json.dumps([{"kernels": ["k"], "mutants": names, "reason": "Because."}]))
+        return mutation_table.render({"k": mutate.Findings(results)}, Reasons.read(path), ["mutate"])
+
+    copies = f"1-{many.copies - 1} of {many.copies}"
+    page, problems = of(wait.label, f"{many.key} ({copies})")
+    assert not problems and page.count("| Because. |") == len(results) - 1
+    assert of(wait.label, many.key)[1] == [f"k: a reason is given for {loads[-1].label}: a check catches it"]
+    page, problems = of(wait.label.replace("s_edge", "t_edge"), f"{many.key} (1-3 of {many.copies + 1})")
+    assert len(problems) == 2 + len(results) - 1
+    assert f"t_edge.wait_empty: mbarrier.try_wait always true: no such mutant; close to it: {wait.key}" in problems[-2]
+    assert problems[-1].endswith(f"no such mutant; there are {many.copies} of that key")
+
+
+def test_copies_of_a_mutant_by_name():
+    assert Mutants.of_name("a: b: c removed").copies == frozenset()
+    some = Mutants.of_name("a: b: c removed (2-4, 6 of 8)")
+    assert (some.key, some.copies, some.total) == ("a: b: c removed", {2, 3, 4, 6}, 8)
+    for wrong in ("a (0 of 3)", "a (2-4 of 3)", "a (3-2 of 3)"):
+        with pytest.raises(ValueError, match="names copies that are not among 1 to 3"):
+            Mutants.of_name(wrong)
+
+
+def test_calls_are_read_as_written():
+    random = Random()
+    words = ["load", "k_edge.wait_full", "edges[i + 1].acquire", "Struct().x", "a.b"]
+    stacks = {
+        number: tuple(
+            Call(f"sm90/{random.choice('abc')}.f", random.randrange(1, 999), random.choice([*words, ""]))
+            for _ in range(random.randrange(1, 6))
+        )
+        for number in random.sample(range(1, 1 << 16), 50)
+    }
+    assert calls.read("\tret;\n" + calls.written(stacks)) == stacks
+
+
+def test_shipped_reasons_are_for_kernels_of_the_table_and_for_mutants_that_exist(kernels):
+    """Of the kernels compiled here all names fit; the whole table is rendered by hand."""
+    shipped = Reasons.read(DOCS / "mutation-reasons.json")
+    table = (DOCS / "mutation-table.md").read_text()
+    for name in shipped.of_kernels:
+        assert f"| {name} |" in table
+    for name, (ptx, record) in kernels.items():
+        assert not [*shipped.wrong(name, subject_of(ptx, record).sites)]
+    assert shipped.of_kernels.keys() & kernels.keys()
 
 
 def test_what_is_never_executed_does_not_count(kernels):

@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     mutate.add_argument("--kernel", nargs=3, action="append", default=[], metavar=("NAME", "PTX", "RECORD"),
                         help="another kernel and the record of a call")  # fmt: skip
     mutate.add_argument("--reasons", type=Path, help="JSON that says why survivors are redundant")
+    mutate.add_argument("--list", action="store_true", help="print tsmla's mutants and try none; check reasons' names")
     mutate.add_argument("--table", type=Path, help="write the results as Markdown")
     mutate.add_argument("--processes", type=int, default=2)
     return parser
@@ -131,11 +132,11 @@ def _run_record(given: argparse.Namespace) -> int:
 
 
 def _profile(given: argparse.Namespace) -> int:
-    from . import profile
+    from . import profile_text
 
     if not given.symbols and not given.against:
         raise ValueError("profile takes symbols of tsmla kernels, --against, or both")
-    for part in profile.report(given.symbols, given.against, given.tiles, given.heads):
+    for part in profile_text.report(given.symbols, given.against, given.tiles, given.heads):
         print(part, flush=True)
     return 0
 
@@ -146,17 +147,23 @@ def _mutate(given: argparse.Namespace) -> int:
     others = [(name, Path(ptx), Path(record)) for name, ptx, record in given.kernel]
     if not given.symbols and not others:
         raise ValueError("mutate takes symbols of tsmla kernels, --kernel, or both")
-    reasons = mutation_table.Reasons.read(given.reasons) if given.reasons else mutation_table.Reasons({})
-    results = mutation_table.results(given.symbols, others, given.processes)
-    names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
-    page, unexplained = mutation_table.render(results, reasons, ["tsmla-emulator", "mutate", *given.symbols, *names])
-    if given.table:
-        given.table.write_text(page, "utf-8")
+    reasons = mutation_table.Reasons.read(given.reasons) if given.reasons else mutation_table.Reasons()
+    if given.list:
+        labels, problems = mutation_table.listed(given.symbols, reasons)
+        for name, of_one in labels.items():
+            print(name, *of_one, sep="\n    ")
     else:
-        print(page, end="")
-    for survivor in unexplained:
-        print(f"no check catches it, and no reason is given: {survivor}", file=sys.stderr)
-    return 1 if unexplained else 0
+        results = mutation_table.results(given.symbols, others, given.processes)
+        names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
+        command = ["tsmla-emulator", "mutate", *given.symbols, *names]
+        page, problems = mutation_table.render(results, reasons, command)
+        if given.table:
+            given.table.write_text(page, "utf-8")
+        else:
+            print(page, end="")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
 
 
 def _spent(reports: list[Report], seconds: float) -> str:

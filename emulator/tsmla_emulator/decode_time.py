@@ -18,7 +18,7 @@ from tsmla.plan import PARTIAL_ROW, cut, deal_of, plan_decode, row_tiling, segme
 from tsmla.support import LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch
 
-from .cost import RATES, blackwell_mma
+from .rates import RATES, blackwell_mma
 
 ARCH = Arch.SM100A
 START_US = 4.0

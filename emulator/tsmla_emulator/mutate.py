@@ -14,7 +14,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,37 +22,12 @@ from . import machine
 from .core.binding import program_of
 from .host.memory import GuardError
 from .machine import EmulationError, Module, Options
+from .mutation_sites import ALWAYS_TRUE, REMOVED, Site, sites
 from .ptx.encoding import op_number
 from .ptx.model import Entry
 from .ptx.program import Program
 from .ptx.simple_ops import number_of
 from .record import Record
-
-REMOVED, ALWAYS_TRUE, NO_BYTES = "removed", "always true", "arrives, but expects no bytes"
-
-FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE,)),
-    ("mbarrier.arrive.expect_tx", r"mbarrier\.arrive\.expect_tx\.", (REMOVED, NO_BYTES)),
-    ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED,)),
-    ("mbarrier.expect_tx", r"mbarrier\.expect_tx\.", (REMOVED,)),
-    ("bar.sync", r"(bar|barrier)\.(cta\.)?sync", (REMOVED,)),
-    ("bar.arrive", r"(bar|barrier)\.(cta\.)?arrive", (REMOVED,)),
-    ("barrier.cluster", r"barrier\.cluster\.", (REMOVED,)),
-    ("fence.proxy.async", r"fence\.proxy\.async", (REMOVED,)),
-    ("fence.mbarrier_init", r"fence\.mbarrier_init", (REMOVED,)),
-    ("wgmma.fence", r"wgmma\.fence\.", (REMOVED,)),
-    ("wgmma.commit_group", r"wgmma\.commit_group\.", (REMOVED,)),
-    ("wgmma.wait_group", r"wgmma\.wait_group\.", (REMOVED,)),
-    ("tcgen05.commit", r"tcgen05\.commit\.", (REMOVED,)),
-    ("tcgen05.wait::ld", r"tcgen05\.wait::ld\.", (REMOVED,)),
-    ("tcgen05.wait::st", r"tcgen05\.wait::st\.", (REMOVED,)),
-    ("tcgen05.fence", r"tcgen05\.fence::", (REMOVED,)),
-    ("griddepcontrol.wait", r"griddepcontrol\.wait", (REMOVED,)),
-    ("cp.async commit, wait, arrive", r"cp\.async\.(commit_group|wait_group|wait_all|mbarrier\.)", (REMOVED,)),
-    ("cp.async.bulk.commit_group", r"cp\.async\.bulk\.commit_group", (REMOVED,)),
-    ("cp.async.bulk.wait_group", r"cp\.async\.bulk\.wait_group", (REMOVED,)),
-)
-"""Name, pattern of the opcodes (the first that matches counts) and what is done to them."""
 
 _INSTRUCTION = 48
 _OPCODE, _OPERAND_A, _OPERAND_B, _EXTRA = (0, "<H"), (12, "<i"), (16, "<i"), (38, "<H")
@@ -62,24 +36,6 @@ _OPCODE, _OPERAND_A, _OPERAND_B, _EXTRA = (0, "<H"), (12, "<i"), (16, "<i"), (38
 
 class NotClean(RuntimeError):
     """The unchanged kernel fails a check, so nothing can be said about mutants; the text holds what failed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """One instruction and what is done to it. `number` counts the instructions of its family in the kernel from 1."""
-
-    entry: str
-    position: int
-    family: str
-    number: int
-    action: str
-    line: int
-    text: str
-    source: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.family} #{self.number} {self.action}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,23 +63,6 @@ class Findings:
 
     results: list[Result]
     lenient: str = ""
-
-
-def sites(module: Module, entries: set[str]) -> list[Site]:
-    """Every synchronisation instruction of some of a module's entries, in order."""
-    found = []
-    for entry in (entry for name, entry in module.entries.items() if name in entries):
-        numbers = dict.fromkeys((name for name, *_ in FAMILIES), 0)
-        for position, instruction in enumerate(entry.instructions):
-            for name, pattern, actions in FAMILIES:
-                if re.match(pattern, instruction.opcode):
-                    numbers[name] += 1
-                    at = instruction.source
-                    source = f"{Path(at.file).name}:{at.line}" if at else ""
-                    about = (instruction.line, " ".join(instruction.text.split()), source)
-                    found += [Site(entry.name, position, name, numbers[name], action, *about) for action in actions]
-                    break
-    return found
 
 
 def schedules(warps: int) -> Iterator[tuple[str, Options]]:

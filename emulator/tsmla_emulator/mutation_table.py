@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime
-import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .mutate import FAMILIES, Findings, NotClean, Result, hunt
+from .mutate import Findings, NotClean, Result, Subject, hunt
+from .mutation_reasons import Reasons
+from .mutation_sites import FAMILIES
 
 LENGTHS = ((260, 130, 129), (700, 420, 1))
 """Query and KV lengths of a prefill: three query tiles, six KV tiles in rings of two, and a first query tile that sees
@@ -27,29 +27,6 @@ _LENIENT = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Reasons:
-    """Why surviving mutants are redundant, by kernel and label, as a person found out."""
-
-    texts: dict[tuple[str, str], str]
-
-    @classmethod
-    def read(cls, path: Path) -> Reasons:
-        """From JSON: [{"kernels": [name, ..], "mutants": [label, ..], "reason": text}, ..]."""
-        entries = json.loads(path.read_text("utf-8"))
-        return cls(
-            {(kernel, label): e["reason"] for e in entries for kernel in e["kernels"] for label in e["mutants"]}
-        )
-
-    def of(self, kernel: str, result: Result) -> str | None:
-        """None when nobody has said why."""
-        known = self.texts.get((kernel, result.site.label))
-        if result.cover:
-            covered = f"Caught when this is changed as well: {result.cover}."
-            return f"{known} {covered}" if known else covered
-        return known
-
-
 def results(
     symbols: Sequence[str], others: Sequence[tuple[str, Path, Path]], processes: int = 1
 ) -> dict[str, Findings]:
@@ -62,6 +39,18 @@ def results(
     for name, ptx, record in others:
         found[name] = hunt(name, ptx, record, processes)
     return found
+
+
+def listed(symbols: Sequence[str], reasons: Reasons) -> tuple[dict[str, list[str]], list[str]]:
+    """Without trying them out, every kernel's mutants by label, and a sentence about each reason that names none."""
+    labels, problems = {}, []
+    with tempfile.TemporaryDirectory() as scratch:
+        for symbol in symbols:
+            for name, (ptx, record) in recorded(symbol, Path(scratch)).items():
+                subject = Subject.of_files(name, ptx, record)
+                labels[name] = [site.label for site in subject.sites]
+                problems += [f"{name}: a reason is given for {what}" for what in reasons.wrong(name, subject.sites)]
+    return labels, problems
 
 
 def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, Path]]:
@@ -86,7 +75,7 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:
-    """The page, and the survivors without a reason as "kernel: label"."""
+    """The page, and a sentence about each survivor without a reason, and about each reason that is no survivor's."""
     results = {name: of_one.results for name, of_one in findings.items()}
     everything = [result for of_one in results.values() for result in of_one]
     lines = [
@@ -125,20 +114,32 @@ def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[st
         lines += [_row("kernel", "first finding in the unchanged kernel"), _row("-", "-")]
         lines += [_row(name, found) for name, found in lenient.items()]
     lines += ["", "## Survivors", "", _explained(results, reasons), ""]
-    unexplained = []
+    problems = []
     for name, of_one in results.items():
         survivors = [result for result in of_one if result.survived]
         if survivors:
-            lines += [f"### {name}", "", _row("mutant", "PTX line", "why it is redundant"), _row("-", "-", "-")]
+            columns = ("mutant", "PTX line (sources)", "why it is redundant")
+            lines += [f"### {name}", "", _row(*columns), _row("-", "-", "-")]
         for result in survivors:
-            reason = reasons.of(name, result)
+            reason = _reason(name, result, reasons)
             if reason is None:
-                unexplained.append(f"{name}: {result.site.label}")
+                problems.append(f"{name}: {result.site.label}: no check catches it, and no reason is given")
             at = result.site
             place = f"{at.line} `{at.text}`" + (f" ({at.source})" if at.source else "")
             lines.append(_row(at.label, place, reason or "**not known**"))
         lines += [""] if survivors else []
-    return "\n".join(lines).rstrip() + "\n", unexplained
+        caught = {result.site for result in of_one if result.kind}
+        wrong = reasons.wrong(name, [result.site for result in of_one], caught)
+        problems += [f"{name}: a reason is given for {what}" for what in wrong]
+    return "\n".join(lines).rstrip() + "\n", problems
+
+
+def _reason(kernel: str, result: Result, reasons: Reasons) -> str | None:
+    known = reasons.of(kernel, result.site)
+    if not result.cover:
+        return known
+    covered = f"Caught when this is changed as well: {result.cover}."
+    return f"{known} {covered}" if known else covered
 
 
 def _counted(results: list[Result]) -> list[str]:
@@ -153,7 +154,7 @@ def _counted(results: list[Result]) -> list[str]:
 def _explained(results: dict[str, list[Result]], reasons: Reasons) -> str:
     executed = sum(result.executed for of_one in results.values() for result in of_one)
     survivors = [(name, result) for name, of_one in results.items() for result in of_one if result.survived]
-    missing = sum(reasons.of(name, result) is None for name, result in survivors)
+    missing = sum(_reason(name, result, reasons) is None for name, result in survivors)
     seen = executed - len(survivors)
     redundant = len(survivors) - missing
     share = 100 * seen / max(1, executed - redundant)

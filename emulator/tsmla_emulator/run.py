@@ -12,8 +12,6 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import importlib.util
-import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +20,12 @@ from unittest import mock
 import torch
 
 from . import machine, record
-from .host import adoption, launch_config
+from .host import adoption, doubles, launch_config
 from .host.capture import Gpu, extents, open_library, parameters
 from .host.launch_config import KernelLimits
 from .host.link import link
 from .host.memory import Extent, check_guards, merged
-from .host.tensor import DEVICE, EmulatedDevice, EmulatedTensor, unwritten
+from .host.tensor import EmulatedDevice, EmulatedTensor, unwritten
 from .host.tensor_map import TensorMap
 from .machine import EmulationError, Launch, Module, Options, Region, Report
 from .ptx.model import Entry
@@ -224,10 +222,11 @@ def emulated(
     """
     emulation = Emulation(arch, options, rewrite, record_to, compiled)
     processors = processors or GPUS[arch].processors
+    replaced = doubles.torch_cuda(arch, GPUS[arch], processors) + doubles.tsmla_search(arch, emulation.kernel)
     with contextlib.ExitStack() as stack:
-        for target, name, replacement in (*_torch_cuda(arch, processors), *_tsmla(emulation)):
+        for target, name, replacement in replaced:
             stack.enter_context(mock.patch.object(target, name, replacement))
-        stack.enter_context(_fresh_resolution())
+        stack.enter_context(doubles.fresh_resolution())
         if adopt_compiles:
             stack.enter_context(adoption.adopting(arch, processors, emulation.adopt))
         stack.enter_context(EmulatedDevice())
@@ -275,56 +274,3 @@ def _parsed(text: str) -> Module:
 def _tsmla_writes(name: str) -> bool:
     """Parameters of tsmla's kernels that are results or scratch; the others are inputs."""
     return name in ("out", "lse", "workspace") or name.endswith("_out")
-
-
-def _torch_cuda(arch: str, processors: int) -> list[tuple[Any, str, Any]]:
-    """What operators and tests ask of torch.cuda, answered for the emulated device."""
-    gpu, name = GPUS[arch], f"emulated {arch}"
-    properties = types.SimpleNamespace(
-        name=name, major=gpu.capability[0], minor=gpu.capability[1], multi_processor_count=processors
-    )
-    answers = {
-        "is_available": True,
-        "device_count": 1,
-        "current_device": DEVICE.index,
-        "get_device_capability": gpu.capability,
-        "get_device_name": name,
-        "get_device_properties": properties,
-        "synchronize": None,
-        "current_stream": types.SimpleNamespace(device=DEVICE, cuda_stream=0, stream_id=0),
-    }
-    return [(torch.cuda, asked, lambda *_, answer=answer, **__: answer) for asked, answer in answers.items()]
-
-
-def _tsmla(emulation: Emulation) -> list[tuple[Any, str, Any]]:
-    """How tsmla's operators come to emulated kernels: the search of a variant ends here."""
-    if not _has_tsmla():
-        return []
-    from tsmla import checks, gpu, resolve
-    from tsmla.variant import Arch
-
-    arch = Arch(emulation.arch)
-    return [
-        (resolve, "_search", lambda variant: resolve.Resolved(emulation.kernel(variant), "emulated")),
-        (checks, "arch_of", lambda device: arch),
-        (gpu, "current_arch", lambda: (arch, f"emulated {arch} ({arch.gpus})")),
-    ]
-
-
-@contextlib.contextmanager
-def _fresh_resolution() -> Iterator[None]:
-    """What tsmla resolved before is not used inside, nor what it resolves inside afterwards."""
-    if not _has_tsmla():
-        yield
-        return
-    from tsmla import resolve
-
-    resolve.forget()
-    try:
-        yield
-    finally:
-        resolve.forget()
-
-
-def _has_tsmla() -> bool:
-    return importlib.util.find_spec("tsmla") is not None

@@ -25,6 +25,8 @@ from pathlib import Path
 from tsmla import jit
 from tsmla.variant import Variant, variant_from_dict
 
+from . import call_sites
+from .call_sites import CallSites
 from .link import cache_directory, link
 
 _DONE = "done\n"
@@ -50,7 +52,8 @@ def compile_for_emulation(variant: Variant, compiler: Compiler | None = None) ->
 
     compiler: the process to do it; None starts one when there is something to do.
     """
-    key = json.dumps(jit.cache_key(), sort_keys=True) + _sources() + Path(__file__).read_text("utf-8")
+    key = json.dumps(jit.cache_key(), sort_keys=True) + _sources()
+    key += "".join(Path(file).read_text("utf-8") for file in (__file__, call_sites.__file__))
     directory = cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32] / variant.symbol()
     obj, ptx = directory / "kernel.o", directory / "kernel.ptx"
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -170,9 +173,12 @@ def _main() -> None:
 def _compile(variant: Variant, obj: str, ptx: str) -> None:
     from tsmla_kernels.registry import compile_variant
 
-    compiled = compile_variant(variant)
+    sites = CallSites(Path(_sources()).parent)
+    with sites.noted():
+        compiled = compile_variant(variant)
     compiled.export_to_c(obj, function_name=variant.symbol(), export_only_tvm_ffi_symbols=True)
-    Path(ptx).write_text(compiled.__ptx__, "utf-8")
+    text = compiled.__ptx__.rstrip("\n\0") + "\n"
+    Path(ptx).write_text(text + sites.comments(text), "utf-8")
 
 
 if __name__ == "__main__":

@@ -85,11 +85,21 @@ Operand = Register | Immediate | Symbol | Address | Vector | Pair | Sink | Label
 
 
 @dataclass(frozen=True)
+class Call:
+    """A function of the kernels' sources ("sm90/prefill/load.load"), at a line, where it calls something."""
+
+    function: str
+    line: int
+    callee: str
+
+
+@dataclass(frozen=True)
 class Source:
-    """A `.loc` position: file, line."""
+    """A `.loc` position: file, line. `calls` led there, the innermost first; none where the text does not say."""
 
     file: str
     line: int
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass

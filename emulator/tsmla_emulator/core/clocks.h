@@ -1,0 +1,61 @@
+// Vector clocks of warps and asynchronous operations, as `happens_before.cpp` keeps them.
+//
+// Every actor has a component. A warp's own entry counts its releases; an access carries the entry's value at its
+// time. Access X happened before actor A when A's clock has reached X's time in X's component. Operations that are not
+// ordered among each other have components of their own, which are used again once the new operation's issuer knows
+// that the old one is over. A second clock holds what is known *and* fenced for the async proxy.
+//
+// tcgen05 operations are asynchronous, and barriers alone do not order them (PTX ISA 9.7.16.6, memory consistency model
+// of the 5th generation tensor core operations). Two more clocks follow them:
+// `ordered`: tcgen05 operations that come before what a warp arrives at or waits for next. Its own join with
+//     tcgen05.fence::before_thread_sync, once they are over, or by tcgen05.commit, which performs that fence (9.7.16.6.3,
+//     9.7.16.6.4.2); those of others with the barrier that the warp waited for.
+// `visible`: those that come before the tcgen05 operations a warp issues next. Its own join when they are over: at
+//     tcgen05.wait (9.7.16.6.2.3), synchronous ones at once (9.7.16.6.1); all `ordered` ones with
+//     tcgen05.fence::after_thread_sync (9.7.16.6.3).
+// A load ends at tcgen05.wait::ld and not where its values are used (9.7.16.6.4.5). Products follow each other
+// (9.7.16.6.2); the document says so for equal accumulators and shapes, and kernels take it for all of a CTA.
+#pragma once
+#include <vector>
+
+#include "numbers.h"
+
+struct Clock {
+  std::vector<u32> known, fenced, ordered, visible;
+  static void raise(std::vector<u32>& to, const std::vector<u32>& from) {
+    if (to.size() < from.size()) to.resize(from.size());
+    for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
+  }
+  static u32 at(const std::vector<u32>& v, u32 component) { return component < v.size() ? v[component] : 0; }
+  static u32& grown(std::vector<u32>& v, u32 component) {
+    if (v.size() <= component) v.resize(component + 1);
+    return v[component];
+  }
+  static void raise(std::vector<u32>& to, u32 component, u32 time) {
+    u32& entry = grown(to, component);
+    entry = std::max(entry, time);
+  }
+  // What a barrier hands on.
+  void join(const Clock& other) {
+    raise(known, other.known);
+    raise(fenced, other.fenced);
+    raise(ordered, other.ordered);
+  }
+};
+
+struct Actor {
+  u32 component = 0, time = 0;  // time: of an operation; a warp's is in its clock
+  u32 warp = 0, pc = 0;
+  bool operation = false, product = false;
+  Clock clock;
+};
+
+struct Access {
+  u32 component, time, pc, warp;
+  u16 bytes;  // of the granule
+  bool write, generic, operation;
+};
+
+struct Sync {
+  Clock gathered, published;
+};

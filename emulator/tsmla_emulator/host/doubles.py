@@ -1,0 +1,70 @@
+"""What stands in for torch.cuda and tsmla's search for kernels while a GPU is emulated."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .capture import Gpu
+from .tensor import DEVICE
+
+Replacement = tuple[Any, str, Any]
+"""What to replace an attribute of: the object, the attribute's name, what to put there."""
+
+
+def torch_cuda(arch: str, gpu: Gpu, processors: int) -> list[Replacement]:
+    """What operators and tests ask of torch.cuda, answered for the emulated device."""
+    name = f"emulated {arch}"
+    properties = types.SimpleNamespace(
+        name=name, major=gpu.capability[0], minor=gpu.capability[1], multi_processor_count=processors
+    )
+    answers = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": DEVICE.index,
+        "get_device_capability": gpu.capability,
+        "get_device_name": name,
+        "get_device_properties": properties,
+        "synchronize": None,
+        "current_stream": types.SimpleNamespace(device=DEVICE, cuda_stream=0, stream_id=0),
+    }
+    return [(torch.cuda, asked, lambda *_, answer=answer, **__: answer) for asked, answer in answers.items()]
+
+
+def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
+    """How tsmla's operators come to emulated kernels: the search of a variant ends with `kernel(variant)`."""
+    if not _has_tsmla():
+        return []
+    from tsmla import checks, gpu, resolve
+    from tsmla.variant import Arch
+
+    arch = Arch(name)
+    return [
+        (resolve, "_search", lambda variant: resolve.Resolved(kernel(variant), "emulated")),
+        (checks, "arch_of", lambda device: arch),
+        (gpu, "current_arch", lambda: (arch, f"emulated {arch} ({arch.gpus})")),
+    ]
+
+
+@contextlib.contextmanager
+def fresh_resolution() -> Iterator[None]:
+    """What tsmla resolved before is not used inside, nor what it resolves inside afterwards."""
+    if not _has_tsmla():
+        yield
+        return
+    from tsmla import resolve
+
+    resolve.forget()
+    try:
+        yield
+    finally:
+        resolve.forget()
+
+
+def _has_tsmla() -> bool:
+    return importlib.util.find_spec("tsmla") is not None

@@ -1,0 +1,112 @@
+"""What can be taken away from a kernel: synchronisation instructions, known by where the sources ask for them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from pathlib import Path
+
+from .machine import Module
+from .ptx.model import Entry, Source
+
+REMOVED, ALWAYS_TRUE, NO_BYTES = "removed", "always true", "arrives, but expects no bytes"
+
+FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE,)),
+    ("mbarrier.arrive.expect_tx", r"mbarrier\.arrive\.expect_tx\.", (REMOVED, NO_BYTES)),
+    ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED,)),
+    ("mbarrier.expect_tx", r"mbarrier\.expect_tx\.", (REMOVED,)),
+    ("bar.sync", r"(bar|barrier)\.(cta\.)?sync", (REMOVED,)),
+    ("bar.arrive", r"(bar|barrier)\.(cta\.)?arrive", (REMOVED,)),
+    ("barrier.cluster", r"barrier\.cluster\.", (REMOVED,)),
+    ("fence.proxy.async", r"fence\.proxy\.async", (REMOVED,)),
+    ("fence.mbarrier_init", r"fence\.mbarrier_init", (REMOVED,)),
+    ("wgmma.fence", r"wgmma\.fence\.", (REMOVED,)),
+    ("wgmma.commit_group", r"wgmma\.commit_group\.", (REMOVED,)),
+    ("wgmma.wait_group", r"wgmma\.wait_group\.", (REMOVED,)),
+    ("tcgen05.commit", r"tcgen05\.commit\.", (REMOVED,)),
+    ("tcgen05.wait::ld", r"tcgen05\.wait::ld\.", (REMOVED,)),
+    ("tcgen05.wait::st", r"tcgen05\.wait::st\.", (REMOVED,)),
+    ("tcgen05.fence", r"tcgen05\.fence::", (REMOVED,)),
+    ("griddepcontrol.wait", r"griddepcontrol\.wait", (REMOVED,)),
+    ("cp.async commit, wait, arrive", r"cp\.async\.(commit_group|wait_group|wait_all|mbarrier\.)", (REMOVED,)),
+    ("cp.async.bulk.commit_group", r"cp\.async\.bulk\.commit_group", (REMOVED,)),
+    ("cp.async.bulk.wait_group", r"cp\.async\.bulk\.wait_group", (REMOVED,)),
+)
+"""Name, pattern of the opcodes (the first that matches counts) and what is done to them."""
+
+PARTS = "parts/"
+"""Where functions are that kernels are composed from. They are in all kernels, so their callers tell more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One instruction and what is done to it.
+
+    A person knows it by its key: the innermost function that is not in `PARTS` ("sm90/prefill/load.load"), what that
+    calls ("k_edge.wait_full"), family and action. Unrolled loops, and functions called twice, make several of one key:
+    this is number `copy` of `copies`. Where PTX does not say what led to it, family and action stand alone.
+    """
+
+    entry: str
+    position: int
+    function: str
+    callee: str
+    family: str
+    action: str
+    line: int
+    text: str
+    source: str
+    copy: int = 1
+    copies: int = 1
+
+    @property
+    def key(self) -> str:
+        return ": ".join(part for part in (self.function, self.callee, f"{self.family} {self.action}") if part)
+
+    @property
+    def label(self) -> str:
+        return self.key if self.copies == 1 else f"{self.key} ({self.copy} of {self.copies})"
+
+
+def sites(module: Module, entries: set[str]) -> list[Site]:
+    """Every synchronisation instruction of some of a module's entries, in order."""
+    found = []
+    for entry in (entry for name, entry in module.entries.items() if name in entries):
+        for position, instruction in enumerate(entry.instructions):
+            for name, pattern, actions in FAMILIES:
+                if re.match(pattern, instruction.opcode):
+                    function, callee, source = _place(_source_of(entry, position))
+                    about = (instruction.line, " ".join(instruction.text.split()), source)
+                    found += [Site(entry.name, position, function, callee, name, action, *about) for action in actions]
+                    break
+    copies = collections.Counter(site.key for site in found)
+    seen: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for site in found:
+        seen[site.key] += 1
+        numbered.append(dataclasses.replace(site, copy=seen[site.key], copies=copies[site.key]))
+    return numbered
+
+
+def _source_of(entry: Entry, position: int) -> Source | None:
+    """Of an instruction, or of the next one of its kind that says which calls led there: the compiler gives no location
+    to `wgmma.fence`, which stands before the products that it is for."""
+    at = entry.instructions[position].source
+    if at is None or at.calls:
+        return at
+    kind = entry.instructions[position].opcode.partition(".")[0]
+    others = (other for other in entry.instructions[position:] if other.opcode.partition(".")[0] == kind)
+    return next((other.source for other in others if other.source and other.source.calls), at)
+
+
+def _place(at: Source | None) -> tuple[str, str, str]:
+    """Function and callee of a site, and the lines of the sources from there to the instruction."""
+    if at is None:
+        return "", "", ""
+    depth = next((depth for depth, call in enumerate(at.calls) if not call.function.startswith(PARTS)), -1)
+    if depth < 0:
+        return "", "", f"{Path(at.file).name}:{at.line}"
+    lines = (f"{call.function.rpartition('.')[0]}.py:{call.line}" for call in reversed(at.calls[: depth + 1]))
+    return at.calls[depth].function, at.calls[depth].callee, ", ".join(lines)
