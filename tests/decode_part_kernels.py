@@ -9,10 +9,11 @@ import cutlass
 from cutlass import Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from decode_records import WORDS
+from tsmla.call import DECODE
 from tsmla.plan import Deal
 from tsmla.variant import DecodeVariant
-from tsmla_kernels.decode.arguments import decode_arguments
 from tsmla_kernels.decode.combine import launch_combine
+from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of, terms_of
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, visibility
@@ -82,20 +83,18 @@ class Combiner:
         self.deal = deal
         self.pdl = pdl
 
-    @cute.jit
-    def __call__(
-        self, query, kv_cache, block_tables, seq_lens, causal_seqs, visible, out, lse, workspace, softmax_scale,
-        output_scale, causal, window_left, cp_world, cp_rank, cp_interleave, parts, stream,
-    ):  # fmt: skip
-        batch, q_len, heads, _ = query.shape
-        partials = partials_of(Int32(self.deal.row_tile), workspace, batch, q_len * heads, parts)
-        launch_combine(self.pdl, partials, out, lse, output_scale, stream)
+    __call__ = host_entry(DECODE)
+
+    def launch(self, given):
+        batch, q_len, heads, _ = given.query.shape
+        partials = partials_of(Int32(self.deal.row_tile), given.workspace, batch, q_len * heads, given.parts)
+        launch_combine(self.pdl, partials, given.out, given.lse, given.output_scale, given.stream)
 
 
 @functools.lru_cache(maxsize=8)
 def compiled_combiner(deal: Deal, variant: DecodeVariant):
     """The combiner for one deal as `Emulation.adopt` takes it, with a decode kernel's arguments."""
-    return cute.compile(Combiner(deal, variant.pdl), *decode_arguments(variant), options=_options(variant.arch))
+    return cute.compile(Combiner(deal, variant.pdl), *fake_arguments(variant), options=_options(variant.arch))
 
 
 @functools.lru_cache(maxsize=8)
