@@ -6,6 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tsmla.support import (
+    DECODE_OUT_DTYPES,
+    LATENT_DIM,
+    PACK_DTYPES,
+    PACK_OUT_DTYPES,
+    PREFILL_DIMS,
+    PREFILL_DTYPES,
+    ROPE_DIM,
+    why_unsupported,
+)
+from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -32,3 +44,41 @@ def promised(example: str, name: str) -> tuple[tuple[int, ...], str]:
     found = re.search(rf"#.*\b{name} \[([\d, ]+)\] (\w+)", example)
     assert found, f"the example does not say what {name} is"
     return tuple(map(int, found[1].split(","))), found[2]
+
+
+def support_table() -> str:
+    """What exists, as the README's Markdown table, asked of `why_unsupported`."""
+    dims = ", ".join(map(str, PREFILL_DIMS))
+    rows = [
+        (
+            f"`tsmla_prefill`, {dtype} in, {out} out, head dims {dims}",
+            [all(why_unsupported(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
+        )
+        for dtype in Dtype
+        for out in Dtype
+        if any(out in dtypes.get(dtype, ()) for dtypes in PREFILL_DTYPES.values())
+    ]
+    rows += [
+        (
+            f"`tsmla_decode`, {dtype} in, {out_dtype} out, latent {LATENT_DIM}, rope {ROPE_DIM}",
+            [why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None for arch in Arch],
+        )
+        for dtype, out_dtype in DECODE_OUT_DTYPES.items()
+    ]
+    rows += [
+        (
+            f"`mla_kv_pack_quantize_fp8`, {dtype} in, {', '.join(PACK_OUT_DTYPES)} out",
+            [
+                why_unsupported(PackVariant(arch, dtype, PACK_OUT_DTYPES[0], 128, 64, 128, False)) is None
+                for arch in Arch
+            ],
+        )
+        for dtype in PACK_DTYPES
+    ]
+    head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
+    body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+
+
+def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
+    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=True, lse=True, pdl=False)

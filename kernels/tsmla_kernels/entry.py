@@ -1,5 +1,4 @@
-"""What the compiler is told of a kernel's arguments: fakes of them, and the host entry, both from tables of `tsmla.call`.
-"""
+"""What the compiler is told of a kernel's arguments, from the tables in `tsmla.call`: fakes, and the host entry."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from tsmla.variant import Variant
 from .parts.precision import numeric
 
 _FIXED = {"float32": cutlass.Float32, "int32": cutlass.Int32, "int8": cutlass.Int8}
-_NUMBERS = {float: cutlass.Float32, int: cutlass.Int32}
 
 
 def fake_arguments(variant: Variant) -> tuple:
@@ -32,7 +30,8 @@ def fake_arguments(variant: Variant) -> tuple:
     arguments: list[Any] = []
     for argument in OPERATORS[variant.family].arguments:
         if not isinstance(argument, Argument):
-            arguments.append(_NUMBERS[argument.kind](0))
+            number = cutlass.Float32 if isinstance(argument.neutral, float) else cutlass.Int32
+            arguments.append(number(argument.neutral))
         elif argument.only_with and not getattr(variant, argument.only_with):
             arguments.append(None)
         else:
@@ -46,8 +45,8 @@ def _fake_tensor(variant: Variant, argument: Argument, shape: tuple) -> Any:
     element = _FIXED.get(argument.dtype) or numeric(getattr(variant, argument.dtype))
     known = argument.align * 8 // element.width if argument.strides is Strides.ROWS else 1
     outer = tuple(cute.sym_int64(divisibility=known) for _ in shape[:-1])
-    gaps = argument.strides is Strides.ANY or argument.rewritten
-    last = cute.sym_int64() if gaps else 1
+    halves = "int64" in argument.also_dtypes  # which the operator rewrites as every second one of 32 bits
+    last = cute.sym_int64() if halves or argument.strides is Strides.ANY else 1
     return make_fake_tensor(element, shape, (*outer, last), assumed_align=argument.align)
 
 

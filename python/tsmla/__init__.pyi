@@ -9,11 +9,11 @@ from .pack import mla_kv_pack_quantize_fp8 as mla_kv_pack_quantize_fp8
 from .prefill import tsmla_prefill as tsmla_prefill
 from .prepare import warmup as warmup
 from .resolve import served as served
-from .status import binary_status as binary_status
-from .status import has_binary_decode as has_binary_decode
-from .status import has_binary_prefill as has_binary_prefill
-from .status import variant_status as variant_status
 from .support import why_unsupported as why_unsupported
+from .tools.status import binary_status as binary_status
+from .tools.status import has_binary_decode as has_binary_decode
+from .tools.status import has_binary_prefill as has_binary_prefill
+from .tools.status import variant_status as variant_status
 from .variant import Arch as Arch
 from .variant import DecodeVariant as DecodeVariant
 from .variant import Dtype as Dtype

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from .errors import ArgumentError, UnsupportedError
-from .variant import Arch, Dtype
+from .variant import Arch, Dtype, Variant
 
 TORCH_DTYPES: dict[torch.dtype, Dtype] = {
     torch.bfloat16: Dtype.BF16,
@@ -25,6 +25,13 @@ SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
 LARGEST_SCORES_FACTOR = 1024.0
 """Of what scores are multiplied by: models' factors are below 1. Kernels subtract a row's maximum from scores after the
 multiplication, in float32, so what is left of scaled scores beyond 2 ** 23 is rounded to whole numbers and more."""
+
+
+def dtype_in_table(variant: Variant, name: str) -> torch.dtype:
+    """The dtype that an operator's table (`call`) names: a field of the variant, or torch's own name."""
+    ours = getattr(variant, name, None)
+    return getattr(torch, name) if ours is None else TORCH_DTYPE_OF[ours]
+
 
 _arch_by_index: dict[int, Arch] = {}
 
@@ -283,5 +290,5 @@ def _listed(values: Iterable[object]) -> str:
     return ", ".join(str(value) for value in values)
 
 
-def _shape(sizes: Iterable[int]) -> str:
+def _shape(sizes: Iterable[int | str]) -> str:
     return f"[{', '.join(str(size) for size in sizes)}]"

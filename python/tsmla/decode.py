@@ -193,7 +193,7 @@ class _Served(NamedTuple):
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `_Options`), with every check and its error."""
     options = _Options(*chosen)
-    query, kv_cache, _, seq_lens, causal_seqs, *_ = tensors
+    query, kv_cache, block_tables, seq_lens, causal_seqs, *_ = tensors
     examination = examine.Examination(DECODE, tensors)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
@@ -205,7 +205,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     batch, q_len, heads = sizes["batch"], sizes["q_len"], sizes["heads"]
     for name, size, least in (("kv_cache", "pages", "one page"), ("block_tables", "width", "one column")):
         if batch and not sizes[size]:
-            given = list(examination.tensors[name].shape)
+            given = list((kv_cache if name == "kv_cache" else block_tables).shape)
             raise ArgumentError(f"{_OPERATOR}: {name} has shape {given}; it must have at least {least}")
     if sizes["page_size"] not in _PAGES:
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {_PAGES}")

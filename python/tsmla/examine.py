@@ -57,10 +57,7 @@ class Examination:
 
     def _check_dtype(self, argument: Argument, variant: Variant) -> None:
         given: Any = self.tensors[argument.given]
-        accepted = [
-            checks.TORCH_DTYPE_OF[getattr(variant, name)] if name in ("dtype", "out_dtype") else getattr(torch, name)
-            for name in (argument.dtype, *argument.also_dtypes)
-        ]
+        accepted = [checks.dtype_in_table(variant, name) for name in (argument.dtype, *argument.also_dtypes)]
         checks.dtype_in(self.operator.name, argument.given, given, accepted)
 
     def _check_shape(self, argument: Argument) -> None:
@@ -107,7 +104,7 @@ def kind_source(operator: Operator) -> str:
     """
     first, *_ = required = [x for x in operator.given if x.left_out is LeftOut.REFUSED]
     optional = [x for x in operator.given if x.left_out is not LeftOut.REFUSED]
-    floats = [x for x in operator.given if x.dtype in ("dtype", "out_dtype")]
+    floats = [x for x in operator.given if not x.dtype.startswith("int")]
     others = [f"type({x.given})" for x in required[1:]]
     keyed = {field.name for field in dataclasses.fields(operator.variant)} | set(operator.keyed)
     lines, facts = [], [f"{operator.name!r}, options, fact, {first.given}.get_device(), {first.given}.dtype"]
@@ -139,12 +136,11 @@ def kind_source(operator: Operator) -> str:
 def _facts(argument: Argument) -> list[str]:
     """Expressions for what no kernel checks of a tensor."""
     name, found = argument.given, []
-    unsigned_too = "uint8" in argument.also_dtypes
-    if argument.dtype == "out_dtype" or argument.dtype.startswith("int") and not unsigned_too:
+    if argument.dtype in ("out_dtype", "int32"):
         found.append(f"{name}.dtype")
     if argument.strides is Strides.PAGES:
         found.append(f"{name}.is_contiguous() or {name}.stride()")
-    elif argument.strides is Strides.WHOLE and (len(argument.shape) > 1 or argument.rewritten):
+    elif argument.strides is Strides.WHOLE and (len(argument.shape) > 1 or "int64" in argument.also_dtypes):
         found.append(f"{name}.is_contiguous()")
     elif argument.written:
         found.append(f"{name}.is_contiguous() or not overlapping({name})")

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import gpu, resolve
+from .call import OPERATORS, Argument, Number, extent, fixed_sizes
 from .plan import RECORD_BYTES
-from .support import LATENT_DIM, ROPE_DIM
-from .variant import DecodeVariant, PackVariant, PrefillVariant, Variant
+from .variant import Variant
 
 
 def warmup(variants: Iterable[Variant]) -> dict[Variant, str]:
@@ -34,30 +34,19 @@ def warmup(variants: Iterable[Variant]) -> dict[Variant, str]:
 
 
 def _one_token(variant: Variant) -> tuple[Any, ...]:
-    """Arguments of the smallest call that launches: one token, one head."""
+    """Arguments of the smallest call that launches: every size is 1 where it can be, every element 0."""
     import torch
 
-    from .checks import TORCH_DTYPE_OF
+    from .checks import dtype_in_table
 
+    sizes = {"batch_size": 1, "page_size": 64, "bytes": RECORD_BYTES, **fixed_sizes(variant)}
 
-    def zeros(*shape: int, dtype: torch.dtype = TORCH_DTYPE_OF[variant.dtype]) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device="cuda")
+    def made(argument: Argument | Number) -> Any:
+        if isinstance(argument, Number):
+            return argument.neutral
+        if argument.only_with and not getattr(variant, argument.only_with):
+            return None
+        shape = [extent(size, sizes) or 1 for size in argument.shape]
+        return torch.zeros(shape, dtype=dtype_in_table(variant, argument.dtype), device="cuda")
 
-    out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
-    if isinstance(variant, PrefillVariant):
-        q, k, v = zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_qk), zeros(1, 1, variant.d_v)
-        lse = zeros(1, 1, dtype=torch.float32) if variant.lse else None
-        lengths = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
-        return q, k, v, zeros(1, 1, variant.d_v, dtype=out_dtype), lse, lengths, lengths, 1.0, 1.0
-    if isinstance(variant, DecodeVariant):
-        query, cache = zeros(1, 1, 1, LATENT_DIM + ROPE_DIM), zeros(1, 64, LATENT_DIM + ROPE_DIM)
-        pages, length = zeros(1, 1, dtype=torch.int32), torch.tensor([1], dtype=torch.int32, device="cuda")
-        out = zeros(1, 1, 1, LATENT_DIM, dtype=out_dtype)
-        lse = zeros(1, 1, 1, dtype=torch.float32) if variant.lse else None
-        workspace, scales, sight, parts = zeros(RECORD_BYTES, dtype=torch.int8), (1.0, 1.0), (1, -1, 1, 0, 1), 1
-        return query, cache, pages, length, length, length[:, None], out, lse, workspace, *scales, *sight, parts
-    if isinstance(variant, PackVariant):
-        k_out = zeros(1, 1, variant.d_nope + variant.d_rope, dtype=out_dtype)
-        v_out = zeros(1, 1, variant.d_v, dtype=out_dtype)
-        return zeros(1, 1, variant.d_nope), zeros(1, variant.d_rope), zeros(1, 1, variant.d_v), k_out, v_out, 1.0, 1.0
-    raise TypeError(f"not a variant: {variant!r}")
+    return tuple(made(argument) for argument in OPERATORS[variant.family].arguments)

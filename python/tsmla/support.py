@@ -85,38 +85,3 @@ def _why_pack(variant: PackVariant) -> str | None:
         if size <= 0 or size % PACK_VECTOR or size > PACK_MAX_DIM:
             return f"pack needs {name} to be a multiple of {PACK_VECTOR} up to {PACK_MAX_DIM}, not {size}"
     return None
-
-
-def support_table() -> str:
-    """What exists, as the README's Markdown table, asked of `why_unsupported`."""
-    dims = _listed(PREFILL_DIMS)
-    rows = [
-        (
-            f"`tsmla_prefill`, {dtype} in, {out} out, head dims {dims}",
-            [all(_why_prefill(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
-        )
-        for dtype in Dtype
-        for out in Dtype
-        if any(out in dtypes.get(dtype, ()) for dtypes in PREFILL_DTYPES.values())
-    ]
-    rows += [
-        (
-            f"`tsmla_decode`, {dtype} in, {out_dtype} out, latent {LATENT_DIM}, rope {ROPE_DIM}",
-            [_why_decode(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None for arch in Arch],
-        )
-        for dtype, out_dtype in DECODE_OUT_DTYPES.items()
-    ]
-    rows += [
-        (
-            f"`mla_kv_pack_quantize_fp8`, {dtype} in, {_listed(PACK_OUT_DTYPES)} out",
-            [_why_pack(PackVariant(arch, dtype, PACK_OUT_DTYPES[0], 128, 64, 128, False)) is None for arch in Arch],
-        )
-        for dtype in PACK_DTYPES
-    ]
-    head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
-    body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
-
-
-def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
-    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=True, lse=True, pdl=False)

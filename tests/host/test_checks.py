@@ -38,15 +38,13 @@ def test_devices_that_differ() -> None:
     checks.same_device("operator", "query", tensor, "key", torch.device("meta"))
 
 
-def test_number_of_dimensions() -> None:
-    layout = ("tokens", "heads", "d_qk")
-    refused(checks.ndim, torch.zeros(2, 3), layout, says=("shape [2, 3]", "3 dimensions [tokens, heads, d_qk]"))
-    checks.ndim("operator", "query", torch.zeros(2, 3, 4), layout)
-
-
 def test_shape() -> None:
     refused(checks.shape, torch.zeros(2, 3), (2, 4), says=("shape [2, 3]", "must be [2, 4]"))
-    checks.shape("operator", "query", torch.zeros(2, 3), (2, 3))
+    refused(checks.shape, torch.zeros(2, 3), ("tokens", 2, 3), says=("shape [2, 3]", "must be [tokens, 2, 3]"))
+    either = (("pages", 3), ("pages", 1, 3))
+    refused(checks.shape, torch.zeros(2, 2, 3), *either, says=("must be [pages, 3] or [pages, 1, 3]",))
+    for tensor in (torch.zeros(2, 3), torch.zeros(2, 1, 3)):
+        assert checks.shape("operator", "query", tensor, *either) == {"pages": 2}
 
 
 def test_dtype() -> None:

@@ -311,7 +311,10 @@ WRONG = {
         {"query": bf16(BATCH, HEADS, 576)},
         "query has shape [3, 4, 576]; it must be [batch, q_len, heads, 576]",
     ),
-    "query width": ({"query": bf16(3, 2, 4, 512)}, "query has shape [3, 2, 4, 512]; it must be [batch, q_len, heads, 576]"),
+    "query width": (
+        {"query": bf16(3, 2, 4, 512)},
+        "query has shape [3, 2, 4, 512]; it must be [batch, q_len, heads, 576]",
+    ),
     "query dtype": ({"query": bf16(3, 2, 4, 576).float()}, "query is torch.float32; accepted: torch.bfloat16"),
     "query with gaps": ({"query": bf16(3, 2, 8, 576)[:, :, ::2]}, "query has shape [3, 2, 4, 576] and strides"),
     "query address": (
@@ -366,7 +369,10 @@ WRONG = {
         {"block_tables": torch.zeros(2, WIDTH, dtype=torch.int32)},
         "block_tables has shape [2, 6]; it must be [3, width]",
     ),
-    "table without columns": ({"block_tables": torch.zeros(3, 0, dtype=torch.int32)}, "block_tables has shape [3, 0]; it must have at least one column"),
+    "table without columns": (
+        {"block_tables": torch.zeros(3, 0, dtype=torch.int32)},
+        "block_tables has shape [3, 0]; it must have at least one column",
+    ),
     "table with gaps": (
         {"block_tables": torch.zeros(3, 12, dtype=torch.int32)[:, ::2]},
         "block_tables has strides (12, 2); its last dimension must have stride 1",

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import readme
 from readme import README
-from tsmla import records
 from tsmla.settings import SETTINGS
-from tsmla.support import support_table
+from tsmla.tools import records
 from tsmla.variant import Arch
 
 from benchmarks import report
@@ -20,7 +19,7 @@ PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for
 
 
 def test_support_table():
-    assert support_table() in README
+    assert readme.support_table() in README
 
 
 @pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A], ids=str)

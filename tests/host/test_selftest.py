@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import tsmla
 from examples import DECODE, PACK, PREFILL, library_manifest
-from tsmla import gpu, manifest, records, toolchain
-from tsmla.tools import cli, emulated, selftest_family
+from tsmla import gpu, manifest, toolchain
+from tsmla.tools import cli, emulated, records, selftest_family
 from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_family import Limits, run_family
 from tsmla.tools.selftest_protocol import Job

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import tsmla
 from examples import PACK, PREFILL
-from tsmla import gpu, resolve, status, toolchain
+from tsmla import gpu, resolve, toolchain
 from tsmla.errors import ArgumentError
+from tsmla.tools import status
 from tsmla.variant import FAMILIES, Arch
 
 

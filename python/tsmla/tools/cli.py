@@ -143,7 +143,7 @@ def _cache() -> str:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from ..status import binary_status, variant_status
+    from .status import binary_status, variant_status
 
     if options.variant:
         statuses = [variant_status(variant) for variant in _named_variants("probe", options)]

@@ -115,8 +115,9 @@ def _prefill() -> tuple[str, bool]:
 def _decode() -> tuple[str, bool]:
     import torch
 
-    from ..decode import decode_workspace_size, tsmla_decode
+    from ..decode import tsmla_decode
     from ..support import LATENT_DIM, ROPE_DIM
+    from ..workspace import decode_workspace_size
 
     lengths, q_len, heads, page = (5000, 324), 2, 16, 64
     width = LATENT_DIM + ROPE_DIM

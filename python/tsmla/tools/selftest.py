@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .. import gpu, manifest, records, toolchain
+from .. import gpu, manifest, toolchain
 from ..errors import ArgumentError, LibraryError
 from ..variant import FAMILIES, Arch, Variant
-from . import emulated
+from . import emulated, records
 from .selftest_family import EMULATED, ON_GPU, run_family
 from .selftest_protocol import Job, Machine, Outcome
 

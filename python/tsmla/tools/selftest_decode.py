@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 
 from ..checks import TORCH_DTYPE_OF
-from ..decode import decode_workspace_size, tsmla_decode
+from ..decode import tsmla_decode
 from ..support import LATENT_DIM, ROPE_DIM
 from ..variant import DecodeVariant, Dtype
+from ..workspace import decode_workspace_size
 from .selftest_cases import DecodeCase
 from .selftest_memory import Memory, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge

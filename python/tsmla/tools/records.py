@@ -1,6 +1,6 @@
 """Which architectures' kernels have run on hardware, where and when: the selftest records that ship with tsmla.
 
-`selftest_ARCH.json` beside this file is what `tsmla selftest --full --json` printed on a GPU of that architecture. Its
+`records/selftest_ARCH.json` is what `tsmla selftest --full --json` printed on a GPU of that architecture. Its
 presence is all that it takes. Standard library only.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..variant import Arch
 
-DIRECTORY = Path(__file__).parent
+DIRECTORY = Path(__file__).parents[1] / "records"
 SCHEMA = 1
 COMMAND = "tsmla selftest --full --json > selftest.json"
 UNVERIFIED = (

@@ -7,10 +7,11 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from . import gpu, loader, records, resolve, settings
-from .errors import ArgumentError, LibraryError, TsmlaError
-from .support import why_unsupported
-from .variant import FAMILIES, Arch, Variant
+from .. import gpu, loader, resolve, settings
+from ..errors import ArgumentError, LibraryError, TsmlaError
+from ..support import why_unsupported
+from ..variant import FAMILIES, Arch, Variant
+from . import records
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""Write docs/arguments.md from the tables in `tsmla.call`: `python docs/arguments.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides
+
+PAGE = Path(__file__).with_suffix(".md")
+_INTRODUCTION = """\
+# Arguments
+
+What each kernel takes, in its order, and what callers may give for it. `docs/arguments.py` writes this page from the
+tables in `python/tsmla/call.py`, from which kernels' signatures and the operators' checks derive, too. What arguments
+mean is in the operators' docstrings.
+
+Sizes such as `d_qk` that are fields of a variant are compiled in; all others are free, and one name is one size within
+a table. *dtype* is the inputs' and *out_dtype* the output's; support says which exist
+(`python/tsmla/support.py`). Addresses, and strides that are free, are multiples of the alignment in bytes, except that
+the stride of a dimension of one element means nothing. After these arguments every kernel takes a CUDA stream."""
+
+
+def page() -> str:
+    """The page's text."""
+    return "\n\n".join((_INTRODUCTION, *(_section(operator) for operator in OPERATORS.values()))) + "\n"
+
+
+def _section(operator: Operator) -> str:
+    head = ("kernel's", "caller's", "shape", "dtype", "strides", "alignment", "when left out")
+    rows = [head, ("---",) * len(head)]
+    for argument in operator.arguments:
+        rows.append(_number(argument) if isinstance(argument, Number) else _tensor(argument))
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"## `{operator.name}`\n\n{table}"
+
+
+def _number(number: Number) -> tuple[str, ...]:
+    kind = "float32" if isinstance(number.neutral, float) else "int32"
+    given = number.given if " (" in number.given else f"`{number.given}`"
+    return f"`{number.name}`", given, "number", kind, "", "", ""
+
+
+def _tensor(argument: Argument) -> tuple[str, ...]:
+    shapes = [f"[{', '.join(map(str, shape))}]" for shape in (argument.shape, argument.also_shape) if shape]
+    dtypes = [name if name[-1].isdigit() else f"*{name}*" for name in (argument.dtype, *argument.also_dtypes)]
+    outer = len(argument.shape) > 1 and argument.strides in (Strides.ROWS, Strides.PAGES)
+    aligned = f"{argument.align}{', outer strides too' if outer and argument.align > 4 else ''}"
+    if argument.only_with:
+        left_out = "made if asked for"
+    else:
+        left_out = argument.left_out.value if isinstance(argument.left_out, LeftOut) else f"`{argument.left_out}`"
+    return (
+        f"`{argument.name}`", f"`{argument.given}`", " or ".join(shapes), " or ".join(dtypes), argument.strides.value,
+        aligned, left_out,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,209 @@
+"""The tables of arguments: what derives from them, and that operators and kernels keep to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import tsmla
+from examples import DECODE, PACK, PREFILL
+from refusing import refusing
+from tsmla import checks, examine, resolve
+from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, extent, fixed_sizes
+from tsmla.variant import Arch, Variant
+from tsmla_kernels import registry
+
+VARIANTS = (PREFILL, DECODE, PACK)
+SIZES = {
+    "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "q_len": 2, "heads": 6,
+    "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5,
+}  # fmt: skip
+NUMBERS: dict[str, dict[str, Any]] = {
+    "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,
+                "max_seq_len": 7, "seq_lens": None},
+    "decode": {"softmax_scale": 0.25, "output_scale": 3.0, "causal_mask": True, "window_left": 9, "cp_world": 4,
+               "cp_rank": 2, "cp_interleave_size": 16, "max_seq_len": 300, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "pack": {"k_scale_inv": 2.0, "v_scale_inv": 3.0},
+}  # fmt: skip
+PARTS = "the plan's (`plan_decode`)"
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[tuple]:
+    """What kernels were launched with, where CPU tensors pass for those of a GPU, and every kernel checks its own."""
+    found: list[tuple] = []
+
+    def kernel(variant: Variant):
+        return lambda *arguments: (refusing(variant)(*arguments), found.append(arguments))
+
+    monkeypatch.setattr(resolve, "kernel", kernel)
+    monkeypatch.setattr(checks, "cuda", checks.stored)
+    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
+    monkeypatch.setattr("tsmla.decode.multiprocessors", lambda device: 132)
+    return found
+
+
+def operator_of(variant: Variant) -> Operator:
+    return OPERATORS[variant.family]
+
+
+def function_of(variant: Variant):
+    return getattr(tsmla, operator_of(variant).name)
+
+
+def tensor_of(variant: Variant, argument: Argument) -> torch.Tensor:
+    shape = [extent(size, {**SIZES, **fixed_sizes(variant)}) for size in argument.shape]
+    return torch.zeros(shape, dtype=checks.dtype_in_table(variant, argument.dtype))
+
+
+def call_of(variant: Variant) -> dict[str, Any]:
+    """A right call with every tensor that can be given; no two numbers are equal."""
+    operator = operator_of(variant)
+    flags = {argument.given: True for argument in operator.arguments if isinstance(argument, Argument)
+             and argument.only_with}  # fmt: skip
+    return {**{a.given: tensor_of(variant, a) for a in operator.given}, **NUMBERS[variant.family], **flags}
+
+
+def test_sizes() -> None:
+    assert extent(576, {}) == extent("512 + 64", {}) == extent("a + 64", {"a": 512}) == 576
+    assert extent("a", {}) is extent("a + 1", {}) is extent("1 + a", {"b": 1}) is None
+    assert extent("a", {"a": 0}) == 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_every_tensor_is_a_parameter_of_the_operator(variant) -> None:
+    operator, parameters = operator_of(variant), inspect.signature(function_of(variant)).parameters
+    for argument in operator.given:
+        required = parameters[argument.given].default is inspect.Parameter.empty
+        assert required == (argument.left_out is LeftOut.REFUSED)
+        assert isinstance(argument.left_out, LeftOut) or argument.left_out in parameters
+    names = [argument.name for argument in operator.arguments]
+    assert len(set(names)) == len(names)
+    fields = {field.name for field in dataclasses.fields(variant)}
+    assert {a.only_with for a in operator.arguments if isinstance(a, Argument)} <= fields | {""}
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_kernels_take_what_the_table_says(variant, arch) -> None:
+    variant = dataclasses.replace(variant, arch=arch)
+    made = registry.recipe(variant)
+    table = operator_of(variant).arguments
+    assert list(inspect.signature(made.entry.__call__).parameters) == [*(x.name for x in table), "stream"]
+    assert len(made.arguments) == len(table) + 1
+    sizes = {}
+    for argument, fake in zip(table, made.arguments, strict=False):
+        if isinstance(argument, Number):
+            assert type(fake.value) is type(argument.neutral)
+            continue
+        for size, symbol in zip(argument.shape, fake.shape, strict=True):
+            known = extent(size, fixed_sizes(variant))
+            key = (argument.name if argument.left_out is LeftOut.EMPTY else "", size)
+            assert symbol == known if known is not None else sizes.setdefault(key, symbol) is symbol
+    assert len(set(map(id, sizes.values()))) == len(sizes), "sizes of other names share a symbol"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_operators_launch_in_the_order_of_the_table(variant, launches) -> None:
+    given = call_of(variant)
+    for _ in range(2):
+        result = function_of(variant)(**given)
+    results = {"out": result[0], "return_lse": result[1]} if variant.family != "pack" else {}
+    assert len(launches) == 2
+    for launch in launches:
+        for argument, got in zip(operator_of(variant).arguments, launch, strict=True):
+            if isinstance(argument, Argument):
+                want = given[argument.given]
+                if want is True:
+                    got, want = got.shape, results["return_lse"].shape
+                assert got is want or got == want, argument.name
+            elif argument.given == PARTS:
+                assert got > 0
+            else:
+                want = math.prod(given.get(factor, 1.0) for factor in argument.given.split(" * "))
+                assert got == want and type(got) is type(argument.neutral), argument.name
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
+    operator = operator_of(variant)
+    for argument in operator.given:
+        given = {name: value for name, value in call_of(variant).items() if name != argument.given}
+        given |= {"cp_world": 1, "cp_rank": 0} if variant.family == "decode" else {}
+        if argument.left_out is LeftOut.REFUSED:
+            with pytest.raises(tsmla.ArgumentError, match=f"^{operator.name}: {argument.given} is a NoneType; it must"):
+                function_of(variant)(**given, **{argument.given: None})
+            continue
+        function_of(variant)(**given)
+        got = launches[-1][operator.arguments.index(argument)]
+        if isinstance(argument.left_out, str):
+            assert got is given[argument.left_out]
+        else:
+            assert (got.numel() == 0) == (argument.left_out is LeftOut.EMPTY)
+            assert got.dtype == checks.dtype_in_table(variant, argument.dtype)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+SPOILED = {
+    "negated": torch._neg_view,
+    "on meta": lambda tensor: tensor.to("meta"),
+    "more dimensions": lambda tensor: tensor[None],
+    "gaps": lambda tensor: tensor.repeat_interleave(2, -1)[..., ::2],
+    "unsigned": lambda tensor: tensor.view(torch.uint32 if tensor.dtype == torch.int32 else torch.uint16),
+    "float64": lambda tensor: tensor.double(),
+    "longer": lambda tensor: torch.cat((tensor, tensor)),
+}
+ANY_ARE_RIGHT = {("visible", "gaps"), ("workspace", "longer"), ("kv_cache", "longer")}
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_wrong_tensors_are_named_first_and_later(variant, how, arch, launches, monkeypatch) -> None:
+    """For every architecture's kernel: on the first call of a kind, and after a right one."""
+    monkeypatch.setattr(checks, "arch_of", lambda device: arch)
+    right = call_of(variant)
+    for argument, seen in itertools.product(operator_of(variant).given, (False, True)):
+        resolve.forget()
+        if seen:
+            function_of(variant)(**right)
+        launches.clear()
+        wrong = {**right, argument.given: SPOILED[how](right[argument.given])}
+        if (argument.name, how) in ANY_ARE_RIGHT:
+            function_of(variant)(**wrong)
+        else:
+            with pytest.raises(tsmla.ArgumentError, match=rf"^{operator_of(variant).name}: \w+ (is|has|requires) "):
+                function_of(variant)(**wrong)
+            assert launches == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_kinds_tell_calls_apart(variant) -> None:
+    operator = operator_of(variant)
+    kind = examine.kind_of(operator)
+    tensors = [tensor_of(variant, argument) for argument in operator.given]
+    first = kind(tensors, tensors[0].shape, (), True)
+    assert first == kind([tensor.clone() for tensor in tensors], tensors[0].shape, (), True)
+    others = [kind(tensors, tensors[0].shape, (1,), True), kind(tensors, tensors[0].shape, (), False)]
+    for index, argument in enumerate(operator.given):
+        for made in (torch._neg_view(tensors[index]), tensors[index].as_subclass(Subclass), None):
+            if made is not None or argument.left_out is not LeftOut.REFUSED:
+                changed = [*tensors[:index], made, *tensors[index + 1 :]]
+                others.append(kind(changed, tensors[0].shape, (), True))
+    assert first not in others
+
+
+def test_the_page_is_current() -> None:
+    """`python docs/arguments.py` writes it."""
+    script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "arguments.py"))
+    assert script["PAGE"].read_text() == script["page"]()
