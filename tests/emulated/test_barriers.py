@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from kernel_schedules import VARIANTS, schedules_of
 from tsmla.variant import DecodeVariant
 from tsmla_kernels.parts.edges import Copies, Either
+
+from docs.pictures import VARIANTS, schedules_of
 
 ONE_OF_EACH = list({(*schedules_of(v), v.dtype.bits): v for v in reversed(VARIANTS)}.values())
 _CONSTANT = re.compile(r"mov\.b32\s+(%r\d+), (\d+);")

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import tsmla_kernels
 from examples import run_python
-from kernel_schedules import VARIANTS, schedules_of
 from tsmla_kernels.parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Role, TensorCore, Warps
+
+from docs import pictures
+from docs.pictures import VARIANTS, schedules_of
 
 KERNELS = Path(tsmla_kernels.__file__).parent
 FIRST_WITH = {
@@ -204,3 +206,12 @@ def test_a_role_of_several_ctas_arrives_in_each():
     assert Warps(pair).arrivals == 16
     edge = EdgeSpec("p", (Warps(pair),), (TensorCore(LOAD),), 1, 64)
     assert edge.ctas == 2 and edge.fills == 16
+
+
+def test_pictures_are_current(monkeypatch, tmp_path, capsys):
+    """Written by `python -m docs.pictures`."""
+    assert pictures.main(["--check"]) == 0
+    monkeypatch.setattr(pictures, "PAGE", tmp_path / "kernels.md")
+    pictures.PAGE.write_text(pictures.page().replace("attend", "attends", 1))
+    assert pictures.main(["--check"]) == 1 and "python -m docs.pictures" in capsys.readouterr().out
+    assert pictures.main([]) == 0 and pictures.main(["--check"]) == 0
