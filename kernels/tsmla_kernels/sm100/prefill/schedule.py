@@ -16,8 +16,8 @@ CORRECT_BARRIER = 1
 
 @dataclasses.dataclass(frozen=True)
 class PrefillSchedule:
-    """Blackwell prefill: warpgroups 0 and 1 are the softmax of one query tile each, a thread per row; warpgroup 2
-    corrects and writes the output, a thread per row of either tile; of warpgroup 3, one warp issues MMAs, one loads."""
+    """Warpgroups 0 and 1 are the softmax of one query tile each, a thread per row; warpgroup 2 corrects and writes the
+    output, a thread per row of either tile; of warpgroup 3, one warp issues MMAs, one loads."""
 
     geometry: PrefillGeometry
     softmax_registers: int
@@ -67,9 +67,12 @@ class PrefillSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """A stage for each query tile, but for the ring of K and V slots. Of a KV tile, scores are written when its
-        query tile's probabilities of the tile before, in the same place, have been multiplied; each later edge follows
-        from the one before it."""
+        """Slots of K and V go round a `ring`; the other edges have a stage for each query tile.
+
+        What NOBODY empties is free because of what comes before: scores of a KV tile are written behind the value
+        product of the tile before, whose probabilities lay in the same place; probabilities and factors when these
+        scores have been read. Probabilities are there in two steps: three quarters early, together with the output that
+        the correction has rescaled, and the rest late."""
         geometry, tiles = self.geometry, self.geometry.query_tiles
         copies, products = (Copies(self.load),), (TensorCore(self.multiply),)
         of_tile = Warps(self.softmax, tiles, "the query tile's warpgroup")

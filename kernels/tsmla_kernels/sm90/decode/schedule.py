@@ -63,12 +63,13 @@ class DecodeSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """`kv...` are the cache's pieces, the rope columns with the last. Copies of an edge tile complete on `landed`
-        instead, all pieces on one barrier; `clean` wipes the tile and then fills the stages of the pieces.
+        """`kv...` are the cache's pieces, the rope columns with the last. Copies of a tile at an end of the visible
+        keys complete on `landed` instead, all pieces on one barrier; `clean` wipes what no row may see, and then fills
+        the stages of the pieces. `landed` has as many stages as a loading warp may be ahead of the other.
 
-        `referenced` and `exchanged` have a barrier for each pair of warps, one of either attending warpgroup, that hold
-        the same rows. The one that scores a tile tells its references and hands over its probabilities; that the other
-        has read them, it says with the next tile, which it scores. `dealt` are tasks."""
+        `referenced` and `exchanged` have a stage for each pair of warps, one of either attending warpgroup, that hold
+        the same rows. The one that scores a tile tells its references, and then hands over its probabilities. The
+        other has read them when it tells those of the next tile. `dealt` are tasks."""
         geometry = self.geometry
         scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
         of_pair = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)

@@ -15,8 +15,8 @@ EPILOGUE_BARRIER = 1
 
 @dataclasses.dataclass(frozen=True)
 class PrefillSchedule:
-    """sm_90a prefill: warp 0 loads (one elected thread issues every TMA), of the rest of its warpgroup the first
-    `transpose_warps` transpose 8-bit values, and the other warpgroups attend, 64 rows each."""
+    """Warp 0 loads (one elected thread issues every TMA), of the rest of its warpgroup the first `transpose_warps`
+    transpose 8-bit values, and the other warpgroups attend, 64 rows each."""
 
     geometry: PrefillGeometry
     attend_warpgroups: int

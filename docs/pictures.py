@@ -1,0 +1,188 @@
+"""Writes docs/kernels.md from the kernels' tables of roles and edges: `python -m docs.pictures [--check]`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
+from tsmla_kernels.parts.edges import BARRIER, Copies, EdgeSpec, Either, Party, Role, TensorCore, roles_of
+from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperDecodeGeometry
+from tsmla_kernels.sm90.decode.schedule import DecodeSchedule as HopperDecode
+from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry as HopperPrefillGeometry
+from tsmla_kernels.sm90.prefill.schedule import PrefillSchedule as HopperPrefill
+from tsmla_kernels.sm100.decode.geometry import DecodeGeometry as BlackwellDecodeGeometry
+from tsmla_kernels.sm100.decode.schedule import DecodeSchedule as BlackwellDecode
+from tsmla_kernels.sm100.prefill.schedule import PrefillSchedule as BlackwellPrefill
+
+from build_aot.matrix import shipped
+
+PAGE = Path(__file__).with_name("kernels.md")
+VARIANTS = [v for v in shipped() if isinstance(v, PrefillVariant | DecodeVariant)]
+"""Those whose kernels have roles and edges."""
+HOPPER_PREFILL, HOPPER_DECODE, BLACKWELL_PREFILL = "sm90/prefill", "sm90/decode", "sm100/prefill"
+BLACKWELL_SOLO, BLACKWELL_PAIR = "sm100/decode solo", "sm100/decode pair"
+
+SECTIONS = (
+    ("Hopper prefill, 16-bit inputs", HOPPER_PREFILL, (16,)),
+    ("Hopper prefill, 8-bit inputs", HOPPER_PREFILL, (8,)),
+    ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
+    ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
+    ("Blackwell prefill", BLACKWELL_PREFILL, (16, 8)),
+    ("Blackwell decode, requests of up to 64 query rows", BLACKWELL_SOLO, (16, 8)),
+    ("Blackwell decode, requests of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
+)
+
+BEGINNING = """\
+# Kernels: who does what, and who waits for whom
+
+The warps of a kernel have *roles*: each role runs one function. What roles hand each other, they hand over on *edges*:
+an edge has a number of *stages*, places in shared memory or in tensor memory, which some roles fill and others empty,
+in turn. Every stage has a barrier that says "full" and, where its readers say when they have left it, one that says
+"empty"; a barrier completes after a fixed number of arrivals.
+
+In the pictures, an arrow leads from a role that fills an edge to a role that reads it, with the number of stages. It is
+dotted where the reader does not say when it has left a stage. Copies are bulk copies (TMA), MMAs those of the tensor
+core; either counts as one arrival, and each warp as one. Where 16-bit and 8-bit kernels differ in numbers only, both
+are given: 16 bits / 8 bits. Prefill is shown with head dims (192, 128) and a causal mask.
+
+This page is written by `python -m docs.pictures` from the tables in each kernel's `schedule.py`, which also give
+barriers their places and their counts.
+"""
+
+
+def schedules_of(variant: Variant) -> dict[str, Any]:
+    """The schedule of every kernel of a variant, by its folder in tsmla_kernels and, of two in one, its kind."""
+    if isinstance(variant, PrefillVariant):
+        if variant.arch is Arch.SM90A:
+            return {HOPPER_PREFILL: HopperPrefill.of(HopperPrefillGeometry.of(variant))}
+        return {BLACKWELL_PREFILL: BlackwellPrefill.of(variant)}
+    if variant.arch is Arch.SM90A:
+        return {HOPPER_DECODE: HopperDecode.of(HopperDecodeGeometry.of(variant))}
+    return {
+        BLACKWELL_SOLO: BlackwellDecode(BlackwellDecodeGeometry.solo(variant)),
+        BLACKWELL_PAIR: BlackwellDecode(BlackwellDecodeGeometry.pair(variant)),
+    }
+
+
+def page() -> str:
+    return "\n".join([BEGINNING, *(section(*each) for each in SECTIONS)])
+
+
+def section(title: str, kernel: str, widths: tuple[int, ...]) -> str:
+    schedules = [shown(kernel, bits) for bits in widths]
+    first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
+    edges = list(zip(*tables, strict=True))
+    lines = [
+        f"## {title}",
+        "",
+        f"Source: `kernels/tsmla_kernels/{kernel.split()[0]}/`.",
+        "",
+        prose(type(first)),
+        "",
+        *picture(list(zip(*(schedule.roles for schedule in schedules), strict=True)), edges),
+        "",
+        prose(type(first).edges),
+        "",
+        "| edge | filled by | emptied by | read by | stages | bytes of a stage | its barriers: bytes |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for same in edges:
+        edge = same[0]
+        emptied = "nobody" if not edge.emptied_by else who(edge.emptied_by)
+        if edge.once:
+            emptied = f"filled once; else {emptied}"
+        others = ", ".join(f"`{role.name}`" for role in edge.read_by)
+        starts = [BARRIER * schedule.edges.first(edge.name) for schedule in schedules]
+        ends = [start + BARRIER * edge.barriers - 1 for start, edge in zip(starts, same, strict=True)]
+        places = both(f"{start}..{end}" for start, end in zip(starts, ends, strict=True))
+        numbers = (both(e.stages for e in same), both(f"{e.bytes:,}" for e in same), places)
+        lines.append(f"| {edge.name} | {' | '.join((who(edge.filled_by), emptied, others, *numbers))} |")
+    room = first.edges.room
+    used = both(schedule.edges.bytes for schedule in schedules)
+    return "\n".join([*lines, "", f"Barriers take {used} bytes of the {room} that are kept for them.", ""])
+
+
+def shown(kernel: str, bits: int) -> Any:
+    """A kernel's schedule with inputs of so many bits: that of the first such variant."""
+    return next(
+        schedules_of(v)[kernel]
+        for v in VARIANTS
+        if v.dtype.bits == bits
+        and kernel in schedules_of(v)
+        and (isinstance(v, DecodeVariant) or (v.causal and v.d_qk == 192))
+    )
+
+
+def prose(documented: Any) -> str:
+    return inspect.getdoc(documented) or ""
+
+
+def both(values: Iterable[object]) -> str:
+    """The value, or those of 16 and of 8 bits where they differ."""
+    return " / ".join(dict.fromkeys(str(value) for value in values))
+
+
+def picture(roles: list[tuple[Role, ...]], edges: list[tuple[EdgeSpec, ...]]) -> list[str]:
+    """A Mermaid flowchart; edges between the same roles share an arrow."""
+    lines = ["```mermaid", "flowchart LR"]
+    ctas = max(same[0].ctas for same in roles)
+    for same in roles:
+        role = same[0]
+        of_each = " of each CTA" if role.ctas > 1 else " of the leader" if ctas > 1 else ""
+        registers = both(each.registers for each in same)
+        lines.append(f'    {role.name}["{role.name}<br>{warps(role)}{of_each}<br>{registers} registers a thread"]')
+    arrows: dict[tuple[str, str, str], list[str]] = {}
+    for same in edges:
+        edge = same[0]
+        emptying = () if edge.once else roles_of(edge.emptied_by)
+        label = f"{edge.name} ({both(e.stages for e in same)})"
+        for writer in edge.writers:
+            for reader in edge.readers:
+                arrow = "-->" if reader in emptying else "-.->"
+                arrows.setdefault((writer.name, arrow, reader.name), []).append(label)
+    lines += [f'    {a} {arrow}|"{", ".join(labels)}"| {b}' for (a, arrow, b), labels in arrows.items()]
+    return [*lines, "```"]
+
+
+def warps(role: Role) -> str:
+    """As in "warps 0, 4-11"."""
+    runs: list[list[int]] = []
+    for warp in role.warps:
+        if runs and warp == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], warp]
+        else:
+            runs.append([warp, warp])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if run[0] < run[-1] else f"{run[0]}" for run in runs)
+    return f"warp{'s' if len(role.warps) > 1 else ''} {text}"
+
+
+def who(parties: tuple[Party, ...]) -> str:
+    return " and ".join(party_text(party) for party in parties)
+
+
+def party_text(party: Party) -> str:
+    if isinstance(party, Either):
+        return f"{party_text(party.one)} or {party_text(party.other)}"
+    if isinstance(party, Copies):
+        return f"copies of `{party.role.name}`" + (f" ({party.arrivals} times: {party.which})" if party.which else "")
+    if isinstance(party, TensorCore):
+        return f"MMAs of `{party.role.name}`"
+    number = f"{party.arrivals} warp{'s' if party.arrivals > 1 else ''}"
+    return f"`{party.role.name}` ({number}{': ' if party.which else ''}{party.which})"
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--check"]:
+        current = PAGE.read_text() == page()
+        print(f"{PAGE.name} is as the tables say" if current else f"{PAGE.name} is old; run python -m docs.pictures")
+        return int(not current)
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""Barriers that kernels initialise, and bytes that they announce: those of their tables of edges."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tsmla.variant import DecodeVariant
+from tsmla_kernels.parts.edges import Copies, Either
+
+from docs.pictures import VARIANTS, schedules_of
+
+ONE_OF_EACH = list({(*schedules_of(v), v.dtype.bits): v for v in reversed(VARIANTS)}.values())
+_CONSTANT = re.compile(r"mov\.b32\s+(%r\d+), (\d+);")
+_INIT = re.compile(r"mbarrier\.init\S*\s+\[__dynamic_shmem__\w*?(?:\+(\d+))?\], (%r\d+);")
+_ANNOUNCED = re.compile(r"mbarrier\.arrive\.expect_tx\S*\s+\S+, \[[^]]*\], (%r\d+);")
+
+
+def kernels_of(ptx: str) -> list[str]:
+    """The kernels that have barriers."""
+    return [text for text in re.split(r"\.entry", ptx)[1:] if "mbarrier.init" in text]
+
+
+@pytest.mark.parametrize("variant", ONE_OF_EACH, ids=str)
+def test_barriers_are_those_of_the_table(variant, compiled_kernels):
+    kernels = kernels_of(compiled_kernels(variant).ptx.read_text())
+    schedules = list(schedules_of(variant).values())
+    tables = {}
+    for schedule in schedules:
+        expected = {}
+        for edge in schedule.edges:
+            first = 8 * schedule.edges.first(edge.name)
+            for stage in range(edge.stages):
+                expected[first + 8 * stage] = edge.fills
+                if edge.leaves:
+                    expected[first + 8 * (edge.stages + stage)] = edge.leaves
+        tables[frozenset(expected.items())] = announced(schedule, variant)
+    assert len(kernels) == len(schedules) == len(tables)
+    for text in kernels:
+        constants = dict(_CONSTANT.findall(text))
+        inits = [(int(at or 0), int(constants[register])) for at, register in _INIT.findall(text)]
+        assert len(inits) == text.count("mbarrier.init")
+        assert frozenset(inits) in tables
+        told = {int(constants[register]) for register in _ANNOUNCED.findall(text) if register in constants}
+        assert told and told <= tables[frozenset(inits)]
+
+
+def announced(schedule, variant) -> set[int]:
+    """What a kernel may announce at a time: the bytes of a stage; of Hopper's `landed` it announces piece by piece."""
+    edges = [edge for edge in schedule.edges if not (isinstance(variant, DecodeVariant) and edge.name == "landed")]
+    found = set()
+    for edge in edges:
+        for party in edge.filled_by:
+            if isinstance(party, Copies) or isinstance(party, Either) and isinstance(party.one, Copies):
+                found.add(edge.bytes)
+    return found

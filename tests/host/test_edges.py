@@ -1,0 +1,217 @@
+"""Edges of every shipped kernel: barriers, arrivals and bytes, against what is known of each without its table.
+
+A wrong count hangs a GPU, or lets a role go on too early.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+import tsmla_kernels
+from examples import run_python
+from tsmla_kernels.parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Role, TensorCore, Warps
+
+from docs import pictures
+from docs.pictures import VARIANTS, schedules_of
+
+KERNELS = Path(tsmla_kernels.__file__).parent
+FIRST_WITH = {
+    (kernel, schedule): variant for variant in reversed(VARIANTS) for kernel, schedule in schedules_of(variant).items()
+}
+SCHEDULES = [
+    pytest.param(variant, kernel, schedule, id=f"{variant} {kernel}")
+    for (kernel, schedule), variant in FIRST_WITH.items()
+]
+"""Every schedule that ships, once; many variants have the same."""
+LOAD = Role("load", (0,), 40)
+ATTEND = Role("attend", tuple(range(4, 12)), 232)
+
+
+def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
+    """Of each edge, how many arrivals fill a stage and how many empty it, as counted by hand. (Of a warpgroup: 4.)"""
+    small = variant.dtype.bits == 8
+    if kernel == "sm90/prefill":
+        rings = {"k": (1, 8), "v": (1, 2), "values": (2, 8)} if small else {"k": (1, 8), "v": (1, 8)}
+        return {"q": (1, 4), **rings}
+    if kernel == "sm90/decode":
+        pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
+        return {
+            "q": (1, 8),
+            **{f"kv{piece}": (1, leave) for piece in range(pieces)},
+            "landed": (pieces, 0),
+            "referenced": (1, 0),
+            "exchanged": (1, 0),
+            "dealt": (1, told),
+            **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
+        }
+    if kernel == "sm100/prefill":
+        return {
+            "q": (1, 1),
+            "ring": (1, 1),
+            "scores_full": (1, 0),
+            "probabilities_early": (4 + 4, 0),
+            "probabilities_late": (4, 0),
+            "factors_full": (4, 0),
+            "output_full": (1, 0),
+        }
+    pair = kernel == "sm100/decode pair"
+    rows = 8 if pair else 4
+    return {"q": (1, 1), "k": (1, 1), **({"v": (2, 1)} if pair else {}), "s": (1, rows), "p": (rows, 1)}
+
+
+def sizes(variant, kernel: str) -> dict[str, int]:
+    """Bytes of a stage that bulk copies fill, from the variant."""
+    element = variant.dtype.bits // 8
+    if kernel == "sm90/prefill":
+        keys = 160 if element == 1 else 128
+        v = keys * variant.d_v * element
+        found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
+        return {**found, "values": v} if element == 1 else found
+    if kernel == "sm90/decode":
+        columns = [256, 256 + 64] if element == 1 else [128, 128, 128, 128 + 64]
+        pieces = {f"kv{i}": 64 * width * element for i, width in enumerate(columns)}
+        halves = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
+        return {"q": 64 * 576 * element, **pieces, "landed": 64 * 576 * element, **halves}
+    if kernel == "sm100/prefill":
+        return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
+    if kernel == "sm100/decode pair":
+        k = 128 * 576 * element // (3 if element == 2 else 1)
+        return {"q": 128 * 576 * element, "k": k, "v": 128 * 512 * element // element, "p": 128 * 128 * element}
+    return {"q": 64 * 576 * element, "k": 64 * 576 * element // element, "p": 64 * 64 * element}
+
+
+def test_every_kernel_has_a_table():
+    assert {p.values[1] for p in SCHEDULES} == {
+        "sm90/prefill", "sm90/decode", "sm100/prefill", "sm100/decode solo", "sm100/decode pair"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)
+def test_arrivals(variant, kernel, schedule):
+    assert {edge.name: (edge.fills, edge.leaves) for edge in schedule.edges} == arrivals(variant, kernel)
+
+
+@pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)
+def test_bytes(variant, kernel, schedule):
+    expected = sizes(variant, kernel)
+    assert {edge.name: edge.bytes for edge in schedule.edges if edge.name in expected} == expected
+    copied = {edge.name for edge in schedule.edges if any(by_copies(party) for party in edge.filled_by)}
+    assert copied <= set(expected), "bytes that copies announce are stated here, too"
+
+
+def by_copies(party) -> bool:
+    return isinstance(party, Copies) or isinstance(party, Either) and by_copies(party.one)
+
+
+@pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)
+def test_barriers_do_not_overlap_and_fit(variant, kernel, schedule):
+    table = schedule.edges
+    taken = []
+    for edge in table:
+        count = edge.stages * (1 if edge.emptied_by == NOBODY else 2)
+        taken += range(8 * table.first(edge.name), 8 * (table.first(edge.name) + count), 8)
+    assert len(set(taken)) == len(taken)
+    assert sorted(taken) == list(range(0, table.bytes, 8)), "no barrier lies between"
+    assert table.bytes <= table.room
+
+
+@pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)
+def test_roles_are_functions_that_the_kernel_calls(variant, kernel, schedule):
+    """Each warp has one role at most, and each role that an edge names is in the table."""
+    folder = KERNELS / kernel.split()[0]
+    called = {
+        node.func.id
+        for name in ("kernel.py", "attention.py")
+        if (folder / name).exists()
+        for node in ast.walk(ast.parse((folder / name).read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert {role.name for role in schedule.roles} <= called
+    warps = [warp for role in schedule.roles for warp in role.warps]
+    assert len(set(warps)) == len(warps) and max(warps) < schedule.threads // 32
+    for edge in schedule.edges:
+        assert {*edge.writers, *edge.readers} <= set(schedule.roles), edge.name
+
+
+@pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)
+def test_who_fills_an_edge_again_knows_that_it_is_empty(variant, kernel, schedule):
+    """Of an edge that is filled again and that NOBODY empties, a role that fills it waits for something that its
+    readers do: there is a way back over other edges."""
+    after: dict[str, set[str]] = {}
+    for edge in schedule.edges:
+        for writer in edge.writers:
+            after.setdefault(writer.name, set()).update(role.name for role in edge.readers)
+            if edge.emptied_by and not edge.once:
+                for reader in edge.readers:
+                    after.setdefault(reader.name, set()).add(writer.name)
+    for edge in schedule.edges:
+        if edge.emptied_by == NOBODY:
+            for reader in edge.readers:
+                reached, new = set(), {reader.name}
+                while new:
+                    reached |= new
+                    new = {name for role in new for name in after.get(role, ())} - reached
+                assert reached & {role.name for role in edge.writers}, f"{reader.name} of {edge.name}"
+
+
+def test_tables_can_be_read_without_the_compiler():
+    done = run_python(
+        "import sys; from tsmla_kernels.parts import edges; print('cutlass' in sys.modules)",
+    )
+    assert done.stdout.split() == ["False"], done.stderr
+
+
+def test_a_table_is_laid_out_in_its_order():
+    edges = (
+        EdgeSpec("a", (Copies(LOAD),), (Warps(ATTEND),), 2, 64),
+        EdgeSpec("b", (TensorCore(LOAD),), NOBODY, 3, 64, read_by=(ATTEND,)),
+        EdgeSpec("c", (Warps(ATTEND, 2, "one half"),), (TensorCore(LOAD),), 1, 64, once=True),
+    )
+    table = EdgeTable(edges, 72)
+    assert [table.first(edge.name) for edge in table] == [0, 4, 7] and table.bytes == 72
+    assert [(edge.fills, edge.leaves) for edge in table] == [(1, 8), (1, 0), (4, 1)]
+    assert table["b"] is edges[1]
+    with pytest.raises(AssertionError, match="barriers take 72 bytes and have 71"):
+        EdgeTable(edges, 71)
+    with pytest.raises(AssertionError, match="two edges of one name"):
+        EdgeTable((*edges, edges[0]), 1000)
+
+
+def test_what_an_edge_must_say():
+    good = EdgeSpec("a", (Copies(LOAD),), (Warps(ATTEND),), 2, 64)
+    for change, text in (
+        ({"stages": 0}, None),
+        ({"bytes": 0}, None),
+        ({"filled_by": ()}, "nobody fills a"),
+        ({"emptied_by": NOBODY}, "nobody reads a"),
+        ({"emptied_by": NOBODY, "read_by": (ATTEND,), "once": True}, "who would empty a"),
+    ):
+        with pytest.raises(AssertionError, match=text):
+            dataclasses.replace(good, **change)
+    for party, text in (
+        (lambda: Warps(ATTEND, 2), "which part of attend"),
+        (lambda: Warps(ATTEND, 3, "a third"), None),
+        (lambda: Copies(LOAD, 2), "announced in 2 steps"),
+        (lambda: Either(Copies(LOAD), Warps(ATTEND)), None),
+    ):
+        with pytest.raises(AssertionError, match=text):
+            party()
+
+
+def test_a_role_of_several_ctas_arrives_in_each():
+    pair = dataclasses.replace(ATTEND, ctas=2)
+    assert Warps(pair).arrivals == 16
+    edge = EdgeSpec("p", (Warps(pair),), (TensorCore(LOAD),), 1, 64)
+    assert edge.ctas == 2 and edge.fills == 16
+
+
+def test_pictures_are_current(monkeypatch, tmp_path, capsys):
+    """Written by `python -m docs.pictures`."""
+    assert pictures.main(["--check"]) == 0
+    monkeypatch.setattr(pictures, "PAGE", tmp_path / "kernels.md")
+    pictures.PAGE.write_text(pictures.page().replace("attend", "attends", 1))
+    assert pictures.main(["--check"]) == 1 and "python -m docs.pictures" in capsys.readouterr().out
+    assert pictures.main([]) == 0 and pictures.main(["--check"]) == 0
