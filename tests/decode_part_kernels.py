@@ -17,7 +17,7 @@ from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of, terms_of
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
-from tsmla_kernels.parts.row_end import Ending
+from tsmla_kernels.parts.row_end import ending_of
 from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, visibility
 
 FIELDS = 6
@@ -104,7 +104,7 @@ class Combiner:
         batch, q_len, heads, _ = given.query.shape
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
         partials = partials_of(columns, row_tile, given.workspace, batch, q_len * heads, given.parts)
-        launch_combine(self.pdl, partials, given.out, given.lse, Ending(given.output_scale), given.stream)
+        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream)
 
 
 @functools.lru_cache(maxsize=8)

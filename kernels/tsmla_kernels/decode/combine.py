@@ -2,7 +2,8 @@
 
 Launched behind every attention kernel, as its dependent: it is there when the last attention CTA ends. A CTA reads one
 record (`parts/partials.py`) and takes some of its rows, or leaves where there is nothing to combine. With w_i =
-2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i.
+2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i; where heads have sinks, these
+count as `parts/row_end.py` says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ..parts.alignment import aligned
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
-from ..parts.row_end import BASE_2, Ending, log_sum, output_factor
+from ..parts.row_end import BASE_2, Ending, end_of_row
 
 WARPS = 8
 LANE_WORDS = 32
@@ -114,16 +115,16 @@ def _combine_row(
             total += weight
             for j in cutlass.range_constexpr(vectors):
                 sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load() * weight)
-    factor = output_factor(total, ending.output_scale)
     out_row = record.row + row
+    end = end_of_row(ending, out_row, highest, 1.0, total, 0, BASE_2, output_scale=ending.output_scale)
     for j in cutlass.range_constexpr(vectors):
         rounded = cute.make_rmem_tensor(vector, out.dtype)
-        rounded.store((sums[None, j].load() * factor).to(out.dtype))
+        rounded.store((sums[None, j].load() * end.factor).to(out.dtype))
         target = out + Int64(out_row) * columns
         cute.autovec_copy(rounded, _vector(target, (j * lanes + lane) * vector, vector))
     if const_expr(lse is not None):
         if lane == 0:
-            cute.make_tensor(lse + out_row, 1)[0] = log_sum(highest, total, 0, BASE_2)
+            cute.make_tensor(lse + out_row, 1)[0] = end.log_sum
 
 
 @cute.jit

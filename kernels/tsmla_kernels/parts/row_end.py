@@ -1,8 +1,8 @@
 """The end of a row: from the sum of its exponentials to its output's factor and its log-sum-exp.
 
-A row's exponentials 2^(bias + score - reference) add up to `total`, scores in powers of two. Their products with values
-carry the same factor, so the output is these divided by `total`. A row that sees no key has a total of 0: its output is
-0 and its log-sum-exp -inf.
+A row's exponentials exp(scale (score - reference)), times 2^bias, add up to `total`. Their products with values carry
+the same factor, so the output is these divided by `total`. A row that sees no key has a total of 0: its output is 0 and
+its log-sum-exp -inf.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from .logarithm import LN_2
 
@@ -25,26 +25,61 @@ class Ending(NamedTuple):
     output_scale: Float32
 
 
+def ending_of(given) -> Ending:
+    """On the host: of a call's arguments, by name."""
+    return Ending(given.output_scale)
+
+
+class RowEnd(NamedTuple):
+    """What a row's products with values are multiplied by, and the logarithm of its sum of exponentials."""
+
+    factor: Float32
+    log_sum: Float32
+
+
 @cute.jit
-def output_factor(total: Float32, scale: Float32 | None = None) -> Float32:
-    """What a row's products with values are multiplied by: `scale`, or 1, divided by the row's total."""
+def end_of_row(
+    ending: Ending,
+    row: Int32,
+    reference: Float32,
+    scale: Float32 | float,
+    total: Float32,
+    bias: cutlass.Constexpr[int],
+    logarithm: cutlass.Constexpr[float],
+    whole: Boolean | bool = True,
+    output_scale: Float32 | None = None,
+) -> RowEnd:
+    """`row` counts the heads of all query tokens, or of one; `scale` makes of scores the logarithms asked for. `whole`
+    is false for partial results. The factor is `output_scale`, or 1, divided by what exponentials
+    add up to."""
+    divisor = total
+    log_sum = _log_sum(reference, scale, total, bias, logarithm)
+    return RowEnd(_factor(total, divisor, output_scale), log_sum)
+
+
+@cute.jit
+def _factor(total: Float32, divisor: Float32, scale: Float32 | None) -> Float32:
     factor = Float32(0.0)
     if const_expr(scale is None):
-        factor = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(total)
+        factor = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(divisor)
     else:
-        factor = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(total) * scale
+        factor = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(divisor) * scale
     return factor
 
 
 @cute.jit
-def log_sum(
-    reference: Float32, total: Float32, bias: cutlass.Constexpr[int], logarithm: cutlass.Constexpr[float]
+def _log_sum(
+    reference: Float32,
+    scale: Float32 | float,
+    total: Float32,
+    bias: cutlass.Constexpr[int],
+    logarithm: cutlass.Constexpr[float],
 ) -> Float32:
-    """The logarithm of the row's sum of exponentials. `reference` is the logarithm of what they refer to."""
     log_total = cute.math.log2(total, fastmath=True)
     if const_expr(logarithm != BASE_2):
         log_total = (log_total - bias if const_expr(bias) else log_total) * logarithm
-    log_total = reference + log_total
+    log_total = reference * scale + log_total
     if const_expr(bias and logarithm == BASE_2):
         log_total -= bias
     return -Float32.inf if total == 0.0 else log_total
+

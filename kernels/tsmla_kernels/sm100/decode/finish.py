@@ -14,7 +14,7 @@ from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
 from ...parts.decode_work import Segment
 from ...parts.partials import Partials
-from ...parts.row_end import BASE_2, Ending, log_sum, output_factor
+from ...parts.row_end import BASE_2, Ending, end_of_row
 from .geometry import DecodeGeometry
 
 BLOCK = 128
@@ -40,16 +40,17 @@ def finish(
     segment: Segment,
     row: Int32,
     reference: Float32,
+    scale_log2: Float32,
     total: Float32,
     bias: cutlass.Constexpr[int],
     rows: Int32,
     results: Results,
 ):
-    """Write this thread's part of row `row` of the segment. `reference`, base 2, `total` and `bias` as `log_sum` has
-    them, `rows` are the rows of a request."""
-    factor = output_factor(total)
-    row_lse = log_sum(reference, total, bias, BASE_2)
+    """Write this thread's part of row `row` of the segment. `reference`, `total` and `bias` as `end_of_row` has them,
+    `rows` are the rows of a request."""
     whole = segment.slot < 0
+    end = end_of_row(results.ending, segment.first_row + row, reference, scale_log2, total, bias, BASE_2, whole)
+    factor = end.factor
     mine = row < segment.rows
     flat_row = Int64(segment.request) * rows + segment.first_row + row
     if whole:
@@ -67,9 +68,9 @@ def finish(
             _write(values, cute.domain_offset((segment.slot, row, dim), results.partials.rows))
     if lane.half == 0 and mine:
         if not whole:
-            results.partials.lse[segment.slot, row] = row_lse
+            results.partials.lse[segment.slot, row] = end.log_sum
         elif const_expr(results.lse is not None):
-            results.lse[flat_row] = row_lse
+            results.lse[flat_row] = end.log_sum
 
 
 @cute.jit

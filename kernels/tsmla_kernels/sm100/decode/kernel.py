@@ -16,7 +16,7 @@ from ...entry import host_entry
 from ...parts.key_source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
-from ...parts.row_end import Ending
+from ...parts.row_end import ending_of
 from .attention import Attention
 from .geometry import ROWS, DecodeGeometry
 
@@ -39,7 +39,7 @@ class DecodeKernel:
         rows = q_len * heads
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given, q_len)
         scale_log2 = given.softmax_scale * LOG2_E
-        ending = Ending(given.output_scale)
+        ending = ending_of(given)
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:
             row_tile = Int32(self.pair.geometry.deal.row_tile)

@@ -89,7 +89,7 @@ def attend(
             mine, other = _exchange(shared, lane, state.total, exchanges)
             exchanges += 1
             finish(
-                geometry, lane, segment, row, state.maximum * scale_log2, mine + other, probabilities.bias,
+                geometry, lane, segment, row, state.maximum, scale_log2, mine + other, probabilities.bias,
                 task.work.terms.rows, results,
             )  # fmt: skip
         unit = next_unit(deal, task.work, task.view, unit)

@@ -22,7 +22,7 @@ from ...parts.blackwell import tmem
 from ...parts.division import quotient
 from ...parts.pipeline import Barriers
 from ...parts.precision import numeric
-from ...parts.row_end import Ending
+from ...parts.row_end import Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from .correct import correct
@@ -69,7 +69,7 @@ class PrefillKernel:
         self.kernel(
             q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
-            heads, heads // given.k.shape[1], given.softmax_scale, Ending(given.output_scale),
+            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given),
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),

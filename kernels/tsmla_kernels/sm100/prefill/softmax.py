@@ -23,7 +23,7 @@ from ...parts.blackwell.row_softmax import (
 )
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
-from ...parts.row_end import NATURAL, Ending, log_sum, output_factor
+from ...parts.row_end import NATURAL, Ending, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
@@ -98,14 +98,17 @@ def softmax(
             state = _step(row, state, event, True, False)
         for event in cutlass.range(unmasked, own.events, unroll=1):
             state = _step(row, state, event, False, False)
-        factor = output_factor(state.total, ending.output_scale)
+    end = end_of_row(
+        ending, head, state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL,
+        output_scale=ending.output_scale,
+    )  # fmt: skip
+    if own.events > 0:
         # The correction has read the last rescale, whose place the factor takes.
         shared.probabilities_early.wait_full(tile, own.events - 1)
-        _tell_factor(row, factor)
+        _tell_factor(row, end.factor)
     if const_expr(variant.lse):
         if position < span_q.length:
-            row_lse = log_sum(state.maximum * softmax_scale, state.total, probabilities.bias, NATURAL)
-            lse[span_q.start + position, head] = row_lse
+            lse[span_q.start + position, head] = end.log_sum
 
 
 @cute.jit

@@ -24,7 +24,7 @@ from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
-from ...parts.row_end import Ending
+from ...parts.row_end import Ending, ending_of
 from ...parts.visible import Visibility, hides
 from .attend import attend
 from .clean import clean
@@ -56,7 +56,7 @@ class DecodeKernel:
         """Tensor maps and the deal, and the launches of attention and combine. given: what the call's table lists, by
         name."""
         geometry = self.geometry
-        ending = Ending(given.output_scale)
+        ending = ending_of(given)
         mma_qk, mma_pv = self._mmas()
         layouts = layouts_of(geometry, self.dtype)
         load_op = cpasync.CopyBulkTensorTileG2SOp()

@@ -14,7 +14,7 @@ from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import packed_words
-from ...parts.row_end import BASE_2, Ending, log_sum, output_factor
+from ...parts.row_end import BASE_2, Ending, end_of_row
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
 from .schedule import PAIR_BARRIER
 from .task import look
@@ -56,13 +56,16 @@ def finish(state, mine: Int32, number: Int32, results: Results):
     for row in cutlass.range_constexpr(cute.size(factors)):
         position = state.coordinates[row, 0][0]
         total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
-        factors[row] = output_factor(total)
-        lse = log_sum(state.reference[row] * state.scale_log2, total, state.probabilities.bias, BASE_2)
+        end = end_of_row(
+            results.ending, task.first_row + position, state.reference[row], state.scale_log2, total,
+            state.probabilities.bias, BASE_2, task.slot < 0,
+        )  # fmt: skip
+        factors[row] = end.factor
         if mine == 0 and leader and position < task.rows:
             if task.slot >= 0:
-                partial_lse[task.slot, position] = lse
+                partial_lse[task.slot, position] = end.log_sum
             elif const_expr(row_lse is not None):
-                row_lse[position] = lse
+                row_lse[position] = end.log_sum
     if task.tiles == 0:
         for output in state.outputs:
             output.fill(0.0)

@@ -19,7 +19,7 @@ from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
-from ...parts.row_end import NATURAL, Ending, log_sum, output_factor
+from ...parts.row_end import NATURAL, Ending, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .schedule import EPILOGUE_BARRIER
 from .storage import Shared
@@ -116,10 +116,13 @@ def attend(
 
     if const_expr(variant.pdl):
         cute.arch.griddepcontrol_launch_dependents()
+    totals = [quad_sum(row_sum[row]) for row in range(rows)]
     for row in cutlass.range_constexpr(rows):
-        total = quad_sum(row_sum[row])
-        factor[row] = output_factor(total, ending.output_scale)
-        row_lse[row] = log_sum(reference[row] * softmax_scale, total, state.precision.bias, NATURAL)
+        end = end_of_row(
+            ending, tile.head, reference[row], softmax_scale, totals[row], state.precision.bias, NATURAL,
+            output_scale=ending.output_scale,
+        )  # fmt: skip
+        factor[row], row_lse[row] = end.factor, end.log_sum
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
