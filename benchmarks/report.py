@@ -8,16 +8,15 @@ would write. benchmarks/results/tried has records of what was not kept.
 
 from __future__ import annotations
 
-import functools
-import json
 import statistics
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import charts, published
+
 ROOT = Path(__file__).parents[1]
-CURRENT, HISTORY = (Path(__file__).parent / "results" / name for name in ("current", "history"))
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
 """What the README's generated part stands between."""
@@ -57,35 +56,23 @@ This page is written by `python -m benchmarks.report`.
 
 
 def main() -> None:
-    for path in superseded():
-        path.rename(HISTORY / path.name)
+    for path in published.superseded():
+        path.rename(published.HISTORY / path.name)
     PAGE.write_text(performance_page())
     text = README.read_text()
     before, _, rest = text.partition(BEGIN)
     README.write_text(f"{before}{BEGIN}\n{readme_part()}\n{END}{rest.partition(END)[2]}")
 
 
-def superseded() -> list[Path]:
-    """Records in `current` beside which there is a newer one of the same name and device."""
-    by_age = sorted(CURRENT.glob("*.json"), key=_stamp)
-    newest = {path.stem.removesuffix(_stamp(path)): path for path in by_age}
-    return [path for path in by_age if path not in newest.values()]
-
-
-def _stamp(path: Path) -> str:
-    """The date that a record's name ends in, such as 20261122T060617."""
-    return path.stem[-15:]
-
-
 def performance_page() -> str:
     """docs/performance.md: one table per operator and of cold start, each with the birth certificate of its numbers."""
-    prefills = [_prefill(dtype, _newest(f"prefill-{dtype}")) for dtype in ("bf16", "e4m3")]
-    decode = _newest("decode")
-    cold = [_cold_start(head, _newest(name)) for name, head in COLD_STARTS.items()]
+    prefills = [_prefill(dtype, published.newest(f"prefill-{dtype}")) for dtype in ("bf16", "e4m3")]
+    decode = published.newest("decode")
+    cold = [_cold_start(head, published.newest(name)) for name, head in COLD_STARTS.items()]
     sections = {
         "Prefill": [*prefills],
-        "Decode": [_decode(decode), _decode_chart(decode, 128)],
-        "K/V pack and FP8 quantisation": [_pack(_newest("pack"))],
+        "Decode": [_decode(decode), charts.decode(decode, 128)],
+        "K/V pack and FP8 quantisation": [_pack(published.newest("pack"))],
         "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
     }
     return _PAGE.format(
@@ -97,22 +84,22 @@ def performance_page() -> str:
 
 def readme_part() -> str:
     """Four sentences, two charts, and where their numbers are from."""
-    prefill, narrow, decode = _newest("prefill-bf16"), _newest("prefill-e4m3"), _newest("decode")
+    prefill, narrow, decode = map(published.newest, ("prefill-bf16", "prefill-e4m3", "decode"))
     sentences = [_of_prefill(prefill), _of_decode(decode), _of_8_bits(narrow, decode), _of_cold_start()]
     born = ", ".join(_born(name) for name in ("prefill-bf16", "prefill-e4m3", "decode", "cold_start"))
     clocks = f"{_clocks('isolated')} MHz isolated, {_clocks('back to back')} MHz back to back"
     origin = f"{_device(prefill)}, SM clock {clocks}. Records: {born}."
     return "\n\n".join([
         "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences),
-        _prefill_chart(prefill),
-        _decode_chart(decode, 16),
+        charts.prefill(prefill),
+        charts.decode(decode, 16),
         textwrap.fill(origin, 120, break_on_hyphens=False),
     ])  # fmt: skip
 
 
 def _of_prefill(record: dict[str, Any]) -> str:
     alone, on_end = (
-        _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in _results(record, regime))
+        _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in published.results(record, regime))
         for regime in ("isolated", "back to back")
     )
     return (
@@ -122,7 +109,7 @@ def _of_prefill(record: dict[str, Any]) -> str:
 
 
 def _of_decode(record: dict[str, Any]) -> str:
-    batches = [r for r in _results(record, "isolated", dtype="bf16") if r["shape"][0] > 1]
+    batches = [r for r in published.results(record, "isolated", dtype="bf16") if r["shape"][0] > 1]
     few = _span(r["bytes"] / r["timings"]["tsmla"]["median_us"] * 1e-3 for r in batches if r["shape"][3] == 16)
     many = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in batches if r["shape"][3] == 128)
     return (
@@ -133,10 +120,10 @@ def _of_decode(record: dict[str, Any]) -> str:
 
 
 def _of_8_bits(prefill: dict[str, Any], decode: dict[str, Any]) -> str:
-    rates = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in _results(prefill, "isolated"))
+    rates = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in published.results(prefill, "isolated"))
     wide, narrow = (
-        {tuple(r["shape"]): r["timings"]["tsmla"]["median_us"] for r in _results(decode, "isolated", dtype=dtype)}
-        for dtype in ("bf16", "e4m3")
+        {tuple(r["shape"]): r["timings"]["tsmla"]["median_us"] for r in results}
+        for results in (published.results(decode, "isolated", dtype=dtype) for dtype in ("bf16", "e4m3"))
     )
     shares = [narrow[shape] / wide[shape] for shape in narrow.keys() & wide.keys()]
     return (
@@ -148,22 +135,13 @@ def _of_8_bits(prefill: dict[str, Any], decode: dict[str, Any]) -> str:
 def _of_cold_start() -> str:
     sums = {
         result["step"]: statistics.median(run["total_ms"] for run in result["runs"])
-        for result in _newest("cold_start")["results"]
+        for result in published.newest("cold_start")["results"]
         if result["family"] == "prefill" and result.get("runs")
     }
     return (
         f"In a process that has torch and CUDA up, importing tsmla and the first prefill take {sums['binary']:.0f} ms "
         f"together from a shipped library, and {sums['jit'] / 1e3:.1f} s where the kernel is compiled just in time."
     )
-
-
-def _results(record: dict[str, Any], regime: str, **fields: object) -> list[dict[str, Any]]:
-    return [
-        result
-        for result in record["results"]
-        if result["timings"]["tsmla"]["regime"] == regime
-        and all(result[name] == value for name, value in fields.items())
-    ]
 
 
 def _compared(results: Sequence[dict[str, Any]], name: str) -> str:
@@ -189,19 +167,14 @@ def _device(record: dict[str, Any]) -> str:
 
 
 def _born(name: str) -> str:
-    born = _newest(name)["certificate"]
+    born = published.newest(name)["certificate"]
     return f"`{name}` ({born['date'][:10]}, commit {born['commit']})"
 
 
 def _clocks(regime: str) -> str:
     """SM clocks in MHz while prefill and decode were timed."""
-    records = [_newest(name) for name in ("prefill-bf16", "prefill-e4m3", "decode")]
-    return _span(r["timings"]["tsmla"]["sm_clock_mhz"] for record in records for r in _results(record, regime))
-
-
-@functools.cache
-def _newest(name: str) -> dict[str, Any]:
-    return json.loads(max(CURRENT.glob(f"{name}-*.json"), key=_stamp).read_text())
+    records = [published.newest(name) for name in ("prefill-bf16", "prefill-e4m3", "decode")]
+    return _span(r["timings"]["tsmla"]["sm_clock_mhz"] for record in records for r in published.results(record, regime))
 
 
 def _prefill(dtype: str, record: dict[str, Any]) -> str:
@@ -223,7 +196,7 @@ def _prefill(dtype: str, record: dict[str, Any]) -> str:
 
 def _decode(record: dict[str, Any]) -> str:
     """A row per shape and dtype, both regimes of all candidates."""
-    names = _names(record)
+    names = published.names(record)
     rows: dict[str, list[str]] = {}
     for result in record["results"]:
         requests, q_len, keys, heads, lengths = result["shape"]
@@ -243,70 +216,6 @@ def _decode(record: dict[str, Any]) -> str:
     read = record["ceilings"]["read_gb_s"]
     table = _table(head, ([label, *cells] for label, cells in rows.items()))
     return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
-
-
-def _prefill_chart(record: dict[str, Any]) -> str:
-    """Causal shapes back to back: arithmetic."""
-    chosen = [result for result in _results(record, "back to back") if result["shape"][3]]
-    labels = [" x ".join(_short(number) for number in result["shape"][:3]) for result in chosen]
-    title = "tsmla_prefill, bf16, 128 heads, causal: sequences x queries x keys"
-    return _chart(title, labels, chosen, _names(record), _TFLOP_S, record["ceilings"])
-
-
-def _decode_chart(record: dict[str, Any], heads: int) -> str:
-    """bf16, lengths that do not vary: bandwidth where memory bounds it (16 heads), arithmetic where that does (128)."""
-    chosen = [
-        result
-        for result in _results(record, "isolated", dtype="bf16")
-        if result["shape"][0] > 1 and result["shape"][3:] == [heads, "fixed"]
-    ]
-    labels = [" x ".join(str(number) for number in result["shape"][:3]) for result in chosen]
-    title = f"tsmla_decode, bf16, {heads} heads: requests x queries x keys"
-    return _chart(title, labels, chosen, _names(record), _GB_S if heads == 16 else _TFLOP_S, record["ceilings"])
-
-
-_GB_S = ("bytes", 1e-3, "GB/s", "read_gb_s", "a large read")
-_TFLOP_S = ("tflop", 1e6, "TFLOP/s", "matmul_bf16_tflop_s", "a large matmul")
-"""What a chart shows: the amount of work, its factor per microsecond, the unit, the ceiling and what that was."""
-
-
-def _chart(
-    title: str,
-    labels: Sequence[str],
-    results: Sequence[dict[str, Any]],
-    names: Sequence[str],
-    quantity: tuple[str, float, str, str, str],
-    ceilings: dict[str, float],
-) -> str:
-    amount, per_us, unit, highest, what = quantity
-    series = {
-        name: [f"{result[amount] / result['timings'][name]['median_us'] * per_us:.0f}" for result in results]
-        for name in names
-    }
-    others = [name for name in names if name != "tsmla"]
-    ceiling = ceilings[highest]
-    top = 1.05 * max(ceiling, *(float(value) for values in series.values() for value in values))
-    quoted = ", ".join(f'"{label}"' for label in labels)
-    body = [
-        f'    title "{title}"',
-        f"    x-axis [{quoted}]",
-        f'    y-axis "{unit}" 0 --> {top:.0f}',
-        f"    bar [{', '.join(series['tsmla'])}]",
-        *(f"    line [{', '.join(values)}]" for values in [series[name] for name in others]),
-        f"    line [{', '.join([f'{ceiling:.0f}'] * len(labels))}]",
-    ]
-    chart = "\n".join(["```mermaid", "xychart-beta", *body, "```"])
-    lines = ", ".join([*others, f"{what} ({ceiling:.0f} {unit})"])
-    regime = results[0]["timings"]["tsmla"]["regime"]
-    return f"{chart}\nBars: tsmla, {regime}. Lines, all measured in the same run: {lines}."
-
-
-def _short(number: int) -> str:
-    return f"{number // 1024}K" if number % 1024 == 0 else str(number)
-
-
-def _names(record: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(name for result in record["results"] for name in result["timings"]))
 
 
 def _pack(record: dict[str, Any]) -> str:

@@ -1,0 +1,69 @@
+"""The charts of docs/performance.md and the README: rates of tsmla and others beside what the GPU reached at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import published
+
+
+def prefill(record: dict[str, Any]) -> str:
+    """Causal shapes back to back: arithmetic."""
+    chosen = [result for result in published.results(record, "back to back") if result["shape"][3]]
+    labels = [" x ".join(_short(number) for number in result["shape"][:3]) for result in chosen]
+    title = "tsmla_prefill, bf16, 128 heads, causal: sequences x queries x keys"
+    return _chart(title, labels, chosen, published.names(record), _TFLOP_S, record["ceilings"])
+
+
+def decode(record: dict[str, Any], heads: int) -> str:
+    """bf16, lengths that do not vary: bandwidth where memory bounds it (16 heads), arithmetic where that does (128)."""
+    chosen = [
+        result
+        for result in published.results(record, "isolated", dtype="bf16")
+        if result["shape"][0] > 1 and result["shape"][3:] == [heads, "fixed"]
+    ]
+    labels = [" x ".join(str(number) for number in result["shape"][:3]) for result in chosen]
+    title = f"tsmla_decode, bf16, {heads} heads: requests x queries x keys"
+    quantity = _GB_S if heads == 16 else _TFLOP_S
+    return _chart(title, labels, chosen, published.names(record), quantity, record["ceilings"])
+
+
+_GB_S = ("bytes", 1e-3, "GB/s", "read_gb_s", "a large read")
+_TFLOP_S = ("tflop", 1e6, "TFLOP/s", "matmul_bf16_tflop_s", "a large matmul")
+"""What a chart shows: the amount of work, its factor per microsecond, the unit, the ceiling and what that was."""
+
+
+def _chart(
+    title: str,
+    labels: Sequence[str],
+    results: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    quantity: tuple[str, float, str, str, str],
+    ceilings: dict[str, float],
+) -> str:
+    amount, per_us, unit, highest, what = quantity
+    series = {
+        name: [f"{result[amount] / result['timings'][name]['median_us'] * per_us:.0f}" for result in results]
+        for name in names
+    }
+    others = [name for name in names if name != "tsmla"]
+    ceiling = ceilings[highest]
+    top = 1.05 * max(ceiling, *(float(value) for values in series.values() for value in values))
+    quoted = ", ".join(f'"{label}"' for label in labels)
+    body = [
+        f'    title "{title}"',
+        f"    x-axis [{quoted}]",
+        f'    y-axis "{unit}" 0 --> {top:.0f}',
+        f"    bar [{', '.join(series['tsmla'])}]",
+        *(f"    line [{', '.join(values)}]" for values in [series[name] for name in others]),
+        f"    line [{', '.join([f'{ceiling:.0f}'] * len(labels))}]",
+    ]
+    chart = "\n".join(["```mermaid", "xychart-beta", *body, "```"])
+    lines = ", ".join([*others, f"{what} ({ceiling:.0f} {unit})"])
+    regime = results[0]["timings"]["tsmla"]["regime"]
+    return f"{chart}\nBars: tsmla, {regime}. Lines, all measured in the same run: {lines}."
+
+
+def _short(number: int) -> str:
+    return f"{number // 1024}K" if number % 1024 == 0 else str(number)

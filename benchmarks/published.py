@@ -1,0 +1,40 @@
+"""The records that are published: the newest of each kind, in benchmarks/results/current."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+CURRENT, HISTORY = (Path(__file__).parent / "results" / name for name in ("current", "history"))
+
+
+def superseded() -> list[Path]:
+    """Records in `current` beside which there is a newer one of the same name and device."""
+    by_age = sorted(CURRENT.glob("*.json"), key=_stamp)
+    newest = {path.stem.removesuffix(_stamp(path)): path for path in by_age}
+    return [path for path in by_age if path not in newest.values()]
+
+
+def _stamp(path: Path) -> str:
+    """The date that a record's name ends in, such as 20261122T060617."""
+    return path.stem[-15:]
+
+
+@functools.cache
+def newest(name: str) -> dict[str, Any]:
+    return json.loads(max(CURRENT.glob(f"{name}-*.json"), key=_stamp).read_text())
+
+
+def results(record: dict[str, Any], regime: str, **fields: object) -> list[dict[str, Any]]:
+    return [
+        result
+        for result in record["results"]
+        if result["timings"]["tsmla"]["regime"] == regime
+        and all(result[name] == value for name, value in fields.items())
+    ]
+
+
+def names(record: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(name for result in record["results"] for name in result["timings"]))
