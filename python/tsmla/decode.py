@@ -16,7 +16,7 @@ from .errors import ArgumentError, TsmlaError, UnsupportedError
 from .plan import plan_decode
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from .variant import DecodeVariant
-from .workspace import multiprocessors
+from .workspace import multiprocessors, sized
 
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
@@ -50,6 +50,8 @@ def tsmla_decode(
     min_split_kv: int = 1,
     local_visible_lens: torch.Tensor | None = None,
     lse_base: float = 2.0,
+    sinks: torch.Tensor | None = None,
+    lse_includes_sink: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q k^T) v, where a cache row is a key, and its latent part also the value.
 
@@ -87,6 +89,10 @@ def tsmla_decode(
             GPU, so that there is no least number of splits to ask for.
         local_visible_lens: [batch, q_len] int32, keys of this cache that each query token may see at most; any values.
         lse_base: 2, or math.e for the natural logarithm (one more small launch).
+        sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
+            that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
+            when cp_world > 1: it belongs into the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
+        lse_includes_sink: whether the LSE counts that key, too.
 
     Returns:
         out, or (out, lse) with lse [batch, q_len, heads] float32, **base 2**: log2 of the sum of exponentials of the
@@ -117,17 +123,17 @@ def tsmla_decode(
         if not checks.is_scores_factor(softmax_scale):
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
-    tensors = query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, out, workspace_buffer
+    tensors = query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer
     options = (
-        return_lse, enable_pdl, causal_mask, kv_lora_rank, qk_rope_head_dim, 1 << (max_seq_len - 1).bit_length(),
-        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+        return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
+        1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
     )  # fmt: skip
     try:
         kind = _kind(tensors, query.shape, options, block_tables.nbytes > 0)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), nothing, new_out, new_lse = served
+        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), nothing, no_sinks, new_out, new_lse = served
         if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
-            workspace_buffer = _sized(workspace_buffer, workspace_bytes)
+            workspace_buffer = sized(workspace_buffer, workspace_bytes)
         if out is None:
             out = new_out()
         lse = new_lse() if return_lse else None
@@ -137,9 +143,9 @@ def tsmla_decode(
         if parts:
             kernel(
                 query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds,
-                nothing if local_visible_lens is None else local_visible_lens, out, lse, workspace_buffer,
-                softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
-                cp_interleave_size, parts,
+                nothing if local_visible_lens is None else local_visible_lens, no_sinks if sinks is None else sinks,
+                out, lse, workspace_buffer, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world,
+                cp_rank, cp_interleave_size, 1 if lse_includes_sink else 0, parts,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -162,6 +168,7 @@ class _Options(NamedTuple):
     lse: bool
     pdl: bool
     causal: bool
+    lse_includes_sink: bool
     kv_lora_rank: int
     qk_rope_head_dim: int
     longest: int
@@ -177,8 +184,8 @@ class _Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
     parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
-    whether seq_lens and causal_seqs have 64 bits. nothing: the kernel's word for no visible lengths. new_out, new_lse:
-    make the results.
+    whether seq_lens and causal_seqs have 64 bits. nothing, no_sinks: the kernel's words for no visible lengths and no
+    sinks. new_out, new_lse: make the results.
     """
 
     kernel: Callable[..., None]
@@ -186,6 +193,7 @@ class _Served(NamedTuple):
     workspace_bytes: int
     rewritten: tuple[bool, bool, bool]
     nothing: torch.Tensor
+    no_sinks: torch.Tensor
     new_out: Callable[[], torch.Tensor]
     new_lse: Callable[[], torch.Tensor]
 
@@ -193,13 +201,14 @@ class _Served(NamedTuple):
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `_Options`), with every check and its error."""
     options = _Options(*chosen)
-    query, kv_cache, block_tables, seq_lens, causal_seqs, *_ = tensors
+    query, kv_cache, block_tables, seq_lens, causal_seqs, _, sinks, *_ = tensors
     examination = examine.Examination(DECODE, tensors)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
-    lse, pdl, _ = checks.each(
-        checks.flag, _OPERATOR, return_lse=options.lse, enable_pdl=options.pdl, causal_mask=options.causal
-    )
+    lse, pdl, *_ = checks.each(
+        checks.flag, _OPERATOR, return_lse=options.lse, enable_pdl=options.pdl, causal_mask=options.causal,
+        lse_includes_sink=options.lse_includes_sink,
+    )  # fmt: skip
     variant = DecodeVariant(examination.arch, dtype, out_dtype, lse, pdl)
     examination.check(variant)
     batch, q_len, heads = sizes["batch"], sizes["q_len"], sizes["heads"]
@@ -209,7 +218,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
             raise ArgumentError(f"{_OPERATOR}: {name} has shape {given}; it must have at least {least}")
     if sizes["page_size"] not in _PAGES:
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {_PAGES}")
-    _check_options(options, causal_seqs is not None)
+    _check_options(options, causal_seqs is not None, sinks is not None)
     parts = workspace_bytes = 0
     if batch and q_len and heads:
         plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest)
@@ -225,6 +234,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         workspace_bytes,
         (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs)),
         query.new_empty((0, 0), dtype=torch.int32),
+        query.new_empty(0, dtype=torch.float32),
         made(
             (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1),
             dtype=checks.TORCH_DTYPE_OF[out_dtype],
@@ -233,18 +243,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     )  # fmt: skip
 
 
-def _sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
-    """The workspace as the kernel takes it: less than 2 GiB."""
-    size = workspace.nbytes
-    if size < needed:
-        raise ArgumentError(
-            f"{_OPERATOR}: workspace_buffer has {size} bytes; this call needs {needed} (tsmla.decode_workspace_size "
-            "says so; SMs * heads * max(8, q_len) * 513 * 4 is always enough)"
-        )
-    return workspace[:needed]
-
-
-def _check_options(options: _Options, has_causal_seqs: bool) -> None:
+def _check_options(options: _Options, has_causal_seqs: bool, has_sinks: bool) -> None:
     """Everything about them that needs no tensor."""
     dims = (options.kv_lora_rank, options.qk_rope_head_dim)
     for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
@@ -260,6 +259,11 @@ def _check_options(options: _Options, has_causal_seqs: bool) -> None:
         raise ArgumentError(
             f"{_OPERATOR}: cp_world is {cp_world} but causal_seqs is not given; it must hold each request's keys over "
             "all ranks"
+        )
+    if cp_world > 1 and has_sinks:
+        raise ArgumentError(
+            f"{_OPERATOR}: sinks are given but cp_world is {cp_world}; they belong into the merged result, once: "
+            "out * sigmoid(LSE - sinks), LSE of base e"
         )
     if checks.number(_OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
         raise ArgumentError(f"{_OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")

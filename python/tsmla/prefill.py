@@ -39,6 +39,9 @@ def tsmla_prefill(
     v_scale: float = 1.0,
     output_scale: float = 1.0,
     out_dtype: torch.dtype | None = None,
+    *,
+    sinks: torch.Tensor | None = None,
+    lse_includes_sink: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale * v) for each sequence of a ragged pack.
 
@@ -69,6 +72,11 @@ def tsmla_prefill(
             product does, zero and negative ones too.
         out_dtype: None means `out`'s dtype when it is given, else query's for bf16 and fp16, and bf16 for 8-bit
             queries. Combinations without a kernel are refused with what exists.
+        sinks: [heads_q] float32, contiguous: for each head a score, scaled already, of one more key that every query
+            sees and whose value is 0: exp(sink) joins the sum that the output is divided by. -inf changes nothing, and
+            +inf gives outputs of 0.
+        lse_includes_sink: whether the LSE counts that key, too. Results over parts of the keys can be merged only
+            without it.
 
     Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
 
@@ -100,24 +108,24 @@ def tsmla_prefill(
         and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
-    tensors = query, key, value, out, cum_seq_lens_q, cum_seq_lens
-    options = is_causal, return_lse, enable_pdl, out_dtype
+    tensors = query, key, value, out, cum_seq_lens_q, cum_seq_lens, sinks
+    options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype
     try:
         shape = query.shape
         kind = _kind(tensors, shape, options, cum_seq_lens.numel() == batch_size + 1)
-        kernel, heads, d_v, written, device = resolve.calls.get(kind) or resolve.keep(
+        kernel, heads, d_v, written, nothing = resolve.calls.get(kind) or resolve.keep(
             kind, _examined(tensors, options, batch_size)
         )
         tokens = shape[0]
         if out is None:
-            out = torch.empty_strided((tokens, heads, d_v), (heads * d_v, d_v, 1), dtype=written, device=device)
+            out = torch.empty_strided((tokens, heads, d_v), (heads * d_v, d_v, 1), dtype=written, device=nothing.device)
         lse = None
         if return_lse:
-            lse = torch.empty_strided((tokens, heads), (heads, 1), dtype=torch.float32, device=device)
+            lse = torch.empty_strided((tokens, heads), (heads, 1), dtype=torch.float32, device=nothing.device)
         if tokens and heads and batch_size > 0:
             kernel(
                 query, key, value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
-                scores_factor, output_factor,
+                nothing if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options, batch_size)
@@ -130,13 +138,17 @@ def tsmla_prefill(
 
 
 def _examined(
-    tensors: tuple[torch.Tensor | None, ...],
-    options: tuple[bool, bool, bool, torch.dtype | None],
+    tensors: tuple,
+    options: tuple[bool, bool, bool, bool, torch.dtype | None],
     batch_size: int,
-) -> tuple[Callable[..., None], int, int, torch.dtype, torch.device]:
-    """The kernel of a call, its query heads, d_v, what dtype it writes and where, with every check and its error."""
-    causal, lse, pdl, out_dtype = options
-    causal, lse, pdl = checks.each(checks.flag, _OPERATOR, is_causal=causal, return_lse=lse, enable_pdl=pdl)
+) -> tuple[Callable[..., None], int, int, torch.dtype, torch.Tensor]:
+    """The kernel of a call, its query heads, d_v, the dtype that it writes and its word for no sinks, with every check
+    and its error."""
+    *flags, out_dtype = options
+    causal, lse, pdl, _ = checks.each(
+        checks.flag, _OPERATOR,
+        **dict(zip(("is_causal", "return_lse", "enable_pdl", "lse_includes_sink"), flags, strict=True)),
+    )  # fmt: skip
     examination = examine.Examination(PREFILL, tensors)
     sizes = examination.sizes
     sizes["batch_size"] = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
@@ -160,7 +172,8 @@ def _examined(
         raise ArgumentError(
             f"{_OPERATOR}: query has {heads} heads and key {heads_kv}; query's must be a multiple of key's"
         )
-    return resolve.kernel(variant), heads, variant.d_v, checks.TORCH_DTYPE_OF[written], examination.device
+    nothing = tensors[0].new_empty(0, dtype=torch.float32)
+    return resolve.kernel(variant), heads, variant.d_v, checks.TORCH_DTYPE_OF[written], nothing
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

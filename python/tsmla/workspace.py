@@ -1,10 +1,11 @@
-"""decode_workspace_size: how much scratch memory a decode needs on a GPU."""
+"""The workspace of a decode: how much scratch memory a decode needs on a GPU."""
 
 from __future__ import annotations
 
 import torch
 
 from . import checks
+from .call import DECODE
 from .errors import ArgumentError, TsmlaError, UnsupportedError
 from .plan import plan_decode
 from .variant import Arch
@@ -35,6 +36,17 @@ def decode_workspace_size(
         return 0
     arch, processors = _gpu_of(operator, place)
     return plan_decode(arch, processors, batch_size, q_len, heads, max_seq_len).workspace_bytes
+
+
+def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
+    """The workspace as the kernel takes it: less than 2 GiB."""
+    size = workspace.nbytes
+    if size < needed:
+        raise ArgumentError(
+            f"{DECODE.name}: workspace_buffer has {size} bytes; this call needs {needed} (tsmla.decode_workspace_size "
+            "says so; SMs * heads * max(8, q_len) * 513 * 4 is always enough)"
+        )
+    return workspace[:needed]
 
 
 def _cuda_device(operator: str, device: torch.device | str | int | None) -> torch.device:

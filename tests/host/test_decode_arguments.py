@@ -107,12 +107,13 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     out, lse = tsmla_decode(**given, return_lse=True)
     (arguments,) = recorder.launches
     expected = [given[n] for n in ("query", "kv_cache", "block_tables", "seq_lens", "causal_seqs")]
-    assert all(got is want for got, want in zip(arguments, [*expected, visible, out, lse], strict=False))
-    workspace = arguments[8]
+    expected += [visible, arguments[6], out, lse]
+    assert all(got is want for got, want in zip(arguments, expected, strict=False))
+    workspace = arguments[9]
     assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
     parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
-    assert arguments[9:] == (0.125, 0.5, 0, 7, 2, 1, 16, parts)
-    assert all(type(value) is float for value in arguments[9:11]) and all(type(v) is int for v in arguments[11:])
+    assert arguments[10:] == (0.125, 0.5, 0, 7, 2, 1, 16, 0, parts)
+    assert all(type(value) is float for value in arguments[10:12]) and all(type(v) is int for v in arguments[12:])
     assert out.shape == (BATCH, Q_LEN, HEADS, 512) and out.is_contiguous()
     assert lse.shape == (BATCH, Q_LEN, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
 
@@ -123,7 +124,8 @@ def test_lengths_stand_in_for_what_is_not_given(recorder):
     (arguments,) = recorder.launches
     assert arguments[3] is given["seq_lens"] is arguments[4]
     assert arguments[5].shape == (0, 0) and arguments[5].dtype == torch.int32
-    assert arguments[7] is None and arguments[11:16] == (1, -1, 1, 0, 1)
+    assert arguments[6].shape == (0,) and arguments[6].dtype == torch.float32
+    assert arguments[8] is None and arguments[12:18] == (1, -1, 1, 0, 1, 0)
 
 
 def test_lengths_of_64_bits_are_narrowed_to_the_nearest(recorder):
@@ -161,11 +163,11 @@ def test_a_given_output_is_written_and_returned(recorder):
     out = bf16(BATCH, Q_LEN, HEADS, 512)
     for _ in range(2):
         assert tsmla_decode(**inputs(out=out)) is out
-        assert recorder.launches[-1][6] is out
+        assert recorder.launches[-1][7] is out
 
 
 def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[7].fill_(3.0))
+    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[8].fill_(3.0))
     _, lse = tsmla_decode(**inputs(), return_lse=True, lse_base=math.e)
     assert torch.allclose(lse, torch.full_like(lse, 3 * math.log(2)))
 
@@ -173,7 +175,7 @@ def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
 def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     for call in range(1, 4):
         tsmla_decode(**inputs(output_scale=float(call)))
-    assert len(recorder.variants) == 1 and [launch[10] for launch in recorder.launches] == [1.0, 2.0, 3.0]
+    assert len(recorder.variants) == 1 and [launch[11] for launch in recorder.launches] == [1.0, 2.0, 3.0]
     tsmla_decode(**inputs(), return_lse=True)
     tsmla_decode(**inputs(), enable_pdl=True)
     assert [(v.lse, v.pdl) for v in recorder.variants[1:]] == [(True, False), (False, True)]
@@ -259,7 +261,7 @@ def test_the_workspace_may_be_just_large_enough(recorder):
     assert 0 < needed <= FORMULA
     for dtype in (torch.int8, torch.uint8):
         tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed, dtype=dtype)))
-        workspace = recorder.launches[-1][8]
+        workspace = recorder.launches[-1][9]
         assert workspace.numel() == needed and workspace.dtype == dtype
     message = f"tsmla_decode: workspace_buffer has {needed - 1} bytes; this call needs {needed}"
     with pytest.raises(ArgumentError, match=message):
@@ -271,7 +273,7 @@ def test_a_workspace_beyond_32_bits_is_cut(recorder):
     huge = torch.empty(2**31, dtype=torch.int8)
     for _ in range(2):
         tsmla_decode(**inputs(workspace_buffer=huge))
-        workspace = recorder.launches[-1][8]
+        workspace = recorder.launches[-1][9]
         assert workspace.numel() == needed and workspace.data_ptr() == huge.data_ptr()
 
 
@@ -425,6 +427,13 @@ WRONG = {
         "seq_lens has shape [2]; it must be [3]",
     ),
     "out elsewhere": ({"out": bf16(3, 2, 4, 512).to("meta")}, "out is on meta but query is on cpu"),
+    "sinks of other heads": ({"sinks": torch.zeros(HEADS + 1)}, "sinks has shape [5]; it must be [4]"),
+    "sinks dtype": ({"sinks": bf16(HEADS)}, "sinks is torch.bfloat16; accepted: torch.float32"),
+    "sinks on one rank": (
+        {"sinks": torch.zeros(HEADS), "cp_world": 2, "causal_seqs": LENGTHS},
+        "sinks are given but cp_world is 2; they belong into the merged result, once: out * sigmoid(LSE - sinks)",
+    ),
+    "LSE with sinks in words": ({"lse_includes_sink": "no"}, "lse_includes_sink is 'no'; it must be True or False"),
     "longest": ({"max_seq_len": 0}, "max_seq_len is 0; it must be from 1 to 2147483647"),
     "longest beyond 32 bits": ({"max_seq_len": 2**31}, "max_seq_len is 2147483648; it must be from 1 to 2147483647"),
     "longest no integer": ({"max_seq_len": 300.0}, "max_seq_len is a float; it must be a Python integer"),
@@ -474,6 +483,7 @@ def test_wrong_use_names_the_argument(recorder, change, message, seen):
             "out": bf16(BATCH, Q_LEN, HEADS, 512),
             "local_visible_lens": torch.zeros(BATCH, Q_LEN, dtype=torch.int32),
             "causal_seqs": LENGTHS.clone(),
+            "sinks": torch.zeros(HEADS),
         }
         for given in ({}, *({name: value} for name, value in optional.items()), {"max_seq_len": 2**31 - 1}):
             tsmla_decode(**inputs(**given))
@@ -488,7 +498,7 @@ def test_integers_of_other_types_are_integers(recorder):
     integers = {"max_seq_len": 300, "window_left": 5, "cp_world": 2, "cp_rank": 1, "cp_interleave_size": 16}
     for name, value in integers.items():
         tsmla_decode(**inputs(causal_seqs=LENGTHS.clone(), **{**integers, name: np.int64(value)}))
-        given = recorder.launches[-1][12:16]
+        given = recorder.launches[-1][13:17]
         assert given == (5, 2, 1, 16) and all(type(number) is int for number in given)
 
 

@@ -78,7 +78,8 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
     named = [given[name] for name in ("query", "key", "value")]
     ends = [given[name] for name in ("cum_seq_lens_q", "cum_seq_lens")]
     assert all(got is want for got, want in zip(arguments, [*named, out, lse, *ends], strict=False))
-    assert arguments[7:] == (0.25, -1.5) and all(type(scale) is float for scale in arguments[7:])
+    assert arguments[7].shape == (0,) and arguments[7].dtype == torch.float32
+    assert arguments[8:] == (0.25, -1.5, 0) and all(type(scale) is float for scale in arguments[8:10])
     assert out.shape == (TOKENS_Q, HEADS, D_V) and out.dtype == torch.bfloat16 and out.is_contiguous()
     if return_lse:
         assert lse.shape == (TOKENS_Q, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
@@ -101,7 +102,7 @@ def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     given = inputs()
     for call in range(3):
         prefill.tsmla_prefill(**given, output_scale=float(call))
-    assert len(recorder.variants) == 1 and [launch[8] for launch in recorder.launches] == [0.0, 1.0, 2.0]
+    assert len(recorder.variants) == 1 and [launch[9] for launch in recorder.launches] == [0.0, 1.0, 2.0]
     out = torch.empty(TOKENS_Q, HEADS, D_V, dtype=torch.bfloat16)
     prefill.tsmla_prefill(**given, out=out)
     assert recorder.launches[-1][3] is out
@@ -270,6 +271,9 @@ WRONG = {
         {"cum_seq_lens": torch.zeros(6, dtype=torch.int32)[::2]},
         r"cum_seq_lens has shape \[3\] and strides \(2,\); it must be contiguous",
     ),
+    "sinks of the key's heads": ({"sinks": torch.zeros(HEADS_KV)}, r"sinks has shape \[2\]; it must be \[4\]"),
+    "sinks dtype": ({"sinks": bf16(HEADS)}, "sinks is torch.bfloat16; accepted: torch.float32"),
+    "LSE with sinks of a number": ({"lse_includes_sink": 2}, "lse_includes_sink is 2; it must be True or False"),
     "out of another shape": (
         {"out": bf16(TOKENS_Q, HEADS, D_V + 8)},
         r"out has shape \[5, 4, 136\]; it must be \[5, 4, 128\]",
@@ -410,5 +414,5 @@ def test_numbers_of_other_types_are_numbers(recorder, two):
     half = fractions.Fraction(1, two) if isinstance(two, int) else two.dtype.type(1) / two
     for flag in (True, 1, np.True_, 1.0):
         prefill.tsmla_prefill(**inputs(batch_size=two, softmax_scale=half), is_causal=flag)
-    assert {launch[7:] for launch in recorder.launches} == {(0.5, 1.0)} and len(recorder.launches) == 4
+    assert {launch[8:] for launch in recorder.launches} == {(0.5, 1.0, 0)} and len(recorder.launches) == 4
     assert len(recorder.variants) == 1 and recorder.variants[0].causal is True

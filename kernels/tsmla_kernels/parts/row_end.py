@@ -3,6 +3,9 @@
 A row's exponentials exp(scale (score - reference)), times 2^bias, add up to `total`. Their products with values carry
 the same factor, so the output is these divided by `total`. A row that sees no key has a total of 0: its output is 0 and
 its log-sum-exp -inf.
+
+A head's sink is a logit without a value: its exponential is in the denominator of the output, and in the log-sum-exp
+only if the call says so. Of a row that is computed in parts it enters once, where these are combined.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from .division import remainder
 from .logarithm import LN_2
 
 NATURAL, BASE_2 = LN_2, 1.0
@@ -20,14 +24,17 @@ NATURAL, BASE_2 = LN_2, 1.0
 
 
 class Ending(NamedTuple):
-    """What a call says of the ends of its rows: what their outputs are multiplied by."""
+    """What a call says of the ends of its rows: what their outputs are multiplied by; the heads' sinks, natural
+    logarithms, [heads] or [0] when there are none; and whether log-sum-exps count these."""
 
     output_scale: Float32
+    sinks: cute.Tensor
+    lse_includes_sink: Int32
 
 
 def ending_of(given) -> Ending:
     """On the host: of a call's arguments, by name."""
-    return Ending(given.output_scale)
+    return Ending(given.output_scale, given.sinks, given.lse_includes_sink)
 
 
 class RowEnd(NamedTuple):
@@ -50,10 +57,17 @@ def end_of_row(
     output_scale: Float32 | None = None,
 ) -> RowEnd:
     """`row` counts the heads of all query tokens, or of one; `scale` makes of scores the logarithms asked for. `whole`
-    is false for partial results. The factor is `output_scale`, or 1, divided by what exponentials
+    is false for partial results, which count no sink. The factor is `output_scale`, or 1, divided by what exponentials
     add up to."""
     divisor = total
     log_sum = _log_sum(reference, scale, total, bias, logarithm)
+    if Boolean(ending.sinks.shape[0] > 0) & Boolean(whole):
+        sink = ending.sinks[remainder(row, Int32(ending.sinks.shape[0]))] * (logarithm / LN_2)
+        above = cute.math.fma(reference, Float32(-scale), sink) * (1.0 / logarithm)
+        # inf if the sink is far above the reference: the factor is then 0.
+        divisor = total + cute.math.exp2(above + bias if const_expr(bias) else above, fastmath=True)
+        if ending.lse_includes_sink != 0:
+            log_sum = sink if total == 0.0 else _log_of_both(log_sum, sink, logarithm)
     return RowEnd(_factor(total, divisor, output_scale), log_sum)
 
 
@@ -83,3 +97,10 @@ def _log_sum(
         log_total -= bias
     return -Float32.inf if total == 0.0 else log_total
 
+
+@cute.jit
+def _log_of_both(a: Float32, b: Float32, logarithm: cutlass.Constexpr[float]) -> Float32:
+    """The logarithm of the sum of two numbers given by theirs, of which one may be infinite. NaN leads to NaN."""
+    apart = cute.arch.fmax(a - b, b - a)
+    smaller = cute.math.exp2(apart * (-1.0 / logarithm), fastmath=True)
+    return cute.arch.fmax(a, b) + cute.math.log2(smaller + 1.0, fastmath=True) * logarithm
