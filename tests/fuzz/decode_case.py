@@ -12,7 +12,7 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
-from .drawing import FEWEST, INT32, SIZES, magnitude_for, scales, schedules
+from .drawing import FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
 from .places import Schedule
 from .plain import Plain
 from .reference_decode import Sight, counted_length, seen_keys
@@ -72,6 +72,8 @@ class DecodeCase(Plain):
     min_split_kv: int = 1
     processors: int = 4
     unseen: float = math.nan
+    sinks: tuple[float, ...] | None = None
+    lse_includes_sink: bool = False
     extreme: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
@@ -123,6 +125,8 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     page = draw(st.sampled_from(_PAGES))
     width = -(-max((1, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))
     sight = draw(_sights())
+    if sight.cp_world > 1:
+        fields.pop("sinks", None)
     causal_seqs = None
     if sight.cp_world > 1 or draw(st.integers(0, 4)) == 4:
         causal_seqs = tuple(max(0, length * sight.cp_world + draw(st.integers(-3, 3))) for length in seq_lens)
@@ -175,10 +179,12 @@ def _fields(draw: Any, variant: DecodeVariant) -> dict[str, Any]:
     """Everything but lengths, what is seen, and numbers."""
     rows = draw(st.one_of(st.sampled_from(_ROWS), st.integers(1, 140)))
     q_len = draw(st.sampled_from([n for n in (1, 1, 2, 3, 4, 7, 16, rows) if n <= rows and n <= 70]))
+    heads = max(1, rows // q_len)
     return {
+        **draw(heads_sinks(heads)),
         "dtype": str(variant.dtype),
         "q_len": q_len,
-        "heads": max(1, rows // q_len),
+        "heads": heads,
         "lse": variant.lse,
         "pdl": variant.pdl,
         "lse_base": draw(st.sampled_from((2.0, 2.0, math.e))),

@@ -12,7 +12,7 @@ from tsmla.support import LATENT_DIM, ROPE_DIM
 from .decode_case import WIDTH, DecodeCase
 from .guarded import Guarded, contiguous
 from .places import Place
-from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart
+from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
 from .reference_decode import pages_of
 
 _SPARE_PAGES = 3
@@ -51,7 +51,8 @@ def check(case: DecodeCase, place: Place) -> None:
     if lse is not None:
         assert lse.shape == out.shape[:3]
         lse = lse.double() * (math.log(2) if case.lse_base == 2 else 1)
-    expected = Rows.joined(parts)
+    sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(case.batch * case.q_len)
+    expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
     judged = judge if tells_apart(expected, given_precision) and not case.extreme else judge_extreme
     flat_lse = None if lse is None else lse.flatten()
     judged(expected, out.flatten(0, 2), flat_lse, case.output_scale, given_precision)
@@ -131,6 +132,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         content = torch.tensor(case.visible, dtype=torch.int32).reshape(batch, q_len)
         visible = put("local_visible_lens", content, (q_len + case.visible_gap, 1))
     total = case.causal_seqs
+    sinks = None if case.sinks is None else put("sinks", torch.tensor(case.sinks))
     return memory, {
         "query": put("query", inputs.query, offset=offset),
         "kv_cache": put("kv_cache", cache, cache_strides, offset),
@@ -154,4 +156,6 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "min_split_kv": case.min_split_kv,
         "local_visible_lens": visible,
         "lse_base": case.lse_base,
+        "sinks": sinks,
+        "lse_includes_sink": case.lse_includes_sink,
     }

@@ -45,6 +45,17 @@ def scales(draw: Any, d_qk: int) -> dict[str, float]:
 
 
 @st.composite
+def heads_sinks(draw: Any, heads: int) -> dict[str, Any]:
+    """Sinks of the heads, or none, and whether the LSE counts them. LSEs of inf are left to other tests."""
+    if draw(st.integers(0, 2)) < 2:
+        return {"lse_includes_sink": draw(st.booleans())}
+    counted = draw(st.booleans())
+    logits = (-math.inf, 0.0, -3.5, 2.0, 9.0, 60.0, -1e30, *(() if counted else (math.inf,)))
+    few = tuple(draw(st.lists(st.sampled_from(logits), min_size=1, max_size=5)))
+    return {"sinks": (few * heads)[:heads], "lse_includes_sink": counted}
+
+
+@st.composite
 def magnitude_for(draw: Any, dtype: Dtype, d_qk: int) -> tuple[float, float]:
     """(softmax_scale, magnitude of query and key) that reach scores of up to 2**22, with any scale that is accepted."""
     score = draw(st.integers(-30, _HIGHEST_SCORE))

@@ -14,7 +14,7 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import prefill_out_dtype
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
-from .drawing import FEWEST, SIZES, hostile_ends, magnitude_for, scales, schedules
+from .drawing import FEWEST, SIZES, heads_sinks, hostile_ends, magnitude_for, scales, schedules
 from .guarded import LAYOUTS
 from .places import Schedule
 from .plain import Plain
@@ -57,6 +57,8 @@ class PrefillCase(Plain):
     offset: int = 0
     out: str = "new"
     unseen: float = math.nan
+    sinks: tuple[float, ...] | None = None
+    lse_includes_sink: bool = False
     extreme: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
@@ -142,12 +144,14 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
     layout = st.sampled_from(LAYOUTS)
     heads_kv = draw(st.sampled_from((1, 1, 2, 3)))
     both = draw(st.sampled_from(("slices", "slices", "expanded", None)))
+    group = draw(st.sampled_from((1, 1, 2, 3, 4) if heads_kv == 1 else (1, 2)))
     return {
+        **draw(heads_sinks(heads_kv * group)),
         "dtype": str(variant.dtype),
         "out_dtype": draw(st.sampled_from(asked or (str(variant.out_dtype),))),
         "d_qk": variant.d_qk,
         "heads_kv": heads_kv,
-        "group": draw(st.sampled_from((1, 1, 2, 3, 4) if heads_kv == 1 else (1, 2))),
+        "group": group,
         "causal": variant.causal,
         "lse": variant.lse,
         "pdl": variant.pdl,

@@ -13,7 +13,7 @@ from tsmla.variant import Dtype
 from .guarded import Guarded, strides
 from .places import Place
 from .prefill_case import D_V, PrefillCase
-from .reference_attention import Rows, judge, judge_extreme, precision, tells_apart
+from .reference_attention import Rows, judge, judge_extreme, precision, tells_apart, with_sinks
 from .reference_prefill import sequences
 
 
@@ -43,7 +43,10 @@ def check(case: PrefillCase, place: Place) -> None:
     )
     if not found:
         return
-    expected = Rows.joined([rows for *_, rows in found])
+    sinks = None
+    if case.sinks is not None:
+        sinks = torch.cat([torch.full((len(queries),), case.sinks[head]) for queries, head, _ in found])
+    expected = with_sinks(Rows.joined([rows for *_, rows in found]), sinks, case.lse_includes_sink)
     at = [(slice(queries.first, queries.end), head) for queries, head, _ in found]
     got = torch.cat([out[place] for place in at])
     got_lse = None if lse is None else torch.cat([lse[place] for place in at])
@@ -105,6 +108,11 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
         layout = strides(case.out, shape, case.written.itemsize)
         memory["out"] = Guarded(shape, case.written, layout, None, offset)
         given["out"] = memory["out"].tensor
+    sinks = None
+    if case.sinks is not None:
+        content = torch.tensor(case.sinks)
+        memory["sinks"] = Guarded(content.shape, torch.float32, None, content, 4 * case.offset)
+        sinks = memory["sinks"].tensor
     return memory, {
         **given,
         "seq_lens": None,
@@ -120,5 +128,7 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
         "k_scale": case.k_scale,
         "v_scale": case.v_scale,
         "output_scale": case.output_scale,
+        "sinks": sinks,
+        "lse_includes_sink": case.lse_includes_sink,
         "out_dtype": None if case.out_dtype is None else TORCH_DTYPE_OF[Dtype(case.out_dtype)],
     }

@@ -105,6 +105,28 @@ def attend(
     return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, products, largest, low, high)
 
 
+def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
+    """The rows when each has a sink [rows], natural and scaled, that `in_lse` says whether the LSE counts."""
+    if sinks is None:
+        return rows
+    sinks = sinks.double()
+    share = torch.sigmoid(torch.where(rows.lse == -math.inf, 0.0, rows.lse - sinks))[:, None]
+    flushed = torch.where(share == 1, 0.0, 2.0**-110)  # float32 has no factors below 2 ** -126
+    return dataclasses.replace(
+        rows,
+        out=rows.out * share,
+        lse=torch.logaddexp(rows.lse, sinks) if in_lse else rows.lse,
+        mass=rows.mass * share + flushed,
+        walk=rows.walk * share + flushed,
+        weakest=rows.weakest * share,
+        # The share is anything where scores are not told apart.
+        low=None if rows.low is None else rows.low.clamp_max(0) * (sinks > -math.inf)[:, None]
+        + rows.low * (sinks == -math.inf)[:, None],
+        high=None if rows.high is None else rows.high.clamp_min(0) * (sinks > -math.inf)[:, None]
+        + rows.high * (sinks == -math.inf)[:, None],
+    )
+
+
 def _end(values: torch.Tensor, among: torch.Tensor, pick: Callable[..., torch.Tensor], other: float) -> torch.Tensor:
     """The least or the largest of values [keys, dims] for each row of among [rows, keys]; 0 for a row without any."""
     ends = pick(torch.where(among[..., None], values, other), 1)

@@ -39,6 +39,10 @@ TABLES = {
 }  # fmt: skip
 
 
+_ONE_RANK: dict[type, dict[str, Any]] = {DecodeCase: {"sight": Sight()}}
+"""What a call of an operator with sinks must have."""
+
+
 @st.composite
 def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
     """Any wrong argument of the operator that this kernel belongs to."""
@@ -50,6 +54,8 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
         assert isinstance(variant, PackVariant)
         call = draw(_packs(variant))
     argument = draw(st.sampled_from(list(TABLES[type(call)])))
+    if argument == "sinks":
+        call = dataclasses.replace(call, sinks=(0.5,) * call.heads, **_ONE_RANK.get(type(call), {}))
     ways, values, _ = TABLES[type(call)][argument]
     wrong = draw(st.sampled_from((*ways, *["value"] * min(3, len(values)))))
     index = draw(st.integers(0, len(values) - 1 if wrong == "value" else 5))

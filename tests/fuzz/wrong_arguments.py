@@ -12,6 +12,7 @@ from .guarded import Guarded, contiguous
 
 _OTHER_DTYPES = {
     torch.int32: (torch.float32, torch.int16, torch.uint32, torch.int8),
+    torch.float32: (torch.float64, torch.bfloat16, torch.int32, torch.float16),
     torch.int64: (torch.float64, torch.uint32, torch.uint64, torch.int16),
 }
 _NO_DTYPES = (torch.float32, torch.float64, torch.int16, torch.bool)
@@ -101,6 +102,8 @@ PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "v_scale": ((), _SCALES, ()),
     "output_scale": ((), _SCALES, ()),
     "out_dtype": ((), (torch.float32, torch.float8_e4m3fn, "bf16", torch.int8), ("writes", "out is")),
+    "sinks": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ()),
+    "lse_includes_sink": ((), (None, "yes", 2), ()),
 }
 """Argument -> how its tensor can be wrong, values that are wrong, what else an error may speak of."""
 DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
@@ -126,6 +129,8 @@ DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "cp_interleave_size": ((), (*_NUMBERS, 0, -1, 2**31, 1.5), ()),
     "min_split_kv": ((), (*_NUMBERS, 0, 257, 1.5), ()),
     "lse_base": ((), (None, 10, "2", -2.0, 1.0), ()),
+    "sinks": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ("cp_world",)),
+    "lse_includes_sink": ((), (None, "yes", 2), ()),
 }  # fmt: skip
 PACK: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "k_nope": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 -1"), (None, *_NO_TENSORS), ("d_nope", "k_pe", "v ")),
