@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
-import shutil
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -14,10 +11,8 @@ import torch
 import tsmla
 from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant
 from tsmla_emulator import check, machine, record
-from tsmla_emulator.host import compile as compile_module
 from tsmla_emulator.host import launch_config
-from tsmla_emulator.host import link as link_module
-from tsmla_emulator.host.compile import CompileError, compile_for_emulation
+from tsmla_emulator.host.compile import compile_for_emulation
 from tsmla_emulator.host.launch_config import KernelLimits
 from tsmla_emulator.host.link import LinkError, link
 from tsmla_emulator.host.memory import GuardError
@@ -193,56 +188,6 @@ def test_writes_outside_of_allocations_are_found(monkeypatch):
 @pytest.mark.parametrize("variant", [PACK, PREFILL], ids=str)
 def test_a_variant_that_computes_nothing_fails_its_check(seen, variant):
     assert check.check(variant).error
-
-
-@pytest.mark.parametrize(
-    "owner, name", [(compile_module.jit, "cache_key"), (compile_module, "_sources")], ids=["contents", "place"]
-)
-def test_compiled_variants_are_kept_by_what_decides_them(monkeypatch, owner, name):
-    first = compile_for_emulation(PACK)
-    assert compile_for_emulation(PACK) == first
-    compiled = []
-    monkeypatch.setattr(
-        compile_module.Compiler, "compile", lambda self, variant, obj, ptx: compiled.append((variant, obj.parent))
-    )
-    monkeypatch.setattr(compile_module, "link", lambda obj: obj)
-    assert compile_for_emulation(PACK).ptx == first.ptx and not compiled
-    monkeypatch.setattr(owner, name, lambda: "others")
-    compile_for_emulation(PACK)
-    ((variant, directory),) = compiled
-    assert variant == PACK and directory != first.ptx.parent
-
-
-def test_one_process_compiles_many_variants_and_outlives_one_that_fails(tmp_path):
-    """What it makes for a variant does not depend on what came before."""
-    alone = compile_for_emulation(PACK).ptx.read_text()
-    impossible = dataclasses.replace(PACK, d_nope=7)
-    (tmp_path / "made").mkdir()
-    files = tmp_path / "made" / "kernel.o", tmp_path / "made" / "kernel.ptx"
-    with compile_module.Compiler() as compiler:
-        with pytest.raises(CompileError, match=f"compiling {impossible} failed(?s:.*)multiple of 16"):
-            compiler.compile(impossible, *files)
-        assert not files[1].exists()
-        compiler.compile(dataclasses.replace(PACK, pdl=not PACK.pdl), *files)
-        assert files[1].read_text() != alone
-        compiler.compile(PACK, *files)
-    assert files[0].exists() and files[1].read_text() == alone
-
-
-def test_a_compiler_that_dies(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", "false")
-    with compile_module.Compiler() as compiler, pytest.raises(CompileError, match="ended with status 1"):
-        compiler.compile(PACK, tmp_path / "kernel.o", tmp_path / "kernel.ptx")
-
-
-def test_linked_libraries_are_kept_by_content(monkeypatch, tmp_path):
-    obj = compile_for_emulation(PACK).ptx.with_name("kernel.o")
-    first = link(obj)
-    assert link(shutil.copy(obj, tmp_path / "other.o")) == first
-    changed = tmp_path / "double.c"
-    changed.write_text(link_module.DOUBLE.read_text() + "/* changed */")
-    monkeypatch.setattr(link_module, "DOUBLE", changed)
-    assert link(obj) != first
 
 
 REFUSED = [

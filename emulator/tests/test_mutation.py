@@ -129,11 +129,11 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
     keys = {site.key for site in subject_of(*kernels[PREFILL]).sites}
     assert all(key.startswith("sm90/prefill/") and key.count(": ") == 2 for key in keys)
     assert {
-        "sm90/prefill/attend._scores: k_edge.wait_full: mbarrier.try_wait always true",
+        "sm90/prefill/attend._scores: k.wait_full: mbarrier.try_wait always true",
         "sm90/prefill/attend._scores: mma.issue: wgmma.fence removed",
         "sm90/prefill/attend.attend: arch.cp_async_bulk_wait_group: cp.async.bulk.wait_group removed",
     } <= keys
-    label = "sm100/decode/mma._scores: s_edge.wait_empty: mbarrier.try_wait always true"
+    label = "sm100/decode/mma._scores: s.wait_empty: mbarrier.try_wait always true"
     assert label in {site.label for site in subject_of(*kernels[f"{DECODE}, 10 rows"]).sites}
 
 
@@ -150,7 +150,7 @@ def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
 
 def test_reasons_that_fit_no_survivor_are_listed(kernels, tmp_path):
     subject = subject_of(*kernels[f"{DECODE}, 10 rows"])
-    waits = [site for site in subject.sites if site.callee == "s_edge.wait_empty"]
+    waits = [site for site in subject.sites if site.callee == "s.wait_empty"]
     loads = [site for site in subject.sites if site.callee == "tmem.wait_loads" and site.copies > 3]
     results = [mutate.Result(site, True) for site in (*waits, *loads)]
     results[-1] = dataclasses.replace(results[-1], kind="race", schedule="late", message="caught")
@@ -164,9 +164,9 @@ def test_reasons_that_fit_no_survivor_are_listed(kernels, tmp_path):
     page, problems = of(wait.label, f"{many.key} ({copies})")
     assert not problems and page.count("| Because. |") == len(results) - 1
     assert of(wait.label, many.key)[1] == [f"k: a reason is given for {loads[-1].label}: a check catches it"]
-    page, problems = of(wait.label.replace("s_edge", "t_edge"), f"{many.key} (1-3 of {many.copies + 1})")
+    page, problems = of(wait.label.replace("s.wait", "t.wait"), f"{many.key} (1-3 of {many.copies + 1})")
     assert len(problems) == 2 + len(results) - 1
-    assert f"t_edge.wait_empty: mbarrier.try_wait always true: no such mutant; close to it: {wait.key}" in problems[-2]
+    assert f"t.wait_empty: mbarrier.try_wait always true: no such mutant; close to it: {wait.key}" in problems[-2]
     assert problems[-1].endswith(f"no such mutant; there are {many.copies} of that key")
 
 

@@ -45,7 +45,7 @@ class Site:
     """One instruction and what is done to it.
 
     A person knows it by its key: the innermost function that is not in `PARTS` ("sm90/prefill/load.load"), what that
-    calls ("k_edge.wait_full"), family and action. Unrolled loops, and functions called twice, make several of one key:
+    calls ("k.wait_full"), family and action. Unrolled loops, and functions called twice, make several of one key:
     this is number `copy` of `copies`. Where PTX does not say what led to it, family and action stand alone.
     """
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from examples import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
-from tsmla import loader, resolve, settings, toolchain
+from tsmla import jit, loader, resolve, settings, toolchain
 
 from build_aot import link
 from build_aot.build import build
@@ -80,3 +81,29 @@ def make_library(tmp_path: Path) -> MakeLibrary:
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stand-in compiler in this process; the list says what it compiled."""
+    symbols: list[str] = []
+
+    def compile_at_once(variant) -> bytes:
+        symbols.append(variant.symbol())
+        return variant.symbol().encode()
+
+    monkeypatch.setattr(jit, "_compile", compile_at_once)
+    monkeypatch.setattr(jit, "_load_object", lambda code, symbol: code)
+    return symbols
+
+
+@pytest.fixture
+def broken(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Installed libraries of which one has a changed byte."""
+    copy = shutil.copytree(shipped, tmp_path / "objs")
+    library = next(copy.glob("*.so"))
+    code = bytearray(library.read_bytes())
+    code[len(code) // 2] ^= 1
+    library.write_bytes(code)
+    monkeypatch.setattr(toolchain, "shipped_libraries", lambda: copy)
+    return copy

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL, python_environment, run_python
+from examples import PACK, PREFILL, run_python
 from tsmla import elf, gpu, image, loader, manifest, settings, toolchain
 from tsmla.tools import cli, emulated
 from tsmla.variant import Arch
@@ -22,18 +18,6 @@ from build_aot import link
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_driver", lambda: None)
-
-
-@pytest.fixture
-def broken(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Installed libraries of which one has a changed byte."""
-    copy = shutil.copytree(shipped, tmp_path / "objs")
-    library = next(copy.glob("*.so"))
-    code = bytearray(library.read_bytes())
-    code[len(code) // 2] ^= 1
-    library.write_bytes(code)
-    monkeypatch.setattr(toolchain, "shipped_libraries", lambda: copy)
-    return copy
 
 
 def test_show_config_lists_every_setting_and_its_value(monkeypatch, nothing_shipped, capsys) -> None:
@@ -281,34 +265,10 @@ def loaded_text(library: Path) -> str:
     return said.to_json()
 
 
-def test_a_reader_that_stops_early_is_no_error():
-    command = f"{shlex.quote(sys.executable)} -m tsmla show-config | head -n 1; exit ${{PIPESTATUS[0]}}"
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert ran.returncode == 0 and ran.stderr == ""
-
-
 def test_emulation_says_how_to_install_it(capsys, monkeypatch):
     monkeypatch.setattr(emulated, "installed", lambda: False)
     assert cli.main(["verify", "--emulated"]) == 2
     assert emulated.INSTALL in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("command", "unbuffered"), [("show-config", ""), ("show-config", "1"), ("--help", "")])
-def test_output_that_cannot_be_written_is_one_sentence(command: str, unbuffered: str) -> None:
-    ran = subprocess.run(
-        ["bash", "-c", f"{shlex.quote(sys.executable)} -m tsmla {command} > /dev/full"],
-        capture_output=True, text=True, env=python_environment(PYTHONUNBUFFERED=unbuffered),
-    )  # fmt: skip
-    assert ran.returncode == 1
-    assert re.fullmatch(r"tsmla: the output cannot be written: .*No space left on device\n", ran.stderr)
-
-
-def test_output_to_nowhere_keeps_the_status() -> None:
-    ran = subprocess.run(
-        ["bash", "-c", f"{shlex.quote(sys.executable)} -m tsmla probe --arch sm_90a --family nothing >&- 2>&-"],
-        env=python_environment(),
-    )
-    assert ran.returncode == 2
 
 
 def test_show_config_says_what_is_wrong_with_a_setting(monkeypatch, nothing_shipped, capsys) -> None:
