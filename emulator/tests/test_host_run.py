@@ -17,7 +17,7 @@ from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVarian
 from tsmla_emulator import check, cli, machine, mutation_table
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
-from tsmla_kernels.sm90.decode.task import RING
+from tsmla_kernels.sm90.decode.geometry import TASK_RING
 
 SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, *check.PACK_DIMS, False).symbol()
 
@@ -120,7 +120,7 @@ def test_small_decodes_have_all_kinds_of_work(arch, rows, requests):
     parts = [list(segments(deal, tiling, line, lengths, [[n] for n in lengths], part)) for part in range(plan.parts)]
     assert max(sum(segment.tiles > 0 for segment in part) for part in parts) >= 2
     if arch is Arch.SM90A and requests == mutation_table.DECODE_LENGTHS:
-        assert max(map(len, parts)) > RING + 1
+        assert max(map(len, parts)) > TASK_RING + 1
     tiles = [segment.tiles for part in parts for segment in part if segment.tiles > 0]
     assert max(tiles) >= 10
     assert {number % 2 for number in tiles} == {0, 1}

@@ -5,7 +5,7 @@ A *group* of CTAs takes the row tiles of one request side by side and walks the 
 the cache is read from memory once; when a request has more row tiles than a group has CTAs, it takes several *rounds*.
 A *unit* is one round of one request. Units stand one behind the other on a line that is cut into equal chunks, one per
 group, in the first of three ways that keeps no group busy for much longer than the last would: groups take whole units;
-every unit is cut into the same number of pieces; or cuts fall where they may, units taking a fixed overhead and one
+every unit is cut into the same number of cuts; or cuts fall where they may, units taking a fixed overhead and one
 position per KV tile. Fewer cuts leave fewer partial results. What one group takes of one unit is a *segment*. (Dealing
 the KV tiles of all requests to a fixed number of CTAs, with a fixed cost per request: FlashMLA's tile scheduler.)
 
@@ -86,7 +86,7 @@ def row_tiling(rows: int, row_tile: int) -> RowTiling:
 
 class Line(NamedTuple):
     """The line cut for `groups` groups: `chunk` positions each; `unit` is 0 where cuts fall where they may, else the
-    length that every unit counts as: of whole units one or more make a chunk, of pieces one."""
+    length that every unit counts as: of whole units one or more make a chunk, of cuts one."""
 
     groups: int
     chunk: int
@@ -120,10 +120,10 @@ def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence
     whole = units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= max(chunk + deal.split, memory) + deal.overhead:
         return Line(groups, units_each * longest, longest)
-    piece = max(-(-longest // max(split_groups // units, 1)), deal.least, memory)
-    pieces = -(-longest // piece)
-    if units <= split_groups and piece <= max(chunk + deal.split // 2, memory):
-        return Line(units * pieces, piece, pieces * piece)
+    cut = max(-(-longest // max(split_groups // units, 1)), deal.least, memory)
+    cuts = -(-longest // cut)
+    if units <= split_groups and cut <= max(chunk + deal.split // 2, memory):
+        return Line(units * cuts, cut, cuts * cut)
     return Line(split_groups, chunk, 0)
 
 

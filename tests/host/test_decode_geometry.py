@@ -28,7 +28,7 @@ def test_shipped_variants_are_within_budget(variant, kind):
     geometry = KINDS[kind](variant)
     element = variant.dtype.bits // 8
     row = (LATENT_DIM + ROPE_DIM) * element
-    keys = geometry.k_slots * geometry.k_keys * row // geometry.k_parts
+    keys = geometry.k_slots * geometry.k_keys * row // geometry.k_cuts
     values = geometry.v_slots * geometry.v_keys * LATENT_DIM // 2 * element
     probabilities = geometry.p_slots * 64 * geometry.tile_kv * element
     assert geometry.shared_bytes == CONTROL_BYTES + 64 * row + keys + values + probabilities <= SHARED_BYTES_PER_CTA
@@ -52,11 +52,11 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
     geometry = HopperGeometry.of(variant)
     assert sum(geometry.piece_bytes) == geometry.tile_kv * variant.row.bytes
     assert geometry.q_bytes == geometry.tile_q * variant.row.bytes
-    *latent, rope = zip(geometry.first_columns, geometry.pieces, strict=True)
+    *latent, rope = zip(geometry.first_columns, geometry.strips, strict=True)
     assert rope == (variant.row.first_column("rope"), variant.row.piece("rope").columns)
     columns = [column for first, size in latent for column in range(first, first + size)]
     assert columns == list(range(variant.row.value_columns))
-    assert sorted(geometry.loaded_pieces(0) + geometry.loaded_pieces(1)) == list(range(len(latent)))
+    assert sorted(geometry.loaded_strips(0) + geometry.loaded_strips(1)) == list(range(len(latent)))
     written = [place for mine in range(2) for place in geometry.places(mine)]
     assert sorted(written) == list(range(variant.row.value_columns // geometry.value_columns))
 

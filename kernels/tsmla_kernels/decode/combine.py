@@ -21,8 +21,8 @@ LANE_WORDS = 32
 """float32 words that a lane has on their way at a time."""
 VECTOR = 4
 """Words of one load where a warp has a row to itself."""
-FEW_PIECES = 4
-"""Up to so many pieces a warp has a row to itself."""
+FEW_PARTIALS = 4
+"""Up to so many partials a warp has a row to itself."""
 CTAS = 3 * 132
 """To spread the rows of all records over: what an H200 runs at once."""
 
@@ -61,13 +61,13 @@ def _combine(
     number, block, _ = cute.arch.block_idx()
     _, blocks, _ = cute.arch.grid_dim()
     record = read_record(partials.records, number)
-    if record.pieces > FEW_PIECES:
+    if record.partials > FEW_PARTIALS:
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
             thread, _, _ = cute.arch.thread_idx()
-            # Every lane has its columns of all pieces.
+            # Every lane has its columns of all partials.
             vector = const_expr(partials.rows.shape[2] // (32 * WARPS))
             _combine_row(vector, 32 * WARPS, partials, record, row, thread, out, lse, ending)
-    elif record.pieces > 0:
+    elif record.partials > 0:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         for row in cutlass.range(block + warp * blocks, record.rows, WARPS * blocks, unroll=1):
             _combine_row(VECTOR, 32, partials, record, row, cute.arch.lane_idx(), out, lse, ending)
@@ -94,12 +94,12 @@ def _combine_row(
     sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
     sums.fill(0.0)
     highest, total = Float32(0.0), Float32(0.0)
-    for first in cutlass.range(0, record.pieces, together, unroll=1):
+    for first in cutlass.range(0, record.partials, together, unroll=1):
         for i in cutlass.range_constexpr(together):
-            # The last piece stands for those that there are not. Only the first lies apart from the others.
-            piece = first if const_expr(i == 0) else cutlass.min(first + i, record.pieces - 1)
-            slot = partial_slot(record, piece) if const_expr(i == 0) else tail_slot_of(record, piece)
-            # Of a workspace, whose bytes 31 bits count.
+            # The last partial stands for those that there are not. Only the first lies apart from the others.
+            number = first if const_expr(i == 0) else cutlass.min(first + i, record.partials - 1)
+            slot = partial_slot(record, number) if const_expr(i == 0) else tail_slot_of(record, number)
+            # The workspace has less than 2 GiB, so 32 bits suffice.
             place = (slot * partials.rows.shape[1] + row) * columns
             for j in cutlass.range_constexpr(vectors):
                 column = (j * lanes + lane) * vector
@@ -107,9 +107,9 @@ def _combine_row(
         if first == 0:
             highest = _highest_lse(partials, record, row)
         mine = Float32(0.0)
-        piece = first + cute.arch.lane_idx() % together
-        if piece < record.pieces:
-            mine = cute.math.exp2(partials.lse[partial_slot(record, piece), row] - highest, fastmath=True)
+        number = first + cute.arch.lane_idx() % together
+        if number < record.partials:
+            mine = cute.math.exp2(partials.lse[partial_slot(record, number), row] - highest, fastmath=True)
         for i in cutlass.range_constexpr(together):
             weight = cute.arch.shuffle_sync(mine, i)
             total += weight
@@ -135,9 +135,9 @@ def _vector(first: cute.Pointer, offset: Int32, size: cutlass.Constexpr[int]) ->
 
 @cute.jit
 def _highest_lse(partials: Partials, record: Record, row: Int32) -> Float32:
-    """The highest LSE of a row's pieces, 0 where all are -inf, on every lane of the warp."""
+    """The highest LSE of a row's partials, 0 where all are -inf, on every lane of the warp."""
     highest = -Float32.inf
-    for piece in cutlass.range(cute.arch.lane_idx(), record.pieces, 32, unroll=1):
-        highest = cute.arch.fmax(highest, partials.lse[partial_slot(record, piece), row])
+    for number in cutlass.range(cute.arch.lane_idx(), record.partials, 32, unroll=1):
+        highest = cute.arch.fmax(highest, partials.lse[partial_slot(record, number), row])
     highest = cute.arch.warp_reduction_max(highest)
     return Float32(0.0) if highest == -Float32.inf else highest

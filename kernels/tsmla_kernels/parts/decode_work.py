@@ -66,10 +66,10 @@ class Work(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Round `turn` of a request: `length` positions from `start`."""
+    """Round number `round` of a request: `length` positions from `start`."""
 
     request: Int32
-    turn: Int32
+    round: Int32
     start: Int32
     length: Int32
 
@@ -143,7 +143,7 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
 
     tiles = total - units * deal.overhead
     chunk = cutlass.max(quotient_up(total, terms.split_groups), deal.least)
-    # At 16 it would be no more than a chunk, nor than an equal piece.
+    # With `draw` 16, this limit would be below a chunk and below an equal cut, and so never decide.
     memory = quotient(quotient(tiles * deal.draw, 16), terms.parts) if const_expr(deal.draw > 16) else Int32(0)
     groups, unit_length, overhead = terms.groups, Int32(0), Int32(deal.overhead)
     whole = terms.units_each * (longest + deal.overhead)
@@ -152,12 +152,12 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
         unit_length = longest
     else:
         equal = quotient_up(longest, terms.shares)
-        piece = cutlass.max(cutlass.max(equal, memory), deal.least)
-        if units <= split_groups and piece <= cutlass.max(chunk + deal.split // 2, memory):
-            pieces = quotient_up(longest, piece)
-            groups = units * pieces
-            chunk = piece
-            unit_length = pieces * piece
+        cut = cutlass.max(cutlass.max(equal, memory), deal.least)
+        if units <= split_groups and cut <= cutlass.max(chunk + deal.split // 2, memory):
+            cuts = quotient_up(longest, cut)
+            groups = units * cuts
+            chunk = cut
+            unit_length = cuts * cut
         else:
             groups = split_groups
     if unit_length > 0:
@@ -179,11 +179,11 @@ def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> U
 @cute.jit
 def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
     """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
-    request, turn, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
+    request, round_number, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
     if work.unit_length > 0:
         number = quotient(position, work.unit_length)
         request = quotient(number, work.terms.rounds)
-        turn = number - request * work.terms.rounds.value
+        round_number = number - request * work.terms.rounds.value
         start = number * work.unit_length
     else:
         lane = cute.arch.lane_idx()
@@ -214,27 +214,27 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 start += cute.arch.shuffle_sync(ends, 31)
                 base += WARP_REQUESTS
         if found:
-            turn = quotient(position - start, length)
-            start += turn * length
-    return Unit(request, turn, start, length)
+            round_number = quotient(position - start, length)
+            start += round_number * length
+    return Unit(request, round_number, start, length)
 
 
 @cute.jit
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
     """The unit behind this one on the line."""
-    request, turn, start, length = unit.request, unit.turn + 1, unit.start + unit.length, unit.length
-    if turn == work.terms.rounds.value:
-        turn = Int32(0)
+    request, number, start, length = unit.request, unit.round + 1, unit.start + unit.length, unit.length
+    if number == work.terms.rounds.value:
+        number = Int32(0)
         request += 1
         if work.unit_length == 0:
             length = _length_or_zero(deal, view, work.terms.batch, request)
-    return Unit(request, turn, start, length)
+    return Unit(request, number, start, length)
 
 
 @cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
     """What this CTA does of a unit that overlaps its positions."""
-    row_tile = unit.turn * work.terms.group.value + work.column
+    row_tile = unit.round * work.terms.group.value + work.column
     first_row = row_tile * deal.row_tile
     rows = cutlass.min(work.terms.rows - first_row, deal.row_tile)
     keys = _keys_of_rows(work, view, unit.request, first_row, rows)
@@ -254,7 +254,7 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
     return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen, keys)
 
 
-class Pieces(NamedTuple):
+class Split(NamedTuple):
     """The segments of one row tile of a unit lie with groups `first .. first + count - 1`; 0 when it has no tiles."""
 
     first: Int32
@@ -262,14 +262,14 @@ class Pieces(NamedTuple):
 
 
 @cute.jit
-def pieces_of(work: Work, unit: Unit, segment: Segment) -> Pieces:
+def split_of(work: Work, unit: Unit, segment: Segment) -> Split:
     """Into how many segments this CTA's row tile of a unit is cut, and where they are. `segment` is any of them."""
     tiles_at = unit.start + work.overhead
     first = quotient(tiles_at, work.chunk)
     count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
     if segment.seen == 0 or segment.rows <= 0:
         count = Int32(0)
-    return Pieces(first, count)
+    return Split(first, count)
 
 
 @cute.jit
@@ -281,7 +281,7 @@ def tail_slot(index: Int32) -> Int32:
 @cute.jit
 def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
     """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
-    number = unit.request * work.terms.rounds.value + unit.turn
+    number = unit.request * work.terms.rounds.value + unit.round
     if work.terms.batch * work.terms.rounds.value >= work.groups:
         number = index
     return work.groups - 1 + number

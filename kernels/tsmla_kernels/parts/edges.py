@@ -14,7 +14,7 @@ from collections.abc import Iterator
 BARRIER = 8
 """Bytes of an mbarrier."""
 NOBODY = ()
-"""Empties an edge whose stages are filled again only after something that its readers do later."""
+"""Empties an edge that needs no "empty": whoever fills a stage again waits for something that its readers do later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TensorCore:
 
 @dataclasses.dataclass(frozen=True)
 class Either:
-    """One of two parties, by stage; they arrive equally often."""
+    """The one party or the other, depending on the stage; both arrive equally often."""
 
     one: Warps | Copies
     other: Warps | Copies

@@ -17,7 +17,7 @@ from .visible import Visibility, VisibleKeys, visibility
 BOX_KEYS = 16
 """Keys of one copy: the smallest page, and every page size is a multiple."""
 LANE_BOXES = 32
-"""Boxes whose pages the lanes of a warp know together."""
+"""Boxes of a window: each lane of a warp knows the page of one."""
 
 
 class KeySource(NamedTuple):
@@ -65,14 +65,14 @@ def key_source(cache: cute.Tensor, table: cute.Tensor) -> KeySource:
 
 
 def visibility_in(source: KeySource, given, q_len: Int32) -> Visibility:
-    """On the host: what rows see of these keys, none of which is without an entry in the table. given: what the call's
+    """On the host: what rows see of these keys, as far as the table has entries. given: what the call's
     table lists, by name."""
     capacity = Int64(source.table.shape[1]) * source.page_size
     return visibility(given, q_len, capacity)
 
 
 def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:
-    """Those of a segment, or of a task."""
+    """The keys of a segment, or of a task."""
     first_box = segment.first_tile * tile_boxes
     lane = cute.arch.lane_idx()
     shift = cute.arch.popc(source.page_size - 1)
@@ -81,13 +81,13 @@ def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:
 
 @cute.jit
 def look_up(wanted: Wanted) -> Lookup:
-    """For the first two windows."""
+    """The pages of the first two windows."""
     return Lookup(_page_of(wanted, wanted.lane), _page_of(wanted, LANE_BOXES + wanted.lane))
 
 
 @cute.jit
 def look_further(wanted: Wanted, lookup: Lookup, window: Int32) -> Lookup:
-    """For window number `window`, which follows the lookup's."""
+    """The pages of window `window`, the one after the lookup's, and of the one behind it."""
     return Lookup(lookup.ahead, _page_of(wanted, (window + 1) * LANE_BOXES + wanted.lane))
 
 
@@ -101,7 +101,7 @@ def _page_of(wanted: Wanted, box: Int32) -> Int32:
 
 
 def place_in_page(source: KeySource, number: Int32, keys: int) -> Int32:
-    """Which of a page's spans of `keys` keys span number `number` of a request is."""
+    """Pages and requests are cut into spans of `keys` keys: where in its page span `number` of a request lies."""
     return number & (source.page_size // keys - 1)
 
 

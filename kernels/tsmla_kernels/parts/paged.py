@@ -37,7 +37,7 @@ def box_at(wanted: Wanted, lookup: Lookup, box: Int32) -> Box:
 
 @cute.jit
 def box_with(wanted: Wanted, lookup: Lookup, box: Int32, keys: Int32) -> Box:
-    """The same, in the page that does not exist if no key of it counts; `keys` are those that do."""
+    """As `box_at`, or in a page that does not exist if `keys`, a bit for each key that counts, is 0."""
     place = box_at(wanted, lookup, box)
     return Box(cutlass.select_(keys == 0, wanted.source.pages, place.page), place.group)
 
@@ -83,7 +83,7 @@ def copy_box(
     cute.copy(atom, of, to, tma_bar_ptr=barrier)
 
 
-PIECE = 16
+VECTOR_BYTES = 16
 """Bytes that a lane copies at a time."""
 
 
@@ -102,19 +102,19 @@ def copy_box_keys(
     rows swizzled by 128 bytes."""
     keys = keys if exists(source, box.page) else Int32(0)
     element_bytes = cache.element_type.width // 8
-    row_pieces = dims * element_bytes // PIECE
-    for index in cutlass.range(BOX_KEYS * row_pieces // 32, unroll=4):
-        piece = index * 32 + cute.arch.lane_idx()
-        row = piece // row_pieces
-        byte = piece % row_pieces * PIECE
-        words = cute.make_rmem_tensor(PIECE // 4, Int32)
+    row_vectors = dims * element_bytes // VECTOR_BYTES
+    for index in cutlass.range(BOX_KEYS * row_vectors // 32, unroll=4):
+        vector = index * 32 + cute.arch.lane_idx()
+        row = vector // row_vectors
+        byte = vector % row_vectors * VECTOR_BYTES
+        words = cute.make_rmem_tensor(VECTOR_BYTES // 4, Int32)
         words.fill(0)
         if keys >> row & 1 != 0:
             dim = first_dim + byte // element_bytes
             found = cute.domain_offset((box.page, box.group * GROUP + row, dim), cache).iterator
-            found = cute.recast_ptr(aligned(found, PIECE), dtype=Int32)
-            cute.autovec_copy(cute.make_tensor(found, PIECE // 4), words)
-        atom = row // GROUP * (row_pieces // 8) + byte // 128
+            found = cute.recast_ptr(aligned(found, VECTOR_BYTES), dtype=Int32)
+            cute.autovec_copy(cute.make_tensor(found, VECTOR_BYTES // 4), words)
+        atom = row // GROUP * (row_vectors // 8) + byte // 128
         line = row % GROUP
-        word = (atom * 1024 + line * 128 + ((byte % 128) ^ (line * PIECE))) // 4
-        cute.autovec_copy(words, cute.make_tensor(aligned(target + word, PIECE), PIECE // 4))
+        word = (atom * 1024 + line * 128 + ((byte % 128) ^ (line * VECTOR_BYTES))) // 4
+        cute.autovec_copy(words, cute.make_tensor(aligned(target + word, VECTOR_BYTES), VECTOR_BYTES // 4))

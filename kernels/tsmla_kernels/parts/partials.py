@@ -22,7 +22,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from tsmla.plan import RECORD_BYTES
 
 from .alignment import aligned
-from .decode_work import Segment, Unit, Work, head_slot, pieces_of, row_tiling, tail_slot
+from .decode_work import Segment, Unit, Work, head_slot, row_tiling, split_of, tail_slot
 
 
 class Partials(NamedTuple):
@@ -35,10 +35,10 @@ class Partials(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Rows `row .. row + rows - 1` of all requests are to be combined from `pieces` partials, in slot `head` and then
-    in `tail`, `tail + stride`, ...; 0 pieces where there is nothing to combine."""
+    """Rows `row .. row + rows - 1` of all requests are to be combined from `partials` of them, in slot `head` and then
+    in `tail`, `tail + stride`, ...; 0 where there is nothing to combine."""
 
-    pieces: Int32
+    partials: Int32
     row: Int32
     rows: Int32
     head: Int32
@@ -85,16 +85,16 @@ def record_unit(work: Work, records: cute.Tensor, unit: Unit, segment: Segment) 
     positions, in their order, with what `segment_of` says of it."""
     if unit.start >= work.begin:
         by_unit = _by_unit(work, records)
-        pieces = pieces_of(work, unit, segment)
-        split = pieces.count > 1
-        if by_unit or split:
-            unit_number = unit.request * work.terms.rounds.value + unit.turn
+        split = split_of(work, unit, segment)
+        is_split = split.count > 1
+        if by_unit or is_split:
+            unit_number = unit.request * work.terms.rounds.value + unit.round
             record = Record(
-                pieces.count if split else Int32(0),
+                split.count if is_split else Int32(0),
                 unit.request * work.terms.rows + segment.first_row,
                 segment.rows,
-                head_slot(work, unit, pieces.first) * work.terms.group.value + work.column,
-                tail_slot(pieces.first + 1) * work.terms.group.value + work.column,
+                head_slot(work, unit, split.first) * work.terms.group.value + work.column,
+                tail_slot(split.first + 1) * work.terms.group.value + work.column,
                 work.terms.group.value,
             )
             _write(records, (unit_number if by_unit else work.index) * work.terms.group.value + work.column, record)
@@ -108,15 +108,15 @@ def read_record(records: cute.Tensor, number: Int32) -> Record:
 
 
 @cute.jit
-def partial_slot(record: Record, piece: Int32) -> Int32:
-    """Where piece number `piece` of the record lies."""
-    return record.head if piece == 0 else tail_slot_of(record, piece)
+def partial_slot(record: Record, number: Int32) -> Int32:
+    """Where partial result number `number` of the record lies."""
+    return record.head if number == 0 else tail_slot_of(record, number)
 
 
 @cute.jit
-def tail_slot_of(record: Record, piece: Int32) -> Int32:
-    """The same for pieces that are not the first."""
-    return record.tail + (piece - 1) * record.stride
+def tail_slot_of(record: Record, number: Int32) -> Int32:
+    """The same for those that are not the first."""
+    return record.tail + (number - 1) * record.stride
 
 
 @cute.jit

@@ -69,8 +69,8 @@ class Edge:
 
     def _phase(self, count: Int32):
         stages = self.spec.stages
-        turn = count >> (stages.bit_length() - 1) if self._bit_fields else count // stages
-        return turn & 1
+        lap = count >> (stages.bit_length() - 1) if self._bit_fields else count // stages
+        return lap & 1
 
     @property
     def _bit_fields(self) -> bool:

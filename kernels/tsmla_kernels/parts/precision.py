@@ -66,7 +66,7 @@ class Probabilities:
         return cute.math.exp2(above + self.bias, fastmath=True) > largest
 
     def growth(self, total: Float32, parts: int) -> Float32:
-        """The same limit in powers of two, for those who know `total` long before the score."""
+        """The limit of `exceeds`, in powers of two: for threads that have `total` long before the score."""
         if self.heavy is None:
             return Float32(self.slack)
         return cute.math.log2(self._largest(total, parts), fastmath=True) - self.bias

@@ -37,7 +37,7 @@ class QueryTile(NamedTuple):
 
 
 def tile_bound(total_rows, sequences, tile_q: int):
-    """At least the number of query tiles of any split of `total_rows` into `sequences` spans."""
+    """An upper bound of the number of query tiles, however `total_rows` are divided into `sequences` spans."""
     return total_rows // tile_q + sequences
 
 

@@ -105,7 +105,7 @@ def keys_of_tokens(view: Visibility, request: Int32, first_token: Int32, last_to
 
 @cute.jit
 def hides(view: Visibility) -> Boolean:
-    """Whether what rows see together need not be a range: then `seen_by_any` asks for each."""
+    """Whether the call has `visible`: the keys that some row sees may then have gaps, and each must be asked for."""
     return view.visible.shape[0] > 0
 
 
@@ -121,7 +121,7 @@ class Viewers(NamedTuple):
 
 
 def viewers_of(view: Visibility, segment, heads: Divisor) -> Viewers:
-    """Those of a segment, or of a task."""
+    """The rows of a segment, or of a task."""
     return Viewers(view, segment.keys, segment.request, segment.first_row, segment.rows, heads)
 
 
@@ -140,7 +140,7 @@ def seen_by_any(viewers: Viewers, key: Int32) -> Boolean:
 
 @cute.jit
 def surely_seen(viewers: Viewers, key: Int32, keys: cutlass.Constexpr) -> Boolean:
-    """Whether it takes no more than ranges to say that some row sees each of `keys` keys from `key` on."""
+    """Whether the range alone says that each of `keys` keys from `key` on is seen by some row."""
     return not viewers.keys.lacks(key, keys) and not hides(viewers.view)
 
 
@@ -156,7 +156,7 @@ def seen_by_both(one: VisibleKeys, other: VisibleKeys) -> VisibleKeys:
 
 @cute.jit
 def seen_by_all(keys: VisibleKeys) -> VisibleKeys:
-    """What every lane of the warp sees, each of which asks with what it sees itself."""
+    """The keys that all lanes of the warp see; `keys` are those that this lane sees."""
     return VisibleKeys(cute.arch.warp_redux_sync(keys.first, "max"), cute.arch.warp_redux_sync(keys.end, "min"))
 
 

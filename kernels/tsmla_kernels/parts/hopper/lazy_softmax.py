@@ -59,7 +59,7 @@ def exponentiate(
     probabilities: cutlass.Constexpr[Probabilities],
 ) -> cute.Tensor:
     """`exponentials` = 2**bias exp(scale * (score - reference)) of `scores` (rows, columns). Returns `row_sum` with
-    them. Neither scores nor sums change: what comes out is void if references turn out to move."""
+    them. `scores` and `row_sum` stay as they are, so that it can be done again where references turn out to move."""
     sums = cute.make_rmem_tensor_like(row_sum)
     for row in cutlass.range_constexpr(cute.size(reference)):
         shift = reference[row] * scale_log2
@@ -73,8 +73,8 @@ def exponentiate(
 
 @cute.jit
 def _exponents(scores: cute.TensorSSA, scale_log2: Float32, shift: Float32) -> cute.TensorSSA:
-    """`scores` * scale_log2 - shift, rounded once. Said so, because the compiler fuses some of these and not others:
-    variants would differ in their last bits."""
+    """`scores` * scale_log2 - shift, as an FMA by name: the compiler would fuse only some of these, and variants would
+    differ in their last bits."""
     return cute.math.fma(scores, cute.full_like(scores, scale_log2), cute.full_like(scores, -shift))
 
 

@@ -21,8 +21,8 @@ ROW_BYTES = 128
 
 
 @cute.jit
-def transpose(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutlass.Constexpr) -> None:
-    """target[dim, key] = source[key, dim] by one warp, dims `part` of `parts`; keys within 16 as in `as_operand_a`.
+def transpose(source: cute.Tensor, target: cute.Tensor, share: Int32, sharers: cutlass.Constexpr) -> None:
+    """target[dim, key] = source[key, dim] by one warp, dims `share` of `sharers`; keys within 16 as in `as_operand_a`.
 
     Both are K-major tiles, rows swizzled over `swizzle_bytes`. Addresses are computed here because tensors would
     swizzle each of them anew, and keep them all in registers. Every lane of the warp calls it. Lanes 16 to 31 swap the
@@ -32,11 +32,11 @@ def transpose(source: cute.Tensor, target: cute.Tensor, part: Int32, parts: cutl
     keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
     assert dims == ROW_BYTES and keys % 32 == 0, (keys, dims)
     span = swizzle_bytes(keys)
-    chunks = dims // 16 // parts
-    assert chunks & (chunks - 1) == 0, parts
+    chunks = dims // 16 // sharers
+    assert chunks & (chunks - 1) == 0, sharers
     lane = cute.arch.lane_idx()
-    read = source.iterator.toint() + lane * ROW_BYTES + (((part * chunks) ^ (lane & 7)) << 4)
-    write = target.iterator.toint() + part * chunks * 16 * span + _stored_at(lane, span)
+    read = source.iterator.toint() + lane * ROW_BYTES + (((share * chunks) ^ (lane & 7)) << 4)
+    write = target.iterator.toint() + share * chunks * 16 * span + _stored_at(lane, span)
     within = span // 32  # blocks of 32 keys in a row of the target
     places = [
         (
@@ -74,8 +74,8 @@ def _stored_at(lane: Int32, span: cutlass.Constexpr) -> Int32:
     """Offset of a lane's row of the first 16 dims of a target with rows of `span` bytes."""
     matrix, row = lane >> 3, lane & 7
     dim = 2 * row + ((matrix ^ (row >> 2)) & 1)
-    turn = (dim >> {128: 0, 64: 1, 32: 2}[span]) & (span // 16 - 1)
-    return dim * span + (((matrix >> 1) ^ turn) << 4)
+    rotation = (dim >> {128: 0, 64: 1, 32: 2}[span]) & (span // 16 - 1)
+    return dim * span + (((matrix >> 1) ^ rotation) << 4)
 
 
 def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane: Int32, ahead: int) -> None:

@@ -24,6 +24,7 @@ from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Ending
 from ...parts.visible import Visibility
+from .assignment import Assignment, is_leader
 from .finish import Results
 from .geometry import ROWS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .load import KeyMaps, Map, load_keys, load_values
@@ -31,10 +32,9 @@ from .mma import Products, multiply
 from .schedule import DecodeSchedule
 from .softmax import attend
 from .storage import layouts_of, shared_of
-from .task import Task, is_leader
 
 
-class Attention:
+class AttentionKernel:
     """One variant's attention kernel with one geometry."""
 
     def __init__(self, variant: DecodeVariant, geometry: DecodeGeometry):
@@ -122,18 +122,19 @@ class Attention:
             cute.arch.griddepcontrol_wait()
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, part)
-        task = Task(kv_cache, key_source(kv_cache, block_tables), view, work, first_unit(geometry.deal, work, view))
+        source, first = key_source(kv_cache, block_tables), first_unit(geometry.deal, work, view)
+        assignment = Assignment(kv_cache, source, view, work, first)
 
         if warp < schedule.softmax_warps:
-            attend(geometry, self.probabilities, shared, task, results, scale_log2)
+            attend(geometry, self.probabilities, shared, assignment, results, scale_log2)
         elif warp == schedule.mma_warp:
             if is_leader(geometry):
-                multiply(self.products, shared, task)
+                multiply(self.products, shared, assignment)
         elif warp == schedule.key_warp:
-            load_keys(shared, geometry, maps, task, results.partials.records)
+            load_keys(shared, geometry, maps, assignment, results.partials.records)
         elif const_expr(geometry.is_pair):
             if warp == schedule.value_warp:
-                load_values(shared, geometry, v_map, task)
+                load_values(shared, geometry, v_map, assignment)
 
         cute.arch.griddepcontrol_launch_dependents()
         # No CTA may leave while products, copies or arrivals still reach into it.

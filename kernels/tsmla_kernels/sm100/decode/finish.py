@@ -19,7 +19,7 @@ from .geometry import DecodeGeometry
 
 BLOCK = 128
 """Columns of tensor memory that one product of 256 dims fills."""
-CHUNK = 32
+HELD_COLUMNS = 32
 """Columns of tensor memory that a thread takes out at a time."""
 
 
@@ -55,11 +55,11 @@ def finish(
     flat_row = Int64(segment.request) * rows + segment.first_row + row
     if whole:
         factor *= results.ending.output_scale
-    for first in cutlass.range(0, geometry.o_columns, CHUNK, unroll=1):
+    for first in cutlass.range(0, geometry.o_columns, HELD_COLUMNS, unroll=1):
         dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
-        values = [Float32(0.0)] * CHUNK
+        values = [Float32(0.0)] * HELD_COLUMNS
         if segment.tiles > 0:
-            values = tmem.load(lane.address + first, CHUNK)
+            values = tmem.load(lane.address + first, HELD_COLUMNS)
             tmem.wait_loads()
             values = scaled(values, factor)
         if mine and whole:

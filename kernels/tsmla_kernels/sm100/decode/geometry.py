@@ -65,7 +65,7 @@ class DecodeGeometry:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"] and self.row.scales is None, self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
         assert self.deal.row_tile == self.ctas * ROWS, self
-        assert self.row_chunks % self.k_parts == 0 and (self.k_parts == 1 or self.narrow == 0), self
+        assert self.row_chunks % self.k_cuts == 0 and (self.k_cuts == 1 or self.narrow == 0), self
         assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
         if self.is_pair:
             assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
@@ -120,8 +120,8 @@ class DecodeGeometry:
         return self.q_wide_bytes + ROWS * self.narrow_bytes
 
     @property
-    def k_parts(self) -> int:
-        """Slots that a key's dims are spread over."""
+    def k_cuts(self) -> int:
+        """Slots that a key's dims are cut into."""
         return self.k_slots_per_tile if self.is_pair else 1
 
     @property
@@ -132,7 +132,7 @@ class DecodeGeometry:
     @property
     def k_chunks(self) -> int:
         """Chunks of one K slot."""
-        return self.row_chunks // self.k_parts
+        return self.row_chunks // self.k_cuts
 
     @property
     def k_wide_bytes(self) -> int:

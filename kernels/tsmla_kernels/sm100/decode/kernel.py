@@ -17,7 +17,7 @@ from ...parts.key_source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
 from ...parts.row_end import ending_of
-from .attention import Attention
+from .attention import AttentionKernel
 from .geometry import ROWS, DecodeGeometry
 
 
@@ -26,8 +26,8 @@ class DecodeKernel:
 
     def __init__(self, variant: DecodeVariant):
         self.variant = variant
-        self.solo = Attention(variant, DecodeGeometry.solo(variant))
-        self.pair = Attention(variant, DecodeGeometry.pair(variant))
+        self.solo = AttentionKernel(variant, DecodeGeometry.solo(variant))
+        self.pair = AttentionKernel(variant, DecodeGeometry.pair(variant))
 
     __call__ = host_entry(DECODE)
 

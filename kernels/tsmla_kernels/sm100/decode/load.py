@@ -19,9 +19,9 @@ from ...parts.decode_work import next_unit, segment_of
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
 from ...parts.partials import begin_records, record_unit
 from ...parts.visible import Viewers, seen_bits, surely_seen, viewers_of
+from .assignment import Assignment, is_leader, rank_of
 from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
 from .storage import Shared
-from .task import Task, is_leader, rank_of
 
 ALL_KEYS = (1 << BOX_KEYS) - 1
 """The bits of a box whose keys are all seen."""
@@ -45,45 +45,49 @@ class KeyMaps(NamedTuple):
 
 @cute.jit
 def load_keys(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, task: Task, records: cute.Tensor
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    maps: KeyMaps,
+    assignment: Assignment,
+    records: cute.Tensor,
 ):
-    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them. Behind a
-    segment's loads there is time to say what the combine must know."""
+    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them. After a
+    segment's loads have been issued, this warp writes the records that the combine reads."""
     rank = rank_of(geometry)
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     slots = geometry.k_slots_per_tile
     tile = Int32(0)
     segments = Int32(0)
     if is_leader(geometry):
-        begin_records(task.work, records)
-    unit = task.unit
-    while unit.start < task.work.end:
-        segment = segment_of(deal, task.work, task.view, unit)
+        begin_records(assignment.work, records)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(deal, assignment.work, assignment.view, unit)
         if segment.valid and segment.tiles > 0:
-            wanted = wanted_of(task.source, segment, tile_boxes)
-            viewers = viewers_of(task.view, segment, task.work.terms.heads)
+            wanted = wanted_of(assignment.source, segment, tile_boxes)
+            viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
             lookup = look_up(wanted)
             shared.q_edge.wait_empty(segments)
             if is_leader(geometry):
                 shared.q_edge.announce(segments)
-            first_row = segment.request * task.work.terms.rows + segment.first_row + rank * ROWS
+            first_row = segment.request * assignment.work.terms.rows + segment.first_row + rank * ROWS
             _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
             segments += 1
             for i in cutlass.range(segment.tiles, unroll=1):
                 first = i * tile_boxes
                 if i > 0 and first % LANE_BOXES == 0:
                     lookup = look_further(wanted, lookup, first // LANE_BOXES)
-                for part in cutlass.range_constexpr(slots):
-                    count = (tile + i) * slots + part
+                for index in cutlass.range_constexpr(slots):
+                    count = (tile + i) * slots + index
                     shared.k_edge.wait_empty(count)
-                    chunk = part * geometry.k_chunks if const_expr(geometry.is_pair) else 0
-                    place = rank if const_expr(geometry.is_pair) else Int32(part)
+                    chunk = index * geometry.k_chunks if const_expr(geometry.is_pair) else 0
+                    place = rank if const_expr(geometry.is_pair) else Int32(index)
                     box = first + place * (geometry.k_keys // BOX_KEYS)
-                    _load_slot(shared, geometry, maps, task, viewers, wanted, lookup, count, chunk, box)
+                    _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, chunk, box)
             tile += segment.tiles
         if is_leader(geometry):
-            record_unit(task.work, records, unit, segment)
-        unit = next_unit(deal, task.work, task.view, unit)
+            record_unit(assignment.work, records, unit, segment)
+        unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
 @cute.jit
@@ -91,7 +95,7 @@ def _load_slot(
     shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     maps: KeyMaps,
-    task: Task,
+    assignment: Assignment,
     viewers: Viewers,
     wanted: Wanted,
     lookup: Lookup,
@@ -114,7 +118,8 @@ def _load_slot(
             if keys != 0 and keys != ALL_KEYS:
                 place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
                 by_lanes += _box_bytes(geometry.k_chunks)
-                paged.copy_box_keys(task.cache, Int32(0), wide, task.source, keys, box, shared.k_words + place // 4)
+                words = shared.k_words + place // 4
+                paged.copy_box_keys(assignment.cache, Int32(0), wide, assignment.source, keys, box, words)
             else:
                 _copy_wide(shared, geometry, maps, box, slot, chunk, index)
             if const_expr(geometry.narrow > 0):
@@ -178,29 +183,29 @@ def _load_query(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], map
 
 
 @cute.jit
-def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, task: Task):
+def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, assignment: Assignment):
     """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     slots = geometry.v_slots_per_tile
     tile = Int32(0)
-    unit = task.unit
-    while unit.start < task.work.end:
-        segment = segment_of(deal, task.work, task.view, unit)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(deal, assignment.work, assignment.view, unit)
         if segment.valid and segment.tiles > 0:
-            wanted = wanted_of(task.source, segment, tile_boxes)
-            viewers = viewers_of(task.view, segment, task.work.terms.heads)
+            wanted = wanted_of(assignment.source, segment, tile_boxes)
+            viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
             lookup = look_up(wanted)
             for i in cutlass.range(segment.tiles, unroll=1):
                 first = i * tile_boxes
                 if i > 0 and first % LANE_BOXES == 0:
                     lookup = look_further(wanted, lookup, first // LANE_BOXES)
-                for part in cutlass.range_constexpr(slots):
-                    count = (tile + i) * slots + part
-                    box = first + part * (geometry.v_keys // BOX_KEYS)
+                for index in cutlass.range_constexpr(slots):
+                    count = (tile + i) * slots + index
+                    box = first + index * (geometry.v_keys // BOX_KEYS)
                     shared.v_edge.wait_empty(count)
-                    _load_value_slot(shared, geometry, v_map, task, viewers, wanted, lookup, count, box)
+                    _load_value_slot(shared, geometry, v_map, assignment, viewers, wanted, lookup, count, box)
             tile += segment.tiles
-        unit = next_unit(deal, task.work, task.view, unit)
+        unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
 @cute.jit
@@ -208,7 +213,7 @@ def _load_value_slot(
     shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
     v_map: Map,
-    task: Task,
+    assignment: Assignment,
     viewers: Viewers,
     wanted: Wanted,
     lookup: Lookup,
@@ -234,7 +239,7 @@ def _load_value_slot(
             place = slot * geometry.v_bytes + index * box_bytes
             if keys != 0 and keys != ALL_KEYS:
                 dim, words = rank * geometry.v_dims, shared.v_words + place // 4
-                paged.copy_box_keys(task.cache, dim, geometry.v_dims, task.source, keys, box, words)
+                paged.copy_box_keys(assignment.cache, dim, geometry.v_dims, assignment.source, keys, box, words)
                 tx_bytes -= geometry.ctas * box_bytes
             else:
                 paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, place), barrier)

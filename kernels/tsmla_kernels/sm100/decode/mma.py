@@ -14,9 +14,9 @@ from tsmla.variant import Dtype
 from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import next_unit, segment_of
 from ...parts.precision import Probabilities
+from .assignment import Assignment
 from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
 from .storage import Shared
-from .task import Task
 
 HALVES = 2
 """Products of 256 columns that the output takes."""
@@ -50,15 +50,15 @@ class Products:
 
 
 @cute.jit
-def multiply(products: cutlass.Constexpr[Products], shared: Shared, task: Task):
+def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: Assignment):
     """`shared` as `Attention` makes it."""
     geometry = products.geometry
     deal = geometry.deal
     tile = Int32(0)
     segments = Int32(0)
-    unit = task.unit
-    while unit.start < task.work.end:
-        segment = segment_of(deal, task.work, task.view, unit)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(deal, assignment.work, assignment.view, unit)
         if segment.valid and segment.tiles > 0:
             shared.q_edge.wait_full(segments)
             for ahead in cutlass.range(segment.tiles + 1, unroll=1):
@@ -67,8 +67,8 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, task: Task):
                     if ahead > 0 and ahead < segment.tiles:
                         last = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
                         scores_first = shared.k_edge.is_full(last)
-                for turn in cutlass.range(2, unroll=1):
-                    if (turn == 0) == scores_first:
+                for order in cutlass.range(2, unroll=1):
+                    if (order == 0) == scores_first:
                         if ahead < segment.tiles:
                             _scores(products, shared, tile + ahead)
                             if ahead == segment.tiles - 1:
@@ -78,19 +78,19 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, task: Task):
                         _values(products, shared, tile + ahead - 1, ahead > 1)
             segments += 1
             tile += segment.tiles
-        unit = next_unit(deal, task.work, task.view, unit)
+        unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
 @cute.jit
 def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
     """S = Q K^T of tile number `tile`."""
     geometry = products.geometry
-    slots_together = geometry.k_slots_per_tile // geometry.k_parts
+    slots_together = geometry.k_slots_per_tile // geometry.k_cuts
     shared.s_edge.wait_empty(tile)
     tmem.fence_after()
     target = shared.tmem_base + geometry.s_column + shared.s_edge.stage(tile) * geometry.s_columns
-    for part in cutlass.range_constexpr(geometry.k_parts):
-        count = tile * geometry.k_slots_per_tile + part
+    for index in cutlass.range_constexpr(geometry.k_cuts):
+        count = tile * geometry.k_slots_per_tile + index
         for slot in cutlass.range_constexpr(slots_together):
             shared.k_edge.wait_full(count + slot)
         slot = shared.k_edge.stage(count)
@@ -98,7 +98,7 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
             q = umma.at(products.q, shared.q)
             k = umma.at(products.k, shared.k + slot * geometry.k_wide_bytes)
             for chunk in cutlass.range_constexpr(geometry.k_chunks):
-                row_chunk = part * geometry.k_chunks + chunk
+                row_chunk = index * geometry.k_chunks + chunk
                 for step in cutlass.range_constexpr(0, SWIZZLE, umma.K_BYTES):
                     q_bytes, k_bytes = row_chunk * ROWS * SWIZZLE + step, chunk * ATOM + step
                     products.issue(target, q, k, q_bytes, k_bytes, products.scores, row_chunk + step > 0)
@@ -109,7 +109,7 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
                     products.issue(target, q, k, step, step, products.scores, True)
             if const_expr(geometry.is_pair):
                 shared.k_edge.release_after_mmas(count)
-            if const_expr(part == geometry.k_parts - 1):
+            if const_expr(index == geometry.k_cuts - 1):
                 shared.s_edge.fill_after_mmas(tile)
 
 
@@ -123,8 +123,8 @@ def _values(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32, 
     step_keys = umma.K_BYTES // geometry.element_bytes
     shared.p_edge.wait_full(tile)
     tmem.fence_after()
-    for part in cutlass.range_constexpr(products.v_slots):
-        count = tile * products.v_slots + part
+    for index in cutlass.range_constexpr(products.v_slots):
+        count = tile * products.v_slots + index
         if const_expr(geometry.is_pair):
             edge.wait_full(count)
         with cute.arch.elect_one():
@@ -133,12 +133,12 @@ def _values(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32, 
             for half in cutlass.range_constexpr(HALVES):
                 target = shared.tmem_base + half * (geometry.o_columns // HALVES)
                 for key in cutlass.range_constexpr(0, products.v_slot_keys, step_keys):
-                    row_byte = (part * products.v_slot_keys + key) * geometry.element_bytes
+                    row_byte = (index * products.v_slot_keys + key) * geometry.element_bytes
                     chunk, within = row_byte // geometry.p_row_bytes, row_byte % geometry.p_row_bytes
                     p_bytes = chunk * ROWS * geometry.p_row_bytes + within
                     v_bytes = key // 8 * products.v_group_bytes + half * products.v_half_bytes
-                    more = keep if const_expr(part + key == 0) else True
+                    more = keep if const_expr(index + key == 0) else True
                     products.issue(target, p, v, p_bytes, v_bytes, products.values, more)
             edge.release_after_mmas(count)
-            if const_expr(part == products.v_slots - 1):
+            if const_expr(index == products.v_slots - 1):
                 shared.p_edge.release_after_mmas(tile)

@@ -2,7 +2,7 @@
 
 The first half of a tile's scores lies on lanes 0-63 of tensor memory, the second on lanes 64-127, so a query row
 belongs to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum through
-shared memory, in two places used in turn: a thread that writes the place again has passed the barrier of the exchange
+shared memory, in two places by turns: a thread that writes a place again has passed the barrier of the exchange in
 between, which nobody reaches before reading. The maximum that exponents refer to rarely moves
 (`parts/blackwell/row_softmax.py`), so the threads rescale the output themselves.
 """
@@ -32,11 +32,11 @@ from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.division import quotient
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
-from .finish import CHUNK, Results, finish
+from .assignment import Assignment, rank_of
+from .finish import HELD_COLUMNS, Results, finish
 from .geometry import ROW_THREADS, ROWS, DecodeGeometry
 from .schedule import ROW_BARRIER
 from .storage import Shared
-from .task import Task, rank_of
 
 
 class Lane(NamedTuple):
@@ -61,7 +61,7 @@ def attend(
     geometry: cutlass.Constexpr[DecodeGeometry],
     probabilities: cutlass.Constexpr[Probabilities],
     shared: Shared,
-    task: Task,
+    assignment: Assignment,
     results: Results,
     scale_log2: Float32,
 ):
@@ -69,12 +69,12 @@ def attend(
     tile = Int32(0)
     exchanges = Int32(0)
     deal = geometry.deal
-    unit = task.unit
-    while unit.start < task.work.end:
-        segment = segment_of(deal, task.work, task.view, unit)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(deal, assignment.work, assignment.view, unit)
         if segment.valid:
             row = rank_of(geometry) * ROWS + lane.row
-            keys = _row_keys(task, segment, row)
+            keys = _row_keys(assignment, segment, row)
             state = RowState(-Float32.inf, Float32(0.0))
             for i in cutlass.range(segment.tiles, unroll=1):
                 first_key = (segment.first_tile + i) * geometry.tile_kv
@@ -90,9 +90,9 @@ def attend(
             exchanges += 1
             finish(
                 geometry, lane, segment, row, state.maximum, scale_log2, mine + other, probabilities.bias,
-                task.work.terms.rows, results,
+                assignment.work.terms.rows, results,
             )  # fmt: skip
-        unit = next_unit(deal, task.work, task.view, unit)
+        unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
 @cute.jit
@@ -103,9 +103,9 @@ def _lane(shared: Shared) -> Lane:
 
 
 @cute.jit
-def _row_keys(task: Task, segment: Segment, row: Int32) -> RowKeys:
+def _row_keys(assignment: Assignment, segment: Segment, row: Int32) -> RowKeys:
     row = cutlass.min(row, segment.rows - 1)
-    keys = keys_of_row(task.view, segment.request, quotient(segment.first_row + row, task.work.terms.heads))
+    keys = keys_of_row(assignment.view, segment.request, quotient(segment.first_row + row, assignment.work.terms.heads))
     return RowKeys(keys, seen_by_all(keys))
 
 
@@ -175,8 +175,8 @@ def _tile(
 @cute.jit
 def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
     """Multiply this thread's part of its output row by `factor`."""
-    for first in cutlass.range_constexpr(0, geometry.o_columns, CHUNK):
-        values = tmem.load(lane.address + first, CHUNK)
+    for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
+        values = tmem.load(lane.address + first, HELD_COLUMNS)
         tmem.wait_loads()
         tmem.store(lane.address + first, scaled(values, factor))
     tmem.wait_stores()
@@ -197,11 +197,11 @@ def _store(
     first_byte = lane.half * geometry.s_columns * geometry.element_bytes
     chunk = first_byte // row_bytes
     row = (chunk * ROWS + lane.row) * row_bytes + shared.p_edge.stage(tile) * geometry.p_bytes
-    # 8 rows of 128 bytes, or 4 pairs of rows of 64, differ in where their 16-byte pieces lie.
-    turn = lane.row * row_bytes // 128 & (row_bytes // 16 - 1)
-    for piece in cutlass.range_constexpr(len(words) // 4):
-        byte = (first_byte % row_bytes + piece * 16) ^ (turn * 16)
+    # 8 rows of 128 bytes, or 4 pairs of rows of 64, differ in where their vectors of 16 bytes lie.
+    rotation = lane.row * row_bytes // 128 & (row_bytes // 16 - 1)
+    for vector in cutlass.range_constexpr(len(words) // 4):
+        byte = (first_byte % row_bytes + vector * 16) ^ (rotation * 16)
         mine = cute.make_rmem_tensor(4, Int32)
         for word in cutlass.range_constexpr(4):
-            mine[word] = words[4 * piece + word]
+            mine[word] = words[4 * vector + word]
         cute.autovec_copy(mine, cute.make_tensor(aligned(shared.p_words + (row + byte) // 4, 16), 4))

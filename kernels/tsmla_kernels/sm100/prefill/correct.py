@@ -17,7 +17,7 @@ from .schedule import CORRECT_BARRIER
 from .storage import Shared
 from .work import TileWork
 
-CHUNK = 32
+HELD_COLUMNS = 32
 """Output columns that a thread holds at a time."""
 
 
@@ -70,8 +70,8 @@ def _rescale(
         if cute.arch.vote_any_sync(factor != 1.0):
             tmem.fence_after()
             output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
-            for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
-                values = tmem.load(output + first, CHUNK)
+            for first in cutlass.range_constexpr(0, geometry.d_v, HELD_COLUMNS):
+                values = tmem.load(output + first, HELD_COLUMNS)
                 tmem.wait_loads()
                 tmem.store(output + first, scaled(values, factor))
             tmem.wait_stores()
@@ -98,8 +98,8 @@ def _write(
         tmem.fence_after()
     elif tiles > 0:
         shared.q_edge.wait_full(Int32(tile))
-    for first in cutlass.range_constexpr(0, geometry.d_v, CHUNK):
-        values = [Float32(0.0)] * CHUNK
+    for first in cutlass.range_constexpr(0, geometry.d_v, HELD_COLUMNS):
+        values = [Float32(0.0)] * HELD_COLUMNS
         if work.events > 0:
-            values = scaled(tmem.load(output + first, CHUNK), factor)
+            values = scaled(tmem.load(output + first, HELD_COLUMNS), factor)
         store_row(values, target, first)

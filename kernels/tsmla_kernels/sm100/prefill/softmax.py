@@ -30,7 +30,7 @@ from .schedule import PrefillSchedule
 from .storage import Shared
 from .work import TileWork
 
-CHUNK = 32
+STORED_COLUMNS = 32
 """Columns whose probabilities are stored together."""
 
 
@@ -140,13 +140,13 @@ def _step(
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
     early = tile_kv * 3 // 4
     values = []
-    for chunk in cutlass.range_constexpr(0, tile_kv, CHUNK):
-        part = exponentials(
-            scores[chunk : chunk + CHUNK], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
+    for chunk in cutlass.range_constexpr(0, tile_kv, STORED_COLUMNS):
+        stored = exponentials(
+            scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
         )
-        _store(row, part, chunk)
-        values += part
-        if const_expr(chunk + CHUNK == early):
+        _store(row, stored, first)
+        values += stored
+        if const_expr(chunk + STORED_COLUMNS == early):
             _tell(shared.probabilities_early, row.tile)
     _tell(shared.probabilities_late, row.tile)
     return RowState(maximum, sum_of(values, total))

@@ -23,9 +23,9 @@ class Shared(NamedTuple):
     """Tiles in shared memory, and who tells whom that they are ready.
 
     factors: per query tile and row, by what the correction multiplies the output: at each event after the first the
-    rescale, at the end the inverse of the sum. No barrier of their own guards their reuse: the softmax writes the next
-    factor after scores that the MMA warp started only when the correction had arrived for the one before, and waits
-    for that arrival before it writes the last.
+    rescale, at the end the inverse of the sum. Their places are used again without a barrier of their own: the softmax
+    writes a factor after it has received scores, which the MMA warp computes only after the correction has arrived for
+    the factor before. For the last factor there are no later scores, so the softmax waits for that arrival itself.
     """
 
     q: cute.Tensor

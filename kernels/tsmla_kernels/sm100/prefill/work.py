@@ -13,7 +13,7 @@ from .geometry import PrefillGeometry
 
 
 class TileWork(NamedTuple):
-    """A query tile takes part from KV tile number `start` of the CTA's on; `events` of them, none when 0.
+    """A query tile takes part in `events` of the KV tiles that the CTA visits, from number `start` on; in none when 0.
 
     The CTA visits masked tiles first, the last ones leading, so what only the later query tile sees comes first.
     """

@@ -1,17 +1,17 @@
 """Role `attend` of the Hopper decode: one of two warpgroups that share 64 query rows, each with half of the output.
 
 The warpgroups take turns: the first computes scores and probabilities of even tiles, the second those of odd ones, and
-hands them to the other through shared memory; both add every tile's value product to their half of the output. What
-rows refer their exponentials to is handed over first: the second warpgroup's softmax needs no more of the first's. A
+hands them to the other through shared memory; both add every tile's value product to their half of the output. Each
+row's reference is handed over first: it is all that the second warpgroup's softmax needs of the first's. A
 thread and its counterpart 128 threads on hold the same rows and columns of the probabilities, so these travel in
 register order, and warps synchronise in pairs. (Output split over two warpgroups that exchange probabilities:
 FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
-in order, so that the earlier one's pieces are free before the later one has arrived; and the second warpgroup's softmax
+in order, so that the earlier one's strips are free before the later one has arrived; and the second warpgroup's softmax
 comes before its part of the first's value product, so that the first waits less.)
 
 A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
 (kernels/NOTES.md). So little stands in two places: both warpgroups begin and end a task in the same code, and outputs
-are not filled with zeros first. What rarely runs stands together, since each jump over it costs as much.
+are not filled with zeros first. Rare code stands together behind one branch: each jump over code costs, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .storage import Shared
 from .task import Task
 
 
-class Attention(NamedTuple):
+class AttendState(NamedTuple):
     """What a step needs besides the tile number: operands, running state, positions.
 
     `warp` counts within the warpgroup and is known to be the same for all lanes: addresses that depend on `thread`
@@ -113,11 +113,11 @@ def attend(
             row_keys[0, position] = keys.first
             row_keys[1, position] = keys.end
         all_keys = seen_by_both(all_keys, keys)
-    state = Attention(
+    state = AttendState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
-        q=tuple(qk.make_fragment_A(qk.partition_A(piece)) for piece in shared.q_pieces),
-        k=tuple(qk.make_fragment_B(qk.partition_B(piece)) for piece in shared.k_pieces),
+        q=tuple(qk.make_fragment_A(qk.partition_A(strip)) for strip in shared.q_strips),
+        k=tuple(qk.make_fragment_B(qk.partition_B(strip)) for strip in shared.k_strips),
         v=tuple(pv.make_fragment_B(pv.partition_B(values)) for values in shared.values),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
         coordinates=coordinates,
@@ -166,7 +166,7 @@ def attend(
 
 
 @cute.jit
-def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     scores = _start_scores(state, index)
     _end_scores(state, scores, index, False)
     _probabilities(state, scores, index, False)
@@ -176,7 +176,7 @@ def _own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
 
 
 @cute.jit
-def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     received = _await_references(state, index)
     if cute.arch.vote_any_sync(differs(received, state.reference)):
         _follow(state, received)
@@ -187,7 +187,7 @@ def _received_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
 
 
 @cute.jit
-def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constexpr):
+def _received_and_own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     """A received tile and the own one after it, whose probabilities need only the received one's references."""
     scores = _start_scores(state, index + 1)
     _end_scores(state, scores, index + 1, True)
@@ -203,21 +203,21 @@ def _received_and_own_tile(state: Attention, index: Int32, mine: cutlass.Constex
 
 
 @cute.jit
-def _start_scores(state: Attention, index: Int32) -> cute.Tensor:
-    """Start the score product of a tile, each piece as soon as it is there."""
+def _start_scores(state: AttendState, index: Int32) -> cute.Tensor:
+    """Start the score product of a tile, each strip as soon as it is there."""
     count = state.first_count + index
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
     last = len(state.shared.kv_edges) - 1
-    for piece in cutlass.range_constexpr(len(state.k)):
-        edge = state.shared.kv_edges[min(piece, last)]
-        if const_expr(piece <= last):
+    for strip in cutlass.range_constexpr(len(state.k)):
+        edge = state.shared.kv_edges[min(strip, last)]
+        if const_expr(strip <= last):
             edge.wait_full(count)
-        mma.issue(state.qk_op, scores, state.q[piece], state.k[piece][None, None, None, edge.stage(count)], piece > 0)
+        mma.issue(state.qk_op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
     return scores
 
 
 @cute.jit
-def _end_scores(state: Attention, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
+def _end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
     """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
     what rows may not see of it, and settle the references that a segment begins with where `_probabilities` supposes
     that there are some: those of its first tile, or of the tile before which this one `follows`."""
@@ -241,7 +241,7 @@ def _end_scores(state: Attention, scores: cute.Tensor, index: Int32, follows: cu
 
 
 @cute.jit
-def _hide(state: Attention, scores: cute.Tensor, first_key: Int32):
+def _hide(state: AttendState, scores: cute.Tensor, first_key: Int32):
     """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
     for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
@@ -252,20 +252,20 @@ def _hide(state: Attention, scores: cute.Tensor, first_key: Int32):
             view[row, column] = Float32(select_(keys.holds(key), view[row, column], Float32(-Float32.inf)))
 
 
-def _supposes(state: Attention) -> bool:
-    """Whether probabilities are computed before it is known that their references stay (`_probabilities`)."""
+def _supposes(state: AttendState) -> bool:
+    """Whether `_probabilities` computes exponentials at once, and again in case the references turn out to move."""
     return not state.geometry.transposes
 
 
 @cute.jit
-def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr) -> Boolean:
+def _probabilities(state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr) -> Boolean:
     """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
     the other warpgroup's, and goes on from its references. Returns whether references have moved, so that output must
     be rescaled once more: where the tile follows, after the product of the one before.
 
-    With 16 bits, references rarely move: probabilities are computed as if they did not, which need not wait for
-    maxima, and again if they do. With 8 they move more often, and to tell them early counts for more, because the other
-    warpgroup has less to do meanwhile."""
+    With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
+    computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
+    because the other warpgroup has less to do until then."""
     if const_expr(_supposes(state)):
         _exponentiate(state, scores)
     parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
@@ -297,12 +297,12 @@ def _probabilities(state: Attention, scores: cute.Tensor, index: Int32, follows:
 
 
 @cute.jit
-def _move(state: Attention, scores: cute.Tensor):
+def _move(state: AttendState, scores: cute.Tensor):
     move_reference(rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2)
 
 
 @cute.jit
-def _exponentiate(state: Attention, scores: cute.Tensor):
+def _exponentiate(state: AttendState, scores: cute.Tensor):
     """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
     sums = exponentiate(
@@ -315,14 +315,14 @@ def _exponentiate(state: Attention, scores: cute.Tensor):
 
 
 @cute.jit
-def _give(state: Attention):
+def _give(state: AttendState):
     """Hand the own probabilities to the other warpgroup."""
     _vectors(state.own, state.shared.exchange, state.thread, True)
     state.shared.exchanged.hand_over(state.warp)
 
 
 @cute.jit
-def _await_references(state: Attention, index: Int32) -> cute.Tensor:
+def _await_references(state: AttendState, index: Int32) -> cute.Tensor:
     """The references of a tile that the other warpgroup has scored."""
     state.shared.referenced.wait_full(state.warp, state.first_count + index)
     received = cute.make_rmem_tensor_like(state.reference)
@@ -332,19 +332,19 @@ def _await_references(state: Attention, index: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _follow(state: Attention, received: cute.Tensor):
+def _follow(state: AttendState, received: cute.Tensor):
     follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
 
 
 @cute.jit
-def _take(state: Attention, index: Int32):
+def _take(state: AttendState, index: Int32):
     """Take the probabilities of a tile from the other warpgroup."""
     state.shared.exchanged.wait_full(state.warp, state.first_count + index)
     _vectors(state.received, state.shared.exchange, state.thread, False)
 
 
 @cute.jit
-def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
+def _start_values(state: AttendState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
     """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
     edge, *_ = _value_edges(state, mine)
     count = state.first_count + index
@@ -356,13 +356,13 @@ def _start_values(state: Attention, probabilities: cute.Tensor, index: Int32, mi
 
 
 @cute.jit
-def _rescale_outputs(state: Attention, rescale: cute.Tensor):
+def _rescale_outputs(state: AttendState, rescale: cute.Tensor):
     for output in state.outputs:
         scale_rows(rows_columns(output), rescale)
 
 
 @cute.jit
-def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
+def _end_values(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     """The value product is done, one output after the other: its values are free."""
     edges = _value_edges(state, mine)
     for i in cutlass.range_constexpr(len(edges)):
@@ -370,7 +370,7 @@ def _end_values(state: Attention, index: Int32, mine: cutlass.Constexpr):
         edges[i].release(state.first_count + index)
 
 
-def _value_edges(state: Attention, mine: int) -> tuple:
+def _value_edges(state: AttendState, mine: int) -> tuple:
     """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
     edges = state.shared.v_edges
     if state.geometry.transposes:

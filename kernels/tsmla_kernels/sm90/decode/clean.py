@@ -31,11 +31,11 @@ def clean(
     at_once = 32 // cute.size(shared.vectors[0], mode=[2])
     hidden = hides(view)
     viewers = viewers_of(view, task, heads)
-    turns, step = cutlass.min(task.tiles, 2), task.tiles - 1
+    visits, step = cutlass.min(task.tiles, 2), task.tiles - 1
     if hidden:
-        turns, step = task.tiles, Int32(1)
-    for turn in cutlass.range(turns, unroll=1):
-        index = turn * step
+        visits, step = task.tiles, Int32(1)
+    for visit in cutlass.range(visits, unroll=1):
+        index = visit * step
         tile = task.first_tile + index
         if edge_tile(task, tile, geometry.tile_kv) | hidden:
             count = task.first_count + index
@@ -54,22 +54,22 @@ def clean(
                     rows &= ~(((1 << at_once) - 1) << first)
             cute.arch.fence_view_async_shared()
             cute.arch.sync_warp()
-            for part in cutlass.range_constexpr(geometry.latent_pieces):
-                shared.kv_edges[part].hand_over(count)
+            for strip in cutlass.range_constexpr(geometry.latent_strips):
+                shared.kv_edges[strip].hand_over(count)
             edges += 1
     return edges
 
 
 @cute.jit
-def _wipe(pieces, stage: Int32, first: Int32, rows: Int32, lane: Int32) -> None:
+def _wipe(strips, stage: Int32, first: Int32, rows: Int32, lane: Int32) -> None:
     """Zero those rows of a stage from row `first` on whose bit is set in `rows`, as many as lanes have a 16-byte vector
-    of one line each; `pieces` are Layouts.vectors."""
+    of one line each; `strips` are Layouts.vectors."""
     zeros = cute.make_rmem_tensor(4, Int32)
     zeros.fill(0)
-    line = cute.size(pieces[0], mode=[2])
+    line = cute.size(strips[0], mode=[2])
     row = first + lane // line
     if rows >> (lane // line) & 1 != 0:
-        for piece in cutlass.range_constexpr(len(pieces)):
-            for chunk in cutlass.range_constexpr(cute.size(pieces[piece], mode=[3])):
-                place = pieces[piece][None, row % GROUP_ROWS, lane % line, chunk, row // GROUP_ROWS, stage]
+        for strip in cutlass.range_constexpr(len(strips)):
+            for pattern in cutlass.range_constexpr(cute.size(strips[strip], mode=[3])):
+                place = strips[strip][None, row % GROUP_ROWS, lane % line, pattern, row // GROUP_ROWS, stage]
                 cute.autovec_copy(zeros, place)

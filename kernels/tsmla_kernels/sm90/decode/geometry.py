@@ -15,7 +15,7 @@ TILE_KV = 64
 """Keys of a tile."""
 GROUP_ROWS = 8
 """Rows of a swizzle pattern."""
-CHUNK = 64
+PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 DEALT_AT, REFERENCES_AT = 384, 576
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
@@ -27,7 +27,7 @@ TASK_RING = 4
 TASK_WORDS = 12
 """Of a task, in whole vectors of four."""
 LOAD_WARPS = (0, 3)
-"""Each loads every other latent piece: pieces become free by twos, and a warp takes 350 clk for each."""
+"""Each loads every other latent strip: strips become free by twos, and a warp takes 350 clk for each."""
 OUTPUTS = 2
 """Value MMAs side by side, and accumulators, of one warpgroup's half of the output."""
 
@@ -36,12 +36,12 @@ OUTPUTS = 2
 class DecodeGeometry:
     """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
 
-    A cache row is loaded in more pieces than its format names: the latent piece in equal ones, and the rope piece,
-    which comes with the last of these. Scores start with the first piece that is there. Of 16-bit caches, a piece is
+    A cache row is loaded in more strips than its format names: the latent piece in equal ones, and the rope piece,
+    which comes with the last of these. Scores start with the first strip that is there. Of 16-bit caches, a strip is
     free again as soon as the warpgroup that holds its output has multiplied it.
 
     Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
-    them with keys contiguous. A piece is free again as soon as it has been transposed and scored.
+    them with keys contiguous. A strip is free again as soon as it has been transposed and scored.
     """
 
     tile_q: int
@@ -84,46 +84,46 @@ class DecodeGeometry:
         return self.d_half // OUTPUTS
 
     @property
-    def d_piece(self) -> int:
-        """Columns of a latent piece: what is free together."""
+    def d_strip(self) -> int:
+        """Columns of a latent strip: what is free together."""
         return self.d_half if self.transposes else self.value_columns
 
     @property
-    def latent_pieces(self) -> int:
-        return self.row.value_columns // self.d_piece
+    def latent_strips(self) -> int:
+        return self.row.value_columns // self.d_strip
 
     def places(self, mine: int) -> tuple[int, ...]:
         """Which `value_columns` of the output warpgroup `mine` has. Of values that are multiplied where they were
-        loaded, every other, so that pieces become free in the order in which they are loaded."""
+        loaded, every other, so that strips become free in the order in which they are loaded."""
         return tuple(mine * OUTPUTS + i if self.transposes else mine + 2 * i for i in range(OUTPUTS))
 
-    def loaded_pieces(self, loader: int) -> tuple[int, ...]:
-        """Latent pieces that a loading warp loads; the rope columns come with the last of all."""
-        return tuple(range(loader, self.latent_pieces, len(LOAD_WARPS)))
+    def loaded_strips(self, loader: int) -> tuple[int, ...]:
+        """Latent strips that a loading warp loads; the rope columns come with the last of all."""
+        return tuple(range(loader, self.latent_strips, len(LOAD_WARPS)))
 
     @property
-    def pieces(self) -> tuple[int, ...]:
-        """Cache columns of the pieces that are loaded."""
-        return (self.d_piece,) * self.latent_pieces + (self.row.piece("rope").columns,)
+    def strips(self) -> tuple[int, ...]:
+        """Cache columns of the strips that are loaded."""
+        return (self.d_strip,) * self.latent_strips + (self.row.piece("rope").columns,)
 
     @property
     def first_columns(self) -> tuple[int, ...]:
         """Where these begin in a row."""
-        return tuple(sum(self.pieces[:i]) for i in range(len(self.pieces)))
+        return tuple(sum(self.strips[:i]) for i in range(len(self.strips)))
 
     @property
     def q_bytes(self) -> int:
         return self.tile_q * self.d_qk * self.element_bytes
 
     @property
-    def piece_bytes(self) -> tuple[int, ...]:
-        """One stage of each piece."""
-        return tuple(self.tile_kv * columns * self.element_bytes for columns in self.pieces)
+    def strip_bytes(self) -> tuple[int, ...]:
+        """One stage of each strip."""
+        return tuple(self.tile_kv * columns * self.element_bytes for columns in self.strips)
 
     @property
     def edge_bytes(self) -> tuple[int, ...]:
-        """What is awaited together: the last latent piece has the rope columns with it."""
-        *latent, last, rope = self.piece_bytes
+        """What is awaited together: the last latent strip has the rope columns with it."""
+        *latent, last, rope = self.strip_bytes
         return (*latent, last + rope)
 
     @property
@@ -151,7 +151,7 @@ class DecodeGeometry:
 
     @property
     def shared_bytes(self) -> int:
-        tiles = self.q_bytes + self.stages * sum(self.piece_bytes) + 2 * self.value_stages * self.values_bytes
+        tiles = self.q_bytes + self.stages * sum(self.strip_bytes) + 2 * self.value_stages * self.values_bytes
         return BARRIER_BYTES + tiles + self.exchange_bytes
 
     @property
@@ -161,10 +161,10 @@ class DecodeGeometry:
 
     def check(self) -> None:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"] and self.row.scales is None, self
-        for first, columns in zip(self.first_columns, self.pieces, strict=True):
-            assert columns % CHUNK == 0 and first % columns == 0, f"{columns} columns from {first} on: {self}"
-        assert sum(self.pieces) == self.d_qk and 2 * self.d_half == self.row.value_columns, self
+        for first, columns in zip(self.first_columns, self.strips, strict=True):
+            assert columns % PATTERN_COLUMNS == 0 and first % columns == 0, f"{columns} columns from {first} on: {self}"
+        assert sum(self.strips) == self.d_qk and 2 * self.d_half == self.row.value_columns, self
         assert self.tile_q == 64 and self.tile_kv % BOX_KEYS == 0, self
-        for size in (self.q_bytes, *self.piece_bytes):
+        for size in (self.q_bytes, *self.strip_bytes):
             assert size % TILE_ALIGNMENT == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

@@ -29,7 +29,7 @@ from ...parts.visible import Visibility, hides
 from .attend import attend
 from .clean import clean
 from .deal import deal
-from .geometry import CHUNK, LOAD_WARPS, DecodeGeometry
+from .geometry import LOAD_WARPS, PATTERN_COLUMNS, DecodeGeometry
 from .load import load
 from .results import Results
 from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
@@ -71,7 +71,7 @@ class DecodeKernel:
         )
         q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
         source = key_source(given.kv_cache, given.block_tables)
-        keys = boxes_view(given.kv_cache, 0, CHUNK, geometry.d_qk // CHUNK)
+        keys = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, geometry.d_qk // PATTERN_COLUMNS)
         (latent_box, latent_tile), (rope_box, rope_tile) = (
             [
                 cpasync.make_tiled_tma_atom(
@@ -82,7 +82,7 @@ class DecodeKernel:
                 )
                 for rows in (BOX_KEYS, geometry.tile_kv)
             ]
-            for columns in (geometry.d_piece, geometry.pieces[-1])
+            for columns in (geometry.d_strip, geometry.strips[-1])
         )
         view = visibility_in(source, given, q_len)
         partials = partials_of(
@@ -162,10 +162,10 @@ class DecodeKernel:
             else:
                 source = KeySource(block_tables, page_size, pages)
                 q_tiles = self._partition_q(q_atom, q, shared.q)
-                boxes = self._partition_pieces(
+                boxes = self._partition_strips(
                     (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_KEYS, shared
                 )
-                tiles = self._partition_pieces(
+                tiles = self._partition_strips(
                     (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
                 )
                 for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
@@ -212,20 +212,20 @@ class DecodeKernel:
         )
         return atom, source, target
 
-    def _partition_pieces(self, latent, rope, rows: int, shared: Shared) -> tuple:
-        """`_partition_piece` of every piece; `latent` and `rope` are (copy atom, cache)."""
-        sources = [latent] * self.geometry.latent_pieces + [rope]
+    def _partition_strips(self, latent, rope, rows: int, shared: Shared) -> tuple:
+        """`_partition_strip` of every strip; `latent` and `rope` are (copy atom, cache)."""
+        sources = [latent] * self.geometry.latent_strips + [rope]
         return tuple(
-            self._partition_piece(*source, piece, rows, place)
-            for piece, (source, place) in enumerate(zip(sources, shared.kv_pieces, strict=True))
+            self._partition_strip(*source, strip, rows, place)
+            for strip, (source, place) in enumerate(zip(sources, shared.kv_strips, strict=True))
         )
 
-    def _partition_piece(self, atom, keys: cute.Tensor, piece: int, rows: int, shared: cute.Pointer):
+    def _partition_strip(self, atom, keys: cute.Tensor, strip: int, rows: int, shared: cute.Pointer):
         """(copy atom, boxes of `rows` keys by place in the page and page, shared boxes by place in the tile and stage).
         """
         geometry = self.geometry
-        columns = geometry.pieces[piece]
-        place = geometry.first_columns[piece] // columns
+        columns = geometry.strips[strip]
+        place = geometry.first_columns[strip] // columns
         boxes = cute.local_tile(keys, box_shape(columns, rows), (0, 0, place, None, None))
         target, source = cpasync.tma_partition(
             atom,

@@ -1,4 +1,4 @@
-"""Role `load` of the Hopper decode: warps that fill the rings of the query and of the cache's pieces."""
+"""Role `load` of the Hopper decode: warps that fill the rings of the query and of the cache's strips."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .storage import Shared
 from .task import Task, edge_tile
 
 BOXES = TILE_KV // BOX_KEYS
-"""Of a tile."""
+"""Boxes of a tile."""
 Q_LOADER = 1
-"""Number of the loading warp that loads the query, before its pieces: scores need others first."""
+"""Number of the loading warp that loads the query, before its strips: scores need others first."""
 EVICT_FIRST = 0x12F0000000000000
 """Cache policy of what is read of the KV cache, so that partial results stay in L2 until they are combined. (Encoding:
 CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
@@ -34,10 +34,10 @@ def load(
     hidden: Boolean,
     edges: Int32,
 ) -> Int32:
-    """Loading warp number `loader`: its pieces of every tile of a task; one of them loads the query, too. `q` is
-    (copy atom, tiles); `boxes` and `tiles` are the same for pieces of the cache, 16 keys or a whole tile at a time,
-    which is quicker where a page holds it. Edge tiles land where `clean` awaits them, and all tiles if keys between may
-    be `hidden`. Returns how many there were.
+    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `q` is
+    (copy atom, tiles); `boxes` and `tiles` are the same for strips of the cache, 16 keys or a whole tile at a time,
+    which is quicker where a page holds it. `clean` waits for the copies of edge tiles, and for those of all tiles
+    if keys in their middle may be `hidden`. Returns how many such tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist.
@@ -61,15 +61,15 @@ def load(
         whole = (key_source.page_size >= geometry.tile_kv) & (not is_edge)
         tile_page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
         tile_place = place_in_page(key_source, tile, geometry.tile_kv)
-        for part in geometry.loaded_pieces(loader):
-            edge = shared.kv_edges[part]
+        for number in geometry.loaded_strips(loader):
+            edge = shared.kv_edges[number]
             edge.wait_empty(count)
             stage = edge.stage(count)
             barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
-            pieces = (part,) if part + 1 < geometry.latent_pieces else (part, part + 1)
+            strips = (number,) if number + 1 < geometry.latent_strips else (number, number + 1)
             if whole:
-                for piece in pieces:
-                    atom, source, target = tiles[piece]
+                for strip in strips:
+                    atom, source, target = tiles[strip]
                     cute.copy(
                         atom, source[None, tile_place, tile_page], target[None, 0, stage],
                         tma_bar_ptr=barrier, cache_policy=policy,
@@ -78,8 +78,8 @@ def load(
                 for box in cutlass.range(BOXES, unroll=1):
                     page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
                     place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
-                    for piece in pieces:
-                        atom, source, target = boxes[piece]
+                    for strip in strips:
+                        atom, source, target = boxes[strip]
                         cute.copy(
                             atom, source[None, place, page], target[None, box, stage],
                             tma_bar_ptr=barrier, cache_policy=policy,

@@ -21,7 +21,7 @@ from .task import look
 
 WARP_ROWS = 16
 STAGED_COLUMNS = 32
-"""Of a warp's rows, staged at a time: two matrices of 16 x 16."""
+"""Columns of a warp's 16 rows that are staged at a time: two matrices of 16 x 16."""
 
 
 class Results(NamedTuple):
@@ -36,26 +36,26 @@ class Results(NamedTuple):
 
 @cute.jit
 def finish(state, mine: Int32, number: Int32, results: Results):
-    """End of task `number` for warpgroup `mine`, whose `attend.Attention` is `state`. Row sums of both
+    """End of task `number` for warpgroup `mine`, whose `attend.AttendState` is `state`. Row sums of both
     warpgroups, then rows divided by them: the result, or the partial one in its slot.
 
     The first pair barrier also says that the counterpart has read the last probabilities, the second that it has read
     what it staged in their place."""
     task = look(state.shared.dealt, number)
-    turn = number & 1
+    place = number & 1
     leader = state.coordinates[0, 0][1] == 0
     row_sums = state.shared.row_sums
     for row in cutlass.range_constexpr(cute.size(state.row_sum)):
         state.row_sum[row] = quad_sum(state.row_sum[row])
         if leader:
-            row_sums[state.coordinates[row, 0][0], mine, turn] = state.row_sum[row]
+            row_sums[state.coordinates[row, 0][0], mine, place] = state.row_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
     partial_lse = results.partials.lse
     factors = cute.make_rmem_tensor_like(state.row_sum)
     for row in cutlass.range_constexpr(cute.size(factors)):
         position = state.coordinates[row, 0][0]
-        total = state.row_sum[row] + row_sums[position, 1 - mine, turn]
+        total = state.row_sum[row] + row_sums[position, 1 - mine, place]
         end = end_of_row(
             results.ending, task.first_row + position, state.reference[row], state.scale_log2, total,
             state.probabilities.bias, BASE_2, task.slot < 0,

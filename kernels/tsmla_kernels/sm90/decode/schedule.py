@@ -63,9 +63,9 @@ class DecodeSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """`kv...` are the cache's pieces, the rope columns with the last. Copies of a tile at an end of the visible
-        keys complete on `landed` instead, all pieces on one barrier; `clean` wipes what no row may see, and then fills
-        the stages of the pieces. `landed` has as many stages as a loading warp may be ahead of the other.
+        """`kv...` are the cache's strips, the rope columns with the last. Copies of a tile at an end of the visible
+        keys complete on `landed` instead, all strips on one barrier; `clean` wipes what no row may see, and then fills
+        the stages of the strips. `landed` has as many stages as a loading warp may be ahead of the other.
 
         `referenced` and `exchanged` have a stage for each pair of warps, one of either attending warpgroup, that hold
         the same rows. The one that scores a tile tells its references, and then hands over its probabilities. The
@@ -73,7 +73,7 @@ class DecodeSchedule:
         geometry = self.geometry
         scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
         of_pair = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
-        each_piece = Copies(self.load, geometry.latent_pieces, "each latent piece")
+        each_strip = Copies(self.load, geometry.latent_strips, "each latent strip")
         emptied_by = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
         if geometry.transposes:
             emptied_by = (Warps(self.transpose), scorer)
@@ -86,7 +86,7 @@ class DecodeSchedule:
             sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
         )  # fmt: skip
         edges += [
-            EdgeSpec("landed", (each_piece,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)),
+            EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)),
             EdgeSpec("referenced", of_pair, NOBODY, WARPS, references, read_by=(self.attend,)),
             EdgeSpec("exchanged", of_pair, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
             EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
@@ -98,8 +98,8 @@ class DecodeSchedule:
 
     @property
     def kv_names(self) -> tuple[str, ...]:
-        """Edges of the pieces."""
-        return tuple(f"kv{piece}" for piece in range(self.geometry.latent_pieces))
+        """Edges of the strips."""
+        return tuple(f"kv{strip}" for strip in range(self.geometry.latent_strips))
 
     @property
     def values_names(self) -> tuple[str, ...]:

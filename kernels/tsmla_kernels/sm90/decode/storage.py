@@ -14,10 +14,10 @@ from ...limits import WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
 from .geometry import (
-    CHUNK,
     DEALT_AT,
     GROUP_ROWS,
     OUTPUTS,
+    PATTERN_COLUMNS,
     REFERENCES_AT,
     TASK_RING,
     TASK_WORDS,
@@ -28,28 +28,28 @@ from .task import Dealt
 
 
 class Layouts(NamedTuple):
-    """Of shared memory; tuples are those of the pieces of a cache row. `values` are those of one value MMA. `vectors`
+    """Of shared memory; tuples are those of the strips of a cache row. `values` are those of one value MMA. `vectors`
     are (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
 
     swizzle: cute.Swizzle
     q: cute.ComposedLayout
-    q_pieces: tuple
+    q_strips: tuple
     keys: tuple
     values: cute.Layout
     vectors: tuple
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, seen by the products (q_pieces, k_pieces, values), by TMA (q, kv_pieces), as vectors,
+    """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, kv_strips), as vectors,
     and as addresses (loaded, transposed); what the attending warpgroups exchange, where they stage results, and which
     keys their rows see; the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are
     multiplied as they were loaded; the tasks."""
 
     q: cute.Tensor
-    q_pieces: tuple
-    k_pieces: tuple
+    q_strips: tuple
+    k_strips: tuple
     values: tuple
-    kv_pieces: tuple
+    kv_strips: tuple
     loaded: tuple
     transposed: tuple
     vectors: tuple
@@ -68,21 +68,21 @@ class Shared(NamedTuple):
 
 
 def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
-    """Swizzled patterns of 8 rows and 64 columns. A piece of the cache tile lies in groups of 8 rows, each all of
+    """Swizzled patterns of 8 rows and 64 columns. A strip of the cache tile lies in groups of 8 rows, each all of
     its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
     over the tile. Transposed values are rows of keys, stage by stage."""
     kinds = warpgroup.SmemLayoutAtomKind
     atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.transposes else kinds.K_SW128, dtype)
-    pattern = GROUP_ROWS * CHUNK
+    pattern = GROUP_ROWS * PATTERN_COLUMNS
     groups = geometry.tile_kv // GROUP_ROWS
-    line = CHUNK * geometry.element_bytes // 16
-    keys, vectors, q_pieces = [], [], []
-    for columns in geometry.pieces:
-        chunks, stage = columns // CHUNK, geometry.tile_kv * columns
-        rows, row_strides = (GROUP_ROWS, groups), (CHUNK, chunks * pattern)
+    line = PATTERN_COLUMNS * geometry.element_bytes // 16
+    keys, vectors, q_strips = [], [], []
+    for columns in geometry.strips:
+        chunks, stage = columns // PATTERN_COLUMNS, geometry.tile_kv * columns
+        rows, row_strides = (GROUP_ROWS, groups), (PATTERN_COLUMNS, chunks * pattern)
         keys.append(
             cute.make_layout(
-                (rows, (CHUNK, chunks), geometry.stages), stride=(row_strides, (1, pattern), stage)
+                (rows, (PATTERN_COLUMNS, chunks), geometry.stages), stride=(row_strides, (1, pattern), stage)
             )
         )
         vectors.append(
@@ -91,10 +91,10 @@ def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
                 stride=(1, 4 * line, 4, 32 * line, 32 * line * chunks, 4 * line * chunks * geometry.tile_kv),
             )
         )
-        q_pieces.append(
+        q_strips.append(
             cute.make_layout(
-                ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (CHUNK, chunks)),
-                stride=((CHUNK, pattern), (1, geometry.tile_q * CHUNK)),
+                ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (PATTERN_COLUMNS, chunks)),
+                stride=((PATTERN_COLUMNS, pattern), (1, geometry.tile_q * PATTERN_COLUMNS)),
             )
         )
     d_value = geometry.value_columns
@@ -104,13 +104,13 @@ def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
         )
     else:
         values = cute.make_layout(
-            ((CHUNK, d_value // CHUNK), (GROUP_ROWS, groups), geometry.stages),
-            stride=((1, pattern), (CHUNK, d_value // CHUNK * pattern), geometry.tile_kv * d_value),
+            ((PATTERN_COLUMNS, d_value // PATTERN_COLUMNS), (GROUP_ROWS, groups), geometry.stages),
+            stride=((1, pattern), (PATTERN_COLUMNS, d_value // PATTERN_COLUMNS * pattern), geometry.tile_kv * d_value),
         )
     return Layouts(
         swizzle=atom.inner,
         q=cute.tile_to_shape(atom, (geometry.tile_q, geometry.d_qk), order=(0, 1)),
-        q_pieces=tuple(q_pieces),
+        q_strips=tuple(q_strips),
         keys=tuple(keys),
         values=values,
         vectors=tuple(vectors),
@@ -132,13 +132,13 @@ def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer
         return tuple(swizzled(at, layout) for at, layout in zip(places, shapes, strict=True))
 
     q_line = geometry.tile_q * geometry.element_bytes
-    q_pieces = [BARRIER_BYTES + sum(geometry.pieces[:i]) * q_line for i in range(len(geometry.pieces))]
-    *pieces, transposed = itertools.accumulate(
-        (geometry.stages * size for size in geometry.piece_bytes), initial=BARRIER_BYTES + geometry.q_bytes
+    q_strips = [BARRIER_BYTES + sum(geometry.strips[:i]) * q_line for i in range(len(geometry.strips))]
+    *strips, transposed = itertools.accumulate(
+        (geometry.stages * size for size in geometry.strip_bytes), initial=BARRIER_BYTES + geometry.q_bytes
     )
     halves = [transposed + half * geometry.value_stages * geometry.values_bytes for half in range(3)]
     exchange = halves.pop()
-    values = pieces[: geometry.latent_pieces]
+    values = strips[: geometry.latent_strips]
     if geometry.transposes:
         output_bytes = geometry.value_columns * geometry.tile_kv
         values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
@@ -150,13 +150,13 @@ def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
     return Shared(
         q=swizzled(BARRIER_BYTES, layouts.q.outer),
-        q_pieces=each(q_pieces, layouts.q_pieces),
-        k_pieces=each(pieces, layouts.keys),
+        q_strips=each(q_strips, layouts.q_strips),
+        k_strips=each(strips, layouts.keys),
         values=each(values, [layouts.values] * len(values)),
-        kv_pieces=tuple(cute.recast_ptr(base + at, layouts.swizzle, dtype) for at in pieces),
-        loaded=tuple((base + at).toint() for at in pieces),
+        kv_strips=tuple(cute.recast_ptr(base + at, layouts.swizzle, dtype) for at in strips),
+        loaded=tuple((base + at).toint() for at in strips),
         transposed=tuple((base + at).toint() for at in halves),
-        vectors=tuple(plain(at, layout, Int32) for at, layout in zip(pieces, layouts.vectors, strict=True)),
+        vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
         exchange=plain(
             exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
         ),
@@ -176,16 +176,16 @@ def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer
 
 def box_shape(columns: int, rows: int) -> tuple[int, ...]:
     """Of a bulk copy of `rows` keys and `columns` columns, in `boxes_view`."""
-    return CHUNK, GROUP_ROWS, columns // CHUNK, rows // GROUP_ROWS, 1
+    return PATTERN_COLUMNS, GROUP_ROWS, columns // PATTERN_COLUMNS, rows // GROUP_ROWS, 1
 
 
 def box_layout(columns: int, rows: int) -> cute.Layout:
-    pattern = GROUP_ROWS * CHUNK
-    return cute.make_layout(box_shape(columns, rows), stride=(1, CHUNK, pattern, columns * GROUP_ROWS, 0))
+    pattern = GROUP_ROWS * PATTERN_COLUMNS
+    return cute.make_layout(box_shape(columns, rows), stride=(1, PATTERN_COLUMNS, pattern, columns * GROUP_ROWS, 0))
 
 
 def stages_layout(geometry: DecodeGeometry, columns: int, rows: int) -> cute.Layout:
-    """Boxes of a piece of the cache tile: (box, boxes in a tile, stages)."""
+    """Boxes of a strip of the cache tile: (box, boxes in a tile, stages)."""
     box = box_layout(columns, rows)
     return cute.make_layout(
         (*box.shape, geometry.tile_kv // rows, geometry.stages),

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 
 from ...limits import WARPGROUP
 from ...parts.hopper.transpose import transpose_pattern
-from .geometry import CHUNK, GROUP_ROWS, DecodeGeometry
+from .geometry import GROUP_ROWS, PATTERN_COLUMNS, DecodeGeometry
 from .storage import Shared
 from .task import Task
 
@@ -18,15 +18,16 @@ def transpose_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry]
     warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % (WARPGROUP // 32)
     for index in cutlass.range(task.tiles, unroll=1):
         count = task.first_count + index
+        pattern, transposed = GROUP_ROWS * PATTERN_COLUMNS, PATTERN_COLUMNS * geometry.tile_kv
         for half in cutlass.range_constexpr(2):
             loaded, values = shared.kv_edges[half], shared.v_edges[half]
             loaded.wait_full(count)
             values.wait_empty(count)
             transpose_pattern(
                 shared.values[0].element_type,
-                shared.loaded[half] + loaded.stage(count) * geometry.piece_bytes[half] + warp * GROUP_ROWS * CHUNK,
-                GROUP_ROWS * geometry.d_piece,
-                shared.transposed[half] + values.stage(count) * geometry.values_bytes + warp * CHUNK * geometry.tile_kv,
+                shared.loaded[half] + loaded.stage(count) * geometry.strip_bytes[half] + warp * pattern,
+                GROUP_ROWS * geometry.d_strip,
+                shared.transposed[half] + values.stage(count) * geometry.values_bytes + warp * transposed,
                 geometry.tile_kv,
             )
             values.publish(count)

@@ -25,7 +25,7 @@ from .schedule import EPILOGUE_BARRIER
 from .storage import Shared
 
 
-class Attention(NamedTuple):
+class AttendState(NamedTuple):
     """What a step needs besides the tile number: operands, running state, positions."""
 
     qk_op: object
@@ -76,7 +76,7 @@ def attend(
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
     rows = cute.size(coordinates, mode=[0])
     reference, row_sum, rescale, factor, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
-    state = Attention(
+    state = AttendState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
         q=qk.make_fragment_A(qk.partition_A(shared.q))[None, None, None, group],
@@ -142,7 +142,7 @@ def attend(
 
 
 @cute.jit
-def _scores(state: Attention, count: Int32) -> cute.Tensor:
+def _scores(state: AttendState, count: Int32) -> cute.Tensor:
     """Start the score product of tile `count`."""
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
     state.k_edge.wait_full(count)
@@ -151,7 +151,7 @@ def _scores(state: Attention, count: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _values(state: Attention, count: Int32, fence: cutlass.Constexpr):
+def _values(state: AttendState, count: Int32, fence: cutlass.Constexpr):
     """Start adding tile `count`'s value product to the output."""
     state.v_edge.wait_full(count)
     values = state.v[None, None, None, state.v_edge.stage(count)]
@@ -160,7 +160,7 @@ def _values(state: Attention, count: Int32, fence: cutlass.Constexpr):
 
 @cute.jit
 def _softmax(
-    state: Attention, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr
+    state: AttendState, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr
 ) -> Boolean:
     """Replace the scores of a tile by exponentials. Returns whether earlier output must be rescaled."""
     view = rows_columns(scores)
@@ -187,13 +187,13 @@ def _softmax(
 
 
 @cute.jit
-def _round(state: Attention, scores: cute.Tensor):
+def _round(state: AttendState, scores: cute.Tensor):
     dtype = state.probabilities.element_type
     state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
 
 
 @cute.jit
-def _first(state: Attention):
+def _first(state: AttendState):
     """Scores and softmax of the first tile."""
     scores = _scores(state, Int32(0))
     warpgroup.wait_group(0)
@@ -203,7 +203,7 @@ def _first(state: Attention):
 
 
 @cute.jit
-def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
+def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
     """Scores of tile `count` while the values of the tile before are added; then its softmax.
 
     The fence of the score product covers the output and the probabilities, last touched in the step before.
@@ -221,7 +221,7 @@ def _step(state: Attention, count: Int32, masked: cutlass.Constexpr):
 
 
 @cute.jit
-def _last(state: Attention):
+def _last(state: AttendState):
     """Values of the last tile."""
     _values(state, state.work.tiles - 1, True)
     warpgroup.wait_group(0)

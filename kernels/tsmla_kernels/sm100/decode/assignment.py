@@ -15,7 +15,7 @@ from ...parts.visible import Visibility
 from .geometry import DecodeGeometry
 
 
-class Task(NamedTuple):
+class Assignment(NamedTuple):
     """cache [pages, page size, columns], where in it keys lie, what rows see, the work of these CTAs, and the unit that
     it begins with."""
 
