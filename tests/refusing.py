@@ -27,3 +27,20 @@ def refusing(variant: Variant) -> Callable[..., None]:
 @cute.jit
 def _nothing(*_arguments):
     pass
+
+
+class Recorder:
+    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch that no kernel would
+    refuse."""
+
+    def __init__(self) -> None:
+        self.variants: list[Variant] = []
+        self.launches: list[tuple] = []
+
+    def __call__(self, variant: Variant):
+        def launch(*arguments) -> None:
+            refusing(variant)(*arguments)
+            self.launches.append(arguments)
+
+        self.variants.append(variant)
+        return launch

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from examples import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
-from tsmla import jit, loader, resolve, settings, toolchain
+from refusing import Recorder
+from tsmla import checks, jit, loader, resolve, settings, toolchain
+from tsmla.variant import Arch
 
 from build_aot import link
 from build_aot.build import build
@@ -107,3 +109,13 @@ def broken(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     library.write_bytes(code)
     monkeypatch.setattr(toolchain, "shipped_libraries", lambda: copy)
     return copy
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Operators take CPU tensors for those of an sm_90a, and launch nothing."""
+    recorder = Recorder()
+    monkeypatch.setattr(resolve, "kernel", recorder)
+    monkeypatch.setattr(checks, "cuda", checks.stored)
+    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
+    return recorder

@@ -15,7 +15,7 @@ import torch
 import tsmla
 from another_gpu import on_another_gpu
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
-from refusing import refusing
+from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, checks, resolve, support
 from tsmla.decode import tsmla_decode
 from tsmla.plan import plan_decode
@@ -26,29 +26,9 @@ BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH, SMS = 3, 2, 4, 10, 64, 6, 132
 FORMULA = SMS * HEADS * 8 * 513 * 4
 
 
-class Recorder:
-    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch that no kernel would
-    refuse."""
-
-    def __init__(self) -> None:
-        self.variants: list[DecodeVariant] = []
-        self.launches: list[tuple] = []
-
-    def __call__(self, variant: DecodeVariant):
-        def launch(*arguments) -> None:
-            refusing(variant)(*arguments)
-            self.launches.append(arguments)
-
-        self.variants.append(variant)
-        return launch
-
-
 @pytest.fixture
-def recorder(monkeypatch) -> Recorder:
-    recorder = Recorder()
-    monkeypatch.setattr(resolve, "kernel", recorder)
-    monkeypatch.setattr(checks, "cuda", checks.stored)
-    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
+def recorder(monkeypatch, recorder: Recorder) -> Recorder:
+    """Of calls on a GPU of `SMS` SMs, where every dtype is decoded on sm_90a only."""
     monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: tuple(support.DECODE_OUT_DTYPES)})
     properties = types.SimpleNamespace(multi_processor_count=SMS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

@@ -11,37 +11,10 @@ import numpy as np
 import pytest
 import torch
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
-from refusing import refusing
-from tsmla import ArgumentError, UnsupportedError, checks, pack, resolve
+from tsmla import ArgumentError, UnsupportedError, pack, resolve
 from tsmla.variant import Arch, Dtype, PackVariant
 
 TOKENS, HEADS, D_NOPE, D_ROPE, D_V = 5, 3, 128, 64, 128
-
-
-class Recorder:
-    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch that no kernel would
-    refuse."""
-
-    def __init__(self) -> None:
-        self.variants: list[PackVariant] = []
-        self.launches: list[tuple] = []
-
-    def __call__(self, variant: PackVariant):
-        def launch(*arguments) -> None:
-            refusing(variant)(*arguments)
-            self.launches.append(arguments)
-
-        self.variants.append(variant)
-        return launch
-
-
-@pytest.fixture
-def recorder(monkeypatch) -> Recorder:
-    recorder = Recorder()
-    monkeypatch.setattr(resolve, "kernel", recorder)
-    monkeypatch.setattr(checks, "cuda", checks.stored)
-    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-    return recorder
 
 
 def inputs(tokens: int = TOKENS, heads: int = HEADS, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:

@@ -13,37 +13,10 @@ import pytest
 import torch
 from another_gpu import on_another_gpu
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
-from refusing import refusing
-from tsmla import ArgumentError, UnsupportedError, checks, prefill, resolve
+from tsmla import ArgumentError, UnsupportedError, prefill, resolve
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
 TOKENS_Q, TOKENS_KV, HEADS, HEADS_KV, D_QK, D_V = 5, 7, 4, 2, 192, 128
-
-
-class Recorder:
-    """Stands for `resolve.kernel`: keeps the variants asked for and the arguments of each launch that no kernel would
-    refuse."""
-
-    def __init__(self) -> None:
-        self.variants: list[PrefillVariant] = []
-        self.launches: list[tuple] = []
-
-    def __call__(self, variant: PrefillVariant):
-        def launch(*arguments) -> None:
-            refusing(variant)(*arguments)
-            self.launches.append(arguments)
-
-        self.variants.append(variant)
-        return launch
-
-
-@pytest.fixture
-def recorder(monkeypatch) -> Recorder:
-    recorder = Recorder()
-    monkeypatch.setattr(resolve, "kernel", recorder)
-    monkeypatch.setattr(checks, "cuda", checks.stored)
-    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-    return recorder
 
 
 def inputs(dtype: torch.dtype = torch.bfloat16, **changes) -> dict:
