@@ -1,1 +1,0 @@
-"""What the prefill kernels of all architectures share beside parts: their signature."""
