@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import random
 import shutil
 import statistics
@@ -24,7 +26,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from tsmla import loader, resolve
+from tsmla import loader, manifest, resolve
+from tsmla.call import OPERATORS
 from tsmla.variant import Variant
 
 from . import bench_decode, bench_prefill, protocol
@@ -107,8 +110,7 @@ def _served_from(directory: Path) -> Iterator[None]:
     """A context in which operators run from the libraries of a directory."""
 
     def found(variant: Variant) -> resolve.Resolved:
-        (path,) = directory.glob(f"tsmla_{variant.family}_{variant.arch}_*.so")
-        return resolve.Resolved(loader.open_library(path).function(variant, check_signature=False), "shipped")
+        return resolve.Resolved(_kernel(directory, variant), "shipped")
 
     resolve.forget()
     try:
@@ -116,6 +118,19 @@ def _served_from(directory: Path) -> Iterator[None]:
             yield
     finally:
         resolve.forget()
+
+
+def _kernel(directory: Path, variant: Variant) -> Callable[..., None]:
+    """The kernel of a variant, for today's arguments: one of an older build is not given those that it does not know.
+    A manifest of an older schema is read, too: what has changed since then is not used here."""
+    (path,) = directory.glob(f"tsmla_{variant.family}_{variant.arch}_*.so")
+    schema = json.loads((directory / "manifest.json").read_text())["schema"]
+    with mock.patch.object(manifest, "SCHEMA", schema):
+        library = loader.open_library(path)
+    function = library.function(variant, check_signature=False)
+    (signature,) = (kernel.signature for kernel in library.manifest.kernels if kernel.variant == variant)
+    known = [f"{argument.name}: " in signature for argument in OPERATORS[variant.family].arguments]
+    return lambda *arguments: function(*itertools.compress(arguments, known))
 
 
 def _row(result: dict[str, Any]) -> tuple[object, ...]:

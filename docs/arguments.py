@@ -29,7 +29,7 @@ def _section(operator: Operator) -> str:
     head = ("kernel's", "caller's", "shape", "dtype", "strides", "alignment", "when left out")
     rows = [head, ("---",) * len(head)]
     for argument in operator.arguments:
-        rows.append(_number(argument) if isinstance(argument, Number) else _tensor(argument))
+        rows.append(_number(argument) if isinstance(argument, Number) else _tensor(operator, argument))
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"## `{operator.name}`\n\n{table}"
 
@@ -40,8 +40,9 @@ def _number(number: Number) -> tuple[str, ...]:
     return f"`{number.name}`", given, "number", kind, "", "", ""
 
 
-def _tensor(argument: Argument) -> tuple[str, ...]:
-    shapes = [f"[{', '.join(map(str, shape))}]" for shape in (argument.shape, argument.also_shape) if shape]
+def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
+    named = [shape for shape in (argument.shape, argument.also_shape) if shape]
+    shapes = [f"[{', '.join(str(operator.known.get(str(size), size)) for size in shape)}]" for shape in named]
     dtypes = [name if name[-1].isdigit() else f"*{name}*" for name in (argument.dtype, *argument.also_dtypes)]
     outer = len(argument.shape) > 1 and argument.strides in (Strides.ROWS, Strides.PAGES)
     aligned = f"{argument.align}{', outer strides too' if outer and argument.align > 4 else ''}"

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from .support import DECODE_OUT_DTYPES, PACK_DTYPES
+from .support import DECODE_OUT_DTYPES, LATENT_DIM, PACK_DTYPES, ROPE_DIM
 from .variant import DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 
@@ -72,7 +72,7 @@ class Operator:
     """A public function, and what its kernels take, in their order; a stream follows.
 
     dtypes: the inputs'; the first tensor decides. keyed: sizes of the call that its checks or its plan look at, besides
-    comparing them with each other.
+    comparing them with each other. known: sizes that all variants share, for errors that come before the variant is.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Operator:
     arguments: tuple[Argument | Number, ...]
     dtypes: tuple[Dtype, ...]
     keyed: tuple[str, ...] = ()
+    known: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def given(self) -> tuple[Argument, ...]:
@@ -169,6 +170,7 @@ DECODE = Operator(
     ),
     dtypes=tuple(DECODE_OUT_DTYPES),
     keyed=(*_BATCH, "pages", "page_size"),
+    known={"row_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM},
 )
 
 PACK = Operator(

@@ -28,7 +28,7 @@ class Examination:
     def __init__(self, operator: Operator, tensors: Sequence[torch.Tensor | None]):
         self.operator = operator
         self.tensors = {argument.given: x for argument, x in zip(operator.given, tensors, strict=True)}
-        self.sizes: dict[str, int] = {}
+        self.sizes: dict[str, int] = dict(operator.known)
         first = operator.given[0]
         tensor: Any = self.tensors[first.given]
         self.reference, self.device = first.given, checks.cuda(operator.name, first.given, tensor)
@@ -109,7 +109,7 @@ def kind_source(operator: Operator) -> str:
     keyed = {field.name for field in dataclasses.fields(operator.variant)} | set(operator.keyed)
     lines, facts = [], [f"{operator.name!r}, options, fact, {first.given}.get_device(), {first.given}.dtype"]
     for argument in sorted(required, key=lambda argument: argument not in operator.deciding):
-        if all(isinstance(size, int) or size in keyed for size in argument.shape):
+        if all(isinstance(size, int) or size in keyed or size in operator.known for size in argument.shape):
             facts.append("shape" if argument is first else f"{argument.given}.shape")
             keyed -= set(argument.shape)
         elif argument.also_shape:  # the kernel gets one of `shape`'s number of dimensions, or refuses it

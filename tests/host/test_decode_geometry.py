@@ -50,7 +50,7 @@ def test_each_cta_brings_its_part_of_a_tile(variant):
 @pytest.mark.parametrize("variant", HOPPER, ids=str)
 def test_hopper_loads_each_column_of_a_row_once(variant):
     geometry = HopperGeometry.of(variant)
-    assert sum(geometry.piece_bytes) == geometry.tile_kv * variant.row.bytes
+    assert sum(geometry.strip_bytes) == geometry.tile_kv * variant.row.bytes
     assert geometry.q_bytes == geometry.tile_q * variant.row.bytes
     *latent, rope = zip(geometry.first_columns, geometry.strips, strict=True)
     assert rope == (variant.row.first_column("rope"), variant.row.piece("rope").columns)
