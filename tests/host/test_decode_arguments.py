@@ -184,6 +184,8 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
         {"window_left": 3},
         {"output_scale": -0.0},
         {"causal_mask": False},
+        {"sinks": torch.zeros(HEADS)},
+        {"sinks": torch.zeros(HEADS), "lse_includes_sink": True},
     ]
     firsts = []
     for change in changes:
@@ -445,6 +447,18 @@ WRONG = {
     "PDL of a number": ({"enable_pdl": 2}, "enable_pdl is 2; it must be True or False"),
     "scale beyond floats": ({"softmax_scale": 10**400}, "softmax_scale is a number of more than 20 digits, beyond"),
     "flag for a scale": ({"output_scale": True}, "output_scale is a bool; it must be a Python number"),
+    "sinks of another dtype": ({"sinks": torch.zeros(HEADS, dtype=torch.float64)}, "sinks is torch.float64; accepted"),
+    "sinks of other heads": ({"sinks": torch.zeros(HEADS + 1)}, "sinks has shape [5]; it must be [4]"),
+    "sinks with gaps": (
+        {"sinks": torch.zeros(2 * HEADS)[::2]},
+        "sinks has shape [4] and strides (2,); it must be contiguous",
+    ),
+    "sinks on another device": ({"sinks": torch.zeros(HEADS, device="meta")}, "sinks"),
+    "sinks in the LSE in words": ({"lse_includes_sink": "yes"}, "lse_includes_sink is 'yes'; it must be True or False"),
+    "sinks on a rank": (
+        {"sinks": torch.zeros(HEADS), "cp_world": 2, "causal_seqs": ints(2, 4, 6)},
+        "sinks are given and cp_world is 2; every rank would count them: call without, merge the ranks' results, and",
+    ),
     "lse base": ({"lse_base": 10}, "lse_base is 10; accepted: 2 and math.e"),
     "negative scale": (
         {"softmax_scale": -1.0},

@@ -102,7 +102,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "cum_seq_lens": lengths(0, 3, 7), "max_seq_len": 4, "batch_size": 2, "softmax_scale": 0.1,
             "is_causal": True, "return_lse": False, "cum_seq_lens_q": lengths(0, 3, 5), "max_seq_len_q": 3,
             "enable_pdl": False, "out": zeros(5, 4, 128), "k_scale": 1.0, "v_scale": 1.0, "output_scale": 1.0,
-            "out_dtype": None,
+            "out_dtype": None, "sinks": zeros(4, dtype=torch.float32), "lse_includes_sink": False,
         },
     ),
     "decode": (
@@ -115,6 +115,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "is_var_seq": True, "causal_mask": True, "window_left": -1, "enable_pdl": False, "return_lse": False,
             "causal_seqs": lengths(1, 2, 3), "cp_world": 1, "cp_rank": 0, "cp_interleave_size": 1, "min_split_kv": 1,
             "local_visible_lens": zeros(3, 2, dtype=torch.int32), "lse_base": 2.0,
+            "sinks": zeros(4, dtype=torch.float32), "lse_includes_sink": False,
         },
     ),
     "pack": (

@@ -102,6 +102,8 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
         {"out_dtype": torch.bfloat16},
         {"batch_size": 1, "cum_seq_lens": LENGTHS[:2], "cum_seq_lens_q": LENGTHS[:2]},
         {"output_scale": -0.0},
+        {"sinks": torch.zeros(HEADS)},
+        {"sinks": torch.zeros(HEADS), "lse_includes_sink": True},
     ]
     firsts = []
     for change in changes:
@@ -280,6 +282,11 @@ WRONG = {
         {"k_scale": fractions.Fraction(10**400, 3)},
         "k_scale is a number of more than 20 digits, beyond what a float holds",
     ),
+    "sinks of another dtype": ({"sinks": torch.zeros(HEADS, dtype=torch.float64)}, "sinks is torch.float64; accepted"),
+    "sinks of other heads": ({"sinks": torch.zeros(HEADS + 1)}, r"sinks has shape \[.*\]; it must be \["),
+    "sinks with gaps": ({"sinks": torch.zeros(2 * HEADS)[::2]}, "sinks .* must be contiguous"),
+    "sinks on another device": ({"sinks": torch.zeros(HEADS, device="meta")}, "sinks"),
+    "sinks in the LSE in words": ({"lse_includes_sink": "yes"}, "lse_includes_sink is 'yes'; it must be True or False"),
     "flag for a scale": ({"output_scale": True}, "output_scale is a bool; it must be a Python number"),
     "negative scale": (
         {"softmax_scale": -1.0},
