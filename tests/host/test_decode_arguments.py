@@ -409,13 +409,6 @@ WRONG = {
         "seq_lens has shape [2]; it must be [3]",
     ),
     "out elsewhere": ({"out": bf16(3, 2, 4, 512).to("meta")}, "out is on meta but query is on cpu"),
-    "sinks of other heads": ({"sinks": torch.zeros(HEADS + 1)}, "sinks has shape [5]; it must be [4]"),
-    "sinks dtype": ({"sinks": bf16(HEADS)}, "sinks is torch.bfloat16; accepted: torch.float32"),
-    "sinks on one rank": (
-        {"sinks": torch.zeros(HEADS), "cp_world": 2, "causal_seqs": LENGTHS},
-        "sinks are given but cp_world is 2; they belong into the merged result, once: out * sigmoid(LSE - sinks)",
-    ),
-    "LSE with sinks in words": ({"lse_includes_sink": "no"}, "lse_includes_sink is 'no'; it must be True or False"),
     "longest": ({"max_seq_len": 0}, "max_seq_len is 0; it must be from 1 to 2147483647"),
     "longest beyond 32 bits": ({"max_seq_len": 2**31}, "max_seq_len is 2147483648; it must be from 1 to 2147483647"),
     "longest no integer": ({"max_seq_len": 300.0}, "max_seq_len is a float; it must be a Python integer"),
