@@ -263,8 +263,8 @@ def _check_options(options: _Options, has_causal_seqs: bool, has_sinks: bool) ->
     if cp_world > 1 and has_sinks:
         raise ArgumentError(
             f"{_OPERATOR}: sinks are given and cp_world is {cp_world}; every rank would count them: call without, "
-            "merge the ranks' results, and multiply these by 1 / (1 + exp(sink - lse)), where lse is the merged natural "
-            "logarithm"
+            "merge the ranks' results, and multiply these by 1 / (1 + exp(sink - lse)), where lse is the merged "
+            "natural logarithm"
         )
     if checks.number(_OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
         raise ArgumentError(f"{_OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")
