@@ -75,6 +75,19 @@ def test_visible_lengths_of_each_query_token(dtype):
     check(make_problem([1, 64, 390, 0, 200], 3, 16, dtype, visible=visible, sight=Sight(causal=False)))
 
 
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("lengths, q_len, heads", [([9000, 3, 0, 700], 1, 16), ([4000, 65], 3, 48)])
+def test_sinks(dtype, lengths, q_len, heads, counted):
+    problem = make_problem(lengths, q_len, heads, dtype)
+    plain = run(problem)
+    problem.sinks = 4 * torch.randn(heads, device="cuda")
+    problem.sinks[:2] = torch.tensor([-math.inf, math.inf])
+    problem.lse_includes_sink = counted
+    out, lse = check(problem)
+    assert torch.equal(out[..., 0, :], plain[0][..., 0, :]) and (out[..., 1, :] == 0).all()
+    assert torch.equal(lse[..., 0], plain[1][..., 0]) and (counted or torch.equal(lse, plain[1]))
+
+
 def test_large_scores_force_rescaling(dtype):
     check(make_problem([900, 5000], 2, 16, dtype, magnitude=2.5))
 

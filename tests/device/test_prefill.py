@@ -46,6 +46,8 @@ def prefill(problem: Problem, causal: bool, lse: bool, **options):
         cum_seq_lens_q=problem.cum_seq_lens_q,
         max_seq_len_q=max(problem.lengths_q),
         out=out,
+        sinks=problem.sinks,
+        lse_includes_sink=problem.lse_includes_sink,
         **options,
     )
     torch.cuda.synchronize()
@@ -58,6 +60,16 @@ def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
         got_lse = got_lse.clone()
         got_lse[problem.tokens :] = math.nan  # allocated by the operator: nothing can be known of these rows
     judge(problem, causal, out, got_lse)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinks(dtype, causal, counted):
+    problem = make_problem(*LENGTHS["empty sequences"], 4, 2, 192, 128, dtype, "cuda", slack=3)
+    problem.sinks = torch.tensor([0.5, -math.inf, math.inf, 3.0], device="cuda")
+    problem.lse_includes_sink = counted
+    check(problem, causal)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])

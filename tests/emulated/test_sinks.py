@@ -20,7 +20,7 @@ SINKS = (0.5, -math.inf, 4.0, math.inf, -2.0, -1e30)
 NOTHING, EVERYTHING = SINKS.index(-math.inf), SINKS.index(math.inf)
 
 DECODES = {
-    "split and whole requests": ([400, 0, 65], 2, 6, Sight()),
+    "split and whole requests": ([1500, 0, 65], 2, 6, Sight()),
     "window and more tokens than keys": ([200, 2], 4, 6, Sight(window_left=70)),
     "several row tiles": ([150], 3, 48, Sight(causal=False)),
 }
@@ -74,6 +74,11 @@ def test_decode(gpu, case):
     check_both(decode.make_problem(seq_lens, q_len, heads, sight=sight, output_scale=0.5), decode.run, decode.judge)
 
 
+def test_decode_split_over_pairs(gpu):
+    """More than 64 query rows, and keys enough to be split where pairs of CTAs share a row tile."""
+    decode.check(decode.make_problem([3000, 5], 1, 66, sinks=sinks_of(66), lse_includes_sink=True))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_decode_dtypes(gpu, dtype):
     problem = decode.make_problem([200, 1, 0], 2, 6, dtype)
@@ -121,7 +126,8 @@ def test_context_parallel_ranks_are_merged_before_sinks_count(gpu):
     exact, exact_lse = decode.attend(whole, torch.float64)
     shards = decode.sharded(whole, 2, 16)
     out, lse = decode.merged([decode.check(shard) for shard in shards])
-    out = out / (1 + torch.exp(whole.sinks - lse * math.log(2)))[..., None]
+    share = 1 / (1 + torch.exp(whole.sinks - lse * math.log(2)))
+    out = out * torch.where(lse == -math.inf, 0.0, share)[..., None]
     assert torch.allclose(out, exact, rtol=0, atol=2e-2)
     assert torch.allclose(lse, exact_lse, rtol=1e-6, atol=1e-5)
     with pytest.raises(ArgumentError, match=r"merge the ranks' results.* 1 / \(1 \+ exp\(sink - lse\)\)"):
@@ -130,7 +136,7 @@ def test_context_parallel_ranks_are_merged_before_sinks_count(gpu):
 
 def test_sinks_far_from_the_scores(gpu):
     """Scores around 1000 with sinks around 0, and the other way round: no weight is infinite times nothing."""
-    for score, sink in ((1000.0, 0.0), (-1000.0, 0.0), (0.0, 1000.0), (0.0, -1000.0), (0.0, 3e38)):
+    for score, sink in ((1000.0, 0.0), (-1000.0, 0.0), (0.0, 1000.0), (0.0, -1000.0), (0.0, 1e38)):
         rows = torch.randn(200, 576, device="cuda").to(torch.bfloat16)
         rows[:, 575] = score
         problem = decode.make_problem([200, 0], 1, 3, rows=[rows, rows[:0]], softmax_scale=1 / 16)
