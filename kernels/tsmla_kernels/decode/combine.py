@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ..parts.alignment import aligned
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
-from ..parts.row_end import BASE_2, Ending, end_of_row
+from ..parts.row_end import BASE_2, Ending, count_sink, end_of_row
 
 WARPS = 8
 LANE_WORDS = 32
@@ -116,7 +116,8 @@ def _combine_row(
             for j in cutlass.range_constexpr(vectors):
                 sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load() * weight)
     out_row = record.row + row
-    end = end_of_row(ending, out_row, highest, 1.0, total, 0, BASE_2, output_scale=ending.output_scale)
+    end = end_of_row(highest, 1.0, total, 0, BASE_2, ending.output_scale)
+    end = count_sink(ending, out_row, end, BASE_2, const_expr(lse is not None))
     for j in cutlass.range_constexpr(vectors):
         rounded = cute.make_rmem_tensor(vector, out.dtype)
         rounded.store((sums[None, j].load() * end.factor).to(out.dtype))

@@ -52,6 +52,10 @@ def quotient_up(dividend: Int32, divisor: Int32 | Divisor) -> Int32:
 
 
 @cute.jit
-def remainder(dividend: Int32, divisor: Int32) -> Int32:
+def remainder(dividend: Int32, divisor: Int32 | Divisor) -> Int32:
     """What `quotient` leaves."""
-    return Int32(Uint32(dividend) % Uint32(divisor))
+    if const_expr(isinstance(divisor, Divisor)):
+        result = dividend - quotient(dividend, divisor) * divisor.value
+    else:
+        result = Int32(Uint32(dividend) % Uint32(divisor))
+    return result

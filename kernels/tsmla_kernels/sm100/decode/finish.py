@@ -14,7 +14,7 @@ from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
 from ...parts.decode_work import Segment
 from ...parts.partials import Partials
-from ...parts.row_end import BASE_2, Ending, end_of_row
+from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink
 from .geometry import DecodeGeometry
 
 BLOCK = 128
@@ -39,22 +39,19 @@ def finish(
     lane,
     segment: Segment,
     row: Int32,
-    reference: Float32,
-    scale_log2: Float32,
-    total: Float32,
-    bias: cutlass.Constexpr[int],
+    end: RowEnd,
     rows: Int32,
     results: Results,
 ):
-    """Write this thread's part of row `row` of the segment. `reference`, `total` and `bias` as `end_of_row` has them,
-    `rows` are the rows of a request."""
+    """Write this thread's part of row `row` of the segment, whose `end` is base 2; `rows` are the rows of a request."""
     whole = segment.slot < 0
-    end = end_of_row(results.ending, segment.first_row + row, reference, scale_log2, total, bias, BASE_2, whole)
-    factor = end.factor
+    factor, row_lse = end.factor, end.log_sum
     mine = row < segment.rows
     flat_row = Int64(segment.request) * rows + segment.first_row + row
     if whole:
-        factor *= results.ending.output_scale
+        logged = const_expr(results.lse is not None)
+        counted = count_sink(results.ending, segment.first_row + row, end, BASE_2, logged)
+        factor, row_lse = counted.factor * results.ending.output_scale, counted.log_sum
     for first in cutlass.range(0, geometry.o_columns, HELD_COLUMNS, unroll=1):
         dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
         values = [Float32(0.0)] * HELD_COLUMNS
@@ -68,9 +65,9 @@ def finish(
             _write(values, cute.domain_offset((segment.slot, row, dim), results.partials.rows))
     if lane.half == 0 and mine:
         if not whole:
-            results.partials.lse[segment.slot, row] = end.log_sum
+            results.partials.lse[segment.slot, row] = row_lse
         elif const_expr(results.lse is not None):
-            results.lse[flat_row] = end.log_sum
+            results.lse[flat_row] = row_lse
 
 
 @cute.jit

@@ -31,6 +31,7 @@ from ...parts.blackwell.row_softmax import (
 from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.division import quotient
 from ...parts.precision import Probabilities, numeric, packed_words
+from ...parts.row_end import BASE_2, end_of_row
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .assignment import Assignment, rank_of
 from .finish import HELD_COLUMNS, Results, finish
@@ -88,10 +89,8 @@ def attend(
                 _wait_output(geometry, shared, tile)
             mine, other = _exchange(shared, lane, state.total, exchanges)
             exchanges += 1
-            finish(
-                geometry, lane, segment, row, state.maximum, scale_log2, mine + other, probabilities.bias,
-                assignment.work.terms.rows, results,
-            )  # fmt: skip
+            end = end_of_row(state.maximum, scale_log2, mine + other, probabilities.bias, BASE_2)
+            finish(geometry, lane, segment, row, end, assignment.work.terms.rows, results)
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 

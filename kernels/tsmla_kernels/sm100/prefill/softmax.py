@@ -23,7 +23,7 @@ from ...parts.blackwell.row_softmax import (
 )
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
-from ...parts.row_end import NATURAL, Ending, end_of_row
+from ...parts.row_end import NATURAL, Ending, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
@@ -99,9 +99,9 @@ def softmax(
         for event in cutlass.range(unmasked, own.events, unroll=1):
             state = _step(row, state, event, False, False)
     end = end_of_row(
-        ending, head, state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL,
-        output_scale=ending.output_scale,
-    )  # fmt: skip
+        state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL, ending.output_scale
+    )
+    end = count_sink(ending, head, end, NATURAL, variant.lse)
     if own.events > 0:
         # The correction has read the last rescale, whose place the factor takes.
         shared.probabilities_early.wait_full(tile, own.events - 1)

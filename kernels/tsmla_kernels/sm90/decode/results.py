@@ -14,7 +14,7 @@ from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import packed_words
-from ...parts.row_end import BASE_2, Ending, end_of_row
+from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
 from .schedule import PAIR_BARRIER
 from .task import look
@@ -52,20 +52,15 @@ def finish(state, mine: Int32, number: Int32, results: Results):
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
     partial_lse = results.partials.lse
-    factors = cute.make_rmem_tensor_like(state.row_sum)
+    factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
     for row in cutlass.range_constexpr(cute.size(factors)):
         position = state.coordinates[row, 0][0]
         total = state.row_sum[row] + row_sums[position, 1 - mine, place]
-        end = end_of_row(
-            results.ending, task.first_row + position, state.reference[row], state.scale_log2, total,
-            state.probabilities.bias, BASE_2, task.slot < 0,
-        )  # fmt: skip
+        end = end_of_row(state.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
         factors[row] = end.factor
-        if mine == 0 and leader and position < task.rows:
-            if task.slot >= 0:
-                partial_lse[task.slot, position] = end.log_sum
-            elif const_expr(row_lse is not None):
-                row_lse[position] = end.log_sum
+        log_sums[row] = end.log_sum
+        if task.slot >= 0 and mine == 0 and leader and position < task.rows:
+            partial_lse[task.slot, position] = end.log_sum
     if task.tiles == 0:
         for output in state.outputs:
             output.fill(0.0)
@@ -76,7 +71,12 @@ def finish(state, mine: Int32, number: Int32, results: Results):
     ]
     if task.slot < 0:
         for row in cutlass.range_constexpr(cute.size(factors)):
-            factors[row] = factors[row] * results.ending.output_scale
+            position, end = state.coordinates[row, 0][0], RowEnd(factors[row], log_sums[row])
+            end = count_sink(results.ending, task.first_row + position, end, BASE_2, const_expr(row_lse is not None))
+            factors[row] = end.factor * results.ending.output_scale
+            if const_expr(row_lse is not None):
+                if mine == 0 and leader and position < task.rows:
+                    row_lse[position] = end.log_sum
         staging = state.shared.staging + mine * 2 * STAGED_HALF_STRIDE + state.warp * STAGED_HALF
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])

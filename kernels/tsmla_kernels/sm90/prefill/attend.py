@@ -19,7 +19,7 @@ from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
-from ...parts.row_end import NATURAL, Ending, end_of_row
+from ...parts.row_end import NATURAL, Ending, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .schedule import EPILOGUE_BARRIER
 from .storage import Shared
@@ -119,9 +119,9 @@ def attend(
     totals = [quad_sum(row_sum[row]) for row in range(rows)]
     for row in cutlass.range_constexpr(rows):
         end = end_of_row(
-            ending, tile.head, reference[row], softmax_scale, totals[row], state.precision.bias, NATURAL,
-            output_scale=ending.output_scale,
-        )  # fmt: skip
+            reference[row], softmax_scale, totals[row], state.precision.bias, NATURAL, ending.output_scale
+        )
+        end = count_sink(ending, tile.head, end, NATURAL, variant.lse)
         factor[row], row_lse[row] = end.factor, end.log_sum
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
