@@ -144,7 +144,7 @@ def _step(
         stored = exponentials(
             scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
         )
-        _store(row, stored, first)
+        _store(row, stored, chunk)
         values += stored
         if const_expr(chunk + STORED_COLUMNS == early):
             _tell(shared.probabilities_early, row.tile)
@@ -153,10 +153,11 @@ def _step(
 
 
 @cute.jit
-def _store(row: Row, values: list, first: cutlass.Constexpr) -> None:
-    """Round probabilities and store them where the value product reads them: in the scores' first columns."""
+def _store(row: Row, values: list, column: cutlass.Constexpr) -> None:
+    """Round probabilities, `column` the first, and store them where the value product reads them: over the scores, in
+    their first columns."""
     dtype = numeric(row.probabilities.dtype)
-    tmem.store(row.scores + first * dtype.width // 32, packed_words(values, dtype))
+    tmem.store(row.scores + column * dtype.width // 32, packed_words(values, dtype))
 
 
 @cute.jit
