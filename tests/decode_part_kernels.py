@@ -15,7 +15,8 @@ from tsmla.plan import Deal
 from tsmla.variant import DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.entry import fake_arguments, host_entry
-from tsmla_kernels.parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of, terms_of
+from tsmla_kernels.parts.decode_line import Terms, deal_work, terms_of
+from tsmla_kernels.parts.decode_work import first_unit, next_unit, segment_of
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.row_end import ending_of
 from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, visibility

@@ -1,4 +1,5 @@
-"""How the work of a decode call is dealt to CTAs: pure integers, the mirror of the device's `parts/decode_work.py`.
+"""How the work of a decode call is dealt to CTAs: pure integers, the mirror of the device's `parts/decode_line.py` and
+`parts/decode_work.py`.
 
 Rows of a request are its (query token, head) pairs, token-major, cut into row tiles; its keys are cut into KV tiles.
 A *group* of CTAs takes the row tiles of one request side by side and walks the same KV tiles at the same time, so that

@@ -22,7 +22,8 @@ from cutlass import Boolean, Float32, Int32, Int64
 from tsmla.plan import RECORD_BYTES
 
 from .alignment import aligned
-from .decode_work import Segment, Unit, Work, head_slot, row_tiling, split_of, tail_slot
+from .decode_line import Work, row_tiling
+from .decode_work import Segment, Unit, head_slot, split_of, tail_slot
 
 
 class Partials(NamedTuple):

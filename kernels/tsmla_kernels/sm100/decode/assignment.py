@@ -8,7 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ...parts.decode_work import Unit, Work
+from ...parts.decode_line import Work
+from ...parts.decode_work import Unit
 from ...parts.key_source import KeySource
 from ...parts.pipeline import LEADER
 from ...parts.visible import Visibility

@@ -17,7 +17,8 @@ from tsmla.variant import DecodeVariant
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts import paged
 from ...parts.blackwell import tmem
-from ...parts.decode_work import Terms, deal_work, first_unit, on_the_line, terms_of
+from ...parts.decode_line import Terms, deal_work, on_the_line, terms_of
+from ...parts.decode_work import first_unit
 from ...parts.key_source import BOX_KEYS, key_source
 from ...parts.partials import Partials
 from ...parts.pipeline import Barriers

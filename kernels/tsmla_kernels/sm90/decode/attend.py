@@ -16,20 +16,14 @@ are not filled with zeros first. Rare code stands together behind one branch: ea
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
-from cutlass.cute.nvgpu import warpgroup
-from cutlass.cutlass_dsl import select_
+from cutlass import Float32, Int32
 
 from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
-from ...parts.hopper import mma
-from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
-from ...parts.hopper.lazy_softmax import NO_KEYS, differs, exceeds, exponentiate, follow_reference, move_reference
-from ...parts.hopper.softmax import scale_rows
+from ...parts.hopper.fragment import rows_columns
+from ...parts.hopper.lazy_softmax import NO_KEYS, differs
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
@@ -37,40 +31,19 @@ from .geometry import OUTPUTS, DecodeGeometry
 from .results import Results, finish
 from .storage import Shared
 from .task import Task
-
-
-class AttendState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions.
-
-    `warp` counts within the warpgroup and is known to be the same for all lanes: addresses that depend on `thread`
-    would make loops that wait on them divergent, and operands of products in these be moved to uniform registers one by
-    one."""
-
-    qk_op: object
-    pv_op: object
-    q: tuple
-    k: tuple
-    v: tuple
-    scores_shape: tuple
-    coordinates: cute.Tensor
-    own: cute.Tensor
-    received: cute.Tensor
-    outputs: tuple
-    reference: cute.Tensor
-    row_sum: cute.Tensor
-    next_sum: cute.Tensor
-    rescale: cute.Tensor
-    rescale_received: cute.Tensor
-    row_keys: cute.Tensor
-    all_keys: VisibleKeys
-    shared: Shared
-    thread: Int32
-    warp: Int32
-    first_count: Int32
-    first_tile: Int32
-    scale_log2: Float32
-    geometry: DecodeGeometry
-    probabilities: Probabilities
+from .tile import (
+    AttendState,
+    await_references,
+    end_scores,
+    end_values,
+    follow,
+    give,
+    make_probabilities,
+    rescale_outputs,
+    start_scores,
+    start_values,
+    take,
+)
 
 
 @cute.jit
@@ -167,224 +140,36 @@ def attend(
 
 @cute.jit
 def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
-    scores = _start_scores(state, index)
-    _end_scores(state, scores, index, False)
-    _probabilities(state, scores, index, False)
-    _give(state)
-    _start_values(state, state.own, index, mine)
-    _end_values(state, index, mine)
+    scores = start_scores(state, index)
+    end_scores(state, scores, index, False)
+    make_probabilities(state, scores, index, False)
+    give(state)
+    start_values(state, state.own, index, mine)
+    end_values(state, index, mine)
 
 
 @cute.jit
 def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
-    received = _await_references(state, index)
+    received = await_references(state, index)
     if cute.arch.vote_any_sync(differs(received, state.reference)):
-        _follow(state, received)
-        _rescale_outputs(state, state.rescale_received)
-    _take(state, index)
-    _start_values(state, state.received, index, mine)
-    _end_values(state, index, mine)
+        follow(state, received)
+        rescale_outputs(state, state.rescale_received)
+    take(state, index)
+    start_values(state, state.received, index, mine)
+    end_values(state, index, mine)
 
 
 @cute.jit
 def _received_and_own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     """A received tile and the own one after it, whose probabilities need only the received one's references."""
-    scores = _start_scores(state, index + 1)
-    _end_scores(state, scores, index + 1, True)
-    moves = _probabilities(state, scores, index, True)
-    _take(state, index)
-    _give(state)
-    _start_values(state, state.received, index, mine)
-    _end_values(state, index, mine)
+    scores = start_scores(state, index + 1)
+    end_scores(state, scores, index + 1, True)
+    moves = make_probabilities(state, scores, index, True)
+    take(state, index)
+    give(state)
+    start_values(state, state.received, index, mine)
+    end_values(state, index, mine)
     if moves:
-        _rescale_outputs(state, state.rescale)
-    _start_values(state, state.own, index + 1, mine)
-    _end_values(state, index + 1, mine)
-
-
-@cute.jit
-def _start_scores(state: AttendState, index: Int32) -> cute.Tensor:
-    """Start the score product of a tile, each strip as soon as it is there."""
-    count = state.first_count + index
-    scores = cute.make_rmem_tensor(state.scores_shape, Float32)
-    last = len(state.shared.kv_edges) - 1
-    for strip in cutlass.range_constexpr(len(state.k)):
-        edge = state.shared.kv_edges[min(strip, last)]
-        if const_expr(strip <= last):
-            edge.wait_full(count)
-        mma.issue(state.qk_op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
-    return scores
-
-
-@cute.jit
-def _end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
-    """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
-    what rows may not see of it, and settle the references that a segment begins with where `_probabilities` supposes
-    that there are some: those of its first tile, or of the tile before which this one `follows`."""
-    warpgroup.wait_group(0)
-    if const_expr(state.geometry.transposes):
-        for edge in state.shared.kv_edges:
-            edge.release(state.first_count + index)
-    first_key = (state.first_tile + index) * state.geometry.tile_kv
-    is_edge = state.all_keys.lacks(first_key, state.geometry.tile_kv)
-    is_first = Boolean(False)
-    if const_expr(_supposes(state)):
-        is_first = index == (1 if const_expr(follows) else 0)
-    if is_edge or is_first:
-        if is_edge:
-            _hide(state, scores, first_key)
-        if is_first:
-            if const_expr(follows):
-                _follow(state, _await_references(state, index - 1))
-            else:
-                _move(state, scores)
-
-
-@cute.jit
-def _hide(state: AttendState, scores: cute.Tensor, first_key: Int32):
-    """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
-    view = rows_columns(scores)
-    for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-        position = state.coordinates[row, 0][0]
-        keys = VisibleKeys(state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key)
-        for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
-            key = state.coordinates[row, column][1]
-            view[row, column] = Float32(select_(keys.holds(key), view[row, column], Float32(-Float32.inf)))
-
-
-def _supposes(state: AttendState) -> bool:
-    """Whether `_probabilities` computes exponentials at once, and again in case the references turn out to move."""
-    return not state.geometry.transposes
-
-
-@cute.jit
-def _probabilities(state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr) -> Boolean:
-    """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
-    the other warpgroup's, and goes on from its references. Returns whether references have moved, so that output must
-    be rescaled once more: where the tile follows, after the product of the one before.
-
-    With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
-    computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
-    because the other warpgroup has less to do until then."""
-    if const_expr(_supposes(state)):
-        _exponentiate(state, scores)
-    parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
-    beyond = exceeds(
-        rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
-    )
-    if const_expr(follows):
-        beyond = beyond or differs(_await_references(state, index), state.reference)
-    moves = cute.arch.vote_any_sync(beyond)
-    if moves:
-        if const_expr(follows):
-            _follow(state, _await_references(state, index))
-            _rescale_outputs(state, state.rescale_received)
-        _move(state, scores)
-        if const_expr(not follows):
-            _rescale_outputs(state, state.rescale)
-        if const_expr(_supposes(state)):
-            _exponentiate(state, scores)
-    references = state.shared.references
-    if state.coordinates[0, 0][1] == 0:
-        for row in cutlass.range_constexpr(cute.size(state.reference)):
-            references[state.coordinates[row, 0][0]] = state.reference[row]
-    state.shared.referenced.hand_over(state.warp)
-    if const_expr(not _supposes(state)):
-        _exponentiate(state, scores)
-    state.row_sum.store(state.next_sum.load())
-    mma.pin(state.own)
-    return moves
-
-
-@cute.jit
-def _move(state: AttendState, scores: cute.Tensor):
-    move_reference(rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2)
-
-
-@cute.jit
-def _exponentiate(state: AttendState, scores: cute.Tensor):
-    """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
-    exponentials = cute.make_rmem_tensor_like(scores)
-    sums = exponentiate(
-        rows_columns(scores), rows_columns(exponentials), state.reference, state.row_sum, state.scale_log2,
-        state.probabilities,
-    )  # fmt: skip
-    state.next_sum.store(sums.load())
-    dtype = state.own.element_type
-    state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
-
-
-@cute.jit
-def _give(state: AttendState):
-    """Hand the own probabilities to the other warpgroup."""
-    _vectors(state.own, state.shared.exchange, state.thread, True)
-    state.shared.exchanged.hand_over(state.warp)
-
-
-@cute.jit
-def _await_references(state: AttendState, index: Int32) -> cute.Tensor:
-    """The references of a tile that the other warpgroup has scored."""
-    state.shared.referenced.wait_full(state.warp, state.first_count + index)
-    received = cute.make_rmem_tensor_like(state.reference)
-    for row in cutlass.range_constexpr(cute.size(received)):
-        received[row] = state.shared.references[state.coordinates[row, 0][0]]
-    return received
-
-
-@cute.jit
-def _follow(state: AttendState, received: cute.Tensor):
-    follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
-
-
-@cute.jit
-def _take(state: AttendState, index: Int32):
-    """Take the probabilities of a tile from the other warpgroup."""
-    state.shared.exchanged.wait_full(state.warp, state.first_count + index)
-    _vectors(state.received, state.shared.exchange, state.thread, False)
-
-
-@cute.jit
-def _start_values(state: AttendState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
-    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
-    edge, *_ = _value_edges(state, mine)
-    count = state.first_count + index
-    if const_expr(state.geometry.transposes):
-        edge.wait_full(count)
-    for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
-        values = state.v[place][None, None, None, edge.stage(count)]
-        mma.issue(state.pv_op, output, probabilities, values, index > 0)
-
-
-@cute.jit
-def _rescale_outputs(state: AttendState, rescale: cute.Tensor):
-    for output in state.outputs:
-        scale_rows(rows_columns(output), rescale)
-
-
-@cute.jit
-def _end_values(state: AttendState, index: Int32, mine: cutlass.Constexpr):
-    """The value product is done, one output after the other: its values are free."""
-    edges = _value_edges(state, mine)
-    for i in cutlass.range_constexpr(len(edges)):
-        warpgroup.wait_group(len(edges) - 1 - i)
-        edges[i].release(state.first_count + index)
-
-
-def _value_edges(state: AttendState, mine: int) -> tuple:
-    """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
-    edges = state.shared.v_edges
-    if state.geometry.transposes:
-        return edges[mine : mine + 1]
-    return tuple(edges[place] for place in state.geometry.places(mine))
-
-
-@cute.jit
-def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: cutlass.Constexpr):
-    """Give this thread's probabilities to its counterpart, or take them: 16 bytes at a time, lanes side by side."""
-    words = cute.recast_tensor(fragment, Int32)
-    vectors = cute.make_tensor(words.iterator, cute.make_layout((4, cute.size(words) // 4)))
-    for i in cutlass.range_constexpr(cute.size(vectors, mode=[1])):
-        if const_expr(give):
-            cute.autovec_copy(vectors[None, i], exchange[None, i, thread])
-        else:
-            cute.autovec_copy(exchange[None, i, thread], vectors[None, i])
+        rescale_outputs(state, state.rescale)
+    start_values(state, state.own, index + 1, mine)
+    end_values(state, index + 1, mine)

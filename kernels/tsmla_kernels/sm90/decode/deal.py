@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from tsmla.plan import Deal
 
-from ...parts.decode_work import Terms, deal_work, first_unit, next_unit, segment_of
+from ...parts.decode_line import Terms, deal_work
+from ...parts.decode_work import first_unit, next_unit, segment_of
 from ...parts.partials import Partials, begin_records, record_unit
 from ...parts.visible import Visibility
 from .task import Dealt, Task, tell

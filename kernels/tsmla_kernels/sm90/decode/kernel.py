@@ -18,7 +18,7 @@ from tsmla.variant import DecodeVariant
 from ...decode.combine import launch_combine
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT, WARPGROUP
-from ...parts.decode_work import Terms, on_the_line, terms_of
+from ...parts.decode_line import Terms, on_the_line, terms_of
 from ...parts.key_source import BOX_KEYS, KeySource, key_source, visibility_in
 from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of

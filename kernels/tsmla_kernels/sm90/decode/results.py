@@ -18,6 +18,7 @@ from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
 from .schedule import PAIR_BARRIER
 from .task import look
+from .tile import AttendState
 
 WARP_ROWS = 16
 STAGED_COLUMNS = 32
@@ -35,9 +36,9 @@ class Results(NamedTuple):
 
 
 @cute.jit
-def finish(state, mine: Int32, number: Int32, results: Results):
-    """End of task `number` for warpgroup `mine`, whose `attend.AttendState` is `state`. Row sums of both
-    warpgroups, then rows divided by them: the result, or the partial one in its slot.
+def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
+    """End of task `number` for warpgroup `mine`. Row sums of both warpgroups, then rows divided by them: the result, or
+    the partial one in its slot.
 
     The first pair barrier also says that the counterpart has read the last probabilities, the second that it has read
     what it staged in their place."""
