@@ -7,7 +7,15 @@ import math
 import pytest
 import tensor_cores
 import torch
-from tsmla.tools.selftest_reference import LARGEST_ERROR, Attended, Tolerance, attend, judge, truncated_products
+from tsmla.tools.selftest_reference import (
+    LARGEST_ERROR,
+    Attended,
+    Tolerance,
+    attend,
+    judge,
+    truncated_products,
+    with_sinks,
+)
 
 TOLERANCE = Tolerance(torch.finfo(torch.bfloat16).eps, 0.0, (1e-5, 2e-6))
 
@@ -44,6 +52,19 @@ def test_no_keys():
     q, k, v, seen = problem(keys=0)
     out, lse = attend(q, k, v, seen, 0.1, torch.float64)
     assert out.shape == (40, 128) and (out == 0).all() and (lse == -math.inf).all()
+
+
+@pytest.mark.parametrize("in_lse", [False, True])
+def test_a_sink_is_a_key_without_a_value(in_lse):
+    q, k, v, seen = problem(dtype=torch.float64)
+    plain = attend(q, k, v, seen, 0.1, torch.float64)
+    for sink in (0.5, 30.0, -math.inf):
+        scores = torch.cat([(q @ k.T * 0.1).masked_fill(~seen, -math.inf), q.new_full((40, 1), sink)], 1)
+        lse = scores.logsumexp(-1)
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        got = with_sinks(Attended(plain.out[:, None], plain.lse[:, None]), torch.tensor([sink]), in_lse)
+        assert torch.allclose(got.out[:, 0], weights @ torch.cat([v, v.new_zeros(1, 128)]))
+        assert torch.equal(got.lse[:, 0], plain.lse) if not in_lse else torch.allclose(got.lse[:, 0], lse)
 
 
 def test_truncated_products_are_those_of_the_tests():

@@ -11,7 +11,8 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class PrefillCase:
     """One ragged pack. heads: of query and of key. magnitude: of query, key and value. strided: key and value are
-    slices of one tensor, and query and output of wider ones. factors: k_scale, v_scale, output_scale."""
+    slices of one tensor, and query and output of wider ones. factors: k_scale, v_scale, output_scale. sinks: heads
+    have them; lse_includes_sink as the operator has it."""
 
     name: str
     lengths_q: tuple[int, ...]
@@ -20,13 +21,16 @@ class PrefillCase:
     magnitude: float = 1.0
     strided: bool = False
     factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    sinks: bool = False
+    lse_includes_sink: bool = False
     short: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeCase:
     """One batch. lengths: keys of each request over all ranks. ranks: how many share them, this being the last one, in
-    blocks of `interleave` keys. visible: each query token also has a limit of its own."""
+    blocks of `interleave` keys. visible: each query token also has a limit of its own. sinks: heads have them;
+    lse_includes_sink as the operator has it."""
 
     name: str
     lengths: tuple[int, ...]
@@ -40,6 +44,8 @@ class DecodeCase:
     visible: bool = False
     magnitude: float = 1.0
     output_scale: float = 1.0
+    sinks: bool = False
+    lse_includes_sink: bool = False
     short: bool = False
 
 
@@ -62,7 +68,7 @@ _PREFILL = (
     PrefillCase(
         "edges of tiles, empty sequences, strided", (1, 65, 0, 129), (1, 63, 77, 200), strided=True, short=True
     ),
-    PrefillCase("more queries than keys, no keys", (130, 3), (40, 0), short=True),
+    PrefillCase("more queries than keys, no keys, sinks", (130, 3), (40, 0), sinks=True, short=True),
     PrefillCase("large scores", (64,), (257,), (1, 1), magnitude=6.0, short=True),
     PrefillCase("around half a tile", (63, 64, 65), (65, 63, 64)),
     PrefillCase("around a tile", (127, 128, 129), (128, 129, 127), (4, 2)),
@@ -78,13 +84,17 @@ _PREFILL = (
     PrefillCase("four query heads for a key head", (200, 90), (300, 90), (12, 3), strided=True),
     PrefillCase("128 heads", (200, 90), (300, 90), (128, 128)),
     PrefillCase("larger scores", (300,), (900,), (2, 2), magnitude=6.0),
+    PrefillCase("sinks", (200, 3, 90), (300, 0, 90), (12, 3), factors=(1.0, 2.0, 0.5), sinks=True),
+    PrefillCase("sinks in the LSE", (200, 3, 90), (300, 0, 90), (12, 3), sinks=True, lse_includes_sink=True),
     PrefillCase("scales", (140, 2), (700, 0), factors=(0.375, 4.0, -0.125)),
 )
 
 _DECODE = (
     DecodeCase("lengths around a tile", (0, 1, 63, 64, 65), page=16, short=True),
     DecodeCase("several row tiles, window", (130, 70, 3), q_len=2, heads=40, window=66, output_scale=0.5, short=True),
-    DecodeCase("one split request, full", (1100,), q_len=2, heads=8, page=128, causal=False, short=True),
+    DecodeCase(
+        "one split request, full, sinks", (1100,), q_len=2, heads=8, page=128, causal=False, sinks=True, short=True
+    ),
     DecodeCase("context parallel", (201, 2, 64), q_len=3, heads=8, page=32, ranks=2, interleave=16, short=True),
     DecodeCase("lengths around tiles", (127, 128, 129, 255, 256, 257, 4097), page=64),
     *(DecodeCase(f"pages of {page}", (300, 1, 0, 129, 2000), q_len=3, page=page) for page in (16, 32, 64, 128)),
@@ -104,6 +114,8 @@ _DECODE = (
     DecodeCase("window of one", (3, 70, 500, 9000), q_len=4, heads=24, window=0),
     DecodeCase("window", (3, 70, 500, 9000), q_len=4, heads=24, window=4096),
     DecodeCase("limits of query tokens", (1, 64, 390, 0, 200), q_len=3, causal=False, visible=True),
+    DecodeCase("sinks", (3, 70, 0, 500, 9000), q_len=4, heads=24, output_scale=-2.0, sinks=True),
+    DecodeCase("sinks in the LSE", (3, 70, 0, 500, 9000), q_len=3, heads=48, sinks=True, lse_includes_sink=True),
     DecodeCase("four ranks", (4001, 2, 64, 0, 513), q_len=3, heads=24, ranks=4),
     DecodeCase("two ranks by blocks, window", (4001, 2, 64, 0, 513), q_len=3, ranks=2, interleave=64, window=700),
     DecodeCase("large scores", (900, 5000), q_len=2, magnitude=2.5, output_scale=-2.0),

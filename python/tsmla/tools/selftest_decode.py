@@ -15,7 +15,7 @@ from ..variant import DecodeVariant, Dtype
 from ..workspace import decode_workspace_size
 from .selftest_cases import DecodeCase
 from .selftest_memory import Memory, surrounded
-from .selftest_reference import Attended, Judged, Tolerance, attend, judge
+from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 
 _ROW = LATENT_DIM + ROPE_DIM
 _SCALE = _ROW**-0.5
@@ -52,7 +52,8 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
         given.lengths, longest, _SCALE, case.output_scale, causal_mask=case.causal, window_left=case.window,
         enable_pdl=variant.pdl, return_lse=variant.lse, causal_seqs=given.bounds if case.ranks > 1 else None,
         cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,
-        local_visible_lens=given.visible,
+        local_visible_lens=given.visible, sinks=sinks_of(case.heads) if case.sinks else None,
+        lse_includes_sink=case.lse_includes_sink,
     )  # fmt: skip
     if isinstance(result, torch.Tensor):
         return {"out": result}
@@ -118,7 +119,8 @@ def _expected(case: DecodeCase, dtype: Dtype) -> tuple[Attended, Attended]:
             seen = _seen(case, request, given).repeat_interleave(case.heads, 0)
             query = given.query[request].flatten(0, 1)
             one = attend(query, keys, keys[:, :LATENT_DIM], seen, _SCALE, compute, _WEIGHT_SCALE)
-            parts.append(Attended(*(result.unflatten(0, (case.q_len, case.heads)) for result in one)))
+            one = Attended(*(result.unflatten(0, (case.q_len, case.heads)) for result in one))
+            parts.append(with_sinks(one, sinks_of(case.heads), case.lse_includes_sink) if case.sinks else one)
         outs, lses = zip(*parts, strict=True)
         both.append(Attended(torch.stack(outs) * case.output_scale, torch.stack(lses) / math.log(2)))
     return both[0], both[1]

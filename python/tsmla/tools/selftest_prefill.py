@@ -13,7 +13,7 @@ from ..prefill import tsmla_prefill
 from ..variant import Dtype, PrefillVariant
 from .selftest_cases import PrefillCase
 from .selftest_memory import Memory, is_poison, surrounded
-from .selftest_reference import Attended, Judged, Tolerance, attend, judge
+from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 
 _SLACK = 3
 """Rows behind the last sequence: NaN in inputs, to stay untouched in results."""
@@ -44,7 +44,8 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str,
     result = tsmla_prefill(
         given.query, given.key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
         given.scale, variant.causal, variant.lse, given.ends_q, max(case.lengths_q), variant.pdl, out,
-        k_scale, v_scale, output_scale, out_dtype,
+        k_scale, v_scale, output_scale, out_dtype, sinks=sinks_of(case.heads[0]) if case.sinks else None,
+        lse_includes_sink=case.lse_includes_sink,
     )  # fmt: skip
     if isinstance(result, torch.Tensor):
         return {"out": result}
@@ -108,7 +109,8 @@ def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool
             )
         ]  # fmt: skip
         for q, k, v in zip(*sequences, strict=True):
-            parts.append(_sequence(q, k, v, causal, given.scale * case.factors[0], compute))
+            one = _sequence(q, k, v, causal, given.scale * case.factors[0], compute)
+            parts.append(with_sinks(one, sinks_of(case.heads[0]), case.lse_includes_sink) if case.sinks else one)
         outs, lses = zip(*parts, strict=True)
         both.append(Attended(torch.cat(outs) * factor, torch.cat(lses)))
     return both[0], both[1]

@@ -15,6 +15,7 @@ LARGEST_ERROR = 1e6
 """Errors are told as a fraction of what is allowed, those above this, and NaN, as this."""
 _PRODUCTS_AT_A_TIME, _FRACTION_BITS = 32, 13
 _KEYS_AT_A_TIME = 1024
+_SINKS = (0.5, -math.inf, 4.0, -2.0, 30.0)
 
 
 class Attended(NamedTuple):
@@ -69,6 +70,18 @@ def attend(
         top = weights.amax(-1, keepdim=True).clamp_min(1e-300)
         weights = (weights / top * weight_scale).to(torch.float8_e4m3fn).double() / weight_scale * top
     return Attended((weights.to(exact) @ v.to(exact)).double(), lse)
+
+
+def sinks_of(heads: int) -> torch.Tensor:
+    """Sinks that leave nearly everything and nearly nothing, and some that do nothing, [heads] float32."""
+    return torch.tensor([_SINKS[head % len(_SINKS)] for head in range(heads)], device="cuda")
+
+
+def with_sinks(attended: Attended, sinks: torch.Tensor, in_lse: bool) -> Attended:
+    """What rows [.., heads, d] become when each head has one more key with the score `sinks` and the value 0."""
+    lse = torch.logaddexp(attended.lse, sinks.double())
+    share = (attended.lse - lse.nan_to_num(0.0, neginf=0.0)).exp()
+    return Attended(attended.out * share[..., None], lse if in_lse else attended.lse)
 
 
 def _truncates(tensor: torch.Tensor) -> bool:
