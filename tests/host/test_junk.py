@@ -28,7 +28,7 @@ from tsmla import checks, gpu, jit, resolve, toolchain
 from tsmla import settings as variables
 from tsmla.errors import CacheMiss, CompileError, TsmlaError
 from tsmla.tools import cli, emulated
-from tsmla.variant import FAMILIES, Arch, PackVariant
+from tsmla.variant import FAMILIES, Arch
 
 junk_settings = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -170,8 +170,6 @@ def cpu_for_cuda(monkeypatch) -> None:
     """CPU tensors pass for those of an H200, and kernels refuse what they refuse, and launch nothing."""
 
     def kernel(variant: Any) -> Callable[..., None]:
-        if isinstance(variant, PackVariant):
-            return lambda *arguments: None
         alike = {"causal": True} if hasattr(variant, "causal") else {}
         return refusing(dataclasses.replace(variant, pdl=False, **alike))
 
