@@ -13,14 +13,6 @@ from tsmla.variant import Variant
 from build_aot import matrix
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, one worker runs all of these: the others would make the same builds."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("build"))
-
-
 @pytest.fixture(scope="package")
 def small_variants() -> tuple[Variant, ...]:
     """What `small_build` holds."""
