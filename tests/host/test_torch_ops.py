@@ -69,7 +69,10 @@ def compute(operator: Operator, given: tuple[Any, ...]) -> None:
             strides = [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
             total += place * (float((value.double() * weights).sum()) / 1e3 + sum(strides))
     for place, result in enumerate(results):
-        result.copy_((torch.arange(result.numel()) % 11 + place + total % 100).view(result.shape))
+        if result.dtype == torch.int8:
+            result.fill_(int(total) % 100)
+        else:
+            result.copy_((torch.arange(result.numel()) % 11 + place + total % 100).view(result.shape))
 
 
 def function_of(operator: Operator):
@@ -138,7 +141,7 @@ def test_functions_hand_on_every_argument_in_its_place(operator, monkeypatch) ->
     assert function(**{name: name for name in names}) == tuple(names)
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 @pytest.mark.parametrize("operator", [PREFILL, DECODE], ids=lambda operator: operator.name)
 def test_opcheck(stand_ins, operator, data) -> None:
@@ -196,7 +199,7 @@ def compiled():
     torch._dynamo.reset()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tokens=st.integers(2, 40), heads=st.integers(2, 9), batch=st.integers(2, 6))
 def test_a_traced_call_gives_the_bits_of_eager_and_no_size_is_specialised(stand_ins, compiled, tokens, heads, batch):
     """One graph for the sizes of the first call, one for those that were seen to change, one more for the rest."""
