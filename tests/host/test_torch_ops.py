@@ -7,6 +7,7 @@ CPU tensors pass for CUDA ones, and a kernel is a stand-in that fills its result
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +120,15 @@ def optional(operator: Operator) -> dict[str, Any]:
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 def test_schemas_are_what_callers_were_promised(operator) -> None:
     assert str(getattr(torch.ops.tsmla, operator.variant.family).default._schema) == SCHEMAS[operator.variant.family]
+
+
+@pytest.mark.parametrize("family", SCHEMAS)
+def test_the_page_has_the_schemas(family) -> None:
+    arguments = getattr(torch.ops.tsmla, family).default._schema.arguments
+    positional = [x.name for x in arguments if not x.kwarg_only]
+    keywords = [f"{x.name}={x.default_value}" for x in arguments if x.kwarg_only]
+    row = f"| `torch.ops.tsmla.{family}` | `({', '.join((*positional, '*', *keywords))})` |"
+    assert row in (Path(__file__).parents[2] / "docs" / "integrations.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)

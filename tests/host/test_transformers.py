@@ -178,6 +178,8 @@ def test_models_that_ask_for_more_are_refused(reference) -> None:
     with torch.no_grad(), pytest.raises(ArgumentError, match="dropout is 0.5"):
         model.train()(prompts(1))
     model.eval()
+    with torch.no_grad(), pytest.raises(ArgumentError, match="output_attentions is True"):
+        model(prompts(1), output_attentions=True)
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1]])
     with torch.no_grad(), pytest.raises(UnsupportedError, match="told by cu_seq_lens_q and cu_seq_lens_k"):
         model(prompts(1), position_ids=positions, use_cache=False)
