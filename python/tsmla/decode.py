@@ -240,14 +240,13 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest)
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
 
-    plain = query.as_subclass(torch.Tensor)
-    empty, no_sinks = (plain.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
+    empty, no_sinks = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
     return _Served(
         resolve.kernel(variant),
         parts,
         workspace_bytes,
         (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs)),
-        plain.new_empty((0, 0), dtype=torch.int32),
+        query.new_empty((0, 0), dtype=torch.int32),
         no_sinks,
         functools.partial(empty.new_empty, batch, q_len, heads, LATENT_DIM),
         functools.partial(no_sinks.new_empty, batch, q_len, heads),

@@ -108,5 +108,5 @@ def _examined(tensors: tuple, options: tuple[torch.dtype, bool]) -> tuple[Callab
             f"{_OPERATOR}: k_nope has {sizes['tokens']} tokens x {sizes['heads']} heads; at most {_MAX_ROWS} rows fit "
             "one call"
         )
-    empty = tensors[0].as_subclass(torch.Tensor).new_empty(0, dtype=fp8_dtype)
+    empty = tensors[0].new_empty(0, dtype=fp8_dtype)
     return resolve.kernel(variant), variant.d_nope + variant.d_rope, variant.d_v, empty

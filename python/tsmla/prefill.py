@@ -182,8 +182,8 @@ def _examined(
         raise ArgumentError(
             f"{_OPERATOR}: query has {heads} heads and key {heads_kv}; query's must be a multiple of key's"
         )
-    plain = tensors[0].as_subclass(torch.Tensor)
-    empty, nothing = (plain.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
+    query = tensors[0]
+    empty, nothing = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
     return resolve.kernel(variant), heads, variant.d_v, empty, nothing
 
 
