@@ -42,7 +42,8 @@ class Argument:
     name: the kernel's, part of its signature. given: what callers call it. dtype: a field of the variant, or torch's
     name. align: bytes of which its address, and free outer strides, are multiples. left_out: a name is the caller's
     argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
-    only_with: the flag of the variant without which the kernel gets None; `given` is then the flag's argument.
+    only_with: the flag of the variant without which the kernel gets None and callers give nothing. written: holds a
+    result. scratch: written as well, and nothing in it outlives a call.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Argument:
     also_dtypes: tuple[str, ...] = ()
     only_with: str = ""
     written: bool = False
+    scratch: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Operator:
     @property
     def given(self) -> tuple[Argument, ...]:
         """Tensors that callers give."""
-        return tuple(x for x in self.arguments if isinstance(x, Argument) and not x.only_with)
+        return tuple(x for x in self.arguments if isinstance(x, Argument))
 
     @property
     def deciding(self) -> tuple[Argument, ...]:
@@ -119,7 +121,7 @@ def _rows(name: str, given: str, shape: tuple[str, ...], dtype: str = "dtype", *
 
 
 _OUT: dict[str, Any] = {"dtype": "out_dtype", "left_out": LeftOut.MADE, "written": True}
-_LSE: dict[str, Any] = {"dtype": "float32", "only_with": "lse", "written": True}
+_LSE: dict[str, Any] = {"dtype": "float32", "left_out": LeftOut.MADE, "only_with": "lse", "written": True}
 
 PREFILL = Operator(
     "tsmla_prefill",
@@ -129,7 +131,7 @@ PREFILL = Operator(
         _rows("k", "key", ("tokens_kv", "heads_kv", "d_qk")),
         _rows("v", "value", ("tokens_kv", "heads_kv", "d_v")),
         _rows("out", "out", ("tokens_q", "heads_q", "d_v"), **_OUT),
-        Argument("lse", "return_lse", ("tokens_q", "heads_q"), **_LSE),
+        Argument("lse", "lse", ("tokens_q", "heads_q"), **_LSE),
         Argument("cum_seq_lens_q", "cum_seq_lens_q", ("batch_size + 1",), left_out="cum_seq_lens"),
         Argument("cum_seq_lens_kv", "cum_seq_lens", ("batch_size + 1",)),
         Argument("sinks", "sinks", ("heads_q",), "float32", left_out=LeftOut.EMPTY),
@@ -156,8 +158,8 @@ DECODE = Operator(
         Argument("visible", "local_visible_lens", _BATCH[:2], strides=Strides.ANY, left_out=LeftOut.EMPTY),
         Argument("sinks", "sinks", ("heads",), "float32", left_out=LeftOut.EMPTY),
         Argument("out", "out", (*_BATCH, "value_columns"), align=16, **_OUT),
-        Argument("lse", "return_lse", _BATCH, **_LSE),
-        Argument("workspace", "workspace_buffer", ("bytes",), "int8", align=16, also_dtypes=("uint8",)),
+        Argument("lse", "lse", _BATCH, **_LSE),
+        Argument("workspace", "workspace_buffer", ("bytes",), "int8", align=16, also_dtypes=("uint8",), scratch=True),
         Number("softmax_scale", "softmax_scale", 1.0),
         Number("output_scale", "output_scale", 1.0),
         Number("causal", "causal_mask", 0),

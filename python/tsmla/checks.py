@@ -101,12 +101,17 @@ def stored(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tens
         refuse("is a view that torch conjugates when it is read", f"that memory holds (pass {name}.resolve_conj())")
     if not tensor.is_meta and not _has_memory(tensor):
         refuse(f"is a {type(tensor).__name__} without memory", "that torch neither traces, nor transforms, nor freed")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        refuse(
-            "requires a gradient, and none is computed here",
-            f"that requires none (pass {name}.detach(), or call under torch.no_grad() or torch.inference_mode())",
-        )
+    no_gradient(operator, name, tensor, wanted)
     return tensor.device
+
+
+def no_gradient(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tensor") -> None:
+    """A tensor that no gradient is asked of."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"{operator}: {name} requires a gradient, and none is computed here; it must be {wanted} that requires "
+            f"none (pass {name}.detach(), or call under torch.no_grad() or torch.inference_mode())"
+        )
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import checks, examine, resolve
 from .call import DECODE
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .errors import ArgumentError, TsmlaError, UnsupportedError
+from .lengths import is_wide, narrowed
 from .plan import plan_decode
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from .variant import DecodeVariant
@@ -50,6 +52,7 @@ def tsmla_decode(
     min_split_kv: int = 1,
     local_visible_lens: torch.Tensor | None = None,
     lse_base: float = 2.0,
+    lse: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -89,6 +92,7 @@ def tsmla_decode(
             GPU, so that there is no least number of splits to ask for.
         local_visible_lens: [batch, q_len] int32, keys of this cache that each query token may see at most; any values.
         lse_base: 2, or math.e for the natural logarithm (one more small launch).
+        lse: [batch, q_len, heads] float32 to write into, contiguous; only with return_lse.
         sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
             that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
             when cp_world > 1: it belongs into the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
@@ -107,6 +111,15 @@ def tsmla_decode(
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
+    if is_dynamo_compiling():
+        from . import torch_ops
+
+        return torch_ops.DECODE(
+            query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
+            softmax_scale, output_scale, out, is_var_seq, causal_mask, window_left, enable_pdl, return_lse, causal_seqs,
+            cp_world, cp_rank, cp_interleave_size, min_split_kv, local_visible_lens, lse_base, lse, sinks,
+            lse_includes_sink,
+        )  # fmt: skip
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
         and type(min_split_kv) is int
@@ -123,7 +136,9 @@ def tsmla_decode(
         if not checks.is_scores_factor(softmax_scale):
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
-    tensors = query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer
+    tensors = (
+        query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, lse, workspace_buffer
+    )  # fmt: skip
     options = (
         return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
         1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
@@ -136,10 +151,11 @@ def tsmla_decode(
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
         if out is None:
             out = new_out()
-        lse = new_lse() if return_lse else None
-        lengths = bounds = _narrowed(seq_lens) if narrow else seq_lens
+        if return_lse and lse is None:
+            lse = new_lse()
+        lengths = bounds = narrowed(seq_lens) if narrow else seq_lens
         if causal_seqs is not None:
-            bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
+            bounds = narrowed(causal_seqs) if narrow_bounds else causal_seqs
         if parts:
             kernel(
                 query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds,
@@ -224,23 +240,17 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest)
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
 
-    def made(*layout: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        return functools.partial(torch.empty_strided, *layout, dtype=dtype, device=device)
-
-    token = heads * LATENT_DIM
+    empty, no_sinks = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
     return _Served(
         resolve.kernel(variant),
         parts,
         workspace_bytes,
-        (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs)),
+        (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs)),
         query.new_empty((0, 0), dtype=torch.int32),
-        query.new_empty(0, dtype=torch.float32),
-        made(
-            (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1),
-            dtype=checks.TORCH_DTYPE_OF[out_dtype],
-        ),
-        made((batch, q_len, heads), (q_len * heads, heads, 1), dtype=torch.float32),
-    )  # fmt: skip
+        no_sinks,
+        functools.partial(empty.new_empty, batch, q_len, heads, LATENT_DIM),
+        functools.partial(no_sinks.new_empty, batch, q_len, heads),
+    )
 
 
 def _check_options(options: _Options, has_causal_seqs: bool, has_sinks: bool) -> None:
@@ -281,14 +291,3 @@ def _integers(
     cp_interleave_size = checks.integer(_OPERATOR, "cp_interleave_size", cp_interleave_size, 1, most)
     min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
     return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
-
-
-def _is_wide(lengths: torch.Tensor | None) -> bool:
-    return lengths is not None and lengths.dtype is torch.int64
-
-
-def _narrowed(lengths: torch.Tensor) -> torch.Tensor:
-    """int64 lengths as int32, those that it cannot hold as the nearest that it can: the low half of each, which comes
-    first."""
-    lengths = lengths.clamp(0, _LARGEST_INT)
-    return lengths.view(torch.int32)[::2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import checks, examine, resolve
 from .call import PACK
@@ -57,6 +58,10 @@ def mla_kv_pack_quantize_fp8(
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
+    if is_dynamo_compiling():
+        from . import torch_ops
+
+        return torch_ops.PACK(k_nope, k_pe, v, k_scale_inv, v_scale_inv, k_out, v_out, fp8_dtype, enable_pdl)
     if not (
         type(k_scale_inv) is type(v_scale_inv) is float
         and -LARGEST_FLOAT32 <= k_scale_inv <= LARGEST_FLOAT32
@@ -70,11 +75,11 @@ def mla_kv_pack_quantize_fp8(
     try:
         tokens, heads, _ = shape = k_nope.shape
         kind = _kind(tensors, shape, options, tokens * heads <= _MAX_ROWS)
-        kernel, d_k, d_v, device = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
+        kernel, d_k, d_v, empty = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
         if k_out is None:
-            k_out = torch.empty_strided((tokens, heads, d_k), (heads * d_k, d_k, 1), dtype=fp8_dtype, device=device)
+            k_out = empty.new_empty(tokens, heads, d_k)
         if v_out is None:
-            v_out = torch.empty_strided((tokens, heads, d_v), (heads * d_v, d_v, 1), dtype=fp8_dtype, device=device)
+            v_out = empty.new_empty(tokens, heads, d_v)
         if tokens and heads:
             kernel(k_nope, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), v, k_out, v_out, k_scale_inv, v_scale_inv)
         else:  # no kernel that would refuse what the kind does not tell
@@ -87,10 +92,9 @@ def mla_kv_pack_quantize_fp8(
     return k_out, v_out
 
 
-def _examined(
-    tensors: tuple[torch.Tensor | None, ...], options: tuple[torch.dtype, bool]
-) -> tuple[Callable[..., None], int, int, torch.device]:
-    """The kernel of a call, the widths of K and V and the device, with every check and its error."""
+def _examined(tensors: tuple, options: tuple[torch.dtype, bool]) -> tuple[Callable[..., None], int, int, torch.Tensor]:
+    """The kernel of a call, the widths of K and V and an empty tensor of their dtype, with every check and its error.
+    """
     fp8_dtype, pdl = options
     pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
     examination = examine.Examination(PACK, tensors)
@@ -104,4 +108,5 @@ def _examined(
             f"{_OPERATOR}: k_nope has {sizes['tokens']} tokens x {sizes['heads']} heads; at most {_MAX_ROWS} rows fit "
             "one call"
         )
-    return resolve.kernel(variant), variant.d_nope + variant.d_rope, variant.d_v, examination.device
+    empty = tensors[0].new_empty(0, dtype=fp8_dtype)
+    return resolve.kernel(variant), variant.d_nope + variant.d_rope, variant.d_v, empty

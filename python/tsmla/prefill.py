@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import checks, examine, resolve
 from .call import PREFILL
@@ -40,6 +41,7 @@ def tsmla_prefill(
     output_scale: float = 1.0,
     out_dtype: torch.dtype | None = None,
     *,
+    lse: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -72,6 +74,7 @@ def tsmla_prefill(
             product does, zero and negative ones too.
         out_dtype: None means `out`'s dtype when it is given, else query's for bf16 and fp16, and bf16 for 8-bit
             queries. Combinations without a kernel are refused with what exists.
+        lse: [tokens_q, heads_q] float32 to write into, contiguous; only with return_lse.
         sinks: [heads_q] float32, contiguous: for each head a score, scaled already, of one more key that every query
             sees and whose value is 0: exp(sink) joins the sum that the output is divided by. -inf changes nothing, and
             +inf gives outputs of 0.
@@ -93,6 +96,14 @@ def tsmla_prefill(
         UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
         KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
     """
+    if is_dynamo_compiling():
+        from . import torch_ops
+
+        return torch_ops.PREFILL(
+            query, key, value, seq_lens, cum_seq_lens, max_seq_len, batch_size, softmax_scale, is_causal, return_lse,
+            cum_seq_lens_q, max_seq_len_q, enable_pdl, out, k_scale, v_scale, output_scale, out_dtype, lse, sinks,
+            lse_includes_sink,
+        )  # fmt: skip
     if not (
         type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
         and type(batch_size) is int
@@ -108,7 +119,7 @@ def tsmla_prefill(
         and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
-    tensors = query, key, value, out, cum_seq_lens_q, cum_seq_lens, sinks
+    tensors = query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks
     options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype
     try:
         shape = query.shape
@@ -118,10 +129,9 @@ def tsmla_prefill(
         )
         tokens = shape[0]
         if out is None:
-            out = torch.empty_strided((tokens, heads, d_v), (heads * d_v, d_v, 1), dtype=written, device=nothing.device)
-        lse = None
-        if return_lse:
-            lse = torch.empty_strided((tokens, heads), (heads, 1), dtype=torch.float32, device=nothing.device)
+            out = written.new_empty(tokens, heads, d_v)
+        if return_lse and lse is None:
+            lse = nothing.new_empty(tokens, heads)
         if tokens and heads and batch_size > 0:
             kernel(
                 query, key, value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
@@ -141,9 +151,9 @@ def _examined(
     tensors: tuple,
     options: tuple[bool, bool, bool, bool, torch.dtype | None],
     batch_size: int,
-) -> tuple[Callable[..., None], int, int, torch.dtype, torch.Tensor]:
-    """The kernel of a call, its query heads, d_v, the dtype that it writes and its word for no sinks, with every check
-    and its error."""
+) -> tuple[Callable[..., None], int, int, torch.Tensor, torch.Tensor]:
+    """The kernel of a call, its query heads, d_v, an empty tensor of the dtype that it writes and its word for no
+    sinks, with every check and its error."""
     *flags, out_dtype = options
     causal, lse, pdl, _ = checks.each(
         checks.flag, _OPERATOR,
@@ -172,8 +182,9 @@ def _examined(
         raise ArgumentError(
             f"{_OPERATOR}: query has {heads} heads and key {heads_kv}; query's must be a multiple of key's"
         )
-    nothing = tensors[0].new_empty(0, dtype=torch.float32)
-    return resolve.kernel(variant), heads, variant.d_v, checks.TORCH_DTYPE_OF[written], nothing
+    query = tensors[0]
+    empty, nothing = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
+    return resolve.kernel(variant), heads, variant.d_v, empty, nothing
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

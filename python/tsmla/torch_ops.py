@@ -1,0 +1,170 @@
+"""torch.ops.tsmla: the operators as torch.compile and torch.export see them. Importing this module registers them.
+
+Each is a public function that returns nothing and writes into the results that it is given:
+
+    tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, ScalarType fp8_dtype, *,
+                float k_scale_inv=1.0, float v_scale_inv=1.0, bool enable_pdl=False) -> ()
+
+Schemas are written from the functions' parameters and the tables of `call`, which say what tensors are: results,
+scratch memory, or inputs that may be left out. An LSE is computed where one is given to write into.
+
+While TorchDynamo traces a public function, it calls PREFILL, DECODE or PACK here, which make the results that are not
+given and call the operator. Sizes may be symbols: nothing compares them. Calls that nobody traces do not come here at
+all. `Library.define` and `impl` serve, because operators of `torch.library.custom_op` take ten times as long per call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from . import call, checks
+from .call import Argument, LeftOut, Operator
+from .decode import tsmla_decode
+from .errors import ArgumentError
+from .pack import mla_kv_pack_quantize_fp8
+from .prefill import tsmla_prefill
+from .support import DECODE_OUT_DTYPES, prefill_out_dtype
+
+_library = torch.library.Library("tsmla", "FRAGMENT")
+_TAGS = (
+    torch.Tag.pt2_compliant_tag,
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),  # kernels rely on callers' strides
+)
+_SCHEMA_TYPES = {"torch.Tensor": "Tensor", "int": "SymInt", "torch.dtype": "ScalarType"}
+
+
+class _Result(NamedTuple):
+    """A result, and how it is made where callers give none. sizes: numbers, and sums of sizes of tensors (their name,
+    a dimension counted from the last). flag: what asks for it; its dtype is then float32."""
+
+    name: str
+    sizes: tuple[int | tuple[tuple[str, int], ...], ...]
+    flag: str
+
+
+def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[str, Any]) -> str:
+    """The operator's text for `Library.define`. What has a default there is given by keyword."""
+    tensors = {argument.given: argument for argument in operator.given}
+    flags = {_flag(argument) for argument in operator.given}
+    aliases = iter("abcdefgh")
+    required, optional = [], []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in not_read or name in flags:
+            continue
+        kind, _, may_be_none = parameter.annotation.partition(" | ")
+        kind, argument = _SCHEMA_TYPES.get(kind, kind), tensors.get(name)
+        if argument and (argument.written or argument.scratch):
+            kind += f"({next(aliases)}!)"
+        always_made = argument is not None and argument.written and not argument.only_with
+        if parameter.default is parameter.empty or isinstance(parameter.default, torch.dtype) or always_made:
+            required.append(f"{kind} {name}")
+        else:
+            optional.append(f"{kind}{'?' if may_be_none else ''} {name}={parameter.default}")
+    return f"{operator.variant.family}({', '.join((*required, '*', *optional))}) -> ()"
+
+
+def _flag(argument: Argument) -> str:
+    """The parameter that asks for a result; "" for what needs no asking."""
+    return f"return_{argument.only_with}" if argument.only_with else ""
+
+
+def _results(operator: Operator) -> tuple[_Result, ...]:
+    """The results of an operator, in the order in which its function returns them."""
+    places: dict[str, tuple[str, int]] = {}
+    for argument in operator.given:
+        if argument.left_out is LeftOut.REFUSED:
+            for index, size in enumerate(argument.shape):
+                places.setdefault(str(size), (argument.given, index - len(argument.shape)))
+
+    def size_of(size: str | int) -> int | tuple[tuple[str, int], ...]:
+        known = call.extent(size, operator.known)
+        return tuple(places[term] for term in str(size).split(" + ")) if known is None else known
+
+    return tuple(
+        _Result(argument.given, tuple(size_of(size) for size in argument.shape), _flag(argument))
+        for argument in operator.given
+        if argument.written
+    )
+
+
+def _extent(tensor: torch.Tensor, dimension: int) -> int:
+    """A size of a tensor; 0 where it has too few dimensions, which the operator refuses when it runs."""
+    return tensor.shape[dimension] if tensor.ndim >= -dimension else 0
+
+
+def _register(
+    operator: Operator,
+    function: Callable[..., Any],
+    *,
+    dtype_given: str = "",
+    dtypes: Mapping[torch.dtype, torch.dtype] | None = None,
+    not_read: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Define an operator; returns what a traced call of its public function calls, with all arguments in their order.
+
+    dtype_given: the parameter that says the results' dtype. dtypes: what it is otherwise, by the first tensor's.
+    not_read: parameters that the operator does without, and what the function gets for them.
+    """
+    dtypes, not_read = dtypes or {}, not_read or {}
+    name, first, results = operator.variant.family, operator.given[0].given, _results(operator)
+    _library.define(schema(operator, function, not_read), tags=_TAGS)
+    overload = getattr(torch.ops.tsmla, name).default
+    positional = tuple(x.name for x in overload._schema.arguments if not x.kwarg_only)
+    keywords = tuple(x.name for x in overload._schema.arguments if x.kwarg_only)
+    parameters = tuple(inspect.signature(function).parameters)
+
+    def run(*given: Any, **options: Any) -> None:
+        asked = {result.flag: options.get(result.name) is not None for result in results if result.flag}
+        function(**dict(zip(positional, given, strict=True)), **options, **asked, **not_read)
+
+    def fake(*given: Any, **options: Any) -> None:
+        """There are no shapes to infer. A compiled graph asks `run` for no gradient, so it is refused here."""
+        for argument, value in (*zip(positional, given, strict=True), *options.items()):
+            if isinstance(value, torch.Tensor):
+                checks.no_gradient(operator.name, argument, value)
+
+    for device in ("CUDA", "CPU"):  # on a CPU for the error
+        _library.impl(name, run, device)
+    torch.library.register_fake(f"tsmla::{name}", fake, lib=_library)
+
+    def traced(*arguments: Any) -> Any:
+        given = dict(zip(parameters, arguments, strict=True))
+        source = given[first]
+        returned = []
+        for result in results:
+            asked, found = not result.flag or given[result.flag], given[result.name]
+            if found is not None and not asked:
+                raise ArgumentError(f"{operator.name}: {result.name} is given but {result.flag} is not True")
+            if found is None and asked:
+                dtype = given.get(dtype_given) or dtypes.get(source.dtype, source.dtype)
+                shape = [
+                    size if isinstance(size, int) else sum([_extent(given[name], index) for name, index in size])
+                    for size in result.sizes
+                ]
+                found = given[result.name] = source.new_empty(shape, dtype=torch.float32 if result.flag else dtype)
+            if asked:
+                returned.append(found)
+        overload(*[given[name] for name in positional], **{name: given[name] for name in keywords})
+        return tuple(returned) if len(returned) > 1 else returned[0]
+
+    return traced
+
+
+PREFILL = _register(
+    call.PREFILL,
+    tsmla_prefill,
+    dtype_given="out_dtype",
+    dtypes={theirs: checks.TORCH_DTYPE_OF[prefill_out_dtype(ours)] for theirs, ours in checks.TORCH_DTYPES.items()},
+    not_read={"seq_lens": None, "max_seq_len": 1, "max_seq_len_q": None},
+)
+DECODE = _register(
+    call.DECODE,
+    tsmla_decode,
+    dtypes={checks.TORCH_DTYPE_OF[ours]: checks.TORCH_DTYPE_OF[out] for ours, out in DECODE_OUT_DTYPES.items()},
+    not_read={"is_var_seq": True},
+)
+PACK = _register(call.PACK, mla_kv_pack_quantize_fp8, dtype_given="fp8_dtype")

@@ -1,0 +1,333 @@
+"""torch.ops.tsmla without a GPU: schemas, what torch says of them, and traced calls against the same calls in eager
+mode.
+
+CPU tensors pass for CUDA ones, and a kernel is a stand-in that fills its results from everything that it is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import tsmla
+from examples import run_python
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
+from traced_calls import arguments, attention
+from tsmla import ArgumentError, checks, resolve, torch_ops
+from tsmla.call import DECODE, OPERATORS, PACK, PREFILL, Number, Operator
+from tsmla.variant import Arch, Variant
+
+BATCH, TOKENS, HEADS, PAGES = 2, 5, 4, 6
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+SCHEMAS = {
+    "prefill": "tsmla::prefill(Tensor query, Tensor key, Tensor value, Tensor cum_seq_lens, SymInt batch_size, "
+    "float softmax_scale, Tensor(a!) out, *, bool is_causal=True, Tensor? cum_seq_lens_q=None, bool enable_pdl=False, "
+    "float k_scale=1., float v_scale=1., float output_scale=1., ScalarType? out_dtype=None, Tensor(b!)? lse=None, "
+    "Tensor? sinks=None, bool lse_includes_sink=False) -> ()",
+    "decode": "tsmla::decode(Tensor query, Tensor kv_cache, Tensor(a!) workspace_buffer, SymInt kv_lora_rank, "
+    "SymInt qk_rope_head_dim, Tensor block_tables, Tensor seq_lens, SymInt max_seq_len, float softmax_scale, "
+    "Tensor(b!) out, *, float output_scale=1., bool causal_mask=True, SymInt window_left=-1, bool enable_pdl=False, "
+    "Tensor? causal_seqs=None, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave_size=1, "
+    "SymInt min_split_kv=1, Tensor? local_visible_lens=None, float lse_base=2., Tensor(c!)? lse=None, "
+    "Tensor? sinks=None, bool lse_includes_sink=False) -> ()",
+    "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
+    "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
+}
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
+    """Operators take CPU tensors for those of an sm_90a; the variants that were launched."""
+    launched: list[Variant] = []
+
+    def kernel(variant: Variant):
+        return lambda *given: (launched.append(variant), compute(OPERATORS[variant.family], given))
+
+    monkeypatch.setattr(resolve, "kernel", kernel)
+    monkeypatch.setattr(checks, "cuda", checks.stored)
+    monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return launched
+
+
+def compute(operator: Operator, given: tuple[Any, ...]) -> None:
+    """Fill results, and scratch memory, with numbers that depend on every number, element and stride of the rest."""
+    total, results = 0.0, []
+    for place, (argument, value) in enumerate(zip(operator.arguments, given, strict=True), 1):
+        if isinstance(argument, Number):
+            total += place * value
+        elif argument.written or argument.scratch:
+            results += [] if value is None else [value]
+        elif value.numel():
+            weights = torch.arange(1, value.numel() + 1, dtype=torch.float64).view(value.shape)
+            strides = [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
+            total += place * (float((value.double() * weights).sum()) / 1e3 + sum(strides))
+    for place, result in enumerate(results):
+        if result.dtype == torch.int8:
+            result.fill_(int(total) % 100)
+        else:
+            result.copy_((torch.arange(result.numel()) % 11 + place + total % 100).view(result.shape))
+
+
+def function_of(operator: Operator):
+    return getattr(tsmla, operator.name)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def required(operator: Operator) -> dict[str, Any]:
+    """What each call of torch.ops.tsmla's operator must have."""
+    if operator is PREFILL:
+        return {"query": random(TOKENS, HEADS, 192), "key": random(TOKENS, HEADS, 192),
+                "value": random(TOKENS, HEADS, 256)[..., :128], "cum_seq_lens": ints(0, 2, TOKENS),
+                "batch_size": BATCH, "softmax_scale": 0.5, "out": random(TOKENS, HEADS, 128)}  # fmt: skip
+    if operator is DECODE:
+        return {"query": random(BATCH, 1, HEADS, 576), "kv_cache": random(PAGES, 64, 576),
+                "workspace_buffer": torch.zeros(132 * HEADS * 8 * 513 * 4, dtype=torch.int8), "kv_lora_rank": 512,
+                "qk_rope_head_dim": 64, "block_tables": ints(*range(PAGES)).view(BATCH, -1),
+                "seq_lens": ints(100, 3), "max_seq_len": 200, "softmax_scale": 0.1,
+                "out": random(BATCH, 1, HEADS, 512)}  # fmt: skip
+    return {"k_nope": random(TOKENS, HEADS, 128), "k_pe": random(TOKENS, 64), "v": random(TOKENS, HEADS, 128),
+            "k_out": torch.empty(TOKENS, HEADS, 192, dtype=E4M3), "v_out": torch.empty(TOKENS, HEADS, 128, dtype=E4M3),
+            "fp8_dtype": E4M3}  # fmt: skip
+
+
+def optional(operator: Operator) -> dict[str, Any]:
+    """What it may have besides."""
+    if operator is PREFILL:
+        return {"cum_seq_lens_q": ints(0, 1, TOKENS), "lse": torch.zeros(TOKENS, HEADS), "sinks": torch.randn(HEADS),
+                "is_causal": False, "k_scale": 2.0, "lse_includes_sink": True, "out_dtype": BF16}  # fmt: skip
+    if operator is DECODE:
+        return {"causal_seqs": torch.tensor([90, 7]), "local_visible_lens": torch.ones(BATCH, 1, dtype=torch.int32),
+                "lse": torch.zeros(BATCH, 1, HEADS), "sinks": torch.randn(HEADS), "window_left": 5, "lse_base": 2.0,
+                "lse_includes_sink": True, "output_scale": 0.5}  # fmt: skip
+    return {"k_scale_inv": 2.0, "v_scale_inv": 0.25}
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_schemas_are_what_callers_were_promised(operator) -> None:
+    assert str(getattr(torch.ops.tsmla, operator.variant.family).default._schema) == SCHEMAS[operator.variant.family]
+
+
+@pytest.mark.parametrize("family", SCHEMAS)
+def test_the_page_has_the_schemas(family) -> None:
+    arguments = getattr(torch.ops.tsmla, family).default._schema.arguments
+    positional = [x.name for x in arguments if not x.kwarg_only]
+    keywords = [f"{x.name}={x.default_value}" for x in arguments if x.kwarg_only]
+    row = f"| `torch.ops.tsmla.{family}` | `({', '.join((*positional, '*', *keywords))})` |"
+    assert row in (Path(__file__).parents[2] / "docs" / "integrations.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_schemas_say_what_is_written(operator) -> None:
+    schema = getattr(torch.ops.tsmla, operator.variant.family).default._schema
+    by_name = {argument.name: argument for argument in schema.arguments}
+    for argument in operator.given:
+        assert by_name[argument.given].is_write == (argument.written or argument.scratch)
+    assert {*required(operator), *optional(operator)} <= set(by_name)
+    assert not {*required(operator)} ^ {x.name for x in schema.arguments if not x.kwarg_only}
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_functions_hand_on_every_argument_in_its_place(operator, monkeypatch) -> None:
+    function = function_of(operator)
+    module = inspect.getmodule(function)
+    names = list(inspect.signature(function).parameters)
+    monkeypatch.setattr(module, "is_dynamo_compiling", lambda: True)
+    monkeypatch.setattr(torch_ops, operator.variant.family.upper(), lambda *given: given)
+    assert function(**{name: name for name in names}) == tuple(names)
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+@pytest.mark.parametrize("operator", [PREFILL, DECODE], ids=lambda operator: operator.name)
+def test_opcheck(stand_ins, operator, data) -> None:
+    chosen = data.draw(st.sets(st.sampled_from(sorted(optional(operator)))))
+    if not {"sinks", "lse"} <= chosen:
+        chosen -= {"lse_includes_sink"}
+    options = {name: value for name, value in optional(operator).items() if name in chosen}
+    overload = getattr(torch.ops.tsmla, operator.variant.family).default
+    found = torch.library.opcheck(overload, tuple(required(operator).values()), options)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_opcheck_of_pack(stand_ins) -> None:
+    """torch cannot compare FP8 tensors in its other tests; `test_inputs_are_left_alone` stands for the schema's."""
+    tests = ("test_autograd_registration", "test_faketensor")
+    arguments = tuple(required(PACK).values())
+    found = torch.library.opcheck(torch.ops.tsmla.pack.default, arguments, optional(PACK), test_utils=tests)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_operators_give_what_functions_give(stand_ins, operator) -> None:
+    overload = getattr(torch.ops.tsmla, operator.variant.family)
+    for options in ({}, optional(operator)):
+        call = {**required(operator), **options}
+        before = {name: value.clone() for name, value in call.items() if isinstance(value, torch.Tensor)}
+        written = {x.given for x in operator.given if x.written or x.scratch}
+        assert overload(**call) is None
+        for name, value in before.items():
+            assert name in written or torch.equal(value, call[name])
+        again = {**call, **{name: value for name, value in before.items() if name in written}}
+        function_of(operator)(**again, **rest_of(operator, call))
+        for name in written & set(call):
+            assert torch.equal(as_bytes(call[name]), as_bytes(again[name]))
+        assert stand_ins[-2] == stand_ins[-1] and len(stand_ins) % 2 == 0
+
+
+def rest_of(operator: Operator, call: dict[str, Any]) -> dict[str, Any]:
+    """What the public function must have and its operator does without."""
+    lse = {} if operator is PACK else {"return_lse": "lse" in call}
+    return {**lse, **({"seq_lens": None, "max_seq_len": 9} if operator is PREFILL else {})}
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+compiled_attention = CompileCounterWithBackend("aot_eager")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    torch._dynamo.reset()
+    yield torch.compile(attention, fullgraph=True, backend=compiled_attention)
+    torch._dynamo.reset()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tokens=st.integers(2, 40), heads=st.integers(2, 9), batch=st.integers(2, 6))
+def test_a_traced_call_gives_the_bits_of_eager_and_no_size_is_specialised(stand_ins, compiled, tokens, heads, batch):
+    """One graph for the sizes of the first call, one for those that were seen to change, one more for the rest."""
+    given = arguments(tokens, heads, batch, "cpu")
+    want = attention(given)
+    scratch = given["workspace"].clone()
+    given["workspace"].zero_()
+    eager = len(stand_ins)
+    for got, expected in zip(compiled(given), want, strict=True):
+        assert got.dtype == expected.dtype and torch.equal(got, expected)
+    assert stand_ins[eager:] == stand_ins[eager - 3 : eager]
+    assert torch.equal(given["workspace"], scratch), "the workspace that was given was not the one that was used"
+    assert compiled_attention.frame_count <= 4
+
+
+def test_inductor_gives_the_bits_of_eager(stand_ins) -> None:
+    given = arguments(7, 3, 2, "cpu")
+    want = attention(given)
+    torch._dynamo.reset()
+    for got, expected in zip(torch.compile(attention, fullgraph=True)(given), want, strict=True):
+        assert torch.equal(got, expected)
+
+
+def compile(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_results_that_are_given_are_written_and_returned(stand_ins, operator) -> None:
+    names = [argument.given for argument in operator.given if argument.written]
+    call = {**required(operator), **optional(operator)}
+    call |= rest_of(operator, call)
+    traced = compile(lambda call: function_of(operator)(**call))
+    results = traced(call)
+    expected = [call[name].clone() for name in names]
+    for name, result in zip(names, results, strict=True):
+        assert result is call[name]
+        call[name].zero_()
+    function_of(operator)(**call)
+    for name, want in zip(names, expected, strict=True):
+        assert torch.equal(as_bytes(call[name]), as_bytes(want)), name
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, E4M3, torch.float8_e5m2], ids=str)
+def test_results_that_are_made_have_the_dtypes_of_eager(stand_ins, dtype) -> None:
+    for operator in (PREFILL, DECODE):
+        call = {**required(operator), **rest_of(operator, {"lse": None})}
+        del call["out"]
+        call = {n: x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype == BF16 else x for n, x in call.items()}
+        function = function_of(operator)
+        want = function(**call)
+        got = compile(lambda call, function=function: function(**call))(call)
+        for one, other in zip(got, want, strict=True):
+            assert one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+    prefill = {**required(PREFILL), **rest_of(PREFILL, {}), "out": None}
+    if dtype == torch.float16:
+        prefill |= {name: prefill[name].half() for name in ("query", "key", "value")}
+        traced = compile(lambda call: tsmla.tsmla_prefill(**call, out_dtype=dtype))
+        assert traced(prefill).dtype == dtype
+    if dtype.itemsize == 1:
+        pack = {**required(PACK), "k_out": None, "v_out": None, "fp8_dtype": dtype}
+        assert [x.dtype for x in compile(lambda call: tsmla.mla_kv_pack_quantize_fp8(**call))(pack)] == [dtype] * 2
+
+
+WRONG = {
+    "dimensions": ({"query": random(HEADS, 192)}, r"query has shape \[4, 192\]; it must be"),
+    "dtype": ({"query": torch.zeros(TOKENS, HEADS, 192)}, "query is torch.float32; accepted: "),
+    "another dtype": ({"out_dtype": torch.float16}, "out_dtype is torch.float16 but out is torch.bfloat16"),
+    "scale": ({"softmax_scale": -1.0}, "softmax_scale is -1.0"),
+    "batch": ({"batch_size": 7}, "cum_seq_lens has shape"),
+    "an LSE that nobody asked for": ({"lse": torch.zeros(TOKENS, HEADS)}, "lse is given but return_lse is not True"),
+    "a gradient": ({"key": random(TOKENS, HEADS, 192).requires_grad_()}, "key requires a gradient"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments_are_named(stand_ins, change, message) -> None:
+    """By the operator when it runs; what is refused while tracing comes in torch's own exceptions, which quote ours."""
+    call = {**required(PREFILL), **rest_of(PREFILL, {}), **change}
+    with pytest.raises(Exception, match=f"tsmla_prefill: {message}"):
+        compile(lambda call: tsmla.tsmla_prefill(**call))(call)
+    with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
+        tsmla.tsmla_prefill(**call)
+    assert stand_ins == []
+    if "return_lse" not in message:
+        operator = {name: value for name, value in call.items() if name not in rest_of(PREFILL, {})}
+        with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
+            torch.ops.tsmla.prefill(**operator)
+
+
+def test_tensors_on_a_cpu_are_named() -> None:
+    with pytest.raises(ArgumentError, match="^tsmla_prefill: query is on cpu; it must be a CUDA tensor"):
+        torch.ops.tsmla.prefill(**required(PREFILL))
+
+
+def test_export_keeps_the_operator_and_its_sizes(stand_ins) -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, query, key, value, ends):
+            return tsmla.tsmla_prefill(query, key, value, None, ends, 9, BATCH, 0.5, return_lse=True)
+
+    names = ("query", "key", "value", "cum_seq_lens")
+    given = [required(PREFILL)[name] for name in names]
+    tokens = {0: torch.export.Dim("tokens")}
+    program = torch.export.export(
+        Attention(), tuple(given), dynamic_shapes=(tokens, tokens, tokens, None), strict=True
+    )
+    assert [node.target for node in program.graph.nodes].count(torch.ops.tsmla.prefill.default) == 1
+    longer = [torch.cat([x, x]) if x.ndim == 3 else x for x in given]
+    longer[2] = torch.cat([longer[2], longer[2]], -1)[..., :128]
+    for got, want in zip(program.module()(*longer), Attention()(*longer), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_eager_calls_import_neither_the_operators_nor_dynamo() -> None:
+    script = """
+import sys, tsmla
+tsmla.tsmla_prefill, tsmla.tsmla_decode, tsmla.mla_kv_pack_quantize_fp8
+print("tsmla.prefill" in sys.modules, *({"tsmla.torch_ops", "torch._dynamo"} & set(sys.modules)))
+"""
+    assert run_python(script).stdout.split() == ["True"]
