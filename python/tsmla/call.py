@@ -42,8 +42,8 @@ class Argument:
     name: the kernel's, part of its signature. given: what callers call it. dtype: a field of the variant, or torch's
     name. align: bytes of which its address, and free outer strides, are multiples. left_out: a name is the caller's
     argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
-    only_with: the flag of the variant without which the kernel gets None and callers give nothing. written: holds a
-    result. scratch: written as well, and nothing in it outlives a call.
+    only_with: the flag of the variant without which the kernel gets None. written: holds a result. scratch: written,
+    too, and nothing in it outlives a call.
     """
 
     name: str

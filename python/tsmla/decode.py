@@ -52,9 +52,9 @@ def tsmla_decode(
     min_split_kv: int = 1,
     local_visible_lens: torch.Tensor | None = None,
     lse_base: float = 2.0,
-    lse: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q k^T) v, where a cache row is a key, and its latent part also the value.
 
@@ -92,11 +92,12 @@ def tsmla_decode(
             GPU, so that there is no least number of splits to ask for.
         local_visible_lens: [batch, q_len] int32, keys of this cache that each query token may see at most; any values.
         lse_base: 2, or math.e for the natural logarithm (one more small launch).
-        lse: [batch, q_len, heads] float32 to write into, contiguous; only with return_lse.
         sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
             that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
             when cp_world > 1: it belongs into the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
         lse_includes_sink: whether the LSE counts that key, too.
+        lse: [batch, q_len, heads] float32 to write the LSE into, contiguous. Written whether or not return_lse asks for
+            it.
 
     Returns:
         out, or (out, lse) with lse [batch, q_len, heads] float32, **base 2**: log2 of the sum of exponentials of the
@@ -117,8 +118,8 @@ def tsmla_decode(
         return torch_ops.DECODE(
             query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
             softmax_scale, output_scale, out, is_var_seq, causal_mask, window_left, enable_pdl, return_lse, causal_seqs,
-            cp_world, cp_rank, cp_interleave_size, min_split_kv, local_visible_lens, lse_base, lse, sinks,
-            lse_includes_sink,
+            cp_world, cp_rank, cp_interleave_size, min_split_kv, local_visible_lens, lse_base, sinks,
+            lse_includes_sink, lse,
         )  # fmt: skip
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
@@ -170,18 +171,16 @@ def tsmla_decode(
     except Exception:
         _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
-    if lse is None:
-        return out
-    if lse_base != 2.0:
+    if lse is not None and lse_base != 2.0:
         lse.mul_(math.log(2.0))
-    return out, lse
+    return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
 class _Options(NamedTuple):
     """A call's arguments that are no tensors, but for factors. longest: max_seq_len rounded up to a power of two, as
     plans round it: contexts grow with every step, and kinds of calls should not."""
 
-    lse: bool
+    return_lse: bool
     pdl: bool
     causal: bool
     lse_includes_sink: bool
@@ -221,11 +220,12 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     examination = examine.Examination(DECODE, tensors)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
-    lse, pdl, *_ = checks.each(
-        checks.flag, _OPERATOR, return_lse=options.lse, enable_pdl=options.pdl, causal_mask=options.causal,
+    return_lse, pdl, *_ = checks.each(
+        checks.flag, _OPERATOR, return_lse=options.return_lse, enable_pdl=options.pdl, causal_mask=options.causal,
         lse_includes_sink=options.lse_includes_sink,
     )  # fmt: skip
-    variant = DecodeVariant(examination.arch, dtype, out_dtype, lse, pdl)
+    wants_lse = return_lse or tensors[-2] is not None
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, pdl)
     examination.check(variant)
     batch, q_len, heads = sizes["batch"], sizes["q_len"], sizes["heads"]
     for name, size, least in (("kv_cache", "pages", "one page"), ("block_tables", "width", "one column")):

@@ -14,7 +14,7 @@ import torch
 
 from . import checks
 from .call import Argument, LeftOut, Operator, Strides, extent, fixed_sizes
-from .errors import ArgumentError, UnsupportedError
+from .errors import UnsupportedError
 from .support import why_unsupported
 from .variant import Arch, Dtype, Variant
 
@@ -45,12 +45,6 @@ class Examination:
             raise UnsupportedError(f"{self.operator.name}: {reason}")
         self.sizes |= fixed_sizes(variant)
         for argument in self.operator.given:
-            flag = argument.only_with
-            if flag and self.tensors[argument.given] is not None and not getattr(variant, flag):
-                raise ArgumentError(
-                    f"{self.operator.name}: {argument.given} is given but return_{flag} is not True; ask for it, or "
-                    f"leave {argument.given} out"
-                )
             if self.tensors[argument.given] is not None or argument.left_out is LeftOut.REFUSED:
                 self._check_place(argument)
                 self._check_dtype(argument, variant)

@@ -40,10 +40,9 @@ def tsmla_prefill(
     v_scale: float = 1.0,
     output_scale: float = 1.0,
     out_dtype: torch.dtype | None = None,
-    *,
-    lse: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale * v) for each sequence of a ragged pack.
 
@@ -74,12 +73,15 @@ def tsmla_prefill(
             product does, zero and negative ones too.
         out_dtype: None means `out`'s dtype when it is given, else query's for bf16 and fp16, and bf16 for 8-bit
             queries. Combinations without a kernel are refused with what exists.
-        lse: [tokens_q, heads_q] float32 to write into, contiguous; only with return_lse.
         sinks: [heads_q] float32, contiguous: for each head a score, scaled already, of one more key that every query
             sees and whose value is 0: exp(sink) joins the sum that the output is divided by. -inf changes nothing, and
             +inf gives outputs of 0.
         lse_includes_sink: whether the LSE counts that key, too. Results over parts of the keys can be merged only
             without it.
+        lse: [tokens_q, heads_q] float32 to write the LSE into, contiguous. Written whether or not return_lse asks for
+            it.
+
+    Pass arguments by keyword. (None is keyword-only: each such one that is left out would add 25 ns to a call.)
 
     Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
 
@@ -101,8 +103,8 @@ def tsmla_prefill(
 
         return torch_ops.PREFILL(
             query, key, value, seq_lens, cum_seq_lens, max_seq_len, batch_size, softmax_scale, is_causal, return_lse,
-            cum_seq_lens_q, max_seq_len_q, enable_pdl, out, k_scale, v_scale, output_scale, out_dtype, lse, sinks,
-            lse_includes_sink,
+            cum_seq_lens_q, max_seq_len_q, enable_pdl, out, k_scale, v_scale, output_scale, out_dtype, sinks,
+            lse_includes_sink, lse,
         )  # fmt: skip
     if not (
         type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
@@ -144,7 +146,7 @@ def tsmla_prefill(
     except Exception:
         _examined(tensors, options, batch_size)  # raises if an argument is wrong, and says which
         raise
-    return out if lse is None else (out, lse)
+    return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
 def _examined(
@@ -155,7 +157,7 @@ def _examined(
     """The kernel of a call, its query heads, d_v, an empty tensor of the dtype that it writes and its word for no
     sinks, with every check and its error."""
     *flags, out_dtype = options
-    causal, lse, pdl, _ = checks.each(
+    causal, return_lse, pdl, _ = checks.each(
         checks.flag, _OPERATOR,
         **dict(zip(("is_causal", "return_lse", "enable_pdl", "lse_includes_sink"), flags, strict=True)),
     )  # fmt: skip
@@ -173,8 +175,9 @@ def _examined(
             )
         out_dtype = out.dtype
     written = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
+    wants_lse = return_lse or tensors[4] is not None
     variant = PrefillVariant(
-        examination.arch, examination.dtype, written, sizes["d_qk"], sizes["d_v"], causal, lse, pdl
+        examination.arch, examination.dtype, written, sizes["d_qk"], sizes["d_v"], causal, wants_lse, pdl
     )
     examination.check(variant)
     heads, heads_kv = sizes["heads_q"], sizes["heads_kv"]

@@ -24,7 +24,6 @@ import torch
 from . import call, checks
 from .call import Argument, LeftOut, Operator
 from .decode import tsmla_decode
-from .errors import ArgumentError
 from .pack import mla_kv_pack_quantize_fp8
 from .prefill import tsmla_prefill
 from .support import DECODE_OUT_DTYPES, prefill_out_dtype
@@ -118,8 +117,7 @@ def _register(
     parameters = tuple(inspect.signature(function).parameters)
 
     def run(*given: Any, **options: Any) -> None:
-        asked = {result.flag: options.get(result.name) is not None for result in results if result.flag}
-        function(**dict(zip(positional, given, strict=True)), **options, **asked, **not_read)
+        function(**dict(zip(positional, given, strict=True)), **options, **not_read)
 
     def fake(*given: Any, **options: Any) -> None:
         """There are no shapes to infer. A compiled graph asks `run` for no gradient, so it is refused here."""
@@ -137,8 +135,6 @@ def _register(
         returned = []
         for result in results:
             asked, found = not result.flag or given[result.flag], given[result.name]
-            if found is not None and not asked:
-                raise ArgumentError(f"{operator.name}: {result.name} is given but {result.flag} is not True")
             if found is None and asked:
                 dtype = given.get(dtype_given) or dtypes.get(source.dtype, source.dtype)
                 shape = [

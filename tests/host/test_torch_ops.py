@@ -28,14 +28,14 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 SCHEMAS = {
     "prefill": "tsmla::prefill(Tensor query, Tensor key, Tensor value, Tensor cum_seq_lens, SymInt batch_size, "
     "float softmax_scale, Tensor(a!) out, *, bool is_causal=True, Tensor? cum_seq_lens_q=None, bool enable_pdl=False, "
-    "float k_scale=1., float v_scale=1., float output_scale=1., ScalarType? out_dtype=None, Tensor(b!)? lse=None, "
-    "Tensor? sinks=None, bool lse_includes_sink=False) -> ()",
+    "float k_scale=1., float v_scale=1., float output_scale=1., ScalarType? out_dtype=None, Tensor? sinks=None, "
+    "bool lse_includes_sink=False, Tensor(b!)? lse=None) -> ()",
     "decode": "tsmla::decode(Tensor query, Tensor kv_cache, Tensor(a!) workspace_buffer, SymInt kv_lora_rank, "
     "SymInt qk_rope_head_dim, Tensor block_tables, Tensor seq_lens, SymInt max_seq_len, float softmax_scale, "
     "Tensor(b!) out, *, float output_scale=1., bool causal_mask=True, SymInt window_left=-1, bool enable_pdl=False, "
     "Tensor? causal_seqs=None, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave_size=1, "
-    "SymInt min_split_kv=1, Tensor? local_visible_lens=None, float lse_base=2., Tensor(c!)? lse=None, "
-    "Tensor? sinks=None, bool lse_includes_sink=False) -> ()",
+    "SymInt min_split_kv=1, Tensor? local_visible_lens=None, float lse_base=2., Tensor? sinks=None, "
+    "bool lse_includes_sink=False, Tensor(c!)? lse=None) -> ()",
     "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
 }
@@ -281,7 +281,7 @@ WRONG = {
     "another dtype": ({"out_dtype": torch.float16}, "out_dtype is torch.float16 but out is torch.bfloat16"),
     "scale": ({"softmax_scale": -1.0}, "softmax_scale is -1.0"),
     "batch": ({"batch_size": 7}, "cum_seq_lens has shape"),
-    "an LSE that nobody asked for": ({"lse": torch.zeros(TOKENS, HEADS)}, "lse is given but return_lse is not True"),
+    "an LSE's dtype": ({"lse": torch.zeros(TOKENS, HEADS, dtype=BF16)}, "lse is torch.bfloat16; accepted: "),
     "a gradient": ({"key": random(TOKENS, HEADS, 192).requires_grad_()}, "key requires a gradient"),
 }
 
@@ -295,10 +295,22 @@ def test_wrong_arguments_are_named(stand_ins, change, message) -> None:
     with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
         tsmla.tsmla_prefill(**call)
     assert stand_ins == []
-    if "return_lse" not in message:
-        operator = {name: value for name, value in call.items() if name not in rest_of(PREFILL, {})}
-        with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
-            torch.ops.tsmla.prefill(**operator)
+    operator = {name: value for name, value in call.items() if name not in rest_of(PREFILL, {})}
+    with pytest.raises(ArgumentError, match=f"^tsmla_prefill: {message}"):
+        torch.ops.tsmla.prefill(**operator)
+
+
+@pytest.mark.parametrize("operator", [PREFILL, DECODE], ids=lambda operator: operator.name)
+def test_a_given_lse_is_written_without_being_asked_for(stand_ins, operator) -> None:
+    call = {**required(operator), **rest_of(operator, {})}
+    call |= {"return_lse": False, "lse": torch.zeros(call["out"].shape[:-1])}
+    written = []
+    for run in (function_of(operator), compile(lambda **call: function_of(operator)(**call))):
+        call["lse"].fill_(torch.nan)
+        assert run(**call) is call["out"] or run is not function_of(operator)
+        written.append(call["lse"].clone())
+    assert torch.equal(*written) and bool(written[0].isfinite().all())
+    assert [variant.lse for variant in stand_ins] == [True] * 2
 
 
 def test_tensors_on_a_cpu_are_named() -> None:
