@@ -113,8 +113,8 @@ def test_the_first_version_s_positional_call(recorder):
 
 def test_metadata_of_any_version_s_arguments():
     lengths = torch.zeros(BATCH, dtype=torch.int32)
-    for given in ((), (lengths, 128, 1), (lengths, 128, 1, 128, True, 2048)):
-        metadata, splits = get_mla_metadata(*given)
+    for arguments in ((), (lengths, 128, 1), (lengths, 128, 1, 128, True, 2048)):
+        metadata, splits = get_mla_metadata(*arguments)
         assert metadata is not None and splits is None
     assert get_mla_metadata(cache_seqlens=lengths)[1] is None
 

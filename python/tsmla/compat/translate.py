@@ -69,12 +69,12 @@ def no_skipping(face: str, factor: float | None) -> None:
         raise UnsupportedError(f"{face}: {name} is {checks.spelled(factor)}; every key is computed here")
 
 
-def copied(face: str, lse: torch.Tensor, made: torch.Tensor, *rows: tuple[int, ...]) -> torch.Tensor:
-    """`lse`, float32 [*rows, heads], with what an operator made, [rows, heads], in it."""
-    checks.same_device(face, "lse", lse, "query", made.device)
+def check_lse(face: str, lse: torch.Tensor, device: torch.device, *shapes: Sequence[int]) -> None:
+    """A tensor that an LSE can be copied into, of one of some shapes."""
+    checks.same_device(face, "lse", lse, "query", device)
     checks.dtype_in(face, "lse", lse, (torch.float32,))
-    checks.shape(face, "lse", lse, *((*sizes, made.shape[-1]) for sizes in (made.shape[:-1], *rows)))
-    return lse.copy_(made.view(lse.shape))
+    checks.shape(face, "lse", lse, *shapes)
+    checks.no_overlap(face, "lse", lse)
 
 
 def whole(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

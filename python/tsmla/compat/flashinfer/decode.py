@@ -120,6 +120,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
     columns = ("tokens", "heads", "columns") if ragged else ("batch", "q_len", "heads", "columns")
     checks.shape(_FACE, "query", query, columns)
     bounds = causal_seqlens_kv_global if parallel else None
+    flat = math.prod(query.shape[:-2]), query.shape[-2]
+    if lse is not None:
+        translate.check_lse(_FACE, lse, query.device, flat, query.shape[:-1])
     query = translate.whole(_FACE, "query", query)
     rows, rows_out = query, out
     if cum_seq_lens_q is not None:
@@ -156,8 +159,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     shaped = out if out is not None else made.squeeze(1) if ragged else made
     if made_lse is None:
         return shaped
-    flat = made_lse.reshape(math.prod(query.shape[:-2]), query.shape[-2])
-    return shaped, flat if lse is None else translate.copied(_FACE, lse, flat, tuple(query.shape[:-1]))
+    return shaped, made_lse.view(flat) if lse is None else lse.copy_(made_lse.view(lse.shape))
 
 
 def _one_request_per_token(

@@ -27,8 +27,7 @@ _DENSE = ("cum_seq_lens_q", "block_tables", "seq_lens", "max_q_len")
 
 
 class _Planned(NamedTuple):
-    """What `plan` leaves to `run`. rows, q_len: requests (or query tokens, where lengths differ) and query tokens of
-    each; bounds: see causal_seqs of `tsmla_decode`, None for a plain decode."""
+    """What `plan` leaves to `run`."""
 
     pages: Pages
     num_heads: int
@@ -261,7 +260,9 @@ class BatchMLAPagedAttentionWrapper:
                 f"{_RUN}: query has {rows.shape[0]} tokens x {rows.shape[1]} heads; plan said "
                 f"{requests * pages.q_len} x {planned.num_heads}"
             )
-        shape = requests, pages.q_len, planned.num_heads
+        shape = (requests, pages.q_len, planned.num_heads)
+        if lse is not None:
+            translate.check_lse(_RUN, lse, rows.device, rows.shape[:2])
         if out is not None:
             checks.stored(_RUN, "out", out)
             checks.contiguous(_RUN, "out", out)
@@ -297,4 +298,4 @@ class BatchMLAPagedAttentionWrapper:
         if made_lse is None:
             return flat
         flat_lse = made_lse.view(rows.shape[:2])
-        return flat, flat_lse if lse is None else translate.copied(_RUN, lse, flat_lse)
+        return flat, flat_lse if lse is None else lse.copy_(flat_lse)

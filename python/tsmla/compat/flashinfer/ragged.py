@@ -101,6 +101,12 @@ def trtllm_ragged_attention_deepseek(
             f"{_FACE}: attention_sinks are given with return_lse; whether the LSE of backend {backend} counts them is "
             "not FlashInfer's contract (tsmla_prefill has lse_includes_sink)"
         )
+    checks.cuda(_FACE, "query", query)
+    if lse is not None:
+        sizes = checks.shape(_FACE, "query", query, ("tokens", "heads", "d_qk"))
+        translate.check_lse(_FACE, lse, query.device, (sizes["tokens"], sizes["heads"]))
+    if cum_seq_lens_q is None:
+        raise ArgumentError(f"{_FACE}: cum_seq_lens_q is None; it must be given")
     try:
         result = tsmla_prefill(
             query=query,
@@ -126,4 +132,4 @@ def trtllm_ragged_attention_deepseek(
         return result
     made, natural = result
     base_2 = natural.mul_(math.log2(math.e))
-    return made, base_2 if lse is None else translate.copied(_FACE, lse, base_2, tuple(base_2.shape))
+    return made, base_2 if lse is None else lse.copy_(base_2)
