@@ -49,7 +49,7 @@ class BatchMLAPagedAttentionWrapper:
 
     Args:
         float_workspace_buffer: contiguous, any dtype, on the device; 128 MiB are enough for up to 8 query tokens a
-            request. Need not be zeroed.
+            request.
         use_cuda_graph: page tables and lengths stay at one place, for `run` in a graph and `plan` between replays.
             Their shape is that of the first plan, and so wide that a request may have as many pages as `kv_indices` has
             entries per request.
