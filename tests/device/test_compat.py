@@ -49,10 +49,11 @@ def test_scales_on_the_gpu_are_read_outside_of_a_capture_only(arch):
     problem = make_problem(LENGTHS, 1, 16, torch.float8_e4m3fn, output_scale=0.5)
     scale = torch.tensor([0.5], device="cuda")
     judge(problem, *by_flash_mla(problem, softmax_scale=problem.softmax_scale / 0.5, descale_k=scale))
-    graph = torch.cuda.CUDAGraph()
+    lengths = torch.tensor(problem.seq_lens, dtype=torch.int32, device="cuda")
+    arguments = problem.query, problem.kv_cache.unsqueeze(2), problem.block_tables, lengths, LATENT, None
     with pytest.raises(UnsupportedError, match="descale_k is a CUDA tensor, and a CUDA graph is being captured"):
-        with torch.cuda.graph(graph):
-            by_flash_mla(problem, descale_k=scale)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            flash_mla.flash_mla_with_kvcache(*arguments, descale_k=scale)
     torch.cuda.synchronize()
 
 
