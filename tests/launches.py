@@ -15,6 +15,8 @@ SMS = 132
 DECODE_WORKSPACE, DECODE_RESULTS = 9, (7, 8)
 """Places among a decode kernel's arguments."""
 PREFILL_RESULTS = (3, 4)
+ROOM = torch.empty(2**25, dtype=torch.uint8)
+"""A workspace for any call here; nothing is written to it."""
 
 
 def processors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import DECODE_RESULTS, PREFILL_RESULTS, alike, distinct, launched, processors
+from launches import DECODE_RESULTS, PREFILL_RESULTS, ROOM, alike, distinct, launched, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, resolve
 from tsmla.compat.flashinfer import trtllm_batch_decode_with_kv_cache_mla as decode
@@ -35,7 +35,7 @@ def decode_inputs(q_len: int = Q_LEN, dtype: torch.dtype = torch.bfloat16, **cha
     given = {
         "query": distinct(BATCH, q_len, HEADS, 576, dtype=dtype),
         "kv_cache": distinct(PAGES, 1, PAGE, 576, dtype=dtype),
-        "workspace_buffer": torch.zeros(2**27, dtype=torch.uint8),
+        "workspace_buffer": ROOM,
         "qk_nope_head_dim": 128,
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,

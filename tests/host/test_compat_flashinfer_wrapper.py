@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import DECODE_RESULTS, DECODE_WORKSPACE, alike, distinct, launched, processors
+from launches import DECODE_RESULTS, DECODE_WORKSPACE, ROOM, alike, distinct, launched, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, resolve
 from tsmla.compat.flashinfer import BatchMLAPagedAttentionWrapper
@@ -35,7 +35,7 @@ def ends(lengths, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def wrapper(**options) -> BatchMLAPagedAttentionWrapper:
-    return BatchMLAPagedAttentionWrapper(torch.zeros(2**25, dtype=torch.float32), **options)
+    return BatchMLAPagedAttentionWrapper(ROOM.view(torch.float32), **options)
 
 
 def plan_inputs(q_lens=(2, 2, 2), keys=(20, 1, 40), spare=(0, 1, 0), dtype=torch.bfloat16, **changes) -> dict:
@@ -82,7 +82,7 @@ def operator(launch: tuple, batch: int, q_len: int, run: dict, **changes) -> dic
     given = {
         "query": query.reshape(batch, q_len, HEADS, 576),
         "kv_cache": run["kv_cache"],
-        "workspace_buffer": torch.zeros(2**27, dtype=torch.int8),
+        "workspace_buffer": ROOM,
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "block_tables": launch[2],

@@ -7,7 +7,7 @@ import torch
 import tsmla
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import DECODE_RESULTS, PREFILL_RESULTS, alike, distinct, launched, processors
+from launches import DECODE_RESULTS, PREFILL_RESULTS, ROOM, alike, distinct, launched, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, prepare, resolve, support
 from tsmla.compat import tokenspeed_mla
@@ -34,7 +34,7 @@ def decode_inputs(q_len: int = Q_LEN, dtype: torch.dtype = torch.bfloat16, **cha
     given = {
         "query": distinct(BATCH, q_len, HEADS, 576, dtype=dtype),
         "kv_cache": distinct(PAGES, PAGE, 576, dtype=dtype),
-        "workspace_buffer": torch.zeros(132 * HEADS * 8 * 513 * 4, dtype=torch.int8),
+        "workspace_buffer": ROOM[: 132 * HEADS * 8 * 513 * 4],
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "block_tables": torch.arange(BATCH * WIDTH, dtype=torch.int32).view(BATCH, WIDTH) % PAGES,
