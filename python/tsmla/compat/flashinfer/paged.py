@@ -169,9 +169,7 @@ class BatchMLAPagedAttentionWrapper:
         for names, pages_of in ((_DENSE[:3], dense_pages), (_CSR, csr_pages)):
             if all(flat[name] is not None for name in names):
                 return pages_of(_PLAN, self.device, *(flat[name] for name in names), page_size=page_size, causal=causal)
-        raise ArgumentError(
-            f"{_PLAN}: needs {', '.join(_CSR)}, or {', '.join(_DENSE[:3])}, or metadata with either"
-        )
+        raise ArgumentError(f"{_PLAN}: needs {', '.join(_CSR)}, or {', '.join(_DENSE[:3])}, or metadata with either")
 
     def _kept(self, pages: Pages, page_size: int) -> Pages:
         """The same where the last plan's were, when graphs are to be replayed with them."""
