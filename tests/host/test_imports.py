@@ -138,7 +138,17 @@ def modules() -> set[str]:
     return {".".join(file.with_suffix("").parts).removesuffix("__init__").rstrip(".") for file in files}
 
 
-@pytest.mark.parametrize("name", sorted(modules() - TENSOR_MODULES - {"__main__"}))
+FACES = {name for name in modules() if name.startswith("compat.")}
+"""They handle tensors, too."""
+
+
+def test_tsmla_does_without_the_faces() -> None:
+    for file in sources(TSMLA):
+        if (TSMLA / "compat") not in file.parents:
+            assert not [found for found in imports(file) if "compat" in found.split(".")], file
+
+
+@pytest.mark.parametrize("name", sorted(modules() - TENSOR_MODULES - FACES - {"__main__"}))
 def test_modules_that_handle_no_tensors_import_nothing_heavy(name: str) -> None:
     module = f"tsmla.{name}".rstrip(".")
     done = run_python(f"import sys, {module}; print(*sorted({{n.partition('.')[0] for n in sys.modules}}))")

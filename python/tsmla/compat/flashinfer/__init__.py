@@ -1,0 +1,14 @@
+"""FlashInfer's MLA functions over tsmla's operators, with the arguments of FlashInfer 0.7.2.
+
+docs/compat.md has what is the same, what is refused and what is better.
+"""
+
+from .decode import trtllm_batch_decode_with_kv_cache_mla
+from .paged import BatchMLAPagedAttentionWrapper
+from .ragged import trtllm_ragged_attention_deepseek
+
+__all__ = [
+    "BatchMLAPagedAttentionWrapper",
+    "trtllm_batch_decode_with_kv_cache_mla",
+    "trtllm_ragged_attention_deepseek",
+]

@@ -1,0 +1,217 @@
+"""FlashInfer's paged decode, over tsmla's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ... import checks
+from ...decode import tsmla_decode
+from ...errors import ArgumentError, UnsupportedError
+from .. import translate
+
+_FACE = "trtllm_batch_decode_with_kv_cache_mla"
+_NAMES = {
+    "softmax_scale": "bmm1_scale",
+    "output_scale": "bmm2_scale",
+    "causal_seqs": "causal_seqlens_kv_global",
+}
+_BACKENDS = ("auto", "trtllm-gen", "cute-dsl", "xqa", "cake", "sparse")
+_DENSE = "there is dense attention here only"
+
+
+def trtllm_batch_decode_with_kv_cache_mla(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    workspace_buffer: torch.Tensor,
+    qk_nope_head_dim: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor | None,
+    max_seq_len: int,
+    sparse_mla_top_k: int = 0,
+    out: torch.Tensor | None = None,
+    bmm1_scale: float | torch.Tensor = 1.0,
+    bmm2_scale: float | torch.Tensor = 1.0,
+    sinks: list[torch.Tensor] | torch.Tensor | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    enable_pdl: bool | None = None,
+    backend: str = "auto",
+    is_var_seq: bool = True,
+    uses_shared_paged_kv_idx: bool = True,
+    lse: torch.Tensor | None = None,
+    return_lse: bool = False,
+    cute_dsl_impl: str = "auto",
+    kv_scale_format: str = "auto",
+    cum_seq_lens_q: torch.Tensor | None = None,
+    max_q_len: int | None = None,
+    multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
+    sparse_mla_top_k_lens: torch.Tensor | None = None,
+    enable_dcp: bool = False,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    causal_seqlens_kv_global: torch.Tensor | None = None,
+    use_fp16_softmax: bool | None = None,
+    return_lse_base: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`tsmla_decode`, causal, with FlashInfer's arguments and results; shapes and dtypes are in its docstring.
+
+    Args:
+        query: [batch, q_len, heads, 576], or [tokens, heads, 576] with `cum_seq_lens_q`; copied where not contiguous.
+        workspace_buffer: need not be zeroed; 128 MiB are enough for q_len up to 8.
+        qk_nope_head_dim, multi_ctas_kv_counter_buffer: not read.
+        bmm1_scale, bmm2_scale: factors of the scores and of the output: numbers, or floating-point tensors of one
+            element. A CUDA tensor is waited for, and refused while a CUDA graph is captured.
+        sinks: [heads] float32, or a list of one such tensor. Refused with return_lse: FlashInfer does not say whether
+            its LSE counts them, `tsmla_decode` lets one choose.
+        enable_pdl: None is False.
+        backend, cute_dsl_impl: choose no kernel here; "cute-dsl" makes the LSE natural unless return_lse_base is given.
+            "sparse" is refused.
+        is_var_seq: True or False; lengths are always read from `seq_lens`.
+        lse: [batch * q_len, heads] or [batch, q_len, heads] float32, to copy the LSE into (one more small launch).
+        cum_seq_lens_q: [batch + 1] int32 on the device. Each query token is then decoded as a request of its own, which
+            reads its keys again. max_q_len is not read.
+        enable_dcp: decode context parallelism with an interleave of 1: `cp_world`, `cp_rank`, and
+            `causal_seqlens_kv_global`, which is `causal_seqs`. Needs return_lse.
+        return_lse_base: "base2" or "basee". None: e where only FlashInfer's cute-dsl could answer (backend "cute-dsl",
+            enable_dcp, cum_seq_lens_q), else 2.
+        kv_scale_format, uses_shared_paged_kv_idx, sparse_mla_top_k, sparse_mla_top_k_lens, use_fp16_softmax,
+        skip_softmax_threshold_scale_factor: refused unless they are what they are by default.
+
+    Returns:
+        out [batch, q_len, heads, 512] (or [tokens, heads, 512]), or (out, lse) with the LSE in `lse`'s shape, by
+        default [batch * q_len, heads]. A query row that sees no key gives output 0 and LSE -inf.
+
+    Raises what `tsmla_decode` raises; the texts have both functions' names of an argument.
+    """
+    if checks.integer(_FACE, "sparse_mla_top_k", sparse_mla_top_k, 0, translate.LARGEST_INT):
+        raise UnsupportedError(f"{_FACE}: sparse_mla_top_k is {sparse_mla_top_k}; {_DENSE}")
+    translate.refused(_FACE, _DENSE, sparse_mla_top_k_lens=sparse_mla_top_k_lens)
+    if translate.word(_FACE, "backend", backend, _BACKENDS) == "sparse":
+        raise UnsupportedError(f"{_FACE}: backend is sparse; {_DENSE}")
+    translate.no_skipping(_FACE, skip_softmax_threshold_scale_factor)
+    translate.off(_FACE, "it chooses a kernel of FlashInfer's", use_fp16_softmax=use_fp16_softmax)
+    translate.word(_FACE, "cute_dsl_impl", cute_dsl_impl, ("auto", "modular", "monolithic"))
+    translate.word(_FACE, "kv_scale_format", kv_scale_format, ("auto",))
+    if not checks.flag(_FACE, "uses_shared_paged_kv_idx", uses_shared_paged_kv_idx):
+        raise UnsupportedError(f"{_FACE}: uses_shared_paged_kv_idx is False; keys and values are the same pages here")
+    checks.flag(_FACE, "is_var_seq", is_var_seq)
+    ragged = cum_seq_lens_q is not None
+    if max_q_len is not None and not ragged:
+        raise ArgumentError(f"{_FACE}: max_q_len is given without cum_seq_lens_q")
+    returned = checks.flag(_FACE, "return_lse", return_lse)
+    parallel = _parallel(returned, enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global)
+    if return_lse_base is None:
+        base_e = backend == "cute-dsl" or parallel or ragged
+    else:
+        base_e = translate.word(_FACE, "return_lse_base", return_lse_base, ("base2", "basee")) == "basee"
+    if lse is not None and not returned:
+        raise ArgumentError(f"{_FACE}: lse is given and return_lse is False")
+    sink = _one_sink(sinks)
+    if sink is not None and returned:
+        raise UnsupportedError(
+            f"{_FACE}: sinks are given with return_lse; whether the LSE counts them is not FlashInfer's contract "
+            "(tsmla_decode has lse_includes_sink)"
+        )
+    checks.cuda(_FACE, "query", query)
+    columns = ("tokens", "heads", "columns") if ragged else ("batch", "q_len", "heads", "columns")
+    checks.shape(_FACE, "query", query, columns)
+    bounds = causal_seqlens_kv_global if parallel else None
+    flat = math.prod(query.shape[:-2]), query.shape[-2]
+    if lse is not None:
+        translate.check_lse(_FACE, lse, query.device, flat, query.shape[:-1])
+    query = translate.whole(_FACE, "query", query)
+    rows, rows_out = query, out
+    if cum_seq_lens_q is not None:
+        for name, given in (("cum_seq_lens_q", cum_seq_lens_q), ("seq_lens", seq_lens), ("block_tables", block_tables)):
+            checks.same_device(_FACE, name, given, "query", query.device)  # type: ignore[arg-type]
+        rows, rows_out, block_tables, seq_lens, bounds = _one_request_per_token(
+            query, out, cum_seq_lens_q, block_tables, seq_lens, bounds
+        )
+    result: Any
+    try:
+        result = tsmla_decode(
+            query=rows,
+            kv_cache=kv_cache,
+            workspace_buffer=workspace_buffer,
+            kv_lora_rank=kv_lora_rank,
+            qk_rope_head_dim=qk_rope_head_dim,
+            block_tables=block_tables,
+            seq_lens=seq_lens,  # type: ignore[arg-type]
+            max_seq_len=max_seq_len,
+            softmax_scale=translate.number(_FACE, "bmm1_scale", bmm1_scale),
+            output_scale=translate.number(_FACE, "bmm2_scale", bmm2_scale),
+            out=rows_out,
+            enable_pdl=False if enable_pdl is None else enable_pdl,
+            return_lse=returned,
+            causal_seqs=bounds,
+            cp_world=cp_world,
+            cp_rank=cp_rank,
+            lse_base=math.e if base_e else 2.0,
+            sinks=sink,
+        )
+    except ArgumentError as error:
+        raise translate.in_their_words(_FACE, error, _NAMES) from None
+    made, made_lse = result if returned else (result, None)
+    shaped = out if out is not None else made.squeeze(1) if ragged else made
+    if made_lse is None:
+        return shaped
+    return shaped, made_lse.view(flat) if lse is None else lse.copy_(made_lse.view(lse.shape))
+
+
+def _one_request_per_token(
+    query: torch.Tensor,
+    out: torch.Tensor | None,
+    cum_seq_lens_q: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: Any,
+    bounds: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a decode of one query token per request takes instead: query, out, block_tables, seq_lens, causal_seqs."""
+    if cum_seq_lens_q.ndim != 1 or cum_seq_lens_q.numel() < 2 or cum_seq_lens_q.dtype is not torch.int32:
+        raise ArgumentError(
+            f"{_FACE}: cum_seq_lens_q has shape {list(cum_seq_lens_q.shape)} and is {cum_seq_lens_q.dtype}; it must be "
+            "[batch + 1] torch.int32, with one request or more"
+        )
+    batch = cum_seq_lens_q.numel() - 1
+    for name, given in (("seq_lens", seq_lens), ("causal_seqlens_kv_global", bounds)):
+        if given is not None:
+            checks.shape(_FACE, name, given, (batch,))
+            checks.dtype_in(_FACE, name, given, (torch.int32, torch.int64))
+    checks.shape(_FACE, "block_tables", block_tables, (batch, "width"))
+    if out is not None:
+        checks.stored(_FACE, "out", out)
+        checks.shape(_FACE, "out", out, ("tokens", "heads", "columns"))
+        out = out.unsqueeze(1)
+    request, keys, seen = translate.one_row_per_token(
+        cum_seq_lens_q, query.shape[0], seq_lens, seq_lens if bounds is None else bounds, causal=True
+    )
+    return query.unsqueeze(1), out, block_tables[request], keys, seen
+
+
+def _parallel(returned: bool, enable_dcp: bool, cp_world: int, cp_rank: int, causal: torch.Tensor | None) -> bool:
+    """Whether context parallelism is asked for; its arguments go together."""
+    world = checks.integer(_FACE, "cp_world", cp_world, 1, translate.LARGEST_INT)
+    rank = checks.integer(_FACE, "cp_rank", cp_rank, 0, world - 1)
+    if not checks.flag(_FACE, "enable_dcp", enable_dcp):
+        others = {"cp_world": world != 1, "cp_rank": rank != 0, "causal_seqlens_kv_global": causal is not None}
+        for name, given in others.items():
+            if given:
+                raise ArgumentError(f"{_FACE}: {name} is given and enable_dcp is False")
+        return False
+    if not returned:
+        raise ArgumentError(f"{_FACE}: enable_dcp needs return_lse: ranks' results are merged with it")
+    if causal is None:
+        raise ArgumentError(f"{_FACE}: enable_dcp needs causal_seqlens_kv_global, each request's keys over all ranks")
+    return True
+
+
+def _one_sink(sinks: list[torch.Tensor] | torch.Tensor | None) -> torch.Tensor | None:
+    if not isinstance(sinks, (list, tuple)):
+        return sinks
+    if len(sinks) != 1:
+        raise ArgumentError(f"{_FACE}: sinks has {len(sinks)} tensors; it must be one, or a list of one")
+    return sinks[0]

@@ -1,0 +1,299 @@
+"""FlashInfer's planned decode, `BatchMLAPagedAttentionWrapper`, over tsmla's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from ... import checks
+from ...decode import tsmla_decode
+from ...errors import ArgumentError, UnsupportedError
+from ...support import LATENT_DIM, ROPE_DIM
+from .. import translate
+from . import run_inputs
+from .page_tables import Pages, csr_pages, dense_pages
+
+_FACE = "BatchMLAPagedAttentionWrapper"
+_PLAN, _RUN = f"{_FACE}.plan", f"{_FACE}.run"
+_NAMES = {"workspace_buffer": "float_workspace_buffer", "softmax_scale": "sm_scale"}
+_BACKENDS = (
+    "auto", "fa2", "fa3", "cutlass", "cutile", "trtllm-gen", "xqa", "cute-dsl", "cute-dsl-monolithic",
+    "cute-dsl-modular",
+)  # fmt: skip
+_CSR = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+_DENSE = ("cum_seq_lens_q", "block_tables", "seq_lens", "max_q_len")
+
+
+class _Planned(NamedTuple):
+    """What `plan` leaves to `run`."""
+
+    pages: Pages
+    num_heads: int
+    page_size: int
+    causal: bool
+    sm_scale: float
+    dtype: torch.dtype
+    lse_mode: str
+    use_sinks: bool
+    enable_pdl: bool
+
+
+class BatchMLAPagedAttentionWrapper:
+    """`tsmla_decode` behind FlashInfer's plan and run.
+
+    `plan` reads lengths and page indices back from where they are, makes page tables of them and waits for the GPU, as
+    FlashInfer's does; `run` launches. Requests of different query lengths are decoded token by token, each of which
+    reads its keys again.
+
+    Args:
+        float_workspace_buffer: contiguous, any dtype, on the device; 128 MiB are enough for up to 8 query tokens a
+            request.
+        use_cuda_graph: page tables and lengths stay at one place, for `run` in a graph and `plan` between replays.
+            Their shape is that of the first plan, and so wide that a request may have as many pages as `kv_indices` has
+            entries per request.
+        qo_indptr, kv_indptr, kv_len_arr: not used; kv_indices: only its length is.
+        backend: any of FlashInfer's names; chooses no kernel here.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: torch.Tensor | None = None,
+        kv_indptr: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_len_arr: torch.Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        self.device = checks.cuda(_FACE, "float_workspace_buffer", float_workspace_buffer)
+        checks.contiguous(_FACE, "float_workspace_buffer", float_workspace_buffer)
+        self._workspace = float_workspace_buffer.view(-1).view(torch.uint8)
+        self._use_cuda_graph = checks.flag(_FACE, "use_cuda_graph", use_cuda_graph)
+        if kv_indices is not None:
+            checks.stored(_FACE, "kv_indices", kv_indices)
+        self._page_room = kv_indices.numel() if kv_indices is not None and self._use_cuda_graph else 0
+        translate.word(_FACE, "backend", backend, _BACKENDS)
+        self._planned: _Planned | None = None
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor | None = None,
+        kv_indptr: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_len_arr: torch.Tensor | None = None,
+        num_heads: int | None = None,
+        head_dim_ckv: int | None = None,
+        head_dim_kpe: int | None = None,
+        page_size: int | None = None,
+        causal: bool | None = None,
+        sm_scale: float | None = None,
+        q_data_type: torch.dtype | None = None,
+        kv_data_type: torch.dtype | None = None,
+        use_profiler: bool = False,
+        *,
+        metadata: Any = None,
+        cum_seq_lens_q: torch.Tensor | None = None,
+        block_tables: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        max_q_len: int | None = None,
+        query_layout: str | None = None,
+        kv_cache_layout: str | None = None,
+        lse_mode: str = "none",
+        output_dtype: torch.dtype | None = None,
+        output_scale: str = "none",
+        scale_mode: str = "default",
+        skip_softmax: bool = False,
+        enable_pdl: bool | None = None,
+        use_sinks: bool = False,
+    ) -> None:
+        """Say which requests `run` will see, by page lists or page tables.
+
+        Args:
+            qo_indptr, kv_indptr: [batch + 1], first query token and first entry of kv_indices of each request.
+            kv_indices: pages of all requests. kv_len_arr: [batch], keys of each request.
+            cum_seq_lens_q, block_tables, seq_lens: the same, as `tsmla_decode` has them. max_q_len: not used.
+            metadata: an object with these as attributes, such as FlashInfer's MLAPlanMetadata; page tables first.
+            num_heads: query heads. head_dim_ckv, head_dim_kpe: 512 and 64. page_size: 16, 32, 64 or 128.
+            causal: query token t sees no further than its own position; aligned to the last key.
+            sm_scale: factor of the scores.
+            q_data_type, kv_data_type: the same, bf16, fp16, e4m3 or e5m2.
+            query_layout, kv_cache_layout: None, "packed" or "split"; `run` takes both.
+            lse_mode: "none", "base2" or "basee"; what `run` must then ask for. "none" lets it ask for any.
+            output_dtype: None or what `tsmla_decode` writes: query's dtype, bf16 for 8 bits.
+            scale_mode: "default", "kv-per-tensor" or "bmm-scalar"; `run` takes what is given.
+            enable_pdl: None is False. use_sinks: whether `run` will get sinks.
+            use_profiler, output_scale, skip_softmax: refused unless they are what they are by default.
+        """
+        translate.off(_PLAN, "there is no profiler here", use_profiler=use_profiler)
+        translate.off(_PLAN, "every key is computed here", skip_softmax=skip_softmax)
+        if translate.word(_PLAN, "output_scale", output_scale, ("none", "per-tensor")) != "none":
+            raise UnsupportedError(f"{_PLAN}: output_scale is {output_scale}; 8-bit outputs are not written here")
+        translate.word(_PLAN, "scale_mode", scale_mode, ("default", "kv-per-tensor", "bmm-scalar"))
+        for name, layout in (("query_layout", query_layout), ("kv_cache_layout", kv_cache_layout)):
+            if layout is not None:
+                translate.word(_PLAN, name, layout, ("packed", "split"))
+        flat = dict(zip(_CSR + _DENSE, (qo_indptr, kv_indptr, kv_indices, kv_len_arr, cum_seq_lens_q, block_tables,
+                                        seq_lens, max_q_len), strict=True))  # fmt: skip
+        given: dict[str, Any] = {
+            "num_heads": num_heads, "head_dim_ckv": head_dim_ckv, "head_dim_kpe": head_dim_kpe,
+            "page_size": page_size, "causal": causal, "sm_scale": sm_scale, "q_data_type": q_data_type,
+            "kv_data_type": kv_data_type,
+        }  # fmt: skip
+        for name, value in given.items():
+            if value is None:
+                raise ArgumentError(f"{_PLAN}: {name} is None; it must be given")
+        for name, exists in (("head_dim_ckv", LATENT_DIM), ("head_dim_kpe", ROPE_DIM)):
+            if (size := checks.integer(_PLAN, name, given[name], 0, translate.LARGEST_INT)) != exists:
+                raise UnsupportedError(f"{_PLAN}: {name} is {size}; kernels exist for {exists}")
+        dtype = run_inputs.planned_dtype(_PLAN, given["q_data_type"], given["kv_data_type"], output_dtype)
+        heads = checks.integer(_PLAN, "num_heads", given["num_heads"], 0, translate.LARGEST_INT)
+        page = checks.integer(_PLAN, "page_size", given["page_size"], 1, translate.LARGEST_INT)
+        is_causal = checks.flag(_PLAN, "causal", given["causal"])
+        pages = self._pages(metadata, flat, page, is_causal)
+        self._planned = _Planned(
+            self._kept(pages, page), heads, page, is_causal,
+            checks.number(_PLAN, "sm_scale", given["sm_scale"]), dtype,
+            translate.word(_PLAN, "lse_mode", lse_mode, ("none", "base2", "basee")),
+            checks.flag(_PLAN, "use_sinks", use_sinks),
+            enable_pdl is not None and checks.flag(_PLAN, "enable_pdl", enable_pdl),
+        )  # fmt: skip
+
+    def _pages(self, metadata: Any, flat: dict[str, Any], page_size: int, causal: bool) -> Pages:
+        if metadata is not None:
+            if any(value is not None for value in flat.values()):
+                both = ", ".join(name for name, value in flat.items() if value is not None)
+                raise ArgumentError(f"{_PLAN}: metadata is given, and so is {both}")
+            flat = {name: getattr(metadata, name, None) for name in flat}
+        for names, pages_of in ((_DENSE[:3], dense_pages), (_CSR, csr_pages)):
+            if all(flat[name] is not None for name in names):
+                return pages_of(_PLAN, self.device, *(flat[name] for name in names), page_size=page_size, causal=causal)
+        raise ArgumentError(f"{_PLAN}: needs {', '.join(_CSR)}, or {', '.join(_DENSE[:3])}, or metadata with either")
+
+    def _kept(self, pages: Pages, page_size: int) -> Pages:
+        """The same where the last plan's were, when graphs are to be replayed with them."""
+        if not self._use_cuda_graph:
+            return pages
+        rows, width = pages.block_tables.shape
+        if self._planned is None:
+            room = max(width, self._page_room // max(rows, 1))
+            return pages.widened(room, page_size)
+        kept = self._planned.pages
+        if (rows, pages.q_len) != (kept.block_tables.shape[0], kept.q_len) or width > kept.block_tables.shape[1]:
+            raise ArgumentError(
+                f"{_PLAN}: with use_cuda_graph, every plan has the shape of the first, {kept.block_tables.shape[0]} "
+                f"requests x {kept.q_len} query tokens and up to {kept.block_tables.shape[1]} pages each; this one has "
+                f"{rows} x {pages.q_len} and {width} (kv_indices with more entries makes room for more pages)"
+            )
+        return kept.overwritten(pages)
+
+    def run(
+        self,
+        q_nope: torch.Tensor | None = None,
+        q_pe: torch.Tensor | None = None,
+        ckv_cache: torch.Tensor | None = None,
+        kpe_cache: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        profiler_buffer: torch.Tensor | None = None,
+        kv_len: torch.Tensor | None = None,
+        page_table: torch.Tensor | None = None,
+        return_lse_base_on_e: bool = False,
+        o_scale: float | None = None,
+        *,
+        query: Any = None,
+        kv_cache: Any = None,
+        ckv_scale: float | None = None,
+        ckv_scale_arr: torch.Tensor | None = None,
+        kpe_scale: float | None = None,
+        sinks: torch.Tensor | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        bmm1_scale: float | None = None,
+        bmm2_scale: float | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Decode what `plan` said.
+
+        Args:
+            query: [tokens, heads, 576], or a pair of its parts, [tokens, heads, 512] and [tokens, heads, 64], which are
+                joined by a copy unless they lie side by side. q_nope, q_pe: the pair.
+            kv_cache: [pages, page_size, 576], or a pair of its parts, which must lie side by side: cache[..., :512] and
+                cache[..., 512:] of one tensor. ckv_cache, kpe_cache: the pair.
+            out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to copy the LSE into.
+            ckv_scale, kpe_scale: dequantisation factors of the cache's parts, which must be equal.
+            bmm1_scale, bmm2_scale: factors of the scores, in place of the plan's sm_scale, and of the output.
+            sinks: [heads] float32, scores of one more key without a value, if `plan` said so; not with return_lse.
+            profiler_buffer, kv_len, page_table, o_scale, ckv_scale_arr, skip_softmax_threshold_scale_factor: refused if
+                given.
+
+        Returns:
+            out [tokens, heads, 512], or (out, lse) with lse [tokens, heads] float32, base 2, or e if
+            return_lse_base_on_e. A query row that sees no key gives output 0 and LSE -inf.
+        """
+        planned = self._planned
+        if planned is None:
+            raise ArgumentError(f"{_RUN}: call plan first; it says which requests there are")
+        translate.refused(_RUN, "there is no profiler here", profiler_buffer=profiler_buffer)
+        translate.refused(_RUN, "plan says it", kv_len=kv_len, page_table=page_table)
+        translate.refused(_RUN, "8-bit outputs are not written here", o_scale=o_scale)
+        translate.refused(_RUN, "rows of a cache have no scales of their own here", ckv_scale_arr=ckv_scale_arr)
+        translate.no_skipping(_RUN, skip_softmax_threshold_scale_factor)
+        base_e = run_inputs.is_natural(_RUN, planned.lse_mode, lse, return_lse, return_lse_base_on_e)
+        if (sinks is not None) != planned.use_sinks:
+            given = "not " if sinks is None else ""
+            raise ArgumentError(f"{_RUN}: sinks are {given}given; plan had use_sinks={planned.use_sinks}")
+        if sinks is not None and return_lse:
+            raise UnsupportedError(
+                f"{_RUN}: sinks are given with return_lse; whether the LSE counts them is not FlashInfer's contract "
+                "(tsmla_decode has lse_includes_sink)"
+            )
+        rows = run_inputs.joined_query(_RUN, query, q_nope, q_pe)
+        cache = run_inputs.joined_cache(_RUN, kv_cache, ckv_cache, kpe_cache, planned.page_size)
+        checks.dtype_in(_RUN, "query", rows, (planned.dtype,))
+        pages = planned.pages
+        requests = pages.block_tables.shape[0]
+        if rows.shape[:2] != (requests * pages.q_len, planned.num_heads):
+            raise ArgumentError(
+                f"{_RUN}: query has {rows.shape[0]} tokens x {rows.shape[1]} heads; plan said "
+                f"{requests * pages.q_len} x {planned.num_heads}"
+            )
+        shape = (requests, pages.q_len, planned.num_heads)
+        if lse is not None:
+            translate.check_lse(_RUN, lse, rows.device, rows.shape[:2])
+        if out is not None:
+            checks.stored(_RUN, "out", out)
+            checks.contiguous(_RUN, "out", out)
+            checks.shape(_RUN, "out", out, (*rows.shape[:2], LATENT_DIM))
+        scale, output_scale = run_inputs.factors(
+            _RUN, planned.sm_scale, ckv_scale, kpe_scale, bmm1_scale, bmm2_scale
+        )
+        result: Any
+        try:
+            result = tsmla_decode(
+                query=rows.view(*shape, rows.shape[-1]),
+                kv_cache=cache,
+                workspace_buffer=self._workspace,
+                kv_lora_rank=LATENT_DIM,
+                qk_rope_head_dim=ROPE_DIM,
+                block_tables=pages.block_tables,
+                seq_lens=pages.keys,
+                causal_seqs=pages.seen,
+                max_seq_len=pages.longest,
+                softmax_scale=scale,
+                output_scale=output_scale,
+                out=None if out is None else out.view(*shape, LATENT_DIM),
+                causal_mask=planned.causal,
+                enable_pdl=planned.enable_pdl,
+                return_lse=return_lse,
+                lse_base=math.e if base_e else 2.0,
+                sinks=sinks,
+            )
+        except ArgumentError as error:
+            raise translate.in_their_words(_RUN, error, _NAMES) from None
+        made, made_lse = result if return_lse else (result, None)
+        flat = made.view(*rows.shape[:2], LATENT_DIM) if out is None else out
+        if made_lse is None:
+            return flat
+        flat_lse = made_lse.view(rows.shape[:2])
+        return flat, flat_lse if lse is None else lse.copy_(flat_lse)

@@ -1,0 +1,124 @@
+"""What `BatchMLAPagedAttentionWrapper` is given, as a decode takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import checks
+from ...errors import ArgumentError, UnsupportedError
+from ...support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from .. import translate
+
+
+def planned_dtype(
+    face: str, q_data_type: torch.dtype, kv_data_type: torch.dtype, output_dtype: torch.dtype | None
+) -> torch.dtype:
+    """The dtype of query and cache."""
+    accepted = [checks.TORCH_DTYPE_OF[dtype] for dtype in DECODE_OUT_DTYPES]
+    checks.torch_dtype(face, "q_data_type", q_data_type, accepted)
+    checks.torch_dtype(face, "kv_data_type", kv_data_type, accepted)
+    if kv_data_type != q_data_type:
+        raise UnsupportedError(f"{face}: kv_data_type is {kv_data_type}; it must be q_data_type, {q_data_type}")
+    written = checks.TORCH_DTYPE_OF[DECODE_OUT_DTYPES[checks.dtype_of(q_data_type)]]
+    if output_dtype is not None:
+        checks.torch_dtype(face, "output_dtype", output_dtype, [written])
+    return q_data_type
+
+
+def joined_query(face: str, query: Any, q_nope: torch.Tensor | None, q_pe: torch.Tensor | None) -> torch.Tensor:
+    """[tokens, heads, 576], without gaps."""
+    parts = _parts(face, ("query", "q_nope", "q_pe"), query, q_nope, q_pe)
+    if len(parts) == 1:
+        checks.cuda(face, "query", parts[0])
+        checks.shape(face, "query", parts[0], ("tokens", "heads", LATENT_DIM + ROPE_DIM))
+        return translate.whole(face, "query", parts[0])
+    nope, pe = parts
+    device = checks.cuda(face, "q_nope", nope)
+    checks.same_device(face, "q_pe", pe, "q_nope", device)
+    checks.dtype_in(face, "q_pe", pe, (nope.dtype,))
+    sizes = checks.shape(face, "q_nope", nope, ("tokens", "heads", LATENT_DIM))
+    checks.shape(face, "q_pe", pe, (sizes["tokens"], sizes["heads"], ROPE_DIM))
+    whole = translate.joined(nope, pe)
+    return torch.cat([nope, pe], -1) if whole is None else translate.whole(face, "query", whole)
+
+
+def joined_cache(
+    face: str, kv_cache: Any, ckv_cache: torch.Tensor | None, kpe_cache: torch.Tensor | None, page_size: int
+) -> torch.Tensor:
+    """[pages, page_size, 576], never copied."""
+    parts = _parts(face, ("kv_cache", "ckv_cache", "kpe_cache"), kv_cache, ckv_cache, kpe_cache)
+    if len(parts) == 1:
+        checks.cuda(face, "kv_cache", parts[0])
+        checks.shape(face, "kv_cache", parts[0], ("pages", page_size, LATENT_DIM + ROPE_DIM))
+        return parts[0]
+    ckv, kpe = parts
+    device = checks.cuda(face, "ckv_cache", ckv)
+    checks.same_device(face, "kpe_cache", kpe, "ckv_cache", device)
+    checks.dtype_in(face, "kpe_cache", kpe, (ckv.dtype,))
+    pages = checks.shape(face, "ckv_cache", ckv, ("pages", page_size, LATENT_DIM))["pages"]
+    checks.shape(face, "kpe_cache", kpe, (pages, page_size, ROPE_DIM))
+    whole = translate.joined(ckv, kpe)
+    if whole is None:
+        raise UnsupportedError(
+            f"{face}: kpe_cache does not lie beside ckv_cache; kernels read rows of {LATENT_DIM + ROPE_DIM}: make one "
+            f"cache [pages, {page_size}, {LATENT_DIM + ROPE_DIM}] and pass cache[..., :{LATENT_DIM}] and "
+            f"cache[..., {LATENT_DIM}:]"
+        )
+    return whole
+
+
+def _parts(face: str, names: tuple[str, str, str], whole: Any, left: Any, right: Any) -> tuple[Any, ...]:
+    """(whole,) or (left, right)."""
+    name, left_name, right_name = names
+    if whole is None:
+        if left is None or right is None:
+            raise ArgumentError(f"{face}: needs {name}, or {left_name} and {right_name}")
+        return left, right
+    if left is not None or right is not None:
+        raise ArgumentError(f"{face}: {name} is given, and so is {left_name if left is not None else right_name}")
+    if isinstance(whole, torch.Tensor):
+        return (whole,)
+    if not isinstance(whole, tuple) or len(whole) != 2:
+        raise ArgumentError(f"{face}: {name} is a {type(whole).__name__}; it must be a tensor or a pair of tensors")
+    return whole
+
+
+def factors(
+    face: str,
+    sm_scale: float,
+    ckv_scale: float | None,
+    kpe_scale: float | None,
+    bmm1_scale: float | None,
+    bmm2_scale: float | None,
+) -> tuple[float, float]:
+    """Factors of the scores and of the output."""
+    if (bmm1_scale is None) != (bmm2_scale is None):
+        raise ArgumentError(f"{face}: bmm1_scale and bmm2_scale are given together, or neither")
+    if (ckv_scale is None) != (kpe_scale is None):
+        raise ArgumentError(f"{face}: ckv_scale and kpe_scale are given together, or neither")
+    if bmm1_scale is not None and ckv_scale is not None:
+        raise ArgumentError(f"{face}: ckv_scale is given, and so is bmm1_scale")
+    if bmm1_scale is not None and bmm2_scale is not None:
+        return checks.number(face, "bmm1_scale", bmm1_scale), checks.number(face, "bmm2_scale", bmm2_scale)
+    if ckv_scale is None or kpe_scale is None:
+        return sm_scale, 1.0
+    latent, rope = checks.each(checks.number, face, ckv_scale=ckv_scale, kpe_scale=kpe_scale)
+    if latent != rope:
+        raise UnsupportedError(f"{face}: kpe_scale is {rope}; one factor serves a whole row, ckv_scale, {latent}")
+    return sm_scale * latent, latent
+
+
+def is_natural(face: str, lse_mode: str, lse: torch.Tensor | None, return_lse: bool, on_e: bool) -> bool:
+    """Whether the LSE is of base e; `lse_mode` is what `plan` said of it."""
+    returned, on_e = checks.flag(face, "return_lse", return_lse), checks.flag(face, "return_lse_base_on_e", on_e)
+    if not returned:
+        for name, given in (("lse", lse is not None), ("return_lse_base_on_e", on_e)):
+            if given:
+                raise ArgumentError(f"{face}: {name} is given and return_lse is False")
+    if lse_mode != "none" and (not returned or on_e != (lse_mode == "basee")):
+        raise ArgumentError(
+            f"{face}: return_lse is {returned} and return_lse_base_on_e {on_e}; plan had lse_mode={lse_mode!r}"
+        )
+    return on_e

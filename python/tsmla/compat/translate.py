@@ -1,0 +1,132 @@
+"""What faces share: refusals in their own names, and translations of numbers, layouts and lengths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from .. import checks
+from ..errors import ArgumentError, UnsupportedError
+from ..plan import plan_decode
+from ..workspace import multiprocessors
+
+LARGEST_INT = 2**31 - 1
+
+
+def refused(face: str, why: str, **arguments: object) -> None:
+    """Raise UnsupportedError for the first of some arguments that is not None."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise UnsupportedError(f"{face}: {name} is {checks.spelled(value)}; {why}")
+
+
+def off(face: str, why: str, **flags: bool | None) -> None:
+    """Raise UnsupportedError for the first of some flags that is neither None nor False."""
+    for name, value in flags.items():
+        if value is not None and checks.flag(face, name, value):
+            raise UnsupportedError(f"{face}: {name} is True; {why}")
+
+
+def word(face: str, name: str, value: str, accepted: Sequence[str]) -> str:
+    """One of some words."""
+    if not isinstance(value, str) or value not in accepted:
+        raise ArgumentError(f"{face}: {name} is {checks.spelled(value)}; accepted: {', '.join(accepted)}")
+    return value
+
+
+def number(face: str, name: str, value: float | torch.Tensor) -> float:
+    """A number, or what a floating-point tensor of one element holds. Reading a CUDA tensor waits for the GPU, and is
+    refused while a CUDA graph is captured, whose replays would not read it again."""
+    if not isinstance(value, torch.Tensor):
+        return checks.number(face, name, value)
+    checks.stored(face, name, value, "a number, or a tensor of one element")
+    if value.numel() != 1 or not value.is_floating_point():
+        raise ArgumentError(
+            f"{face}: {name} has shape {list(value.shape)} and is {value.dtype}; it must be a number, or a "
+            "floating-point tensor of one element"
+        )
+    if value.is_cuda and _capturing():
+        raise UnsupportedError(
+            f"{face}: {name} is a CUDA tensor, and a CUDA graph is being captured: the graph's replays would not read "
+            f"it again; pass a number (float({name}), read before the capture)"
+        )
+    return float(value)
+
+
+def _capturing() -> bool:
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # torch without CUDA
+        return False
+
+
+def no_skipping(face: str, factor: float | None) -> None:
+    """A threshold of None or 0 skips nothing."""
+    name = "skip_softmax_threshold_scale_factor"
+    if factor is not None and checks.number(face, name, factor) != 0:
+        raise UnsupportedError(f"{face}: {name} is {checks.spelled(factor)}; every key is computed here")
+
+
+def check_lse(face: str, lse: torch.Tensor, device: torch.device, *shapes: Sequence[int]) -> None:
+    """A tensor that an LSE can be copied into, of one of some shapes."""
+    checks.same_device(face, "lse", lse, "query", device)
+    checks.dtype_in(face, "lse", lse, (torch.float32,))
+    checks.shape(face, "lse", lse, *shapes)
+    checks.no_overlap(face, "lse", lse)
+
+
+def whole(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied where it is not contiguous: operators take queries without gaps."""
+    checks.stored(face, name, tensor)
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
+    """One tensor whose last dimension holds both, if memory does: `right` starts where each row of `left` ends. None
+    otherwise."""
+    alike = left.dtype == right.dtype and left.shape[:-1] == right.shape[:-1] and left.stride() == right.stride()
+    if not alike or left.ndim == 0 or left.stride(-1) != 1:
+        return None
+    if left.untyped_storage().data_ptr() != right.untyped_storage().data_ptr():
+        return None
+    if right.storage_offset() != left.storage_offset() + left.shape[-1]:
+        return None
+    shape = (*left.shape[:-1], left.shape[-1] + right.shape[-1])
+    if any(stride < shape[-1] and size > 1 for stride, size in zip(left.stride()[:-1], shape[:-1], strict=True)):
+        return None
+    return left.as_strided(shape, left.stride(), left.storage_offset())
+
+
+def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: int) -> torch.Tensor:
+    """A workspace for one decode, from torch's allocator."""
+    size = 0
+    if batch and q_len and heads:
+        longest = min(max(longest, 1), LARGEST_INT)
+        arch, processors = checks.arch_of(query.device), multiprocessors(query.device)
+        size = plan_decode(arch, processors, batch, q_len, heads, longest).workspace_bytes
+    return query.new_empty(size, dtype=torch.int8)
+
+
+def one_row_per_token(
+    cum_seq_lens_q: torch.Tensor, tokens: int, seq_lens: torch.Tensor, bounds: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Requests of different query lengths as requests of one query token each: for every token its request, its keys,
+    and the keys that it may see (`bounds` [batch] is what a request's last token may). Rows behind the last request
+    have no keys. Nothing is read back from the device.
+    """
+    ends = cum_seq_lens_q[1:]
+    token = torch.arange(tokens, dtype=ends.dtype, device=ends.device)
+    request = torch.searchsorted(ends.contiguous(), token, right=True).clamp_(max=ends.numel() - 1)
+    behind = ends[request] - 1 - token
+    keys = seq_lens[request].masked_fill(behind < 0, 0).to(torch.int32)
+    seen = bounds[request] - behind if causal else bounds[request]
+    return request, keys, seen.to(torch.int32)
+
+
+def in_their_words(face: str, error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
+    """An operator's error as the face's: it says what the arguments that it names are called here."""
+    text = str(error)
+    called = [f"{ours} is {theirs} here" for ours, theirs in names.items() if re.search(rf"\b{ours}\b", text)]
+    return type(error)(f"{face}: {text} ({', '.join(called)})" if called else f"{face}: {text}")

@@ -1,0 +1,78 @@
+"""Faces in emulation against float64: each once per operator, LSE bases and rows without keys included."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import prefill_reference
+import pytest
+import torch
+from compat_reference import (
+    by_flash_mla,
+    by_flashinfer,
+    by_ragged_prefill,
+    by_tokenspeed_prefill,
+    by_wrapper,
+    make_ragged,
+)
+from decode_reference import Sight, judge, make_problem
+from tsmla.compat.tokenspeed_mla import tokenspeed_mla_decode
+
+pytestmark = pytest.mark.archs("sm_90a")
+HEADS = 6
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_mla(gpu, causal):
+    """FlashMLA's rows without keys have an LSE of +inf."""
+    problem = make_problem([0, 1, 130], 2, HEADS, sight=Sight(causal=causal))
+    judge(problem, *by_flash_mla(problem))
+
+
+def test_flash_mla_of_8_bits(gpu):
+    """Scores are those of the dequantised query and cache, and so are values."""
+    problem = make_problem([70, 0], 2, HEADS, torch.float8_e4m3fn, output_scale=0.5)
+    descale_q, descale_k = (torch.tensor([value], device="cuda") for value in (0.25, 0.5))
+    scale = problem.softmax_scale / 0.25 / 0.5
+    judge(problem, *by_flash_mla(problem, softmax_scale=scale, descale_q=descale_q, descale_k=descale_k))
+
+
+@pytest.mark.parametrize("natural", [True, False])
+def test_flashinfer_decode(gpu, natural):
+    problem = make_problem([0, 1, 130], 2, HEADS, output_scale=0.5)
+    judge(problem, *by_flashinfer(problem, natural))
+
+
+def test_flashinfer_decode_of_different_query_lengths(gpu):
+    """3 and 0 query tokens, one that sees nothing among them; the last row belongs to no request."""
+    ragged = make_ragged([3, 0, 1, 2], [2, 9, 0, 130], HEADS)
+    tokens = dataclasses.replace(ragged.problem, query=torch.cat([ragged.query, ragged.query[:1]])[:, None])
+    query, ends = tokens.query.squeeze(1), ragged.cum_seq_lens_q
+    out, lse = by_flashinfer(tokens, False, query=query, cum_seq_lens_q=ends, max_q_len=3, out=None)
+    assert out.shape == (7, HEADS, 512) and (out[6] == 0).all()
+    ragged.judge(out, lse.squeeze(1))
+
+
+@pytest.mark.parametrize("q_lens, natural", [([2, 2, 2], True), ([3, 1, 2], False)], ids=str)
+def test_flashinfer_wrapper(gpu, q_lens, natural):
+    ragged = make_ragged(q_lens, [2, 0, 130], HEADS)
+    ragged.judge(*by_wrapper(ragged, natural))
+
+
+def test_tokenspeed_decode(gpu):
+    """Visible lengths take the place of the causal bound."""
+    visible = torch.tensor([[0, 0], [1, 2], [130, 7]], dtype=torch.int32, device="cuda")
+    problem = make_problem([0, 2, 130], 2, HEADS, visible=visible, sight=Sight(causal=False))
+    given = problem.arguments(causal_mask=True)
+    for name in ("sinks", "lse_includes_sink"):
+        del given[name]
+    judge(problem, *tokenspeed_mla_decode(**given, is_var_seq=False, min_split_kv=4))
+
+
+@pytest.mark.parametrize("face", [by_ragged_prefill, by_tokenspeed_prefill])
+def test_prefill(gpu, face):
+    """More queries than keys, so that the first see none; keys and values are slices of one tensor."""
+    problem = prefill_reference.make_problem(
+        [40, 5], [33, 60], 2, 2, 192, 128, torch.bfloat16, "cuda", strided=True
+    )  # fmt: skip
+    prefill_reference.judge(problem, True, *face(problem, True))

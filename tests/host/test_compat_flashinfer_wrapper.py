@@ -1,0 +1,403 @@
+"""FlashInfer's BatchMLAPagedAttentionWrapper: page lists become page tables, and what runs is tsmla_decode's launch."""
+
+from __future__ import annotations
+
+import math
+import types
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from launches import DECODE_RESULTS, DECODE_WORKSPACE, ROOM, alike, distinct, launched, processors
+from refusing import Recorder
+from tsmla import ArgumentError, UnsupportedError, resolve
+from tsmla.compat.flashinfer import BatchMLAPagedAttentionWrapper
+from tsmla.decode import tsmla_decode
+
+HEADS, PAGES, PAGE = 4, 40, 16
+LATENT = 512
+many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def recorder(monkeypatch, recorder: Recorder) -> Recorder:
+    processors(monkeypatch)
+    return recorder
+
+
+def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def ends(lengths, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+
+
+def wrapper(**options) -> BatchMLAPagedAttentionWrapper:
+    return BatchMLAPagedAttentionWrapper(ROOM.view(torch.float32), **options)
+
+
+def plan_inputs(q_lens=(2, 2, 2), keys=(20, 1, 40), spare=(0, 1, 0), dtype=torch.bfloat16, **changes) -> dict:
+    """Page lists with `spare` pages more than a request needs."""
+    pages = [-(-length // PAGE) + more for length, more in zip(keys, spare, strict=True)]
+    given = {
+        "qo_indptr": ends(q_lens),
+        "kv_indptr": ends(pages),
+        "kv_indices": torch.arange(sum(pages), dtype=torch.int32).flip(0).contiguous() % PAGES,
+        "kv_len_arr": ints(*keys),
+        "num_heads": HEADS,
+        "head_dim_ckv": 512,
+        "head_dim_kpe": 64,
+        "page_size": PAGE,
+        "causal": True,
+        "sm_scale": 0.125,
+        "q_data_type": dtype,
+        "kv_data_type": dtype,
+    }
+    return {**given, **changes}
+
+
+def tables(plan: dict) -> list[list[int]]:
+    """Pages that each request's keys lie in."""
+    starts, pages = plan["kv_indptr"].tolist(), plan["kv_indices"].tolist()
+    needed = [-(-length // plan["page_size"]) for length in plan["kv_len_arr"].tolist()]
+    return [pages[start : start + count] for start, count in zip(starts, needed, strict=False)]
+
+
+def run_inputs(tokens: int = 6, dtype: torch.dtype = torch.bfloat16, **changes) -> dict:
+    given = {"query": distinct(tokens, HEADS, 576, dtype=dtype), "kv_cache": distinct(PAGES, PAGE, 576, dtype=dtype)}
+    return {**given, **changes}
+
+
+def ran(recorder: Recorder, plan: dict, run: dict, **options):
+    planned = wrapper(**options)
+    planned.plan(**plan)
+    return launched(recorder, lambda: planned.run(**run))
+
+
+def operator(launch: tuple, batch: int, q_len: int, run: dict, **changes) -> dict:
+    """tsmla_decode's arguments for a launch's own page tables, which are checked apart."""
+    query = run["query"]
+    given = {
+        "query": query.reshape(batch, q_len, HEADS, 576),
+        "kv_cache": run["kv_cache"],
+        "workspace_buffer": ROOM,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "block_tables": launch[2],
+        "seq_lens": launch[3],
+        "max_seq_len": max(1, int(launch[3].max())),
+        "softmax_scale": 0.125,
+    }
+    return {**given, **changes}
+
+
+@many
+@given(
+    q_len=some.integers(1, 3),
+    keys=some.lists(some.integers(0, 70), min_size=1, max_size=4),
+    more=some.integers(0, 2),
+    dtype=some.sampled_from([torch.bfloat16, torch.float16, torch.float8_e4m3fn]),
+    causal=some.booleans(),
+    pdl=some.sampled_from([None, False, True]),
+    sinks=some.booleans(),
+    lengths=some.sampled_from([torch.int32, torch.int64]),
+    backend=some.sampled_from(["auto", "fa2", "fa3", "cutlass", "cute-dsl"]),
+    harmless=some.fixed_dictionaries(
+        {},
+        optional={
+            "use_profiler": some.just(False),
+            "query_layout": some.sampled_from([None, "packed", "split"]),
+            "kv_cache_layout": some.sampled_from([None, "packed", "split"]),
+            "output_scale": some.just("none"),
+            "scale_mode": some.sampled_from(["default", "kv-per-tensor", "bmm-scalar"]),
+            "skip_softmax": some.just(False),
+        },
+    ),
+)
+def test_it_launches_what_the_operator_does(
+    recorder, q_len, keys, more, dtype, causal, pdl, sinks, lengths, backend, harmless
+):
+    batch = len(keys)
+    plan = plan_inputs([q_len] * batch, keys, [more] * batch, dtype, causal=causal, enable_pdl=pdl, **harmless)
+    wanted_tables = tables(plan)
+    for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"):
+        plan[name] = plan[name].to(lengths)
+    sink = torch.arange(HEADS, dtype=torch.float32) if sinks else None
+    run = run_inputs(batch * q_len, dtype, sinks=sink)
+    out, got, variant = ran(recorder, {**plan, "use_sinks": sinks}, run, backend=backend)
+    assert out.shape == (batch * q_len, HEADS, 512)
+    for row, pages in zip(got[2].tolist(), wanted_tables, strict=True):
+        assert row[: len(pages)] == pages
+    assert got[3].tolist() == keys and got[3].dtype == got[2].dtype == torch.int32
+    direct = operator(got, batch, q_len, run, causal_mask=causal, enable_pdl=bool(pdl), sinks=sink)
+    _, want, wanted = launched(recorder, lambda: tsmla_decode(**direct))
+    assert variant == wanted
+    alike(got, want, DECODE_RESULTS, DECODE_WORKSPACE)
+
+
+@many
+@given(
+    q_lens=some.lists(some.integers(0, 4), min_size=3, max_size=3).filter(lambda x: len(set(x)) > 1),
+    causal=some.booleans(),
+)
+def test_queries_of_different_lengths_become_requests_of_one_token(recorder, q_lens, causal):
+    keys = (20, 1, 40)
+    plan = plan_inputs(q_lens, keys, causal=causal)
+    run = run_inputs(sum(q_lens))
+    out, launch, _ = ran(recorder, plan, run)
+    assert out.shape == (sum(q_lens), HEADS, 512) and torch.equal(launch[0], run["query"].unsqueeze(1))
+    token = 0
+    for pages, length, q_len in zip(tables(plan), keys, q_lens, strict=True):
+        for place in range(q_len):
+            assert launch[2][token].tolist()[: len(pages)] == pages and launch[3][token] == length
+            assert launch[4][token] == (length - (q_len - 1 - place) if causal else length)
+            token += 1
+    assert token == len(launch[3])
+
+
+@pytest.mark.parametrize("form", ["flat", "metadata", "csr metadata"])
+def test_page_tables_and_metadata_objects(recorder, form):
+    csr = plan_inputs()
+    rest = {n: v for n, v in csr.items() if n not in ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")}
+    table = torch.tensor([[*row, 0, 0, 0][:3] for row in tables(csr)], dtype=torch.int32)
+    dense = {"cum_seq_lens_q": csr["qo_indptr"], "block_tables": table, "seq_lens": csr["kv_len_arr"], "max_q_len": 2}
+    if form == "flat":
+        plan = {**rest, **dense}
+    elif form == "metadata":
+        plan = {**rest, "metadata": types.SimpleNamespace(**dense)}
+    else:
+        lists = {n: csr[n] for n in ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")}
+        plan = {**rest, "metadata": types.SimpleNamespace(**lists, block_tables=None)}
+    _, got, _ = ran(recorder, plan, run_inputs())
+    _, want, _ = ran(recorder, csr, run_inputs())
+    for place, (x, y) in enumerate(zip(got, want, strict=True)):
+        if isinstance(x, torch.Tensor) and place not in (2, *DECODE_RESULTS, DECODE_WORKSPACE):
+            assert torch.equal(x, y)
+    for row, pages in zip(got[2].tolist(), tables(csr), strict=True):
+        assert row[: len(pages)] == pages
+
+
+def test_parts_side_by_side_are_not_copied(recorder):
+    query, cache = distinct(6, HEADS, 576), distinct(PAGES, PAGE, 576)
+    parts = {"q_nope": query[..., :LATENT], "q_pe": query[..., LATENT:], "ckv_cache": cache[..., :LATENT]}
+    parts["kpe_cache"] = cache[..., LATENT:]
+    _, got, _ = ran(recorder, plan_inputs(), parts)
+    assert got[0].data_ptr() == query.data_ptr() and torch.equal(got[0], query.view(3, 2, HEADS, 576))
+    assert got[1].data_ptr() == cache.data_ptr() and torch.equal(got[1], cache)
+    pairs = {"query": (parts["q_nope"], parts["q_pe"]), "kv_cache": (parts["ckv_cache"], parts["kpe_cache"])}
+    _, got, _ = ran(recorder, plan_inputs(), pairs)
+    assert got[0].data_ptr() == query.data_ptr() and got[1].data_ptr() == cache.data_ptr()
+
+
+def test_parts_of_queries_apart_are_joined(recorder):
+    query = distinct(6, HEADS, 576)
+    nope, pe = query[..., :LATENT].clone(), query[..., LATENT:].clone()
+    for parts in ((nope, pe), (query[..., :LATENT], pe), (nope, query[..., LATENT:])):
+        _, got, _ = ran(recorder, plan_inputs(), run_inputs(query=parts))
+        assert torch.equal(got[0], query.view(3, 2, HEADS, 576))
+
+
+def test_a_part_of_another_row_is_not_its_neighbour(recorder):
+    """Memory goes on behind the latent part with the next row's, or another tensor's, rope."""
+    cache = distinct(PAGES + 1, PAGE, 576)
+    with pytest.raises(UnsupportedError, match="kpe_cache does not lie beside ckv_cache"):
+        ran(recorder, plan_inputs(), run_inputs(kv_cache=(cache[:-1, :, :LATENT], cache[1:, :, LATENT:])))
+
+
+@pytest.mark.parametrize(("on_e", "mode"), [(False, "none"), (True, "none"), (False, "base2"), (True, "basee")])
+@pytest.mark.parametrize("buffer", [False, True])
+def test_the_lse_has_the_base_that_was_asked_for(recorder, monkeypatch, on_e, mode, buffer):
+    base_2 = torch.arange(6 * HEADS, dtype=torch.float32).view(6, HEADS)
+    base_2[3] = -math.inf
+    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *x: x[8].copy_(base_2.view(x[8].shape)))
+    planned = wrapper()
+    planned.plan(**plan_inputs(lse_mode=mode))
+    given_lse = torch.full((6, HEADS), math.nan) if buffer else None
+    given_out = torch.zeros(6, HEADS, 512, dtype=torch.bfloat16)
+    run = run_inputs(return_lse=True, return_lse_base_on_e=on_e, lse=given_lse, out=given_out)
+    out, lse = planned.run(**run)
+    assert out is given_out and (lse is given_lse or not buffer)
+    assert torch.allclose(lse, base_2 * math.log(2) if on_e else base_2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scales", "wanted"),
+    [
+        ({"ckv_scale": 0.5, "kpe_scale": 0.5}, (0.0625, 0.5)),
+        ({"bmm1_scale": 0.75, "bmm2_scale": -2.0}, (0.75, -2.0)),
+        ({}, (0.125, 1.0)),
+    ],
+    ids=str,
+)
+def test_scales(recorder, scales, wanted):
+    dtype = torch.float8_e4m3fn
+    _, got, _ = ran(recorder, plan_inputs(dtype=dtype), run_inputs(dtype=dtype, **scales))
+    assert got[10:12] == wanted
+
+
+def test_graphs_keep_tables_and_lengths_where_they_are(recorder):
+    """A later plan overwrites what the first one allocated: a captured launch sees it."""
+    planned = wrapper(use_cuda_graph=True, kv_indices=torch.zeros(30, dtype=torch.int32))
+    places = set()
+    for keys, q_lens in (((20, 1, 40), (2, 2, 2)), ((1, 0, 7), (2, 2, 2)), ((160, 3, 16), (2, 2, 2))):
+        plan = plan_inputs(q_lens, keys)
+        planned.plan(**plan)
+        _, launch, _ = launched(recorder, lambda: planned.run(**run_inputs()))
+        places.add(tuple(launch[place].data_ptr() for place in (2, 3, 4)))
+        assert launch[2].shape == (3, 10) and launch[3].tolist() == launch[4].tolist() == list(keys)
+        for row, pages in zip(launch[2].tolist(), tables(plan), strict=True):
+            assert row[: len(pages)] == pages
+    assert len(places) == 1
+    with pytest.raises(ArgumentError, match=r"every plan has the shape of the first, 3 requests .* up to 10 pages"):
+        planned.plan(**plan_inputs(keys=(161, 1, 1)))
+    with pytest.raises(ArgumentError, match="every plan has the shape of the first"):
+        planned.plan(**plan_inputs((1, 1, 1)))
+
+
+def test_graphs_occupy_the_gpu_for_the_longest_that_tables_hold(recorder):
+    short, graph = wrapper(), wrapper(use_cuda_graph=True, kv_indices=torch.zeros(3 * 4096, dtype=torch.int32))
+    parts = []
+    for planned in (short, graph):
+        planned.plan(**plan_inputs((1, 1, 1), (1, 1, 1)))
+        _, launch, _ = launched(recorder, lambda planned=planned: planned.run(**run_inputs(3)))
+        parts.append(launch[18])
+    assert parts[0] < parts[1]
+
+
+def test_no_requests(recorder):
+    planned = wrapper()
+    planned.plan(**plan_inputs((), (), ()))
+    assert planned.run(**run_inputs(0)).shape == (0, HEADS, 512) and not recorder.launches
+
+
+BOTH_SCALES = {"bmm1_scale": 1.0, "bmm2_scale": 1.0, "ckv_scale": 1.0, "kpe_scale": 1.0}
+APART = distinct(PAGES, PAGE, LATENT), distinct(PAGES, PAGE, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"use_profiler": True}, "use_profiler is True"),
+        ({"skip_softmax": True}, "skip_softmax is True"),
+        ({"output_scale": "per-tensor"}, "output_scale is per-tensor"),
+        ({"output_scale": None}, "output_scale is a NoneType"),
+        ({"scale_mode": "bmm-tensor"}, "scale_mode is 'bmm-tensor'"),
+        ({"query_layout": "x"}, "query_layout is 'x'"),
+        ({"kv_cache_layout": 1}, "kv_cache_layout is 1"),
+        ({"lse_mode": "base10"}, "lse_mode is 'base10'"),
+        ({"num_heads": None}, "num_heads is None; it must be given"),
+        ({"sm_scale": None}, "sm_scale is None"),
+        ({"sm_scale": "x"}, "sm_scale is a str"),
+        ({"causal": 2}, "causal is 2"),
+        ({"head_dim_ckv": 256}, "head_dim_ckv is 256; kernels exist for 512"),
+        ({"head_dim_kpe": 0}, "head_dim_kpe is 0; kernels exist for 64"),
+        ({"page_size": 0}, "page_size is 0"),
+        ({"q_data_type": torch.float32}, "q_data_type is torch.float32"),
+        ({"kv_data_type": torch.float8_e4m3fn}, "kv_data_type is torch.float8_e4m3fn; it must be q_data_type"),
+        ({"output_dtype": torch.float16}, "output_dtype is torch.float16"),
+        ({"enable_pdl": 3}, "enable_pdl is 3"),
+        ({"use_sinks": None}, "use_sinks is a NoneType"),
+        ({"kv_indices": None}, "needs qo_indptr, kv_indptr, kv_indices, kv_len_arr, or cum_seq_lens_q"),
+        ({"metadata": object()}, "metadata is given, and so is qo_indptr"),
+        ({"qo_indptr": ints(0, 2)}, "qo_indptr has 2 entries; it must have 4"),
+        ({"qo_indptr": ints(1, 2, 3, 4)}, "qo_indptr .* start at 0"),
+        ({"kv_indptr": ints(0, 5, 4, 9)}, "kv_indptr .* never fall"),
+        ({"kv_indptr": ints(0, 2, 4, 900)}, "kv_indptr ends at 900; kv_indices has 7 entries"),
+        ({"kv_indices": torch.zeros(7)}, "kv_indices is torch.float32"),
+        ({"kv_indices": torch.zeros(7, 1, dtype=torch.int32)}, "kv_indices has shape"),
+        ({"kv_len_arr": ints(20, 33, 40)}, "kv_len_arr has 33 keys for request 1, which has 2 pages of 16"),
+        ({"kv_len_arr": ints(20, -1, 40)}, "kv_len_arr has numbers below 0"),
+        ({"kv_len_arr": [20, 1, 40]}, "kv_len_arr is a list"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_plan_refuses_by_name(recorder, changes, text):
+    with pytest.raises(ArgumentError, match=f"^BatchMLAPagedAttentionWrapper.plan: .*{text}"):
+        wrapper().plan(**plan_inputs(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"profiler_buffer": ints(1)}, "profiler_buffer is a Tensor"),
+        ({"kv_len": ints(1)}, "kv_len is a Tensor; plan says it"),
+        ({"page_table": ints(1)}, "page_table is a Tensor; plan says it"),
+        ({"o_scale": 0.5}, "o_scale is 0.5"),
+        ({"ckv_scale_arr": torch.ones(3)}, "ckv_scale_arr is a Tensor"),
+        ({"skip_softmax_threshold_scale_factor": 1.0}, "skip_softmax_threshold_scale_factor is 1.0"),
+        ({"ckv_scale": 0.5, "kpe_scale": 0.25}, "kpe_scale is 0.25; one factor serves a whole row"),
+        ({"ckv_scale": 0.5}, "ckv_scale and kpe_scale are given together"),
+        ({"bmm1_scale": 0.5}, "bmm1_scale and bmm2_scale are given together"),
+        (BOTH_SCALES, "ckv_scale is given, and so is bmm1_scale"),
+        ({"bmm1_scale": torch.ones(1), "bmm2_scale": 1.0}, "bmm1_scale is a Tensor"),
+        ({"sinks": torch.zeros(HEADS)}, "sinks are given; plan had use_sinks=False"),
+        ({"lse": torch.zeros(6, HEADS)}, "lse is given and return_lse is False"),
+        ({"return_lse_base_on_e": True}, "return_lse_base_on_e is given and return_lse is False"),
+        ({"return_lse": True, "lse": torch.zeros(6)}, r"lse has shape \[6\]"),
+        ({"return_lse": 3}, "return_lse is 3"),
+        ({"query": None}, "needs query, or q_nope and q_pe"),
+        ({"q_pe": distinct(6, HEADS, 64)}, "query is given, and so is q_pe"),
+        ({"query": [1, 2]}, "query is a list; it must be a tensor or a pair"),
+        ({"query": distinct(5, HEADS, 576)}, "query has 5 tokens x 4 heads; plan said 6 x 4"),
+        ({"query": distinct(6, HEADS, 512)}, r"query has shape \[6, 4, 512\]"),
+        ({"query": distinct(6, HEADS, 576, dtype=torch.float16)}, "query is torch.float16; accepted: torch.bfloat16"),
+        ({"query": (distinct(6, HEADS, LATENT), distinct(5, HEADS, 64))}, r"q_pe has shape \[5, 4, 64\]"),
+        ({"query": (distinct(6, HEADS, LATENT), 7)}, "q_pe is a int"),
+        ({"kv_cache": None}, "needs kv_cache, or ckv_cache and kpe_cache"),
+        ({"kv_cache": APART}, "kpe_cache does not lie beside ckv_cache"),
+        ({"kv_cache": distinct(PAGES, 32, 576)}, r"kv_cache has shape \[40, 32, 576\]; it must be \[pages, 16, 576\]"),
+        ({"kv_cache": distinct(PAGES, PAGE, 576, dtype=torch.float16)}, "kv_cache is torch.float16"),
+        ({"out": distinct(6, HEADS, 128)}, r"out has shape \[6, 4, 128\]"),
+        ({"out": distinct(6, HEADS, 512, dtype=torch.float16)}, "out is torch.float16"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_run_refuses_by_name(recorder, changes, text):
+    planned = wrapper()
+    planned.plan(**plan_inputs())
+    with pytest.raises(ArgumentError, match=f"^BatchMLAPagedAttentionWrapper.run: .*{text}"):
+        planned.run(**run_inputs(**changes))
+    assert not recorder.launches
+
+
+def test_plan_and_run_agree_on_sinks_and_lse(recorder):
+    planned = wrapper()
+    planned.plan(**plan_inputs(use_sinks=True))
+    with pytest.raises(ArgumentError, match="sinks are not given; plan had use_sinks=True"):
+        planned.run(**run_inputs())
+    with pytest.raises(UnsupportedError, match="sinks are given with return_lse"):
+        planned.run(**run_inputs(sinks=torch.zeros(HEADS), return_lse=True))
+    planned.plan(**plan_inputs(lse_mode="basee"))
+    for options in ({}, {"return_lse": True}):
+        with pytest.raises(ArgumentError, match="plan had lse_mode='basee'"):
+            planned.run(**run_inputs(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"backend": "x"}, "backend is 'x'"),
+        ({"use_cuda_graph": 3}, "use_cuda_graph is 3"),
+        ({"kv_indices": 3}, "kv_indices is a int"),
+    ],
+)
+def test_construction_refuses_by_name(recorder, options, text):
+    with pytest.raises(ArgumentError, match=f"^BatchMLAPagedAttentionWrapper: {text}"):
+        wrapper(**options)
+
+
+def test_run_comes_after_plan(recorder):
+    with pytest.raises(ArgumentError, match="call plan first"):
+        wrapper().run(**run_inputs())
+
+
+@pytest.mark.parametrize("buffer", [torch.zeros(8, dtype=torch.uint8), torch.zeros(2, dtype=torch.float32)])
+def test_a_small_workspace_is_named_as_it_is_here(recorder, buffer):
+    planned = BatchMLAPagedAttentionWrapper(buffer)
+    planned.plan(**plan_inputs())
+    with pytest.raises(ArgumentError, match="workspace_buffer has 8 bytes.*workspace_buffer is float_workspace_buffer"):
+        planned.run(**run_inputs())
+    with pytest.raises(ArgumentError, match="float_workspace_buffer has shape"):
+        BatchMLAPagedAttentionWrapper(torch.zeros(8, 8).T[:, :3])
