@@ -36,11 +36,8 @@ def main() -> None:
         alike, total = sum(row["alike"] for row in rows), options.new * len(options.lengths)
         print(f"{name} against {reference}: {alike} of {total} tokens alike")
         header = ("prompt", "alike", "log-probability within")
-        print(
-            protocol.table(
-                header, [(n, r["alike"], f"{r['within']:.1e}") for n, r in zip(options.lengths, rows, strict=True)]
-            )
-        )
+        shown = [(n, r["alike"], f"{r['within']:.1e}") for n, r in zip(options.lengths, rows, strict=True)]
+        print(protocol.table(header, shown))
     record = {
         "certificate": protocol.certificate(options.commit),
         "options": model.forwarded(options),

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
+from vllm.v1.worker.workspace import current_workspace_manager
 
 from tsmla.prepare import warmup
 from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
@@ -23,8 +25,6 @@ _MANY_REQUESTS = 1 << 16
 
 def arch() -> Arch | None:
     """Of this process's GPU; None without one."""
-    from vllm.platforms import current_platform
-
     return served.arch_of(current_platform.get_device_capability()) if current_platform.is_cuda() else None
 
 
@@ -60,8 +60,6 @@ def _load(variants: Iterable[Variant]) -> None:
 def workspace(heads: int, longest_q: int, device: torch.device) -> torch.Tensor:
     """Bytes for any decode of this many heads and of up to `longest_q` query tokens a request. They are vLLM's scratch
     memory, which other layers use in turn and which each of its micro-batches has for itself."""
-    from vllm.v1.worker.workspace import current_workspace_manager
-
     shape = (workspace_bytes(heads, longest_q, device),)
     return current_workspace_manager().get_simultaneous((shape, torch.int8))[0]
 
