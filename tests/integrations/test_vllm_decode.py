@@ -156,9 +156,11 @@ def test_speculation_lengthens_decodes(config):
 
 
 @pytest.mark.parametrize("cache, read", [("auto", Dtype.BF16), ("fp8_e4m3", Dtype.E4M3)])
+@pytest.mark.usefixtures("kernels")
 def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, make_impl, cache, read):
     loaded = []
     monkeypatch.setattr(ready, "arch", lambda: Arch.SM100A)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(ready, "warmup", lambda variants: loaded.append(list(variants)))
     monkeypatch.setattr(ready, "_loaded", set())
     make_impl(cache=cache)
