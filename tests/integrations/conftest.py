@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import stub_vllm
 import torch
-from hypothesis import settings
 from stand_in_kernels import Kernels
 from tsmla import checks, resolve
 from tsmla.variant import Arch
@@ -19,8 +18,6 @@ if not REAL_VLLM:
     stub_vllm.install()
 
 SMS = 132
-settings.register_profile("integrations", deadline=None)
-settings.load_profile("integrations")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import types
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in_kernels import rows
 from tsmla.integrations.vllm import builder, ready
@@ -114,6 +114,7 @@ def test_ranks_of_context_parallelism_merge_to_the_whole(kernels, config, make_i
     close((weights[..., None] * torch.stack(outs)).sum(0), expected(q, whole, 2))
 
 
+@settings(deadline=None)
 @given(q_len=st.integers(1, 130), active=st.integers(1, 40), padding=st.integers(0, 9), padded=st.booleans())
 def test_requests_and_their_tokens(q_len, active, padding, padded):
     """Padding requests have tokens in graphs, and none in eager steps."""
@@ -121,6 +122,7 @@ def test_requests_and_their_tokens(q_len, active, padding, padded):
     assert uniform(q_len, tokens, active + padding) == (tokens // q_len, q_len)
 
 
+@settings(deadline=None)
 @given(q_len=st.integers(1, 130), requests=st.integers(1, 40), first=st.integers(0, 1))
 def test_the_batch_of_a_capture(q_len, requests, first):
     """May say that each request has one token, or none, while the graph is for more."""
@@ -143,6 +145,7 @@ def test_the_builder_keeps_requests_that_have_tokens():
     assert decode.seq_lens.tolist() == [0, 1] and decode.dcp_tot_seq_lens.tolist() == [10, 11]
 
 
+@settings(deadline=None)
 @given(batch=st.integers(1, 3000), q_len=st.integers(1, 128), heads=st.sampled_from([3, 12, 16, 128]))
 def test_the_reserved_workspace_does_for_every_decode(batch, q_len, heads):
     most = max(plan_decode(Arch.SM90A, 132, ready._MANY_REQUESTS, q, heads).workspace_bytes for q in range(1, 129))
