@@ -25,6 +25,11 @@ TENSOR_MODULES = {"checks", "decode", "examine", "lengths", "pack", "prefill", "
     f"tools.selftest_{name}" for name in ("child", "decode", "memory", "pack", "prefill", "reference")
 }
 """Modules of tsmla that handle tensors and so import torch."""
+PLUG_INS = {
+    f"integrations.vllm.{name}"
+    for name in ("backend", "builder", "context", "decode", "mha", "prefill", "ready", "served")
+}
+"""Modules that engines import, and which import engines."""
 
 
 def imports(file: Path) -> Iterator[str]:
@@ -148,7 +153,7 @@ def test_tsmla_does_without_the_faces() -> None:
             assert not [found for found in imports(file) if "compat" in found.split(".")], file
 
 
-@pytest.mark.parametrize("name", sorted(modules() - TENSOR_MODULES - FACES - {"__main__"}))
+@pytest.mark.parametrize("name", sorted(modules() - TENSOR_MODULES - FACES - PLUG_INS - {"__main__"}))
 def test_modules_that_handle_no_tensors_import_nothing_heavy(name: str) -> None:
     module = f"tsmla.{name}".rstrip(".")
     done = run_python(f"import sys, {module}; print(*sorted({{n.partition('.')[0] for n in sys.modules}}))")

@@ -1,1 +1,1 @@
-"""tsmla inside of other libraries: one module each, imported by those who use that library."""
+"""tsmla inside of other libraries: each module is imported by those who use that library; tsmla needs none."""

@@ -1,0 +1,106 @@
+"""An engine in a process of its own, that does what it is told: so several may take turns on one GPU."""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from . import model
+
+_START_SECONDS = 900
+
+
+class Engine:
+    """A backend's engine; construct one after the other, since each measures the GPU's memory."""
+
+    def __init__(self, backend: model.Backend, memory: float, options: dict[str, Any]):
+        self.backend = backend
+        context = multiprocessing.get_context("spawn")
+        self._end, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, backend, memory, options), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.start_seconds: float = self._answer(_START_SECONDS)
+
+    def generate(self, lengths: list[int], new: int, seed: int) -> float:
+        """Seconds for prompts of these lengths with `new` tokens each."""
+        return self._ask("generate", lengths, new, seed)
+
+    def tokens(self, lengths: list[int], new: int, seed: int) -> list[dict[str, list]]:
+        """Of each prompt, the tokens and their log-probabilities."""
+        return self._ask("tokens", lengths, new, seed)
+
+    def profile(self, lengths: list[int], new: int, seed: int) -> list[tuple[str, float, int]]:
+        """(kernel, milliseconds, calls) of one `generate`, longest first."""
+        return self._ask("profile", lengths, new, seed)
+
+    def close(self) -> None:
+        self._end.send(None)
+        self._process.join(60)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _ask(self, *what: Any) -> Any:
+        self._end.send(what)
+        return self._answer(None)
+
+    def _answer(self, seconds: float | None) -> Any:
+        if seconds is not None and not self._end.poll(seconds):
+            raise SystemExit(f"{self.backend}: no answer in {seconds:.0f} s")
+        try:
+            fine, answer = self._end.recv()
+        except EOFError:
+            raise SystemExit(f"{self.backend}: the engine's process ended") from None
+        if not fine:
+            raise SystemExit(f"{self.backend}: {answer}")
+        return answer
+
+
+def _serve(end: Connection, backend: model.Backend, memory: float, options: dict[str, Any]) -> None:
+    try:
+        llm, seconds = model.start(backend, memory, options)
+        end.send((True, seconds))
+        does = {"generate": _generate, "tokens": _tokens, "profile": _profile}
+        while (asked := end.recv()) is not None:
+            name, *given = asked
+            end.send((True, does[name](llm, *given)))
+    except Exception:
+        end.send((False, traceback.format_exc()))
+
+
+def _generate(llm: Any, lengths: list[int], new: int, seed: int) -> float:
+    given, how = model.prompts(lengths, seed), model.sampling(new, logprobs=False)
+    started = time.perf_counter()
+    llm.generate(given, how, use_tqdm=False)
+    return time.perf_counter() - started
+
+
+def _tokens(llm: Any, lengths: list[int], new: int, seed: int) -> list[dict[str, list]]:
+    outputs = llm.generate(model.prompts(lengths, seed), model.sampling(new, logprobs=True), use_tqdm=False)
+    return [
+        {
+            "tokens": list(done.token_ids),
+            "logprobs": [step[token].logprob for step, token in zip(done.logprobs, done.token_ids, strict=True)],
+        }
+        for (done,) in (output.outputs for output in outputs)
+    ]
+
+
+def _profile(llm: Any, lengths: list[int], new: int, seed: int) -> list[tuple[str, float, int]]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        _generate(llm, lengths, new, seed)
+        torch.cuda.synchronize()
+    milliseconds: dict[str, float] = collections.defaultdict(float)
+    calls: dict[str, int] = collections.Counter()
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            milliseconds[event.name] += event.device_time / 1000
+            calls[event.name] += 1
+    return [(name, ms, calls[name]) for name, ms in sorted(milliseconds.items(), key=lambda item: -item[1])]

@@ -1,0 +1,130 @@
+"""A random DeepSeek-V3-shaped model, and a vLLM on it whose MLA backends are chosen by name.
+
+Attention has the real dimensions; layers are dense and few, so that the model fits beside others on one GPU. Weights
+are drawn from +-0.05: from vLLM's own +-0.001, attention is nearly invisible, and all backends give the same tokens
+whatever they compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+OURS = "TSMLA"
+_FORWARDED = ("heads", "layers", "kv", "max_len", "batched_tokens", "graphs", "fp8_prefill")
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """name: of the decode backend in vLLM, or "auto". prefill: the same of the prefill backend."""
+
+    name: str
+    prefill: str
+
+    @classmethod
+    def parse(cls, text: str) -> Backend:
+        """NAME or NAME+PREFILL; tsmla's decode comes with its prefill unless another is named."""
+        name, _, prefill = text.partition("+")
+        return cls(name, prefill or (OURS if name == OURS else "auto"))
+
+    def __str__(self) -> str:
+        return self.name if self.prefill in ("auto", self.name) else f"{self.name}+{self.prefill}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "backends", nargs="+", type=Backend.parse, help="NAME or NAME+PREFILL; TSMLA, auto, FLASHMLA ..."
+    )
+    parser.add_argument("--kv", default="auto", help="dtype of the KV cache: auto, fp8 (%(default)s)")
+    parser.add_argument("--heads", type=int, default=16, help="(%(default)s)")
+    parser.add_argument("--layers", type=int, default=24, help="(%(default)s)")
+    parser.add_argument("--max-len", type=int, default=32768, help="longest context, in tokens (%(default)s)")
+    parser.add_argument("--batched-tokens", type=int, default=8192, help="most tokens of a step (%(default)s)")
+    parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode (%(default)s)")
+    parser.add_argument("--fp8-prefill", action="store_true", help="use_prefill_query_quantization (%(default)s)")
+
+
+def forwarded(options: argparse.Namespace) -> dict[str, Any]:
+    """What `start` needs of the options."""
+    return {name: getattr(options, name) for name in _FORWARDED}
+
+
+def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any, float]:
+    """(vllm.LLM, seconds that it took) in this process. memory: share of the GPU's."""
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1"
+    )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    import vllm.model_executor.model_loader.dummy_loader as loader
+    from vllm import LLM
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    draw = loader.initialize_dummy_weights
+
+    def wider(model: Any, *given: Any, **named: Any) -> None:
+        draw(model, *given, **{**named, "low": -0.05, "high": 0.05})
+
+    loader.initialize_dummy_weights = wider
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(shape(options)))
+        llm = LLM(
+            model=directory, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", seed=0,
+            max_model_len=options["max_len"], gpu_memory_utilization=memory, kv_cache_dtype=options["kv"],
+            attention_config=attention(backend, options["fp8_prefill"]), enable_prefix_caching=False,
+            max_num_batched_tokens=options["batched_tokens"], disable_log_stats=True,
+            compilation_config={"mode": 0, "cudagraph_mode": options["graphs"]},
+        )  # fmt: skip
+    return llm, time.perf_counter() - started
+
+
+def attention(backend: Backend, fp8_prefill: bool) -> dict[str, Any]:
+    """vLLM's attention config. Where vLLM takes no new names, tsmla is CUSTOM."""
+    from tsmla.integrations.vllm import selected_names
+
+    decode, prefill = (dict.fromkeys(["auto"]) | {OURS: ours} for ours in selected_names())
+    chosen = {
+        "backend": decode.get(backend.name, backend.name),
+        "mla_prefill_backend": prefill.get(backend.prefill, backend.prefill),
+    }
+    return {name: value for name, value in chosen.items() if value} | {"use_prefill_query_quantization": fp8_prefill}
+
+
+def shape(options: dict[str, Any]) -> dict[str, Any]:
+    """The model's config.json."""
+    heads, layers = options["heads"], options["layers"]
+    return {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
+        "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": layers, "vocab_size": 32000,
+        "num_attention_heads": heads, "num_key_value_heads": heads, "q_lora_rank": 1536, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000.0,
+        "max_position_embeddings": max(65536, options["max_len"]), "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "attention_bias": False, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+        # Mixture-of-experts fields that the architecture asks for; all layers are dense.
+        "first_k_dense_replace": layers, "n_routed_experts": 8, "n_shared_experts": 1, "moe_layer_freq": 1,
+        "moe_intermediate_size": 1024, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": 1.0,
+        "initializer_range": 0.02,
+    }  # fmt: skip
+
+
+def prompts(lengths: list[int], seed: int) -> list[dict[str, list[int]]]:
+    draw = random.Random(seed)
+    return [{"prompt_token_ids": [draw.randrange(5, 31999) for _ in range(n)]} for n in lengths]
+
+
+def sampling(new: int, logprobs: bool) -> Any:
+    """Greedy, `new` tokens, whatever they are."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=1 if logprobs else None
+    )

@@ -1,0 +1,102 @@
+"""Throughput of vLLM's MLA backends on one model: engines side by side on one GPU, asked in turn.
+
+    python -m benchmarks.engines.throughput auto TSMLA FLASHMLA --heads 128 --case 64x4096+256 --case 16x16384+256
+
+The first backend is what others are compared with. A case is REQUESTSxPROMPT+NEW tokens. Every round asks each backend
+once, in an order drawn anew, with the same prompts; the first round is not counted. Backends share --memory of the GPU
+equally: when their caches cannot hold a case, name fewer. With --profile, one more run of each case says where GPU time
+goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from typing import Any
+
+from benchmarks import protocol
+
+from . import model
+from .engine import Engine
+
+_ATTENTION = ("mla", "fmha", "flash", "attn", "attention", "tsmla", "concat", "merge", "gather", "pack")
+"""What names of kernels for attention, and of copies that only attention needs, contain."""
+
+
+class Case:
+    def __init__(self, text: str):
+        requests, _, rest = text.partition("x")
+        prompt, _, new = rest.partition("+")
+        try:
+            self.requests, self.prompt, self.new = int(requests), int(prompt), int(new)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text}: expected REQUESTSxPROMPT+NEW, such as 64x4096+256") from None
+
+    def __str__(self) -> str:
+        return f"{self.requests}x{self.prompt}+{self.new}"
+
+    def given(self, seed: int) -> tuple[list[int], int, int]:
+        return [self.prompt] * self.requests, self.new, seed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser, seconds=None)
+    model.add_arguments(parser)
+    parser.add_argument("--case", type=Case, action="append", required=True, help="REQUESTSxPROMPT+NEW; repeatable")
+    parser.add_argument("--rounds", type=int, default=4, help="counted ones (%(default)s)")
+    parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's, for all engines (%(default)s)")
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    each = options.memory / len(options.backends)
+    engines = []
+    for backend in options.backends:
+        engines.append(Engine(backend, each, model.forwarded(options)))
+        print(f"{backend}: up after {engines[-1].start_seconds:.0f} s", flush=True)
+    results = [_case(engines, case, options.rounds, options.profile) for case in options.case]
+    for engine in engines:
+        engine.close()
+    record = {
+        "certificate": protocol.certificate(options.commit),
+        "model": model.shape(model.forwarded(options)),
+        "options": model.forwarded(options),
+        "backends": [str(backend) for backend in options.backends],
+        "results": results,
+    }
+    print(protocol.write_record(options.results, f"vllm-throughput-{options.kv}-{options.heads}-heads", record))
+
+
+def _case(engines: list[Engine], case: Case, rounds: int, profile: bool) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {str(engine.backend): [] for engine in engines}
+    for turn in range(rounds + 1):
+        for engine in random.sample(engines, len(engines)):
+            taken = engine.generate(*case.given(seed=turn))
+            if turn:
+                seconds[str(engine.backend)].append(taken)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    first = medians[str(engines[0].backend)]
+    rows = [
+        (name, case.requests * case.new / median, first / median, min(seconds[name]), median, max(seconds[name]))
+        for name, median in medians.items()
+    ]
+    header = (str(case), "new tokens/s", f"x {engines[0].backend}", "min s", "median s", "max s")
+    print(protocol.table(header, rows), flush=True)
+    result: dict[str, Any] = {"case": str(case), "seconds": seconds}
+    if profile:
+        result["profile"] = {str(engine.backend): engine.profile(*case.given(seed=1)) for engine in engines}
+        for name, kernels in result["profile"].items():
+            _show(name, kernels)
+    return result
+
+
+def _show(name: str, kernels: list[tuple[str, float, int]]) -> None:
+    """The longest kernels of a run, and what share of GPU time is attention with the copies around it."""
+    total = sum(ms for _, ms, _ in kernels)
+    share = sum(ms for kernel, ms, _ in kernels if any(word in kernel.lower() for word in _ATTENTION)) / total
+    print(f"{name}: {total:.0f} ms of GPU time, {share:.0%} in kernels named for attention")
+    print(protocol.table(("ms", "calls", "kernel"), [(ms, calls, kernel[:90]) for kernel, ms, calls in kernels[:15]]))
+
+
+if __name__ == "__main__":
+    main()

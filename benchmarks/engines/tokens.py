@@ -1,0 +1,72 @@
+"""Tokens and log-probabilities of vLLM's MLA backends on one model, against the first backend's.
+
+    python -m benchmarks.engines.tokens FLASH_ATTN_MLA TSMLA FLASHMLA [--kv fp8] [--batched-tokens 2048]
+
+Greedy generation from prompts of 1 to 20,000 tokens. Rounding differs between backends, so that tokens may part where
+two are nearly as probable: compare with how vLLM's own backends part from each other. Log-probabilities are compared
+up to there. Backends run one after the other, each with the GPU for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from benchmarks import protocol
+
+from . import model
+from .engine import Engine
+
+LENGTHS = [17, 700, 3000, 12000, 64, 65, 1, 20000]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser, seconds=None)
+    model.add_arguments(parser)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="of prompts (%(default)s)")
+    parser.add_argument("--new", type=int, default=48, help="tokens generated from each (%(default)s)")
+    parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's (%(default)s)")
+    parser.add_argument("--same", type=int, help="exit status 1 when fewer tokens in all are alike")
+    options = parser.parse_args()
+    told = {str(backend): _tokens(backend, options) for backend in options.backends}
+    reference = next(iter(told))
+    results = {name: compared(told[reference], mine) for name, mine in told.items() if name != reference}
+    for name, rows in results.items():
+        alike, total = sum(row["alike"] for row in rows), options.new * len(options.lengths)
+        print(f"{name} against {reference}: {alike} of {total} tokens alike")
+        header = ("prompt", "alike", "log-probability within")
+        shown = [(n, r["alike"], f"{r['within']:.1e}") for n, r in zip(options.lengths, rows, strict=True)]
+        print(protocol.table(header, shown))
+    record = {
+        "certificate": protocol.certificate(options.commit),
+        "options": model.forwarded(options),
+        "lengths": options.lengths,
+        "results": results,
+    }
+    print(protocol.write_record(options.results, f"vllm-tokens-{options.kv}-{options.heads}-heads", record))
+    if options.same is not None and any(sum(r["alike"] for r in rows) < options.same for rows in results.values()):
+        raise SystemExit(1)
+
+
+def compared(theirs: list[dict[str, list]], mine: list[dict[str, list]]) -> list[dict[str, Any]]:
+    """Of each prompt: how many first tokens are alike, and how far their log-probabilities are apart."""
+    rows = []
+    for their, own in zip(theirs, mine, strict=True):
+        pairs = zip(their["tokens"], own["tokens"], strict=True)
+        alike = next((i for i, (x, y) in enumerate(pairs) if x != y), len(own["tokens"]))
+        both = zip(their["logprobs"][:alike], own["logprobs"][:alike], strict=True)
+        rows.append({"alike": alike, "within": max((abs(x - y) for x, y in both), default=0.0)})
+    return rows
+
+
+def _tokens(backend: model.Backend, options: argparse.Namespace) -> list[dict[str, list]]:
+    engine = Engine(backend, options.memory, model.forwarded(options))
+    try:
+        return engine.tokens(options.lengths, options.new, 0)
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""python -m tsmla.integrations.vllm: which vLLM is there, whether the plug-in fits it, and the flags to use.
+
+Exit status: 0 when it fits, 1 when it does not, 2 without vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+
+from . import contract, options, register, selected_names
+
+_GROUP = "vllm.general_plugins"
+
+
+def main() -> int:
+    version = contract.version()
+    if version is None:
+        print("vLLM is not installed in this environment; the plug-in is for vLLM 0.26 to 0.33")
+        return 2
+    read = "one of the versions" if version in contract.KNOWN else "not one of those"
+    print(f"vLLM {version} ({read} that the plug-in was tested with: {', '.join(contract.KNOWN)})")
+    print(f"entry point: {_entry_point()}")
+    complaints = contract.broken()
+    for complaint in complaints:
+        print(f"  does not fit: {complaint}")
+    if complaints:
+        print("This vLLM has moved on. Do not select the backends; please report the lines above.")
+        return 1
+    register()
+    decode, prefill = selected_names()
+    chosen = {"backend": decode, "mla_prefill_backend": prefill}
+    print("contract: fits")
+    print(f"flags: vllm serve MODEL --attention-config '{json.dumps(chosen)}'")
+    print(f"  LLM(model=..., attention_config={chosen})")
+    print("  --kv-cache-dtype fp8 for a cache in e4m3; docs/vllm.md says what is supported")
+    for setting in options.SETTINGS:
+        value = os.environ.get(setting.name) or f"unset: {setting.default}"
+        print(f"  {setting.name} ({setting.accepted}; {value}): {setting.meaning}")
+    return 0
+
+
+def _entry_point() -> str:
+    """How vLLM will find the plug-in, or why it will not."""
+    found = [point.value for point in importlib.metadata.entry_points(group=_GROUP) if point.name == "tsmla"]
+    if not found:
+        return "missing: tsmla is not installed in this environment (pip install tsmla)"
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "tsmla" not in allowed.split(","):
+        return f"{found[0]}, which VLLM_PLUGINS={allowed} leaves out; add tsmla to it"
+    return found[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Whether the vLLM that is installed is the one that the plug-in was written for: names, and parameters of functions.
+
+vLLM promises nothing to plug-ins. `broken` looks at what this one overrides and calls, and at how it is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+KNOWN = ("0.26.0", "0.33.0")
+"""Versions whose code was read and that the contract tests have passed with."""
+_LAYER = "vllm.model_executor.layers.attention.mla_attention"
+_BACKEND = "vllm.v1.attention.backend"
+_PREFILL = "vllm.v1.attention.backends.mla.prefill"
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """Parameters that the plug-in counts on, separated by spaces.
+
+    exactly: vLLM calls the plug-in's, which would not know another parameter. Otherwise the plug-in calls vLLM's, whose
+    other parameters have defaults. also: parameters of some versions, which the plug-in knows too.
+    """
+
+    path: str
+    parameters: str
+    exactly: bool = False
+    also: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What a module, class or dataclass must have, separated by spaces."""
+
+    path: str
+    names: str
+
+
+CONTRACT: tuple[Function | Names, ...] = (
+    Function("vllm.v1.attention.backends.registry:register_backend", "backend class_path"),
+    Function(f"{_PREFILL}.registry:register_mla_prefill_backend", "backend class_path"),
+    Names("vllm.v1.attention.backends.registry:AttentionBackendEnum", "CUSTOM get_path is_overridden"),
+    Names(f"{_PREFILL}.registry:MLAPrefillBackendEnum", "CUSTOM get_path is_overridden"),
+    Function(
+        f"{_LAYER}:MLACommonImpl.__init__",
+        "self num_heads head_size scale num_kv_heads alibi_slopes sliding_window kv_cache_dtype logits_soft_cap "
+        "attn_type kv_sharing_target_layer_name kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim kv_b_proj",
+    ),
+    Function(f"{_LAYER}:MLACommonImpl.forward_mqa", "self q kv_c_and_k_pe_cache attn_metadata layer", exactly=True),
+    Function(
+        f"{_LAYER}:MLACommonImpl.forward_mha",
+        "self q kv_c_normed k_pe kv_c_and_k_pe_cache attn_metadata k_scale output output_scale",
+        exactly=True,
+    ),
+    Function(f"{_LAYER}:MLACommonImpl._concat_k_nope_k_pe", "self k_nope k_pe"),
+    Function(
+        f"{_LAYER}:MLACommonImpl._context_parallel_compute_prefill_context",
+        "self q kv_c_and_k_pe_cache attn_metadata k_scale dcp_world_size",
+    ),
+    Function(
+        f"{_LAYER}:MLACommonMetadataBuilder.__init__",
+        "self kv_cache_spec layer_names vllm_config device metadata_cls supports_dcp_with_varlen",
+    ),
+    Function(
+        f"{_LAYER}:MLACommonMetadataBuilder._build_decode",
+        "self block_table_tensor seq_lens_device query_start_loc_cpu num_decode_tokens dcp_tot_seq_lens_device",
+    ),
+    Names(f"{_LAYER}:MLACommonDecodeMetadata", "block_table seq_lens dcp_tot_seq_lens"),
+    Names(f"{_LAYER}:MLACommonMetadata", "max_seq_len num_decodes num_decode_tokens prefill decode"),
+    Names(f"{_LAYER}:MLACommonPrefillMetadata", "block_table query_start_loc chunked_context prefill_backend"),
+    Names(f"{_LAYER}:QueryLenSupport", "UNIFORM"),
+    Names(f"{_BACKEND}:AttentionCGSupport", "UNIFORM_BATCH"),
+    Names(
+        f"{_BACKEND}:AttentionImplBase",
+        "can_return_lse_for_decode lse_base_on_e supports_dcp need_to_return_lse_for_decode "
+        "supports_mtp_with_cp_non_trivial_interleave_size",
+    ),
+    Names(
+        f"{_BACKEND}:AttentionBackend",
+        "get_name get_impl_cls get_builder_cls get_supported_kernel_block_sizes get_preferred_block_size "
+        "get_supported_head_sizes supports_compute_capability supports_sliding_window supports_non_causal "
+        "supports_batch_invariance",
+    ),
+    Function(
+        f"{_BACKEND}:AttentionBackend.supports_combination",
+        "head_size dtype kv_cache_dtype block_size use_mla has_sink use_sparse use_mm_prefix device_capability",
+    ),
+    Function(
+        f"{_PREFILL}.base:MLAPrefillBackend.__init__",
+        "self num_heads scale kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim vllm_config",
+        exactly=True,
+    ),
+    Function(
+        f"{_PREFILL}.base:MLAPrefillBackend.run_prefill_new_tokens",
+        "self q k v return_softmax_lse out output_scale",
+        exactly=True,
+    ),
+    Function(
+        f"{_PREFILL}.base:MLAPrefillBackend.run_prefill_context_chunk",
+        "self q k v",
+        exactly=True,
+        also="chunk chunk_idx out",
+    ),
+    Function(f"{_PREFILL}.base:MLAPrefillBackend.validate_configuration", "device_capability selector_config"),
+    Function(
+        "vllm._custom_ops:gather_and_maybe_dequant_cache",
+        "src_cache dst block_table cu_seq_lens token_to_seq num_tokens kv_cache_dtype scale seq_starts",
+    ),
+    Function("vllm._custom_ops:scaled_fp8_quant", "input scale"),
+    Function(
+        "vllm.v1.attention.ops.merge_attn_states:merge_attn_states",
+        "output output_lse prefix_output prefix_lse suffix_output suffix_lse",
+    ),
+    Function("vllm.v1.worker.workspace:WorkspaceManager.get_simultaneous", "self"),
+    Names("vllm.v1.worker.workspace", "current_workspace_manager"),
+    Names("vllm.config.attention:AttentionConfig", "backend mla_prefill_backend use_prefill_query_quantization"),
+    Names("vllm.config.parallel:ParallelConfig", "decode_context_parallel_size cp_kv_cache_interleave_size"),
+)
+
+
+def version() -> str | None:
+    """Of the vLLM that is installed, or None."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return None
+
+
+def broken(contract: tuple[Function | Names, ...] = CONTRACT) -> list[str]:
+    """A sentence for each part of the contract that does not hold; none: the plug-in and vLLM go together."""
+    return [sentence for clause in contract for sentence in _complaints(clause)]
+
+
+def _complaints(clause: Function | Names) -> Iterator[str]:
+    try:
+        found = _found(clause.path)
+    except (ImportError, AttributeError) as error:
+        yield f"{clause.path} is not there: {error}"
+        return
+    if isinstance(clause, Names):
+        fields = getattr(found, "__dataclass_fields__", {})
+        annotations = getattr(found, "__annotations__", {})
+        missing = [n for n in clause.names.split() if not (hasattr(found, n) or n in fields or n in annotations)]
+        if missing:
+            yield f"{clause.path} has no {', '.join(missing)}"
+        return
+    parameters = dict(inspect.signature(found).parameters)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if missing := [name for name in clause.parameters.split() if name not in parameters and not takes_any]:
+        yield f"{clause.path} takes no {', '.join(missing)}"
+    if clause.exactly:
+        unknown = set(parameters) - {*clause.parameters.split(), *clause.also.split()}
+        if unknown:
+            yield f"{clause.path} takes {', '.join(sorted(unknown))}, which the plug-in does not know"
+
+
+def _found(path: str) -> Any:
+    module, _, names = path.partition(":")
+    found = importlib.import_module(module)
+    for name in filter(None, names.split(".")):
+        found = getattr(found, name)
+    return found

@@ -1,0 +1,107 @@
+"""A prefill under both of tsmla's backends: what vLLM's `forward_mha` does, with fewer copies.
+
+New tokens are computed into the layer's output. Each chunk of their context is then gathered from the cache, expanded
+and merged into it, instead of being merged with its like first and copied at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from vllm import _custom_ops as ops
+from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
+
+from . import context
+from .prefill import Keys, TsmlaPrefill
+
+
+def of(impl: Any, attn_metadata: Any, output_scale: Any) -> Prefill | None:
+    """The prefill of a batch, or None when vLLM's own must do: another backend prefills, or into quantised outputs."""
+    prefill = attn_metadata.prefill
+    if not isinstance(prefill.prefill_backend, TsmlaPrefill) or output_scale is not None:
+        return None
+    return Prefill(impl, prefill.prefill_backend, attn_metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """impl: the layer's implementation, which projects and, under context parallelism, gathers the context."""
+
+    impl: Any
+    backend: TsmlaPrefill
+    metadata: Any
+
+    def run(
+        self,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        k_pe: torch.Tensor,
+        cache: torch.Tensor,
+        k_scale: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        """q: [tokens, heads, nope + rope]. latent, k_pe: of the same tokens, [tokens, 512] and [tokens, 1, 64]."""
+        prefill = self.metadata.prefill
+        out = output.view(-1, self.impl.num_heads, self.impl.v_head_dim)
+        has_context = prefill.chunked_context is not None
+        queries, starts = self.backend.prepared(q), prefill.query_start_loc
+        _, lse = self.backend.attend(queries, *self._expanded(latent, k_pe), starts, starts, True, has_context, out)
+        if lse is None:
+            return
+        if self.impl.dcp_world_size > 1:
+            merge(out, lse, *self._context_of_all_ranks(q, cache, k_scale))
+            return
+        for chunk in context.chunks(prefill):
+            keys, values = self._expanded(*self._gathered(chunk, cache, k_scale))
+            more, more_lse = self.backend.attend(
+                queries[chunk.tokens], keys, values, chunk.starts_q, chunk.starts_kv, False, True
+            )
+            assert more_lse is not None
+            merge(out[chunk.tokens], lse[:, chunk.tokens], more, more_lse)
+
+    def _expanded(self, latent: torch.Tensor, k_pe: torch.Tensor) -> tuple[Keys, torch.Tensor]:
+        """Keys and values of every head."""
+        impl = self.impl
+        dims = impl.qk_nope_head_dim, impl.v_head_dim
+        k_nope, values = impl.kv_b_proj(latent)[0].view(-1, impl.num_heads, sum(dims)).split(dims, dim=-1)
+        if self.backend.takes_keys_in_parts:
+            return (k_nope, k_pe), values
+        return impl._concat_k_nope_k_pe(k_nope, k_pe), values
+
+    def _gathered(
+        self, chunk: context.Chunk, cache: torch.Tensor, k_scale: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Latent and rope parts of a chunk's keys, in the model's dtype."""
+        prefill = self.metadata.prefill
+        rows = prefill.chunked_context.workspace
+        ops.gather_and_maybe_dequant_cache(
+            src_cache=cache,
+            dst=rows,
+            block_table=prefill.block_table[chunk.requests],
+            cu_seq_lens=chunk.starts_kv,
+            token_to_seq=chunk.request_of,
+            num_tokens=chunk.keys,
+            kv_cache_dtype=self.impl.kv_cache_dtype,
+            scale=k_scale,
+            seq_starts=chunk.first,
+        )
+        rank = self.impl.kv_lora_rank
+        return rows[: chunk.keys, :rank], rows[: chunk.keys, None, rank:]
+
+    def _context_of_all_ranks(
+        self, q: torch.Tensor, cache: torch.Tensor, k_scale: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        impl = self.impl
+        return impl._context_parallel_compute_prefill_context(
+            q, cache, self.metadata, k_scale=k_scale, dcp_world_size=impl.dcp_world_size
+        )
+
+
+def merge(out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> None:
+    """Merge attention over more keys into `out` [tokens, heads, d] and `lse` [heads, tokens], in place."""
+    before = lse.clone()  # the kernel may write an LSE before all who need it have read it
+    merge_attn_states(
+        output=out, output_lse=lse, prefix_output=more, prefix_lse=more_lse, suffix_output=out, suffix_lse=before
+    )

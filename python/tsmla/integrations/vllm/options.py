@@ -1,0 +1,38 @@
+"""What users choose of the plug-in by environment variables, read when vLLM builds a model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tsmla.errors import SettingError
+from tsmla.settings import Setting
+
+FP8_PREFILL = Setting(
+    "TSMLA_VLLM_FP8_PREFILL",
+    "0, 1",
+    "what use_prefill_query_quantization of vLLM's attention config says",
+    "1: queries, keys and values of prefills are rounded to e4m3 (scale 1, saturating) before attention",
+)
+DECODE_THRESHOLD = Setting(
+    "TSMLA_VLLM_DECODE_THRESHOLD",
+    "1 to 1024",
+    "128",
+    "requests of up to so many new tokens, all alike, read the cache as decodes do instead of being prefilled",
+)
+SETTINGS = (FP8_PREFILL, DECODE_THRESHOLD)
+_MOST = 1024
+
+
+def fp8_prefill(vllm_config: Any) -> bool:
+    text = os.environ.get(FP8_PREFILL.name) or ""
+    if text not in ("", "0", "1"):
+        raise SettingError(f"{FP8_PREFILL.name} is {text!r}; accepted: {FP8_PREFILL.accepted}")
+    return text == "1" if text else bool(vllm_config.attention_config.use_prefill_query_quantization)
+
+
+def decode_threshold() -> int:
+    text = os.environ.get(DECODE_THRESHOLD.name) or DECODE_THRESHOLD.default
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST):
+        raise SettingError(f"{DECODE_THRESHOLD.name} is {text!r}; accepted: {DECODE_THRESHOLD.accepted}")
+    return int(text)

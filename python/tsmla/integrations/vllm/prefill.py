@@ -1,0 +1,149 @@
+"""The prefill backend: attention over the keys of new tokens, and over one chunk of the context in front of them.
+
+It works under any decode backend of vLLM's. Under tsmla's own (`mha`) it is asked by `attend`, which copies less.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm import _custom_ops as ops
+from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
+
+from tsmla.checks import TORCH_DTYPES
+from tsmla.pack import mla_kv_pack_quantize_fp8
+from tsmla.prefill import tsmla_prefill
+from tsmla.support import PREFILL_DIMS, ROPE_DIM
+from tsmla.variant import Dtype
+
+from . import context, name_in, options, ready, served
+
+Keys = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""[tokens, heads, nope + rope], or their parts: [tokens, heads, nope], and [tokens, 1, rope] shared by all heads."""
+
+
+class TsmlaPrefill(MLAPrefillBackend):
+    supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
+        MLADimensions(qk_nope_head_dim=d_qk - ROPE_DIM, qk_rope_head_dim=ROPE_DIM, v_head_dim=d_v)
+        for d_qk, d_v in PREFILL_DIMS
+    ]
+
+    @staticmethod
+    def get_name() -> str:
+        return name_in(MLAPrefillBackendEnum)
+
+    @classmethod
+    def supports_compute_capability(cls, device_capability: Any) -> bool:
+        return served.arch_of(device_capability) is not None
+
+    @classmethod
+    def validate_configuration(cls, device_capability: Any, selector_config: Any) -> list[str]:
+        """vLLM's reasons, and what is served."""
+        reasons = super().validate_configuration(device_capability, selector_config)
+        return [*reasons, reason] if (reason := served.why_no_gpu(device_capability)) else reasons
+
+    def __init__(
+        self,
+        num_heads: int,
+        scale: float,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        vllm_config: Any,
+    ) -> None:
+        super().__init__(
+            num_heads=num_heads, scale=scale, kv_lora_rank=kv_lora_rank, qk_nope_head_dim=qk_nope_head_dim,
+            qk_rope_head_dim=qk_rope_head_dim, v_head_dim=v_head_dim, vllm_config=vllm_config,
+        )  # fmt: skip
+        self.fp8 = options.fp8_prefill(vllm_config)
+        self._one: torch.Tensor | None = None
+        dims = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+        dtype = torch.get_default_dtype() if vllm_config.model_config is None else vllm_config.model_config.dtype
+        if reason := served.why_not_prefilled(ready.arch(), dtype, self.fp8, dims):
+            raise NotImplementedError(reason)
+        model = TORCH_DTYPES[dtype]
+        read, written, packed = (Dtype.E4M3, Dtype.BF16, model) if self.fp8 else (model, model, None)
+        ready.prefill_kernels(read, written, dims, packed)
+
+    def supports_out(self) -> bool:
+        return True
+
+    @property
+    def takes_keys_in_parts(self) -> bool:
+        """Whether `attend` would rather have keys in two parts: the pack kernel joins them as it rounds them."""
+        return self.fp8
+
+    def prepared(self, q: torch.Tensor) -> torch.Tensor:
+        """Queries [tokens, heads, nope + rope] as `attend` takes them."""
+        if not self.fp8:
+            return q
+        if self._one is None:
+            self._one = torch.ones(1, dtype=torch.float32, device=q.device)
+        rounded, _ = ops.scaled_fp8_quant(q.reshape(q.shape[0], -1), self._one)
+        return rounded.view(q.shape)
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        keys: Keys,
+        values: torch.Tensor,
+        starts_q: torch.Tensor,
+        starts_kv: torch.Tensor,
+        causal: bool,
+        lse: bool,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output [tokens, heads, value] and the natural LSE [heads, tokens], contiguous, if asked for.
+
+        starts_q, starts_kv: [requests + 1] int32, where each request's rows start in `queries` and in `keys`.
+        """
+        if self.fp8:
+            keys, values = mla_kv_pack_quantize_fp8(*self._parts(keys), values)
+        assert isinstance(keys, torch.Tensor)
+        requests = starts_q.numel() - 1
+        result = tsmla_prefill(
+            queries, keys, values, None, starts_kv, 0, requests, self.scale, causal, lse, starts_q, out=out
+        )
+        if isinstance(result, tuple):
+            return result[0], result[1].t().contiguous()
+        return result, None
+
+    def _parts(self, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(keys, tuple):
+            return keys
+        nope = self.qk_nope_head_dim
+        return keys[..., :nope], keys[:, :1, nope:]
+
+    def run_prefill_new_tokens(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        return_softmax_lse: bool,
+        out: torch.Tensor | None = None,
+        output_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if output_scale is not None:
+            raise NotImplementedError("tsmla writes no quantised outputs (supports_quant_output)")
+        starts = self._prefill_metadata.query_start_loc
+        result, lse = self.attend(self.prepared(q), k, v, starts, starts, True, return_softmax_lse, out)
+        return result if lse is None else (result, lse)
+
+    def run_prefill_context_chunk(
+        self,
+        chunk: Any = None,
+        q: Any = None,
+        k: Any = None,
+        v: Any = None,
+        out: torch.Tensor | None = None,
+        *,
+        chunk_idx: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """chunk: what newer vLLMs say of it; chunk_idx: its number in the older ones' lists."""
+        part = context.chunk_of(self._prefill_metadata, chunk if chunk_idx is None else chunk_idx)
+        result, lse = self.attend(self.prepared(q), k, v, part.starts_q, part.starts_kv, False, True, out)
+        assert lse is not None
+        return result, lse

@@ -1,0 +1,90 @@
+"""What the plug-in serves, and the sentence that refuses the rest when a backend is selected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tsmla.checks import TORCH_DTYPES
+from tsmla.support import LATENT_DIM, PREFILL_DIMS, PREFILL_DTYPES, ROPE_DIM
+from tsmla.variant import Arch, Dtype
+
+ROW = LATENT_DIM + ROPE_DIM
+DTYPES = [torch.float16, torch.bfloat16]
+"""Of models."""
+FP8_CACHES = ("fp8", "fp8_e4m3")
+OWN_CACHES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+CACHES = ["auto", *OWN_CACHES, *FP8_CACHES]
+PAGES = [16, 32, 64, 128]
+PREFERRED_PAGE = 64
+
+
+def arch_of(capability: Any) -> Arch | None:
+    """The architecture of vLLM's DeviceCapability; None for None, and for GPUs without kernels."""
+    return None if capability is None else Arch.from_capability(capability.major, capability.minor)
+
+
+def why_no_gpu(capability: Any) -> str | None:
+    if arch_of(capability) is not None:
+        return None
+    known = ", ".join(f"{a.capability[0]}.{a.capability[1]} ({a.gpus})" for a in Arch)
+    found = "none" if capability is None else f"{capability.major}.{capability.minor}"
+    return f"tsmla has kernels for compute capability {known}; this GPU's is {found}"
+
+
+def why_not_decoded(
+    head_size: int,
+    dtype: torch.dtype,
+    cache: str | None,
+    block_size: int | None,
+    capability: Any,
+    unserved: dict[str, bool],
+) -> str | None:
+    """A sentence that says what is served, or None. unserved: features that no MLA layer gets from tsmla, and whether
+    this one wants them."""
+
+    def reasons() -> Iterator[str]:
+        if reason := why_no_gpu(capability):
+            yield reason
+        if head_size != ROW:
+            yield f"tsmla decodes cache rows of {ROW} ({LATENT_DIM} latent and {ROPE_DIM} rope), not of {head_size}"
+        if dtype not in DTYPES:
+            yield f"tsmla serves models in {' and '.join(map(_name, DTYPES))}, not in {_name(dtype)}"
+        if cache is not None and cache not in CACHES:
+            yield f"tsmla reads caches of {', '.join(CACHES)}, not of {cache}"
+        elif cache in FP8_CACHES and dtype is not torch.bfloat16:
+            yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {_name(dtype)}"
+        elif OWN_CACHES.get(cache or "", dtype) is not dtype:
+            yield f"tsmla decodes with queries of the cache's dtype: {cache} does not go with a model in {_name(dtype)}"
+        if block_size is not None and block_size % PAGES[0]:
+            yield f"tsmla reads pages of {', '.join(map(str, PAGES))} keys, of which {block_size} is no multiple"
+        if wanted := [feature for feature, wants in unserved.items() if wants]:
+            yield f"tsmla's vLLM plug-in serves dense causal and non-causal MLA, without {' or '.join(wanted)}"
+
+    return "; ".join(reasons()) or None
+
+
+def why_not_prefilled(arch: Arch | None, dtype: torch.dtype, fp8: bool, dims: tuple[int, int, int]) -> str | None:
+    """The same for a prefill of (nope, rope, value) dims; fp8: whether its inputs are quantised."""
+    nope, rope, value = dims
+    if (nope + rope, value) not in PREFILL_DIMS:
+        shown = ", ".join(map(str, PREFILL_DIMS))
+        return f"tsmla prefills heads of (query, value) dims {shown}, not ({nope + rope}, {value})"
+    if fp8 and dtype is not torch.bfloat16:
+        return f"FP8 prefill writes bfloat16, and the model is in {_name(dtype)}"
+    if arch is not None and TORCH_DTYPES.get(dtype) not in PREFILL_DTYPES[arch]:
+        return f"tsmla prefills {', '.join(map(str, PREFILL_DTYPES[arch]))} on {arch}, not {_name(dtype)}"
+    return None
+
+
+def decode_dtypes(dtype: torch.dtype, cache: str) -> tuple[Dtype, Dtype]:
+    """What a decode reads and writes: model's dtype, cache's name in vLLM."""
+    if cache in FP8_CACHES:
+        return Dtype.E4M3, Dtype.BF16
+    return TORCH_DTYPES[dtype], TORCH_DTYPES[dtype]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,147 @@
+"""The vLLM plug-in against the vLLM that is installed: its own registries, config, metadata and base classes, on a CPU.
+
+Without vLLM these tests skip. A wheel of it with `--no-deps`, a CPU torch and what `import vllm` asks for are enough;
+docs/vllm.md says how.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+
+import pytest
+import torch
+from mla_layer import BF16, HEADS, SCALE, Problem
+from tsmla.integrations import vllm as plugin
+from tsmla.integrations.vllm import contract
+
+if contract.version() is None:
+    pytest.skip("vLLM is not installed", allow_module_level=True)
+
+import vllm.model_executor.layers.attention.mla_attention as layer  # noqa: E402
+from tsmla.integrations.vllm.backend import TsmlaBackend  # noqa: E402
+from tsmla.integrations.vllm.builder import TsmlaMetadata, TsmlaMetadataBuilder  # noqa: E402
+from tsmla.integrations.vllm.decode import TsmlaImpl  # noqa: E402
+from tsmla.integrations.vllm.prefill import TsmlaPrefill  # noqa: E402
+from vllm.config.attention import AttentionConfig  # noqa: E402
+from vllm.platforms.interface import DeviceCapability  # noqa: E402
+from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
+
+
+def test_the_contract_holds():
+    assert contract.broken() == []
+
+
+def test_users_may_name_the_backends():
+    plugin.register()
+    plugin.register()
+    decode, prefill = plugin.selected_names()
+    chosen = AttentionConfig(backend=decode.lower(), mla_prefill_backend=prefill)
+    assert chosen.backend.get_class() is TsmlaBackend and chosen.mla_prefill_backend.get_class() is TsmlaPrefill
+    assert TsmlaBackend.get_name() == decode and TsmlaPrefill.get_name() == prefill
+
+
+def validate(capability: DeviceCapability, **changes) -> list[str]:
+    given = {
+        "head_size": 576, "dtype": torch.bfloat16, "kv_cache_dtype": "fp8", "block_size": 64, "use_mla": True,
+        "has_sink": False, "use_sparse": False, "use_mm_prefix": False, "use_per_head_quant_scales": False,
+        "device_capability": capability, "attn_type": "decoder", **changes,
+    }  # fmt: skip
+    return TsmlaBackend.validate_configuration(**given)
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3)])
+def test_what_vllm_finds_valid(capability):
+    place = DeviceCapability(*capability)
+    assert validate(place) == []
+    known = inspect.signature(TsmlaBackend.validate_configuration).parameters
+    wide = {"has_sliding_window": True, "use_kv_connector": True, "use_pcp": True, "use_dcp": True}
+    assert validate(place, **{name: value for name, value in wide.items() if name in known}) == []
+
+
+def test_what_vllm_refuses():
+    assert any("this GPU's is 12.0" in reason for reason in validate(DeviceCapability(12, 0)))
+    assert any("caches of auto" in r for r in validate(DeviceCapability(9, 0), kv_cache_dtype="fp8_ds_mla"))
+    assert "batch invariance not supported" in validate(DeviceCapability(9, 0), use_batch_invariant=True)
+    non_causal = validate(DeviceCapability(9, 0), use_non_causal=True)
+    says_causal = "causal" in {field.name for field in dataclasses.fields(layer.MLACommonMetadata)}
+    assert non_causal == ([] if says_causal else ["non-causal attention not supported"])
+
+
+@pytest.mark.parametrize("ours", [TsmlaBackend, TsmlaMetadataBuilder, TsmlaImpl, TsmlaPrefill])
+def test_nothing_is_left_abstract(ours):
+    assert not ours.__abstractmethods__
+
+
+@pytest.mark.parametrize("ours", [TsmlaBackend, TsmlaMetadataBuilder, TsmlaImpl, TsmlaPrefill])
+def test_overrides_take_what_they_are_given(ours):
+    """Every parameter of a method of vLLM's that the plug-in overrides, but for those that a builder passes itself."""
+    for name, method in vars(ours).items():
+        theirs = next((vars(base)[name] for base in ours.__mro__[1:] if name in vars(base)), None)
+        theirs, mine = (getattr(m, "__func__", m) for m in (theirs, method))
+        if not inspect.isfunction(mine) or not inspect.isfunction(theirs):
+            continue
+        parameters = inspect.signature(mine).parameters
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            given = set(inspect.signature(theirs).parameters) - {"metadata_cls", "supports_dcp_with_varlen"}
+            assert given <= set(parameters), f"{ours.__name__}.{name}"
+
+
+def common(starts: list[int], lengths: list[int], table: torch.Tensor) -> CommonAttentionMetadata:
+    """A batch as the model runner tells it."""
+    q = torch.tensor(starts, dtype=torch.int32)
+    n = torch.tensor(lengths, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=q, query_start_loc_cpu=q, seq_lens=n, num_reqs=len(lengths), num_actual_tokens=starts[-1],
+        max_query_len=int((q[1:] - q[:-1]).max()), max_seq_len=max(lengths), block_table_tensor=table,
+        slot_mapping=torch.zeros(starts[-1], dtype=torch.int64), seq_lens_cpu_upper_bound=n,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def builder(monkeypatch, config) -> TsmlaMetadataBuilder:
+    """Made without a model; `build` is vLLM's."""
+    for name in ("empty", "zeros", "tensor"):  # vLLM 0.26 pins memory, which needs a GPU
+        made = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, make=made, pin_memory=False, **named: make(*a, **named))
+    builder = object.__new__(TsmlaMetadataBuilder)
+    builder.__dict__.update(
+        device=torch.device("cpu"), use_pcp=False, dcp_world_size=1, dcp_local_block_size=1, dcp_virtual_block_size=1,
+        cp_kv_cache_interleave_size=1, page_size=4, metadata_cls=TsmlaMetadata, q_data_type=BF16, dcp_manager=None,
+        chunked_prefill_workspace=torch.zeros(32, 576, dtype=BF16), chunked_prefill_workspace_size=32,
+        model_config=types.SimpleNamespace(get_head_size=lambda: 576, dtype=BF16), vllm_config=config,
+        non_causal_multi_token_decode=False,
+        _prefill_backend=TsmlaPrefill(
+            num_heads=HEADS, scale=SCALE, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            vllm_config=config,
+        ),
+    )  # fmt: skip
+    return builder
+
+
+def test_vllms_metadata_of_decodes(builder):
+    """Two requests of three tokens each, a padded one, and the page tables of all."""
+    table = torch.arange(12, dtype=torch.int32).view(3, 4)
+    built = builder.build(0, common([0, 3, 6, 6], [9, 5, 0], table))
+    assert isinstance(built, TsmlaMetadata) and built.num_prefills == 0 and built.prefill is None
+    assert built.decode.q_len == 3 and built.decode.seq_lens.tolist() == [9, 5] and built.max_seq_len == 9
+    assert built.decode.block_table.equal(table[:2]) and built.decode.dcp_tot_seq_lens is None
+
+
+@pytest.mark.usefixtures("kernels", "vllm_ops")
+def test_vllms_metadata_of_prefills(builder, make_impl):
+    """A decode and prefills with and without context, more of it than vLLM gathers at once."""
+    problem = Problem([45, 9, 0], [200, 150, 3])
+    starts, lengths = [0, 1], [7]
+    for context, new in zip(problem.contexts, problem.new, strict=True):
+        starts.append(starts[-1] + new)
+        lengths.append(context + new)
+    table = torch.cat((torch.zeros_like(problem.table[:1]), problem.table))
+    built = builder.build(0, common(starts, lengths, table))
+    assert (built.num_decodes, built.num_prefills) == (1, 3)
+    context = built.prefill.chunked_context
+    assert len(getattr(context, "chunks", None) or context.seq_tot) > 1
+    assert built.prefill.query_start_loc.tolist() == problem.starts
+    out = problem.run(make_impl(weight=problem.weight), built.prefill.prefill_backend, context)
+    problem.check(out)

@@ -1,0 +1,191 @@
+"""The vLLM plug-in's decode, on metadata as vLLM makes it: numbers against attention over each request's own keys."""
+
+from __future__ import annotations
+
+import math
+import random
+import types
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stand_in_kernels import rows
+from tsmla.integrations.vllm import builder, ready
+from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, uniform
+from tsmla.plan import plan_decode
+from tsmla.variant import Arch, DecodeVariant, Dtype
+
+HEADS, PAGE, SCALE = 2, 16, 0.1
+LAYER = types.SimpleNamespace(_q_scale_float=0.5, _k_scale_float=0.25)
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+
+
+def cached(keys: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(cache, block_table, seq_lens) of requests' keys; pages in disorder, NaN where nothing is."""
+    pages = [-(-len(k) // PAGE) for k in keys]
+    order = torch.randperm(sum(pages) + 1)[: sum(pages)].tolist()
+    cache = torch.full((sum(pages) + 1, PAGE, 576), math.nan).to(keys[0].dtype)
+    table = torch.zeros(len(keys), max(pages) + 2, dtype=torch.int32)
+    for request, own in enumerate(keys):
+        for index in range(pages[request]):
+            page = order.pop()
+            part = own[index * PAGE : (index + 1) * PAGE]
+            cache[page, : len(part)] = part
+            table[request, index] = page
+    return cache, table, torch.tensor([len(k) for k in keys], dtype=torch.int32)
+
+
+def batch(decode: TsmlaDecodeMetadata, longest: int, causal: bool = True) -> TsmlaMetadata:
+    metadata = object.__new__(TsmlaMetadata)
+    metadata.decode, metadata.max_seq_len, metadata.causal = decode, longest, causal
+    return metadata
+
+
+def expected(q, keys, q_len, *, scale=SCALE, out_scale=1.0, causal=True, window=None) -> torch.Tensor:
+    """Of every token in turn: q [tokens, heads, 576], keys of each request with its query tokens' own."""
+    outs = []
+    for t, query in enumerate(q.double()):
+        own = keys[t // q_len].double()
+        last = len(own) - q_len + t % q_len
+        first = 0 if window is None else max(0, last - window + 1)
+        seen = own[first : last + 1] if causal else own
+        outs.append(out_scale * rows(scale * query @ seen.T, seen[:, :512])[0])
+    return torch.stack(outs)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=1.5e-2, atol=4e-3)
+
+
+@pytest.mark.parametrize("q_len", [1, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_query_in_two_parts(kernels, make_impl, q_len, causal):
+    keys = [torch.randn(n, 576).to(BF16) for n in (5, 40, 16)]
+    cache, table, lengths = cached(keys)
+    latent, rope = torch.randn(HEADS, 3 * q_len, 512).to(BF16).transpose(0, 1), torch.randn(3 * q_len, 4, 64).to(BF16)
+    parts = latent, rope[:, :HEADS]
+    metadata = batch(TsmlaDecodeMetadata(table, lengths, None, q_len), 40, causal)
+    out, lse = make_impl().forward_mqa(parts, cache, metadata, LAYER)
+    assert lse is None and out.shape == (3 * q_len, HEADS, 512) and out.dtype == BF16
+    close(out, expected(torch.cat(parts, -1), keys, q_len, causal=causal))
+
+
+def test_an_fp8_cache_has_the_layers_scales(kernels, make_impl):
+    keys = [torch.randn(n, 576).to(E4M3) for n in (30, 4)]
+    cache, table, lengths = cached(keys)
+    q = torch.randn(2, HEADS, 576).to(E4M3)
+    impl = make_impl(cache="fp8")
+    out, _ = impl.forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, None), 30), LAYER)
+    assert out.dtype == BF16 and kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, False, False)]
+    close(out, expected(q.float(), [k.float() for k in keys], 1, scale=SCALE * 0.5 * 0.25, out_scale=0.25))
+    other = types.SimpleNamespace(_q_scale_float=1.0, _k_scale_float=2.0)
+    out, _ = impl.forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, None), 30), other)
+    close(out, expected(q.float(), [k.float() for k in keys], 1, scale=SCALE * 2.0, out_scale=2.0))
+
+
+def test_a_sliding_window_counts_the_token_itself(kernels, make_impl):
+    keys = [torch.randn(50, 576).to(BF16)]
+    cache, table, lengths = cached(keys)
+    q = torch.randn(2, HEADS, 576).to(BF16)
+    metadata = batch(TsmlaDecodeMetadata(table, lengths, None, 2), 50)
+    out, _ = make_impl(window=7).forward_mqa(q, cache, metadata, LAYER)
+    close(out, expected(q, keys, 2, window=7))
+
+
+@pytest.mark.parametrize("world, interleave", [(2, 1), (4, 16), (3, 4)])
+def test_ranks_of_context_parallelism_merge_to_the_whole(kernels, config, make_impl, world, interleave):
+    """With the base that the implementation declares, as vLLM merges. A rank may have no keys of a request."""
+    config.parallel_config.decode_context_parallel_size = world
+    whole = [torch.randn(n, 576).to(BF16) for n in (3, 70)]
+    q = torch.randn(4, HEADS, 576).to(BF16)
+    total = torch.tensor([len(k) for k in whole], dtype=torch.int32)
+    config.parallel_config.cp_kv_cache_interleave_size = interleave
+    outs, lses = [], []
+    for rank in range(world):
+        owned = [k[torch.arange(len(k)) // interleave % world == rank] for k in whole]
+        cache, table, lengths = cached(owned)
+        impl = make_impl()
+        impl.dcp_world_size, impl.dcp_rank, impl.need_to_return_lse_for_decode = world, rank, True
+        out, lse = impl.forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, total, 2), 70), LAYER)
+        assert lse is not None and lse.shape == (4, HEADS)
+        outs.append(out.double())
+        lses.append(lse.double() * (1.0 if impl.lse_base_on_e else math.log(2)))
+    weights = torch.softmax(torch.stack(lses), 0)
+    close((weights[..., None] * torch.stack(outs)).sum(0), expected(q, whole, 2))
+
+
+@settings(deadline=None)
+@given(q_len=st.integers(1, 130), active=st.integers(1, 40), padding=st.integers(0, 9), padded=st.booleans())
+def test_requests_and_their_tokens(q_len, active, padding, padded):
+    """Padding requests have tokens in graphs, and none in eager steps."""
+    tokens = q_len * (active + padding if padded else active)
+    assert uniform(q_len, tokens, active + padding) == (tokens // q_len, q_len)
+
+
+@settings(deadline=None)
+@given(q_len=st.integers(1, 130), requests=st.integers(1, 40), first=st.integers(0, 1))
+def test_the_batch_of_a_capture(q_len, requests, first):
+    """May say that each request has one token, or none, while the graph is for more."""
+    assert uniform(first, q_len * requests, requests) == (requests, q_len)
+
+
+def test_uneven_batches_are_refused():
+    with pytest.raises(ValueError, match="5 tokens of 2 requests to decode, the first with 3.*equally many"):
+        uniform(3, 5, 2)
+
+
+def test_the_builder_keeps_requests_that_have_tokens():
+    made = object.__new__(TsmlaMetadataBuilder)
+    decode = made._build_decode(
+        block_table_tensor=torch.zeros(5, 7, dtype=torch.int32), seq_lens_device=torch.arange(5), max_seq_len=9,
+        query_start_loc_cpu=torch.tensor([0, 4, 8, 8, 8, 8]), query_start_loc_device=None, num_decode_tokens=8,
+        max_query_len=4, dcp_tot_seq_lens_device=torch.arange(5) + 10,
+    )  # fmt: skip
+    assert decode.q_len == 4 and decode.block_table.shape == (2, 7)
+    assert decode.seq_lens.tolist() == [0, 1] and decode.dcp_tot_seq_lens.tolist() == [10, 11]
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("heads", [3, 12, 16, 128])
+def test_the_reserved_workspace_does_for_every_decode(heads):
+    most = ready.workspace_bytes(heads, 128, torch.device("cuda"))
+    draw = random.Random()
+    for _ in range(300):
+        batch, q_len = int(2 ** draw.uniform(0, 12)), draw.randint(1, 128)
+        assert plan_decode(Arch.SM90A, 132, batch, q_len, heads).workspace_bytes <= most < 40 << 20, (batch, q_len)
+
+
+def test_speculation_lengthens_decodes(config):
+    assert ready.longest_decode(config, 8) == 8
+    config.speculative_config = types.SimpleNamespace(num_speculative_tokens=7)
+    assert ready.longest_decode(config, 8) == 15
+
+
+@pytest.mark.parametrize("cache, read", [("auto", Dtype.BF16), ("fp8_e4m3", Dtype.E4M3)])
+@pytest.mark.usefixtures("kernels")
+def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, make_impl, cache, read):
+    loaded = []
+    monkeypatch.setattr(ready, "arch", lambda: Arch.SM100A)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(ready, "warmup", lambda variants: loaded.append(list(variants)))
+    monkeypatch.setattr(ready, "_loaded", set())
+    make_impl(cache=cache)
+    make_impl(cache=cache)
+    assert loaded == [[DecodeVariant(Arch.SM100A, read, Dtype.BF16, False, False)], []]
+
+
+def test_layers_that_cannot_be_served_are_refused(make_impl, config):
+    from tsmla.integrations.vllm import PREFILL
+
+    with pytest.raises(NotImplementedError, match="decodes kv_lora_rank 512 and qk_rope_head_dim 64, not 256 and 64"):
+        make_impl(kv_lora_rank=256)
+    config.attention_config.mla_prefill_backend = types.SimpleNamespace(get_path=lambda: PREFILL)
+    with pytest.raises(NotImplementedError, match="its prefill has none"):
+        make_impl(window=100)
+
+
+def test_what_the_builder_promises():
+    assert TsmlaMetadataBuilder._cudagraph_support.name == "UNIFORM_BATCH"
+    assert TsmlaMetadataBuilder.query_len_support.name == "UNIFORM"
+    assert TsmlaMetadataBuilder.reorder_batch_threshold == builder.options.decode_threshold() == 128

@@ -1,0 +1,157 @@
+"""The vLLM plug-in's prefill: new tokens, context in chunks as old and new vLLMs describe it, FP8."""
+
+from __future__ import annotations
+
+import math
+import types
+
+import pytest
+import torch
+from mla_layer import BF16, HEADS, SCALE, Problem, close, expected, inputs, ints
+from tsmla.integrations.vllm import options, ready
+from tsmla.integrations.vllm.prefill import TsmlaPrefill
+from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant
+
+pytestmark = pytest.mark.usefixtures("vllm_ops")
+
+
+@pytest.fixture
+def backend(config, kernels):
+    """One for each value of FP8."""
+
+    def make(fp8: bool = False) -> TsmlaPrefill:
+        config.attention_config.use_prefill_query_quantization = fp8
+        return TsmlaPrefill(
+            num_heads=HEADS, scale=SCALE, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            vllm_config=config,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("given_out", [False, True])
+def test_new_tokens_under_any_decode_backend(backend, lse, given_out):
+    q, k, v = inputs(9, 9)
+    made = backend()
+    made.prepare_metadata(types.SimpleNamespace(query_start_loc=ints(0, 4, 9, 9)))
+    out = torch.full((9, HEADS, 128), math.nan, dtype=BF16) if given_out else None
+    result = made.run_prefill_new_tokens(q=q, k=k, v=v, return_softmax_lse=lse, out=out)
+    got, got_lse = result if lse else (result, None)
+    assert out is None or got is out
+    for request in (slice(0, 4), slice(4, 9)):
+        want, want_lse = expected(q[request], k[request], v[request])
+        close(got[request], want)
+        if got_lse is not None:
+            close(got_lse[:, request], want_lse)
+            assert got_lse.is_contiguous()
+
+
+def test_a_context_chunk_as_old_and_new_vllms_ask_for_it(backend):
+    q, k, v = inputs(5, 12)
+    starts_q, starts_kv = ints(0, 2, 5), ints(0, 12, 12)
+    old = types.SimpleNamespace(cu_seq_lens=starts_kv[None], seq_tot=[12], token_to_seq=[None], starts=[None])
+    new = types.SimpleNamespace(
+        query_start_loc=starts_q, cu_seq_lens=starts_kv, request_slice=None, token_slice=None, num_context_tokens=12,
+        token_to_seq=None, starts=None,
+    )  # fmt: skip
+    want, want_lse = expected(q[:2], k, v, causal=False)
+    for arguments in ({"chunk_idx": 0}, {"chunk": new}):
+        made = backend()
+        made.prepare_metadata(types.SimpleNamespace(query_start_loc=starts_q, chunked_context=old))
+        out, lse = made.run_prefill_context_chunk(**arguments, q=q, k=k, v=v)
+        close(out[:2], want)
+        close(lse[:, :2], want_lse)
+        assert (out[2:] == 0).all() and lse[:, 2:].isneginf().all()
+
+
+def test_quantised_outputs_are_refused(backend):
+    q, k, v = inputs(1, 1)
+    made = backend()
+    made.prepare_metadata(types.SimpleNamespace(query_start_loc=ints(0, 1)))
+    with pytest.raises(NotImplementedError, match="no quantised outputs"):
+        made.run_prefill_new_tokens(q, k, v, False, output_scale=torch.ones(1))
+
+
+def test_without_context_the_layers_output_is_written(backend, make_impl):
+    problem = Problem([0, 0], [5, 3])
+    problem.check(problem.run(make_impl(weight=problem.weight), backend(), None))
+
+
+@pytest.mark.parametrize("chunk", [4, 12, 64])
+@pytest.mark.parametrize("style", ["old", "new_style"])
+def test_context_is_merged_into_it(backend, make_impl, style, chunk):
+    problem = Problem([21, 0, 9, 40], [3, 4, 1, 7])
+    context = getattr(problem, style)(chunk)
+    problem.check(problem.run(make_impl(weight=problem.weight), backend(), context))
+
+
+@pytest.mark.parametrize("style", ["old", "new_style"])
+def test_fp8_rounds_queries_keys_and_values(backend, make_impl, kernels, style):
+    problem = Problem([21, 0, 9], [3, 4, 1])
+    out = problem.run(make_impl(weight=problem.weight), backend(fp8=True), getattr(problem, style)(12))
+    problem.check(out, rtol=0.2, atol=0.15)
+    prefills = {v for v in kernels.asked if isinstance(v, PrefillVariant)}
+    assert {v.dtype for v in prefills} == {Dtype.E4M3} and {v.out_dtype for v in prefills} == {Dtype.BF16}
+    assert PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False) in kernels.asked
+
+
+def test_fp8_under_another_decode_backend_takes_the_keys_apart(backend):
+    q, k, v = inputs(6, 6)
+    made = backend(fp8=True)
+    made.prepare_metadata(types.SimpleNamespace(query_start_loc=ints(0, 6)))
+    close(made.run_prefill_new_tokens(q, k, v, False), expected(q, k, v)[0], rtol=0.2, atol=0.15)
+
+
+def test_ranks_of_context_parallelism_gather_as_vllm_does(backend, make_impl):
+    problem = Problem([10], [3])
+    impl = make_impl(weight=problem.weight)
+    impl.dcp_world_size = 2
+    keys, values = problem.expanded(problem.keys[0][:10])
+    out, lse = expected(problem.q, keys, values, causal=False)
+
+    def of_all_ranks(q, cache, metadata, *, k_scale, dcp_world_size):
+        assert q is problem.q and dcp_world_size == 2
+        return out.to(BF16), lse.float()
+
+    impl._context_parallel_compute_prefill_context = of_all_ranks
+    problem.check(problem.run(impl, backend(), problem.old(16)))
+
+
+def test_other_prefill_backends_are_left_to_vllm(make_impl, monkeypatch):
+    problem = Problem([0], [3])
+    seen = []
+    from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
+
+    monkeypatch.setattr(MLACommonImpl, "forward_mha", lambda self, *given, **named: seen.append((given, named)))
+    problem.run(make_impl(weight=problem.weight), object(), None)
+    ((given, named),) = seen
+    assert given[0] is problem.q and len(given) == 7 and named == {"output_scale": None}
+
+
+def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, backend):
+    loaded = []
+    monkeypatch.setattr(ready, "arch", lambda: Arch.SM90A)
+    monkeypatch.setattr(ready, "warmup", lambda variants: loaded.extend(variants))
+    monkeypatch.setattr(ready, "_loaded", set())
+    backend(fp8=True)
+    kinds = [(v.causal, v.lse) for v in loaded if isinstance(v, PrefillVariant)]
+    assert kinds == [(True, False), (True, True), (False, True)]
+    assert [v.symbol() for v in loaded if isinstance(v, PackVariant)] == [
+        PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False).symbol()
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, engine, fp8", [("", False, False), ("", True, True), ("0", True, False), ("1", 0, True)]
+)
+def test_who_asks_for_fp8(monkeypatch, config, text, engine, fp8):
+    monkeypatch.setenv(options.FP8_PREFILL.name, text)
+    config.attention_config.use_prefill_query_quantization = engine
+    assert options.fp8_prefill(config) is fp8
+
+
+def test_fp8_of_an_fp16_model_is_refused(backend, config):
+    config.model_config.dtype = torch.float16
+    with pytest.raises(NotImplementedError, match="FP8 prefill writes bfloat16, and the model is in float16"):
+        backend(fp8=True)

@@ -1,0 +1,195 @@
+"""A vLLM of a few lines, for environments without the real one: the names that the plug-in imports, and no behaviour
+but what its classes inherit. Registries take new names, as vLLM 0.33's do, or only CUSTOM, as 0.26's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+import types
+from typing import Any, Generic, TypeVar
+
+M = TypeVar("M")
+
+
+def registry(takes_names: bool) -> type[enum.Enum]:
+    class Registry(enum.Enum):
+        OTHER = "other.Class"
+        CUSTOM = None
+
+        def get_path(self) -> Any:
+            return OVERRIDES.get(self.name, self.value)
+
+        def is_overridden(self) -> bool:
+            return self.name in OVERRIDES
+
+    OVERRIDES: dict[str, str] = {}
+    if takes_names:
+
+        def register(cls, name: str, value: str) -> None:
+            member = object.__new__(cls)
+            member._name_, member._value_ = name, value
+            setattr(cls, name, member)
+            cls._member_map_[name] = member
+
+        Registry.register = classmethod(register)  # type: ignore[attr-defined]
+    Registry.overrides = OVERRIDES  # type: ignore[attr-defined]
+    return Registry
+
+
+def add_to(registry: Any):
+    def add(backend: Any, class_path: str) -> None:
+        if isinstance(backend, str):
+            assert backend not in registry.__members__
+            registry.register(backend, class_path)
+            backend = registry[backend]
+        registry.overrides[backend.name] = class_path
+
+    return add
+
+
+class DeviceCapability:
+    def __init__(self, major: int, minor: int):
+        self.major, self.minor = major, minor
+
+
+class QueryLenSupport(enum.Enum):
+    UNIFORM = "uniform"
+    VARLEN = "varlen"
+
+
+class AttentionCGSupport(enum.Enum):
+    UNIFORM_BATCH = 2
+    ALWAYS = 3
+
+
+class AttentionType:
+    DECODER = "decoder"
+
+
+class AttentionImplBase:
+    can_return_lse_for_decode = False
+    lse_base_on_e = True
+    supports_dcp = False
+    supports_mtp_with_cp_non_trivial_interleave_size = False
+    need_to_return_lse_for_decode = False
+    dcp_world_size, dcp_rank = 1, 0
+
+
+class MLAAttentionImpl(AttentionImplBase):
+    def reserve_workspace(self) -> None: ...
+
+
+class MLACommonImpl(MLAAttentionImpl, Generic[M]):
+    def __init__(
+        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any, sliding_window: Any,
+        kv_cache_dtype: str, logits_soft_cap: Any, attn_type: str, kv_sharing_target_layer_name: Any, *,
+        q_lora_rank: Any, kv_lora_rank: int, qk_nope_head_dim: int, qk_rope_head_dim: int, qk_head_dim: int,
+        v_head_dim: int, kv_b_proj: Any, indexer: Any = None,
+    ) -> None:  # fmt: skip
+        self.num_heads, self.scale, self.kv_cache_dtype = num_heads, scale, kv_cache_dtype
+        self.kv_lora_rank, self.kv_b_proj = kv_lora_rank, kv_b_proj
+        self.qk_nope_head_dim, self.qk_rope_head_dim = qk_nope_head_dim, qk_rope_head_dim
+        self.v_head_dim = v_head_dim
+
+    def _concat_k_nope_k_pe(self, k_nope: Any, k_pe: Any) -> Any:
+        import torch
+
+        return torch.cat((k_nope, k_pe.expand(*k_nope.shape[:-1], k_pe.shape[-1])), -1)
+
+    def forward_mha(self, *given: Any, output_scale: Any = None) -> None:
+        raise AssertionError("vLLM's own prefill")
+
+
+@dataclasses.dataclass
+class MLACommonDecodeMetadata:
+    block_table: Any
+    seq_lens: Any
+    dcp_tot_seq_lens: Any
+
+
+@dataclasses.dataclass
+class MLACommonMetadata(Generic[M]):
+    max_seq_len: int = 0
+    causal: bool = True
+    prefill: Any = None
+    decode: Any = None
+
+
+class MLACommonMetadataBuilder(Generic[M]):
+    def __init__(self, *given: Any, supports_dcp_with_varlen: bool = False) -> None: ...
+
+
+class MLACommonBackend: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLADimensions:
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+class MLAPrefillBackend:
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+
+    @classmethod
+    def validate_configuration(cls, device_capability: Any, selector_config: Any) -> list[str]:
+        return [] if cls.supports_compute_capability(device_capability) else ["not supported"]  # type: ignore[attr-defined]
+
+    def prepare_metadata(self, prefill_metadata: Any) -> None:
+        self._prefill_metadata = prefill_metadata
+
+
+def install(takes_names: bool = True) -> None:
+    """Put the stub where `import vllm` finds it."""
+    decode, prefill = registry(takes_names), registry(takes_names)
+    ops = types.SimpleNamespace(gather_and_maybe_dequant_cache=None, scaled_fp8_quant=None)
+    platform = types.SimpleNamespace(is_cuda=lambda: False, get_device_capability=lambda: None)
+    manager = types.SimpleNamespace(get_simultaneous=None)
+    layers, attention = "vllm.model_executor.layers", "vllm.v1.attention"
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"_custom_ops": ops},
+        "vllm._custom_ops": vars(ops),
+        "vllm.config": {"get_current_vllm_config": None},
+        "vllm.platforms": {"current_platform": platform},
+        "vllm.platforms.interface": {"DeviceCapability": DeviceCapability},
+        "vllm.model_executor": {},
+        layers: {},
+        f"{layers}.attention": {},
+        f"{layers}.attention.mla_attention": {
+            c.__name__: c
+            for c in (
+                MLACommonBackend, MLACommonDecodeMetadata, MLACommonImpl, MLACommonMetadata, MLACommonMetadataBuilder,
+                QueryLenSupport,
+            )
+        },
+        "vllm.v1": {},
+        attention: {},
+        f"{attention}.backend": {
+            c.__name__: c for c in (AttentionCGSupport, AttentionImplBase, AttentionType, MLAAttentionImpl)
+        },
+        f"{attention}.backends": {},
+        f"{attention}.backends.registry": {"AttentionBackendEnum": decode, "register_backend": add_to(decode)},
+        f"{attention}.backends.mla": {},
+        f"{attention}.backends.mla.prefill": {},
+        f"{attention}.backends.mla.prefill.base": {
+            "MLADimensions": MLADimensions, "MLAPrefillBackend": MLAPrefillBackend,
+        },
+        f"{attention}.backends.mla.prefill.registry": {
+            "MLAPrefillBackendEnum": prefill, "register_mla_prefill_backend": add_to(prefill),
+        },
+        f"{attention}.ops": {},
+        f"{attention}.ops.merge_attn_states": {"merge_attn_states": None},
+        "vllm.v1.worker": {},
+        "vllm.v1.worker.workspace": {"current_workspace_manager": lambda: manager},
+    }  # fmt: skip
+    for name, contents in modules.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(contents, __path__=[])
+        sys.modules[name] = module
+        parent, _, own = name.rpartition(".")
+        if parent and own != "_custom_ops":
+            setattr(sys.modules[parent], own, module)
