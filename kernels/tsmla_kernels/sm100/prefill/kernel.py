@@ -22,7 +22,7 @@ from ...parts.blackwell import tmem
 from ...parts.division import quotient
 from ...parts.pipeline import Barriers
 from ...parts.precision import numeric
-from ...parts.row_end import Ending, ending_of
+from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from .correct import correct
@@ -75,6 +75,7 @@ class PrefillKernel:
             q_maps, k_maps, v_map[0], v_map[1], out_map[0], out_map[1],
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
             heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given),
+            Earlier(given.merges, given.out) if self.variant.lse else None,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -101,6 +102,7 @@ class PrefillKernel:
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
         ending: Ending,
+        earlier: Earlier | None,
     ):
         geometry, schedule, variant = self.geometry, self.schedule, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -150,7 +152,7 @@ class PrefillKernel:
                     own = works[1]
                 softmax(
                     variant, geometry, schedule, shared, tmem_base, lse, tile.head, spans, work, own, index,
-                    softmax_scale, ending,
+                    softmax_scale, ending, earlier,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
                 cute.arch.setmaxregister_decrease(schedule.correct_registers)
@@ -160,9 +162,10 @@ class PrefillKernel:
                     shared,
                     tmem_base,
                     (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
-                    tile.tile,
+                    tile,
                     works,
                     work.tiles,
+                    earlier,
                 )
                 if warp == schedule.correct_warpgroup * 4:
                     pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)

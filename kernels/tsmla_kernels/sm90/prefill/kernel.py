@@ -21,7 +21,7 @@ from ...parts import tma
 from ...parts.division import quotient
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
-from ...parts.row_end import Ending, ending_of
+from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from .attend import attend
@@ -75,7 +75,8 @@ class PrefillKernel:
         self.kernel(
             q_maps, k_maps, v_map[0], v_map[1], out_map[0], out_map[1],
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
-            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given), mma_qk, mma_pv,
+            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given),
+            Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -102,6 +103,7 @@ class PrefillKernel:
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
         ending: Ending,
+        earlier: Earlier | None,
         mma_qk: cute.TiledMma,
         mma_pv: cute.TiledMma,
     ):
@@ -163,6 +165,7 @@ class PrefillKernel:
                     work,
                     softmax_scale,
                     ending,
+                    earlier,
                 )
 
     def _layouts(self) -> Layouts:
