@@ -135,12 +135,17 @@ def kind_source(operator: Operator) -> str:
             facts.append(", ".join(map(str, found)))
             keyed = keyed.difference(found)
         facts += _facts(argument)
-    facts.append(f"type({first.name}), type({first.name}) is {' is '.join(others)} or ({', '.join(others)})")
+    lines.append(f"plain = type({first.name})")
+    facts.append(f"plain, plain is {' is '.join(others)} or ({', '.join(others)})")
     facts.append(" or ".join(f"{x.name}.is_neg()" for x in required))
+    rare = [x for x in optional if x.left_out is LeftOut.EMPTY]
+    looked_at = []
     for argument in optional:
-        shape = _own_sizes(argument, required, named) if argument.left_out is LeftOut.EMPTY else []
-        looked_at = [f"type({argument.name})", f"{argument.name}.is_neg()", *shape, *_facts(argument)]
-        facts.append(f"{argument.name} is None or ({', '.join(looked_at)})")
+        shape = _own_sizes(argument, required, named) if argument in rare else []
+        found = ", ".join((f"type({argument.name})", f"{argument.name}.is_neg()", *shape, *_facts(argument)))
+        (looked_at if argument in rare else facts).append(f"{argument.name} is None or ({found})")
+    if rare:  # most calls have none of them
+        facts.append(f"{' is '.join(x.name for x in rare)} is None or ({', '.join(looked_at)},)")
     grads = [f"{'' if x in required else f'{x.name} is not None and '}{x.name}.requires_grad" for x in floats]
     facts.append(f"grad_enabled() and ({' or '.join(grads)})")
     lines = [f"{', '.join(x.name for x in operator.given)} = tensors", *lines, f"return ({', '.join(facts)})"]

@@ -16,6 +16,7 @@ from .variant import PrefillVariant
 
 _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
+_LOWEST_FLOAT32 = -LARGEST_FLOAT32
 _MOST_SEQUENCES = 2**31 - 2
 """So that batch_size + 1 has 32 bits."""
 
@@ -39,7 +40,6 @@ def tsmla_prefill(
     v_scale: float = 1.0,
     output_scale: float = 1.0,
     out_dtype: torch.dtype | None = None,
-    *,
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
     lse: torch.Tensor | None = None,
@@ -92,7 +92,7 @@ def tsmla_prefill(
             all calls need the same v_scale * output_scale. It is weighted, added in float32 and rounded once more, in
             an order that is always the same. Sinks count once, so only the last call may have them.
 
-    Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
+    Pass arguments by keyword. Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
 
     Returns:
         out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** of the sum of exponentials of the
@@ -119,16 +119,16 @@ def tsmla_prefill(
     scores_factor, output_factor = softmax_scale * k_scale, v_scale * output_scale
     if not (
         SMALLEST_FLOAT32 <= scores_factor <= LARGEST_SCORES_FACTOR
-        and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
+        and _LOWEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
-    merges, q_pe, k_pe = 0, None, None
-    if merge_into is not None:
-        (out, lse), merges = _earlier(merge_into, out, lse), 1
-    if type(query) is tuple:
+    q_pe = k_pe = None
+    merges = 0
+    if type(query) is tuple or type(key) is tuple or merge_into is not None:
         query, q_pe = _pieces("query", query)
-    if type(key) is tuple:
         key, k_pe = _pieces("key", key)
+        if merge_into is not None:
+            (out, lse), merges = _earlier(merge_into, out, lse), 1
     tensors = query, q_pe, key, k_pe, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks
     options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype
     try:
@@ -160,8 +160,10 @@ def tsmla_prefill(
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
-def _pieces(name: str, given: tuple) -> tuple:
-    """The two tensors of a query or key in pieces."""
+def _pieces(name: str, given: Any) -> tuple:
+    """The two tensors of a query or key, the second None if it is joined."""
+    if type(given) is not tuple:
+        return given, None
     if len(given) != 2 or given[1] is None:
         what = f"a tuple of {len(given)}" if len(given) != 2 else "a tuple without the second piece"
         raise ArgumentError(f"{_OPERATOR}: {name} is {what}; it must be a tensor or a tuple of two")
