@@ -39,11 +39,11 @@ class Argument:
     """A tensor that a kernel takes. Sizes in shapes that are fields of the variant are compiled in, all others are the
     call's; one name is one size wherever it stands.
 
-    name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose first
-    is then the tensor called "key". dtype: a field of the variant, or torch's name. align: bytes of which its address,
-    and free outer strides, are multiples. left_out: a name is the caller's argument that takes its place. also_shape,
-    also_dtypes: what callers may give besides; the operator rewrites it. only_with: the flag of the variant without
-    which the kernel gets None; `given` is then the flag's argument, unless the tensor is MADE when it is left out.
+    name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
+    first is then the tensor called "key". dtype: a field of the variant, or torch's name. align: bytes of which its
+    address, and free outer strides, are multiples. left_out: a name is the caller's argument that takes its place.
+    also_shape, also_dtypes: what callers may give besides; the operator rewrites it. only_with: the flag of the variant
+    without which the kernel gets None; `given` is then the flag's argument, unless the tensor is MADE when left out.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Prefill that continues from an earlier result, in emulation: against float64 over all keys, and exact at its edges."""
+"""Prefill that continues from an earlier result, in emulation: against float64 over all keys, exact at its edges."""
 
 from __future__ import annotations
 

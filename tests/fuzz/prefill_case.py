@@ -30,10 +30,10 @@ key of each sequence with most of the weight."""
 class PrefillCase(Plain):
     """A call. ends_q, ends_kv: cum_seq_lens, as they are in memory; ends_q None passes no cum_seq_lens_q. tokens_q,
     tokens_kv: rows of the packs. layouts: of query, key, value and out, each one of LAYOUTS; key and value may also be
-    "slices" of one tensor, or "expanded" from one head. rope_layouts: of the ropes of query and key, one of LAYOUTS each
-    (key's also "flat", without a dimension of heads), where these are given in pieces, whose other layouts are then of
-    the first; None where they are joined. heads_first: how an LSE that is given lies. merges: also called again, to
-    continue from an earlier result. offset: bytes / 16 by which addresses miss multiples of 256;
+    "slices" of one tensor, or "expanded" from one head. rope_layouts: of the ropes of query and key, one of LAYOUTS
+    each (key's also "flat", without a dimension of heads), where these are given in pieces, whose other layouts are
+    then of the first; None where they are joined. heads_first: how an LSE that is given lies. merges: also called
+    again, to continue from an earlier result. offset: bytes / 16 by which addresses miss multiples of 256;
     the cumulative lengths miss those of 16. out: "new", or given with its layout. extreme: scores reach beyond what
     float32 tells apart, and the judgement is another one.
     """

@@ -103,7 +103,7 @@ WRONG = {
         {"cum_seq_lens": torch.zeros(6, dtype=torch.int32)[::2]},
         r"cum_seq_lens has shape \[3\] and strides \(2,\); it must be contiguous",
     ),
-    "query in three": ({"query": (bf16(5, 4, 64),) * 3}, "query is a tuple of 3; it must be a tensor or a tuple of two"),
+    "query in three": ({"query": (bf16(5, 4, 64),) * 3}, "query is a tuple of 3; it must be a tensor or a tuple of 2"),
     "key without a rope": ({"key": (bf16(7, 2, 128), None)}, "key is a tuple without the second piece; it must be a"),
     "query in a list": ({"query": [bf16(5, 4, 128), bf16(5, 4, 64)]}, "query is a list; it must be a"),
     "query piece of other columns": (

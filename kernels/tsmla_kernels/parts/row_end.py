@@ -75,8 +75,8 @@ def end_of_row(
 
 @cute.jit
 def count_earlier(end: RowEnd, earlier: Float32) -> tuple[RowEnd, Float32]:
-    """The end of a row over its keys and those of an earlier result with the natural log-sum-exp `earlier`, and what the
-    earlier output is multiplied by. Where one of both has no keys, or next to none, the other stays as it is."""
+    """The end of a row over its keys and those of an earlier result with the natural log-sum-exp `earlier`, and what
+    the earlier output is multiplied by. Where one of both has no keys, or next to none, the other stays as it is."""
     top = cute.arch.fmax(end.log_sum, earlier)
     base = Float32(0.0) if top == -Float32.inf else top
     mine = cute.math.exp2((end.log_sum - base) * LOG2_E, fastmath=True)

@@ -90,8 +90,8 @@ def _write(
     tiles: Int32, thread: Int32, place: QueryTile, earlier: Earlier | None,
 ) -> None:  # fmt: skip
     """The finished rows, in the place of the query tile, which nobody reads any more: its last scores have been
-    computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros, or the rows
-    of an earlier result, take its place when it has landed."""
+    computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros, or the
+    rows of an earlier result, take its place when it has landed."""
     target = shared.out[thread, None, tile]
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
