@@ -139,13 +139,13 @@ def kind_source(operator: Operator) -> str:
     facts.append(f"plain, plain is {' is '.join(others)} or ({', '.join(others)})")
     facts.append(" or ".join(f"{x.name}.is_neg()" for x in required))
     rare = [x for x in optional if x.left_out is LeftOut.EMPTY]
-    looked_at = []
+    rarely: list[str] = []
     for argument in optional:
-        shape = _own_sizes(argument, required, named) if argument in rare else []
-        found = ", ".join((f"type({argument.name})", f"{argument.name}.is_neg()", *shape, *_facts(argument)))
-        (looked_at if argument in rare else facts).append(f"{argument.name} is None or ({found})")
+        own = _own_sizes(argument, required, named) if argument in rare else []
+        looked_at = ", ".join((f"type({argument.name})", f"{argument.name}.is_neg()", *own, *_facts(argument)))
+        (rarely if argument in rare else facts).append(f"{argument.name} is None or ({looked_at})")
     if rare:  # most calls have none of them
-        facts.append(f"{' is '.join(x.name for x in rare)} is None or ({', '.join(looked_at)},)")
+        facts.append(f"{' is '.join(x.name for x in rare)} is None or ({', '.join(rarely)},)")
     grads = [f"{'' if x in required else f'{x.name} is not None and '}{x.name}.requires_grad" for x in floats]
     facts.append(f"grad_enabled() and ({' or '.join(grads)})")
     lines = [f"{', '.join(x.name for x in operator.given)} = tensors", *lines, f"return ({', '.join(facts)})"]

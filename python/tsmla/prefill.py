@@ -133,7 +133,7 @@ def tsmla_prefill(
     tensors = query, q_pe, key, k_pe, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks
     options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype
     try:
-        shape = query.shape  # type: ignore[union-attr] -- a list, say, is found by _examined
+        shape = query.shape  # type: ignore[union-attr]
         kind = _kind(tensors, shape, options, cum_seq_lens.numel() == batch_size + 1)
         kernel, heads, d_v, written, device, no_sinks, joined = resolve.calls.get(kind) or resolve.keep(
             kind, _examined(tensors, options, batch_size, merges)
