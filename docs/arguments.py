@@ -17,7 +17,10 @@ mean is in the operators' docstrings.
 Sizes such as `d_qk` that are fields of a variant are compiled in; all others are free, and one name is one size within
 a table. *dtype* is the inputs' and *out_dtype* the output's; support says which exist
 (`python/tsmla/support.py`). Addresses, and strides that are free, are multiples of the alignment in bytes, except that
-the stride of a dimension of one element means nothing. After these arguments every kernel takes a CUDA stream."""
+the stride of a dimension of one element means nothing. After these arguments every kernel takes a CUDA stream.
+
+What callers give as a tuple of two is two tensors here: `key[1]` is the second, and `key` stands for the first, or for
+a tensor that is both side by side. So d_query and d_key are d_qk, or the 128 columns of the first piece."""
 
 
 def page() -> str:

@@ -10,11 +10,10 @@ import pytest
 import torch
 from refusing import Recorder
 from tsmla import resolve
+from tsmla.call import OPERATORS
+from tsmla.variant import Variant
 
 SMS = 132
-DECODE_WORKSPACE, DECODE_RESULTS = 9, (7, 8)
-"""Places among a decode kernel's arguments."""
-PREFILL_RESULTS = (3, 4)
 ROOM = torch.empty(2**25, dtype=torch.uint8)
 """A workspace for any call here; nothing is written to it."""
 
@@ -25,30 +24,38 @@ def processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
 
-def launched(recorder: Recorder, call: Callable[[], Any]) -> tuple[Any, tuple, Any]:
-    """(what a call gave, what its one launch was given, its variant)."""
+def launched(recorder: Recorder, call: Callable[[], Any]) -> tuple[Any, dict[str, Any], Variant]:
+    """(what a call gave, what its one launch was given by the kernel's names, its variant)."""
     resolve.forget()
     recorder.launches.clear()
     recorder.variants.clear()
     result = call()
     (launch,) = recorder.launches
-    return result, launch, recorder.variants[-1]
+    variant = recorder.variants[-1]
+    names = [argument.name for argument in OPERATORS[variant.family].arguments]
+    return result, dict(zip(names, launch, strict=True)), variant
 
 
-def alike(face: tuple, operator: tuple, results: tuple[int, ...], workspace: int | None = None) -> None:
-    """Assert that two launches are of the same arguments. Results are new memory of the same layout; a workspace may be
-    another."""
-    assert len(face) == len(operator)
-    for place, (got, want) in enumerate(zip(face, operator, strict=True)):
-        assert type(got) is type(want), place
-        if not isinstance(want, torch.Tensor):
-            assert got == want, place
-        elif place == workspace:
+def place_of(name: str, family: str) -> int:
+    """The place of a kernel's argument."""
+    return [argument.name for argument in OPERATORS[family].arguments].index(name)
+
+
+def alike(face: dict[str, Any], operator: dict[str, Any], any_workspace: bool = False) -> None:
+    """Assert that two launches are of the same arguments. Results are new memory of the same layout; so may a workspace
+    be."""
+    assert list(face) == list(operator)
+    for name, (got, want) in zip(face, zip(face.values(), operator.values(), strict=True), strict=True):
+        assert type(got) is type(want), name
+        if any_workspace and name == "workspace":
             assert got.dtype in (torch.int8, torch.uint8)
+        elif hasattr(want, "__dlpack__"):
+            got, want = torch.from_dlpack(got), torch.from_dlpack(want)
+            assert (got.shape, got.dtype) == (want.shape, want.dtype), name
+            if name not in ("out", "lse"):
+                assert torch.equal(_bits(got), _bits(want)), name
         else:
-            assert (got.shape, got.dtype) == (want.shape, want.dtype), place
-            if place not in results:
-                assert torch.equal(_bits(got), _bits(want)), place
+            assert got == want, name
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

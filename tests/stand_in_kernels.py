@@ -1,4 +1,4 @@
-"""What stands for kernels on a CPU: functions with their parameters that compute in float64 what the contract says.
+"""What stands for kernels on a CPU: functions that compute in float64 what the contract says.
 
 They are slow and see every argument, so that a plug-in's mistake in any of them shows in numbers.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
+from tsmla.call import OPERATORS
 from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.variant import DecodeVariant, PackVariant, PrefillVariant, Variant
+from tsmla.variant import Variant
 
 
 class Kernels:
@@ -21,12 +23,9 @@ class Kernels:
 
     def __call__(self, variant: Variant) -> Callable[..., None]:
         self.asked.append(variant)
-        if isinstance(variant, DecodeVariant):
-            return decode
-        if isinstance(variant, PrefillVariant):
-            return lambda *given: prefill(variant.causal, *given)
-        assert isinstance(variant, PackVariant)
-        return lambda *given: pack(TORCH_DTYPE_OF[variant.out_dtype], *given)
+        names = [argument.name for argument in OPERATORS[variant.family].arguments]
+        compute = {"decode": decode, "prefill": prefill, "pack": pack}[variant.family]
+        return lambda *given: compute(variant, SimpleNamespace(**dict(zip(names, given, strict=True))))
 
 
 def rows(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,46 +35,63 @@ def rows(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torc
     return weights @ values, lse
 
 
-def decode(
-    query, cache, tables, lengths, bounds, visible, sinks, out, lse, workspace, scale, out_scale, causal, window_left,
-    world, rank, interleave, lse_includes_sink, parts,
-) -> None:  # fmt: skip
-    page, q_len = cache.shape[1], query.shape[1]
-    assert not visible.numel() and not sinks.numel() and parts > 0
-    workspace.fill_(-1)
-    for b, length in enumerate(lengths.tolist()):
-        pages = tables[b, : -(-length // page)].long()
-        keys = cache[pages].reshape(-1, 576)[:length].double()
-        index = torch.arange(length)
-        position = index // interleave * interleave * world + rank * interleave + index % interleave
+def decode(variant: Variant, given: SimpleNamespace) -> None:
+    page, q_len = given.kv_cache.shape[1], given.query.shape[1]
+    assert not given.visible.numel() and not given.sinks.numel() and given.parts > 0
+    given.workspace.fill_(-1)
+    for b, length in enumerate(given.seq_lens.tolist()):
+        pages = given.block_tables[b, : -(-length // page)].long()
+        keys = given.kv_cache[pages].reshape(-1, 576)[:length].double()
+        index, interleave = torch.arange(length), given.cp_interleave
+        position = index // interleave * interleave * given.cp_world + given.cp_rank * interleave + index % interleave
+        bound = int(given.causal_seqs[b])
         for t in range(q_len):
-            own = int(bounds[b]) - q_len + t
-            seen = position <= (own if causal else int(bounds[b]) - 1)
-            if window_left >= 0:
-                seen &= position >= own - window_left
-            scores = (scale * query[b, t].double() @ keys.T).masked_fill(~seen, -math.inf)
+            own = bound - q_len + t
+            seen = position <= (own if given.causal else bound - 1)
+            if given.window_left >= 0:
+                seen &= position >= own - given.window_left
+            scores = (given.softmax_scale * given.query[b, t].double() @ keys.T).masked_fill(~seen, -math.inf)
             result, natural = rows(scores, keys[:, :512])
-            out[b, t] = (out_scale * result).to(out.dtype)
-            if lse is not None:
-                lse[b, t] = natural / math.log(2)
+            given.out[b, t] = (given.output_scale * result).to(given.out.dtype)
+            if given.lse is not None:
+                given.lse[b, t] = natural / math.log(2)
 
 
-def prefill(causal, q, k, v, out, lse, starts_q, starts_kv, sinks, scale, out_scale, lse_includes_sink) -> None:
-    assert not sinks.numel()
-    for b in range(len(starts_q) - 1):
-        mine, theirs = (slice(int(s[b]), int(s[b + 1])) for s in (starts_q, starts_kv))
+def prefill(variant: Variant, given: SimpleNamespace) -> None:
+    """Query and key joined or in pieces, and an earlier result merged."""
+    assert not torch.from_dlpack(given.sinks).numel()
+    q, k = given.q, given.k
+    if torch.from_dlpack(given.q_pe).numel():
+        q = torch.cat((q, given.q_pe), -1)
+    if torch.from_dlpack(given.k_pe).numel():
+        k = torch.cat((k, given.k_pe.expand(-1, k.shape[1], -1)), -1)
+    for b in range(len(given.cum_seq_lens_q) - 1):
+        mine, theirs = (slice(int(s[b]), int(s[b + 1])) for s in (given.cum_seq_lens_q, given.cum_seq_lens_kv))
         n, m = mine.stop - mine.start, theirs.stop - theirs.start
-        scores = scale * torch.einsum("qhd,khd->hqk", q[mine].double(), k[theirs].double())
-        if causal:
+        scores = given.softmax_scale * torch.einsum("qhd,khd->hqk", q[mine].double(), k[theirs].double())
+        if variant.causal:
             scores.masked_fill_(torch.arange(m) > torch.arange(n)[:, None] + m - n, -math.inf)
-        result, natural = rows(scores, v[theirs].double().transpose(0, 1))
-        out[mine] = (out_scale * result).transpose(0, 1).to(out.dtype)
-        if lse is not None:
-            lse[mine] = natural.T.float()
+        result, natural = (x.transpose(0, 1) for x in rows(scores, given.v[theirs].double().transpose(0, 1)))
+        result = given.output_scale * result
+        if given.merges:
+            result, natural = merged(result, natural, given.out[mine].double(), given.lse[mine].double())
+        given.out[mine] = result.to(given.out.dtype)
+        if given.lse is not None:
+            given.lse[mine] = natural.float()
 
 
-def pack(dtype, k_nope, k_pe, v, k_out, v_out, k_scale_inv, v_scale_inv) -> None:
-    largest = torch.finfo(dtype).max
-    shared = k_pe[:, None].expand(*k_nope.shape[:2], k_pe.shape[-1])
-    for out, x, factor in ((k_out, torch.cat((k_nope, shared), -1), k_scale_inv), (v_out, v, v_scale_inv)):
-        out.copy_((x.float() * factor).clamp(-largest, largest).to(dtype))
+def merged(
+    out: torch.Tensor, lse: torch.Tensor, earlier: torch.Tensor, earlier_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = torch.logaddexp(lse, earlier_lse)
+    base = total.masked_fill(total.isinf(), 0.0)
+    own, theirs = torch.exp(lse - base)[..., None], torch.exp(earlier_lse - base)[..., None]
+    return own * out.masked_fill(own == 0, 0.0) + theirs * earlier.masked_fill(theirs == 0, 0.0), total
+
+
+def pack(variant: Variant, given: SimpleNamespace) -> None:
+    largest = torch.finfo(TORCH_DTYPE_OF[variant.out_dtype]).max
+    shared = given.k_pe[:, None].expand(*given.k_nope.shape[:2], given.k_pe.shape[-1])
+    joined = torch.cat((given.k_nope, shared), -1)
+    for out, x, factor in ((given.k_out, joined, given.k_scale_inv), (given.v_out, given.v, given.v_scale_inv)):
+        out.copy_((x.float() * factor).clamp(-largest, largest).to(out.dtype))

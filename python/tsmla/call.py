@@ -39,11 +39,12 @@ class Argument:
     """A tensor that a kernel takes. Sizes in shapes that are fields of the variant are compiled in, all others are the
     call's; one name is one size wherever it stands.
 
-    name: the kernel's, part of its signature. given: what callers call it. dtype: a field of the variant, or torch's
-    name. align: bytes of which its address, and free outer strides, are multiples. left_out: a name is the caller's
-    argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
-    only_with: the flag of the variant without which the kernel gets None. written: holds a result. scratch: written,
-    too, and nothing in it outlives a call.
+    name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
+    first is then the tensor called "key". dtype: a field of the variant, or torch's name. align: bytes of which its
+    address, and free outer strides, are multiples. left_out: a name is the caller's argument that takes its place.
+    also_shape, also_dtypes: what callers may give besides; the operator rewrites it. only_with: the flag of the variant
+    without which the kernel gets None. written: holds a result. scratch: written, too, and nothing in it outlives a
+    call.
     """
 
     name: str
@@ -74,7 +75,8 @@ class Operator:
     """A public function, and what its kernels take, in their order; a stream follows.
 
     dtypes: the inputs'; the first tensor decides. keyed: sizes of the call that its checks or its plan look at, besides
-    comparing them with each other. known: sizes that all variants share, for errors that come before the variant is.
+    comparing them with each other. unkeyed: fields in which no two variants differ, so that every kernel refuses other
+    sizes. known: sizes that all variants share, for errors that come before the variant is.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Operator:
     arguments: tuple[Argument | Number, ...]
     dtypes: tuple[Dtype, ...]
     keyed: tuple[str, ...] = ()
+    unkeyed: tuple[str, ...] = ()
     known: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -115,7 +118,7 @@ def fixed_sizes(variant: Variant) -> dict[str, int]:
     return {name: value for name, value in fields.items() if type(value) is int}
 
 
-def _rows(name: str, given: str, shape: tuple[str, ...], dtype: str = "dtype", **more: Any) -> Argument:
+def _rows(name: str, given: str, shape: tuple[str | int, ...], dtype: str = "dtype", **more: Any) -> Argument:
     """Rows as projections produce them and tensor maps read them: slices of wider tensors too."""
     return Argument(name, given, shape, dtype, Strides.ROWS, 16, **more)
 
@@ -127,20 +130,24 @@ PREFILL = Operator(
     "tsmla_prefill",
     PrefillVariant,
     (
-        _rows("q", "query", ("tokens_q", "heads_q", "d_qk")),
-        _rows("k", "key", ("tokens_kv", "heads_kv", "d_qk")),
+        _rows("q", "query", ("tokens_q", "heads_q", "d_query")),
+        _rows("q_pe", "query[1]", ("tokens_q", "heads_q", ROPE_DIM), left_out=LeftOut.EMPTY),
+        _rows("k", "key", ("tokens_kv", "heads_kv", "d_key")),
+        _rows("k_pe", "key[1]", ("tokens_kv", 1, ROPE_DIM), left_out=LeftOut.EMPTY, also_shape=("tokens_kv", ROPE_DIM)),
         _rows("v", "value", ("tokens_kv", "heads_kv", "d_v")),
         _rows("out", "out", ("tokens_q", "heads_q", "d_v"), **_OUT),
-        Argument("lse", "lse", ("tokens_q", "heads_q"), **_LSE),
+        Argument("lse", "lse", ("tokens_q", "heads_q"), strides=Strides.ANY, **_LSE),
         Argument("cum_seq_lens_q", "cum_seq_lens_q", ("batch_size + 1",), left_out="cum_seq_lens"),
         Argument("cum_seq_lens_kv", "cum_seq_lens", ("batch_size + 1",)),
         Argument("sinks", "sinks", ("heads_q",), "float32", left_out=LeftOut.EMPTY),
         Number("softmax_scale", "softmax_scale * k_scale", 1.0),
         Number("output_scale", "v_scale * output_scale", 1.0),
         Number("lse_includes_sink", "lse_includes_sink", 0),
+        Number("merges", "merge_into", 0),
     ),
     dtypes=tuple(Dtype),
-    keyed=("heads_q", "heads_kv"),
+    keyed=("heads_q", "heads_kv", "d_query", "d_key"),
+    unkeyed=("d_v",),
 )
 
 _BATCH = ("batch", "q_len", "heads")

@@ -7,14 +7,14 @@ nothing, or that the kernel refuses is examined, with every check and its error 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import checks
 from .call import Argument, LeftOut, Operator, Strides, extent, fixed_sizes
-from .errors import UnsupportedError
+from .errors import ArgumentError, UnsupportedError
 from .support import why_unsupported
 from .variant import Arch, Dtype, Variant
 
@@ -22,21 +22,30 @@ from .variant import Arch, Dtype, Variant
 class Examination:
     """The tensors of one call, and its sizes by the names in the table, as far as they are known.
 
-    tensors: in the table's order, None for those left out.
+    tensors: in the table's order, None for those left out. called: what errors call tensors, where that is not the
+    table's word. sizes: what is known of the call's sizes before its tensors are looked at.
     """
 
-    def __init__(self, operator: Operator, tensors: Sequence[torch.Tensor | None]):
+    def __init__(
+        self,
+        operator: Operator,
+        tensors: Sequence[torch.Tensor | None],
+        called: Mapping[str, str] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ):
         self.operator = operator
         self.tensors = {argument.given: x for argument, x in zip(operator.given, tensors, strict=True)}
-        self.sizes: dict[str, int] = dict(operator.known)
+        self.sizes: dict[str, int] = {**operator.known, **(sizes or {})}
+        self._called = called or {}
         first = operator.given[0]
         tensor: Any = self.tensors[first.given]
-        self.reference, self.device = first.given, checks.cuda(operator.name, first.given, tensor)
+        self.reference = self._name(first)
+        self.device = checks.cuda(operator.name, self.reference, tensor)
         self.arch: Arch = checks.arch_of(self.device)
         for argument in operator.deciding:
             self._check_place(argument)
             self._check_shape(argument)
-        checks.dtype_in(operator.name, first.given, tensor, [checks.TORCH_DTYPE_OF[d] for d in operator.dtypes])
+        checks.dtype_in(operator.name, self.reference, tensor, [checks.TORCH_DTYPE_OF[d] for d in operator.dtypes])
         self.dtype: Dtype = checks.dtype_of(tensor.dtype)
 
     def check(self, variant: Variant) -> None:
@@ -51,37 +60,50 @@ class Examination:
                 self._check_shape(argument)
                 self._check_memory(argument)
 
+    def _name(self, argument: Argument) -> str:
+        return self._called.get(argument.given, argument.given)
+
     def _check_place(self, argument: Argument) -> None:
         given: Any = self.tensors[argument.given]
-        checks.same_device(self.operator.name, argument.given, given, self.reference, self.device)
+        checks.same_device(self.operator.name, self._name(argument), given, self.reference, self.device)
 
     def _check_dtype(self, argument: Argument, variant: Variant) -> None:
         given: Any = self.tensors[argument.given]
         accepted = [checks.dtype_in_table(variant, name) for name in (argument.dtype, *argument.also_dtypes)]
-        checks.dtype_in(self.operator.name, argument.given, given, accepted)
+        checks.dtype_in(self.operator.name, self._name(argument), given, accepted)
 
     def _check_shape(self, argument: Argument) -> None:
         """A shape of the table's; sizes that were not known are known afterwards."""
         given: Any = self.tensors[argument.given]
         shapes = [shape for shape in (argument.shape, argument.also_shape) if shape]
         wanted = [[size if (n := extent(size, self.sizes)) is None else n for size in shape] for shape in shapes]
-        self.sizes |= checks.shape(self.operator.name, argument.given, given, *wanted)
+        self.sizes |= checks.shape(self.operator.name, self._name(argument), given, *wanted)
 
     def _check_memory(self, argument: Argument) -> None:
-        name, given = self.operator.name, self.tensors[argument.given]
+        operator, name, given = self.operator.name, self._name(argument), self.tensors[argument.given]
         assert given is not None
         if argument.strides is Strides.WHOLE:
-            checks.contiguous(name, argument.given, given)
+            checks.contiguous(operator, name, given)
         elif argument.strides is Strides.ROWS:
-            checks.last_dim_contiguous(name, argument.given, given)
+            checks.last_dim_contiguous(operator, name, given)
         elif argument.strides is Strides.PAGES:
-            checks.pages_contiguous(name, argument.given, given)
+            checks.pages_contiguous(operator, name, given)
         if argument.written:
-            checks.no_overlap(name, argument.given, given)
+            checks.no_overlap(operator, name, given)
         if argument.strides is Strides.ANY:
-            checks.address(name, argument.given, given, argument.align)
+            checks.address(operator, name, given, argument.align)
         else:
-            checks.aligned(name, argument.given, given, argument.align)
+            checks.aligned(operator, name, given, argument.align)
+
+
+def pieces(operator: str, name: str, given: Any) -> tuple:
+    """The two tensors of an argument that may be a pair, the second None where it is one tensor."""
+    if type(given) is not tuple:
+        return given, None
+    if len(given) != 2 or given[1] is None:
+        what = f"a tuple of {len(given)}" if len(given) != 2 else "a tuple without the second piece"
+        raise ArgumentError(f"{operator}: {name} is {what}; it must be a tensor or a tuple of 2")
+    return given
 
 
 def kind_of(operator: Operator) -> Callable[..., tuple]:
@@ -105,37 +127,56 @@ def kind_source(operator: Operator) -> str:
     first, *_ = required = [x for x in operator.given if x.left_out is LeftOut.REFUSED]
     optional = [x for x in operator.given if x.left_out is not LeftOut.REFUSED]
     floats = [x for x in operator.given if not x.dtype.startswith("int")]
-    others = [f"type({x.given})" for x in required[1:]]
-    keyed = {field.name for field in dataclasses.fields(operator.variant)} | set(operator.keyed)
-    lines, facts = [], [f"{operator.name!r}, options, fact, {first.given}.get_device(), {first.given}.dtype"]
-    for argument in sorted(required, key=lambda argument: argument not in operator.deciding):
+    others = [f"type({x.name})" for x in required[1:]]
+    fields = {field.name for field in dataclasses.fields(operator.variant)}
+    keyed = named = fields.difference(operator.unkeyed) | set(operator.keyed)
+    lines, facts = [], [f"{operator.name!r}, options, fact, {first.name}.get_device(), {first.name}.dtype"]
+    for argument in sorted(required, key=lambda argument: -len(named.intersection(argument.shape))):
+        name = argument.name
         if all(isinstance(size, int) or size in keyed or size in operator.known for size in argument.shape):
-            facts.append("shape" if argument is first else f"{argument.given}.shape")
-            keyed -= set(argument.shape)
+            facts.append("shape" if argument is first else f"{name}.shape")
+            keyed = keyed.difference(argument.shape)
         elif argument.also_shape:  # the kernel gets one of `shape`'s number of dimensions, or refuses it
             last = [argument.shape.index(size) - len(argument.shape) for size in argument.shape if size in keyed]
-            facts += [f"{argument.given}.shape[{index}]" for index in last]
+            facts += [f"{name}.shape[{index}]" for index in last]
         elif found := [size for size in argument.shape if size in keyed]:
             sizes = [str(size) if size in found else "_" for size in argument.shape]
-            lines.append(f"{', '.join(sizes)} = {'shape' if argument is first else f'{argument.given}.shape'}")
+            lines.append(f"{', '.join(sizes)} = {'shape' if argument is first else f'{name}.shape'}")
             facts.append(", ".join(map(str, found)))
-            keyed -= set(found)
+            keyed = keyed.difference(found)
         facts += _facts(argument)
-    facts.append(f"(own := type({first.given})), own is {' is '.join(others)} or ({', '.join(others)})")
-    facts.append(" or ".join(f"{x.given}.is_neg()" for x in required))
+    facts.append(f"(own := type({first.name})), own is {' is '.join(others)} or ({', '.join(others)})")
+    facts.append(" or ".join(f"{x.name}.is_neg()" for x in required))
+    rare = [x for x in optional if x.left_out is LeftOut.EMPTY]
+    rarely: list[str] = []
     for argument in optional:
-        shape = [f"{argument.given}.shape"] if argument.left_out is LeftOut.EMPTY else []
-        looked_at = [f"type({argument.given})", f"{argument.given}.is_neg()", *shape, *_facts(argument)]
-        facts.append(f"{argument.given} is None or ({', '.join(looked_at)})")
-    grads = [f"{'' if x in required else f'{x.given} is not None and '}{x.given}.requires_grad" for x in floats]
+        own = _own_sizes(argument, required, named) if argument in rare else []
+        looked_at = ", ".join((f"type({argument.name})", f"{argument.name}.is_neg()", *own, *_facts(argument)))
+        (rarely if argument in rare else facts).append(f"{argument.name} is None or ({looked_at})")
+    if rare:  # most calls have none of them
+        facts.append(f"{' is '.join(x.name for x in rare)} is None or ({', '.join(rarely)},)")
+    grads = [f"{'' if x in required else f'{x.name} is not None and '}{x.name}.requires_grad" for x in floats]
     facts.append(f"grad_enabled() and ({' or '.join(grads)})")
-    lines = [f"{', '.join(x.given for x in operator.given)} = tensors", *lines, f"return ({', '.join(facts)})"]
+    lines = [f"{', '.join(x.name for x in operator.given)} = tensors", *lines, f"return ({', '.join(facts)})"]
     return "def kind(tensors, shape, options, fact):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Container[str | int]) -> list[str]:
+    """Expressions for sizes of which a kernel does not know that they are other arguments', because an empty tensor may
+    take this one's place."""
+    if all(size in keyed for size in argument.shape):
+        return [f"{argument.name}.shape"]
+    found = []
+    for index, size in enumerate(argument.shape):
+        if not isinstance(size, int):
+            other = next(x for x in required if size in x.shape)
+            found.append(f"{argument.name}.shape[{index}] == {other.name}.shape[{other.shape.index(size)}]")
+    return found
 
 
 def _facts(argument: Argument) -> list[str]:
     """Expressions for what no kernel checks of a tensor."""
-    name, found = argument.given, []
+    name, found = argument.name, []
     if argument.dtype in ("out_dtype", "int32"):
         found.append(f"{name}.dtype")
     if argument.strides is Strides.PAGES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -12,18 +12,19 @@ from . import checks, examine, resolve
 from .call import PREFILL
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .errors import ArgumentError, TsmlaError
-from .support import prefill_out_dtype
+from .support import NOPE_DIM, ROPE_DIM, prefill_out_dtype
 from .variant import PrefillVariant
 
 _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
+_LOWEST_FLOAT32 = -LARGEST_FLOAT32
 _MOST_SEQUENCES = 2**31 - 2
 """So that batch_size + 1 has 32 bits."""
 
 
 def tsmla_prefill(
-    query: torch.Tensor,
-    key: torch.Tensor,
+    query: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    key: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     value: torch.Tensor,
     seq_lens: torch.Tensor | None,
     cum_seq_lens: torch.Tensor,
@@ -43,14 +44,19 @@ def tsmla_prefill(
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
     lse: torch.Tensor | None = None,
+    merge_into: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale * v) for each sequence of a ragged pack.
 
     Args:
         query: [tokens_q, heads_q, d_qk], bf16, fp16, e4m3 or e5m2. Strided views are read correctly (last dimension
-            contiguous, base and outer strides multiples of 16 bytes), here and for key, value and out.
+            contiguous, base and outer strides multiples of 16 bytes), here and for key, value and out. With d_qk 192
+            also a tuple of its two pieces, (q_nope [tokens_q, heads_q, 128], q_pe [tokens_q, heads_q, 64]), each with
+            its own strides; nothing is copied.
         key: [tokens_kv, heads_kv, d_qk], query's dtype; heads_q is a multiple of heads_kv (query head h reads
-            key head h // (heads_q // heads_kv)).
+            key head h // (heads_q // heads_kv)). With d_qk 192 also a tuple of its two pieces, (k_nope [tokens_kv,
+            heads_kv, 128], k_pe [tokens_kv, 64] or [tokens_kv, 1, 64]): all heads share k_pe. Results have the same
+            bits as those of joined pieces. Query and key may differ in whether they are joined.
         value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128) or (128, 128).
         seq_lens: not read; accepted because callers of the same interface pass it.
         cum_seq_lens: [batch_size + 1] int32 on the device, starting at 0: sequence b owns key rows
@@ -61,7 +67,7 @@ def tsmla_prefill(
         batch_size: the number of sequences.
         softmax_scale: factor of the scores; the peers' callers pass d_qk ** -0.5 times their own factors.
         is_causal: bottom-right: query i of a sequence sees keys 0 .. i + len_kv - len_q.
-        return_lse: also return the log-sum-exp.
+        return_lse: also return the log-sum-exp (LSE).
         cum_seq_lens_q: [batch_size + 1] int32, as cum_seq_lens for the query; cum_seq_lens when None. Here, an entry
             smaller than one before it counts as that one, so that sequences share no rows.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
@@ -78,17 +84,22 @@ def tsmla_prefill(
             +inf gives outputs of 0.
         lse_includes_sink: whether the LSE counts that key, too. Results over parts of the keys can be merged only
             without it.
-        lse: [tokens_q, heads_q] float32 to write the LSE into, contiguous. Written whether or not return_lse asks for
-            it.
+        lse: [tokens_q, heads_q] float32 to write the LSE into, with any strides: `lse=buffer.T` fills a buffer of
+            [heads_q, tokens_q], as some engines want it. Written whether or not return_lse asks for it.
+        merge_into: (out, lse), the result of an earlier call with the same queries over other keys: `out` as for out=,
+            `lse` as for lse=, with the natural LSE of these keys. Both hold the result over all keys afterwards, and
+            are what is returned. Nothing is left of an earlier row whose LSE is -inf, whatever `out` holds there; a
+            query that sees none of this call's keys keeps its row as it is. The earlier output is used as it is, so
+            all calls need the same v_scale * output_scale. It is weighted, added in float32 and rounded once more, in
+            an order that is always the same. Sinks count once, so only the last call may have them.
 
     Pass arguments by keyword. (None is keyword-only: each such one that is left out would add 25 ns to a call.)
-
     Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
 
     Returns:
         out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** of the sum of exponentials of the
         scores times softmax_scale * k_scale; v_scale and output_scale do not enter it. A query row that sees no key
-        gives output 0 and LSE -inf. Rows of `out` that belong to no sequence are left untouched.
+        gives output 0 and LSE -inf. Rows of `out` and `lse` that belong to no sequence are left untouched.
 
         NaN and inf in a key or value reach the queries that see it, and perhaps earlier ones of the same sequence in
         the same tile of up to 256. A row of `key` or `value` that no query sees touches no result.
@@ -104,7 +115,7 @@ def tsmla_prefill(
         return torch_ops.PREFILL(
             query, key, value, seq_lens, cum_seq_lens, max_seq_len, batch_size, softmax_scale, is_causal, return_lse,
             cum_seq_lens_q, max_seq_len_q, enable_pdl, out, k_scale, v_scale, output_scale, out_dtype, sinks,
-            lse_includes_sink, lse,
+            lse_includes_sink, lse, merge_into,
         )  # fmt: skip
     if not (
         type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
@@ -118,76 +129,123 @@ def tsmla_prefill(
     scores_factor, output_factor = softmax_scale * k_scale, v_scale * output_scale
     if not (
         SMALLEST_FLOAT32 <= scores_factor <= LARGEST_SCORES_FACTOR
-        and -LARGEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
+        and _LOWEST_FLOAT32 <= output_factor <= LARGEST_FLOAT32
     ):
         _refuse_factors(softmax_scale, k_scale, v_scale, output_scale)
-    tensors = query, key, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks
+    q_pe = k_pe = None
+    merges = 0
+    if type(query) is tuple or type(key) is tuple or merge_into is not None:
+        query, q_pe = examine.pieces(_OPERATOR, "query", query)
+        key, k_pe = examine.pieces(_OPERATOR, "key", key)
+        if merge_into is not None:
+            (out, lse), merges = earlier_result(merge_into, out, lse), 1
+    tensors = query, q_pe, key, k_pe, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks
     options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype
     try:
-        shape = query.shape
+        shape = query.shape  # type: ignore[union-attr]
         kind = _kind(tensors, shape, options, cum_seq_lens.numel() == batch_size + 1)
-        kernel, heads, d_v, written, nothing = resolve.calls.get(kind) or resolve.keep(
-            kind, _examined(tensors, options, batch_size)
+        kernel, heads, d_v, new_out, new_lse, no_sinks, joined = resolve.calls.get(kind) or resolve.keep(
+            kind, _examined(tensors, options, batch_size, merges)
         )
         tokens = shape[0]
         if out is None:
-            out = written.new_empty(tokens, heads, d_v)
+            out = new_out.new_empty(tokens, heads, d_v)
         if return_lse and lse is None:
-            lse = nothing.new_empty(tokens, heads)
+            lse = new_lse.new_empty(tokens, heads)
         if tokens and heads and batch_size > 0:
             kernel(
-                query, key, value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
-                nothing if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
+                query, joined if q_pe is None else q_pe,
+                key, joined if k_pe is None else k_pe if k_pe.ndim != 2 else k_pe.unsqueeze(1),
+                value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
+                no_sinks if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
+                merges,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
-            _examined(tensors, options, batch_size)
+            _examined(tensors, options, batch_size, merges)
     except TsmlaError:
         raise
     except Exception:
-        _examined(tensors, options, batch_size)  # raises if an argument is wrong, and says which
+        _examined(tensors, options, batch_size, merges)  # raises if an argument is wrong, and says which
         raise
     return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+
+def earlier_result(given: Any, out: torch.Tensor | None, lse: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tensors of merge_into, which are those to write into."""
+    if not isinstance(given, tuple | list) or len(given) != 2 or given[0] is None or given[1] is None:
+        raise ArgumentError(f"{_OPERATOR}: merge_into is {checks.spelled(given)}; it must be (out, lse), two tensors")
+    for name, other in (("out", out), ("lse", lse)):
+        if other is not None:
+            raise ArgumentError(f"{_OPERATOR}: {name} is given besides merge_into, which has the {name} to write into")
+    return given[0], given[1]
+
+
+def _called(tensors: tuple, merges: int) -> dict[str, str]:
+    """What errors call tensors that are pieces of arguments."""
+    _, q_pe, _, k_pe, *_ = tensors
+    return {
+        **({} if q_pe is None else {"query": "query[0]"}),
+        **({} if k_pe is None else {"key": "key[0]"}),
+        **({"out": "merge_into[0]", "lse": "merge_into[1]"} if merges else {}),
+    }
 
 
 def _examined(
     tensors: tuple,
     options: tuple[bool, bool, bool, bool, torch.dtype | None],
     batch_size: int,
-) -> tuple[Callable[..., None], int, int, torch.Tensor, torch.Tensor]:
-    """The kernel of a call, its query heads, d_v, an empty tensor of the dtype that it writes and its word for no
-    sinks, with every check and its error."""
+    merges: int,
+) -> tuple[Callable[..., None], int, int, torch.Tensor, torch.Tensor, Any, Any]:
+    """The kernel of a call, its query heads, d_v, empty tensors of the dtypes of the output and the LSE, and its words
+    for no sinks and for what is joined, with every check and its error."""
     *flags, out_dtype = options
     causal, return_lse, pdl, _ = checks.each(
         checks.flag, _OPERATOR,
         **dict(zip(("is_causal", "return_lse", "enable_pdl", "lse_includes_sink"), flags, strict=True)),
     )  # fmt: skip
-    examination = examine.Examination(PREFILL, tensors)
+    query, q_pe, _, k_pe, _, out, lse, *_ = tensors
+    called = _called(tensors, merges)
+    examination = examine.Examination(PREFILL, tensors, called, {} if q_pe is None else {"d_query": NOPE_DIM})
     sizes = examination.sizes
     sizes["batch_size"] = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
     if out_dtype is not None:
         checks.torch_dtype(_OPERATOR, "out_dtype", out_dtype, checks.TORCH_DTYPES)
-    if (out := examination.tensors["out"]) is not None:
-        checks.same_device(_OPERATOR, "out", out, "query", examination.device)
-        checks.dtype_in(_OPERATOR, "out", out, checks.TORCH_DTYPES)
+    if out is not None:
+        name = called.get("out", "out")
+        checks.same_device(_OPERATOR, name, out, examination.reference, examination.device)
+        checks.dtype_in(_OPERATOR, name, out, checks.TORCH_DTYPES)
         if out_dtype not in (None, out.dtype):
             raise ArgumentError(
-                f"{_OPERATOR}: out_dtype is {out_dtype} but out is {out.dtype}; out_dtype may be left out"
+                f"{_OPERATOR}: out_dtype is {out_dtype} but {name} is {out.dtype}; out_dtype may be left out"
             )
         out_dtype = out.dtype
     written = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
-    wants_lse = return_lse or tensors[4] is not None
-    variant = PrefillVariant(
-        examination.arch, examination.dtype, written, sizes["d_qk"], sizes["d_v"], causal, wants_lse, pdl
-    )
+    d_qk = sizes["d_query"] + (0 if q_pe is None else ROPE_DIM)
+    wants_lse = return_lse or lse is not None
+    variant = PrefillVariant(examination.arch, examination.dtype, written, d_qk, sizes["d_v"], causal, wants_lse, pdl)
+    if k_pe is not None and d_qk != NOPE_DIM + ROPE_DIM:
+        raise ArgumentError(
+            f"{_OPERATOR}: key has two pieces, of {NOPE_DIM} and {ROPE_DIM} columns together with a query of "
+            f"{NOPE_DIM + ROPE_DIM}; query has {d_qk}"
+        )
+    sizes["d_key"] = d_qk if k_pe is None else NOPE_DIM
     examination.check(variant)
     heads, heads_kv = sizes["heads_q"], sizes["heads_kv"]
     if heads_kv == 0 or heads % heads_kv:
         raise ArgumentError(
             f"{_OPERATOR}: query has {heads} heads and key {heads_kv}; query's must be a multiple of key's"
         )
-    query = tensors[0]
-    empty, nothing = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
-    return resolve.kernel(variant), heads, variant.d_v, empty, nothing
+    results = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
+    words = query.new_empty(0, dtype=torch.float32), query.new_empty((0, 1, ROPE_DIM))
+    return resolve.kernel(variant), heads, variant.d_v, *results, *map(_converted, words)
+
+
+def _converted(tensor: torch.Tensor) -> Any:
+    """A tensor as kernels take it. Each torch tensor of a call takes 0.1 us to become one; what stands for those left
+    out does so once."""
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(tensor)
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:

@@ -39,7 +39,9 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
 
     from .checks import dtype_in_table
 
-    sizes = {"batch_size": 1, "page_size": 64, "bytes": RECORD_BYTES, **fixed_sizes(variant)}
+    fixed = fixed_sizes(variant)
+    columns = fixed.get("d_qk", 1)
+    sizes = {"batch_size": 1, "page_size": 64, "bytes": RECORD_BYTES, "d_query": columns, "d_key": columns, **fixed}
 
     def made(argument: Argument | Number) -> Any:
         if isinstance(argument, Number):

@@ -7,6 +7,8 @@ from .row_format import NAMES, uniform_row
 from .variant import Arch, DecodeVariant, PackVariant, PrefillVariant, Variant
 
 PREFILL_DIMS = ((192, 128), (128, 128))
+NOPE_DIM = 128
+"""Elements of a prefill's query or key that do not depend on its position; those after them, ROPE_DIM if any, do."""
 _PREFILL_EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
 _PREFILL_BLACKWELL = {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16, Dtype.BF16), **_PREFILL_EIGHT_BITS}
 PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {

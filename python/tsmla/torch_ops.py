@@ -6,7 +6,9 @@ Each is a public function that returns nothing and writes into the results that 
                 float k_scale_inv=1.0, float v_scale_inv=1.0, bool enable_pdl=False) -> ()
 
 Schemas are written from the functions' parameters and the tables of `call`, which say what tensors are: results,
-scratch memory, or inputs that may be left out. An LSE is computed where one is given to write into.
+scratch memory, or inputs that may be left out. An LSE is computed where one is given to write into. Of an argument that
+may be a pair, the second has a name of its own, `query_pe` beside `query`. For merge_into there is `merges`: whether
+`out` and `lse` hold an earlier result.
 
 While TorchDynamo traces a public function, it calls PREFILL, DECODE or PACK here, which make the results that are not
 given and call the operator. Sizes may be symbols: nothing compares them. Calls that nobody traces do not come here at
@@ -21,11 +23,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import call, checks
+from . import call, checks, examine
 from .call import Argument, LeftOut, Operator
 from .decode import tsmla_decode
 from .pack import mla_kv_pack_quantize_fp8
-from .prefill import tsmla_prefill
+from .prefill import earlier_result, tsmla_prefill
 from .support import DECODE_OUT_DTYPES, prefill_out_dtype
 
 _library = torch.library.Library("tsmla", "FRAGMENT")
@@ -54,6 +56,9 @@ def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[s
     for name, parameter in inspect.signature(function).parameters.items():
         if name in not_read or name in flags:
             continue
+        if name == "merge_into":
+            optional.append("bool merges=False")
+            continue
         kind, _, may_be_none = parameter.annotation.partition(" | ")
         kind, argument = _SCHEMA_TYPES.get(kind, kind), tensors.get(name)
         if argument and (argument.written or argument.scratch):
@@ -63,7 +68,14 @@ def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[s
             required.append(f"{kind} {name}")
         else:
             optional.append(f"{kind}{'?' if may_be_none else ''} {name}={parameter.default}")
+    optional += [f"Tensor? {second}=None" for second in _seconds(operator).values()]
     return f"{operator.variant.family}({', '.join((*required, '*', *optional))}) -> ()"
+
+
+def _seconds(operator: Operator) -> dict[str, str]:
+    """Arguments that may be pairs, and what their second tensors are called here."""
+    seconds = [x.given.removesuffix("[1]") for x in operator.given if x.given.endswith("[1]")]
+    return {name: f"{name}_pe" for name in seconds}
 
 
 def _flag(argument: Argument) -> str:
@@ -110,6 +122,7 @@ def _register(
     """
     dtypes, not_read = dtypes or {}, not_read or {}
     name, first, results = operator.variant.family, operator.given[0].given, _results(operator)
+    seconds = _seconds(operator)
     _library.define(schema(operator, function, not_read), tags=_TAGS)
     overload = getattr(torch.ops.tsmla, name).default
     positional = tuple(x.name for x in overload._schema.arguments if not x.kwarg_only)
@@ -117,7 +130,13 @@ def _register(
     parameters = tuple(inspect.signature(function).parameters)
 
     def run(*given: Any, **options: Any) -> None:
-        function(**dict(zip(positional, given, strict=True)), **options, **not_read)
+        whole = {**dict(zip(positional, given, strict=True)), **options, **not_read}
+        for name, second in seconds.items():
+            if (pe := whole.pop(second, None)) is not None:
+                whole[name] = whole[name], pe
+        if whole.pop("merges", False):
+            whole["merge_into"] = whole.pop("out"), whole.pop("lse", None)
+        function(**whole)
 
     def fake(*given: Any, **options: Any) -> None:
         """There are no shapes to infer. A compiled graph asks `run` for no gradient, so it is refused here."""
@@ -131,6 +150,11 @@ def _register(
 
     def traced(*arguments: Any) -> Any:
         given = dict(zip(parameters, arguments, strict=True))
+        for name, second in seconds.items():
+            given[name], given[second] = examine.pieces(operator.name, name, given[name])
+        if given.get("merge_into") is not None:
+            given["out"], given["lse"] = earlier_result(given["merge_into"], given["out"], given["lse"])
+            given["merges"] = True
         source = given[first]
         returned = []
         for result in results:
@@ -144,7 +168,7 @@ def _register(
                 found = given[result.name] = source.new_empty(shape, dtype=torch.float32 if result.flag else dtype)
             if asked:
                 returned.append(found)
-        overload(*[given[name] for name in positional], **{name: given[name] for name in keywords})
+        overload(*[given[name] for name in positional], **{name: given[name] for name in keywords if name in given})
         return tuple(returned) if len(returned) > 1 else returned[0]
 
     return traced

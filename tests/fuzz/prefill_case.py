@@ -20,7 +20,7 @@ from .places import Schedule
 from .plain import Plain
 from .reference_prefill import Span, key_spans, query_spans
 
-D_V = 128
+D_NOPE, D_ROPE, D_V = 128, 64, 128
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
 key of each sequence with most of the weight."""
@@ -30,7 +30,10 @@ key of each sequence with most of the weight."""
 class PrefillCase(Plain):
     """A call. ends_q, ends_kv: cum_seq_lens, as they are in memory; ends_q None passes no cum_seq_lens_q. tokens_q,
     tokens_kv: rows of the packs. layouts: of query, key, value and out, each one of LAYOUTS; key and value may also be
-    "slices" of one tensor, or "expanded" from one head. offset: bytes / 16 by which addresses miss multiples of 256;
+    "slices" of one tensor, or "expanded" from one head. rope_layouts: of the ropes of query and key, one of LAYOUTS
+    each (key's also "flat", without a dimension of heads), where these are given in pieces, whose other layouts are
+    then of the first; None where they are joined. heads_first: how an LSE that is given lies. merges: also called
+    again, to continue from an earlier result. offset: bytes / 16 by which addresses miss multiples of 256;
     the cumulative lengths miss those of 16. out: "new", or given with its layout. extreme: scores reach beyond what
     float32 tells apart, and the judgement is another one.
     """
@@ -60,6 +63,9 @@ class PrefillCase(Plain):
     sinks: tuple[float, ...] | None = None
     lse_includes_sink: bool = False
     extreme: bool = False
+    rope_layouts: tuple[str | None, str | None] = (None, None)
+    heads_first: bool | None = None
+    merges: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
 
@@ -156,12 +162,21 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
         "lse": variant.lse,
         "pdl": variant.pdl,
         "layouts": (draw(layout), both or draw(layout), both or draw(layout)),
+        "rope_layouts": _ropes(draw, variant),
+        "heads_first": draw(st.sampled_from((None, False, True))) if variant.lse else None,
+        "merges": variant.lse and draw(st.integers(0, 2)) == 2,
         "offset": draw(st.sampled_from((0, 0, 1, 3, 8))),
         "out": draw(st.sampled_from(("new", *LAYOUTS))),
         "unseen": draw(st.sampled_from((math.nan, math.inf, -math.inf))),
         "seed": draw(st.integers(0, 2**31 - 1)),
         "schedule": draw(schedules()),
     }
+
+
+def _ropes(draw: Any, variant: PrefillVariant) -> tuple[str | None, str | None]:
+    if variant.d_qk != D_NOPE + D_ROPE:
+        return None, None
+    return draw(st.sampled_from((None, *LAYOUTS))), draw(st.sampled_from((None, "flat", *LAYOUTS)))
 
 
 @st.composite

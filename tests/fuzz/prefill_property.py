@@ -10,9 +10,10 @@ import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.variant import Dtype
 
+from . import prefill_merge
 from .guarded import Guarded, strides
 from .places import Place
-from .prefill_case import D_V, PrefillCase
+from .prefill_case import D_NOPE, D_ROPE, D_V, PrefillCase
 from .reference_attention import Rows, judge, judge_extreme, precision, tells_apart, with_sinks
 from .reference_prefill import sequences
 
@@ -28,13 +29,14 @@ def check(case: PrefillCase, place: Place) -> None:
         owned = torch.zeros(case.tokens_q, dtype=torch.bool)
         for queries, _ in case.spans():
             owned[queries.first : queries.end] = True
-        for name, guarded in memory.items():
-            may_change = owned[:, None, None].expand(out.shape) if name == "out" else None
-            wrong = guarded.changed(may_change)
-            assert not wrong, f"{name}: {wrong}"
+        _unchanged(memory, owned)
         if not place.device:  # what torch allocates on a GPU may hold anything
-            for name, new in (("out", out if case.out == "new" else None), ("lse", lse)):
-                assert new is None or new[~owned].isnan().all(), f"{name} was written in rows of no sequence"
+            made = (("out", out, case.out == "new"), ("lse", lse, case.heads_first is None))
+            for name, new, mine in made:
+                written = new is not None and mine and not new[~owned].isnan().all()
+                assert not written, f"{name} was written in rows of no sequence"
+        if case.merges:
+            prefill_merge.check(case, inputs, given, owned)
     given_precision = precision(case.torch_dtype, out.dtype, place.device and place.arch == "sm_90a")
     assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, D_V)
     scale = case.softmax_scale * case.k_scale
@@ -52,6 +54,15 @@ def check(case: PrefillCase, place: Place) -> None:
     got_lse = None if lse is None else torch.cat([lse[place] for place in at])
     judged = judge if tells_apart(expected, given_precision) and not case.extreme else judge_extreme
     judged(expected, got, got_lse, case.v_scale * case.output_scale, given_precision)
+
+
+def _unchanged(memory: dict[str, Guarded], owned: torch.Tensor) -> None:
+    """Assert that results alone were written, and of these the rows of sequences."""
+    for name, guarded in memory.items():
+        shape = guarded.tensor.shape
+        may_change = owned.view(-1, *[1] * (len(shape) - 1)).expand(shape) if name in ("out", "lse") else None
+        wrong = guarded.changed(may_change)
+        assert not wrong, f"{name}: {wrong}"
 
 
 def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,6 +83,8 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             k[keys.first : keys.end] *= torch.linspace(0.02, 1.5, len(keys))[:, None, None]
     if case.values == "uniform":
         q.zero_()
+    if case.rope_layouts[1]:
+        k[..., D_NOPE:] = k[:, :1, D_NOPE:].clone()
     dtype = case.torch_dtype
     filler = torch.tensor(case.unseen if dtype != torch.float8_e4m3fn else math.nan)
     packs = (q_owned, q), (kv_seen, k), (kv_seen, v)
@@ -86,6 +99,7 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
     memory: dict[str, Guarded] = {}
 
     def put(name: str, content: torch.Tensor, layout: str) -> torch.Tensor:
+        layout = "contiguous" if layout == "flat" else layout
         memory[name] = Guarded(content.shape, dtype, strides(layout, content.shape, dtype.itemsize), content, offset)
         return memory[name].tensor
 
@@ -94,15 +108,32 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
         memory[name] = Guarded(content.shape, torch.int32, None, content, 4 * case.offset)
         return memory[name].tensor
 
+    ropes: dict[str, torch.Tensor] = {}
+    query_layout, key_layout = case.rope_layouts
+    if query_layout:
+        query, rope = query[..., :D_NOPE], query[..., D_NOPE:]
+        ropes["query"] = put("query rope", rope, query_layout)
+    if key_layout:
+        key, rope = key[..., :D_NOPE], key[:, :1, D_NOPE:]
+        ropes["key"] = put("key rope", rope, key_layout)
+        assert D_ROPE == rope.shape[2]
+        if key_layout == "flat":
+            ropes["key"] = ropes["key"][:, 0]
     given: dict[str, Any] = {"query": put("query", query, case.layouts[0])}
     if case.layouts[1] == "slices":
         both = put("key and value", torch.cat([key, value], -1), "contiguous")
-        given |= {"key": both[..., : case.d_qk], "value": both[..., case.d_qk :]}
+        given |= {"key": both[..., : key.shape[2]], "value": both[..., key.shape[2] :]}
     elif case.layouts[1] == "expanded":
         for name, content in (("key", key), ("value", value)):
             given[name] = put(name, content[:, :1], "contiguous").expand(-1, case.heads_kv, -1)
     else:
         given |= {"key": put("key", key, case.layouts[1]), "value": put("value", value, case.layouts[2])}
+    given |= {name: (given[name], rope) for name, rope in ropes.items()}
+    if case.heads_first is not None:
+        rows = (case.tokens_q, case.heads)
+        layout = (1, case.tokens_q) if case.heads_first else (case.heads, 1)
+        memory["lse"] = Guarded(rows, torch.float32, layout, None, 4 * case.offset)
+        given["lse"] = memory["lse"].tensor
     if case.out != "new":
         shape = (case.tokens_q, case.heads, D_V)
         layout = strides(case.out, shape, case.written.itemsize)

@@ -53,7 +53,8 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
     else:
         assert isinstance(variant, PackVariant)
         call = draw(_packs(variant))
-    argument = draw(st.sampled_from(list(TABLES[type(call)])))
+    without = {"lse"} if isinstance(call, PrefillCase) and call.heads_first is None else set()
+    argument = draw(st.sampled_from([name for name in TABLES[type(call)] if name not in without]))
     if argument == "sinks":
         call = dataclasses.replace(call, sinks=(0.5,) * call.heads, **_ONE_RANK.get(type(call), {}))
     ways, values, _ = TABLES[type(call)][argument]
@@ -79,6 +80,7 @@ def _prefills(draw: Any, variant: PrefillVariant) -> PrefillCase:
         pdl=variant.pdl,
         layouts=(draw(st.sampled_from(LAYOUTS)), *draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2)))),
         out="contiguous",
+        heads_first=draw(st.booleans()) if variant.lse else None,
     )
 
 

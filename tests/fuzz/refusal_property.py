@@ -37,7 +37,7 @@ def check(case: Refusal, place: Place) -> None:
             operator(**right)
         memory: dict[str, Guarded]
         memory, given = _PROPERTIES[kind].arranged(case.call, inputs)
-        right_one = given[case.argument]
+        right_one = given.get(case.argument)
         given[case.argument] = values[case.index] if case.wrong == "value" else SPOIL[case.wrong](right_one, case.index)
         before = launched()
         try:

@@ -16,18 +16,18 @@ import tsmla
 from examples import DECODE, PACK, PREFILL
 from refusing import refusing
 from tsmla import checks, examine, resolve
-from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, extent, fixed_sizes
+from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
 from tsmla.variant import Arch, Variant
 from tsmla_kernels import registry
 
 VARIANTS = (PREFILL, DECODE, PACK)
 SIZES = {
     "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "q_len": 2, "heads": 6,
-    "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5,
+    "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5, "d_query": 128, "d_key": 128,
 }  # fmt: skip
 NUMBERS: dict[str, dict[str, Any]] = {
     "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,
-                "max_seq_len": 7, "seq_lens": None, "lse_includes_sink": True},
+                "max_seq_len": 7, "seq_lens": None, "lse_includes_sink": True, "return_lse": True},
     "decode": {"softmax_scale": 0.25, "output_scale": 3.0, "causal_mask": True, "window_left": 9, "cp_world": 1,
                "cp_rank": 0, "cp_interleave_size": 16, "lse_includes_sink": True, "max_seq_len": 300,
                "kv_lora_rank": 512, "qk_rope_head_dim": 64},
@@ -61,13 +61,13 @@ def function_of(variant: Variant):
     return getattr(tsmla, operator_of(variant).name)
 
 
-def tensor_of(variant: Variant, argument: Argument) -> torch.Tensor:
-    shape = [extent(size, {**SIZES, **fixed_sizes(variant)}) for size in argument.shape]
+def tensor_of(variant: Variant, argument: Argument, **sizes: int) -> torch.Tensor:
+    shape = [extent(size, {**SIZES, **fixed_sizes(variant), **sizes}) for size in argument.shape]
     return torch.zeros(shape, dtype=checks.dtype_in_table(variant, argument.dtype))
 
 
 def call_of(variant: Variant) -> dict[str, Any]:
-    """A right call with every tensor that can be given."""
+    """A right call with every tensor that can be given, by the table's names for them: `paired` makes arguments."""
     operator = operator_of(variant)
     flags = {f"return_{argument.only_with}": True for argument in operator.given if argument.only_with}
     return {**{a.given: tensor_of(variant, a) for a in operator.given}, **NUMBERS[variant.family], **flags}
@@ -75,6 +75,13 @@ def call_of(variant: Variant) -> dict[str, Any]:
 
 def results_of(given: dict[str, Any]) -> list[torch.Tensor]:
     return [given[name] for name in ("out", "lse", "k_out", "v_out") if name in given]
+
+
+def paired(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments, of which some are two of the table's tensors."""
+    first = {name: value for name, value in given.items() if not name.endswith("[1]")}
+    seconds = {name.removesuffix("[1]"): value for name, value in given.items() if name not in first}
+    return {**first, **{name: (first[name], value) for name, value in seconds.items() if value is not None}}
 
 
 def test_sizes() -> None:
@@ -87,7 +94,8 @@ def test_sizes() -> None:
 def test_every_tensor_is_a_parameter_of_the_operator(variant) -> None:
     operator, parameters = operator_of(variant), inspect.signature(function_of(variant)).parameters
     for argument in operator.given:
-        required = parameters[argument.given].default is inspect.Parameter.empty
+        name = argument.given.removesuffix("[1]")
+        required = parameters[name].default is inspect.Parameter.empty and name == argument.given
         assert required == (argument.left_out is LeftOut.REFUSED)
         assert isinstance(argument.left_out, LeftOut) or argument.left_out in parameters
     names = [argument.name for argument in operator.arguments]
@@ -120,18 +128,19 @@ def test_kernels_take_what_the_table_says(variant, arch) -> None:
 def test_operators_launch_in_the_order_of_the_table(variant, launches) -> None:
     whole = call_of(variant)
     for given in (whole, {**whole, **APART.get(variant.family, {})}) * 2:
-        assert all(got is want for got, want in zip(function_of(variant)(**given), results_of(given), strict=True))
+        results = function_of(variant)(**paired(given))
+        assert all(got is want for got, want in zip(results, results_of(given), strict=True))
         launch = launches.pop()
         for argument, got in zip(operator_of(variant).arguments, launch, strict=True):
             if isinstance(argument, Argument):
                 want = given[argument.given]
                 if want is None:
-                    got, want = got.numel(), 0
+                    got, want = torch.from_dlpack(got).numel(), 0
                 assert got is want or got == want, argument.name
             elif argument.given == PARTS:
                 assert got > 0
             else:
-                want = math.prod(given.get(factor, 1.0) for factor in argument.given.split(" * "))
+                want = math.prod(given.get(factor, argument.neutral) for factor in argument.given.split(" * "))
                 assert got == want and type(got) is type(argument.neutral), argument.name
 
 
@@ -141,14 +150,19 @@ def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
     for argument in operator.given:
         given = {name: value for name, value in call_of(variant).items() if name != argument.given}
         if argument.left_out is LeftOut.REFUSED:
-            with pytest.raises(tsmla.ArgumentError, match=f"^{operator.name}: {argument.given} is a NoneType; it must"):
-                function_of(variant)(**given, **{argument.given: None})
+            named = rf"^{operator.name}: {argument.given}(\[0\])? is a NoneType; it must"
+            with pytest.raises(tsmla.ArgumentError, match=named):
+                function_of(variant)(**paired({**given, argument.given: None}))
             continue
-        function_of(variant)(**given)
+        if argument.given.endswith("[1]"):
+            first = operator.given[operator.given.index(argument) - 1]
+            given[first.given] = tensor_of(variant, first, d_query=variant.d_qk, d_key=variant.d_qk)
+        function_of(variant)(**paired(given))
         got = launches[-1][operator.arguments.index(argument)]
         if isinstance(argument.left_out, str):
             assert got is given[argument.left_out]
         else:
+            got = torch.from_dlpack(got)
             assert (got.numel() == 0) == (argument.left_out is LeftOut.EMPTY)
             assert got.dtype == checks.dtype_in_table(variant, argument.dtype)
 
@@ -166,7 +180,7 @@ SPOILED = {
     "float64": lambda tensor: tensor.double(),
     "longer": lambda tensor: torch.cat((tensor, tensor)),
 }
-ANY_ARE_RIGHT = {("visible", "gaps"), ("workspace", "longer"), ("kv_cache", "longer")}
+ANY_ARE_RIGHT = {("workspace", "longer"), ("kv_cache", "longer")}
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -179,14 +193,15 @@ def test_wrong_tensors_are_named_first_and_later(variant, how, arch, launches, m
     for argument, seen in itertools.product(operator_of(variant).given, (False, True)):
         resolve.forget()
         if seen:
-            function_of(variant)(**right)
+            function_of(variant)(**paired(right))
         launches.clear()
         wrong = {**right, argument.given: SPOILED[how](right[argument.given])}
-        if (argument.name, how) in ANY_ARE_RIGHT:
-            function_of(variant)(**wrong)
+        if (argument.name, how) in ANY_ARE_RIGHT or (how, argument.strides) == ("gaps", Strides.ANY):
+            function_of(variant)(**paired(wrong))
         else:
-            with pytest.raises(tsmla.ArgumentError, match=rf"^{operator_of(variant).name}: \w+ (is|has|requires) "):
-                function_of(variant)(**wrong)
+            named = rf"^{operator_of(variant).name}: \w+(\[[01]\])? (is|has|requires) "
+            with pytest.raises(tsmla.ArgumentError, match=named):
+                function_of(variant)(**paired(wrong))
             assert launches == []
 
 

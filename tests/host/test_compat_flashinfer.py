@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import DECODE_RESULTS, PREFILL_RESULTS, ROOM, alike, distinct, launched, processors
+from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, resolve
 from tsmla.compat.flashinfer import trtllm_batch_decode_with_kv_cache_mla as decode
@@ -17,7 +17,7 @@ from tsmla.decode import tsmla_decode
 from tsmla.prefill import tsmla_prefill
 
 BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 32, 6
-LSE = 8
+DECODE_LSE, PREFILL_LSE = place_of("lse", "decode"), place_of("lse", "prefill")
 many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -96,11 +96,15 @@ def test_decode_launches_what_the_operator_does(
     out, got, variant = launched(recorder, lambda: decode(**face))
     _, want, wanted = launched(recorder, lambda: tsmla_decode(**directly(face, **operator)))
     assert variant == wanted and out.shape == (BATCH, q_len, HEADS, 512)
-    alike(got, want, DECODE_RESULTS)
+    alike(got, want)
 
 
 def kernel_that_writes(monkeypatch, base_2: torch.Tensor) -> None:
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *x: x[LSE].copy_(base_2.view(x[LSE].shape)))
+    def write(*arguments) -> None:
+        lse = arguments[DECODE_LSE]
+        lse.copy_(base_2.view(lse.shape))
+
+    monkeypatch.setattr(resolve, "kernel", lambda variant: write)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_context_parallelism(recorder):
     _, got, _ = launched(recorder, lambda: decode(**face))
     operator = directly(face, cp_world=4, cp_rank=3, causal_seqs=bounds, return_lse=True)
     _, want, _ = launched(recorder, lambda: tsmla_decode(**operator))
-    alike(got, want, DECODE_RESULTS)
+    alike(got, want)
 
 
 @many
@@ -152,23 +156,23 @@ def test_queries_of_different_lengths_become_requests_of_one_token(recorder, len
     face = decode_inputs(query=query, cum_seq_lens_q=ends, max_q_len=4, out=out, return_lse=True, **options)
     (result, lse), launch, _ = launched(recorder, lambda: decode(**face))
     assert result.shape == (tokens, HEADS, 512) and lse.shape == (tokens, HEADS)
-    assert out is None or (result is out and launch[7].data_ptr() == out.data_ptr())
-    assert torch.equal(launch[0], query.unsqueeze(1))
+    assert out is None or (result is out and launch["out"].data_ptr() == out.data_ptr())
+    assert torch.equal(launch["query"], query.unsqueeze(1))
     bounds = face["causal_seqlens_kv_global" if parallel else "seq_lens"].tolist()
     token = 0
     for request, length in enumerate(lengths):
         for place in range(length):
-            assert torch.equal(launch[2][token], face["block_tables"][request])
-            assert launch[3][token] == face["seq_lens"][request]
-            assert launch[4][token] == bounds[request] - (length - 1 - place)
+            assert torch.equal(launch["block_tables"][token], face["block_tables"][request])
+            assert launch["seq_lens"][token] == face["seq_lens"][request]
+            assert launch["causal_seqs"][token] == bounds[request] - (length - 1 - place)
             token += 1
-    assert (launch[3][token:] == 0).all() and len(launch[3]) == tokens
+    assert (launch["seq_lens"][token:] == 0).all() and len(launch["seq_lens"]) == tokens
 
 
 def test_strided_queries_are_copied(recorder):
     wide = distinct(BATCH, Q_LEN, HEADS, 640)[..., :576]
     _, got, _ = launched(recorder, lambda: decode(**decode_inputs(query=wide)))
-    assert got[0].is_contiguous() and torch.equal(got[0], wide)
+    assert got["query"].is_contiguous() and torch.equal(got["query"], wide)
 
 
 ONE_TOKEN = {"query": distinct(4, HEADS, 576), "cum_seq_lens_q": ints(0, 1, 2, 4)}
@@ -306,14 +310,14 @@ def test_ragged_prefill_launches_what_the_operator_does(recorder, dtype, d_qk, o
     _, got, variant = launched(recorder, lambda: ragged(**face))
     _, want, wanted = launched(recorder, lambda: tsmla_prefill(**operator))
     assert variant == wanted
-    alike(got, want, PREFILL_RESULTS)
+    alike(got, want)
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_the_lse_of_a_ragged_prefill_is_base_2(recorder, monkeypatch, given):
     natural = torch.arange(12 * 8, dtype=torch.float32).view(12, 8)
     natural[5] = -math.inf
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[4].copy_(natural))
+    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[PREFILL_LSE].copy_(natural))
     buffer = torch.full((12, 8), math.nan) if given else None
     _, lse = ragged(**ragged_inputs(return_lse=True, lse=buffer))
     assert not given or lse is buffer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import DECODE_RESULTS, DECODE_WORKSPACE, ROOM, alike, distinct, launched, processors
+from launches import ROOM, alike, distinct, launched, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, resolve
 from tsmla.compat.flashinfer import BatchMLAPagedAttentionWrapper
@@ -85,9 +85,9 @@ def operator(launch: tuple, batch: int, q_len: int, run: dict, **changes) -> dic
         "workspace_buffer": ROOM,
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
-        "block_tables": launch[2],
-        "seq_lens": launch[3],
-        "max_seq_len": max(1, int(launch[3].max())),
+        "block_tables": launch["block_tables"],
+        "seq_lens": launch["seq_lens"],
+        "max_seq_len": max(1, int(launch["seq_lens"].max())),
         "softmax_scale": 0.125,
     }
     return {**given, **changes}
@@ -128,13 +128,13 @@ def test_it_launches_what_the_operator_does(
     run = run_inputs(batch * q_len, dtype, sinks=sink)
     out, got, variant = ran(recorder, {**plan, "use_sinks": sinks}, run, backend=backend)
     assert out.shape == (batch * q_len, HEADS, 512)
-    for row, pages in zip(got[2].tolist(), wanted_tables, strict=True):
+    for row, pages in zip(got["block_tables"].tolist(), wanted_tables, strict=True):
         assert row[: len(pages)] == pages
-    assert got[3].tolist() == keys and got[3].dtype == got[2].dtype == torch.int32
+    assert got["seq_lens"].tolist() == keys and got["seq_lens"].dtype == got["block_tables"].dtype == torch.int32
     direct = operator(got, batch, q_len, run, causal_mask=causal, enable_pdl=bool(pdl), sinks=sink)
     _, want, wanted = launched(recorder, lambda: tsmla_decode(**direct))
     assert variant == wanted
-    alike(got, want, DECODE_RESULTS, DECODE_WORKSPACE)
+    alike(got, want, any_workspace=True)
 
 
 @many
@@ -147,14 +147,14 @@ def test_queries_of_different_lengths_become_requests_of_one_token(recorder, q_l
     plan = plan_inputs(q_lens, keys, causal=causal)
     run = run_inputs(sum(q_lens))
     out, launch, _ = ran(recorder, plan, run)
-    assert out.shape == (sum(q_lens), HEADS, 512) and torch.equal(launch[0], run["query"].unsqueeze(1))
+    assert out.shape == (sum(q_lens), HEADS, 512) and torch.equal(launch["query"], run["query"].unsqueeze(1))
     token = 0
     for pages, length, q_len in zip(tables(plan), keys, q_lens, strict=True):
         for place in range(q_len):
-            assert launch[2][token].tolist()[: len(pages)] == pages and launch[3][token] == length
-            assert launch[4][token] == (length - (q_len - 1 - place) if causal else length)
+            assert launch["block_tables"][token].tolist()[: len(pages)] == pages and launch["seq_lens"][token] == length
+            assert launch["causal_seqs"][token] == (length - (q_len - 1 - place) if causal else length)
             token += 1
-    assert token == len(launch[3])
+    assert token == len(launch["seq_lens"])
 
 
 @pytest.mark.parametrize("form", ["flat", "metadata", "csr metadata"])
@@ -172,10 +172,10 @@ def test_page_tables_and_metadata_objects(recorder, form):
         plan = {**rest, "metadata": types.SimpleNamespace(**lists, block_tables=None)}
     _, got, _ = ran(recorder, plan, run_inputs())
     _, want, _ = ran(recorder, csr, run_inputs())
-    for place, (x, y) in enumerate(zip(got, want, strict=True)):
-        if isinstance(x, torch.Tensor) and place not in (2, *DECODE_RESULTS, DECODE_WORKSPACE):
-            assert torch.equal(x, y)
-    for row, pages in zip(got[2].tolist(), tables(csr), strict=True):
+    for name, x in got.items():
+        if isinstance(x, torch.Tensor) and name not in ("block_tables", "out", "lse", "workspace"):
+            assert torch.equal(x, want[name])
+    for row, pages in zip(got["block_tables"].tolist(), tables(csr), strict=True):
         assert row[: len(pages)] == pages
 
 
@@ -184,11 +184,11 @@ def test_parts_side_by_side_are_not_copied(recorder):
     parts = {"q_nope": query[..., :LATENT], "q_pe": query[..., LATENT:], "ckv_cache": cache[..., :LATENT]}
     parts["kpe_cache"] = cache[..., LATENT:]
     _, got, _ = ran(recorder, plan_inputs(), parts)
-    assert got[0].data_ptr() == query.data_ptr() and torch.equal(got[0], query.view(3, 2, HEADS, 576))
-    assert got[1].data_ptr() == cache.data_ptr() and torch.equal(got[1], cache)
+    assert got["query"].data_ptr() == query.data_ptr() and torch.equal(got["query"], query.view(3, 2, HEADS, 576))
+    assert got["kv_cache"].data_ptr() == cache.data_ptr() and torch.equal(got["kv_cache"], cache)
     pairs = {"query": (parts["q_nope"], parts["q_pe"]), "kv_cache": (parts["ckv_cache"], parts["kpe_cache"])}
     _, got, _ = ran(recorder, plan_inputs(), pairs)
-    assert got[0].data_ptr() == query.data_ptr() and got[1].data_ptr() == cache.data_ptr()
+    assert got["query"].data_ptr() == query.data_ptr() and got["kv_cache"].data_ptr() == cache.data_ptr()
 
 
 def test_parts_of_queries_apart_are_joined(recorder):
@@ -196,7 +196,7 @@ def test_parts_of_queries_apart_are_joined(recorder):
     nope, pe = query[..., :LATENT].clone(), query[..., LATENT:].clone()
     for parts in ((nope, pe), (query[..., :LATENT], pe), (nope, query[..., LATENT:])):
         _, got, _ = ran(recorder, plan_inputs(), run_inputs(query=parts))
-        assert torch.equal(got[0], query.view(3, 2, HEADS, 576))
+        assert torch.equal(got["query"], query.view(3, 2, HEADS, 576))
 
 
 def test_a_part_of_another_row_is_not_its_neighbour(recorder):
@@ -234,7 +234,7 @@ def test_the_lse_has_the_base_that_was_asked_for(recorder, monkeypatch, on_e, mo
 def test_scales(recorder, scales, wanted):
     dtype = torch.float8_e4m3fn
     _, got, _ = ran(recorder, plan_inputs(dtype=dtype), run_inputs(dtype=dtype, **scales))
-    assert got[10:12] == wanted
+    assert (got["softmax_scale"], got["output_scale"]) == wanted
 
 
 def test_graphs_keep_tables_and_lengths_where_they_are(recorder):
@@ -245,9 +245,10 @@ def test_graphs_keep_tables_and_lengths_where_they_are(recorder):
         plan = plan_inputs(q_lens, keys)
         planned.plan(**plan)
         _, launch, _ = launched(recorder, lambda: planned.run(**run_inputs()))
-        places.add(tuple(launch[place].data_ptr() for place in (2, 3, 4)))
-        assert launch[2].shape == (3, 10) and launch[3].tolist() == launch[4].tolist() == list(keys)
-        for row, pages in zip(launch[2].tolist(), tables(plan), strict=True):
+        places.add(tuple(launch[name].data_ptr() for name in ("block_tables", "seq_lens", "causal_seqs")))
+        assert launch["block_tables"].shape == (3, 10)
+        assert launch["seq_lens"].tolist() == launch["causal_seqs"].tolist() == list(keys)
+        for row, pages in zip(launch["block_tables"].tolist(), tables(plan), strict=True):
             assert row[: len(pages)] == pages
     assert len(places) == 1
     with pytest.raises(ArgumentError, match=r"every plan has the shape of the first, 3 requests .* up to 10 pages"):
@@ -262,7 +263,7 @@ def test_graphs_occupy_the_gpu_for_the_longest_that_tables_hold(recorder):
     for planned in (short, graph):
         planned.plan(**plan_inputs((1, 1, 1), (1, 1, 1)))
         _, launch, _ = launched(recorder, lambda planned=planned: planned.run(**run_inputs(3)))
-        parts.append(launch[18])
+        parts.append(launch["parts"])
     assert parts[0] < parts[1]
 
 

@@ -30,11 +30,14 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
     result = prefill.tsmla_prefill(**given, return_lse=return_lse)
     (arguments,) = recorder.launches
     out, lse = result if return_lse else (result, None)
-    named = [given[name] for name in ("query", "key", "value")]
+    query, query_rope, key, key_rope, *rest = arguments
+    assert query is given["query"] and key is given["key"] and rest[0] is given["value"]
     ends = [given[name] for name in ("cum_seq_lens_q", "cum_seq_lens")]
-    assert all(got is want for got, want in zip(arguments, [*named, out, lse, *ends], strict=False))
-    assert arguments[7].shape == (0,) and arguments[7].dtype == torch.float32
-    assert arguments[8:] == (0.25, -1.5, 0) and all(type(scale) is float for scale in arguments[8:10])
+    assert all(got is want for got, want in zip(rest[1:5], [out, lse, *ends], strict=True))
+    for rope in map(torch.from_dlpack, (query_rope, key_rope)):
+        assert rope.shape == (0, 1, 64) and rope.dtype == torch.bfloat16
+    assert torch.from_dlpack(rest[5]).shape == (0,) and torch.from_dlpack(rest[5]).dtype == torch.float32
+    assert rest[6:] == [0.25, -1.5, 0, 0] and all(type(scale) is float for scale in rest[6:8])
     assert out.shape == (TOKENS_Q, HEADS, D_V) and out.dtype == torch.bfloat16 and out.is_contiguous()
     if return_lse:
         assert lse.shape == (TOKENS_Q, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
@@ -43,24 +46,24 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
 def test_key_lengths_serve_the_query_when_it_has_none(recorder):
     given = inputs(cum_seq_lens_q=None)
     prefill.tsmla_prefill(**given)
-    assert recorder.launches[0][5] is given["cum_seq_lens"] is recorder.launches[0][6]
+    assert recorder.launches[0][7] is given["cum_seq_lens"] is recorder.launches[0][8]
 
 
 @pytest.mark.parametrize("out_dtype", [None, torch.bfloat16])
 def test_a_given_output_is_written_and_returned(recorder, out_dtype):
     out = torch.empty(TOKENS_Q, HEADS, 2 * D_V, dtype=torch.bfloat16)[..., :D_V]
     assert prefill.tsmla_prefill(**inputs(), out=out, out_dtype=out_dtype) is out
-    assert recorder.launches[0][3] is out
+    assert recorder.launches[0][5] is out
 
 
 def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     given = inputs()
     for call in range(3):
         prefill.tsmla_prefill(**given, output_scale=float(call))
-    assert len(recorder.variants) == 1 and [launch[9] for launch in recorder.launches] == [0.0, 1.0, 2.0]
+    assert len(recorder.variants) == 1 and [launch[11] for launch in recorder.launches] == [0.0, 1.0, 2.0]
     out = torch.empty(TOKENS_Q, HEADS, D_V, dtype=torch.bfloat16)
     prefill.tsmla_prefill(**given, out=out)
-    assert recorder.launches[-1][3] is out
+    assert recorder.launches[-1][5] is out
     for flag in ("return_lse", "enable_pdl", "is_causal"):
         prefill.tsmla_prefill(**given, **{flag: flag != "is_causal"})
     flags = [(v.causal, v.lse, v.pdl) for v in recorder.variants[2:]]
@@ -86,6 +89,13 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
         {"output_scale": -0.0},
         {"sinks": torch.zeros(HEADS)},
         {"sinks": torch.zeros(HEADS), "lse_includes_sink": True},
+        {"query": (bf16(TOKENS_Q, HEADS, 128), bf16(TOKENS_Q, HEADS, 64))},
+        {"key": (bf16(TOKENS_KV, HEADS_KV, 128), bf16(TOKENS_KV, 64))},
+        {"key": (bf16(TOKENS_KV, HEADS_KV, 128), bf16(TOKENS_KV, 1, 64))},
+        {"lse": torch.zeros(TOKENS_Q, HEADS)},
+        {"lse": torch.zeros(HEADS, TOKENS_Q).T},
+        {"merge_into": (bf16(TOKENS_Q, HEADS, D_V), torch.zeros(TOKENS_Q, HEADS))},
+        {"out": bf16(TOKENS_Q, HEADS, D_V), "lse": torch.zeros(TOKENS_Q, HEADS)},
     ]
     firsts = []
     for change in changes:
@@ -98,8 +108,9 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
             prefill.tsmla_prefill(**inputs(**change))
             assert not recorder.variants or recorder.variants.pop() == variant
             for got, want in zip(recorder.launches.pop(), first, strict=True):
-                if isinstance(got, torch.Tensor):
-                    got, want = ((x.shape, x.stride(), x.dtype) for x in (got, want))
+                if hasattr(got, "shape"):
+                    tensors = (x if isinstance(x, torch.Tensor) else torch.from_dlpack(x) for x in (got, want))
+                    got, want = ((x.shape, x.stride(), x.dtype) for x in tensors)
                 assert repr(got) == repr(want)
 
 
@@ -156,5 +167,50 @@ def test_numbers_of_other_types_are_numbers(recorder, two):
     half = fractions.Fraction(1, two) if isinstance(two, int) else two.dtype.type(1) / two
     for flag in (True, 1, np.True_, 1.0):
         prefill.tsmla_prefill(**inputs(batch_size=two, softmax_scale=half), is_causal=flag)
-    assert {launch[8:] for launch in recorder.launches} == {(0.5, 1.0, 0)} and len(recorder.launches) == 4
+    assert {launch[10:] for launch in recorder.launches} == {(0.5, 1.0, 0, 0)} and len(recorder.launches) == 4
     assert len(recorder.variants) == 1 and recorder.variants[0].causal is True
+
+
+@pytest.mark.parametrize("rope", [bf16(TOKENS_KV, 64), bf16(TOKENS_KV, 1, 64), bf16(TOKENS_KV, 3, 64)[:, 2:]], ids=str)
+def test_pieces_reach_the_kernel_as_they_are(recorder, rope):
+    query = bf16(TOKENS_Q, HEADS, 144)[..., :128], bf16(HEADS, TOKENS_Q, 64).transpose(0, 1)
+    key = bf16(TOKENS_KV, HEADS_KV, 256)[..., :128], rope
+    for _ in range(2):
+        prefill.tsmla_prefill(**inputs(query=query, key=key))
+    for q, q_pe, k, k_pe, *_ in recorder.launches:
+        assert q is query[0] and q_pe is query[1] and k is key[0]
+        assert k_pe.data_ptr() == rope.data_ptr() and k_pe.shape == (TOKENS_KV, 1, 64)
+    assert [(v.d_qk, v.d_v) for v in recorder.variants] == [(D_QK, D_V)] and len(recorder.launches) == 2
+
+
+def test_joined_and_in_pieces_share_a_kernel(recorder):
+    pieces = {
+        "query": (bf16(TOKENS_Q, HEADS, 128), bf16(TOKENS_Q, HEADS, 64)),
+        "key": (bf16(TOKENS_KV, HEADS_KV, 128), bf16(TOKENS_KV, 64)),
+    }
+    for change in ({}, pieces, {"key": pieces["key"]}, {"query": pieces["query"]}):
+        out = prefill.tsmla_prefill(**inputs(**change))
+        assert out.shape == (TOKENS_Q, HEADS, D_V)
+    assert len(set(recorder.variants)) == 1 and len(recorder.launches) == 4
+
+
+@pytest.mark.parametrize("lse", [torch.zeros(TOKENS_Q, HEADS), torch.zeros(HEADS, TOKENS_Q).T], ids=["rows", "heads"])
+@pytest.mark.parametrize("returned", [False, True])
+def test_an_lse_that_is_given_is_written(recorder, lse, returned):
+    result = prefill.tsmla_prefill(**inputs(lse=lse), return_lse=returned)
+    assert recorder.launches[-1][6] is lse and recorder.variants[-1].lse
+    assert result[1] is lse if returned else isinstance(result, torch.Tensor)
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_an_earlier_result_is_what_is_written(recorder, returned):
+    earlier = bf16(TOKENS_Q, HEADS, D_V), torch.zeros(HEADS, TOKENS_Q).T
+    for _ in range(2):
+        result = prefill.tsmla_prefill(**inputs(merge_into=earlier), return_lse=returned)
+        out, lse = result if returned else (result, earlier[1])
+        assert out is earlier[0] and lse is earlier[1]
+        launch = recorder.launches[-1]
+        assert launch[5] is out and launch[6] is lse and launch[-1] == 1
+    plain = inputs(out=earlier[0], lse=earlier[1])
+    prefill.tsmla_prefill(**plain)
+    assert recorder.launches[-1][-1] == 0

@@ -26,7 +26,7 @@ def test_what_is_no_cuda_tensor_is_refused():
 WRONG = {
     "query of two dimensions": (
         {"query": bf16(TOKENS_Q, D_QK)},
-        r"query has shape \[5, 192\]; it must be \[tokens_q, heads_q, d_qk\]",
+        r"query has shape \[5, 192\]; it must be \[tokens_q, heads_q, d_query\]",
     ),
     "value of two dimensions": (
         {"value": bf16(TOKENS_KV, D_V)},

@@ -29,7 +29,8 @@ SCHEMAS = {
     "prefill": "tsmla::prefill(Tensor query, Tensor key, Tensor value, Tensor cum_seq_lens, SymInt batch_size, "
     "float softmax_scale, Tensor(a!) out, *, bool is_causal=True, Tensor? cum_seq_lens_q=None, bool enable_pdl=False, "
     "float k_scale=1., float v_scale=1., float output_scale=1., ScalarType? out_dtype=None, Tensor? sinks=None, "
-    "bool lse_includes_sink=False, Tensor(b!)? lse=None) -> ()",
+    "bool lse_includes_sink=False, Tensor(b!)? lse=None, bool merges=False, Tensor? query_pe=None, "
+    "Tensor? key_pe=None) -> ()",
     "decode": "tsmla::decode(Tensor query, Tensor kv_cache, Tensor(a!) workspace_buffer, SymInt kv_lora_rank, "
     "SymInt qk_rope_head_dim, Tensor block_tables, Tensor seq_lens, SymInt max_seq_len, float softmax_scale, "
     "Tensor(b!) out, *, float output_scale=1., bool causal_mask=True, SymInt window_left=-1, bool enable_pdl=False, "
@@ -65,7 +66,7 @@ def compute(operator: Operator, given: tuple[Any, ...]) -> None:
             total += place * value
         elif argument.written or argument.scratch:
             results += [] if value is None else [value]
-        elif value.numel():
+        elif (value := torch.from_dlpack(value)).numel():
             weights = torch.arange(1, value.numel() + 1, dtype=torch.float64).view(value.shape)
             strides = [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
             total += place * (float((value.double() * weights).sum()) / 1e3 + sum(strides))
@@ -136,7 +137,7 @@ def test_schemas_say_what_is_written(operator) -> None:
     schema = getattr(torch.ops.tsmla, operator.variant.family).default._schema
     by_name = {argument.name: argument for argument in schema.arguments}
     for argument in operator.given:
-        assert by_name[argument.given].is_write == (argument.written or argument.scratch)
+        assert by_name[argument.given.replace("[1]", "_pe")].is_write == (argument.written or argument.scratch)
     assert {*required(operator), *optional(operator)} <= set(by_name)
     assert not {*required(operator)} ^ {x.name for x in schema.arguments if not x.kwarg_only}
 
@@ -311,6 +312,29 @@ def test_a_given_lse_is_written_without_being_asked_for(stand_ins, operator) -> 
         written.append(call["lse"].clone())
     assert torch.equal(*written) and bool(written[0].isfinite().all())
     assert [variant.lse for variant in stand_ins] == [True] * 2
+
+
+def in_pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tensor[..., :128], tensor[..., 128:]
+
+
+def test_pairs_and_earlier_results_pass_through(stand_ins) -> None:
+    """A traced call hands on the second tensors of pairs, and whether there is an earlier result."""
+    call = {**required(PREFILL), "seq_lens": None, "max_seq_len": 9}
+    call["query"], (key, key_pe) = in_pieces(call["query"]), in_pieces(call["key"])
+    call["key"] = key, key_pe[:, 0]
+    earlier = call.pop("out"), torch.randn(TOKENS, HEADS)
+    want = [x.clone() for x in tsmla.tsmla_prefill(**call, return_lse=True, merge_into=earlier)]
+    assert tsmla.tsmla_prefill(**call, return_lse=True)[0].ne(want[0]).any(), "the kernel is not told of the merge"
+    for returned in (True, False):
+        for result in earlier:
+            result.fill_(torch.nan)
+        function = compile(lambda call, returned=returned: tsmla.tsmla_prefill(**call, return_lse=returned))
+        got = function({**call, "merge_into": earlier})
+        assert all(a is b for a, b in zip(got, earlier, strict=True)) if returned else got is earlier[0]
+        assert all(torch.equal(a, b) for a, b in zip(earlier, want, strict=True))
+    with pytest.raises(Exception, match="tsmla_prefill: query is a tuple of 3; it must be a tensor or a tuple of 2"):
+        compile(lambda call: tsmla.tsmla_prefill(**call))({**call, "query": (key, key, key)})
 
 
 def test_tensors_on_a_cpu_are_named() -> None:

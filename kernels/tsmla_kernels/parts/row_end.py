@@ -7,6 +7,9 @@ its log-sum-exp -inf.
 A head's sink is a logit without a value: its exponential is in the denominator of the output, and in the log-sum-exp
 only if the call says so. A row with the log-sum-exp L keeps the share 1 / (1 + exp(sink - L)) of its output. Where
 partial results are combined, the sink counts once, in the combined row.
+
+A call may continue from an earlier result over other keys. Each of both outputs then keeps its share of the sum of
+exponentials of all keys, which follows from the log-sum-exps alone.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from .division import Divisor, divisor_of, remainder
-from .logarithm import LN_2
+from .logarithm import LN_2, LOG2_E
 
 NATURAL, BASE_2 = LN_2, 1.0
 """Logarithms, each as that of 2."""
@@ -41,6 +44,14 @@ def ending_of(given) -> Ending:
     return Ending(given.output_scale, given.sinks, heads, given.lse_includes_sink)
 
 
+class Earlier(NamedTuple):
+    """The result that a call continues from if `merges` is not 0. It lies where the call's own goes: `out` [tokens,
+    heads, dim]; its natural log-sum-exps in the call's."""
+
+    merges: Int32
+    out: cute.Tensor
+
+
 class RowEnd(NamedTuple):
     """What a row's products with values are multiplied by, and the logarithm of its sum of exponentials."""
 
@@ -60,6 +71,31 @@ def end_of_row(
     """Without a sink. `scale` makes of scores the logarithms asked for; the factor is `output_scale`, or 1, divided by
     `total`."""
     return RowEnd(_factor(total, output_scale), _log_sum(reference, scale, total, bias, logarithm))
+
+
+@cute.jit
+def count_earlier(end: RowEnd, earlier: Float32) -> tuple[RowEnd, Float32]:
+    """The end of a row over its keys and those of an earlier result with the natural log-sum-exp `earlier`, and what
+    the earlier output is multiplied by. Where one of both has no keys, or next to none, the other stays as it is."""
+    top = cute.arch.fmax(end.log_sum, earlier)
+    base = Float32(0.0) if top == -Float32.inf else top
+    mine = cute.math.exp2((end.log_sum - base) * LOG2_E, fastmath=True)
+    theirs = cute.math.exp2((earlier - base) * LOG2_E, fastmath=True)
+    total = mine + theirs
+    share = cute.arch.rcp_approx(total)
+    factor, kept = end.factor * (mine * share), theirs * share
+    if theirs == 0.0:
+        factor, kept = end.factor, Float32(0.0)
+    elif mine == 0.0:
+        factor, kept = Float32(0.0), Float32(1.0)
+    return RowEnd(factor, top + cute.math.log2(total, fastmath=True) * LN_2), kept
+
+
+@cute.jit
+def with_earlier(value: Float32, earlier: Float32, factor: Float32, kept: Float32) -> Float32:
+    """An output times `factor`, which counts unless that is 0, plus an earlier one times `kept`, which is not 0. Adding
+    to -0 changes nothing."""
+    return (Float32(-0.0) if factor == 0.0 else value) + kept * earlier
 
 
 @cute.jit

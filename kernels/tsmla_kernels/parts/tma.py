@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
+from tsmla.support import NOPE_DIM
 
 from .seqlen import Span
 
@@ -33,6 +34,35 @@ def rows_first(pack: cute.Tensor) -> cute.Tensor:
         head_stride = pack.stride[1]
     strides = (cute.assume(row_stride, divby=least), 1, cute.assume(head_stride, divby=least))
     return cute.make_tensor(pack.iterator, cute.make_layout((rows, dim, heads), stride=strides))
+
+
+@cute.jit
+def pieces_of(pack: cute.Tensor, rope: cute.Tensor, columns: cutlass.Constexpr[int]) -> tuple:
+    """The pieces of a query or key with `columns` columns, (rows, dim, heads) each: what does not depend on positions,
+    and, where there is room for it, the rope. `pack` is the first piece, and `rope` [rows, heads, dim] the second, or
+    `pack` is both, side by side. A rope that is declared with one head is shared by all: the stride of heads is 0."""
+    rows, heads, _ = pack.shape
+    plain, rope_columns = min(columns, NOPE_DIM), rope.shape[2]
+    shared = isinstance(rope.shape[1], int)
+    first = cute.make_tensor(pack.iterator, cute.make_layout((rows, heads, plain), stride=pack.stride))
+    if const_expr(plain == columns):
+        return (rows_first(first),)
+    address = pack.iterator.toint() + plain * pack.element_type.width // 8
+    row_stride, head_stride = Int64(pack.stride[0]), Int64(pack.stride[1])
+    if pack.shape[2] == plain:
+        address = rope.iterator.toint()
+        row_stride, head_stride = Int64(rope.stride[0]), Int64(rope.stride[1])
+        if const_expr(shared):
+            head_stride = Int64(0)
+    pointer = cute.make_ptr(pack.element_type, address, cute.AddressSpace.gmem, assumed_align=16)
+    layout = cute.make_layout((rows, heads, rope_columns), stride=(row_stride, head_stride, 1))
+    return rows_first(first), rows_first(cute.make_tensor(pointer, layout))
+
+
+def boxes(pieces: tuple, columns: int) -> list[tuple]:
+    """(copy atom, one head's rows, which tile of them) for each box of `columns` columns, in their order. `pieces` are
+    (copy atom, one head's rows)."""
+    return [(atom, rows, box) for atom, rows in pieces for box in range(cute.size(rows, mode=[1]) // columns)]
 
 
 @cute.jit

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 from tsmla.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts import tma
+from ...parts.alignment import aligned
 from ...parts.blackwell import tmem
 from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
+from ...parts.row_end import Earlier, with_earlier
+from ...parts.tile_scheduler import QueryTile
 from .geometry import PrefillGeometry
 from .schedule import CORRECT_BARRIER
 from .storage import Shared
@@ -28,9 +31,10 @@ def correct(
     shared: Shared,
     tmem_base: Int32,
     out,
-    query_tile: Int32,
+    place: QueryTile,
     works,
     tiles: Int32,
+    earlier: Earlier | None,
 ) -> None:
     """`out` is (copy atom, one head's rows); `works` are the query tiles' TileWork, `tiles` what the CTA visits."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -39,8 +43,8 @@ def correct(
         for tile in cutlass.range_constexpr(geometry.query_tiles):
             _rescale(geometry, shared, tmem_base, works[tile], tile, count, thread)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
-        _write(geometry, shared, tmem_base, works[tile], tile, tiles, thread)
-        if cutlass.const_expr(tile == geometry.query_tiles - 1):
+        _write(geometry, shared, tmem_base, works[tile], tile, tiles, thread, place, earlier)
+        if const_expr(tile == geometry.query_tiles - 1):
             # The barrier tells the warp that deallocates that tensor memory is read no more.
             tmem.wait_loads()
             tmem.fence_before()
@@ -50,7 +54,7 @@ def correct(
             shape = (geometry.rows, geometry.d_v)
             source, target = tma.tiles_of(out[0], out[1], shape, shared.out)
             with cute.arch.elect_one():
-                cute.copy(out[0], source[None, tile], target[None, query_tile * geometry.query_tiles + tile])
+                cute.copy(out[0], source[None, tile], target[None, place.tile * geometry.query_tiles + tile])
     if warp == 0:
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_commit_group()
@@ -83,11 +87,11 @@ def _rescale(
 @cute.jit
 def _write(
     geometry: cutlass.Constexpr[PrefillGeometry], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
-    tiles: Int32, thread: Int32,
+    tiles: Int32, thread: Int32, place: QueryTile, earlier: Earlier | None,
 ) -> None:  # fmt: skip
     """The finished rows, in the place of the query tile, which nobody reads any more: its last scores have been
-    computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros take its
-    place when it has landed."""
+    computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros, or the
+    rows of an earlier result, take its place when it has landed."""
     target = shared.out[thread, None, tile]
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
@@ -98,8 +102,32 @@ def _write(
         tmem.fence_after()
     elif tiles > 0:
         shared.q_edge.wait_full(Int32(tile))
+    kept = Float32(0.0)
+    if const_expr(earlier is not None):
+        if earlier.merges != 0:
+            if work.events == 0:
+                shared.factors_full.wait_full(tile, Int32(0))
+            if work.first_row + thread < place.q.length:
+                kept = shared.kept[tile * geometry.rows + thread]
     for first in cutlass.range_constexpr(0, geometry.d_v, HELD_COLUMNS):
         values = [Float32(0.0)] * HELD_COLUMNS
         if work.events > 0:
             values = scaled(tmem.load(output + first, HELD_COLUMNS), factor)
+        if const_expr(earlier is not None):
+            if kept != 0.0:
+                row = earlier.out[place.q.start + work.first_row + thread, place.head, None]
+                values = _with_earlier(values, row, factor, kept, first)
         store_row(values, target, first)
+
+
+@cute.jit
+def _with_earlier(
+    values: list, row: cute.Tensor, factor: Float32, kept: Float32, first: cutlass.Constexpr
+) -> list:
+    """The columns from `first` on, with those of an earlier result."""
+    dtype = row.element_type
+    source = cute.make_tensor(aligned(row.iterator + first, 16), cute.make_layout(len(values)))
+    held = cute.make_rmem_tensor(len(values), dtype)
+    cute.autovec_copy(source, held)
+    widened = held.load().to(Float32)
+    return [with_earlier(value, widened[index], factor, kept) for index, value in enumerate(values)]

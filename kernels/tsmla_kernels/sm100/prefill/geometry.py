@@ -8,8 +8,8 @@ from tsmla.variant import PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, TMEM_COLUMNS
 
-HEADER_BYTES = 2048
-"""Room ahead of the first tile for mbarriers, the tensor memory address and 128 floats per query tile."""
+HEADER_BYTES = 3072
+"""Room ahead of the first tile for mbarriers, the tensor memory address and twice 128 floats per query tile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,11 @@ class PrefillGeometry:
 
     @property
     def factors_offset(self) -> int:
-        """Floats for the query tiles' rows: the end of the header."""
+        """Floats for the query tiles' rows: the end of the header, with `kept_offset`."""
+        return HEADER_BYTES - 2 * self.query_tiles * self.rows * 4
+
+    @property
+    def kept_offset(self) -> int:
         return HEADER_BYTES - self.query_tiles * self.rows * 4
 
     @property

@@ -22,7 +22,7 @@ from ...parts.blackwell import tmem
 from ...parts.division import quotient
 from ...parts.pipeline import Barriers
 from ...parts.precision import numeric
-from ...parts.row_end import Ending, ending_of
+from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from .correct import correct
@@ -55,8 +55,13 @@ class PrefillKernel:
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         slot, slot_shape = cute.select(layouts.ring, mode=[0, 1]), (geometry.rows, geometry.slot_elements)
-        q_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(given.q), slot, slot_shape)
-        k_map = cpasync.make_tiled_tma_atom(load_op, tma.rows_first(given.k), slot, slot_shape)
+        q_maps, k_maps = (
+            tuple(tuple(cpasync.make_tiled_tma_atom(load_op, piece, slot, slot_shape)) for piece in pieces)
+            for pieces in (
+                tma.pieces_of(given.q, given.q_pe, geometry.d_qk),
+                tma.pieces_of(given.k, given.k_pe, geometry.d_qk),
+            )
+        )
         v_map = cpasync.make_tiled_tma_atom(load_op, tma.clippable(tma.rows_first(given.v)), slot, slot_shape)
         out_map = cpasync.make_tiled_tma_atom(
             store_op,
@@ -67,9 +72,10 @@ class PrefillKernel:
         heads = given.q.shape[1]
         tiles = tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
         self.kernel(
-            q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
+            q_maps, k_maps, v_map[0], v_map[1], out_map[0], out_map[1],
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
             heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given),
+            Earlier(given.merges, given.out) if self.variant.lse else None,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -82,10 +88,8 @@ class PrefillKernel:
     @cute.kernel
     def kernel(
         self,
-        q_atom: cute.CopyAtom,
-        q: cute.Tensor,
-        k_atom: cute.CopyAtom,
-        k: cute.Tensor,
+        q: tuple,
+        k: tuple,
         v_atom: cute.CopyAtom,
         v: cute.Tensor,
         out_atom: cute.CopyAtom,
@@ -98,11 +102,12 @@ class PrefillKernel:
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
         ending: Ending,
+        earlier: Earlier | None,
     ):
         geometry, schedule, variant = self.geometry, self.schedule, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == schedule.load_warp:
-            for atom in (q_atom, k_atom, v_atom, out_atom):
+            for atom in (*(atom for atom, _ in (*q, *k)), v_atom, out_atom):
                 cpasync.prefetch_descriptor(atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
@@ -147,7 +152,7 @@ class PrefillKernel:
                     own = works[1]
                 softmax(
                     variant, geometry, schedule, shared, tmem_base, lse, tile.head, spans, work, own, index,
-                    softmax_scale, ending,
+                    softmax_scale, ending, earlier,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
                 cute.arch.setmaxregister_decrease(schedule.correct_registers)
@@ -157,9 +162,10 @@ class PrefillKernel:
                     shared,
                     tmem_base,
                     (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
-                    tile.tile,
+                    tile,
                     works,
                     work.tiles,
+                    earlier,
                 )
                 if warp == schedule.correct_warpgroup * 4:
                     pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
@@ -173,8 +179,8 @@ class PrefillKernel:
                     if warp == schedule.load_warp:
                         kv_head = quotient(tile.head, heads_per_kv_head)
                         load(
-                            (q_atom, tma.head_rows(q, tile.head, tile.q)),
-                            (k_atom, tma.head_rows(k, kv_head, tile.kv)),
+                            tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in q),
+                            tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in k),
                             (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
                             shared,
                             geometry,

@@ -16,32 +16,32 @@ from .storage import Shared
 def load(
     q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange
 ) -> None:
-    """`q`, `k` and `v` are (copy atom, one head's rows)."""
+    """`q` and `k` are pieces, each, as `v`, (copy atom, one head's rows)."""
     per_tile = geometry.k_slots + geometry.v_slots
     shape = (geometry.rows, geometry.slot_elements)
+    q_slots, k_slots, v_slots = (tma.boxes(pieces, geometry.slot_elements) for pieces in (q, k, (v,)))
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         barrier = shared.q_edge.announce(Int32(tile))
         for slot in cutlass.range_constexpr(geometry.k_slots):
-            q_shared, q_global = tma.tiles_of(q[0], q[1], shape, shared.q, slot)
+            atom, rows, column = q_slots[slot]
+            q_shared, q_global = tma.tiles_of(atom, rows, shape, shared.q, column)
             source = q_global[None, query_tile * geometry.query_tiles + tile]
-            cute.copy(q[0], source, q_shared[None, tile * geometry.q_pitch + slot], tma_bar_ptr=barrier)
+            cute.copy(atom, source, q_shared[None, tile * geometry.q_pitch + slot], tma_bar_ptr=barrier)
     for count in cutlass.range(work.tiles, unroll=1):
         tile = tile_at(work, count)
         first = count * per_tile
-        _fill(k, shared, geometry, tile, first, geometry.k_slots)
-        _fill(v, shared, geometry, tile, first + geometry.k_slots, geometry.v_slots)
+        _fill(k_slots, shared, geometry, tile, first)
+        _fill(v_slots, shared, geometry, tile, first + geometry.k_slots)
 
 
 @cute.jit
 def _fill(
-    operand, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: Int32, first: Int32,
-    slots: cutlass.Constexpr,
-) -> None:  # fmt: skip
+    slots: cutlass.Constexpr, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tile: Int32, first: Int32
+) -> None:
     """Copy the slots of one KV tile to the ring's slots number `first`, `first` + 1, ..."""
     shape = (geometry.rows, geometry.slot_elements)
-    for slot in cutlass.range_constexpr(slots):
-        ring, tiles = tma.tiles_of(operand[0], operand[1], shape, shared.ring, slot)
+    for slot in cutlass.range_constexpr(len(slots)):
+        atom, rows, column = slots[slot]
+        ring, tiles = tma.tiles_of(atom, rows, shape, shared.ring, column)
         barrier = shared.ring_edge.acquire(first + slot)
-        cute.copy(
-            operand[0], tiles[None, tile], ring[None, shared.ring_edge.stage(first + slot)], tma_bar_ptr=barrier
-        )
+        cute.copy(atom, tiles[None, tile], ring[None, shared.ring_edge.stage(first + slot)], tma_bar_ptr=barrier)

@@ -23,7 +23,7 @@ from ...parts.blackwell.row_softmax import (
 )
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
-from ...parts.row_end import NATURAL, Ending, count_sink, end_of_row
+from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
@@ -66,6 +66,7 @@ def softmax(
     tile: Int32,
     softmax_scale: Float32,
     ending: Ending,
+    earlier: Earlier | None,
 ) -> None:
     """`own` is the TileWork of query tile `tile`."""
     span_q, span_kv = spans
@@ -101,10 +102,21 @@ def softmax(
     end = end_of_row(
         state.maximum, softmax_scale, state.total, probabilities.bias, NATURAL, ending.output_scale
     )
+    told = own.events > 0
+    if const_expr(variant.lse):
+        if earlier.merges != 0:
+            before = -Float32.inf
+            if position < span_q.length:
+                before = lse[span_q.start + position, head]
+            end, share = count_earlier(end, before)
+            kept = shared.kept + (tile * geometry.rows + thread)
+            kept[0] = count_sink(ending, head, RowEnd(share, end.log_sum), NATURAL, False).factor
+            told = cutlass.Boolean(True)
     end = count_sink(ending, head, end, NATURAL, variant.lse)
-    if own.events > 0:
-        # The correction has read the last rescale, whose place the factor takes.
-        shared.probabilities_early.wait_full(tile, own.events - 1)
+    if told:
+        if own.events > 0:
+            # The correction has read the last rescale, whose place the factor takes.
+            shared.probabilities_early.wait_full(tile, own.events - 1)
         _tell_factor(row, end.factor)
     if const_expr(variant.lse):
         if position < span_q.length:

@@ -26,12 +26,15 @@ class Shared(NamedTuple):
     rescale, at the end the inverse of the sum. Their places are used again without a barrier of their own: the softmax
     writes a factor after it has received scores, which the MMA warp computes only after the correction has arrived for
     the factor before. For the last factor there are no later scores, so the softmax waits for that arrival itself.
+
+    kept: as many, by what an earlier result is multiplied; written with the last factor.
     """
 
     q: cute.Tensor
     ring: cute.Tensor
     out: cute.Tensor
     factors: cute.Pointer
+    kept: cute.Pointer
     tmem_base: cute.Pointer
     q_edge: TmaEdge
     ring_edge: TmaEdge
@@ -85,6 +88,7 @@ def shared_of(
         ring=tensor(ring_offset, layouts.ring, dtype),
         out=tensor(q_offset, layouts.out, out_dtype),
         factors=cute.recast_ptr(base + geometry.factors_offset, dtype=Float32),
+        kept=cute.recast_ptr(base + geometry.kept_offset, dtype=Float32),
         tmem_base=cute.recast_ptr(base + geometry.tmem_base_offset, dtype=Int32),
         q_edge=barriers.edge("q", TmaEdge),
         ring_edge=barriers.edge("ring", TmaEdge),

@@ -13,13 +13,13 @@ from tsmla.variant import Dtype, PrefillVariant
 from ...limits import WARPGROUP
 from ...parts import tma
 from ...parts.hopper import lazy_softmax, mma
-from ...parts.hopper.epilogue import stage_output, store_lse
+from ...parts.hopper.epilogue import add_earlier, load_lse, stage_output, store_lse
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
-from ...parts.row_end import NATURAL, Ending, count_sink, end_of_row
+from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .schedule import EPILOGUE_BARRIER
 from .storage import Shared
@@ -61,7 +61,7 @@ def is_lazy(dtype: Dtype) -> bool:
 @cute.jit
 def attend(
     variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
-    softmax_scale: Float32, ending: Ending,
+    softmax_scale: Float32, ending: Ending, earlier: Earlier | None,
 ):  # fmt: skip
     """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows)."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -75,7 +75,7 @@ def attend(
     output = cute.make_rmem_tensor(mma_pv.partition_shape_C((64, d_v)), Float32)
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
     rows = cute.size(coordinates, mode=[0])
-    reference, row_sum, rescale, factor, row_lse = (cute.make_rmem_tensor(rows, Float32) for _ in range(5))
+    reference, row_sum, rescale, factor, row_lse, kept = (cute.make_rmem_tensor(rows, Float32) for _ in range(6))
     state = AttendState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
@@ -117,14 +117,24 @@ def attend(
     if const_expr(variant.pdl):
         cute.arch.griddepcontrol_launch_dependents()
     totals = [quad_sum(row_sum[row]) for row in range(rows)]
+    if const_expr(variant.lse):
+        row_lse.fill(-Float32.inf)
+        if earlier.merges != 0:
+            load_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
     for row in cutlass.range_constexpr(rows):
         end = end_of_row(
             reference[row], softmax_scale, totals[row], state.precision.bias, NATURAL, ending.output_scale
         )
+        if const_expr(variant.lse):
+            if earlier.merges != 0:
+                end, share = count_earlier(end, row_lse[row])
+                kept[row] = count_sink(ending, tile.head, RowEnd(share, end.log_sum), NATURAL, False).factor
         end = count_sink(ending, tile.head, end, NATURAL, variant.lse)
         factor[row], row_lse[row] = end.factor, end.log_sum
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
+        if earlier.merges != 0:
+            add_earlier(mma_pv, thread, output, factor, kept, earlier.out, tile.head, tile.q, first_row)
         store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
     out_shared = shared.out[None, None, group]
     # The output takes Q's place, so every warp of the group must have finished its products.

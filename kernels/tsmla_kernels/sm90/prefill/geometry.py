@@ -6,7 +6,7 @@ import dataclasses
 
 from tsmla.variant import Arch, PrefillVariant
 
-from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT
+from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
 
 
@@ -42,6 +42,11 @@ class PrefillGeometry:
         )
         geometry.check()
         return geometry
+
+    @property
+    def box_columns(self) -> int:
+        """Columns of Q and K that one copy moves: as many as are swizzled together. A rope of 64 columns is one."""
+        return swizzle_bytes(self.d_qk * self.element_bytes) // self.element_bytes
 
     @property
     def q_bytes(self) -> int:

@@ -21,7 +21,7 @@ from ...parts import tma
 from ...parts.division import quotient
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
-from ...parts.row_end import Ending, ending_of
+from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from .attend import attend
@@ -46,16 +46,17 @@ class PrefillKernel:
 
     def launch(self, given):
         """The copies' tensor maps, and the launch. given: what the call's table lists, by name."""
-        geometry = self.geometry
+        geometry, columns = self.geometry, self.geometry.box_columns
         mma_qk, mma_pv = self._mmas()
         layouts = self._layouts()
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         store_op = cpasync.CopyBulkTensorTileS2GOp()
-        q_map = cpasync.make_tiled_tma_atom(
-            load_op, tma.rows_first(given.q), cute.select(layouts.q, mode=[0, 1]), (64, geometry.d_qk)
-        )
-        k_map = cpasync.make_tiled_tma_atom(
-            load_op, tma.rows_first(given.k), cute.select(layouts.k, mode=[0, 1]), (geometry.tile_kv, geometry.d_qk)
+        q_maps, k_maps = (
+            tuple(tuple(cpasync.make_tiled_tma_atom(load_op, piece, box, (rows, columns))) for piece in pieces)
+            for pieces, box, rows in (
+                (tma.pieces_of(given.q, given.q_pe, geometry.d_qk), layouts.q_box, 64),
+                (tma.pieces_of(given.k, given.k_pe, geometry.d_qk), layouts.k_box, geometry.tile_kv),
+            )
         )
         v_map = cpasync.make_tiled_tma_atom(
             load_op,
@@ -72,9 +73,10 @@ class PrefillKernel:
         heads = given.q.shape[1]
         tiles = tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.tile_q)
         self.kernel(
-            q_map[0], q_map[1], k_map[0], k_map[1], v_map[0], v_map[1], out_map[0], out_map[1],
+            q_maps, k_maps, v_map[0], v_map[1], out_map[0], out_map[1],
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
-            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given), mma_qk, mma_pv,
+            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given),
+            Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
         ).launch(
             grid=(tiles * heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -87,10 +89,8 @@ class PrefillKernel:
     @cute.kernel
     def kernel(
         self,
-        q_atom: cute.CopyAtom,
-        q: cute.Tensor,
-        k_atom: cute.CopyAtom,
-        k: cute.Tensor,
+        q: tuple,
+        k: tuple,
         v_atom: cute.CopyAtom,
         v: cute.Tensor,
         out_atom: cute.CopyAtom,
@@ -103,6 +103,7 @@ class PrefillKernel:
         heads_per_kv_head: Int32,
         softmax_scale: Float32,
         ending: Ending,
+        earlier: Earlier | None,
         mma_qk: cute.TiledMma,
         mma_pv: cute.TiledMma,
     ):
@@ -112,7 +113,7 @@ class PrefillKernel:
         barriers = Barriers(schedule.edges, base)
         shared = shared_of(schedule, self._layouts(), self.dtype, self.out_dtype, base, barriers)
         if warp == 1:  # 0 loads: it looks for its tile meanwhile
-            for atom in (q_atom, k_atom, v_atom, out_atom):
+            for atom in (*(atom for atom, _ in (*q, *k)), v_atom, out_atom):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
                 barriers.init()
@@ -141,8 +142,8 @@ class PrefillKernel:
                 if warp == 0:
                     kv_head = quotient(tile.head, heads_per_kv_head)
                     load(
-                        (q_atom, tma.head_rows(q, tile.head, tile.q)),
-                        (k_atom, tma.head_rows(k, kv_head, tile.kv)),
+                        tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in q),
+                        tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in k),
                         (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
                         shared,
                         geometry,
@@ -164,6 +165,7 @@ class PrefillKernel:
                     work,
                     softmax_scale,
                     ending,
+                    earlier,
                 )
 
     def _layouts(self) -> Layouts:

@@ -23,8 +23,12 @@ _SWIZZLES = {
 
 
 class Layouts(NamedTuple):
+    """`q_box` and `k_box` are what one copy of a tile moves, some columns of its rows."""
+
     q: cute.ComposedLayout
     k: cute.ComposedLayout
+    q_box: cute.ComposedLayout
+    k_box: cute.ComposedLayout
     v: cute.ComposedLayout
     values: cute.ComposedLayout
     out: cute.ComposedLayout
@@ -66,6 +70,8 @@ def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric], out
     return Layouts(
         q=repeated(tile(64, d_qk, dtype), groups, slot * 8 // dtype.width),
         k=repeated(tile(tile_kv, d_qk, dtype), stages, tile_kv * d_qk),
+        q_box=tile(64, geometry.box_columns, dtype),
+        k_box=tile(tile_kv, geometry.box_columns, dtype),
         v=repeated(tile(tile_kv, d_v, dtype), stages, tile_kv * d_v),
         values=repeated(tile(d_v, tile_kv, dtype), stages, tile_kv * d_v),
         out=repeated(tile(64, d_v, out_dtype), groups, slot * 8 // out_dtype.width),
