@@ -41,7 +41,7 @@ def _number(number: Number) -> tuple[str, ...]:
 
 
 def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
-    named = [shape for shape in (argument.shape, argument.also_shape) if shape]
+    named = [shape for shape in (argument.shape, argument.also_shape, argument.packed_shape) if shape]
     shapes = [f"[{', '.join(str(operator.known.get(str(size), size)) for size in shape)}]" for shape in named]
     dtypes = [name if name[-1].isdigit() else f"*{name}*" for name in (argument.dtype, *argument.also_dtypes)]
     outer = len(argument.shape) > 1 and argument.strides in (Strides.ROWS, Strides.PAGES)

@@ -52,6 +52,8 @@ def tsmla_decode(
     lse_base: float = 2.0,
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
+    cum_seq_lens_q: torch.Tensor | None = None,
+    max_q_len: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q k^T) v, where a cache row is a key, and its latent part also the value.
 
@@ -123,29 +125,40 @@ def tsmla_decode(
         if not checks.is_scores_factor(softmax_scale):
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
-    tensors = query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer
+    tensors = (
+        query, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out,
+        workspace_buffer,
+    )  # fmt: skip
     options = (
         return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
         1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+        max_q_len,
     )  # fmt: skip
     try:
-        kind = _kind(tensors, query.shape, options, block_tables.nbytes > 0)
+        packed = cum_seq_lens_q is not None
+        kind = _kind(tensors, query.shape[1:] if packed else query.shape, options, block_tables.nbytes > 0)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), nothing, no_sinks, new_out, new_lse = served
+        kernel, parts, workspace_bytes, rewritten, q_len, no_spans, nothing, no_sinks, new_out, new_lse = served
         if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
+        flat, narrow, narrow_bounds, narrow_q = rewritten
+        tokens = query.shape[:1] if packed else ()
         if out is None:
-            out = new_out()
-        lse = new_lse() if return_lse else None
+            out = new_out(*tokens)
+        lse = new_lse(*tokens) if return_lse else None
         lengths = bounds = _narrowed(seq_lens) if narrow else seq_lens
         if causal_seqs is not None:
             bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
+        spans, visible, rows, row_lse = no_spans, nothing if local_visible_lens is None else local_visible_lens, out, lse
+        if packed:
+            spans, parts = _narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q, parts if tokens[0] else 0
+            query, rows, row_lse, visible = _as_one_request(query, out, lse, local_visible_lens, nothing, len(seq_lens))
         if parts:
             kernel(
-                query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds,
-                nothing if local_visible_lens is None else local_visible_lens, no_sinks if sinks is None else sinks,
-                out, lse, workspace_buffer, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world,
-                cp_rank, cp_interleave_size, 1 if lse_includes_sink else 0, parts,
+                query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds, spans, visible,
+                no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, softmax_scale, output_scale,
+                1 if causal_mask else 0, window_left, cp_world, cp_rank, cp_interleave_size,
+                1 if lse_includes_sink else 0, q_len, parts,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -178,31 +191,36 @@ class _Options(NamedTuple):
     cp_interleave_size: int
     min_split_kv: int
     lse_base: float
+    max_q_len: int | None
 
 
 class _Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
     parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
-    whether seq_lens and causal_seqs have 64 bits. nothing, no_sinks: the kernel's words for no visible lengths and no
-    sinks. new_out, new_lse: make the results.
+    whether seq_lens, causal_seqs and cum_seq_lens_q have 64 bits. q_len: of every request, or the most that one has.
+    no_spans, nothing, no_sinks: the kernel's words for requests of one query length, no visible lengths and no sinks.
+    new_out, new_lse: make the results, of packed tokens from their number.
     """
 
     kernel: Callable[..., None]
     parts: int
     workspace_bytes: int
-    rewritten: tuple[bool, bool, bool]
+    rewritten: tuple[bool, bool, bool, bool]
+    q_len: int
+    no_spans: torch.Tensor
     nothing: torch.Tensor
     no_sinks: torch.Tensor
-    new_out: Callable[[], torch.Tensor]
-    new_lse: Callable[[], torch.Tensor]
+    new_out: Callable[..., torch.Tensor]
+    new_lse: Callable[..., torch.Tensor]
 
 
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `_Options`), with every check and its error."""
     options = _Options(*chosen)
-    query, kv_cache, block_tables, seq_lens, causal_seqs, _, sinks, *_ = tensors
-    examination = examine.Examination(DECODE, tensors)
+    query, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, *_ = tensors
+    packed = _is_packed(query, cum_seq_lens_q, options.max_q_len)
+    examination = examine.Examination(DECODE, tensors, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     lse, pdl, *_ = checks.each(
@@ -210,8 +228,12 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         lse_includes_sink=options.lse_includes_sink,
     )  # fmt: skip
     variant = DecodeVariant(examination.arch, dtype, out_dtype, lse, pdl)
+    if packed:
+        q_len = checks.integer(_OPERATOR, "max_q_len", options.max_q_len, 1, _LARGEST_INT)
+    else:
+        q_len, sizes["requests"] = sizes["q_len"], sizes["batch"]
     examination.check(variant)
-    batch, q_len, heads = sizes["batch"], sizes["q_len"], sizes["heads"]
+    batch, heads = sizes["requests"], sizes["heads"]
     for name, size, least in (("kv_cache", "pages", "one page"), ("block_tables", "width", "one column")):
         if batch and not sizes[size]:
             given = list((kv_cache if name == "kv_cache" else block_tables).shape)
@@ -221,25 +243,64 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     _check_options(options, causal_seqs is not None, sinks is not None)
     parts = workspace_bytes = 0
     if batch and q_len and heads:
-        plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest)
+        plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed)
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
 
-    def made(*layout: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        return functools.partial(torch.empty_strided, *layout, dtype=dtype, device=device)
+    def made(*shape: int, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        if packed:
+            return lambda tokens: torch.empty((tokens, *shape), dtype=dtype, device=device)
+        shape = (batch, q_len, *shape)
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
-    token = heads * LATENT_DIM
     return _Served(
         resolve.kernel(variant),
         parts,
         workspace_bytes,
-        (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs)),
+        (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs), _is_wide(cum_seq_lens_q)),
+        q_len,
+        query.new_empty(0, dtype=torch.int32),
         query.new_empty((0, 0), dtype=torch.int32),
         query.new_empty(0, dtype=torch.float32),
-        made(
-            (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1),
-            dtype=checks.TORCH_DTYPE_OF[out_dtype],
-        ),
-        made((batch, q_len, heads), (q_len * heads, heads, 1), dtype=torch.float32),
+        made(heads, LATENT_DIM, dtype=checks.TORCH_DTYPE_OF[out_dtype]),
+        made(heads, dtype=torch.float32),
+    )  # fmt: skip
+
+
+def _is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_len: int | None) -> bool:
+    """Whether query tokens of all requests lie one behind the other."""
+    if cum_seq_lens_q is None:
+        if max_q_len is not None:
+            raise ArgumentError(
+                f"{_OPERATOR}: max_q_len is given but cum_seq_lens_q is not; without it, every request has query's "
+                "q_len tokens"
+            )
+        if isinstance(query, torch.Tensor) and query.ndim == 3:
+            raise ArgumentError(
+                f"{_OPERATOR}: query has shape {list(query.shape)}; it must be [batch, q_len, heads, 576], or "
+                "cum_seq_lens_q must be given"
+            )
+        return False
+    if max_q_len is None:
+        raise ArgumentError(
+            f"{_OPERATOR}: cum_seq_lens_q is given but max_q_len is not; it must be at least the most query tokens of a "
+            "request"
+        )
+    return True
+
+
+def _as_one_request(
+    query: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    visible: torch.Tensor | None,
+    nothing: torch.Tensor,
+    requests: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Packed tokens as kernels take them; visible lengths as those of every request."""
+    return (
+        query.unsqueeze(0), out.unsqueeze(0), None if lse is None else lse.unsqueeze(0),
+        nothing if visible is None else visible.expand(requests, -1),
     )  # fmt: skip
 
 

@@ -22,11 +22,12 @@ from .variant import Arch, Dtype, Variant
 class Examination:
     """The tensors of one call, and its sizes by the names in the table, as far as they are known.
 
-    tensors: in the table's order, None for those left out.
+    tensors: in the table's order, None for those left out. packed: whether they have `packed_shape`.
     """
 
-    def __init__(self, operator: Operator, tensors: Sequence[torch.Tensor | None]):
+    def __init__(self, operator: Operator, tensors: Sequence[torch.Tensor | None], packed: bool = False):
         self.operator = operator
+        self.packed = packed
         self.tensors = {argument.given: x for argument, x in zip(operator.given, tensors, strict=True)}
         self.sizes: dict[str, int] = dict(operator.known)
         first = operator.given[0]
@@ -64,6 +65,8 @@ class Examination:
         """A shape of the table's; sizes that were not known are known afterwards."""
         given: Any = self.tensors[argument.given]
         shapes = [shape for shape in (argument.shape, argument.also_shape) if shape]
+        if self.packed and argument.packed_shape:
+            shapes = [argument.packed_shape]
         wanted = [[size if (n := extent(size, self.sizes)) is None else n for size in shape] for shape in shapes]
         self.sizes |= checks.shape(self.operator.name, argument.given, given, *wanted)
 

@@ -39,7 +39,7 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
 
     from .checks import dtype_in_table
 
-    sizes = {"batch_size": 1, "page_size": 64, "bytes": RECORD_BYTES, **fixed_sizes(variant)}
+    sizes = {"batch_size": 1, "requests": 1, "page_size": 64, "bytes": RECORD_BYTES, **fixed_sizes(variant)}
 
     def made(argument: Argument | Number) -> Any:
         if isinstance(argument, Number):

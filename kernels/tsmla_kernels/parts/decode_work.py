@@ -2,7 +2,7 @@
 
 Every warp asks on its own, all its lanes together; nothing is shared and nothing is written.
 
-    terms = terms_of(deal, batch, q_len, heads, parts, slots)  # on the host
+    terms = terms_of(deal, view, heads, parts, slots)  # on the host
     work = deal_work(deal, view, terms, part)
     unit = first_unit(deal, work, view)
     while unit.start < work.end:
@@ -21,32 +21,35 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from tsmla.plan import Deal
 
-from .decode_line import LANE_REQUESTS, WARP_REQUESTS, Work, length_of_units, tiles_with
+from .decode_line import LANE_REQUESTS, WARP_REQUESTS, Work, length_of_units, rounds_of, tiles_with
 from .division import quotient
-from .visible import Visibility, VisibleKeys, keys_of_tokens
+from .seqlen import Span
+from .visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 
 
 class Unit(NamedTuple):
-    """Round number `round` of a request: `length` positions from `start`."""
+    """Round number `round` of a request, which has query tokens `tokens`: `length` positions from `start`."""
 
     request: Int32
     round: Int32
     start: Int32
     length: Int32
+    tokens: Span
 
 
 class Segment(NamedTuple):
-    """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for rows `first_row .. first_row + rows - 1` of a
-    request (row = token x heads + head). `valid` is False where a unit gives this CTA nothing to do. slot: where
-    the partial result goes, -1 when the segment must write the result itself (0 and -inf when it has no tiles). `seen`
-    tiles has the row tile in all. keys: what some of the rows may see; all others must count as if they were not
-    there."""
+    """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for `rows` rows of a request, which are rows from
+    `first_row` on of all query tokens (row = token x heads + head); the request's tokens end at `end_token`. `valid` is
+    False where a unit gives this CTA nothing to do. slot: where the partial result goes, -1 when the segment must write
+    the result itself (0 and -inf when it has no tiles). `seen` tiles has the row tile in all. keys: what some of the
+    rows may see; all others must count as if they were not there."""
 
     valid: Boolean
     request: Int32
     row_tile: Int32
     first_row: Int32
     rows: Int32
+    end_token: Int32
     first_tile: Int32
     tiles: Int32
     slot: Int32
@@ -64,21 +67,27 @@ def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> U
 def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
     """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
     request, round_number, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
+    tokens = Span(Int32(0), Int32(0))
     if work.unit_length > 0:
         number = quotient(position, work.unit_length)
-        request = quotient(number, work.terms.rounds)
-        round_number = number - request * work.terms.rounds.value
+        request = number
+        if work.rounds > 1:
+            request = quotient(number, work.rounds)
+        round_number = number - request * work.rounds
         start = number * work.unit_length
+        tokens = _tokens_of(view, request)
     else:
         lane = cute.arch.lane_idx()
-        base = Int32(0)
+        base, end_token = Int32(0), Int32(0)
         found = Boolean(False)
         while (not found) and base < work.terms.batch:
+            one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * lane, end_token)
             lengths = [
-                length_of_units(deal, view, work.terms.batch, base + LANE_REQUESTS * lane + i)
-                for i in range(LANE_REQUESTS)
+                length_of_units(deal, view, work.terms.batch, base + LANE_REQUESTS * lane + i, span.length)
+                for i, span in enumerate((one, other))
             ]
-            mine = sum(lengths[1:], lengths[0]) * work.terms.rounds.value
+            rounds = [rounds_of(deal, work, span.length) for span in (one, other)]
+            mine = lengths[0] * rounds[0] + lengths[1] * rounds[1]
             ends = _inclusive_sum(mine, lane)
             past = cute.arch.vote_ballot_sync(start + ends > position)
             if past != 0:
@@ -87,41 +96,73 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 request = base + LANE_REQUESTS * winner
                 for i in cutlass.range_constexpr(LANE_REQUESTS):
                     candidate = cute.arch.shuffle_sync(lengths[i], winner)
+                    candidate_rounds = work.rounds
+                    if work.rounds == 0:
+                        candidate_rounds = cute.arch.shuffle_sync(rounds[i], winner)
                     if not found:
-                        if start + candidate * work.terms.rounds.value > position:
+                        if start + candidate * candidate_rounds > position:
                             found = Boolean(True)
                             length = candidate
                         else:
-                            start += candidate * work.terms.rounds.value
+                            start += candidate * candidate_rounds
                             request += 1
+                tokens = _told(view, request, one, other, winner)
             else:
                 start += cute.arch.shuffle_sync(ends, 31)
                 base += WARP_REQUESTS
         if found:
             round_number = quotient(position - start, length)
             start += round_number * length
-    return Unit(request, round_number, start, length)
+    return Unit(request, round_number, start, length, tokens)
+
+
+@cute.jit
+def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32) -> Span:
+    """The query tokens of a request that a lane has found as its `one` or its `other`."""
+    tokens = Span(request * view.q_len, view.q_len)
+    if varies(view):
+        start, length = (one.start, one.length) if request % LANE_REQUESTS == 0 else (other.start, other.length)
+        tokens = Span(cute.arch.shuffle_sync(start, lane), cute.arch.shuffle_sync(length, lane))
+    return tokens
+
+
+@cute.jit
+def _tokens_of(view: Visibility, request: Int32) -> Span:
+    """The query tokens of any request."""
+    tokens = Span(request * view.q_len, view.q_len)
+    if varies(view):
+        base, end_token = Int32(0), Int32(0)
+        one, other = tokens, tokens
+        while base <= request:
+            one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * cute.arch.lane_idx(), end_token)
+            base += WARP_REQUESTS
+        tokens = _told(view, request, one, other, request % WARP_REQUESTS // LANE_REQUESTS)
+    return tokens
 
 
 @cute.jit
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
-    """The unit behind this one on the line."""
+    """The unit behind this one on the line. A request without query tokens may have one without a length."""
     request, number, start, length = unit.request, unit.round + 1, unit.start + unit.length, unit.length
-    if number == work.terms.rounds.value:
+    tokens = unit.tokens
+    if number >= rounds_of(deal, work, tokens.length):
         number = Int32(0)
         request += 1
+        tokens = tokens_behind(view, request, tokens.start)
         if work.unit_length == 0:
-            length = length_of_units(deal, view, work.terms.batch, request)
-    return Unit(request, number, start, length)
+            length = length_of_units(deal, view, work.terms.batch, request, tokens.length)
+            if (work.rounds == 0) & (tokens.length == 0):
+                length = Int32(0)
+    return Unit(request, number, start, length, tokens)
 
 
 @cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
     """What this CTA does of a unit that overlaps its positions."""
-    row_tile = unit.round * work.terms.group.value + work.column
+    row_tile = unit.round * work.group + work.column
     first_row = row_tile * deal.row_tile
-    rows = cutlass.min(work.terms.rows - first_row, deal.row_tile)
-    keys = _keys_of_rows(work, view, unit.request, first_row, rows)
+    rows = cutlass.min(unit.tokens.length * work.terms.heads.value - first_row, deal.row_tile)
+    keys = _keys_of_rows(work, view, unit, first_row, rows)
     seen_first, seen = tiles_with(deal, keys)
     tiles_at = unit.start + work.overhead
     first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
@@ -133,9 +174,13 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
         valid = unit.start >= work.begin
     elif tiles < seen:
         slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
-        slot = slot * work.terms.group.value + work.column
+        slot = slot * work.group + work.column
     valid = valid and rows > 0
-    return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen, keys)
+    first_row += unit.tokens.start * work.terms.heads.value
+    end_token = unit.tokens.start + unit.tokens.length
+    return Segment(
+        valid, unit.request, row_tile, first_row, rows, end_token, seen_first + first, tiles, slot, seen, keys
+    )
 
 
 class Split(NamedTuple):
@@ -165,20 +210,20 @@ def tail_slot(index: Int32) -> Int32:
 @cute.jit
 def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
     """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
-    number = unit.request * work.terms.rounds.value + unit.round
-    if work.terms.batch * work.terms.rounds.value >= work.groups:
+    number = unit.request * work.rounds + unit.round
+    if work.units >= work.groups:
         number = index
     return work.groups - 1 + number
 
 
 @cute.jit
-def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32) -> VisibleKeys:
-    """What rows of a request see together; rows may be none."""
-    first_token, last_token = Int32(0), view.q_len - 1
+def _keys_of_rows(work: Work, view: Visibility, unit: Unit, first_row: Int32, rows: Int32) -> VisibleKeys:
+    """What rows of a unit's request, counted from its first, see together; rows may be none."""
+    first_later, last_later = unit.tokens.length - 1, Int32(0)
     if work.terms.row_tiles > 1:
-        first_token = quotient(first_row, work.terms.heads)
-        last_token = quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
-    return keys_of_tokens(view, request, first_token, last_token)
+        last_later = first_later - quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
+        first_later -= quotient(first_row, work.terms.heads)
+    return keys_of_tokens(view, unit.request, first_later, last_later)
 
 
 @cute.jit

@@ -30,8 +30,8 @@ def deal(
                 dealt,
                 number,
                 Task(
-                    Boolean(True), segment.request, segment.first_row, segment.rows, segment.first_tile, segment.tiles,
-                    segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
+                    Boolean(True), segment.request, segment.first_row, segment.rows, segment.end_token,
+                    segment.first_tile, segment.tiles, segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
                 ),
             )  # fmt: skip
             number += 1
@@ -40,4 +40,4 @@ def deal(
                 loads += 1
         record_unit(work, partials.records, unit, segment)
         unit = next_unit(dealing, work, view, unit)
-    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(10))))
+    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(len(Task._fields) - 1))))
