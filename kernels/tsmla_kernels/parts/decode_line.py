@@ -26,6 +26,7 @@ class Terms(NamedTuple):
     """
 
     batch: Int32
+    rows: Int32
     heads: Divisor
     row_tiles: Int32
     group: Divisor
@@ -41,24 +42,41 @@ class Terms(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The cut line, and this CTA's place: positions `begin .. end - 1`, column `column` of its group of `group` CTAs.
+    """The cut line, and this CTA's place: positions `begin .. end - 1`, column `column` of its group.
 
-    rounds: of every request, 0 where row tiles differ, each has its own (`rounds_of`), and units are not counted.
-    unit_length is 0 where cuts fall where they may, else the length that every unit counts as. A unit's tiles begin
-    `overhead` positions behind its start."""
+    own_group: CTAs of a group where requests differ in row tiles, and so in rounds; 0 where they do not, and terms hold
+    for all. unit_length is 0 where cuts fall where they may, else the length that every unit counts as."""
 
     terms: Terms
-    group: Int32
-    rounds: Int32
-    units: Int32
+    own_group: Int32
     groups: Int32
     chunk: Int32
     unit_length: Int32
-    overhead: Int32
     index: Int32
     column: Int32
     begin: Int32
     end: Int32
+
+
+class LaneWork(NamedTuple):
+    """A `Work` for a warp with few registers: each lane has one of its numbers in `own`, and all lanes must ask for one
+    together."""
+
+    terms: Terms
+    own: Int32
+
+
+for _number, _name in enumerate(Work._fields[1:]):
+    setattr(LaneWork, _name, property(lambda work, lane=_number: cute.arch.shuffle_sync(work.own, lane)))
+
+
+@cute.jit
+def in_lanes(work: Work) -> LaneWork:
+    own, lane = work[1], cute.arch.lane_idx()
+    for number in cutlass.range_constexpr(1, len(work) - 1):
+        if lane == number:
+            own = work[number + 1]
+    return LaneWork(work.terms, own)
 
 
 @cute.jit
@@ -76,11 +94,12 @@ def terms_of(
 ) -> Terms:
     """Of a call on `parts` CTAs (or pairs) with room for `slots` partial results."""
     batch = view.seq_lens.shape[0]
-    row_tiles, group, rounds = row_tiling(view.q_len * heads, Int32(deal.row_tile))
+    rows = view.q_len * heads
+    row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
     groups, units, slots_each = parts // group, batch * rounds, slots // group
     split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
     return Terms(
-        batch, divisor_of(heads), row_tiles, divisor_of(group), rounds, divisor_of(parts), slots, groups,
+        batch, rows, divisor_of(heads), row_tiles, divisor_of(group), rounds, divisor_of(parts), slots, groups,
         divisor_of(split_groups), units, (units + groups - 1) // groups,
         divisor_of(cutlass.max(split_groups // cutlass.max(units, 1), 1)), mixes(view, row_tiles),
     )  # fmt: skip
@@ -90,6 +109,11 @@ def terms_of(
 def mixes(view: Visibility, row_tiles: Int32) -> Int32:
     """On the host: whether requests may have fewer row tiles than the `row_tiles` of the largest."""
     return Int32(varies(view) & (row_tiles > 1))
+
+
+def of_equal_lengths(view: Visibility, terms: Terms) -> tuple[Visibility, Terms]:
+    """The same where requests do not vary in query tokens, known to the compiler."""
+    return view._replace(vary=Int32(0)), terms._replace(mixes=Int32(0))
 
 
 @cute.jit
@@ -124,29 +148,34 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
                 most = cutlass.max(most, row_tiles)
                 least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
         base += WARP_REQUESTS
-    group, rounds, units, index = terms.group.value, terms.rounds, terms.units, quotient(part, terms.group)
-    total = cute.arch.warp_redux_sync(total, "add") * rounds
+    total = cute.arch.warp_redux_sync(total, "add") * terms.rounds
     longest = cutlass.max(cute.arch.warp_redux_sync(longest, "max") - deal.overhead, 1)
     differ = Boolean(False)
     if terms.mixes != 0:
         least = cute.arch.warp_redux_sync(least, "min")
         differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
-    groups, chunk, unit_length, overhead = Int32(0), Int32(0), Int32(0), Int32(deal.overhead)
+    groups, chunk, unit_length, own_group, index = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
     if differ:
-        group, rounds, units = cutlass.min(least, MAX_GROUP), Int32(0), Int32(MOST)
-        index = quotient(part, group)
-        total = _total_of_mixed(deal, view, terms, group)
-        groups = cutlass.min(quotient(terms.parts.value, group), quotient(terms.slots, group) // 2 + 1)
+        own_group = cutlass.min(least, MAX_GROUP)
+        index = quotient(part, own_group)
+        total = _total_of_mixed(deal, view, terms, own_group)
+        groups = cutlass.min(quotient(terms.parts.value, own_group), quotient(terms.slots, own_group) // 2 + 1)
         chunk = cutlass.max(quotient_up(total, groups), deal.least)
     else:
         groups, chunk, unit_length = _cut(deal, terms, total, longest)
+        index = quotient(part, terms.group)
         if unit_length > 0:
-            total = units * unit_length
-            overhead = Int32(0)
+            total = terms.units * unit_length
     begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
     end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
-    column = part - index * group
-    return Work(terms, group, rounds, units, groups, chunk, unit_length, overhead, index, column, begin, end)
+    work = Work(terms, own_group, groups, chunk, unit_length, index, part, begin, end)
+    return work._replace(column=part - index * group_of(work))
+
+
+@cute.jit
+def group_of(work: Work) -> Int32:
+    """CTAs of a group."""
+    return work.own_group if work.own_group > 0 else work.terms.group.value
 
 
 @cute.jit
@@ -201,9 +230,9 @@ def row_tiles_of(deal: cutlass.Constexpr[Deal], terms: Terms, q_len: Int32) -> I
 @cute.jit
 def rounds_of(deal: cutlass.Constexpr[Deal], work: Work, q_len: Int32) -> Int32:
     """Of a request of q_len query tokens."""
-    rounds = work.rounds
-    if rounds == 0:
-        rounds = quotient_up(row_tiles_of(deal, work.terms, q_len), work.group)
+    rounds = work.terms.rounds
+    if work.own_group > 0:
+        rounds = quotient_up(row_tiles_of(deal, work.terms, q_len), work.own_group)
     return rounds
 
 

@@ -21,20 +21,21 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from tsmla.plan import Deal
 
-from .decode_line import LANE_REQUESTS, WARP_REQUESTS, Work, length_of_units, rounds_of, tiles_with
+from .decode_line import LANE_REQUESTS, WARP_REQUESTS, Work, group_of, length_of_units, rounds_of, tiles_with
 from .division import quotient
 from .seqlen import Span
 from .visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 
 
 class Unit(NamedTuple):
-    """Round number `round` of a request, which has query tokens `tokens`: `length` positions from `start`."""
+    """Round number `round` of a request: `length` positions from `start`. Where requests vary in query tokens, its own
+    begin with `first_token`."""
 
     request: Int32
     round: Int32
     start: Int32
     length: Int32
-    tokens: Span
+    first_token: Int32
 
 
 class Segment(NamedTuple):
@@ -67,15 +68,15 @@ def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> U
 def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
     """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
     request, round_number, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
-    tokens = Span(Int32(0), Int32(0))
+    first_token = Int32(0)
     if work.unit_length > 0:
         number = quotient(position, work.unit_length)
         request = number
-        if work.rounds > 1:
-            request = quotient(number, work.rounds)
-        round_number = number - request * work.rounds
+        if work.terms.rounds > 1:
+            request = quotient(number, work.terms.rounds)
+        round_number = number - request * work.terms.rounds
         start = number * work.unit_length
-        tokens = _tokens_of(view, request)
+        first_token = _first_token_of(view, request)
     else:
         lane = cute.arch.lane_idx()
         base, end_token = Int32(0), Int32(0)
@@ -96,8 +97,8 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 request = base + LANE_REQUESTS * winner
                 for i in cutlass.range_constexpr(LANE_REQUESTS):
                     candidate = cute.arch.shuffle_sync(lengths[i], winner)
-                    candidate_rounds = work.rounds
-                    if work.rounds == 0:
+                    candidate_rounds = work.terms.rounds
+                    if work.own_group > 0:
                         candidate_rounds = cute.arch.shuffle_sync(rounds[i], winner)
                     if not found:
                         if start + candidate * candidate_rounds > position:
@@ -106,65 +107,74 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                         else:
                             start += candidate * candidate_rounds
                             request += 1
-                tokens = _told(view, request, one, other, winner)
+                first_token = _told(view, request, one, other, winner)
             else:
                 start += cute.arch.shuffle_sync(ends, 31)
                 base += WARP_REQUESTS
         if found:
             round_number = quotient(position - start, length)
             start += round_number * length
-    return Unit(request, round_number, start, length, tokens)
+    return Unit(request, round_number, start, length, first_token)
 
 
 @cute.jit
-def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32) -> Span:
-    """The query tokens of a request that a lane has found as its `one` or its `other`."""
-    tokens = Span(request * view.q_len, view.q_len)
+def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32) -> Int32:
+    """The first query token of a request that a lane has found as its `one` or its `other`."""
+    first_token = Int32(0)
     if varies(view):
-        start, length = (one.start, one.length) if request % LANE_REQUESTS == 0 else (other.start, other.length)
-        tokens = Span(cute.arch.shuffle_sync(start, lane), cute.arch.shuffle_sync(length, lane))
-    return tokens
+        first_token = cute.arch.shuffle_sync(one.start if request % LANE_REQUESTS == 0 else other.start, lane)
+    return first_token
 
 
 @cute.jit
-def _tokens_of(view: Visibility, request: Int32) -> Span:
-    """The query tokens of any request."""
-    tokens = Span(request * view.q_len, view.q_len)
+def _first_token_of(view: Visibility, request: Int32) -> Int32:
+    """Of any request."""
+    first_token, base, end_token = Int32(0), Int32(0), Int32(0)
     if varies(view):
-        base, end_token = Int32(0), Int32(0)
-        one, other = tokens, tokens
         while base <= request:
             one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * cute.arch.lane_idx(), end_token)
             base += WARP_REQUESTS
-        tokens = _told(view, request, one, other, request % WARP_REQUESTS // LANE_REQUESTS)
-    return tokens
+            if base > request:
+                first_token = _told(view, request, one, other, request % WARP_REQUESTS // LANE_REQUESTS)
+    return first_token
 
 
 @cute.jit
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
     """The unit behind this one on the line. A request without query tokens may have one without a length."""
     request, number, start, length = unit.request, unit.round + 1, unit.start + unit.length, unit.length
-    tokens = unit.tokens
-    if number >= rounds_of(deal, work, tokens.length):
+    first_token, rounds = unit.first_token, work.terms.rounds
+    if work.own_group > 0:
+        rounds = rounds_of(deal, work, tokens_behind(view, request, first_token).length)
+    if number >= rounds:
         number = Int32(0)
         request += 1
-        tokens = tokens_behind(view, request, tokens.start)
+        tokens = tokens_behind(view, request, first_token)
         if work.unit_length == 0:
             length = length_of_units(deal, view, work.terms.batch, request, tokens.length)
-            if (work.rounds == 0) & (tokens.length == 0):
+            if (work.own_group > 0) & (tokens.length == 0):
                 length = Int32(0)
-    return Unit(request, number, start, length, tokens)
+        if varies(view):
+            first_token = tokens.start
+    return Unit(request, number, start, length, first_token)
 
 
 @cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
     """What this CTA does of a unit that overlaps its positions."""
-    row_tile = unit.round * work.group + work.column
+    group, heads = group_of(work), work.terms.heads.value
+    q_len, rows, rows_before = view.q_len, work.terms.rows, unit.request * work.terms.rows
+    end_token = (unit.request + 1) * view.q_len
+    if varies(view):
+        tokens = tokens_behind(view, unit.request, unit.first_token)
+        q_len, rows, rows_before = tokens.length, tokens.length * heads, tokens.start * heads
+        end_token = tokens.start + tokens.length
+    row_tile = unit.round * group + work.column
     first_row = row_tile * deal.row_tile
-    rows = cutlass.min(unit.tokens.length * work.terms.heads.value - first_row, deal.row_tile)
-    keys = _keys_of_rows(work, view, unit, first_row, rows)
+    rows = cutlass.min(rows - first_row, deal.row_tile)
+    keys = _keys_of_rows(work, view, unit, q_len, first_row, rows)
     seen_first, seen = tiles_with(deal, keys)
-    tiles_at = unit.start + work.overhead
+    tiles_at = _tiles_at(deal, work, unit)
     first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
     last = cutlass.min(cutlass.max(work.end - tiles_at, 0), seen)
     tiles = last - first
@@ -174,13 +184,18 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
         valid = unit.start >= work.begin
     elif tiles < seen:
         slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
-        slot = slot * work.group + work.column
+        slot = slot * group + work.column
     valid = valid and rows > 0
-    first_row += unit.tokens.start * work.terms.heads.value
-    end_token = unit.tokens.start + unit.tokens.length
     return Segment(
-        valid, unit.request, row_tile, first_row, rows, end_token, seen_first + first, tiles, slot, seen, keys
-    )
+        valid, unit.request, row_tile, rows_before + first_row, rows, end_token, seen_first + first, tiles, slot, seen,
+        keys,
+    )  # fmt: skip
+
+
+@cute.jit
+def _tiles_at(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Int32:
+    """Where on the line a unit's tiles begin."""
+    return unit.start + (deal.overhead if work.unit_length == 0 else 0)
 
 
 class Split(NamedTuple):
@@ -191,9 +206,9 @@ class Split(NamedTuple):
 
 
 @cute.jit
-def split_of(work: Work, unit: Unit, segment: Segment) -> Split:
+def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Segment) -> Split:
     """Into how many segments this CTA's row tile of a unit is cut, and where they are. `segment` is any of them."""
-    tiles_at = unit.start + work.overhead
+    tiles_at = _tiles_at(deal, work, unit)
     first = quotient(tiles_at, work.chunk)
     count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
     if segment.seen == 0 or segment.rows <= 0:
@@ -210,16 +225,18 @@ def tail_slot(index: Int32) -> Int32:
 @cute.jit
 def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
     """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
-    number = unit.request * work.rounds + unit.round
-    if work.units >= work.groups:
+    number = unit.request * work.terms.rounds + unit.round
+    if (work.own_group > 0) | (work.terms.units >= work.groups):
         number = index
     return work.groups - 1 + number
 
 
 @cute.jit
-def _keys_of_rows(work: Work, view: Visibility, unit: Unit, first_row: Int32, rows: Int32) -> VisibleKeys:
+def _keys_of_rows(
+    work: Work, view: Visibility, unit: Unit, q_len: Int32, first_row: Int32, rows: Int32
+) -> VisibleKeys:
     """What rows of a unit's request, counted from its first, see together; rows may be none."""
-    first_later, last_later = unit.tokens.length - 1, Int32(0)
+    first_later, last_later = q_len - 1, Int32(0)
     if work.terms.row_tiles > 1:
         last_later = first_later - quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
         first_later -= quotient(first_row, work.terms.heads)

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from tsmla.plan import RECORD_BYTES
+from tsmla.plan import RECORD_BYTES, Deal
 
 from .alignment import aligned
-from .decode_line import Work, mixes, row_tiling
+from .decode_line import Work, group_of, mixes, row_tiling
 from .decode_work import Segment, Unit, head_slot, split_of, tail_slot
 from .visible import Visibility
 
@@ -84,30 +84,32 @@ def partials_of(
 @cute.jit
 def begin_records(work: Work, records: cute.Tensor) -> None:
     """Of each part one warp must call this before it calls `record_unit`, also where the part has nothing to do."""
-    part = work.index * work.group + work.column
+    part = work.index * group_of(work) + work.column
     if not _by_unit(work, records) and part < records.shape[0]:
         _write(records, part, Record(*(Int32(0) for _ in Record._fields)))
 
 
 @cute.jit
-def record_unit(work: Work, records: cute.Tensor, unit: Unit, segment: Segment) -> None:
+def record_unit(
+    deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment
+) -> None:
     """Write what the combine must know of a unit. The same warp must call this for every unit that overlaps the part's
     positions, in their order, with what `segment_of` says of it."""
     if unit.start >= work.begin:
         by_unit = _by_unit(work, records)
-        split = split_of(work, unit, segment)
+        split = split_of(deal, work, unit, segment)
         is_split = split.count > 1
         if by_unit or is_split:
-            unit_number = unit.request * work.rounds + unit.round
+            unit_number, group = unit.request * work.terms.rounds + unit.round, group_of(work)
             record = Record(
                 split.count if is_split else Int32(0),
                 segment.first_row,
                 segment.rows,
-                head_slot(work, unit, split.first) * work.group + work.column,
-                tail_slot(split.first + 1) * work.group + work.column,
-                work.group,
+                head_slot(work, unit, split.first) * group + work.column,
+                tail_slot(split.first + 1) * group + work.column,
+                group,
             )
-            _write(records, (unit_number if by_unit else work.index) * work.group + work.column, record)
+            _write(records, (unit_number if by_unit else work.index) * group + work.column, record)
 
 
 @cute.jit

@@ -30,8 +30,8 @@ class Visibility(NamedTuple):
     query token may see; causal is 0 or 1, window_left -1 for none. Of every `period` positions, interleave x world, this
     rank has `interleave` from position `before` on. capacity: the keys that page tables have entries for.
 
-    Of `tokens` query tokens, every request has q_len; or cum_seq_lens_q [B + 1], otherwise [0], says which, and q_len is
-    the most that one may have. visible [B, q_len] or [B, tokens]: keys per query token, [0, 0] where nothing is hidden;
+    Of `tokens` query tokens, every request has q_len; or they `vary` (1, otherwise 0), cum_seq_lens_q [B + 1] says
+    which it has, and q_len is the most that one may have. visible [B, q_len] or [B, tokens]: keys per query token, [0, 0] where nothing is hidden;
     its second dimension begins for request b with token b x visible_tokens.
     """
 
@@ -40,6 +40,7 @@ class Visibility(NamedTuple):
     visible: cute.Tensor
     visible_tokens: Int32
     cum_seq_lens_q: cute.Tensor
+    vary: Int32
     tokens: Int32
     q_len: Int32
     causal: Int32
@@ -78,12 +79,12 @@ class VisibleKeys(NamedTuple):
 def visibility(given, tokens: Int32, capacity: Int64) -> Visibility:
     """On the host: of a call's arguments, by name, with `tokens` query tokens in all."""
     period, before = (_at_most(Int64(given.cp_interleave) * blocks, MOST) for blocks in (given.cp_world, given.cp_rank))
-    visible_tokens = given.q_len
+    visible_tokens, vary = given.q_len, Int32(0)
     if given.cum_seq_lens_q.shape[0] > 0:
-        visible_tokens = Int32(0)
+        visible_tokens, vary = Int32(0), Int32(1)
     return Visibility(
-        given.seq_lens, given.causal_seqs, given.visible, visible_tokens, given.cum_seq_lens_q, tokens, given.q_len,
-        given.causal, given.window_left, divisor_of(period), before, given.cp_interleave, _at_most(capacity, LARGEST),
+        given.seq_lens, given.causal_seqs, given.visible, visible_tokens, given.cum_seq_lens_q, vary, tokens,
+        given.q_len, given.causal, given.window_left, divisor_of(period), before, given.cp_interleave, _at_most(capacity, LARGEST),
     )  # fmt: skip
 
 
@@ -92,10 +93,9 @@ def _at_most(value: Int64, most: cutlass.Constexpr[int]) -> Int32:
     return Int32(cutlass.min(value, Int64(most)))
 
 
-@cute.jit
 def varies(view: Visibility) -> Boolean:
     """Whether requests have other numbers of query tokens."""
-    return view.cum_seq_lens_q.shape[0] > 0
+    return view.vary != 0
 
 
 @cute.jit

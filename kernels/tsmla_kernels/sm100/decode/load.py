@@ -85,7 +85,7 @@ def load_keys(
                     _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, chunk, box)
             tile += segment.tiles
         if is_leader(geometry):
-            record_unit(assignment.work, records, unit, segment)
+            record_unit(deal, assignment.work, records, unit, segment)
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
