@@ -36,7 +36,7 @@ def _section(operator: Operator) -> str:
 
 def _number(number: Number) -> tuple[str, ...]:
     kind = "float32" if isinstance(number.neutral, float) else "int32"
-    given = number.given if " (" in number.given else f"`{number.given}`"
+    given = number.given if " " in number.given.replace(" * ", "*") else f"`{number.given}`"
     return f"`{number.name}`", given, "number", kind, "", "", ""
 
 
