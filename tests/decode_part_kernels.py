@@ -145,7 +145,8 @@ def compiled_lister(deal: Deal, arch: str):
 
     arguments = (
         ints(batch), ints(batch), ints(ends), ints(rows, columns), ints(parts), ints(parts, most, FIELDS),
-        ints(tokens, 2), ints(records, WORDS), *(Int32(0) for _ in range(9)), make_fake_stream(use_tvm_ffi_env_stream=True),
+        ints(tokens, 2), ints(records, WORDS), *(Int32(0) for _ in range(9)),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
     )  # fmt: skip
     return cute.compile(SegmentLister(deal), *arguments, options=_options(arch))
 

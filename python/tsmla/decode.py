@@ -12,16 +12,16 @@ import torch
 from . import checks, examine, resolve
 from .call import DECODE
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
-from .errors import ArgumentError, TsmlaError, UnsupportedError
+from .decode_options import Options, check_options, integers, is_packed
+from .errors import ArgumentError, TsmlaError
 from .plan import plan_decode
-from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from .support import DECODE_OUT_DTYPES, LATENT_DIM
 from .variant import DecodeVariant
 from .workspace import multiprocessors, sized
 
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
-_MAX_MIN_SPLIT = 256
 _PAGES = (16, 32, 64, 128)
 
 
@@ -63,11 +63,13 @@ def tsmla_decode(
 
     Args:
         query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2, contiguous: latent part first, then rope. Its
-            tokens are the last q_len positions of each request. Any number of heads, any q_len.
+            tokens are the last q_len positions of each request. Any number of heads, any q_len. With cum_seq_lens_q,
+            [tokens, heads, 576]: those of all requests, one behind the other.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
             any page stride that is a multiple of 16 bytes, rows within a page without gaps.
-        workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by
-            SMs * heads * max(8, q_len) * 513 * 4 always have enough. Uninitialised, and nothing in it outlives a call.
+        workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
+            max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
+            nothing in it outlives a call.
         kv_lora_rank, qk_rope_head_dim: 512 and 64.
         block_tables: [batch, width] int32, pages of each request in order; entries beyond a request's keys are not
             read, so rows may be wider than needed. A page that the cache does not have reads as zeros.
@@ -78,7 +80,8 @@ def tsmla_decode(
         softmax_scale: factor of the scores, times the dequantisation scales of query and cache: from 2^-126 to 1024.
             Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined.
         output_scale: factor of the output, before it is rounded; not of the LSE.
-        out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits.
+        out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits. [tokens, heads, 512]
+            with cum_seq_lens_q.
         is_var_seq: not read; lengths are always read from `seq_lens`.
         causal_mask: query token t sees the positions up to its own; otherwise all tokens see what the last one sees.
         window_left: also hide positions more than this many before a token's own; -1 for none.
@@ -89,17 +92,25 @@ def tsmla_decode(
             (c // i) * i * cp_world + cp_rank * i + c % i, with i = cp_interleave_size.
         min_split_kv: 1 to 256; accepted for callers of the same interface. Keys are always dealt evenly to the whole
             GPU, so that there is no least number of splits to ask for.
-        local_visible_lens: [batch, q_len] int32, keys of this cache that each query token may see at most; any values.
+        local_visible_lens: [batch, q_len] int32, or [tokens] with cum_seq_lens_q: keys of this cache that each query
+            token may see at most; any values.
         lse_base: 2, or math.e for the natural logarithm (one more small launch).
         sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
             that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
             when cp_world > 1: it belongs into the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
         lse_includes_sink: whether the LSE counts that key, too.
+        cum_seq_lens_q: [batch + 1] int32 or int64: request b has query tokens cum_seq_lens_q[b] to
+            cum_seq_lens_q[b + 1] - 1, any number of them or none, which are its last positions. Read on the GPU only.
+            Values below 0 count as 0, those beyond tokens as that, one below an earlier one as the earlier one. Tokens
+            of no request are neither read nor written in `out` and `lse`.
+        max_q_len: at least the most query tokens of a request, or of what a captured graph will see; needed with
+            cum_seq_lens_q. Of a request that has more, the first max_q_len are computed as if they were its last
+            positions, the others as if they were no request's. How a call is dealt to the GPU follows from it.
 
     Returns:
-        out, or (out, lse) with lse [batch, q_len, heads] float32, **base 2**: log2 of the sum of exponentials of the
-        scaled scores. A query row that sees no key gives output 0 and LSE -inf. Results over context-parallel ranks
-        merge to the unsharded one with weights 2 ** lse.
+        out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
+        log2 of the sum of exponentials of the scaled scores. A query row that sees no key gives output 0 and LSE -inf.
+        Results over context-parallel ranks merge to the unsharded one with weights 2 ** lse.
 
         A key that no query token of its request may see, whatever hides it, touches no result. NaN and inf in a key
         that only some tokens see may reach the others of its request.
@@ -118,7 +129,7 @@ def tsmla_decode(
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
         max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
-        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = _integers(
+        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = integers(
             window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
         )
         softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
@@ -149,7 +160,8 @@ def tsmla_decode(
         lengths = bounds = _narrowed(seq_lens) if narrow else seq_lens
         if causal_seqs is not None:
             bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
-        spans, visible, rows, row_lse = no_spans, nothing if local_visible_lens is None else local_visible_lens, out, lse
+        spans, rows, row_lse = no_spans, out, lse
+        visible = nothing if local_visible_lens is None else local_visible_lens
         if packed:
             spans, parts = _narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q, parts if tokens[0] else 0
             query, rows, row_lse, visible = _as_one_request(query, out, lse, local_visible_lens, nothing, len(seq_lens))
@@ -174,26 +186,6 @@ def tsmla_decode(
     return out, lse
 
 
-class _Options(NamedTuple):
-    """A call's arguments that are no tensors, but for factors. longest: max_seq_len rounded up to a power of two, as
-    plans round it: contexts grow with every step, and kinds of calls should not."""
-
-    lse: bool
-    pdl: bool
-    causal: bool
-    lse_includes_sink: bool
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-    longest: int
-    window_left: int
-    cp_world: int
-    cp_rank: int
-    cp_interleave_size: int
-    min_split_kv: int
-    lse_base: float
-    max_q_len: int | None
-
-
 class _Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
@@ -216,10 +208,10 @@ class _Served(NamedTuple):
 
 
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
-    """What serves a call (chosen: fields of `_Options`), with every check and its error."""
-    options = _Options(*chosen)
+    """What serves a call (chosen: fields of `Options`), with every check and its error."""
+    options = Options(*chosen)
     query, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, *_ = tensors
-    packed = _is_packed(query, cum_seq_lens_q, options.max_q_len)
+    packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
     examination = examine.Examination(DECODE, tensors, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
@@ -240,7 +232,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
             raise ArgumentError(f"{_OPERATOR}: {name} has shape {given}; it must have at least {least}")
     if sizes["page_size"] not in _PAGES:
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {_PAGES}")
-    _check_options(options, causal_seqs is not None, sinks is not None)
+    check_options(options, causal_seqs is not None, sinks is not None)
     parts = workspace_bytes = 0
     if batch and q_len and heads:
         plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed)
@@ -267,28 +259,6 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     )  # fmt: skip
 
 
-def _is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_len: int | None) -> bool:
-    """Whether query tokens of all requests lie one behind the other."""
-    if cum_seq_lens_q is None:
-        if max_q_len is not None:
-            raise ArgumentError(
-                f"{_OPERATOR}: max_q_len is given but cum_seq_lens_q is not; without it, every request has query's "
-                "q_len tokens"
-            )
-        if isinstance(query, torch.Tensor) and query.ndim == 3:
-            raise ArgumentError(
-                f"{_OPERATOR}: query has shape {list(query.shape)}; it must be [batch, q_len, heads, 576], or "
-                "cum_seq_lens_q must be given"
-            )
-        return False
-    if max_q_len is None:
-        raise ArgumentError(
-            f"{_OPERATOR}: cum_seq_lens_q is given but max_q_len is not; it must be at least the most query tokens of a "
-            "request"
-        )
-    return True
-
-
 def _as_one_request(
     query: torch.Tensor,
     out: torch.Tensor,
@@ -302,46 +272,6 @@ def _as_one_request(
         query.unsqueeze(0), out.unsqueeze(0), None if lse is None else lse.unsqueeze(0),
         nothing if visible is None else visible.expand(requests, -1),
     )  # fmt: skip
-
-
-def _check_options(options: _Options, has_causal_seqs: bool, has_sinks: bool) -> None:
-    """Everything about them that needs no tensor."""
-    dims = (options.kv_lora_rank, options.qk_rope_head_dim)
-    for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
-        checks.number(_OPERATOR, name, size)
-    if dims != (LATENT_DIM, ROPE_DIM):
-        raise UnsupportedError(
-            f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
-            f"for {LATENT_DIM} and {ROPE_DIM}"
-        )
-    cp_world = options.cp_world
-    _integers(options.window_left, cp_world, options.cp_rank, options.cp_interleave_size, options.min_split_kv)
-    if cp_world > 1 and not has_causal_seqs:
-        raise ArgumentError(
-            f"{_OPERATOR}: cp_world is {cp_world} but causal_seqs is not given; it must hold each request's keys over "
-            "all ranks"
-        )
-    if cp_world > 1 and has_sinks:
-        raise ArgumentError(
-            f"{_OPERATOR}: sinks are given and cp_world is {cp_world}; every rank would count them: call without, "
-            "merge the ranks' results, and multiply these by 1 / (1 + exp(sink - lse)), where lse is the merged "
-            "natural logarithm"
-        )
-    if checks.number(_OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
-        raise ArgumentError(f"{_OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")
-
-
-def _integers(
-    window_left: int, cp_world: int, cp_rank: int, cp_interleave_size: int, min_split_kv: int
-) -> tuple[int, int, int, int, int]:
-    """The same, of Python's own type and in their ranges."""
-    window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
-    cp_world = checks.integer(_OPERATOR, "cp_world", cp_world, 1, _LARGEST_INT)
-    cp_rank = checks.integer(_OPERATOR, "cp_rank", cp_rank, 0, cp_world - 1)
-    most = _LARGEST_INT // cp_world
-    cp_interleave_size = checks.integer(_OPERATOR, "cp_interleave_size", cp_interleave_size, 1, most)
-    min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
-    return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
 
 
 def _is_wide(lengths: torch.Tensor | None) -> bool:

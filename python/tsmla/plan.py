@@ -245,9 +245,10 @@ def plan_decode(
     max_seq_len: int | None = None,
     varies: bool = False,
 ) -> DecodePlan:
-    """The plan of a call. q_len: of every request, or the most that one has where it `varies`. Parts are as many as the GPU runs at once, fewer when `max_seq_len` keys per request cannot
-    occupy them. The workspace never exceeds the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes;
-    where less would do (few units, short contexts), it is less."""
+    """The plan of a call. q_len: of every request, or the most that one has where it `varies`. Parts are as many as the
+    GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The workspace never exceeds the
+    callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do (few units, short contexts),
+    it is less."""
     # Contexts grow with every step: powers of two keep the number of different plans small.
     longest = None if max_seq_len is None else 1 << (max_seq_len - 1).bit_length()
     return _plan(arch, sm_count, batch, q_len, heads, longest, varies)

@@ -24,8 +24,8 @@ VARIANTS = (PREFILL, DECODE, PACK)
 FORMS = (*((variant, False) for variant in VARIANTS), (DECODE, True))
 """Variants, and whether query tokens of all requests lie one behind the other."""
 SIZES = {
-    "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2, "heads": 6,
-    "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5,
+    "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2,
+    "heads": 6, "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5,
 }  # fmt: skip
 NUMBERS: dict[str, dict[str, Any]] = {
     "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,

@@ -8,8 +8,8 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
   those before it end there as well. All are written in every call, so that the combine need not know how the work was
   dealt;
 - the rows of `slots` partials, as many as fit, [slots, stored, columns] float32, normalised; stored = min(row tile,
-  most rows of a request). Row i of a slot is row i of its row tile. A row that sees no key of its segment is 0. Every row of
-  a row tile must be written, only those are read;
+  most rows of a request). Row i of a slot is row i of its row tile. A row that sees no key of its segment is 0. Every
+  row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key.
 """
 

@@ -26,13 +26,13 @@ LARGEST = MOST - 255
 
 
 class Visibility(NamedTuple):
-    """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last
-    query token may see; causal is 0 or 1, window_left -1 for none. Of every `period` positions, interleave x world, this
-    rank has `interleave` from position `before` on. capacity: the keys that page tables have entries for.
+    """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last query
+    token may see; causal is 0 or 1, window_left -1 for none. Of every `period` positions, interleave x world, this rank
+    has `interleave` from position `before` on. capacity: the keys that page tables have entries for.
 
     Of `tokens` query tokens, every request has q_len; or they `vary` (1, otherwise 0), cum_seq_lens_q [B + 1] says
-    which it has, and q_len is the most that one may have. visible [B, q_len] or [B, tokens]: keys per query token, [0, 0] where nothing is hidden;
-    its second dimension begins for request b with token b x visible_tokens.
+    which it has, and q_len is the most that one may have. visible [B, q_len] or [B, tokens]: keys per query token, [0,
+    0] where nothing is hidden; its second dimension begins for request b with token b x visible_tokens.
     """
 
     seq_lens: cute.Tensor
@@ -84,7 +84,8 @@ def visibility(given, tokens: Int32, capacity: Int64) -> Visibility:
         visible_tokens, vary = Int32(0), Int32(1)
     return Visibility(
         given.seq_lens, given.causal_seqs, given.visible, visible_tokens, given.cum_seq_lens_q, vary, tokens,
-        given.q_len, given.causal, given.window_left, divisor_of(period), before, given.cp_interleave, _at_most(capacity, LARGEST),
+        given.q_len, given.causal, given.window_left, divisor_of(period), before, given.cp_interleave,
+        _at_most(capacity, LARGEST),
     )  # fmt: skip
 
 

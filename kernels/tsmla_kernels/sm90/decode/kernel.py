@@ -168,8 +168,8 @@ class DecodeKernel:
                         task = take(shared.dealt, number)
                         while task.more:
                             edges = load(
-                                (q_atom, q, shared.q), boxes, tiles, source, shared, geometry, loader, task, hides(view),
-                                edges,
+                                (q_atom, q, shared.q), boxes, tiles, source, shared, geometry, loader, task,
+                                hides(view), edges,
                             )  # fmt: skip
                             leave(shared.dealt, number)
                             number += 1

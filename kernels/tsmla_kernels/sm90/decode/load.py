@@ -35,10 +35,10 @@ def load(
     hidden: Boolean,
     edges: Int32,
 ) -> Int32:
-    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `q` is
-    (copy atom, query rows, shared tile); `boxes` and `tiles` are the same for strips of the cache, 16 keys or a whole tile at a time,
-    which is quicker where a page holds it. `clean` waits for the copies of edge tiles, and for those of all tiles
-    if keys in their middle may be `hidden`. Returns how many such tiles there were.
+    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `q` is (copy
+    atom, query rows, shared tile); `boxes` and `tiles` are the same for strips of the cache, 16 keys or a whole tile at
+    a time, which is quicker where a page holds it. `clean` waits for the copies of edge tiles, and for those of all
+    tiles if keys in their middle may be `hidden`. Returns how many such tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist.
