@@ -125,7 +125,7 @@ def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
 def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     for call in range(1, 4):
         tsmla_decode(**inputs(output_scale=float(call)))
-    assert len(recorder.variants) == 1 and [launch[11] for launch in recorder.launches] == [1.0, 2.0, 3.0]
+    assert len(recorder.variants) == 1 and [launch[12] for launch in recorder.launches] == [1.0, 2.0, 3.0]
     tsmla_decode(**inputs(), return_lse=True)
     tsmla_decode(**inputs(), enable_pdl=True)
     assert [(v.lse, v.pdl) for v in recorder.variants[1:]] == [(True, False), (False, True)]
