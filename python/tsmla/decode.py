@@ -162,8 +162,9 @@ def tsmla_decode(
             bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
         spans, rows, row_lse = no_spans, out, lse
         visible = nothing if local_visible_lens is None else local_visible_lens
-        if packed:
-            spans, parts = _narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q, parts if tokens[0] else 0
+        if cum_seq_lens_q is not None:
+            spans = _narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q
+            parts = parts if query.shape[0] else 0
             query, rows, row_lse, visible = _as_one_request(query, out, lse, local_visible_lens, nothing, len(seq_lens))
         if parts:
             kernel(
@@ -221,6 +222,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     )  # fmt: skip
     variant = DecodeVariant(examination.arch, dtype, out_dtype, lse, pdl)
     if packed:
+        assert options.max_q_len is not None
         q_len = checks.integer(_OPERATOR, "max_q_len", options.max_q_len, 1, _LARGEST_INT)
     else:
         q_len, sizes["requests"] = sizes["q_len"], sizes["batch"]
