@@ -67,7 +67,7 @@ def partials_of(
     stored = cutlass.min(rows, row_tile)
     slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * (columns + 1) * 4)
     slot_stride = Int64(stored) * columns
-    rows_at = cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32)
+    rows_at = aligned(cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32), 16)
     return Partials(
         cute.make_tensor(
             cute.recast_ptr(workspace.iterator, dtype=Int32),
@@ -76,7 +76,9 @@ def partials_of(
         cute.make_tensor(
             rows_at, cute.make_layout((slots, stored, columns), stride=(slot_stride, columns, 1))
         ),
-        cute.make_tensor(rows_at + slots * slot_stride, cute.make_layout((slots, stored), stride=(stored, 1))),
+        cute.make_tensor(
+            aligned(rows_at + slots * slot_stride, 4), cute.make_layout((slots, stored), stride=(stored, 1))
+        ),
         slots,
     )
 
