@@ -19,7 +19,7 @@ EMULATED = TSMLA / "tools" / "emulated.py"
 """The one file of tsmla that may import the emulator, inside functions that run something in it."""
 HEAVY = {"torch", "tvm_ffi", "cutlass"}
 BOTTOM = {f"tsmla.{name}" for name in ("dtype", "row_format", "variant", "support", "plan", "call")}
-TENSOR_MODULES = {"checks", "decode", "examine", "pack", "prefill", "workspace"} | {
+TENSOR_MODULES = {"checks", "decode", "decode_options", "examine", "pack", "prefill", "workspace"} | {
     f"tools.selftest_{name}" for name in ("child", "decode", "memory", "pack", "prefill", "reference")
 }
 """Modules of tsmla that handle tensors and so import torch."""
