@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -28,7 +29,9 @@ from .protocol import Candidate, Monitor
 
 LATENT, ROPE, PAGE = 512, 64, 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
-FIXED, VARIABLE = "fixed", "variable"
+FIXED, VARIABLE, PACKED, MIXED = "fixed", "variable", "packed", "mixed"
+SHORT_AMONG_MIXED = 28
+"""Requests of one query token; all others have as many as stated."""
 SHAPES = (
     *((128, q_len, 4096, heads, FIXED) for q_len in (1, 2) for heads in (16, 64, 128)),
     *((128, 1, 8192, heads, FIXED) for heads in (16, 64, 128)),
@@ -36,8 +39,11 @@ SHAPES = (
     *((4, 4, 81920, heads, FIXED) for heads in (16, 32, 128)),
     *((128, 1, 4096, heads, VARIABLE) for heads in (16, 128)),
     *((1, 1, keys, heads, FIXED) for keys in (1024, 8192) for heads in (16, 128)),
+    *((128, q_len, 4096, heads, PACKED) for q_len, heads in ((1, 16), (1, 128), (2, 16))),
+    *((32, q_len, keys, heads, MIXED) for q_len in (64, 128, 512) for keys in (4096, 32768) for heads in (16, 128)),
 )
-"""(requests, query tokens, keys, heads, lengths): batches at two contexts, speculation over long ones, small work."""
+"""(requests, query tokens, keys, heads, lengths): batches at two contexts, speculation over long ones, small work; with
+cum_seq_lens_q, the same number of query tokens for all requests, and one or many."""
 MAX_DIFFERENCE = {"bf16": 0.02, "fp16": 0.02, "e4m3": 0.06}
 """Relative RMS difference from ours above which another candidate does not compute the same thing."""
 HOST_CALLS = 200
@@ -45,7 +51,8 @@ HOST_CALLS = 200
 
 @dataclasses.dataclass
 class Case:
-    """One shape's tensors; `seq_lens` are random around the stated number of keys when lengths are variable."""
+    """One shape's tensors; `seq_lens` are random around the stated number of keys when lengths are variable. Where
+    `cum_seq_lens_q` is given, query is [tokens, heads, 576], and q_len is the most of a request."""
 
     requests: int
     q_len: int
@@ -59,6 +66,7 @@ class Case:
     max_seq_len: int
     scale: float
     attended: int
+    cum_seq_lens_q: torch.Tensor | None = None
 
     @classmethod
     def make(cls, requests: int, q_len: int, keys: int, heads: int, lengths: str, dtype: torch.dtype) -> Case:
@@ -76,12 +84,18 @@ class Case:
         cache = torch.empty(len(order), PAGE, LATENT + ROPE, dtype=dtype, device="cuda")
         for piece in cache.split(4096):
             piece.copy_(torch.randn(piece.shape, device="cuda", dtype=torch.bfloat16))
-        query = torch.randn(requests, q_len, heads, LATENT + ROPE, device="cuda").to(dtype)
-        attended = sum(q_len * n - q_len * (q_len - 1) // 2 for n in counts.tolist())
+        own, shape, ends = [q_len] * requests, (requests, q_len), None
+        if lengths == MIXED:
+            own[:SHORT_AMONG_MIXED] = [1] * SHORT_AMONG_MIXED
+        if lengths in (PACKED, MIXED):
+            shape = (sum(own),)
+            ends = torch.tensor([0, *itertools.accumulate(own)], dtype=torch.int32, device="cuda")
+        query = torch.randn(*shape, heads, LATENT + ROPE, device="cuda").to(dtype)
+        attended = sum(q * n - q * (q - 1) // 2 for q, n in zip(own, counts.tolist(), strict=True))
         seq_lens = counts.to(device="cuda", dtype=torch.int32)
         return cls(
             requests, q_len, keys, heads, lengths, query, cache, tables, seq_lens, int(counts.max()),
-            (LATENT + ROPE) ** -0.5, attended,
+            (LATENT + ROPE) ** -0.5, attended, ends,
         )  # fmt: skip
 
     @property
@@ -95,7 +109,7 @@ class Case:
 
     def output(self) -> torch.Tensor:
         dtype = torch.bfloat16 if self.query.dtype == torch.float8_e4m3fn else self.query.dtype
-        return torch.empty(*self.query.shape[:3], LATENT, device="cuda", dtype=dtype)
+        return torch.empty(*self.query.shape[:-1], LATENT, device="cuda", dtype=dtype)
 
     def ours(self) -> Callable[[], torch.Tensor]:
         """A launch into one output tensor, which it returns, with the callers' workspace."""
@@ -107,7 +121,8 @@ class Case:
         def launch() -> torch.Tensor:
             return tsmla_decode(
                 self.query, self.kv_cache, workspace, LATENT, ROPE, self.block_tables, self.seq_lens,
-                self.max_seq_len, self.scale, out=out,
+                self.max_seq_len, self.scale, out=out, cum_seq_lens_q=self.cum_seq_lens_q,
+                max_q_len=None if self.cum_seq_lens_q is None else self.q_len,
             )  # fmt: skip
 
         return launch

@@ -39,12 +39,12 @@ def _section(operator: Operator) -> str:
 
 def _number(number: Number) -> tuple[str, ...]:
     kind = "float32" if isinstance(number.neutral, float) else "int32"
-    given = number.given if " (" in number.given else f"`{number.given}`"
+    given = number.given if " " in number.given.replace(" * ", "*") else f"`{number.given}`"
     return f"`{number.name}`", given, "number", kind, "", "", ""
 
 
 def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
-    named = [shape for shape in (argument.shape, argument.also_shape) if shape]
+    named = [shape for shape in (argument.shape, argument.also_shape, argument.packed_shape) if shape]
     shapes = [f"[{', '.join(str(operator.known.get(str(size), size)) for size in shape)}]" for shape in named]
     dtypes = [name if name[-1].isdigit() else f"*{name}*" for name in (argument.dtype, *argument.also_dtypes)]
     outer = len(argument.shape) > 1 and argument.strides in (Strides.ROWS, Strides.PAGES)

@@ -15,14 +15,15 @@ from tsmla.plan import Deal
 from tsmla.variant import DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.entry import fake_arguments, host_entry
-from tsmla_kernels.parts.decode_line import Terms, deal_work, terms_of
+from tsmla_kernels.parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, terms_of
 from tsmla_kernels.parts.decode_work import first_unit, next_unit, segment_of
+from tsmla_kernels.parts.key_source import key_source, visibility_in
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.row_end import ending_of
-from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, visibility
+from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
 
-FIELDS = 6
-"""Per segment: request, row tile, first tile, tiles, slot, rows."""
+FIELDS = 8
+"""Per segment: request, row tile, first tile, tiles, slot, rows, first row of all, end of the request's tokens."""
 
 
 class Given(NamedTuple):
@@ -30,29 +31,33 @@ class Given(NamedTuple):
 
     seq_lens: cute.Tensor
     causal_seqs: cute.Tensor
+    cum_seq_lens_q: cute.Tensor
     visible: cute.Tensor
     causal: Int32
     window_left: Int32
     cp_world: Int32
     cp_rank: Int32
     cp_interleave: Int32
+    q_len: Int32
 
 
 class SegmentLister:
-    """One warp per part asks for its segments, and writes the records."""
+    """One warp per part asks for its segments, as Hopper's dealing warp does, and writes the records."""
 
     def __init__(self, deal: Deal):
         self.deal = deal
 
     @cute.jit
     def __call__(
-        self, seq_lens, causal_seqs, visible, out_counts, out_segments, out_keys, out_records, causal: Int32,
-        window_left: Int32, cp_world: Int32, cp_rank: Int32, cp_interleave: Int32, heads: Int32, parts: Int32,
-        slots: Int32, stream,
+        self, seq_lens, causal_seqs, cum_seq_lens_q, visible, out_counts, out_segments, out_keys, out_records,
+        causal: Int32, window_left: Int32, cp_world: Int32, cp_rank: Int32, cp_interleave: Int32, q_len: Int32,
+        heads: Int32, parts: Int32, slots: Int32, stream,
     ):  # fmt: skip
-        given = Given(seq_lens, causal_seqs, visible, causal, window_left, cp_world, cp_rank, cp_interleave)
-        view = visibility(given, visible.shape[1], Int64(LARGEST))
-        terms = terms_of(self.deal, seq_lens.shape[0], visible.shape[1], heads, parts, slots)
+        given = Given(
+            seq_lens, causal_seqs, cum_seq_lens_q, visible, causal, window_left, cp_world, cp_rank, cp_interleave, q_len
+        )
+        view = visibility(given, out_keys.shape[0], Int64(LARGEST))
+        terms = terms_of(self.deal, view, heads, parts, slots)
         self.kernel(view, out_counts, out_segments, out_keys, out_records, terms).launch(
             grid=(parts, 1, 1), block=(32, 1, 1), stream=stream
         )
@@ -68,28 +73,43 @@ class SegmentLister:
         terms: Terms,
     ):
         part, _, _ = cute.arch.block_idx()
-        work = deal_work(self.deal, view, terms, part)
-        begin_records(work, out_records)
+        if varies(view):
+            work = in_lanes(deal_work(self.deal, view, terms, part))
+            self._list(view, work, part, out_counts, out_segments, out_records)
+        else:
+            view, terms = of_equal_lengths(view, terms)
+            work = deal_work(self.deal, view, terms, part)
+            self._list(view, work, part, out_counts, out_segments, out_records)
+        if part == 0:
+            before = Int32(0)
+            for request in cutlass.range(view.seq_lens.shape[0], unroll=1):
+                tokens = tokens_behind(view, request, before)
+                before = tokens.start
+                end = tokens.start + tokens.length
+                for token in cutlass.range(tokens.start, end, unroll=1):
+                    keys = keys_of_row(view, request, end, token)
+                    out_keys[token, 0] = keys.first
+                    out_keys[token, 1] = keys.end
+
+    @cute.jit
+    def _list(self, view: Visibility, work: Work | LaneWork, part: Int32, counts, segments, records):
+        begin_records(work, records)
         count = Int32(0)
         unit = first_unit(self.deal, work, view)
         while unit.start < work.end:
             segment = segment_of(self.deal, work, view, unit)
             if segment.valid:
-                place = out_segments[part, count, None]
-                values = (segment.request, segment.row_tile, segment.first_tile, segment.tiles, segment.slot)
-                for i in cutlass.range_constexpr(FIELDS - 1):
+                place = segments[part, count, None]
+                values = (
+                    segment.request, segment.row_tile, segment.first_tile, segment.tiles, segment.slot, segment.rows,
+                    segment.first_row, segment.end_token,
+                )  # fmt: skip
+                for i in cutlass.range_constexpr(FIELDS):
                     place[i] = values[i]
-                place[FIELDS - 1] = segment.rows
                 count += 1
-            record_unit(work, out_records, unit, segment)
+            record_unit(self.deal, work, records, unit, segment)
             unit = next_unit(self.deal, work, view, unit)
-        out_counts[part] = count
-        if part == 0:
-            for index in cutlass.range(view.seq_lens.shape[0] * view.q_len, unroll=1):
-                request, token = index // view.q_len, index % view.q_len
-                keys = keys_of_row(view, request, token)
-                out_keys[request, token, 0] = keys.first
-                out_keys[request, token, 1] = keys.end
+        counts[part] = count
 
 
 class Combiner:
@@ -102,9 +122,9 @@ class Combiner:
     __call__ = host_entry(DECODE)
 
     def launch(self, given):
-        batch, q_len, heads, _ = given.query.shape
+        view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
-        partials = partials_of(columns, row_tile, given.workspace, batch, q_len * heads, given.parts)
+        partials = partials_of(columns, row_tile, given.workspace, view, given.query.shape[2], given.parts)
         launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream)
 
 
@@ -117,15 +137,16 @@ def compiled_combiner(deal: Deal, variant: DecodeVariant):
 @functools.lru_cache(maxsize=8)
 def compiled_lister(deal: Deal, arch: str):
     """The lister for one deal as `Emulation.adopt` takes it."""
-    batch, q_len, parts, most, records = (cute.sym_int() for _ in range(5))
+    batch, ends, rows, columns, tokens, parts, most, records = (cute.sym_int() for _ in range(8))
 
     def ints(*shape):
         strides = (*(cute.sym_int64() for _ in shape[1:]), 1)
         return make_fake_tensor(Int32, shape, strides, assumed_align=4)
 
     arguments = (
-        ints(batch), ints(batch), ints(batch, q_len), ints(parts), ints(parts, most, FIELDS), ints(batch, q_len, 2),
-        ints(records, WORDS), *(Int32(0) for _ in range(8)), make_fake_stream(use_tvm_ffi_env_stream=True),
+        ints(batch), ints(batch), ints(ends), ints(rows, columns), ints(parts), ints(parts, most, FIELDS),
+        ints(tokens, 2), ints(records, WORDS), *(Int32(0) for _ in range(9)),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
     )  # fmt: skip
     return cute.compile(SegmentLister(deal), *arguments, options=_options(arch))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tsmla.plan import RECORD_BYTES, Deal, Line, RowTiling, segments
+from tsmla.plan import RECORD_BYTES, Deal, Line, MixedLine, RowTiling, mixed_segments, seen_lengths, segments
 
 WORDS = RECORD_BYTES // 4
 
@@ -40,4 +40,39 @@ def records(
                 assert not any(place), "two units for one record"
                 place[:6] = len(found), request * rows + first_row, count, found[0], found[1], tiling.group
         start += line.unit or deal.overhead + lengths[request]
+    return written
+
+
+def mixed_records(
+    deal: Deal,
+    mixed: MixedLine,
+    most_row_tiles: int,
+    spans: Sequence[range],
+    lengths: Sequence[int],
+    tiles: Sequence[Sequence[int]],
+    parts: int,
+) -> list[list[int]]:
+    """The same where requests have rows `spans` of all rows, and at most `most_row_tiles` row tiles."""
+    slots = defaultdict(list)
+    for part in range(parts):
+        for segment in mixed_segments(deal, mixed, lengths, tiles, part):
+            if segment.slot >= 0:
+                slots[segment.request, segment.row_tile].append(segment.slot)
+    units, line = sum(mixed.rounds), mixed.line
+    written = [[0] * WORDS for _ in range(parts if most_row_tiles > 1 else min(units, parts))]
+    start = unit = 0
+    seen = seen_lengths([len(own) for own in tiles], lengths)
+    for request, rounds in enumerate(mixed.rounds):
+        for turn in range(rounds):
+            number = unit if most_row_tiles == 1 and units <= parts else start // line.chunk
+            for column in range(mixed.group):
+                row_tile = turn * mixed.group + column
+                if found := slots.get((request, row_tile)):
+                    first_row = spans[request].start + row_tile * deal.row_tile
+                    place = written[number * mixed.group + column]
+                    assert not any(place), "two units for one record"
+                    count = min(spans[request].stop - first_row, deal.row_tile)
+                    place[:6] = len(found), first_row, count, found[0], found[1], mixed.group
+            start += line.unit or deal.overhead + seen[request]
+            unit += 1
     return written

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,7 +46,8 @@ class Sight:
 
 @dataclasses.dataclass
 class Problem:
-    """One call's inputs; `rows` are each request's keys in order, which the cache holds in pages."""
+    """One call's inputs; `rows` are each request's keys in order, which the cache holds in pages. With cum_q, requests
+    have query tokens of a pack, `spans` of [tokens, heads, 576], and max_q_len at most."""
 
     query: torch.Tensor
     rows: list[torch.Tensor]
@@ -58,6 +61,26 @@ class Problem:
     output_scale: float = 1.0
     sinks: torch.Tensor | None = None
     lse_includes_sink: bool = False
+    cum_q: list[int] | None = None
+    max_q_len: int | None = None
+
+    @property
+    def spans(self) -> list[range]:
+        """The query tokens of each request: those of the pack that lie behind all before, at most max_q_len; without a
+        pack, counted in all requests'."""
+        if self.cum_q is None:
+            batch, q_len, *_ = self.query.shape
+            return [range(b * q_len, (b + 1) * q_len) for b in range(batch)]
+        ends = [min(max(n, 0), len(self.query)) for n in self.cum_q]
+        ends = list(itertools.accumulate(ends, max))
+        return [range(a, min(b, a + self.most)) for a, b in itertools.pairwise(ends)]
+
+    @property
+    def most(self) -> int:
+        """Query tokens of a request."""
+        if self.cum_q is None:
+            return self.query.shape[1]
+        return self.max_q_len or max(1, *(b - a for a, b in itertools.pairwise(self.cum_q)))
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -66,8 +89,9 @@ class Problem:
     def keys(self, request: int, token: int) -> range:
         length = self.seq_lens[request]
         bound = length if self.causal_seqs is None else self.causal_seqs[request]
-        visible = length if self.visible is None else int(self.visible[request, token])
-        return self.sight.keys(length, bound, visible, self.query.shape[1], token)
+        span = self.spans[request]
+        visible = length if self.visible is None else int(self.visible.flatten()[span[token]])
+        return self.sight.keys(length, bound, visible, len(span), token)
 
     def arguments(self, **changes: Any) -> dict[str, Any]:
         """Keyword arguments of tsmla_decode, with a workspace of exactly the callers' formula full of NaN."""
@@ -75,11 +99,14 @@ class Problem:
         def lengths(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32, device="cuda")
 
-        batch, q_len, heads, _ = self.query.shape
+        heads = self.query.shape[-2]
+        packed = {}
+        if self.cum_q is not None:
+            packed = {"cum_seq_lens_q": lengths(self.cum_q), "max_q_len": self.most}
         return {
             "query": self.query,
             "kv_cache": self.kv_cache,
-            "workspace_buffer": workspace(heads, q_len),
+            "workspace_buffer": workspace(heads, self.most),
             "kv_lora_rank": LATENT,
             "qk_rope_head_dim": ROPE,
             "block_tables": self.block_tables,
@@ -87,7 +114,7 @@ class Problem:
             "max_seq_len": max(*self.seq_lens, 1),
             "softmax_scale": self.softmax_scale,
             "output_scale": self.output_scale,
-            "out": torch.full((batch, q_len, heads, LATENT), math.nan, dtype=self.out_dtype, device="cuda"),
+            "out": torch.full((*self.query.shape[:-1], LATENT), math.nan, dtype=self.out_dtype, device="cuda"),
             "causal_mask": self.sight.causal,
             "window_left": self.sight.window_left,
             "causal_seqs": None if self.causal_seqs is None else lengths(self.causal_seqs),
@@ -98,6 +125,7 @@ class Problem:
             "return_lse": True,
             "sinks": self.sinks,
             "lse_includes_sink": self.lse_includes_sink,
+            **packed,
             **changes,
         }
 
@@ -111,7 +139,7 @@ def workspace(heads: int, q_len: int) -> torch.Tensor:
 
 def make_problem(
     seq_lens: list[int],
-    q_len: int,
+    q_len: int | Sequence[int],
     heads: int,
     dtype: torch.dtype = torch.bfloat16,
     page_size: int = 64,
@@ -122,7 +150,8 @@ def make_problem(
     **fields: Any,
 ) -> Problem:
     """Random inputs, or given `rows`, in permuted pages. Unused pages, what follows the last key in its page, and the
-    gaps between pages are NaN; unused page-table entries name no page."""
+    gaps between pages are NaN; unused page-table entries name no page. With a list q_len, requests have so many query
+    tokens in a pack, behind whose last there is one more, NaN."""
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda").mul_(magnitude).to(dtype)
@@ -142,7 +171,13 @@ def make_problem(
             tables[request, page] = number
             piece = own[page * page_size : (page + 1) * page_size]
             cache[number, : len(piece)] = piece
-    query = random(len(seq_lens), q_len, heads, LATENT + ROPE)
+    if isinstance(q_len, int):
+        query = random(len(seq_lens), q_len, heads, LATENT + ROPE)
+    else:
+        cum_q = list(itertools.accumulate(q_len, initial=0))
+        query = random(cum_q[-1] + 1, heads, LATENT + ROPE)
+        query[-1] = torch.full(query.shape[1:], math.nan, device="cuda").to(dtype)
+        fields = {"cum_q": cum_q, **fields}
     return Problem(query, rows, cache, tables.to("cuda"), seq_lens, **fields)
 
 
@@ -150,18 +185,19 @@ def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.
     """(output, base-2 LSE) in float64; `compute` is where products are rounded to: torch.float64 for the reference, the
     input dtype for what plain PyTorch in that dtype would give (for 8 bits, scores added as the GPU's tensor cores do,
     and weights rounded to e4m3)."""
-    batch, q_len, heads, _ = problem.query.shape
+    *outer, heads, _ = problem.query.shape
+    query = problem.query.flatten(0, -3)
     eight_bits = compute.itemsize == 1
     rounded = torch.float64 if eight_bits else compute
-    outputs = torch.zeros(batch, q_len, heads, LATENT, dtype=torch.float64, device=problem.query.device)
-    lses = torch.full((batch, q_len, heads), -math.inf, dtype=torch.float64, device=problem.query.device)
-    for request in range(batch):
-        for token in range(q_len):
+    outputs = torch.zeros(len(query), heads, LATENT, dtype=torch.float64, device=problem.query.device)
+    lses = torch.full((len(query), heads), -math.inf, dtype=torch.float64, device=problem.query.device)
+    for request, span in enumerate(problem.spans):
+        for token, place in enumerate(span):
             keys = problem.keys(request, token)
             if not keys:
                 continue
             k = problem.rows[request][keys.start : keys.stop].to(rounded)
-            q = problem.query[request, token].to(rounded)
+            q = query[place].to(rounded)
             cut = eight_bits and truncate(problem.query)
             scores = (truncated_products(q, k) if cut else (q @ k.T).double()) * problem.softmax_scale
             lse = scores.logsumexp(-1)
@@ -172,9 +208,9 @@ def attend(problem: Problem, compute: torch.dtype) -> tuple[torch.Tensor, torch.
                 weights *= (highest - lse[:, None]).exp()
             else:
                 weights = (scores - lse[:, None]).exp().to(compute)
-            outputs[request, token] = (weights @ k[:, :LATENT]).double() * problem.output_scale
-            lses[request, token] = lse / math.log(2)
-    return with_sinks(problem, outputs, lses)
+            outputs[place] = (weights @ k[:, :LATENT]).double() * problem.output_scale
+            lses[place] = lse / math.log(2)
+    return with_sinks(problem, outputs.unflatten(0, outer), lses.unflatten(0, outer))
 
 
 def with_sinks(problem: Problem, outputs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,6 +243,16 @@ def judge(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None
     plus rounding of the output; relative RMSE bounded likewise, so that zeros fail."""
     exact, exact_lse = attend(problem, torch.float64)
     plain, plain_lse = attend(problem, problem.query.dtype)
+    if problem.cum_q is not None:
+        spoken_for = {token for span in problem.spans for token in span}
+        mine = torch.tensor(sorted(spoken_for), dtype=torch.int64)
+        others = torch.tensor([token for token in range(len(out)) if token not in spoken_for], dtype=torch.int64)
+        assert out.cpu()[others].isnan().all(), "rows of no request must be left unwritten"
+        assert lse is None or lse.cpu()[others].isnan().all(), "LSEs of no request must be left unwritten"
+        out, exact, plain, exact_lse, plain_lse = (x[mine] for x in (out, exact, plain, exact_lse, plain_lse))
+        lse = None if lse is None else lse[mine]
+        if not len(mine):
+            return
     got = out.double()
     assert got.isfinite().all(), f"{int((~got.isfinite()).sum())} of {got.numel()} outputs are not finite"
     step = torch.finfo(out.dtype).eps

@@ -42,9 +42,10 @@ class Argument:
     name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
     first is then the tensor called "key". dtype: a field of the variant, or torch's name. align: bytes of which its
     address, and free outer strides, are multiples. left_out: a name is the caller's argument that takes its place.
-    also_shape, also_dtypes: what callers may give besides; the operator rewrites it. only_with: the flag of the variant
-    without which the kernel gets None. written: holds a result. scratch: written, too, and nothing in it outlives a
-    call.
+    also_shape, also_dtypes: what callers may give besides; the operator rewrites it. packed_shape: what callers give
+    instead where query tokens of all requests lie one behind the other; the operator makes one request of them.
+    only_with: the flag of the variant without which the kernel gets None. written: holds a result. scratch: written,
+    too, and nothing in it outlives a call.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Argument:
     left_out: LeftOut | str = LeftOut.REFUSED
     also_shape: tuple[str | int, ...] = ()
     also_dtypes: tuple[str, ...] = ()
+    packed_shape: tuple[str | int, ...] = ()
     only_with: str = ""
     written: bool = False
     scratch: bool = False
@@ -150,22 +152,28 @@ PREFILL = Operator(
     unkeyed=("d_v",),
 )
 
-_BATCH = ("batch", "q_len", "heads")
+_BATCH, _PACK = ("batch", "q_len", "heads"), ("tokens", "heads")
 _PAGES, _PAGES_OF_ONE = ("pages", "page_size", "row_columns"), ("pages", 1, "page_size", "row_columns")
 _INT64 = ("int64",)
 DECODE = Operator(
     "tsmla_decode",
     DecodeVariant,
     (
-        Argument("query", "query", (*_BATCH, "row_columns"), "dtype", align=16),
+        Argument(
+            "query", "query", (*_BATCH, "row_columns"), "dtype", align=16, packed_shape=(*_PACK, "row_columns")
+        ),
         Argument("kv_cache", "kv_cache", _PAGES, "dtype", Strides.PAGES, 16, also_shape=_PAGES_OF_ONE),
-        Argument("block_tables", "block_tables", ("batch", "width"), strides=Strides.ROWS),
-        Argument("seq_lens", "seq_lens", ("batch",), also_dtypes=_INT64),
-        Argument("causal_seqs", "causal_seqs", ("batch",), also_dtypes=_INT64, left_out="seq_lens"),
-        Argument("visible", "local_visible_lens", _BATCH[:2], strides=Strides.ANY, left_out=LeftOut.EMPTY),
+        Argument("block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS),
+        Argument("seq_lens", "seq_lens", ("requests",), also_dtypes=_INT64),
+        Argument("causal_seqs", "causal_seqs", ("requests",), also_dtypes=_INT64, left_out="seq_lens"),
+        Argument("cum_seq_lens_q", "cum_seq_lens_q", ("requests + 1",), also_dtypes=_INT64, left_out=LeftOut.EMPTY),
+        Argument(
+            "visible", "local_visible_lens", _BATCH[:2], strides=Strides.ANY, left_out=LeftOut.EMPTY,
+            packed_shape=_PACK[:1],
+        ),
         Argument("sinks", "sinks", ("heads",), "float32", left_out=LeftOut.EMPTY),
-        Argument("out", "out", (*_BATCH, "value_columns"), align=16, **_OUT),
-        Argument("lse", "lse", _BATCH, **_LSE),
+        Argument("out", "out", (*_BATCH, "value_columns"), align=16, **_OUT, packed_shape=(*_PACK, "value_columns")),
+        Argument("lse", "lse", _BATCH, **_LSE, packed_shape=_PACK),
         Argument("workspace", "workspace_buffer", ("bytes",), "int8", align=16, also_dtypes=("uint8",), scratch=True),
         Number("softmax_scale", "softmax_scale", 1.0),
         Number("output_scale", "output_scale", 1.0),
@@ -175,10 +183,11 @@ DECODE = Operator(
         Number("cp_rank", "cp_rank", 0),
         Number("cp_interleave", "cp_interleave_size", 1),
         Number("lse_includes_sink", "lse_includes_sink", 0),
+        Number("q_len", "max_q_len, or query's q_len", 1),
         Number("parts", "the plan's (`plan_decode`)", 1),
     ),
     dtypes=tuple(DECODE_OUT_DTYPES),
-    keyed=(*_BATCH, "pages", "page_size"),
+    keyed=(*_BATCH, "requests", "pages", "page_size"),
     known={"row_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM},
 )
 

@@ -13,17 +13,17 @@ from torch.compiler import is_dynamo_compiling
 from . import checks, examine, resolve
 from .call import DECODE
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
-from .errors import ArgumentError, TsmlaError, UnsupportedError
+from .decode_options import Options, check_options, integers, is_packed
+from .errors import ArgumentError, TsmlaError
 from .lengths import is_wide, narrowed
 from .plan import plan_decode
-from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from .support import DECODE_OUT_DTYPES, LATENT_DIM
 from .variant import DecodeVariant
 from .workspace import multiprocessors, sized
 
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
-_MAX_MIN_SPLIT = 256
 _PAGES = (16, 32, 64, 128)
 
 
@@ -55,6 +55,8 @@ def tsmla_decode(
     sinks: torch.Tensor | None = None,
     lse_includes_sink: bool = False,
     lse: torch.Tensor | None = None,
+    cum_seq_lens_q: torch.Tensor | None = None,
+    max_q_len: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q k^T) v, where a cache row is a key, and its latent part also the value.
 
@@ -64,11 +66,13 @@ def tsmla_decode(
 
     Args:
         query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2, contiguous: latent part first, then rope. Its
-            tokens are the last q_len positions of each request. Any number of heads, any q_len.
+            tokens are the last q_len positions of each request. Any number of heads, any q_len. With cum_seq_lens_q,
+            [tokens, heads, 576]: those of all requests, one behind the other.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
             any page stride that is a multiple of 16 bytes, rows within a page without gaps.
-        workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by
-            SMs * heads * max(8, q_len) * 513 * 4 always have enough. Uninitialised, and nothing in it outlives a call.
+        workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
+            max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
+            nothing in it outlives a call.
         kv_lora_rank, qk_rope_head_dim: 512 and 64.
         block_tables: [batch, width] int32, pages of each request in order; entries beyond a request's keys are not
             read, so rows may be wider than needed. A page that the cache does not have reads as zeros.
@@ -79,7 +83,8 @@ def tsmla_decode(
         softmax_scale: factor of the scores, times the dequantisation scales of query and cache: from 2^-126 to 1024.
             Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined.
         output_scale: factor of the output, before it is rounded; not of the LSE.
-        out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits.
+        out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits. [tokens, heads, 512]
+            with cum_seq_lens_q.
         is_var_seq: not read; lengths are always read from `seq_lens`.
         causal_mask: query token t sees the positions up to its own; otherwise all tokens see what the last one sees.
         window_left: also hide positions more than this many before a token's own; -1 for none.
@@ -90,19 +95,27 @@ def tsmla_decode(
             (c // i) * i * cp_world + cp_rank * i + c % i, with i = cp_interleave_size.
         min_split_kv: 1 to 256; accepted for callers of the same interface. Keys are always dealt evenly to the whole
             GPU, so that there is no least number of splits to ask for.
-        local_visible_lens: [batch, q_len] int32, keys of this cache that each query token may see at most; any values.
+        local_visible_lens: [batch, q_len] int32, or [tokens] with cum_seq_lens_q: keys of this cache that each query
+            token may see at most; any values.
         lse_base: 2, or math.e for the natural logarithm (one more small launch).
         sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
             that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
             when cp_world > 1: it belongs into the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
         lse_includes_sink: whether the LSE counts that key, too.
-        lse: [batch, q_len, heads] float32 to write the LSE into, contiguous. Written whether or not return_lse asks for
-            it.
+        lse: [batch, q_len, heads] float32 to write the LSE into, contiguous; [tokens, heads] with cum_seq_lens_q.
+            Written whether or not return_lse asks for it.
+        cum_seq_lens_q: [batch + 1] int32 or int64: request b has query tokens cum_seq_lens_q[b] to
+            cum_seq_lens_q[b + 1] - 1, any number of them or none, which are its last positions. Read on the GPU only.
+            Values below 0 count as 0, those beyond tokens as that, one below an earlier one as the earlier one. Tokens
+            of no request are neither read nor written in `out` and `lse`.
+        max_q_len: at least the most query tokens of a request, or of what a captured graph will see; needed with
+            cum_seq_lens_q. Of a request that has more, the first max_q_len are computed as if they were its last
+            positions, the others as if they were no request's. How a call is dealt to the GPU follows from it.
 
     Returns:
-        out, or (out, lse) with lse [batch, q_len, heads] float32, **base 2**: log2 of the sum of exponentials of the
-        scaled scores. A query row that sees no key gives output 0 and LSE -inf. Results over context-parallel ranks
-        merge to the unsharded one with weights 2 ** lse.
+        out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
+        log2 of the sum of exponentials of the scaled scores. A query row that sees no key gives output 0 and LSE -inf.
+        Results over context-parallel ranks merge to the unsharded one with weights 2 ** lse.
 
         A key that no query token of its request may see, whatever hides it, touches no result. NaN and inf in a key
         that only some tokens see may reach the others of its request.
@@ -119,7 +132,7 @@ def tsmla_decode(
             query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
             softmax_scale, output_scale, out, is_var_seq, causal_mask, window_left, enable_pdl, return_lse, causal_seqs,
             cp_world, cp_rank, cp_interleave_size, min_split_kv, local_visible_lens, lse_base, sinks,
-            lse_includes_sink, lse,
+            lse_includes_sink, lse, cum_seq_lens_q, max_q_len,
         )  # fmt: skip
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
@@ -130,7 +143,7 @@ def tsmla_decode(
         and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
     ):
         max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
-        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = _integers(
+        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = integers(
             window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
         )
         softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
@@ -138,31 +151,42 @@ def tsmla_decode(
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
     tensors = (
-        query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, lse, workspace_buffer
+        query, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
+        workspace_buffer,
     )  # fmt: skip
     options = (
         return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
         1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+        max_q_len,
     )  # fmt: skip
     try:
-        kind = _kind(tensors, query.shape, options, block_tables.nbytes > 0)
+        packed = cum_seq_lens_q is not None
+        kind = _kind(tensors, query.shape[1:] if packed else query.shape, options, block_tables.nbytes > 0)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), nothing, no_sinks, new_out, new_lse = served
+        kernel, parts, workspace_bytes, rewritten, q_len, no_spans, nothing, no_sinks, new_out, new_lse = served
         if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
+        flat, narrow, narrow_bounds, narrow_q = rewritten
+        tokens = query.shape[:1] if packed else ()
         if out is None:
-            out = new_out()
+            out = new_out(*tokens)
         if return_lse and lse is None:
-            lse = new_lse()
+            lse = new_lse(*tokens)
         lengths = bounds = narrowed(seq_lens) if narrow else seq_lens
         if causal_seqs is not None:
             bounds = narrowed(causal_seqs) if narrow_bounds else causal_seqs
+        spans, rows, row_lse = no_spans, out, lse
+        visible = nothing if local_visible_lens is None else local_visible_lens
+        if cum_seq_lens_q is not None:
+            spans = narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q
+            parts = parts if query.shape[0] else 0
+            query, rows, row_lse, visible = _as_one_request(query, out, lse, local_visible_lens, nothing, len(seq_lens))
         if parts:
             kernel(
-                query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds,
-                nothing if local_visible_lens is None else local_visible_lens, no_sinks if sinks is None else sinks,
-                out, lse, workspace_buffer, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world,
-                cp_rank, cp_interleave_size, 1 if lse_includes_sink else 0, parts,
+                query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds, spans, visible,
+                no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, softmax_scale, output_scale,
+                1 if causal_mask else 0, window_left, cp_world, cp_rank, cp_interleave_size,
+                1 if lse_includes_sink else 0, q_len, parts,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -176,48 +200,33 @@ def tsmla_decode(
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
-class _Options(NamedTuple):
-    """A call's arguments that are no tensors, but for factors. longest: max_seq_len rounded up to a power of two, as
-    plans round it: contexts grow with every step, and kinds of calls should not."""
-
-    return_lse: bool
-    pdl: bool
-    causal: bool
-    lse_includes_sink: bool
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-    longest: int
-    window_left: int
-    cp_world: int
-    cp_rank: int
-    cp_interleave_size: int
-    min_split_kv: int
-    lse_base: float
-
-
 class _Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
     parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
-    whether seq_lens and causal_seqs have 64 bits. nothing, no_sinks: the kernel's words for no visible lengths and no
-    sinks. new_out, new_lse: make the results.
+    whether seq_lens, causal_seqs and cum_seq_lens_q have 64 bits. q_len: of every request, or the most that one has.
+    no_spans, nothing, no_sinks: the kernel's words for requests of one query length, no visible lengths and no sinks.
+    new_out, new_lse: make the results, of packed tokens from their number.
     """
 
     kernel: Callable[..., None]
     parts: int
     workspace_bytes: int
-    rewritten: tuple[bool, bool, bool]
+    rewritten: tuple[bool, bool, bool, bool]
+    q_len: int
+    no_spans: torch.Tensor
     nothing: torch.Tensor
     no_sinks: torch.Tensor
-    new_out: Callable[[], torch.Tensor]
-    new_lse: Callable[[], torch.Tensor]
+    new_out: Callable[..., torch.Tensor]
+    new_lse: Callable[..., torch.Tensor]
 
 
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
-    """What serves a call (chosen: fields of `_Options`), with every check and its error."""
-    options = _Options(*chosen)
-    query, kv_cache, block_tables, seq_lens, causal_seqs, _, sinks, *_ = tensors
-    examination = examine.Examination(DECODE, tensors)
+    """What serves a call (chosen: fields of `Options`), with every check and its error."""
+    options = Options(*chosen)
+    query, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, *_ = tensors
+    packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
+    examination = examine.Examination(DECODE, tensors, packed=packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     return_lse, pdl, *_ = checks.each(
@@ -226,68 +235,56 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     )  # fmt: skip
     wants_lse = return_lse or tensors[-2] is not None
     variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, pdl)
+    if packed:
+        assert options.max_q_len is not None
+        q_len = checks.integer(_OPERATOR, "max_q_len", options.max_q_len, 1, _LARGEST_INT)
+    else:
+        q_len, sizes["requests"] = sizes["q_len"], sizes["batch"]
     examination.check(variant)
-    batch, q_len, heads = sizes["batch"], sizes["q_len"], sizes["heads"]
+    batch, heads = sizes["requests"], sizes["heads"]
     for name, size, least in (("kv_cache", "pages", "one page"), ("block_tables", "width", "one column")):
         if batch and not sizes[size]:
             given = list((kv_cache if name == "kv_cache" else block_tables).shape)
             raise ArgumentError(f"{_OPERATOR}: {name} has shape {given}; it must have at least {least}")
     if sizes["page_size"] not in _PAGES:
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {_PAGES}")
-    _check_options(options, causal_seqs is not None, sinks is not None)
+    check_options(options, causal_seqs is not None, sinks is not None)
     parts = workspace_bytes = 0
     if batch and q_len and heads:
-        plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest)
+        plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed)
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
 
     empty, no_sinks = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
+
+    def made(like: torch.Tensor, *shape: int) -> Callable[..., torch.Tensor]:
+        if packed:
+            return lambda tokens: like.new_empty(tokens, *shape)
+        return functools.partial(like.new_empty, batch, q_len, *shape)
+
     return _Served(
         resolve.kernel(variant),
         parts,
         workspace_bytes,
-        (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs)),
+        (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs), is_wide(cum_seq_lens_q)),
+        q_len,
+        query.new_empty(0, dtype=torch.int32),
         query.new_empty((0, 0), dtype=torch.int32),
         no_sinks,
-        functools.partial(empty.new_empty, batch, q_len, heads, LATENT_DIM),
-        functools.partial(no_sinks.new_empty, batch, q_len, heads),
+        made(empty, heads, LATENT_DIM),
+        made(no_sinks, heads),
     )
 
 
-def _check_options(options: _Options, has_causal_seqs: bool, has_sinks: bool) -> None:
-    """Everything about them that needs no tensor."""
-    dims = (options.kv_lora_rank, options.qk_rope_head_dim)
-    for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
-        checks.number(_OPERATOR, name, size)
-    if dims != (LATENT_DIM, ROPE_DIM):
-        raise UnsupportedError(
-            f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
-            f"for {LATENT_DIM} and {ROPE_DIM}"
-        )
-    cp_world = options.cp_world
-    _integers(options.window_left, cp_world, options.cp_rank, options.cp_interleave_size, options.min_split_kv)
-    if cp_world > 1 and not has_causal_seqs:
-        raise ArgumentError(
-            f"{_OPERATOR}: cp_world is {cp_world} but causal_seqs is not given; it must hold each request's keys over "
-            "all ranks"
-        )
-    if cp_world > 1 and has_sinks:
-        raise ArgumentError(
-            f"{_OPERATOR}: sinks are given and cp_world is {cp_world}; every rank would count them: call without, "
-            "merge the ranks' results, and multiply these by 1 / (1 + exp(sink - lse)), where lse is the merged "
-            "natural logarithm"
-        )
-    if checks.number(_OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
-        raise ArgumentError(f"{_OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")
-
-
-def _integers(
-    window_left: int, cp_world: int, cp_rank: int, cp_interleave_size: int, min_split_kv: int
-) -> tuple[int, int, int, int, int]:
-    """The same, of Python's own type and in their ranges."""
-    window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
-    cp_world = checks.integer(_OPERATOR, "cp_world", cp_world, 1, _LARGEST_INT)
-    cp_rank = checks.integer(_OPERATOR, "cp_rank", cp_rank, 0, cp_world - 1)
-    most = _LARGEST_INT // cp_world
-    cp_interleave_size = checks.integer(_OPERATOR, "cp_interleave_size", cp_interleave_size, 1, most)
-    min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
-    return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
+def _as_one_request(
+    query: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    visible: torch.Tensor | None,
+    nothing: torch.Tensor,
+    requests: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Packed tokens as kernels take them; visible lengths as those of every request."""
+    return (
+        query.unsqueeze(0), out.unsqueeze(0), None if lse is None else lse.unsqueeze(0),
+        nothing if visible is None else visible.expand(requests, -1),
+    )  # fmt: skip

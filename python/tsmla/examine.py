@@ -22,8 +22,9 @@ from .variant import Arch, Dtype, Variant
 class Examination:
     """The tensors of one call, and its sizes by the names in the table, as far as they are known.
 
-    tensors: in the table's order, None for those left out. called: what errors call tensors, where that is not the
-    table's word. sizes: what is known of the call's sizes before its tensors are looked at.
+    tensors: in the table's order, None for those left out. packed: whether they have `packed_shape`. called: what
+    errors call tensors, where that is not the table's word. sizes: what is known of the call's sizes before its tensors
+    are looked at.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class Examination:
         tensors: Sequence[torch.Tensor | None],
         called: Mapping[str, str] | None = None,
         sizes: Mapping[str, int] | None = None,
+        packed: bool = False,
     ):
         self.operator = operator
+        self.packed = packed
         self.tensors = {argument.given: x for argument, x in zip(operator.given, tensors, strict=True)}
         self.sizes: dict[str, int] = {**operator.known, **(sizes or {})}
         self._called = called or {}
@@ -76,6 +79,8 @@ class Examination:
         """A shape of the table's; sizes that were not known are known afterwards."""
         given: Any = self.tensors[argument.given]
         shapes = [shape for shape in (argument.shape, argument.also_shape) if shape]
+        if self.packed and argument.packed_shape:
+            shapes = [argument.packed_shape]
         wanted = [[size if (n := extent(size, self.sizes)) is None else n for size in shape] for shape in shapes]
         self.sizes |= checks.shape(self.operator.name, self._name(argument), given, *wanted)
 
@@ -164,14 +169,21 @@ def kind_source(operator: Operator) -> str:
 def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Container[str | int]) -> list[str]:
     """Expressions for sizes of which a kernel does not know that they are other arguments', because an empty tensor may
     take this one's place."""
+    if argument.packed_shape:  # leading sizes are the first argument's, packed or not
+        counted = f"{argument.name}.ndim - {sum(isinstance(size, int) for size in argument.shape)}"
+        return [f"{argument.name}.ndim, {argument.name}.shape[:{counted}] == {required[0].name}.shape[:{counted}]"]
     if all(size in keyed for size in argument.shape):
         return [f"{argument.name}.shape"]
-    found = []
-    for index, size in enumerate(argument.shape):
-        if not isinstance(size, int):
-            other = next(x for x in required if size in x.shape)
-            found.append(f"{argument.name}.shape[{index}] == {other.name}.shape[{other.shape.index(size)}]")
-    return found
+
+    def given(term: str) -> str:
+        other = next((x for x in required if term in x.shape), None)
+        return term if other is None else f"{other.name}.shape[{other.shape.index(term)}]"
+
+    return [
+        f"{argument.name}.shape[{index}] == {' + '.join(map(given, size.split(' + ')))}"
+        for index, size in enumerate(argument.shape)
+        if isinstance(size, str)
+    ]
 
 
 def _facts(argument: Argument) -> list[str]:

@@ -133,9 +133,9 @@ def tail_slot(group: int) -> int:
     return group - 1
 
 
-def head_slot(line: Line, units: int, unit: int, group: int) -> int:
+def head_slot(line: Line, by_unit: bool, unit: int, group: int) -> int:
     """Slot (within a column) of the segment that begins a unit which a later group goes on with."""
-    return line.groups - 1 + (unit if units < line.groups else group)
+    return line.groups - 1 + (unit if by_unit else group)
 
 
 def segments(
@@ -143,17 +143,30 @@ def segments(
 ) -> Iterator[Segment]:
     """What CTA number `part` does, in order. tiles[b][r]: KV tiles that row tile r of request b sees, at most
     lengths[b]."""
-    group, column = divmod(part, tiling.group)
+    rounds = [tiling.rounds] * len(lengths)
+    return _segments(deal, tiling.group, rounds, line, lengths, tiles, part, sum(rounds) < line.groups)
+
+
+def _segments(
+    deal: Deal,
+    group_size: int,
+    rounds: Sequence[int],
+    line: Line,
+    lengths: Sequence[int],
+    tiles: Sequence[Sequence[int]],
+    part: int,
+    by_unit: bool,
+) -> Iterator[Segment]:
+    """rounds: of each request. by_unit: whether heads of units have slots by units, not by groups."""
+    group, column = divmod(part, group_size)
     if group >= line.groups:
         return
     begin, end = group * line.chunk, (group + 1) * line.chunk
-    units = len(lengths) * tiling.rounds
     start = 0
-    for unit in range(units):
-        request, turn = divmod(unit, tiling.rounds)
-        row_tile = turn * tiling.group + column
+    for unit, (request, turn) in enumerate((b, turn) for b, count in enumerate(rounds) for turn in range(count)):
+        row_tile = turn * group_size + column
         tiles_at = start + (0 if line.unit else deal.overhead)
-        if row_tile < tiling.row_tiles:
+        if row_tile < len(tiles[request]):
             seen = tiles[request][row_tile]
             first = min(max(begin - tiles_at, 0), seen)
             last = min(max(end - tiles_at, 0), seen)
@@ -162,9 +175,52 @@ def segments(
             elif last - first == seen > 0:
                 yield Segment(request, row_tile, 0, seen, -1)
             elif last > first:
-                slot = tail_slot(group) if first else head_slot(line, units, unit, group)
-                yield Segment(request, row_tile, first, last - first, slot * tiling.group + column)
+                slot = tail_slot(group) if first else head_slot(line, by_unit, unit, group)
+                yield Segment(request, row_tile, first, last - first, slot * group_size + column)
         start += line.unit or deal.overhead + lengths[request]
+
+
+class MixedLine(NamedTuple):
+    """The line of requests with various numbers of row tiles: CTAs side by side, rounds of each request, and whether
+    heads of units have slots by units, not by groups."""
+
+    group: int
+    rounds: list[int]
+    line: Line
+    by_unit: bool
+
+
+def cut_mixed(
+    deal: Deal, most_rows: int, rows: Sequence[int], parts: int, slots: int, lengths: Sequence[int]
+) -> MixedLine:
+    """The line for requests of `rows` rows each, at most `most_rows`. Where those that have any have as many row tiles
+    as `most_rows`, it is cut as if all had; otherwise cuts fall where they may, and a group is as large as the fewest
+    row tiles keep busy."""
+    tiling = row_tiling(most_rows, deal.row_tile)
+    row_tiles = [-(-n // deal.row_tile) for n in rows]
+    lengths = seen_lengths(rows, lengths)
+    least = min((n for n in row_tiles if n), default=tiling.row_tiles)
+    if least == tiling.row_tiles:
+        line, rounds = cut(deal, tiling, parts, slots, lengths), [tiling.rounds] * len(rows)
+        return MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups)
+    group = min(least, MAX_GROUP)
+    rounds = [-(-n // group) for n in row_tiles]
+    total = sum(count * (deal.overhead + length) for count, length in zip(rounds, lengths, strict=True))
+    groups = min(parts // group, slots // group // 2 + 1)
+    return MixedLine(group, rounds, Line(groups, max(-(-total // groups), deal.least), 0), False)
+
+
+def seen_lengths(rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """KV tiles of requests: none where there are no rows to see them."""
+    return [length if n else 0 for n, length in zip(rows, lengths, strict=True)]
+
+
+def mixed_segments(
+    deal: Deal, mixed: MixedLine, lengths: Sequence[int], tiles: Sequence[Sequence[int]], part: int
+) -> Iterator[Segment]:
+    """As `segments`; tiles[b] has an entry for each row tile that request b has."""
+    seen = seen_lengths([len(own) for own in tiles], lengths)
+    return _segments(deal, mixed.group, mixed.rounds, mixed.line, seen, tiles, part, mixed.by_unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,32 +237,44 @@ class DecodePlan:
 
 
 def plan_decode(
-    arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq_len: int | None = None
+    arch: Arch,
+    sm_count: int,
+    batch: int,
+    q_len: int,
+    heads: int,
+    max_seq_len: int | None = None,
+    varies: bool = False,
 ) -> DecodePlan:
-    """The plan of a call. Parts are as many as the GPU runs at once, fewer when `max_seq_len` keys per request cannot
-    occupy them. The workspace never exceeds the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes;
-    where less would do (few units, short contexts), it is less."""
+    """The plan of a call. q_len: of every request, or the most that one has where it `varies`. Parts are as many as the
+    GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The workspace never exceeds the
+    callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do (few units, short contexts),
+    it is less."""
     # Contexts grow with every step: powers of two keep the number of different plans small.
     longest = None if max_seq_len is None else 1 << (max_seq_len - 1).bit_length()
-    return _plan(arch, sm_count, batch, q_len, heads, longest)
+    return _plan(arch, sm_count, batch, q_len, heads, longest, varies)
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq_len: int | None) -> DecodePlan:
+def _plan(
+    arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq_len: int | None, varies: bool
+) -> DecodePlan:
     rows = q_len * heads
     deal = deal_of(arch, rows)
     tiling = row_tiling(rows, deal.row_tile)
-    groups = max(1, sm_count // deal.sms // tiling.group)
+    mixes = varies and tiling.row_tiles > 1
+    groups = most_groups = max(1, sm_count // deal.sms // tiling.group)
     units = batch * tiling.rounds
     if max_seq_len is not None:
         # A range of max_seq_len keys that starts in the middle of a tile touches one tile more.
         longest = units * (deal.overhead + -(-max_seq_len // deal.tile_kv) + 1)
         groups = min(groups, max(1, -(-longest // deal.least)))
+    parts = groups * tiling.group
+    if mixes and groups == most_groups:
+        parts = max(parts, sm_count // deal.sms)
     stored = min(deal.row_tile, rows)
     formula = sm_count * heads * max(CALLERS_Q_LEN, q_len) * PARTIAL_ROW * 4
-    records = tiling.group * min(units, groups)
+    records = parts if mixes else tiling.group * min(units, groups)
     record_bytes, slot_bytes = records * RECORD_BYTES, stored * PARTIAL_ROW * 4
-    slots = min(tiling.group * (groups - 1 + min(units, groups - 1)), (formula - record_bytes) // slot_bytes)
-    return DecodePlan(
-        groups * tiling.group, deal.row_tile, tiling.row_tiles, records, slots, record_bytes + slots * slot_bytes
-    )
+    useful = 2 * (parts - 1) if mixes else tiling.group * (groups - 1 + min(units, groups - 1))
+    slots = min(useful, (formula - record_bytes) // slot_bytes)
+    return DecodePlan(parts, deal.row_tile, tiling.row_tiles, records, slots, record_bytes + slots * slot_bytes)

@@ -41,7 +41,8 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
 
     fixed = fixed_sizes(variant)
     columns = fixed.get("d_qk", 1)
-    sizes = {"batch_size": 1, "page_size": 64, "bytes": RECORD_BYTES, "d_query": columns, "d_key": columns, **fixed}
+    sizes = {"batch_size": 1, "requests": 1, "page_size": 64, "bytes": RECORD_BYTES, **fixed}
+    sizes |= {"d_query": columns, "d_key": columns}
 
     def made(argument: Argument | Number) -> Any:
         if isinstance(argument, Number):

@@ -38,12 +38,17 @@ _TAGS = (
 _SCHEMA_TYPES = {"torch.Tensor": "Tensor", "int": "SymInt", "torch.dtype": "ScalarType"}
 
 
+_Size = int | tuple[tuple[str, int], ...]
+
+
 class _Result(NamedTuple):
     """A result, and how it is made where callers give none. sizes: numbers, and sums of sizes of tensors (their name,
-    a dimension counted from the last). flag: what asks for it; its dtype is then float32."""
+    a dimension counted from the last); packed_sizes: those of a call whose query tokens are packed. flag: what asks for
+    it; its dtype is then float32."""
 
     name: str
-    sizes: tuple[int | tuple[tuple[str, int], ...], ...]
+    sizes: tuple[_Size, ...]
+    packed_sizes: tuple[_Size, ...]
     flag: str
 
 
@@ -88,15 +93,19 @@ def _results(operator: Operator) -> tuple[_Result, ...]:
     places: dict[str, tuple[str, int]] = {}
     for argument in operator.given:
         if argument.left_out is LeftOut.REFUSED:
-            for index, size in enumerate(argument.shape):
-                places.setdefault(str(size), (argument.given, index - len(argument.shape)))
+            for shape in (argument.shape, argument.packed_shape):
+                for index, size in enumerate(shape):
+                    places.setdefault(str(size), (argument.given, index - len(shape)))
 
-    def size_of(size: str | int) -> int | tuple[tuple[str, int], ...]:
+    def size_of(size: str | int) -> _Size:
         known = call.extent(size, operator.known)
         return tuple(places[term] for term in str(size).split(" + ")) if known is None else known
 
+    def sizes_of(shape: tuple[int | str, ...]) -> tuple[_Size, ...]:
+        return tuple(size_of(size) for size in shape)
+
     return tuple(
-        _Result(argument.given, tuple(size_of(size) for size in argument.shape), _flag(argument))
+        _Result(argument.given, sizes_of(argument.shape), sizes_of(argument.packed_shape), _flag(argument))
         for argument in operator.given
         if argument.written
     )
@@ -156,6 +165,7 @@ def _register(
             given["out"], given["lse"] = earlier_result(given["merge_into"], given["out"], given["lse"])
             given["merges"] = True
         source = given[first]
+        packed = operator is call.DECODE and given["cum_seq_lens_q"] is not None
         returned = []
         for result in results:
             asked, found = not result.flag or given[result.flag], given[result.name]
@@ -163,7 +173,7 @@ def _register(
                 dtype = given.get(dtype_given) or dtypes.get(source.dtype, source.dtype)
                 shape = [
                     size if isinstance(size, int) else sum([_extent(given[name], index) for name, index in size])
-                    for size in result.sizes
+                    for size in (result.packed_sizes if packed else result.sizes)
                 ]
                 found = given[result.name] = source.new_empty(shape, dtype=torch.float32 if result.flag else dtype)
             if asked:

@@ -20,22 +20,26 @@ def decode_workspace_size(
     heads: int,
     max_seq_len: int | None = None,
     device: torch.device | str | int | None = None,
+    *,
+    varies: bool = False,
 ) -> int:
     """Bytes of workspace that `tsmla_decode` needs for a call of this shape on a CUDA device (the current one).
 
-    Without `max_seq_len`, enough for any. Never more than SMs * heads * max(8, q_len) * 513 * 4, which is enough for
-    every batch size. Raises UnsupportedError for GPUs that tsmla has no kernels for, and where torch sees no GPU.
+    `q_len` is max_q_len where requests have other numbers of query tokens (cum_seq_lens_q), and then `varies` must be
+    True. Without `max_seq_len`, enough for any. Never more than SMs * heads * max(8, q_len) * 513 * 4, which is enough
+    for every batch size. Raises UnsupportedError for GPUs that tsmla has no kernels for, and where torch sees no GPU.
     """
     operator = "decode_workspace_size"
     place = _cuda_device(operator, device)
     for name, value in (("batch_size", batch_size), ("q_len", q_len), ("heads", heads)):
         checks.integer(operator, name, value, 0, _LARGEST_INT)
+    varies = checks.flag(operator, "varies", varies)
     if max_seq_len is not None:
         max_seq_len = checks.integer(operator, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
     if not (batch_size and q_len and heads):
         return 0
     arch, processors = _gpu_of(operator, place)
-    return plan_decode(arch, processors, batch_size, q_len, heads, max_seq_len).workspace_bytes
+    return plan_decode(arch, processors, batch_size, q_len, heads, max_seq_len, varies).workspace_bytes
 
 
 def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:

@@ -240,3 +240,39 @@ def test_the_callers_workspace_is_enough(dtype):
         lengths = [3000 + 17 * i for i in range(batch)]
         problem = make_problem(lengths, q_len, heads, dtype)
         check(problem, workspace_buffer=workspace(heads, q_len))
+
+
+@pytest.mark.parametrize("heads", [3, 16, 128])
+def test_requests_with_query_tokens_of_their_own(dtype, heads):
+    lengths = [16512, 3, 0, 700, 8192, 65, 129, 1000]
+    check(make_problem(lengths, [1, 17, 2, 64, 0, 5, 130, 1], heads, dtype, output_scale=0.5))
+    check(make_problem(lengths, [1] * 8, heads, dtype))
+    check(make_problem(lengths, [512, 1, 1, 0, 1, 1, 1, 1], heads, dtype, sight=Sight(window_left=300)))
+
+
+def test_a_graph_is_replayed_with_other_query_lengths(dtype):
+    """Of 8 requests, 40 query tokens and at most 17 in each, as the host knows; the tensors say which."""
+    problem = make_problem([700, 65, 9, 3000, 1, 129, 64, 500], [5] * 8, 16, dtype)
+    given = problem.arguments(max_q_len=17, max_seq_len=4096)
+    tsmla.tsmla_decode(**given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = tsmla.tsmla_decode(**given)
+    for q_lens in ([5] * 8, [1] * 8, [17, 0, 1, 2, 17, 0, 0, 3], [0] * 8):
+        ends = [sum(q_lens[:i]) for i in range(9)]
+        given["cum_seq_lens_q"].copy_(torch.tensor(ends))
+        out.fill_(math.nan)
+        lse.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        judge(dataclasses.replace(problem, cum_q=ends, max_q_len=17), out, lse)
+
+
+@pytest.mark.parametrize("q_len", [1, 4, 40])
+def test_one_query_length_gives_the_bits_of_a_call_without_a_pack(dtype, q_len):
+    problem = make_problem([8192, 3, 700, 0] * 8, q_len, 16, dtype)
+    out, lse = run(problem)
+    packed = dataclasses.replace(problem, query=problem.query.flatten(0, 1), cum_q=[i * q_len for i in range(33)])
+    again, again_lse = run(packed)
+    assert torch.equal(again, out.flatten(0, 1)) and torch.equal(again_lse, lse.flatten(0, 1))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 import torch
 from decode_part_kernels import FIELDS, compiled_lister
-from decode_records import WORDS, records
+from decode_records import WORDS, mixed_records, records
 from decode_reference import Sight
-from tsmla.plan import Deal, cut, row_tiling, segments
+from tsmla.plan import Deal, cut, cut_mixed, mixed_segments, row_tiling, segments
 
 DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
 COARSE = Deal(row_tile=128, tile_kv=128, overhead=2, least=1, split=0)
@@ -30,60 +31,96 @@ CASES = {
     "equal pieces, two row tiles": ([4000, 3900, 4090], 2, 64, Sight(window_left=3800), 25),
     "hundreds of requests": ([(i * 37) % 900 for i in range(300)], 1, 16, Sight(), 33),
 }
+MIXED = {
+    "various": ([500, 90, 2000, 0, 64], [1, 17, 0, 2, 64], 16, Sight(), 20),
+    "a row tile each": ([500, 90, 2000, 70], [1, 3, 4, 0], 16, Sight(), 12),
+    "as many row tiles each": ([500, 90, 2000, 70], [2, 2, 0, 2], 64, Sight(), 12),
+    "most has none": ([500, 90, 70], [1, 0, 2], 128, Sight(window_left=100), 9),
+    "nothing at all": ([500, 90], [0, 0], 64, Sight(), 6),
+    "one long request": ([1800], [130], 3, Sight(), 7),
+    "groups of many": ([900, 300, 20], [40, 9, 77], 64, Sight(causal=False), 40),
+    "rank 1 of 2": ([1500, 44, 8, 0], [3, 30, 1, 7], 16, Sight(cp_world=2, cp_rank=1), 12),
+    "hundreds": ([(i * 37) % 900 for i in range(300)], [(1, 0, 9, 1, 5)[i % 5] for i in range(300)], 16, Sight(), 33),
+    "descending": ([300, 40, 500, 90, 700], [0, 9, 3, 12, 60, 20], 16, Sight(), 12),
+    "hundreds, descending": ([100] * 150, [(i * 7) % 301 - 40 for i in range(151)], 16, Sight(), 33),
+}
+"""The same with query lengths of a pack; or with cumulative ones as they are, where these are one more."""
+MOST_IN_DISORDER = 7
 
 
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("room", [1000, 7, 0])
 @pytest.mark.parametrize("deal", [DEAL, COARSE, DRAWING], ids=["fine", "coarse", "drawing"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", [*CASES.values(), *MIXED.values()], ids=[*CASES, *MIXED])
 def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
-    seq_lens, q_len, heads, sight, parts = case
+    seq_lens, q_lens, heads, sight, parts = case
+    batch = range(len(seq_lens))
+    packed = not isinstance(q_lens, int)
+    if packed:
+        disordered = len(q_lens) > len(seq_lens)
+        cum_q = q_lens if disordered else list(itertools.accumulate(q_lens, initial=0))
+        tokens = 55 if disordered else cum_q[-1] + 2
+        most = MOST_IN_DISORDER if disordered else max(*q_lens, 1)
+        ends = list(itertools.accumulate((min(max(n, 0), tokens) for n in cum_q), max))
+        spans = [range(a, min(b, a + most)) for a, b in itertools.pairwise(ends)]
+    else:
+        cum_q, most, tokens = [], q_lens, len(batch) * q_lens
+        spans = [range(b * most, (b + 1) * most) for b in batch]
     rng = random.Random(len(seq_lens))
     bounds = [length if sight.cp_world == 1 else sight.cp_world * length - rng.randrange(3) for length in seq_lens]
-    visible = [[rng.choice([length, max(length - 3, 0), 10**6]) for _ in range(q_len)] for length in seq_lens]
+    visible = [rng.choice([10**6, 0, 20, 500, 3]) for _ in range(tokens)]
 
     def seen(request: int, first: int, last: int) -> range:
         """KV tiles of query tokens, whatever `visible` hides."""
-        length = seq_lens[request]
+        length, q_len = seq_lens[request], len(spans[request])
         keys = [sight.keys(length, bounds[request], length, q_len, token) for token in range(first, last + 1)]
         some = [k for k in keys if k]
         if not some:
             return range(0)
         return range(min(k.start for k in some) // deal.tile_kv, -(-max(k.stop for k in some) // deal.tile_kv))
 
-    rows, batch = q_len * heads, range(len(seq_lens))
-    tiling = row_tiling(rows, deal.row_tile)
-    ends = [min((r + 1) * deal.row_tile, rows) for r in range(tiling.row_tiles)]
-    ranges = [[seen(b, r * deal.row_tile // heads, (end - 1) // heads) for r, end in enumerate(ends)] for b in batch]
-    lengths = [len(seen(b, 0, q_len - 1)) for b in batch]
-    line = cut(deal, tiling, parts, room, lengths)
+    rows = [len(span) * heads for span in spans]
+    ends = [[min((r + 1) * deal.row_tile, own) for r in range(-(-own // deal.row_tile))] for own in rows]
+    ranges = [[seen(b, r * deal.row_tile // heads, (end - 1) // heads) for r, end in enumerate(ends[b])] for b in batch]
+    lengths = [len(seen(b, 0, len(spans[b]) - 1)) for b in batch]
     tiles = [[len(r) for r in row] for row in ranges]
+    tiling = row_tiling(most * heads, deal.row_tile)
+    if packed:
+        mixed = cut_mixed(deal, most * heads, rows, parts, room, lengths)
+        dealt = [list(mixed_segments(deal, mixed, lengths, tiles, part)) for part in range(parts)]
+        row_spans = [range(span.start * heads, span.stop * heads) for span in spans]
+        expected_records = mixed_records(deal, mixed, tiling.row_tiles, row_spans, lengths, tiles, parts)
+    else:
+        line = cut(deal, tiling, parts, room, lengths)
+        dealt = [list(segments(deal, tiling, line, lengths, tiles, part)) for part in range(parts)]
+        expected_records = records(deal, tiling, line, most * heads, lengths, tiles, parts)
     expected = [
         [(s.request, s.row_tile, ranges[s.request][s.row_tile].start + s.first, s.tiles, s.slot,
-          ends[s.row_tile] - s.row_tile * deal.row_tile)
-         for s in segments(deal, tiling, line, lengths, tiles, part)]
-        for part in range(parts)
+          ends[s.request][s.row_tile] - s.row_tile * deal.row_tile,
+          spans[s.request].start * heads + s.row_tile * deal.row_tile, spans[s.request].stop) for s in own]
+        for own in dealt
     ]  # fmt: skip
 
     def ints(values) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device="cuda")
 
     counts = torch.empty(parts, dtype=torch.int32, device="cuda")
-    listed = torch.empty(parts, len(batch) * tiling.rounds, FIELDS, dtype=torch.int32, device="cuda")
-    keys = torch.empty(len(batch), q_len, 2, dtype=torch.int32, device="cuda")
-    expected_records = records(deal, tiling, line, rows, lengths, tiles, parts)
+    listed = torch.empty(parts, max(map(len, dealt)) + 1, FIELDS, dtype=torch.int32, device="cuda")
+    keys = torch.empty(tokens, 2, dtype=torch.int32, device="cuda")
     written = torch.full((len(expected_records), WORDS), 0x7FC00000, dtype=torch.int32, device="cuda")
     scalars = (int(sight.causal), sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave)
+    shown = ints([visible] * len(batch)) if packed else ints(visible).view(len(batch), most)
     gpu.emulation.adopt(compiled_lister(deal, gpu.arch))(
-        ints(seq_lens), ints(bounds), ints(visible), counts, listed, keys, written, *scalars, heads, parts, room
-    )
+        ints(seq_lens), ints(bounds), ints(cum_q), shown, counts, listed, keys, written, *scalars, most, heads, parts,
+        room,
+    )  # fmt: skip
     got = [[tuple(row) for row in listed[part, : counts[part]].tolist()] for part in range(parts)]
     compared = [(s if s[3] else (*s[:2], 0, *s[3:])) for part in got for s in part]
     assert compared == [(s if s[3] else (*s[:2], 0, *s[3:])) for part in expected for s in part]
     assert [len(part) for part in got] == [len(part) for part in expected]
     assert [words if words[0] else [0] * WORDS for words in written.tolist()] == expected_records
     for b in batch:
-        for token in range(q_len):
-            want = sight.keys(seq_lens[b], bounds[b], visible[b][token], q_len, token)
-            first, end = keys[b, token].tolist()
+        for token, place in enumerate(spans[b]):
+            want = sight.keys(seq_lens[b], bounds[b], visible[place], len(spans[b]), token)
+            first, end = keys[place].tolist()
             assert range(first, max(first, end)) == want or (not want and end <= first), (b, token)

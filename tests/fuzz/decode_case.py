@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -36,7 +37,8 @@ class DecodeCase(Plain):
     column, value) of entries that name no page of the cache, though keys lie there. page_gap, visible_gap, table_gap:
     extra rows or columns between pages, rows of visible lengths and rows of the table. offset: bytes / 16 by which
     addresses miss multiples of 256. spare: bytes of workspace beyond what is needed. longer: of max_seq_len beyond the
-    longest request.
+    longest request. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are then the query's, q_len
+    is max_q_len, and visible is one row of all tokens. wide_q: int64 ones.
     """
 
     dtype: str = "bf16"
@@ -74,6 +76,9 @@ class DecodeCase(Plain):
     unseen: float = math.nan
     sinks: tuple[float, ...] | None = None
     lse_includes_sink: bool = False
+    ends_q: tuple[int, ...] | None = None
+    tokens: int = 0
+    wide_q: bool = False
     extreme: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
@@ -100,15 +105,23 @@ class DecodeCase(Plain):
     def max_seq_len(self) -> int:
         return min(max([1, *self.lengths]) + self.longer, INT32[1])
 
+    def query_tokens(self, request: int) -> range:
+        """The request's query tokens, counted over all requests."""
+        if self.ends_q is None:
+            return range(request * self.q_len, (request + 1) * self.q_len)
+        first, end = (max(min(max(n, 0), self.tokens) for n in self.ends_q[: request + i]) for i in (1, 2))
+        return range(first, min(end, first + self.q_len))
+
     def seen(self, request: int) -> torch.Tensor:
-        """[q_len, keys]: which of the request's keys each query token sees."""
-        length = self.lengths[request]
+        """[query tokens, keys]: which of the request's keys each of its query tokens sees."""
+        length, tokens = self.lengths[request], self.query_tokens(request)
         bound = min(max((self.causal_seqs or self.seq_lens)[request], 0), INT32[1])
+        limits = None if self.visible is None else [limit for row in self.visible for limit in row]
         rows = []
-        for token in range(self.q_len):
-            visible = length if self.visible is None else self.visible[request][token]
-            rows.append(seen_keys(self.sight, length, bound, visible, self.q_len, token))
-        return torch.tensor(rows, dtype=torch.bool).reshape(self.q_len, length)
+        for number, token in enumerate(tokens):
+            visible = length if limits is None else limits[token]
+            rows.append(seen_keys(self.sight, length, bound, visible, len(tokens), number))
+        return torch.tensor(rows, dtype=torch.bool).reshape(len(tokens), length)
 
     def variant(self, arch: str) -> DecodeVariant:
         """The kernel that serves the call on this architecture, if there is one."""
@@ -130,15 +143,22 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     causal_seqs = None
     if sight.cp_world > 1 or draw(st.integers(0, 4)) == 4:
         causal_seqs = tuple(max(0, length * sight.cp_world + draw(st.integers(-3, 3))) for length in seq_lens)
+    packed = draw(_packs(seq_lens, fields)) if draw(st.integers(0, 2)) == 2 else {}
+    fields |= packed
     visible = None
-    if draw(st.integers(0, 3)) == 3:
+    if packed and draw(st.integers(0, 3)) == 3:
+        count = fields["tokens"]
+        visible = (tuple(draw(st.lists(st.integers(0, max((0, *seq_lens)) + 2), min_size=count, max_size=count))),)
+    elif not packed and draw(st.integers(0, 3)) == 3:
         token = st.lists(st.integers(0, max((0, *seq_lens)) + 2), min_size=fields["q_len"], max_size=fields["q_len"])
         visible = tuple(tuple(draw(token)) for _ in seq_lens)
     missing = ()
     if hostile and seq_lens and draw(st.integers(0, 3)) == 3:
         seq_lens = draw(_any(seq_lens, fields["wide_lengths"]))
         causal_seqs = causal_seqs and draw(_any(causal_seqs, fields["wide_causal"]))
-        visible = visible and tuple(draw(_any(row, False)) for row in visible)
+        visible = visible and tuple(row and draw(_any(row, False)) for row in visible)
+        if packed:
+            fields["ends_q"] = draw(_any(fields["ends_q"], fields["wide_q"]))
         entry = st.tuples(
             st.integers(0, len(seq_lens) - 1),
             st.integers(0, width - 1),
@@ -218,6 +238,24 @@ def _lengths(draw: Any, rows: int) -> tuple[int, ...]:
         lengths.append(min(length, left))
         left -= lengths[-1]
     return tuple(lengths)
+
+
+@st.composite
+def _packs(draw: Any, seq_lens: tuple[int, ...], fields: dict[str, Any]) -> dict[str, Any]:
+    """Query tokens of each request: a few, none or many, within what takes a second to emulate."""
+    left = 300 // fields["heads"] + len(seq_lens)
+    counts = []
+    for _ in seq_lens:
+        counts.append(min(draw(st.one_of(st.sampled_from((0, 1, 1, 2, 5, 17, 64, 130)), st.integers(0, 20))), left))
+        left -= counts[-1]
+    ends = tuple(itertools.accumulate(counts, initial=draw(st.sampled_from((0, 0, 0, 2)))))
+    most = max((1, *counts))
+    return {
+        "ends_q": ends,
+        "tokens": ends[-1] + draw(st.sampled_from((0, 0, 1, 9))),
+        "q_len": draw(st.sampled_from((most, most, most + 1, max(1, most - 1), most + 40))),
+        "wide_q": draw(st.booleans()),
+    }
 
 
 @st.composite

@@ -37,25 +37,38 @@ def check(case: DecodeCase, place: Place) -> None:
         out, lse = (tensor.cpu() for tensor in result) if case.lse else (result.cpu(), None)
         for name, guarded in memory.items():
             may_change = torch.ones(guarded.tensor.shape, dtype=torch.bool) if name in ("out", "workspace") else None
+            if name == "out":
+                may_change = torch.zeros(may_change.flatten(0, -3).shape, dtype=torch.bool)
+                may_change[computed(case)] = True
+                may_change = may_change.view(guarded.tensor.shape)
             wrong = guarded.changed(may_change)
             assert not wrong, f"{name}: {wrong}"
-    assert out.dtype == case.written and out.shape == (*inputs.query.shape[:3], LATENT_DIM)
+    assert out.dtype == case.written and out.shape == (*inputs.query.shape[:-1], LATENT_DIM)
     given_precision = precision(case.torch_dtype, out.dtype, place.device and place.arch == "sm_90a")
     parts = []
+    tokens = computed(case)
     for request in range(case.batch):
+        own = case.query_tokens(request)
         seen = case.seen(request).repeat_interleave(case.heads, 0)
-        query, keys = inputs.query[request].flatten(0, 1), inputs.keys[request]
+        query, keys = inputs.query.flatten(0, -3)[own.start : own.stop].flatten(0, 1), inputs.keys[request]
+        if not own:
+            continue
         parts.append(attend(query, keys, keys[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score))
     if not parts:
         return
     if lse is not None:
-        assert lse.shape == out.shape[:3]
-        lse = lse.double() * (math.log(2) if case.lse_base == 2 else 1)
-    sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(case.batch * case.q_len)
+        assert lse.shape == out.shape[:-1]
+        lse = lse.flatten(0, -2)[tokens].double() * (math.log(2) if case.lse_base == 2 else 1)
+    sinks = None if case.sinks is None else torch.tensor(case.sinks).repeat(len(tokens))
     expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
     judged = judge if tells_apart(expected, given_precision) and not case.extreme else judge_extreme
     flat_lse = None if lse is None else lse.flatten()
-    judged(expected, out.flatten(0, 2), flat_lse, case.output_scale, given_precision)
+    judged(expected, out.flatten(0, -3)[tokens].flatten(0, 1), flat_lse, case.output_scale, given_precision)
+
+
+def computed(case: DecodeCase) -> list[int]:
+    """The query tokens that requests have."""
+    return [token for request in range(case.batch) for token in case.query_tokens(request)]
 
 
 def drawn(case: DecodeCase) -> Inputs:
@@ -76,7 +89,8 @@ def drawn(case: DecodeCase) -> Inputs:
     for request, column, value in case.missing:
         table[request, column] = value
     cache = torch.randn(pages, case.page, WIDTH, generator=generator) * case.magnitude
-    query = torch.randn(case.batch, case.q_len, case.heads, WIDTH, generator=generator) * case.magnitude
+    shape = (case.batch, case.q_len) if case.ends_q is None else (case.tokens,)
+    query = torch.randn(*shape, case.heads, WIDTH, generator=generator) * case.magnitude
     seen_rows = torch.zeros(pages, case.page, dtype=torch.bool)
     places = []
     for request, length in enumerate(case.lengths):
@@ -92,6 +106,10 @@ def drawn(case: DecodeCase) -> Inputs:
                     cache[page, row, LATENT_DIM:] *= 12
     if case.values == "uniform":
         query.zero_()
+    if case.ends_q is not None:
+        used_tokens = torch.zeros(case.tokens, dtype=torch.bool)
+        used_tokens[computed(case)] = True
+        query[~used_tokens] = math.nan
     filler = torch.tensor(math.nan if case.dtype == "e4m3" else case.unseen)
     cache = torch.where(seen_rows[..., None], cache, filler).to(case.torch_dtype)
     zero = torch.zeros(WIDTH, dtype=cache.dtype)
@@ -125,10 +143,14 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
     strides = contiguous(tuple(cache.shape))
     cache_strides = ((case.page + case.page_gap) * WIDTH, *strides[1:])
     table_strides = (case.width + case.table_gap, 1)
-    batch, q_len, heads, _ = inputs.query.shape
-    size = tsmla.decode_workspace_size(batch, q_len, heads, case.max_seq_len) + case.spare
+    *outer, heads, _ = inputs.query.shape
+    batch, q_len, packed = case.batch, case.q_len, case.ends_q is not None
+    size = tsmla.decode_workspace_size(batch, q_len, heads, case.max_seq_len, varies=packed) + case.spare
     visible = None
-    if case.visible is not None:
+    if case.visible is not None and packed:
+        content = torch.tensor(case.visible[0], dtype=torch.int32)
+        visible = put("local_visible_lens", content, (1 + case.visible_gap,))
+    elif case.visible is not None:
         content = torch.tensor(case.visible, dtype=torch.int32).reshape(batch, q_len)
         visible = put("local_visible_lens", content, (q_len + case.visible_gap, 1))
     total = case.causal_seqs
@@ -144,7 +166,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "max_seq_len": case.max_seq_len,
         "softmax_scale": case.softmax_scale,
         "output_scale": case.output_scale,
-        "out": None if case.out == "new" else space("out", (batch, q_len, heads, LATENT_DIM), case.written),
+        "out": None if case.out == "new" else space("out", (*outer, heads, LATENT_DIM), case.written),
         "causal_mask": case.sight.causal,
         "window_left": case.sight.window_left,
         "enable_pdl": case.pdl,
@@ -158,4 +180,6 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "lse_base": case.lse_base,
         "sinks": sinks,
         "lse_includes_sink": case.lse_includes_sink,
+        "cum_seq_lens_q": lengths("cum_seq_lens_q", case.ends_q, case.wide_q) if packed else None,
+        "max_q_len": q_len if packed else None,
     }

@@ -41,6 +41,8 @@ TABLES = {
 
 _ONE_RANK: dict[type, dict[str, Any]] = {DecodeCase: {"sight": Sight()}}
 """What a call of an operator with sinks must have."""
+_PACKED: dict[str, Any] = {"ends_q": (0, 1, 1, 5), "tokens": 6, "q_len": 4, "visible": ((5, 20, 3, 1, 1, 9),)}
+"""What makes of a decode one whose requests have query tokens of their own."""
 
 
 @st.composite
@@ -57,6 +59,8 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
     argument = draw(st.sampled_from([name for name in TABLES[type(call)] if name not in without]))
     if argument == "sinks":
         call = dataclasses.replace(call, sinks=(0.5,) * call.heads, **_ONE_RANK.get(type(call), {}))
+    if argument in ("cum_seq_lens_q", "max_q_len") and isinstance(call, DecodeCase):
+        call = dataclasses.replace(call, **_PACKED)
     ways, values, _ = TABLES[type(call)][argument]
     wrong = draw(st.sampled_from((*ways, *["value"] * min(3, len(values)))))
     index = draw(st.integers(0, len(values) - 1 if wrong == "value" else 5))

@@ -131,6 +131,8 @@ DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "cp_interleave_size": ((), (*_NUMBERS, 0, -1, 2**31, 1.5), ()),
     "min_split_kv": ((), (*_NUMBERS, 0, 257, 1.5), ()),
     "lse_base": ((), (None, 10, "2", -2.0, 1.0), ()),
+    "cum_seq_lens_q": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ("max_q_len", "query")),
+    "max_q_len": ((), (None, "1", torch.ones(()), 0, -1, 2**31, 1.5), ("cum_seq_lens_q",)),
     "sinks": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ("cp_world",)),
     "lse_includes_sink": ((), (None, "yes", 2), ()),
 }  # fmt: skip

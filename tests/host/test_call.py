@@ -21,9 +21,11 @@ from tsmla.variant import Arch, Variant
 from tsmla_kernels import registry
 
 VARIANTS = (PREFILL, DECODE, PACK)
+FORMS = (*((variant, False) for variant in VARIANTS), (DECODE, True))
+"""Variants, and whether query tokens of all requests lie one behind the other."""
 SIZES = {
-    "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "q_len": 2, "heads": 6,
-    "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5, "d_query": 128, "d_key": 128,
+    "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2,
+    "heads": 6, "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5, "d_query": 128, "d_key": 128,
 }  # fmt: skip
 NUMBERS: dict[str, dict[str, Any]] = {
     "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,
@@ -35,7 +37,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 APART: dict[str, dict[str, Any]] = {"decode": {"sinks": None, "cp_world": 4, "cp_rank": 2, "lse_includes_sink": False}}
 """Arguments that do not go together with others, and whose numbers differ from theirs."""
-PARTS = "the plan's (`plan_decode`)"
+PACKED = {"max_q_len": 2}
+PARTS, Q_LEN = "the plan's (`plan_decode`)", "max_q_len, or query's q_len"
 
 
 @pytest.fixture
@@ -61,16 +64,22 @@ def function_of(variant: Variant):
     return getattr(tsmla, operator_of(variant).name)
 
 
-def tensor_of(variant: Variant, argument: Argument, **sizes: int) -> torch.Tensor:
-    shape = [extent(size, {**SIZES, **fixed_sizes(variant), **sizes}) for size in argument.shape]
+def tensor_of(variant: Variant, argument: Argument, packed: bool = False, **sizes: int) -> torch.Tensor:
+    named = packed and argument.packed_shape or argument.shape
+    shape = [extent(size, {**SIZES, **fixed_sizes(variant), **sizes}) for size in named]
     return torch.zeros(shape, dtype=checks.dtype_in_table(variant, argument.dtype))
 
 
-def call_of(variant: Variant) -> dict[str, Any]:
+def given_in(variant: Variant, packed: bool) -> list[Argument]:
+    """The tensors of a call's form."""
+    return [a for a in operator_of(variant).given if packed or variant.family != "decode" or a.name != "cum_seq_lens_q"]
+
+
+def call_of(variant: Variant, packed: bool = False) -> dict[str, Any]:
     """A right call with every tensor that can be given, by the table's names for them: `paired` makes arguments."""
-    operator = operator_of(variant)
-    flags = {f"return_{argument.only_with}": True for argument in operator.given if argument.only_with}
-    return {**{a.given: tensor_of(variant, a) for a in operator.given}, **NUMBERS[variant.family], **flags}
+    flags = {f"return_{argument.only_with}": True for argument in operator_of(variant).given if argument.only_with}
+    tensors = {a.given: tensor_of(variant, a, packed) for a in given_in(variant, packed)}
+    return {**tensors, **NUMBERS[variant.family], **flags, **(PACKED if packed else {})}
 
 
 def results_of(given: dict[str, Any]) -> list[torch.Tensor]:
@@ -124,21 +133,26 @@ def test_kernels_take_what_the_table_says(variant, arch) -> None:
     assert len(set(map(id, sizes.values()))) == len(sizes), "sizes of other names share a symbol"
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_operators_launch_in_the_order_of_the_table(variant, launches) -> None:
-    whole = call_of(variant)
+@pytest.mark.parametrize("variant, packed", FORMS, ids=str)
+def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -> None:
+    whole = call_of(variant, packed)
     for given in (whole, {**whole, **APART.get(variant.family, {})}) * 2:
         results = function_of(variant)(**paired(given))
         assert all(got is want for got, want in zip(results, results_of(given), strict=True))
         launch = launches.pop()
         for argument, got in zip(operator_of(variant).arguments, launch, strict=True):
             if isinstance(argument, Argument):
-                want = given[argument.given]
+                want = given.get(argument.given)
+                if packed and argument.packed_shape:
+                    assert got.data_ptr() == want.data_ptr() and got.shape[1:] == want.shape, argument.name
+                    continue
                 if want is None:
                     got, want = torch.from_dlpack(got).numel(), 0
                 assert got is want or got == want, argument.name
             elif argument.given == PARTS:
                 assert got > 0
+            elif argument.given == Q_LEN:
+                assert got == SIZES["q_len"]
             else:
                 want = math.prod(given.get(factor, argument.neutral) for factor in argument.given.split(" * "))
                 assert got == want and type(got) is type(argument.neutral), argument.name
@@ -185,12 +199,12 @@ ANY_ARE_RIGHT = {("workspace", "longer"), ("kv_cache", "longer")}
 
 @pytest.mark.parametrize("arch", Arch)
 @pytest.mark.parametrize("how", SPOILED)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_wrong_tensors_are_named_first_and_later(variant, how, arch, launches, monkeypatch) -> None:
+@pytest.mark.parametrize("variant, packed", FORMS, ids=str)
+def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, launches, monkeypatch) -> None:
     """For every architecture's kernel: on the first call of a kind, and after a right one."""
     monkeypatch.setattr(checks, "arch_of", lambda device: arch)
-    right = call_of(variant)
-    for argument, seen in itertools.product(operator_of(variant).given, (False, True)):
+    right = call_of(variant, packed)
+    for argument, seen in itertools.product(given_in(variant, packed), (False, True)):
         resolve.forget()
         if seen:
             function_of(variant)(**paired(right))

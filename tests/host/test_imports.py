@@ -19,8 +19,9 @@ EMULATED = TSMLA / "tools" / "emulated.py"
 """The one file of tsmla that may import the emulator, inside functions that run something in it."""
 HEAVY = {"torch", "tvm_ffi", "cutlass"}
 BOTTOM = {f"tsmla.{name}" for name in ("dtype", "row_format", "variant", "support", "plan", "call")}
-TENSOR_MODULES = {"checks", "decode", "examine", "lengths", "pack", "prefill", "torch_ops", "workspace"} | {
-    "integrations.padding", "integrations.transformers"
+TENSOR_MODULES = {
+    "checks", "decode", "decode_options", "examine", "integrations.padding", "integrations.transformers", "lengths",
+    "pack", "prefill", "torch_ops", "workspace",
 } | {
     f"tools.selftest_{name}" for name in ("child", "decode", "memory", "pack", "prefill", "reference")
 }

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 from tsmla.plan import MAX_GROUP, Deal, RowTiling
 
 from .division import Divisor, divisor_of, quotient, quotient_up
-from .visible import Visibility, VisibleKeys, keys_of_tokens
+from .visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
 
 LANE_REQUESTS = 2
 """Requests that a lane looks at together, so that their loads are in flight together."""
@@ -20,43 +20,68 @@ WARP_REQUESTS = 32 * LANE_REQUESTS
 
 
 class Terms(NamedTuple):
-    """What the cut of a call's line depends on besides lengths. A CTA begins with the cut, in code that is not in its
-    cache yet, so the host divides what it can. `shares`: of the groups that may split units, how many each unit has."""
+    """What the cut of a call's line depends on besides lengths, for requests of as many rows as one may have. A CTA
+    begins with the cut, in code that is not in its cache yet, so the host divides what it can. `shares`: of the groups
+    that may split units, how many each unit has. mixes: 1 where requests may have fewer row tiles than others, else 0.
+    """
 
     batch: Int32
     rows: Int32
     heads: Divisor
     row_tiles: Int32
     group: Divisor
-    rounds: Divisor
+    rounds: Int32
     parts: Divisor
+    slots: Int32
     groups: Int32
     split_groups: Divisor
     units: Int32
     units_each: Int32
     shares: Divisor
+    mixes: Int32
 
 
 class Work(NamedTuple):
     """The cut line, and this CTA's place: positions `begin .. end - 1`, column `column` of its group.
 
-    unit_length is 0 where cuts fall where they may, else the length that every unit counts as. A unit's tiles begin
-    `overhead` positions behind its start."""
+    own_group: CTAs of a group where requests differ in row tiles, and so in rounds; 0 where they do not, and terms hold
+    for all. unit_length is 0 where cuts fall where they may, else the length that every unit counts as."""
 
     terms: Terms
+    own_group: Int32
     groups: Int32
     chunk: Int32
     unit_length: Int32
-    overhead: Int32
     index: Int32
     column: Int32
     begin: Int32
     end: Int32
 
 
+class LaneWork(NamedTuple):
+    """A `Work` for a warp with few registers: each lane has one of its numbers in `own`, and all lanes must ask for one
+    together."""
+
+    terms: Terms
+    own: Int32
+
+
+for _number, _name in enumerate(Work._fields[1:]):
+    setattr(LaneWork, _name, property(lambda work, lane=_number: cute.arch.shuffle_sync(work.own, lane)))
+
+
+@cute.jit
+def in_lanes(work: Work) -> LaneWork:
+    own, lane = work[1], cute.arch.lane_idx()
+    for number in cutlass.range_constexpr(1, len(work) - 1):
+        if lane == number:
+            own = work[number + 1]
+    return LaneWork(work.terms, own)
+
+
 @cute.jit
 def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
-    """`rows` is q_len x heads."""
+    """`rows` are those of a request: q_len x heads."""
     row_tiles = (rows + row_tile - 1) // row_tile
     rounds = (row_tiles + MAX_GROUP - 1) // MAX_GROUP
     group = (row_tiles + rounds - 1) // rounds
@@ -65,48 +90,106 @@ def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
 
 @cute.jit
 def terms_of(
-    deal: cutlass.Constexpr[Deal], batch: Int32, q_len: Int32, heads: Int32, parts: Int32, slots: Int32
+    deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, parts: Int32, slots: Int32
 ) -> Terms:
     """Of a call on `parts` CTAs (or pairs) with room for `slots` partial results."""
-    rows = q_len * heads
+    batch = view.seq_lens.shape[0]
+    rows = view.q_len * heads
     row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
     groups, units, slots_each = parts // group, batch * rounds, slots // group
     split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
     return Terms(
-        batch, rows, divisor_of(heads), row_tiles, divisor_of(group), divisor_of(rounds), divisor_of(parts), groups,
+        batch, rows, divisor_of(heads), row_tiles, divisor_of(group), rounds, divisor_of(parts), slots, groups,
         divisor_of(split_groups), units, (units + groups - 1) // groups,
-        divisor_of(cutlass.max(split_groups // cutlass.max(units, 1), 1)),
+        divisor_of(cutlass.max(split_groups // cutlass.max(units, 1), 1)), mixes(view, row_tiles),
     )  # fmt: skip
+
+
+@cute.jit
+def mixes(view: Visibility, row_tiles: Int32) -> Int32:
+    """On the host: whether requests may have fewer row tiles than the `row_tiles` of the largest."""
+    return Int32(varies(view) & (row_tiles > 1))
+
+
+def of_equal_lengths(view: Visibility, terms: Terms) -> tuple[Visibility, Terms]:
+    """The same where requests do not vary in query tokens, known to the compiler."""
+    return view._replace(vary=Int32(0)), terms._replace(mixes=Int32(0))
 
 
 @cute.jit
 def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Visibility:
     """`view` with room for no more keys than 31 bits count on the line, whatever lengths say: on the host. Page tables
     that have entries for so many do not exist."""
-    room = ((1 << 30) // terms.units - deal.overhead) * Int64(deal.tile_kv)
+    units = Int64(terms.units)
+    if terms.mixes != 0:
+        # Each with one row tile, of rows that there are.
+        rows = Int64(view.tokens) * terms.heads.value
+        units = cutlass.min(Int64(terms.batch) * terms.row_tiles, rows // deal.row_tile + terms.batch)
+    room = ((1 << 30) // units - deal.overhead) * Int64(deal.tile_kv)
     return view._replace(capacity=Int32(cutlass.min(Int64(view.capacity), cutlass.max(room, Int64(0)))))
 
 
 @cute.jit
 def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, part: Int32) -> Work:
     """Cut the line; `part` is the number of the CTA (or pair) that asks."""
-    batch, rounds, units, split_groups = terms.batch, terms.rounds.value, terms.units, terms.split_groups.value
-    lane = cute.arch.lane_idx()
-    total, longest, base = Int32(0), Int32(0), Int32(0)
+    batch = terms.batch
+    total, longest, base, tokens = Int32(0), Int32(0), Int32(0), Int32(0)
+    least, most = Int32(MOST), Int32(0)
     while base < batch:
+        request = base + LANE_REQUESTS * cute.arch.lane_idx()
+        *spans, tokens = tokens_of_two(view, request, tokens)
         for i in cutlass.range_constexpr(LANE_REQUESTS):
-            length = length_of_units(deal, view, batch, base + LANE_REQUESTS * lane + i)
+            length = length_of_units(deal, view, batch, request + i, spans[i].length)
             total += length
             longest = cutlass.max(longest, length)
+        if terms.mixes != 0:
+            for i in cutlass.range_constexpr(LANE_REQUESTS):
+                row_tiles = row_tiles_of(deal, terms, spans[i].length)
+                most = cutlass.max(most, row_tiles)
+                least = cutlass.min(least, row_tiles if row_tiles > 0 else Int32(MOST))
         base += WARP_REQUESTS
-    total = cute.arch.warp_redux_sync(total, "add") * rounds
+    total = cute.arch.warp_redux_sync(total, "add") * terms.rounds
     longest = cutlass.max(cute.arch.warp_redux_sync(longest, "max") - deal.overhead, 1)
+    differ = Boolean(False)
+    if terms.mixes != 0:
+        least = cute.arch.warp_redux_sync(least, "min")
+        differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
+    groups, chunk, unit_length, own_group, index = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
+    if differ:
+        own_group = cutlass.min(least, MAX_GROUP)
+        index = quotient(part, own_group)
+        total = _total_of_mixed(deal, view, terms, own_group)
+        groups = cutlass.min(quotient(terms.parts.value, own_group), quotient(terms.slots, own_group) // 2 + 1)
+        chunk = cutlass.max(quotient_up(total, groups), deal.least)
+    else:
+        groups, chunk, unit_length = _cut(deal, terms, total, longest)
+        index = quotient(part, terms.group)
+        if unit_length > 0:
+            total = terms.units * unit_length
+    begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
+    end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
+    work = Work(terms, own_group, groups, chunk, unit_length, index, part, begin, end)
+    return work._replace(column=part - index * group_of(work))
 
+
+@cute.jit
+def group_of(work: Work) -> Int32:
+    """CTAs of a group."""
+    return work.own_group if work.own_group > 0 else work.terms.group.value
+
+
+@cute.jit
+def _cut(
+    deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int32
+) -> tuple[Int32, Int32, Int32]:
+    """(groups, chunk, unit_length) for requests of as many row tiles each; `total` positions of all, `longest` tiles of
+    a unit."""
+    units, split_groups = terms.units, terms.split_groups.value
     tiles = total - units * deal.overhead
     chunk = cutlass.max(quotient_up(total, terms.split_groups), deal.least)
     # With `draw` 16, this limit would be below a chunk and below an equal cut, and so never decide.
     memory = quotient(quotient(tiles * deal.draw, 16), terms.parts) if const_expr(deal.draw > 16) else Int32(0)
-    groups, unit_length, overhead = terms.groups, Int32(0), Int32(deal.overhead)
+    groups, unit_length = terms.groups, Int32(0)
     whole = terms.units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= cutlass.max(chunk + deal.split, memory) + deal.overhead:
         chunk = terms.units_each * longest
@@ -121,14 +204,36 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
             unit_length = cuts * cut
         else:
             groups = split_groups
-    if unit_length > 0:
-        total = units * unit_length
-        overhead = Int32(0)
-    index = quotient(part, terms.group)
-    begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
-    end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
-    column = part - index * terms.group.value
-    return Work(terms, groups, chunk, unit_length, overhead, index, column, begin, end)
+    return groups, chunk, unit_length
+
+
+@cute.jit
+def _total_of_mixed(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, group: Int32) -> Int32:
+    """Positions of all requests where their row tiles differ."""
+    total, base, tokens = Int32(0), Int32(0), Int32(0)
+    while base < terms.batch:
+        request = base + LANE_REQUESTS * cute.arch.lane_idx()
+        *spans, tokens = tokens_of_two(view, request, tokens)
+        for i in cutlass.range_constexpr(LANE_REQUESTS):
+            length = length_of_units(deal, view, terms.batch, request + i, spans[i].length)
+            total += length * quotient_up(row_tiles_of(deal, terms, spans[i].length), group)
+        base += WARP_REQUESTS
+    return cute.arch.warp_redux_sync(total, "add")
+
+
+@cute.jit
+def row_tiles_of(deal: cutlass.Constexpr[Deal], terms: Terms, q_len: Int32) -> Int32:
+    """Of a request of q_len query tokens."""
+    return (q_len * terms.heads.value + deal.row_tile - 1) // deal.row_tile
+
+
+@cute.jit
+def rounds_of(deal: cutlass.Constexpr[Deal], work: Work, q_len: Int32) -> Int32:
+    """Of a request of q_len query tokens."""
+    rounds = work.terms.rounds
+    if work.own_group > 0:
+        rounds = quotient_up(row_tiles_of(deal, work.terms, q_len), work.own_group)
+    return rounds
 
 
 @cute.jit
@@ -142,11 +247,15 @@ def tiles_with(deal: cutlass.Constexpr[Deal], keys: VisibleKeys) -> tuple[Int32,
 
 
 @cute.jit
-def length_of_units(deal: cutlass.Constexpr[Deal], view: Visibility, batch: Int32, request: Int32) -> Int32:
-    """Positions of each of a request's units; 0 beyond the batch."""
+def length_of_units(
+    deal: cutlass.Constexpr[Deal], view: Visibility, batch: Int32, request: Int32, q_len: Int32
+) -> Int32:
+    """Positions of each unit of a request of q_len query tokens; 0 beyond the batch."""
     known = cutlass.min(request, batch - 1)
-    _, count = tiles_with(deal, keys_of_tokens(view, known, Int32(0), view.q_len - 1))
+    _, count = tiles_with(deal, keys_of_tokens(view, known, q_len - 1, Int32(0)))
     length = count + deal.overhead
+    if q_len == 0:
+        length = Int32(deal.overhead)
     if request >= batch:
         length = Int32(0)
     return length

@@ -2,7 +2,7 @@
 
 Every warp asks on its own, all its lanes together; nothing is shared and nothing is written.
 
-    terms = terms_of(deal, batch, q_len, heads, parts, slots)  # on the host
+    terms = terms_of(deal, view, heads, parts, slots)  # on the host
     work = deal_work(deal, view, terms, part)
     unit = first_unit(deal, work, view)
     while unit.start < work.end:
@@ -21,32 +21,36 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from tsmla.plan import Deal
 
-from .decode_line import LANE_REQUESTS, WARP_REQUESTS, Work, length_of_units, tiles_with
+from .decode_line import LANE_REQUESTS, WARP_REQUESTS, Work, group_of, length_of_units, rounds_of, tiles_with
 from .division import quotient
-from .visible import Visibility, VisibleKeys, keys_of_tokens
+from .seqlen import Span
+from .visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 
 
 class Unit(NamedTuple):
-    """Round number `round` of a request: `length` positions from `start`."""
+    """Round number `round` of a request: `length` positions from `start`. Where requests vary in query tokens, its own
+    begin with `first_token`."""
 
     request: Int32
     round: Int32
     start: Int32
     length: Int32
+    first_token: Int32
 
 
 class Segment(NamedTuple):
-    """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for rows `first_row .. first_row + rows - 1` of a
-    request (row = token x heads + head). `valid` is False where a unit gives this CTA nothing to do. slot: where
-    the partial result goes, -1 when the segment must write the result itself (0 and -inf when it has no tiles). `seen`
-    tiles has the row tile in all. keys: what some of the rows may see; all others must count as if they were not
-    there."""
+    """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for `rows` rows of a request, which are rows from
+    `first_row` on of all query tokens (row = token x heads + head); the request's tokens end at `end_token`. `valid` is
+    False where a unit gives this CTA nothing to do. slot: where the partial result goes, -1 when the segment must write
+    the result itself (0 and -inf when it has no tiles). `seen` tiles has the row tile in all. keys: what some of the
+    rows may see; all others must count as if they were not there."""
 
     valid: Boolean
     request: Int32
     row_tile: Int32
     first_row: Int32
     rows: Int32
+    end_token: Int32
     first_tile: Int32
     tiles: Int32
     slot: Int32
@@ -64,21 +68,27 @@ def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> U
 def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
     """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
     request, round_number, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
+    first_token = Int32(0)
     if work.unit_length > 0:
         number = quotient(position, work.unit_length)
-        request = quotient(number, work.terms.rounds)
-        round_number = number - request * work.terms.rounds.value
+        request = number
+        if work.terms.rounds > 1:
+            request = quotient(number, work.terms.rounds)
+        round_number = number - request * work.terms.rounds
         start = number * work.unit_length
+        first_token = _first_token_of(view, request)
     else:
         lane = cute.arch.lane_idx()
-        base = Int32(0)
+        base, end_token = Int32(0), Int32(0)
         found = Boolean(False)
         while (not found) and base < work.terms.batch:
+            one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * lane, end_token)
             lengths = [
-                length_of_units(deal, view, work.terms.batch, base + LANE_REQUESTS * lane + i)
-                for i in range(LANE_REQUESTS)
+                length_of_units(deal, view, work.terms.batch, base + LANE_REQUESTS * lane + i, span.length)
+                for i, span in enumerate((one, other))
             ]
-            mine = sum(lengths[1:], lengths[0]) * work.terms.rounds.value
+            rounds = [rounds_of(deal, work, span.length) for span in (one, other)]
+            mine = lengths[0] * rounds[0] + lengths[1] * rounds[1]
             ends = _inclusive_sum(mine, lane)
             past = cute.arch.vote_ballot_sync(start + ends > position)
             if past != 0:
@@ -87,43 +97,84 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
                 request = base + LANE_REQUESTS * winner
                 for i in cutlass.range_constexpr(LANE_REQUESTS):
                     candidate = cute.arch.shuffle_sync(lengths[i], winner)
+                    candidate_rounds = work.terms.rounds
+                    if work.own_group > 0:
+                        candidate_rounds = cute.arch.shuffle_sync(rounds[i], winner)
                     if not found:
-                        if start + candidate * work.terms.rounds.value > position:
+                        if start + candidate * candidate_rounds > position:
                             found = Boolean(True)
                             length = candidate
                         else:
-                            start += candidate * work.terms.rounds.value
+                            start += candidate * candidate_rounds
                             request += 1
+                first_token = _told(view, request, one, other, winner)
             else:
                 start += cute.arch.shuffle_sync(ends, 31)
                 base += WARP_REQUESTS
         if found:
             round_number = quotient(position - start, length)
             start += round_number * length
-    return Unit(request, round_number, start, length)
+    return Unit(request, round_number, start, length, first_token)
+
+
+@cute.jit
+def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32) -> Int32:
+    """The first query token of a request that a lane has found as its `one` or its `other`."""
+    first_token = Int32(0)
+    if varies(view):
+        first_token = cute.arch.shuffle_sync(one.start if request % LANE_REQUESTS == 0 else other.start, lane)
+    return first_token
+
+
+@cute.jit
+def _first_token_of(view: Visibility, request: Int32) -> Int32:
+    """Of any request."""
+    first_token, base, end_token = Int32(0), Int32(0), Int32(0)
+    if varies(view):
+        while base <= request:
+            one, other, end_token = tokens_of_two(view, base + LANE_REQUESTS * cute.arch.lane_idx(), end_token)
+            base += WARP_REQUESTS
+            if base > request:
+                first_token = _told(view, request, one, other, request % WARP_REQUESTS // LANE_REQUESTS)
+    return first_token
 
 
 @cute.jit
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
-    """The unit behind this one on the line."""
+    """The unit behind this one on the line. A request without query tokens may have one without a length."""
     request, number, start, length = unit.request, unit.round + 1, unit.start + unit.length, unit.length
-    if number == work.terms.rounds.value:
+    first_token, rounds = unit.first_token, work.terms.rounds
+    if work.own_group > 0:
+        rounds = rounds_of(deal, work, tokens_behind(view, request, first_token).length)
+    if number >= rounds:
         number = Int32(0)
         request += 1
+        tokens = tokens_behind(view, request, first_token)
         if work.unit_length == 0:
-            length = length_of_units(deal, view, work.terms.batch, request)
-    return Unit(request, number, start, length)
+            length = length_of_units(deal, view, work.terms.batch, request, tokens.length)
+            if (work.own_group > 0) & (tokens.length == 0):
+                length = Int32(0)
+        if varies(view):
+            first_token = tokens.start
+    return Unit(request, number, start, length, first_token)
 
 
 @cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
     """What this CTA does of a unit that overlaps its positions."""
-    row_tile = unit.round * work.terms.group.value + work.column
+    group, heads = group_of(work), work.terms.heads.value
+    q_len, rows, rows_before = view.q_len, work.terms.rows, unit.request * work.terms.rows
+    end_token = (unit.request + 1) * view.q_len
+    if varies(view):
+        tokens = tokens_behind(view, unit.request, unit.first_token)
+        q_len, rows, rows_before = tokens.length, tokens.length * heads, tokens.start * heads
+        end_token = tokens.start + tokens.length
+    row_tile = unit.round * group + work.column
     first_row = row_tile * deal.row_tile
-    rows = cutlass.min(work.terms.rows - first_row, deal.row_tile)
-    keys = _keys_of_rows(work, view, unit.request, first_row, rows)
+    rows = cutlass.min(rows - first_row, deal.row_tile)
+    keys = _keys_of_rows(work, view, unit, q_len, first_row, rows)
     seen_first, seen = tiles_with(deal, keys)
-    tiles_at = unit.start + work.overhead
+    tiles_at = _tiles_at(deal, work, unit)
     first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
     last = cutlass.min(cutlass.max(work.end - tiles_at, 0), seen)
     tiles = last - first
@@ -133,9 +184,18 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
         valid = unit.start >= work.begin
     elif tiles < seen:
         slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
-        slot = slot * work.terms.group.value + work.column
+        slot = slot * group + work.column
     valid = valid and rows > 0
-    return Segment(valid, unit.request, row_tile, first_row, rows, seen_first + first, tiles, slot, seen, keys)
+    return Segment(
+        valid, unit.request, row_tile, rows_before + first_row, rows, end_token, seen_first + first, tiles, slot, seen,
+        keys,
+    )  # fmt: skip
+
+
+@cute.jit
+def _tiles_at(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Int32:
+    """Where on the line a unit's tiles begin."""
+    return unit.start + (deal.overhead if work.unit_length == 0 else 0)
 
 
 class Split(NamedTuple):
@@ -146,9 +206,9 @@ class Split(NamedTuple):
 
 
 @cute.jit
-def split_of(work: Work, unit: Unit, segment: Segment) -> Split:
+def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Segment) -> Split:
     """Into how many segments this CTA's row tile of a unit is cut, and where they are. `segment` is any of them."""
-    tiles_at = unit.start + work.overhead
+    tiles_at = _tiles_at(deal, work, unit)
     first = quotient(tiles_at, work.chunk)
     count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
     if segment.seen == 0 or segment.rows <= 0:
@@ -165,20 +225,22 @@ def tail_slot(index: Int32) -> Int32:
 @cute.jit
 def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
     """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
-    number = unit.request * work.terms.rounds.value + unit.round
-    if work.terms.batch * work.terms.rounds.value >= work.groups:
+    number = unit.request * work.terms.rounds + unit.round
+    if (work.own_group > 0) | (work.terms.units >= work.groups):
         number = index
     return work.groups - 1 + number
 
 
 @cute.jit
-def _keys_of_rows(work: Work, view: Visibility, request: Int32, first_row: Int32, rows: Int32) -> VisibleKeys:
-    """What rows of a request see together; rows may be none."""
-    first_token, last_token = Int32(0), view.q_len - 1
+def _keys_of_rows(
+    work: Work, view: Visibility, unit: Unit, q_len: Int32, first_row: Int32, rows: Int32
+) -> VisibleKeys:
+    """What rows of a unit's request, counted from its first, see together; rows may be none."""
+    first_later, last_later = q_len - 1, Int32(0)
     if work.terms.row_tiles > 1:
-        first_token = quotient(first_row, work.terms.heads)
-        last_token = quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
-    return keys_of_tokens(view, request, first_token, last_token)
+        last_later = first_later - quotient(first_row + cutlass.max(rows, 1) - 1, work.terms.heads)
+        first_later -= quotient(first_row, work.terms.heads)
+    return keys_of_tokens(view, unit.request, first_later, last_later)
 
 
 @cute.jit

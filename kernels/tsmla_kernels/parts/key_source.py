@@ -64,11 +64,11 @@ def key_source(cache: cute.Tensor, table: cute.Tensor) -> KeySource:
     return KeySource(table, cache.shape[1], cache.shape[0])
 
 
-def visibility_in(source: KeySource, given, q_len: Int32) -> Visibility:
+def visibility_in(source: KeySource, given) -> Visibility:
     """On the host: what rows see of these keys, as far as the table has entries. given: what the call's
     table lists, by name."""
     capacity = Int64(source.table.shape[1]) * source.page_size
-    return visibility(given, q_len, capacity)
+    return visibility(given, given.query.shape[0] * given.query.shape[1], capacity)
 
 
 def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:

@@ -3,12 +3,13 @@
 The workspace is uninitialised bytes, and nothing in it outlives a call. It holds, one behind the other,
 
 - records, RECORD_BYTES each: what there is to combine of one row tile (`Record`). Where there are as many groups of
-  CTAs as units, or more, unit u has records u x group to u x group + group - 1, one for each column; otherwise part p
-  has record p, for the last unit that starts in its positions: those before it end there as well. All are written in
-  every call, so that the combine need not know how the work was dealt;
+  CTAs as units, or more, unit u has records u x group to u x group + group - 1, one for each column; otherwise, and
+  where units may have other numbers of row tiles, part p has record p, for the last unit that starts in its positions:
+  those before it end there as well. All are written in every call, so that the combine need not know how the work was
+  dealt;
 - the rows of `slots` partials, as many as fit, [slots, stored, columns] float32, normalised; stored = min(row tile,
-  rows of a request). Row i of a slot is row i of its row tile. A row that sees no key of its segment is 0. Every row of
-  a row tile must be written, only those are read;
+  most rows of a request). Row i of a slot is row i of its row tile. A row that sees no key of its segment is 0. Every
+  row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key.
 """
 
@@ -19,11 +20,12 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from tsmla.plan import RECORD_BYTES
+from tsmla.plan import RECORD_BYTES, Deal
 
 from .alignment import aligned
-from .decode_line import Work, row_tiling
+from .decode_line import Work, group_of, mixes, row_tiling
 from .decode_work import Segment, Unit, head_slot, split_of, tail_slot
+from .visible import Visibility
 
 
 class Partials(NamedTuple):
@@ -49,16 +51,23 @@ class Record(NamedTuple):
 
 @cute.jit
 def partials_of(
-    columns: cutlass.Constexpr[int], row_tile: Int32, workspace: cute.Tensor, batch: Int32, rows: Int32, parts: Int32
+    columns: cutlass.Constexpr[int],
+    row_tile: Int32,
+    workspace: cute.Tensor,
+    view: Visibility,
+    heads: Int32,
+    parts: Int32,
 ) -> Partials:
-    """The workspace [bytes] of a call on `parts` CTAs (or pairs) that writes rows of `columns` columns; `rows` is q_len
-    x heads."""
+    """The workspace [bytes] of a call on `parts` CTAs (or pairs) that writes rows of `columns` columns."""
+    rows = view.q_len * heads
     tiling = row_tiling(rows, row_tile)
-    records = cutlass.min(batch * tiling.rounds, parts // tiling.group) * tiling.group
+    records = cutlass.min(view.seq_lens.shape[0] * tiling.rounds, parts // tiling.group) * tiling.group
+    if mixes(view, tiling.row_tiles) != 0:
+        records = parts
     stored = cutlass.min(rows, row_tile)
     slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * (columns + 1) * 4)
     slot_stride = Int64(stored) * columns
-    rows_at = cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32)
+    rows_at = aligned(cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32), 16)
     return Partials(
         cute.make_tensor(
             cute.recast_ptr(workspace.iterator, dtype=Int32),
@@ -67,7 +76,9 @@ def partials_of(
         cute.make_tensor(
             rows_at, cute.make_layout((slots, stored, columns), stride=(slot_stride, columns, 1))
         ),
-        cute.make_tensor(rows_at + slots * slot_stride, cute.make_layout((slots, stored), stride=(stored, 1))),
+        cute.make_tensor(
+            aligned(rows_at + slots * slot_stride, 4), cute.make_layout((slots, stored), stride=(stored, 1))
+        ),
         slots,
     )
 
@@ -75,30 +86,32 @@ def partials_of(
 @cute.jit
 def begin_records(work: Work, records: cute.Tensor) -> None:
     """Of each part one warp must call this before it calls `record_unit`, also where the part has nothing to do."""
-    part = work.index * work.terms.group.value + work.column
+    part = work.index * group_of(work) + work.column
     if not _by_unit(work, records) and part < records.shape[0]:
         _write(records, part, Record(*(Int32(0) for _ in Record._fields)))
 
 
 @cute.jit
-def record_unit(work: Work, records: cute.Tensor, unit: Unit, segment: Segment) -> None:
+def record_unit(
+    deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment
+) -> None:
     """Write what the combine must know of a unit. The same warp must call this for every unit that overlaps the part's
     positions, in their order, with what `segment_of` says of it."""
     if unit.start >= work.begin:
         by_unit = _by_unit(work, records)
-        split = split_of(work, unit, segment)
+        split = split_of(deal, work, unit, segment)
         is_split = split.count > 1
         if by_unit or is_split:
-            unit_number = unit.request * work.terms.rounds.value + unit.round
+            unit_number, group = unit.request * work.terms.rounds + unit.round, group_of(work)
             record = Record(
                 split.count if is_split else Int32(0),
-                unit.request * work.terms.rows + segment.first_row,
+                segment.first_row,
                 segment.rows,
-                head_slot(work, unit, split.first) * work.terms.group.value + work.column,
-                tail_slot(split.first + 1) * work.terms.group.value + work.column,
-                work.terms.group.value,
+                head_slot(work, unit, split.first) * group + work.column,
+                tail_slot(split.first + 1) * group + work.column,
+                group,
             )
-            _write(records, (unit_number if by_unit else work.index) * work.terms.group.value + work.column, record)
+            _write(records, (unit_number if by_unit else work.index) * group + work.column, record)
 
 
 @cute.jit
@@ -139,4 +152,4 @@ def _place(records: cute.Tensor, number: Int32) -> cute.Tensor:
 @cute.jit
 def _by_unit(work: Work, records: cute.Tensor) -> Boolean:
     """Whether records are numbered by units rather than by parts."""
-    return work.terms.batch * work.terms.rounds.value * work.terms.group.value == records.shape[0]
+    return (work.terms.units * work.terms.group.value == records.shape[0]) & (work.terms.mixes == 0)

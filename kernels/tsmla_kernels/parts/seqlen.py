@@ -28,6 +28,53 @@ def span_of(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32) -> Span:
 
 
 @cute.jit
+def span_behind(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32, before: Int32) -> Span:
+    """The same of a sequence before which sequences end at `before`, so that no row is in two: it neither starts nor
+    ends before that. Empty beyond the last sequence."""
+    last = cum_seq_lens.shape[0] - 1
+    start = cutlass.max(_place(cum_seq_lens, cutlass.min(sequence, last), rows), before)
+    end = cutlass.max(_place(cum_seq_lens, cutlass.min(sequence + 1, last), rows), start)
+    return Span(start, end - start)
+
+
+@cute.jit
+def two_spans_behind(
+    cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32, before: Int32
+) -> tuple[Span, Span, Int32]:
+    """Sequences `sequence` and the next, and where the last that a lane has ends: for 64 neighbouring ones, two in each
+    lane. Every lane of the warp must call it."""
+    last = cum_seq_lens.shape[0] - 1
+    start = _place(cum_seq_lens, cutlass.min(sequence, last), rows)
+    middle = _place(cum_seq_lens, cutlass.min(sequence + 1, last), rows)
+    end = _place(cum_seq_lens, cutlass.min(sequence + 2, last), rows)
+    if cute.arch.vote_any_sync((middle < start) | (end < middle) | (start < before)):
+        highest = _inclusive_maximum(cutlass.max(cutlass.max(start, middle), cutlass.max(end, before)))
+        below = cute.arch.shuffle_sync_up(highest, 1, mask_and_clamp=0)
+        if cute.arch.lane_idx() == 0:
+            below = before
+        start = cutlass.max(start, below)
+        middle = cutlass.max(middle, start)
+        end = cutlass.max(end, middle)
+    return Span(start, middle - start), Span(middle, end - middle), cute.arch.shuffle_sync(end, 31)
+
+
+@cute.jit
+def _place(cum_seq_lens: cute.Tensor, index: Int32, rows: Int32) -> Int32:
+    """A cumulative length, moved into the pack."""
+    return cutlass.min(cutlass.max(cum_seq_lens[index], 0), rows)
+
+
+@cute.jit
+def _inclusive_maximum(value: Int32) -> Int32:
+    """Of this lane's value and those of lower lanes."""
+    for step in cutlass.range_constexpr(5):
+        below = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
+        if cute.arch.lane_idx() >= 1 << step:
+            value = cutlass.max(value, below)
+    return value
+
+
+@cute.jit
 def apart(span: Span, before: Int32, exists: Boolean) -> Span:
     """The spans of 32 neighbouring sequences, one in each lane, so that no row is in two of them: none starts before
     `before`, where the sequences of earlier calls end, nor before a lower lane's ends. Every lane of the warp must call

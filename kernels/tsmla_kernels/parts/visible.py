@@ -2,7 +2,7 @@
 
 Keys are counted as they lie in this rank's cache. With decode context parallelism, key c of rank r out of `cp_world`
 has the global position (c // I) I world + r I + c % I, where I is the interleave; without it, positions are keys. The
-query tokens of a request are its last q_len positions.
+query tokens of a request are its last positions, as many as it has. They are counted in the pack of all requests'.
 
 Lengths come from a caller's device memory, so they are not trusted: negative ones count as 0, and no key is seen that
 the page table has no entry for.
@@ -17,6 +17,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from .division import Divisor, divisor_of, quotient
+from .seqlen import Span, span_behind, two_spans_behind
 
 MOST = (1 << 31) - 1
 """Of 31 bits."""
@@ -25,14 +26,22 @@ LARGEST = MOST - 255
 
 
 class Visibility(NamedTuple):
-    """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last
-    query token may see, visible [B, q_len] keys per query token or [0, 0]; causal is 0 or 1, window_left -1 for none.
-    Of every `period` positions, interleave x world, this rank has `interleave` from position `before` on. capacity:
-    the keys that page tables have entries for."""
+    """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last query
+    token may see; causal is 0 or 1, window_left -1 for none. Of every `period` positions, interleave x world, this rank
+    has `interleave` from position `before` on. capacity: the keys that page tables have entries for.
+
+    Of `tokens` query tokens, every request has q_len; or they `vary` (1, otherwise 0), cum_seq_lens_q [B + 1] says
+    which it has, and q_len is the most that one may have. visible [B, q_len] or [B, tokens]: keys per query token, [0,
+    0] where nothing is hidden; its second dimension begins for request b with token b x visible_tokens.
+    """
 
     seq_lens: cute.Tensor
     causal_seqs: cute.Tensor
     visible: cute.Tensor
+    visible_tokens: Int32
+    cum_seq_lens_q: cute.Tensor
+    vary: Int32
+    tokens: Int32
     q_len: Int32
     causal: Int32
     window_left: Int32
@@ -66,12 +75,17 @@ class VisibleKeys(NamedTuple):
         return (key < self.first) | (key + keys > self.end)
 
 
-def visibility(given, q_len: Int32, capacity: Int64) -> Visibility:
-    """On the host: of a call's arguments, by name."""
+@cute.jit
+def visibility(given, tokens: Int32, capacity: Int64) -> Visibility:
+    """On the host: of a call's arguments, by name, with `tokens` query tokens in all."""
     period, before = (_at_most(Int64(given.cp_interleave) * blocks, MOST) for blocks in (given.cp_world, given.cp_rank))
+    visible_tokens, vary = given.q_len, Int32(0)
+    if given.cum_seq_lens_q.shape[0] > 0:
+        visible_tokens, vary = Int32(0), Int32(1)
     return Visibility(
-        given.seq_lens, given.causal_seqs, given.visible, q_len, given.causal, given.window_left, divisor_of(period),
-        before, given.cp_interleave, _at_most(capacity, LARGEST),
+        given.seq_lens, given.causal_seqs, given.visible, visible_tokens, given.cum_seq_lens_q, vary, tokens,
+        given.q_len, given.causal, given.window_left, divisor_of(period), before, given.cp_interleave,
+        _at_most(capacity, LARGEST),
     )  # fmt: skip
 
 
@@ -80,25 +94,54 @@ def _at_most(value: Int64, most: cutlass.Constexpr[int]) -> Int32:
     return Int32(cutlass.min(value, Int64(most)))
 
 
+def varies(view: Visibility) -> Boolean:
+    """Whether requests have other numbers of query tokens."""
+    return view.vary != 0
+
+
 @cute.jit
-def keys_of_row(view: Visibility, request: Int32, token: Int32) -> VisibleKeys:
-    """What every row of one query token sees."""
-    keys = keys_of_tokens(view, request, token, token)
+def tokens_of_two(view: Visibility, request: Int32, before: Int32) -> tuple[Span, Span, Int32]:
+    """The query tokens of a request and of the next, for 64 neighbouring ones, two in each lane, before which tokens
+    end at `before`; and where those of all of them end. All lanes of a warp must ask together."""
+    one, other, end = Span(request * view.q_len, view.q_len), Span((request + 1) * view.q_len, view.q_len), before
+    if varies(view):
+        one, other, end = two_spans_behind(view.cum_seq_lens_q, request, view.tokens, before)
+        one = Span(one.start, cutlass.min(one.length, view.q_len))
+        other = Span(other.start, cutlass.min(other.length, view.q_len))
+    return one, other, end
+
+
+@cute.jit
+def tokens_behind(view: Visibility, request: Int32, before: Int32) -> Span:
+    """The query tokens of a request, where those of the one before it start at `before`."""
+    span = Span(request * view.q_len, view.q_len)
+    if varies(view):
+        span = span_behind(view.cum_seq_lens_q, request, view.tokens, before)
+        span = Span(span.start, cutlass.min(span.length, view.q_len))
+    return span
+
+
+@cute.jit
+def keys_of_row(view: Visibility, request: Int32, end_token: Int32, token: Int32) -> VisibleKeys:
+    """What every row of one query token sees, where the request's query tokens end at `end_token`."""
+    later = end_token - 1 - token
+    keys = keys_of_tokens(view, request, later, later)
     end = keys.end
     if hides(view):
-        end = cutlass.min(end, cutlass.max(view.visible[request, token], 0))
+        end = cutlass.min(end, cutlass.max(view.visible[request, token - request * view.visible_tokens], 0))
     return VisibleKeys(keys.first, end)
 
 
 @cute.jit
-def keys_of_tokens(view: Visibility, request: Int32, first_token: Int32, last_token: Int32) -> VisibleKeys:
-    """The least range that holds what each of these query tokens sees; `visible` can only make it smaller."""
+def keys_of_tokens(view: Visibility, request: Int32, first_later: Int32, last_later: Int32) -> VisibleKeys:
+    """The least range that holds what each of some query tokens sees; `visible` can only make it smaller. Behind the
+    first of them, the request has `first_later` more, behind the last `last_later`."""
     bound = view.causal_seqs[request]
-    below = _keys_below(view, bound, view.causal * (view.q_len - 1 - last_token))
+    below = _keys_below(view, bound, view.causal * last_later)
     end = cutlass.min(cutlass.min(below, view.seq_lens[request]), view.capacity)
     first = Int32(0)
     if view.window_left >= 0:
-        later = view.causal * (view.q_len - 1 - first_token) + 1
+        later = view.causal * first_later + 1
         first = _keys_below(view, cutlass.max(bound, later) - later, view.window_left)
     return VisibleKeys(first, end)
 
@@ -117,12 +160,15 @@ class Viewers(NamedTuple):
     request: Int32
     first_row: Int32
     rows: Int32
+    end_token: Int32
     heads: Divisor
 
 
 def viewers_of(view: Visibility, segment, heads: Divisor) -> Viewers:
     """The rows of a segment, or of a task."""
-    return Viewers(view, segment.keys, segment.request, segment.first_row, segment.rows, heads)
+    return Viewers(
+        view, segment.keys, segment.request, segment.first_row, segment.rows, segment.end_token, heads
+    )
 
 
 @cute.jit
@@ -133,7 +179,7 @@ def seen_by_any(viewers: Viewers, key: Int32) -> Boolean:
         seen = Boolean(False)
         last_token = quotient(viewers.first_row + viewers.rows - 1, viewers.heads)
         for token in cutlass.range(quotient(viewers.first_row, viewers.heads), last_token + 1, unroll=1):
-            keys = keys_of_row(viewers.view, viewers.request, token)
+            keys = keys_of_row(viewers.view, viewers.request, viewers.end_token, token)
             seen = seen | keys.holds(key)
     return seen
 

@@ -16,6 +16,8 @@ from .softmax import _quad_max
 
 NO_KEYS = -1.0e30
 """The reference before the first visible key: finite, so that no difference of references is NaN."""
+NO_ROW = 1.0e30
+"""That of rows which are not the segment's, whatever they hold: no score exceeds it, so no other reference moves."""
 
 
 @cute.jit

@@ -52,12 +52,12 @@ class AttentionKernel:
         log2(e)."""
         geometry = self.geometry
         batch, q_len, heads, _ = given.query.shape
-        rows = q_len * heads
+        rows = batch * q_len * heads
         load_op = cpasync.CopyBulkTensorTileG2SOp(CtaGroup.TWO if geometry.is_pair else CtaGroup.ONE)
         layouts = layouts_of(geometry)
 
         def query_map(first, width, chunks, layout):
-            flat_rows = cute.make_layout((width, batch * rows, chunks), stride=(1, geometry.row.columns, width))
+            flat_rows = cute.make_layout((width, rows, chunks), stride=(1, geometry.row.columns, width))
             tensor = cute.make_tensor(given.query.iterator + first, flat_rows)
             return Map(*cpasync.make_tiled_tma_atom(load_op, tensor, layout, (width, ROWS, chunks)))
 
@@ -67,7 +67,7 @@ class AttentionKernel:
             return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
 
         def flat(tensor, *dims):
-            return cute.make_tensor(tensor.iterator, cute.make_layout((batch * rows, *dims), stride=(*dims, 1)))
+            return cute.make_tensor(tensor.iterator, cute.make_layout((rows, *dims), stride=(*dims, 1)))
 
         wide, narrow, chunks = geometry.chunk, geometry.narrow, geometry.row_chunks
         has_narrow = const_expr(narrow > 0)
@@ -81,7 +81,7 @@ class AttentionKernel:
         v_map = box_map(0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
         flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
         results = Results(flat(given.out, values), flat_lse, partials, ending)
-        terms = terms_of(geometry.deal, batch, q_len, heads, given.parts, partials.slots)
+        terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         self.kernel(maps, v_map, given.kv_cache, given.block_tables, view, terms, results, scale_log2).launch(
             grid=(geometry.ctas * given.parts, 1, 1),

@@ -40,14 +40,13 @@ def finish(
     segment: Segment,
     row: Int32,
     end: RowEnd,
-    rows: Int32,
     results: Results,
 ):
-    """Write this thread's part of row `row` of the segment, whose `end` is base 2; `rows` are the rows of a request."""
+    """Write this thread's part of row `row` of the segment, whose `end` is base 2."""
     whole = segment.slot < 0
     factor, row_lse = end.factor, end.log_sum
     mine = row < segment.rows
-    flat_row = Int64(segment.request) * rows + segment.first_row + row
+    flat_row = Int64(segment.first_row) + row
     if whole:
         logged = const_expr(results.lse is not None)
         counted = count_sink(results.ending, segment.first_row + row, end, BASE_2, logged)

@@ -35,15 +35,15 @@ class DecodeKernel:
     def launch(self, given):
         """The launches of attention, by whichever CTAs suit the call, and of combine. given: what the call's table
         lists, by name."""
-        batch, q_len, heads, _ = given.query.shape
-        rows = q_len * heads
-        view = visibility_in(key_source(given.kv_cache, given.block_tables), given, q_len)
+        heads = given.query.shape[2]
+        rows = given.q_len * heads
+        view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         scale_log2 = given.softmax_scale * LOG2_E
         ending = ending_of(given)
         row_tile = Int32(self.solo.geometry.deal.row_tile)
         if rows > ROWS:
             row_tile = Int32(self.pair.geometry.deal.row_tile)
-        partials = partials_of(self.variant.row.value_columns, row_tile, given.workspace, batch, rows, given.parts)
+        partials = partials_of(self.variant.row.value_columns, row_tile, given.workspace, view, heads, given.parts)
         if rows <= ROWS:
             self.solo.launch(given, view, partials, scale_log2, ending)
         else:

@@ -70,8 +70,7 @@ def load_keys(
             shared.q_edge.wait_empty(segments)
             if is_leader(geometry):
                 shared.q_edge.announce(segments)
-            first_row = segment.request * assignment.work.terms.rows + segment.first_row + rank * ROWS
-            _load_query(shared, geometry, maps, first_row, shared.q_edge.full(0))
+            _load_query(shared, geometry, maps, segment.first_row + rank * ROWS, shared.q_edge.full(0))
             segments += 1
             for i in cutlass.range(segment.tiles, unroll=1):
                 first = i * tile_boxes
@@ -86,7 +85,7 @@ def load_keys(
                     _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, chunk, box)
             tile += segment.tiles
         if is_leader(geometry):
-            record_unit(assignment.work, records, unit, segment)
+            record_unit(deal, assignment.work, records, unit, segment)
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 

@@ -90,7 +90,7 @@ def attend(
             mine, other = _exchange(shared, lane, state.total, exchanges)
             exchanges += 1
             end = end_of_row(state.maximum, scale_log2, mine + other, probabilities.bias, BASE_2)
-            finish(geometry, lane, segment, row, end, assignment.work.terms.rows, results)
+            finish(geometry, lane, segment, row, end, results)
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
@@ -104,7 +104,8 @@ def _lane(shared: Shared) -> Lane:
 @cute.jit
 def _row_keys(assignment: Assignment, segment: Segment, row: Int32) -> RowKeys:
     row = cutlass.min(row, segment.rows - 1)
-    keys = keys_of_row(assignment.view, segment.request, quotient(segment.first_row + row, assignment.work.terms.heads))
+    token = quotient(segment.first_row + row, assignment.work.terms.heads)
+    keys = keys_of_row(assignment.view, segment.request, segment.end_token, token)
     return RowKeys(keys, seen_by_all(keys))
 
 

@@ -23,7 +23,7 @@ from cutlass import Float32, Int32
 from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import rows_columns
-from ...parts.hopper.lazy_softmax import NO_KEYS, differs
+from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, differs
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
@@ -81,7 +81,9 @@ def attend(
         position = coordinates[row, 0][0]
         keys = VisibleKeys.everything()
         if position < task.rows:
-            keys = keys_of_row(view, task.request, quotient(task.first_row + position, heads))
+            keys = keys_of_row(view, task.request, task.end_token, quotient(task.first_row + position, heads))
+        else:
+            reference[row] = NO_ROW
         if leader:
             row_keys[0, position] = keys.first
             row_keys[1, position] = keys.end

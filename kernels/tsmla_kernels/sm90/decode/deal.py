@@ -7,10 +7,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from tsmla.plan import Deal
 
-from ...parts.decode_line import Terms, deal_work
+from ...parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths
 from ...parts.decode_work import first_unit, next_unit, segment_of
 from ...parts.partials import Partials, begin_records, record_unit
-from ...parts.visible import Visibility
+from ...parts.visible import Visibility, varies
 from .task import Dealt, Task, tell
 
 
@@ -18,8 +18,21 @@ from .task import Dealt, Task, tell
 def deal(
     dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials
 ) -> None:
-    """One warp: every segment of this CTA, then the end; and what the combine must know."""
-    work = deal_work(dealing, view, terms, cute.arch.block_idx()[0])
+    """One warp: every segment of this CTA, then the end; and what the combine must know. Requests of one query length
+    have code of their own, without what only others need: where a CTA begins, instructions are in no cache yet."""
+    if varies(view):
+        part = cute.arch.block_idx()[0]
+        _deal(dealing, dealt, view, in_lanes(deal_work(dealing, view, terms, part)), partials)
+    else:
+        view, terms = of_equal_lengths(view, terms)
+        part = cute.arch.block_idx()[0]
+        _deal(dealing, dealt, view, deal_work(dealing, view, terms, part), partials)
+
+
+@cute.jit
+def _deal(
+    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, work: Work | LaneWork, partials: Partials
+) -> None:
     begin_records(work, partials.records)
     unit = first_unit(dealing, work, view)
     number, tiles, loads = Int32(0), Int32(0), Int32(0)
@@ -30,14 +43,14 @@ def deal(
                 dealt,
                 number,
                 Task(
-                    Boolean(True), segment.request, segment.first_row, segment.rows, segment.first_tile, segment.tiles,
-                    segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
+                    Boolean(True), segment.request, segment.first_row, segment.rows, segment.end_token,
+                    segment.first_tile, segment.tiles, segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
                 ),
             )  # fmt: skip
             number += 1
             tiles += segment.tiles
             if segment.tiles > 0:
                 loads += 1
-        record_unit(work, partials.records, unit, segment)
+        record_unit(dealing, work, partials.records, unit, segment)
         unit = next_unit(dealing, work, view, unit)
-    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(10))))
+    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(len(Task._fields) - 1))))

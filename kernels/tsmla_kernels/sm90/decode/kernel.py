@@ -9,7 +9,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from tsmla.call import DECODE
 from tsmla.plan import DEALS
@@ -63,11 +63,7 @@ class DecodeKernel:
         batch, q_len, heads, _ = given.query.shape
         parts = given.parts
         rows = cute.make_tensor(
-            given.query.iterator,
-            cute.make_layout(
-                (q_len * heads, geometry.d_qk, batch),
-                stride=(geometry.d_qk, 1, Int64(q_len * heads) * geometry.d_qk),
-            ),
+            given.query.iterator, cute.make_layout((batch * q_len * heads, geometry.d_qk), stride=(geometry.d_qk, 1))
         )
         q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
         source = key_source(given.kv_cache, given.block_tables)
@@ -84,11 +80,11 @@ class DecodeKernel:
             ]
             for columns in (geometry.d_strip, geometry.strips[-1])
         )
-        view = visibility_in(source, given, q_len)
+        view = visibility_in(source, given)
         partials = partials_of(
-            self.variant.row.value_columns, Int32(self.deal.row_tile), given.workspace, batch, q_len * heads, parts
+            self.variant.row.value_columns, Int32(self.deal.row_tile), given.workspace, view, heads, parts
         )
-        terms = terms_of(self.deal, batch, q_len, heads, parts, partials.slots)
+        terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         self.kernel(
             *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
@@ -161,7 +157,6 @@ class DecodeKernel:
                     task = take(shared.dealt, number)
             else:
                 source = KeySource(block_tables, page_size, pages)
-                q_tiles = self._partition_q(q_atom, q, shared.q)
                 boxes = self._partition_strips(
                     (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_KEYS, shared
                 )
@@ -173,8 +168,8 @@ class DecodeKernel:
                         task = take(shared.dealt, number)
                         while task.more:
                             edges = load(
-                                q_tiles, boxes, tiles, source, shared, geometry, loader, task, hides(view),
-                                edges,
+                                (q_atom, q, shared.q), boxes, tiles, source, shared, geometry, loader, task,
+                                hides(view), edges,
                             )  # fmt: skip
                             leave(shared.dealt, number)
                             number += 1
@@ -191,7 +186,7 @@ class DecodeKernel:
                     task = take(shared.dealt, number)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            results = Results(out, lse, partials, terms.rows, ending)
+            results = Results(out, lse, partials, ending)
             mine = warp // (WARPGROUP // 32) - 1
             number = Int32(0)
             task = take(shared.dealt, number)
@@ -203,14 +198,6 @@ class DecodeKernel:
                 leave(shared.dealt, number)
                 number += 1
                 task = take(shared.dealt, number)
-
-    def _partition_q(self, atom, q: cute.Tensor, shared: cute.Tensor):
-        """(copy atom, tiles by row tile and request, shared tile)."""
-        tiles = cute.local_tile(q, (self.geometry.tile_q, self.geometry.d_qk), (None, 0, None))
-        target, source = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
-        )
-        return atom, source, target
 
     def _partition_strips(self, latent, rope, rows: int, shared: Shared) -> tuple:
         """`_partition_strip` of every strip; `latent` and `rope` are (copy atom, cache)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync
 
 from ...parts.division import remainder
 from ...parts.key_source import BOX_KEYS, KeySource, look_further, look_up, place_in_page, wanted_of
@@ -34,10 +35,10 @@ def load(
     hidden: Boolean,
     edges: Int32,
 ) -> Int32:
-    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `q` is
-    (copy atom, tiles); `boxes` and `tiles` are the same for strips of the cache, 16 keys or a whole tile at a time,
-    which is quicker where a page holds it. `clean` waits for the copies of edge tiles, and for those of all tiles
-    if keys in their middle may be `hidden`. Returns how many such tiles there were.
+    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `q` is (copy
+    atom, query rows, shared tile); `boxes` and `tiles` are the same for strips of the cache, 16 keys or a whole tile at
+    a time, which is quicker where a page holds it. `clean` waits for the copies of edge tiles, and for those of all
+    tiles if keys in their middle may be `hidden`. Returns how many such tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist.
@@ -49,7 +50,7 @@ def load(
     if const_expr(loader == Q_LOADER):
         if task.tiles > 0:
             q_barrier = shared.q_edge.acquire(task.loads)
-            cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
+            _load_query(*q, geometry, task.first_row, q_barrier)
     for index in cutlass.range(task.tiles, unroll=1):
         within = index % tiles_per_lookup
         if within == 0 and index > 0:
@@ -87,3 +88,20 @@ def load(
         if is_edge:
             edges += 1
     return edges
+
+
+@cute.jit
+def _load_query(
+    atom: cute.CopyAtom,
+    query: cute.Tensor,
+    shared: cute.Tensor,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    row: Int32,
+    barrier: cute.Pointer,
+):
+    """A tile of query rows from `row` on; rows past the request's are another's, or zeros."""
+    tile = cute.local_tile(cute.domain_offset((row, 0), query), (geometry.tile_q, geometry.d_qk), (0, 0))
+    target, source = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tile, 0, 2)
+    )
+    cute.copy(atom, source, target, tma_bar_ptr=barrier)

@@ -26,12 +26,11 @@ STAGED_COLUMNS = 32
 
 
 class Results(NamedTuple):
-    """Where rows go and how they end; `rows` is q_len x heads."""
+    """Where rows go and how they end."""
 
     out: cute.Tensor
     lse: cute.Tensor | None
     partials: Partials
-    rows: Int32
     ending: Ending
 
 
@@ -51,7 +50,7 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         if leader:
             row_sums[state.coordinates[row, 0][0], mine, place] = state.row_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
-    rows, row_lse = output_of(results.out, results.lse, task.request, task.first_row, results.rows)
+    rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
     partial_lse = results.partials.lse
     factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
     for row in cutlass.range_constexpr(cute.size(factors)):
@@ -94,10 +93,9 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
 
 
 @cute.jit
-def output_of(out: cute.Tensor, lse: cute.Tensor | None, request: Int32, first_row: Int32, rows: Int32):
-    """(rows, columns) of the output and (rows) of the LSE, or None, of a request from its row `first_row` on; `rows` is
-    q_len x heads."""
-    first = Int64(request) * rows + first_row
+def output_of(out: cute.Tensor, lse: cute.Tensor | None, first_row: Int32, rows: Int32):
+    """(rows, columns) of the output and (rows) of the LSE, or None, of `rows` rows from row `first_row` on."""
+    first = Int64(first_row)
     columns = out.shape[3]
     target = cute.make_tensor(out.iterator + first * columns, cute.make_layout((rows, columns), stride=(columns, 1)))
     if const_expr(lse is None):

@@ -21,14 +21,16 @@ class Dealt(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows from `first_row` on of a request, keys
-    `first_key .. end_key - 1` of which some row sees. slot is -1 where the result itself is written. `first_count`
-    tiles and `loads` segments with tiles came before it. `more` is False behind the last segment."""
+    """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows of a request, which are rows from
+    `first_row` on of all query tokens, keys `first_key .. end_key - 1` of which some row sees. The request's query
+    tokens end at `end_token`. slot is -1 where the result itself is written. `first_count` tiles and `loads` segments
+    with tiles came before it. `more` is False behind the last segment."""
 
     more: Boolean
     request: Int32
     first_row: Int32
     rows: Int32
+    end_token: Int32
     first_tile: Int32
     tiles: Int32
     slot: Int32

@@ -1,0 +1,99 @@
+"""The arguments of a decode call that are no tensors: together, and what their values may be."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from . import checks
+from .call import DECODE
+from .errors import ArgumentError, UnsupportedError
+from .support import LATENT_DIM, ROPE_DIM
+
+_OPERATOR = DECODE.name
+_LARGEST_INT = 2**31 - 1
+_MAX_MIN_SPLIT = 256
+
+
+class Options(NamedTuple):
+    """A call's arguments that are no tensors, but for factors. longest: max_seq_len rounded up to a power of two, as
+    plans round it: contexts grow with every step, and kinds of calls should not."""
+
+    return_lse: bool
+    pdl: bool
+    causal: bool
+    lse_includes_sink: bool
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    longest: int
+    window_left: int
+    cp_world: int
+    cp_rank: int
+    cp_interleave_size: int
+    min_split_kv: int
+    lse_base: float
+    max_q_len: int | None
+
+
+def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_len: int | None) -> bool:
+    """Whether query tokens of all requests lie one behind the other."""
+    if cum_seq_lens_q is None:
+        if max_q_len is not None:
+            raise ArgumentError(
+                f"{_OPERATOR}: max_q_len is given but cum_seq_lens_q is not; without it, every request has query's "
+                "q_len tokens"
+            )
+        if isinstance(query, torch.Tensor) and query.ndim == 3:
+            raise ArgumentError(
+                f"{_OPERATOR}: query has shape {list(query.shape)}; it must be [batch, q_len, heads, 576], or "
+                "cum_seq_lens_q must be given"
+            )
+        return False
+    if max_q_len is None:
+        raise ArgumentError(
+            f"{_OPERATOR}: cum_seq_lens_q is given but max_q_len is not; it must be at least the most query tokens of "
+            "a request"
+        )
+    return True
+
+
+def check_options(options: Options, has_causal_seqs: bool, has_sinks: bool) -> None:
+    """Everything about them that needs no tensor."""
+    dims = (options.kv_lora_rank, options.qk_rope_head_dim)
+    for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
+        checks.number(_OPERATOR, name, size)
+    if dims != (LATENT_DIM, ROPE_DIM):
+        raise UnsupportedError(
+            f"{_OPERATOR}: kv_lora_rank and qk_rope_head_dim are {dims[0]} and {dims[1]}; kernels exist "
+            f"for {LATENT_DIM} and {ROPE_DIM}"
+        )
+    cp_world = options.cp_world
+    integers(options.window_left, cp_world, options.cp_rank, options.cp_interleave_size, options.min_split_kv)
+    if cp_world > 1 and not has_causal_seqs:
+        raise ArgumentError(
+            f"{_OPERATOR}: cp_world is {cp_world} but causal_seqs is not given; it must hold each request's keys over "
+            "all ranks"
+        )
+    if cp_world > 1 and has_sinks:
+        raise ArgumentError(
+            f"{_OPERATOR}: sinks are given and cp_world is {cp_world}; every rank would count them: call without, "
+            "merge the ranks' results, and multiply these by 1 / (1 + exp(sink - lse)), where lse is the merged "
+            "natural logarithm"
+        )
+    if checks.number(_OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
+        raise ArgumentError(f"{_OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")
+
+
+def integers(
+    window_left: int, cp_world: int, cp_rank: int, cp_interleave_size: int, min_split_kv: int
+) -> tuple[int, int, int, int, int]:
+    """The same, of Python's own type and in their ranges."""
+    window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
+    cp_world = checks.integer(_OPERATOR, "cp_world", cp_world, 1, _LARGEST_INT)
+    cp_rank = checks.integer(_OPERATOR, "cp_rank", cp_rank, 0, cp_world - 1)
+    most = _LARGEST_INT // cp_world
+    cp_interleave_size = checks.integer(_OPERATOR, "cp_interleave_size", cp_interleave_size, 1, most)
+    min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
+    return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
