@@ -43,6 +43,8 @@ class Argument:
     name. align: bytes of which its address, and free outer strides, are multiples. left_out: a name is the caller's
     argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
     only_with: the flag of the variant without which the kernel gets None; `given` is then the flag's argument.
+    piece_of: the caller's argument that this is the second piece of; the first is the kernel's argument of that name,
+    which has other sizes then (`Examination`).
     """
 
     name: str
@@ -55,6 +57,7 @@ class Argument:
     also_shape: tuple[str | int, ...] = ()
     also_dtypes: tuple[str, ...] = ()
     only_with: str = ""
+    piece_of: str = ""
     written: bool = False
 
 
@@ -108,7 +111,9 @@ def extent(size: str | int, sizes: Mapping[str, int]) -> int | None:
 def fixed_sizes(variant: Variant) -> dict[str, int]:
     """The sizes that are compiled into a kernel, by the names that shapes have for them."""
     if isinstance(variant, DecodeVariant):
-        return {"row_columns": variant.row.columns, "value_columns": variant.row.value_columns}
+        row = variant.row
+        rope_columns = row.columns - row.value_columns
+        return {"row_columns": row.columns, "value_columns": row.value_columns, "rope_columns": rope_columns}
     fields = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
     return {name: value for name, value in fields.items() if type(value) is int}
 
@@ -148,7 +153,8 @@ DECODE = Operator(
     "tsmla_decode",
     DecodeVariant,
     (
-        Argument("query", "query", (*_BATCH, "row_columns"), "dtype", align=16),
+        _rows("query", "query", (*_BATCH, "query_columns")),
+        _rows("q_pe", "q_pe", (*_BATCH, "rope_columns"), left_out=LeftOut.EMPTY, piece_of="query"),
         Argument("kv_cache", "kv_cache", _PAGES, "dtype", Strides.PAGES, 16, also_shape=_PAGES_OF_ONE),
         Argument("block_tables", "block_tables", ("batch", "width"), strides=Strides.ROWS),
         Argument("seq_lens", "seq_lens", ("batch",), also_dtypes=_INT64),
@@ -170,7 +176,10 @@ DECODE = Operator(
     ),
     dtypes=tuple(DECODE_OUT_DTYPES),
     keyed=(*_BATCH, "pages", "page_size"),
-    known={"row_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM},
+    known={
+        "query_columns": LATENT_DIM + ROPE_DIM, "row_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM,
+        "rope_columns": ROPE_DIM,
+    },
 )
 
 PACK = Operator(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,10 +23,11 @@ _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
 _MAX_MIN_SPLIT = 256
 _PAGES = (16, 32, 64, 128)
+_PAIRS = (tuple, list)
 
 
 def tsmla_decode(
-    query: torch.Tensor,
+    query: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     kv_cache: torch.Tensor,
     workspace_buffer: torch.Tensor,
     kv_lora_rank: int,
@@ -60,8 +61,10 @@ def tsmla_decode(
     tensors. No value in a device tensor leads outside of the tensors passed.
 
     Args:
-        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2, contiguous: latent part first, then rope. Its
-            tokens are the last q_len positions of each request. Any number of heads, any q_len.
+        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2: latent part first, then rope. Or a pair of its
+            parts as they were computed, (q_nope [batch, q_len, heads, 512], q_pe [batch, q_len, heads, 64]), which are
+            not copied and give the same bits. Last dimensions contiguous, outer strides free multiples of 16 bytes, of
+            each part its own. Its tokens are the last q_len positions of each request. Any number of heads, any q_len.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
             any page stride that is a multiple of 16 bytes, rows within a page without gaps.
         workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by
@@ -123,7 +126,12 @@ def tsmla_decode(
         if not checks.is_scores_factor(softmax_scale):
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
-    tensors = query, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer
+    q_pe = None
+    if type(query) in _PAIRS:
+        query, q_pe = _pieces(query)
+    tensors = (
+        query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer
+    )  # fmt: skip
     options = (
         return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
         1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
@@ -131,7 +139,8 @@ def tsmla_decode(
     try:
         kind = _kind(tensors, query.shape, options, block_tables.nbytes > 0)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), nothing, no_sinks, new_out, new_lse = served
+        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), left_out, new_out, new_lse = served
+        no_piece, nothing, no_sinks = left_out
         if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
         if out is None:
@@ -142,10 +151,11 @@ def tsmla_decode(
             bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
         if parts:
             kernel(
-                query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds,
-                nothing if local_visible_lens is None else local_visible_lens, no_sinks if sinks is None else sinks,
-                out, lse, workspace_buffer, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world,
-                cp_rank, cp_interleave_size, 1 if lse_includes_sink else 0, parts,
+                query, no_piece if q_pe is None else q_pe, kv_cache.squeeze(1) if flat else kv_cache, block_tables,
+                lengths, bounds, nothing if local_visible_lens is None else local_visible_lens,
+                no_sinks if sinks is None else sinks, out, lse, workspace_buffer, softmax_scale, output_scale,
+                1 if causal_mask else 0, window_left, cp_world, cp_rank, cp_interleave_size,
+                1 if lse_includes_sink else 0, parts,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -184,16 +194,15 @@ class _Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
     parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
-    whether seq_lens and causal_seqs have 64 bits. nothing, no_sinks: the kernel's words for no visible lengths and no
-    sinks. new_out, new_lse: make the results.
+    whether seq_lens and causal_seqs have 64 bits. left_out: the kernel's words for no second piece of the query, no
+    visible lengths and no sinks. new_out, new_lse: make the results.
     """
 
     kernel: Callable[..., None]
     parts: int
     workspace_bytes: int
     rewritten: tuple[bool, bool, bool]
-    nothing: torch.Tensor
-    no_sinks: torch.Tensor
+    left_out: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     new_out: Callable[[], torch.Tensor]
     new_lse: Callable[[], torch.Tensor]
 
@@ -201,8 +210,9 @@ class _Served(NamedTuple):
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `_Options`), with every check and its error."""
     options = _Options(*chosen)
-    query, kv_cache, block_tables, seq_lens, causal_seqs, _, sinks, *_ = tensors
-    examination = examine.Examination(DECODE, tensors)
+    query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, _, sinks, *_ = tensors
+    pieces = {} if q_pe is None else {"first": "q_nope", "sizes": {"query_columns": LATENT_DIM}}
+    examination = examine.Examination(DECODE, tensors, **pieces)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     lse, pdl, *_ = checks.each(
@@ -233,14 +243,28 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         parts,
         workspace_bytes,
         (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs)),
-        query.new_empty((0, 0), dtype=torch.int32),
-        query.new_empty(0, dtype=torch.float32),
+        (
+            query.new_empty((0, 0, 0, ROPE_DIM)), query.new_empty((0, 0), dtype=torch.int32),
+            query.new_empty(0, dtype=torch.float32),
+        ),
         made(
             (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1),
             dtype=checks.TORCH_DTYPE_OF[out_dtype],
         ),
         made((batch, q_len, heads), (q_len * heads, heads, 1), dtype=torch.float32),
     )  # fmt: skip
+
+
+def _pieces(query: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """q_nope and q_pe."""
+    if len(query) != 2:
+        raise ArgumentError(
+            f"{_OPERATOR}: query is a {type(query).__name__} of {len(query)}; it must be a CUDA tensor or a pair of "
+            "them, q_nope and q_pe"
+        )
+    for name, piece in zip(("q_nope", "q_pe"), query, strict=True):
+        checks.stored(_OPERATOR, name, piece, "a CUDA tensor")
+    return query[0], query[1]
 
 
 def _check_options(options: _Options, has_causal_seqs: bool, has_sinks: bool) -> None:

@@ -7,7 +7,7 @@ nothing, or that the kernel refuses is examined, with every check and its error 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,21 +22,29 @@ from .variant import Arch, Dtype, Variant
 class Examination:
     """The tensors of one call, and its sizes by the names in the table, as far as they are known.
 
-    tensors: in the table's order, None for those left out.
+    tensors: in the table's order, None for those left out. first: what the first of them is called, if not as in the
+    table. sizes: those of this call that are not the table's `known`.
     """
 
-    def __init__(self, operator: Operator, tensors: Sequence[torch.Tensor | None]):
+    def __init__(
+        self,
+        operator: Operator,
+        tensors: Sequence[torch.Tensor | None],
+        first: str = "",
+        sizes: Mapping[str, int] | None = None,
+    ):
         self.operator = operator
         self.tensors = {argument.given: x for argument, x in zip(operator.given, tensors, strict=True)}
-        self.sizes: dict[str, int] = dict(operator.known)
-        first = operator.given[0]
-        tensor: Any = self.tensors[first.given]
-        self.reference, self.device = first.given, checks.cuda(operator.name, first.given, tensor)
+        self.sizes: dict[str, int] = {**operator.known, **(sizes or {})}
+        tensor: Any = tensors[0]
+        self.names = {operator.given[0].given: first} if first else {}
+        self.reference = self._called(operator.given[0])
+        self.device = checks.cuda(operator.name, self.reference, tensor)
         self.arch: Arch = checks.arch_of(self.device)
         for argument in operator.deciding:
             self._check_place(argument)
             self._check_shape(argument)
-        checks.dtype_in(operator.name, first.given, tensor, [checks.TORCH_DTYPE_OF[d] for d in operator.dtypes])
+        checks.dtype_in(operator.name, self.reference, tensor, [checks.TORCH_DTYPE_OF[d] for d in operator.dtypes])
         self.dtype: Dtype = checks.dtype_of(tensor.dtype)
 
     def check(self, variant: Variant) -> None:
@@ -51,37 +59,40 @@ class Examination:
                 self._check_shape(argument)
                 self._check_memory(argument)
 
+    def _called(self, argument: Argument) -> str:
+        return self.names.get(argument.given, argument.given)
+
     def _check_place(self, argument: Argument) -> None:
         given: Any = self.tensors[argument.given]
-        checks.same_device(self.operator.name, argument.given, given, self.reference, self.device)
+        checks.same_device(self.operator.name, self._called(argument), given, self.reference, self.device)
 
     def _check_dtype(self, argument: Argument, variant: Variant) -> None:
         given: Any = self.tensors[argument.given]
         accepted = [checks.dtype_in_table(variant, name) for name in (argument.dtype, *argument.also_dtypes)]
-        checks.dtype_in(self.operator.name, argument.given, given, accepted)
+        checks.dtype_in(self.operator.name, self._called(argument), given, accepted)
 
     def _check_shape(self, argument: Argument) -> None:
         """A shape of the table's; sizes that were not known are known afterwards."""
         given: Any = self.tensors[argument.given]
         shapes = [shape for shape in (argument.shape, argument.also_shape) if shape]
         wanted = [[size if (n := extent(size, self.sizes)) is None else n for size in shape] for shape in shapes]
-        self.sizes |= checks.shape(self.operator.name, argument.given, given, *wanted)
+        self.sizes |= checks.shape(self.operator.name, self._called(argument), given, *wanted)
 
     def _check_memory(self, argument: Argument) -> None:
-        name, given = self.operator.name, self.tensors[argument.given]
+        name, called, given = self.operator.name, self._called(argument), self.tensors[argument.given]
         assert given is not None
         if argument.strides is Strides.WHOLE:
-            checks.contiguous(name, argument.given, given)
+            checks.contiguous(name, called, given)
         elif argument.strides is Strides.ROWS:
-            checks.last_dim_contiguous(name, argument.given, given)
+            checks.last_dim_contiguous(name, called, given)
         elif argument.strides is Strides.PAGES:
-            checks.pages_contiguous(name, argument.given, given)
+            checks.pages_contiguous(name, called, given)
         if argument.written:
-            checks.no_overlap(name, argument.given, given)
+            checks.no_overlap(name, called, given)
         if argument.strides is Strides.ANY:
-            checks.address(name, argument.given, given, argument.align)
+            checks.address(name, called, given, argument.align)
         else:
-            checks.aligned(name, argument.given, given, argument.align)
+            checks.aligned(name, called, given, argument.align)
 
 
 def kind_of(operator: Operator) -> Callable[..., tuple]:

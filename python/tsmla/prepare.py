@@ -39,7 +39,8 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
 
     from .checks import dtype_in_table
 
-    sizes = {"batch_size": 1, "page_size": 64, "bytes": RECORD_BYTES, **fixed_sizes(variant)}
+    operator = OPERATORS[variant.family]
+    sizes = {"batch_size": 1, "page_size": 64, "bytes": RECORD_BYTES, **operator.known, **fixed_sizes(variant)}
 
     def made(argument: Argument | Number) -> Any:
         if isinstance(argument, Number):
@@ -49,4 +50,4 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
         shape = [extent(size, sizes) or 1 for size in argument.shape]
         return torch.zeros(shape, dtype=dtype_in_table(variant, argument.dtype), device="cuda")
 
-    return tuple(made(argument) for argument in OPERATORS[variant.family].arguments)
+    return tuple(made(argument) for argument in operator.arguments)

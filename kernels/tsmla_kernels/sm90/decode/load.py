@@ -6,8 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
-from ...parts.division import remainder
+from ...parts.division import Divisor, remainder
 from ...parts.key_source import BOX_KEYS, KeySource, look_further, look_up, place_in_page, wanted_of
+from ...parts.query import NO_LINES, Query, copy_rows, copy_tile
 from .geometry import TILE_KV, DecodeGeometry
 from .storage import Shared
 from .task import Task, edge_tile
@@ -23,7 +24,7 @@ CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
 
 @cute.jit
 def load(
-    q,
+    query: Query,
     boxes,
     tiles,
     key_source: KeySource,
@@ -31,12 +32,13 @@ def load(
     geometry: cutlass.Constexpr[DecodeGeometry],
     loader: cutlass.Constexpr[int],
     task: Task,
+    heads: Divisor,
     hidden: Boolean,
     edges: Int32,
 ) -> Int32:
-    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `q` is
-    (copy atom, tiles); `boxes` and `tiles` are the same for strips of the cache, 16 keys or a whole tile at a time,
-    which is quicker where a page holds it. `clean` waits for the copies of edge tiles, and for those of all tiles
+    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
+    `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is quicker where a
+    page holds it. `clean` waits for the copies of edge tiles, and for those of all tiles
     if keys in their middle may be `hidden`. Returns how many such tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
@@ -48,8 +50,7 @@ def load(
     lookup = look_up(wanted)
     if const_expr(loader == Q_LOADER):
         if task.tiles > 0:
-            q_barrier = shared.q_edge.acquire(task.loads)
-            cute.copy(q[0], q[1][None, task.first_row // geometry.tile_q, task.request], q[2], tma_bar_ptr=q_barrier)
+            _load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         within = index % tiles_per_lookup
         if within == 0 and index > 0:
@@ -87,3 +88,19 @@ def load(
         if is_edge:
             edges += 1
     return edges
+
+
+@cute.jit
+def _load_query(
+    query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor
+):
+    """The rows of a task, and rows that are zeros or copies of others up to a whole tile."""
+    tile = geometry.query_tile
+    shared.q_edge.wait_empty(task.loads)
+    if query.rows.lines == NO_LINES:
+        last_row = task.first_row + task.rows - 1
+        copy_rows(query.rows, tile, shared.q_words, task.request, task.first_row, last_row, heads)
+        shared.q_edge.hand_over(task.loads)
+    else:
+        barrier = shared.q_edge.announce(task.loads)
+        copy_tile(query, tile, shared.q, task.request, task.first_row, heads, barrier)
