@@ -52,7 +52,7 @@ class Case:
     keys: int
     heads: int
     lengths: str
-    query: torch.Tensor
+    query: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     kv_cache: torch.Tensor
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
@@ -91,15 +91,16 @@ class Case:
     @property
     def bytes(self) -> int:
         keys = int(self.seq_lens.sum()) * (LATENT + ROPE) * self.kv_cache.element_size()
-        return keys + self.query.nbytes + self.output().nbytes
+        query = self.requests * self.q_len * self.heads * (LATENT + ROPE) * self.kv_cache.element_size()
+        return keys + query + self.output().nbytes
 
     def output(self) -> torch.Tensor:
-        dtype = torch.bfloat16 if self.query.dtype == torch.float8_e4m3fn else self.query.dtype
-        return torch.empty(*self.query.shape[:3], LATENT, device="cuda", dtype=dtype)
+        dtype = torch.bfloat16 if self.kv_cache.dtype == torch.float8_e4m3fn else self.kv_cache.dtype
+        return torch.empty(self.requests, self.q_len, self.heads, LATENT, device="cuda", dtype=dtype)
 
     def ours(self) -> Callable[[], torch.Tensor]:
         """A launch into one output tensor, which it returns, with the callers' workspace."""
-        processors = torch.cuda.get_device_properties(self.query.device).multi_processor_count
+        processors = torch.cuda.get_device_properties(self.kv_cache.device).multi_processor_count
         size = processors * self.heads * max(8, self.q_len) * (LATENT + 1) * 4
         workspace = torch.empty(size, dtype=torch.int8, device="cuda")
         out = self.output()

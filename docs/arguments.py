@@ -17,7 +17,9 @@ mean is in the operators' docstrings.
 Sizes such as `d_qk` that are fields of a variant are compiled in; all others are free, and one name is one size within
 a table. *dtype* is the inputs' and *out_dtype* the output's; support says which exist
 (`python/tsmla/support.py`). Addresses, and strides that are free, are multiples of the alignment in bytes, except that
-the stride of a dimension of one element means nothing. After these arguments every kernel takes a CUDA stream."""
+the stride of a dimension of one element means nothing. A second piece of an argument comes with the first, as a pair in
+place of the whole: then the first has only the columns that the second has not. After these arguments every kernel takes
+a CUDA stream."""
 
 
 def page() -> str:
@@ -50,8 +52,9 @@ def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
         left_out = "made if asked for"
     else:
         left_out = argument.left_out.value if isinstance(argument.left_out, LeftOut) else f"`{argument.left_out}`"
+    given = f"the second piece of `{argument.piece_of}`" if argument.piece_of else f"`{argument.given}`"
     return (
-        f"`{argument.name}`", f"`{argument.given}`", " or ".join(shapes), " or ".join(dtypes), argument.strides.value,
+        f"`{argument.name}`", given, " or ".join(shapes), " or ".join(dtypes), argument.strides.value,
         aligned, left_out,
     )  # fmt: skip
 

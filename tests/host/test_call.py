@@ -62,7 +62,7 @@ def function_of(variant: Variant):
 
 
 def tensor_of(variant: Variant, argument: Argument) -> torch.Tensor:
-    shape = [extent(size, {**SIZES, **fixed_sizes(variant)}) for size in argument.shape]
+    shape = [extent(size, {**SIZES, **operator_of(variant).known, **fixed_sizes(variant)}) for size in argument.shape]
     return torch.zeros(shape, dtype=checks.dtype_in_table(variant, argument.dtype))
 
 
@@ -71,7 +71,31 @@ def call_of(variant: Variant) -> dict[str, Any]:
     operator = operator_of(variant)
     flags = {argument.given: True for argument in operator.arguments if isinstance(argument, Argument)
              and argument.only_with}  # fmt: skip
-    return {**{a.given: tensor_of(variant, a) for a in operator.given}, **NUMBERS[variant.family], **flags}
+    tensors = {a.given: tensor_of(variant, a) for a in operator.given if not a.piece_of}
+    return {**tensors, **NUMBERS[variant.family], **flags}
+
+
+def in_pieces(variant: Variant) -> dict[str, Any]:
+    """The same with pieces where an argument can be given so, each under its own name."""
+    given = call_of(variant)
+    for argument in operator_of(variant).given:
+        if argument.piece_of:
+            given[argument.given] = tensor_of(variant, argument)
+            given[argument.piece_of] = given[argument.piece_of][..., : -argument_columns(variant, argument)]
+    return given
+
+
+def argument_columns(variant: Variant, argument: Argument) -> int:
+    return extent(argument.shape[-1], fixed_sizes(variant)) or 0
+
+
+def called(variant: Variant, given: dict[str, Any]):
+    """The operator's result, pieces under their own names being one argument."""
+    given = dict(given)
+    for argument in operator_of(variant).given:
+        if argument.piece_of and argument.given in given:
+            given[argument.piece_of] = (given[argument.piece_of], given.pop(argument.given))
+    return function_of(variant)(**given)
 
 
 def test_sizes() -> None:
@@ -84,6 +108,9 @@ def test_sizes() -> None:
 def test_every_tensor_is_a_parameter_of_the_operator(variant) -> None:
     operator, parameters = operator_of(variant), inspect.signature(function_of(variant)).parameters
     for argument in operator.given:
+        if argument.piece_of:
+            assert argument.left_out is LeftOut.EMPTY and argument.piece_of in parameters
+            continue
         required = parameters[argument.given].default is inspect.Parameter.empty
         assert required == (argument.left_out is LeftOut.REFUSED)
         assert isinstance(argument.left_out, LeftOut) or argument.left_out in parameters
@@ -115,14 +142,14 @@ def test_kernels_take_what_the_table_says(variant, arch) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_operators_launch_in_the_order_of_the_table(variant, launches) -> None:
-    whole = call_of(variant)
-    for given in (whole, {**whole, **APART.get(variant.family, {})}) * 2:
-        result = function_of(variant)(**given)
+    whole, pieces = call_of(variant), in_pieces(variant)
+    for given in (whole, pieces, {**whole, **APART.get(variant.family, {})}) * 2:
+        result = called(variant, given)
         results = {"out": result[0], "return_lse": result[1]} if variant.family != "pack" else {}
         launch = launches.pop()
         for argument, got in zip(operator_of(variant).arguments, launch, strict=True):
             if isinstance(argument, Argument):
-                want = given[argument.given]
+                want = given.get(argument.given)
                 if want is None:
                     got, want = got.numel(), 0
                 elif want is True:
@@ -139,6 +166,8 @@ def test_operators_launch_in_the_order_of_the_table(variant, launches) -> None:
 def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
     operator = operator_of(variant)
     for argument in operator.given:
+        if argument.piece_of:
+            continue
         given = {name: value for name, value in call_of(variant).items() if name != argument.given}
         if argument.left_out is LeftOut.REFUSED:
             with pytest.raises(tsmla.ArgumentError, match=f"^{operator.name}: {argument.given} is a NoneType; it must"):
@@ -175,18 +204,21 @@ ANY_ARE_RIGHT = {("visible", "gaps"), ("workspace", "longer"), ("kv_cache", "lon
 def test_wrong_tensors_are_named_first_and_later(variant, how, arch, launches, monkeypatch) -> None:
     """For every architecture's kernel: on the first call of a kind, and after a right one."""
     monkeypatch.setattr(checks, "arch_of", lambda device: arch)
-    right = call_of(variant)
-    for argument, seen in itertools.product(operator_of(variant).given, (False, True)):
+    whole, pieces = call_of(variant), in_pieces(variant)
+    names = {argument.piece_of for argument in operator_of(variant).given} - {""}
+    calls = [(argument, whole) for argument in operator_of(variant).given if not argument.piece_of]
+    calls += [(a, pieces) for a in operator_of(variant).given if a.piece_of or a.given in names]
+    for (argument, right), seen in itertools.product(calls, (False, True)):
         resolve.forget()
         if seen:
-            function_of(variant)(**right)
+            called(variant, right)
         launches.clear()
         wrong = {**right, argument.given: SPOILED[how](right[argument.given])}
         if (argument.name, how) in ANY_ARE_RIGHT:
-            function_of(variant)(**wrong)
+            called(variant, wrong)
         else:
             with pytest.raises(tsmla.ArgumentError, match=rf"^{operator_of(variant).name}: \w+ (is|has|requires) "):
-                function_of(variant)(**wrong)
+                called(variant, wrong)
             assert launches == []
 
 

@@ -61,10 +61,12 @@ class DecodeSchedule:
         geometry = self.geometry
         ctas, products, keys = geometry.ctas, (TensorCore(self.multiply),), (Copies(self.load_keys),)
         attend, tile_scores = (Warps(self.attend),), ctas * 4 * self.geometry.s_columns * 128
-        queries: tuple[Party, ...] = (Either(*keys, Warps(self.load_keys)),)
+        queries: tuple[Party, ...]
         if geometry.is_pair:
             own, other = (Warps(self.load_keys, ctas, which) for which in ("the leader's", "the other CTA's"))
             queries = (Either(*keys, own), other)
+        else:
+            queries = (Either(*keys, Warps(self.load_keys)),)
         edges = [
             EdgeSpec("q", queries, products, 1, ctas * geometry.q_bytes),
             EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes),
