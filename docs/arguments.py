@@ -18,8 +18,8 @@ Sizes such as `d_qk` that are fields of a variant are compiled in; all others ar
 a table. *dtype* is the inputs' and *out_dtype* the output's; support says which exist
 (`python/tsmla/support.py`). Addresses, and strides that are free, are multiples of the alignment in bytes, except that
 the stride of a dimension of one element means nothing. A second piece of an argument comes with the first, as a pair in
-place of the whole: then the first has only the columns that the second has not. After these arguments every kernel takes
-a CUDA stream."""
+place of the whole: then the first has only the columns that the second has not. After these arguments every kernel
+takes a CUDA stream."""
 
 
 def page() -> str:

@@ -23,7 +23,6 @@ _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
 _MAX_MIN_SPLIT = 256
 _PAGES = (16, 32, 64, 128)
-_PAIRS = (tuple, list)
 
 
 def tsmla_decode(
@@ -127,7 +126,7 @@ def tsmla_decode(
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
     q_pe = None
-    if type(query) in _PAIRS:
+    if type(query) is not torch.Tensor and isinstance(query, tuple | list):
         query, q_pe = _pieces(query)
     tensors = (
         query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer
@@ -139,8 +138,8 @@ def tsmla_decode(
     try:
         kind = _kind(tensors, query.shape, options, block_tables.nbytes > 0)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, parts, workspace_bytes, (flat, narrow, narrow_bounds), left_out, new_out, new_lse = served
-        no_piece, nothing, no_sinks = left_out
+        kernel, parts, workspace_bytes, rewritten, whole, nothing, no_sinks, new_out, new_lse = served
+        flat, narrow, narrow_bounds = rewritten
         if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
         if out is None:
@@ -151,7 +150,7 @@ def tsmla_decode(
             bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
         if parts:
             kernel(
-                query, no_piece if q_pe is None else q_pe, kv_cache.squeeze(1) if flat else kv_cache, block_tables,
+                query, whole if q_pe is None else q_pe, kv_cache.squeeze(1) if flat else kv_cache, block_tables,
                 lengths, bounds, nothing if local_visible_lens is None else local_visible_lens,
                 no_sinks if sinks is None else sinks, out, lse, workspace_buffer, softmax_scale, output_scale,
                 1 if causal_mask else 0, window_left, cp_world, cp_rank, cp_interleave_size,
@@ -194,15 +193,17 @@ class _Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
     parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
-    whether seq_lens and causal_seqs have 64 bits. left_out: the kernel's words for no second piece of the query, no
-    visible lengths and no sinks. new_out, new_lse: make the results.
+    whether seq_lens and causal_seqs have 64 bits. whole, nothing, no_sinks: the kernel's words for no second piece of
+    the query, no visible lengths and no sinks. new_out, new_lse: make the results.
     """
 
     kernel: Callable[..., None]
     parts: int
     workspace_bytes: int
     rewritten: tuple[bool, bool, bool]
-    left_out: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    whole: torch.Tensor
+    nothing: torch.Tensor
+    no_sinks: torch.Tensor
     new_out: Callable[[], torch.Tensor]
     new_lse: Callable[[], torch.Tensor]
 
@@ -243,10 +244,9 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         parts,
         workspace_bytes,
         (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs)),
-        (
-            query.new_empty((0, 0, 0, ROPE_DIM)), query.new_empty((0, 0), dtype=torch.int32),
-            query.new_empty(0, dtype=torch.float32),
-        ),
+        query.new_empty((0, 0, 0, ROPE_DIM)),
+        query.new_empty((0, 0), dtype=torch.int32),
+        query.new_empty(0, dtype=torch.float32),
         made(
             (batch, q_len, heads, LATENT_DIM), (q_len * token, token, LATENT_DIM, 1),
             dtype=checks.TORCH_DTYPE_OF[out_dtype],
@@ -262,8 +262,8 @@ def _pieces(query: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
             f"{_OPERATOR}: query is a {type(query).__name__} of {len(query)}; it must be a CUDA tensor or a pair of "
             "them, q_nope and q_pe"
         )
-    for name, piece in zip(("q_nope", "q_pe"), query, strict=True):
-        checks.stored(_OPERATOR, name, piece, "a CUDA tensor")
+    if query[1] is None:
+        raise ArgumentError(f"{_OPERATOR}: q_pe is a NoneType; it must be a CUDA tensor")
     return query[0], query[1]
 
 

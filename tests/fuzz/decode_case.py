@@ -45,8 +45,8 @@ class DecodeCase(Plain):
     have in common. unused: what entries beyond a request's keys hold; None for random numbers. missing: (request,
     column, value) of entries that name no page of the cache, though keys lie there. page_gap, visible_gap, table_gap:
     extra rows or columns between pages, rows of visible lengths and rows of the table. offset: bytes / 16 by which
-    addresses miss multiples of 256. query: one of QUERIES. spare: bytes of workspace beyond what is needed. longer: of max_seq_len beyond the
-    longest request.
+    addresses miss multiples of 256. query: one of QUERIES. spare: bytes of workspace beyond what is needed. longer: of
+    max_seq_len beyond the longest request.
     """
 
     dtype: str = "bf16"

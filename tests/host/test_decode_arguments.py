@@ -86,7 +86,7 @@ PIECES = {
         bf16(BATCH, Q_LEN, HEADS, 192)[..., 128:],
     ),
     "a list, of one tensor": list(bf16(BATCH, Q_LEN, HEADS, 576).split((512, 64), -1)),
-    "expanded": (bf16(1, 1, 1, 512).expand(BATCH, Q_LEN, HEADS, 512), bf16(1, 1, 1, 64).expand(BATCH, Q_LEN, HEADS, 64)),
+    "expanded": tuple(bf16(1, 1, 1, columns).expand(BATCH, Q_LEN, HEADS, columns) for columns in (512, 64)),
 }
 
 
