@@ -25,6 +25,7 @@ def laid_out(query: torch.Tensor, name: str) -> torch.Tensor | tuple[torch.Tenso
     for piece, (order, gap) in zip(query.split(WIDTHS, -1) if len(layouts) > 1 else (query,), layouts, strict=True):
         shape = [piece.shape[dim] for dim in order]
         around = torch.full((shape[0], shape[1] + 1, shape[2], piece.shape[-1] + gap), math.nan, device=query.device)
-        inner = around.to(query.dtype)[:, : shape[1], :, gap // 2 : gap // 2 + piece.shape[-1]]
+        first = gap // 32 * 16
+        inner = around.to(query.dtype)[:, : shape[1], :, first : first + piece.shape[-1]]
         found.append(inner.permute(*(order.index(dim) for dim in range(3)), 3).copy_(piece))
     return tuple(found) if len(found) > 1 else found[0]
