@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -127,7 +127,7 @@ def tsmla_decode(
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
     q_pe = None
     if type(query) is not torch.Tensor and isinstance(query, tuple | list):
-        query, q_pe = _pieces(query)
+        query, q_pe = examine.pieces(_OPERATOR, "query", ("q_nope", "q_pe"), query)
     tensors = (
         query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer
     )  # fmt: skip
@@ -145,9 +145,9 @@ def tsmla_decode(
         if out is None:
             out = new_out()
         lse = new_lse() if return_lse else None
-        lengths = bounds = _narrowed(seq_lens) if narrow else seq_lens
+        lengths = bounds = examine.narrowed(seq_lens) if narrow else seq_lens
         if causal_seqs is not None:
-            bounds = _narrowed(causal_seqs) if narrow_bounds else causal_seqs
+            bounds = examine.narrowed(causal_seqs) if narrow_bounds else causal_seqs
         if parts:
             kernel(
                 query, whole if q_pe is None else q_pe, kv_cache.squeeze(1) if flat else kv_cache, block_tables,
@@ -212,8 +212,8 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `_Options`), with every check and its error."""
     options = _Options(*chosen)
     query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, _, sinks, *_ = tensors
-    pieces = {} if q_pe is None else {"first": "q_nope", "sizes": {"query_columns": LATENT_DIM}}
-    examination = examine.Examination(DECODE, tensors, **pieces)
+    first, sizes = ("", {}) if q_pe is None else ("q_nope", {"query_columns": LATENT_DIM})
+    examination = examine.Examination(DECODE, tensors, first, sizes)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     lse, pdl, *_ = checks.each(
@@ -243,7 +243,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         resolve.kernel(variant),
         parts,
         workspace_bytes,
-        (kv_cache.ndim == 4, _is_wide(seq_lens), _is_wide(causal_seqs)),
+        (kv_cache.ndim == 4, examine.is_wide(seq_lens), examine.is_wide(causal_seqs)),
         query.new_empty((0, 0, 0, ROPE_DIM)),
         query.new_empty((0, 0), dtype=torch.int32),
         query.new_empty(0, dtype=torch.float32),
@@ -253,18 +253,6 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         ),
         made((batch, q_len, heads), (q_len * heads, heads, 1), dtype=torch.float32),
     )  # fmt: skip
-
-
-def _pieces(query: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """q_nope and q_pe."""
-    if len(query) != 2:
-        raise ArgumentError(
-            f"{_OPERATOR}: query is a {type(query).__name__} of {len(query)}; it must be a CUDA tensor or a pair of "
-            "them, q_nope and q_pe"
-        )
-    if query[1] is None:
-        raise ArgumentError(f"{_OPERATOR}: q_pe is a NoneType; it must be a CUDA tensor")
-    return query[0], query[1]
 
 
 def _check_options(options: _Options, has_causal_seqs: bool, has_sinks: bool) -> None:
@@ -305,14 +293,3 @@ def _integers(
     cp_interleave_size = checks.integer(_OPERATOR, "cp_interleave_size", cp_interleave_size, 1, most)
     min_split_kv = checks.integer(_OPERATOR, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
     return window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
-
-
-def _is_wide(lengths: torch.Tensor | None) -> bool:
-    return lengths is not None and lengths.dtype is torch.int64
-
-
-def _narrowed(lengths: torch.Tensor) -> torch.Tensor:
-    """int64 lengths as int32, those that it cannot hold as the nearest that it can: the low half of each, which comes
-    first."""
-    lengths = lengths.clamp(0, _LARGEST_INT)
-    return lengths.view(torch.int32)[::2]

@@ -14,7 +14,7 @@ import torch
 
 from . import checks
 from .call import Argument, LeftOut, Operator, Strides, extent, fixed_sizes
-from .errors import UnsupportedError
+from .errors import ArgumentError, UnsupportedError
 from .support import why_unsupported
 from .variant import Arch, Dtype, Variant
 
@@ -93,6 +93,29 @@ class Examination:
             checks.address(name, called, given, argument.align)
         else:
             checks.aligned(name, called, given, argument.align)
+
+
+def pieces(operator: str, given: str, names: tuple[str, str], tensors: Sequence[Any]) -> tuple[Any, Any]:
+    """The two that callers may give for the argument called `given`."""
+    wanted = f"it must be a CUDA tensor or a pair of them, {' and '.join(names)}"
+    if len(tensors) != 2:
+        raise ArgumentError(f"{operator}: {given} is a {type(tensors).__name__} of {len(tensors)}; {wanted}")
+    first, second = tensors
+    if second is None:
+        raise ArgumentError(f"{operator}: {names[1]} is a NoneType; it must be a CUDA tensor")
+    return first, second
+
+
+def is_wide(lengths: torch.Tensor | None) -> bool:
+    """Whether lengths have 64 bits."""
+    return lengths is not None and lengths.dtype is torch.int64
+
+
+def narrowed(lengths: torch.Tensor) -> torch.Tensor:
+    """int64 lengths as int32, those that it cannot hold as the nearest that it can: the low half of each, which comes
+    first."""
+    lengths = lengths.clamp(0, 2**31 - 1)
+    return lengths.view(torch.int32)[::2]
 
 
 def kind_of(operator: Operator) -> Callable[..., tuple]:

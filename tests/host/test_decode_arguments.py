@@ -79,35 +79,6 @@ def test_lengths_stand_in_for_what_is_not_given(recorder):
     assert arguments[9] is None and arguments[13:19] == (1, -1, 1, 0, 1, 0)
 
 
-PIECES = {
-    "whole": (bf16(BATCH, Q_LEN, HEADS, 512), bf16(BATCH, Q_LEN, HEADS, 64)),
-    "transposed, and a slice": (
-        bf16(HEADS, BATCH * Q_LEN, 512).transpose(0, 1).unflatten(0, (BATCH, Q_LEN)),
-        bf16(BATCH, Q_LEN, HEADS, 192)[..., 128:],
-    ),
-    "a list, of one tensor": list(bf16(BATCH, Q_LEN, HEADS, 576).split((512, 64), -1)),
-    "expanded": tuple(bf16(1, 1, 1, columns).expand(BATCH, Q_LEN, HEADS, columns) for columns in (512, 64)),
-}
-
-
-@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES.keys())
-def test_pieces_of_the_query_are_launched_as_they_are(recorder, pieces):
-    for _ in range(2):
-        out = tsmla_decode(**inputs(query=pieces))
-        assert out.shape == (BATCH, Q_LEN, HEADS, 512)
-        (arguments,) = recorder.launches
-        assert arguments[0] is pieces[0] and arguments[1] is pieces[1]
-        tsmla_decode(**inputs())
-        assert recorder.launches[-1][1].numel() == 0
-        recorder.launches.clear()
-
-
-def test_a_joined_query_may_be_a_slice(recorder):
-    query = bf16(Q_LEN, BATCH, HEADS + 1, 640).transpose(0, 1)[:, :, 1:, 64:]
-    tsmla_decode(**inputs(query=query))
-    assert recorder.launches[0][0] is query
-
-
 def test_lengths_of_64_bits_are_narrowed_to_the_nearest(recorder):
     lengths = torch.tensor([5, 2**32 + 3, -(2**32) + 7], dtype=torch.int64)
     bounds = torch.tensor([2**63 - 1, -(2**63), 2**31 - 1], dtype=torch.int64)
