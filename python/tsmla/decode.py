@@ -23,6 +23,7 @@ _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
 _MAX_MIN_SPLIT = 256
 _PAGES = (16, 32, 64, 128)
+_TENSOR = torch.Tensor
 
 
 def tsmla_decode(
@@ -126,7 +127,7 @@ def tsmla_decode(
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
     q_pe = None
-    if type(query) is not torch.Tensor and isinstance(query, tuple | list):
+    if type(query) is not _TENSOR and isinstance(query, tuple | list):
         query, q_pe = examine.pieces(_OPERATOR, "query", ("q_nope", "q_pe"), query)
     tensors = (
         query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, local_visible_lens, sinks, out, workspace_buffer

@@ -95,7 +95,9 @@ class Examination:
             checks.aligned(name, called, given, argument.align)
 
 
-def pieces(operator: str, given: str, names: tuple[str, str], tensors: Sequence[Any]) -> tuple[Any, Any]:
+def pieces(
+    operator: str, given: str, names: tuple[str, str], tensors: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The two that callers may give for the argument called `given`."""
     wanted = f"it must be a CUDA tensor or a pair of them, {' and '.join(names)}"
     if len(tensors) != 2:
