@@ -59,7 +59,7 @@ class Case:
     keys: int
     heads: int
     lengths: str
-    query: torch.Tensor
+    query: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     kv_cache: torch.Tensor
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
@@ -105,15 +105,21 @@ class Case:
     @property
     def bytes(self) -> int:
         keys = int(self.seq_lens.sum()) * (LATENT + ROPE) * self.kv_cache.element_size()
-        return keys + self.query.nbytes + self.output().nbytes
+        rows = self.first_piece.shape[:-1].numel()
+        query = rows * (LATENT + ROPE) * self.kv_cache.element_size()
+        return keys + query + self.output().nbytes
+
+    @property
+    def first_piece(self) -> torch.Tensor:
+        return self.query[0] if isinstance(self.query, tuple) else self.query
 
     def output(self) -> torch.Tensor:
-        dtype = torch.bfloat16 if self.query.dtype == torch.float8_e4m3fn else self.query.dtype
-        return torch.empty(*self.query.shape[:-1], LATENT, device="cuda", dtype=dtype)
+        dtype = torch.bfloat16 if self.kv_cache.dtype == torch.float8_e4m3fn else self.kv_cache.dtype
+        return torch.empty(*self.first_piece.shape[:-1], LATENT, device="cuda", dtype=dtype)
 
     def ours(self) -> Callable[[], torch.Tensor]:
         """A launch into one output tensor, which it returns, with the callers' workspace."""
-        processors = torch.cuda.get_device_properties(self.query.device).multi_processor_count
+        processors = torch.cuda.get_device_properties(self.kv_cache.device).multi_processor_count
         size = processors * self.heads * max(8, self.q_len) * (LATENT + 1) * 4
         workspace = torch.empty(size, dtype=torch.int8, device="cuda")
         out = self.output()

@@ -79,11 +79,15 @@ def _cases(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "max_seq_len": 70,
         "softmax_scale": 0.1,
     }
+    pieces = zeros(2, 1, 16, 512), zeros(2, 1, 16, 64)
     parallel = {"causal_seqs": 2 * lengths, "cp_world": 2, "return_lse": True}
     return {
         "decode": (tsmla.tsmla_decode, decode),
         "decode, LSE": (tsmla.tsmla_decode, {**decode, "return_lse": True}),
         "decode, out=": (tsmla.tsmla_decode, {**decode, "out": zeros(2, 1, 16, 512)}),
+        "decode, out=, query in pieces": (
+            tsmla.tsmla_decode, {**decode, "query": pieces, "out": zeros(2, 1, 16, 512)}
+        ),
         "decode, 4-D cache, LSE, parallel": (
             tsmla.tsmla_decode, {**decode, **parallel, "kv_cache": decode["kv_cache"][:, None]}
         ),

@@ -20,7 +20,8 @@ a table. *dtype* is the inputs' and *out_dtype* the output's; support says which
 the stride of a dimension of one element means nothing. After these arguments every kernel takes a CUDA stream.
 
 What callers give as a tuple of two is two tensors here: `key[1]` is the second, and `key` stands for the first, or for
-a tensor that is both side by side. So d_query and d_key are d_qk, or the 128 columns of the first piece."""
+a tensor that is both side by side. So d_query and d_key are d_qk, or the 128 columns of the first piece, and
+query_columns are 576 or 512."""
 
 
 def page() -> str:

@@ -115,7 +115,9 @@ def extent(size: str | int, sizes: Mapping[str, int]) -> int | None:
 def fixed_sizes(variant: Variant) -> dict[str, int]:
     """The sizes that are compiled into a kernel, by the names that shapes have for them."""
     if isinstance(variant, DecodeVariant):
-        return {"row_columns": variant.row.columns, "value_columns": variant.row.value_columns}
+        row = variant.row
+        rope_columns = row.columns - row.value_columns
+        return {"row_columns": row.columns, "value_columns": row.value_columns, "rope_columns": rope_columns}
     fields = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
     return {name: value for name, value in fields.items() if type(value) is int}
 
@@ -159,9 +161,8 @@ DECODE = Operator(
     "tsmla_decode",
     DecodeVariant,
     (
-        Argument(
-            "query", "query", (*_BATCH, "row_columns"), "dtype", align=16, packed_shape=(*_PACK, "row_columns")
-        ),
+        _rows("query", "query", (*_BATCH, "query_columns"), packed_shape=(*_PACK, "query_columns")),
+        _rows("q_pe", "query[1]", (*_BATCH, ROPE_DIM), left_out=LeftOut.EMPTY, packed_shape=(*_PACK, ROPE_DIM)),
         Argument("kv_cache", "kv_cache", _PAGES, "dtype", Strides.PAGES, 16, also_shape=_PAGES_OF_ONE),
         Argument("block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS),
         Argument("seq_lens", "seq_lens", ("requests",), also_dtypes=_INT64),
@@ -188,7 +189,9 @@ DECODE = Operator(
     ),
     dtypes=tuple(DECODE_OUT_DTYPES),
     keyed=(*_BATCH, "requests", "pages", "page_size"),
-    known={"row_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM},
+    known={
+        "query_columns": LATENT_DIM + ROPE_DIM, "row_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM,
+    },
 )
 
 PACK = Operator(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -17,7 +17,7 @@ from .decode_options import Options, check_options, integers, is_packed
 from .errors import ArgumentError, TsmlaError
 from .lengths import is_wide, narrowed
 from .plan import plan_decode
-from .support import DECODE_OUT_DTYPES, LATENT_DIM
+from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from .variant import DecodeVariant
 from .workspace import multiprocessors, sized
 
@@ -28,7 +28,7 @@ _PAGES = (16, 32, 64, 128)
 
 
 def tsmla_decode(
-    query: torch.Tensor,
+    query: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     kv_cache: torch.Tensor,
     workspace_buffer: torch.Tensor,
     kv_lora_rank: int,
@@ -65,9 +65,11 @@ def tsmla_decode(
     tensors. No value in a device tensor leads outside of the tensors passed.
 
     Args:
-        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2, contiguous: latent part first, then rope. Its
-            tokens are the last q_len positions of each request. Any number of heads, any q_len. With cum_seq_lens_q,
-            [tokens, heads, 576]: those of all requests, one behind the other.
+        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2: latent part first, then rope. Or a tuple of its two
+            pieces as they were computed, (q_nope [batch, q_len, heads, 512], q_pe [batch, q_len, heads, 64]), which are
+            not copied and give the same bits. Last dimensions contiguous, outer strides free multiples of 16 bytes, of
+            each piece its own. Its tokens are the last q_len positions of each request. Any number of heads, any q_len.
+            With cum_seq_lens_q, [tokens, heads, 576] or its pieces: those of all requests, one behind the other.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
             any page stride that is a multiple of 16 bytes, rows within a page without gaps.
         workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
@@ -150,8 +152,11 @@ def tsmla_decode(
         if not checks.is_scores_factor(softmax_scale):
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
+    q_pe = None
+    if type(query) is tuple:
+        query, q_pe = examine.pieces(_OPERATOR, "query", query)
     tensors = (
-        query, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
+        query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
         workspace_buffer,
     )  # fmt: skip
     options = (
@@ -160,14 +165,14 @@ def tsmla_decode(
         max_q_len,
     )  # fmt: skip
     try:
-        packed = cum_seq_lens_q is not None
-        kind = _kind(tensors, query.shape[1:] if packed else query.shape, options, block_tables.nbytes > 0)
+        packed, shape = cum_seq_lens_q is not None, query.shape  # type: ignore[union-attr]
+        kind = _kind(tensors, shape[1:] if packed else shape, options, block_tables.nbytes > 0)
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
-        kernel, parts, workspace_bytes, rewritten, q_len, no_spans, nothing, no_sinks, new_out, new_lse = served
+        kernel, parts, workspace_bytes, rewritten, q_len, whole, no_spans, nothing, no_sinks, new_out, new_lse = served
         if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
             workspace_buffer = sized(workspace_buffer, workspace_bytes)
         flat, narrow, narrow_bounds, narrow_q = rewritten
-        tokens = query.shape[:1] if packed else ()
+        tokens = shape[:1] if packed else ()
         if out is None:
             out = new_out(*tokens)
         if return_lse and lse is None:
@@ -175,15 +180,15 @@ def tsmla_decode(
         lengths = bounds = narrowed(seq_lens) if narrow else seq_lens
         if causal_seqs is not None:
             bounds = narrowed(causal_seqs) if narrow_bounds else causal_seqs
-        spans, rows, row_lse = no_spans, out, lse
+        spans, rows, row_lse, rope = no_spans, out, lse, whole if q_pe is None else q_pe
         visible = nothing if local_visible_lens is None else local_visible_lens
         if cum_seq_lens_q is not None:
             spans = narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q
-            parts = parts if query.shape[0] else 0
-            query, rows, row_lse, visible = _as_one_request(query, out, lse, local_visible_lens, nothing, len(seq_lens))
+            parts = parts if shape[0] else 0
+            query, rows, row_lse, rope, visible = _as_one_request(query, out, lse, rope, visible, len(seq_lens))
         if parts:
             kernel(
-                query, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds, spans, visible,
+                query, rope, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds, spans, visible,
                 no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, softmax_scale, output_scale,
                 1 if causal_mask else 0, window_left, cp_world, cp_rank, cp_interleave_size,
                 1 if lse_includes_sink else 0, q_len, parts,
@@ -205,8 +210,8 @@ class _Served(NamedTuple):
 
     parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
     whether seq_lens, causal_seqs and cum_seq_lens_q have 64 bits. q_len: of every request, or the most that one has.
-    no_spans, nothing, no_sinks: the kernel's words for requests of one query length, no visible lengths and no sinks.
-    new_out, new_lse: make the results, of packed tokens from their number.
+    whole, no_spans, nothing, no_sinks: the kernel's words for no second piece of the query, requests of one query
+    length, no visible lengths and no sinks. new_out, new_lse: make the results, of packed tokens from their number.
     """
 
     kernel: Callable[..., None]
@@ -214,6 +219,7 @@ class _Served(NamedTuple):
     workspace_bytes: int
     rewritten: tuple[bool, bool, bool, bool]
     q_len: int
+    whole: torch.Tensor
     no_spans: torch.Tensor
     nothing: torch.Tensor
     no_sinks: torch.Tensor
@@ -224,9 +230,10 @@ class _Served(NamedTuple):
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `Options`), with every check and its error."""
     options = Options(*chosen)
-    query, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, *_ = tensors
+    query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, *_ = tensors
     packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
-    examination = examine.Examination(DECODE, tensors, packed=packed)
+    called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
+    examination = examine.Examination(DECODE, tensors, called, columns, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
     return_lse, pdl, *_ = checks.each(
@@ -267,6 +274,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         workspace_bytes,
         (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs), is_wide(cum_seq_lens_q)),
         q_len,
+        query.new_empty((0, 0, 0, ROPE_DIM)),
         query.new_empty(0, dtype=torch.int32),
         query.new_empty((0, 0), dtype=torch.int32),
         no_sinks,
@@ -276,15 +284,19 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
 
 
 def _as_one_request(
-    query: torch.Tensor,
+    query: Any,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    visible: torch.Tensor | None,
-    nothing: torch.Tensor,
+    rope: torch.Tensor,
+    visible: torch.Tensor,
     requests: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Packed tokens as kernels take them; visible lengths as those of every request."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """Packed tokens as kernels take them; visible lengths as those of every request. What stands for no rope or no
+    visible lengths is left as it is."""
     return (
-        query.unsqueeze(0), out.unsqueeze(0), None if lse is None else lse.unsqueeze(0),
-        nothing if visible is None else visible.expand(requests, -1),
-    )  # fmt: skip
+        query.unsqueeze(0),
+        out.unsqueeze(0),
+        None if lse is None else lse.unsqueeze(0),
+        rope.unsqueeze(0) if rope.ndim == 3 else rope,
+        visible.expand(requests, -1) if visible.ndim == 1 else visible,
+    )

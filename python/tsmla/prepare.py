@@ -39,9 +39,9 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
 
     from .checks import dtype_in_table
 
-    fixed = fixed_sizes(variant)
+    operator, fixed = OPERATORS[variant.family], fixed_sizes(variant)
     columns = fixed.get("d_qk", 1)
-    sizes = {"batch_size": 1, "requests": 1, "page_size": 64, "bytes": RECORD_BYTES, **fixed}
+    sizes = {"batch_size": 1, "requests": 1, "page_size": 64, "bytes": RECORD_BYTES, **operator.known, **fixed}
     sizes |= {"d_query": columns, "d_key": columns}
 
     def made(argument: Argument | Number) -> Any:
@@ -52,4 +52,4 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
         shape = [extent(size, sizes) or 1 for size in argument.shape]
         return torch.zeros(shape, dtype=dtype_in_table(variant, argument.dtype), device="cuda")
 
-    return tuple(made(argument) for argument in OPERATORS[variant.family].arguments)
+    return tuple(made(argument) for argument in operator.arguments)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import tsmla
+from decode_queries import LAYOUTS, laid_out
 from decode_reference import LATENT, Problem, Sight, attend, check, judge, make_problem, merged, run, sharded, workspace
 from tensor_cores import lse_loss
 from tsmla.checks import TORCH_DTYPE_OF
@@ -54,6 +55,24 @@ def test_page_sizes(dtype, page_size):
 @pytest.mark.parametrize("heads", [1, 6, 12, 24, 48, 96, 128])
 def test_head_counts(dtype, heads, q_len):
     check(make_problem([700, 65, 3], q_len, heads, dtype))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("q_len, heads", [(1, 16), (4, 12), (3, 1), (2, 64), (3, 96), (1, 128), (4, 128)])
+def test_queries_of_any_strides_and_in_pieces_give_the_same_bits(dtype, layout, q_len, heads):
+    problem = make_problem([700, 0, 65, 3000], q_len, heads, dtype)
+    out, lse = check(problem)
+    got, got_lse = run(problem, query=laid_out(problem.query, layout))
+    assert torch.equal(got, out) and torch.equal(got_lse, lse)
+
+
+def test_queries_expanded_over_requests_and_heads(dtype):
+    problem = make_problem([700, 65], 2, 16, dtype)
+    for dims in ((1, 2, 16), (2, 2, 1), (2, 1, 16), (1, 1, 1)):
+        first = problem.query[: dims[0], : dims[1], : dims[2]]
+        latent, rope = (piece.expand(2, 2, 16, -1) for piece in first.split((512, 64), -1))
+        problem.query = torch.cat((latent, rope), -1)
+        check(problem, query=(latent, rope))
 
 
 @pytest.mark.parametrize("q_len, heads", [(70, 1), (33, 8), (17, 128)])

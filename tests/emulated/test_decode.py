@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import tsmla
+from decode_queries import LAYOUTS, WIDTHS, laid_out
 from decode_reference import Sight, attend, check, make_problem, merged, run, sharded
 from tsmla.checks import TORCH_DTYPES
 from tsmla.plan import plan_decode
@@ -102,6 +103,37 @@ def test_other_ways_to_say_the_same(gpu):
     )
     assert torch.equal(again, out)
     assert torch.allclose(natural, lse * math.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads, q_len", [(1, 2), (3, 3), (12, 4), (16, 1), (64, 3), (96, 2), (128, 2)])
+def test_a_query_of_any_strides_and_in_pieces_gives_the_same_bits(gpu, heads, q_len):
+    for arch, dtype in DTYPES:
+        if arch == gpu.arch and dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            problem = make_problem([150, 0, 65], q_len, heads, dtype)
+            out, lse = check(problem)
+            for layout in LAYOUTS:
+                got, got_lse = run(problem, query=laid_out(problem.query, layout))
+                assert torch.equal(got, out) and torch.equal(got_lse, lse), layout
+
+
+def test_pieces_whose_strides_of_one_element_mean_nothing(gpu):
+    problem = make_problem([150], 1, 1)
+    out, lse = check(problem)
+    pieces = problem.query.split(WIDTHS, -1)
+    odd = tuple(piece.as_strided(piece.shape, (1, 3, 577, 1), piece.storage_offset()) for piece in pieces)
+    for query in (problem.query.as_strided((1, 1, 1, 576), (3, 5, 7, 1)), odd):
+        got, got_lse = run(problem, query=query)
+        assert torch.equal(got, out) and torch.equal(got_lse, lse)
+
+
+def test_pieces_expanded_over_requests_and_heads(gpu):
+    """Strides of 0."""
+    problem = make_problem([150, 65], 2, 16)
+    for dims in ((1, 2, 16), (2, 2, 1), (2, 1, 16), (1, 1, 1)):
+        first = problem.query[: dims[0], : dims[1], : dims[2]]
+        latent, rope = (piece.expand(2, 2, 16, -1) for piece in first.split(WIDTHS, -1))
+        problem.query = torch.cat((latent, rope), -1)
+        check(problem, query=(latent, rope))
 
 
 def test_pages_at_any_multiple_of_16_bytes(gpu):

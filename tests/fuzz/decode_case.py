@@ -21,6 +21,16 @@ from .reference_decode import Sight, counted_length, seen_keys
 WIDTH = LATENT_DIM + ROPE_DIM
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed; see the same of prefill."""
+QUERIES: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
+    "joined": (((0, 1, 2), 0),),
+    "joined, with gaps": (((0, 1, 2), 16),),
+    "joined, heads first": (((2, 0, 1), 0),),
+    "pieces": (((0, 1, 2), 0), ((0, 1, 2), 0)),
+    "pieces, one with heads first": (((2, 0, 1), 0), ((0, 1, 2), 128)),
+    "pieces, both with gaps": (((0, 1, 2), 16), ((0, 1, 2), 48)),
+    "pieces in other orders": (((1, 0, 2), 0), ((2, 1, 0), 16)),
+}
+"""Of the query's tensors, (batch, token and head from the outermost to the innermost, elements between rows)."""
 _NO_PAGE = 2147480000
 """What callers put into entries of page tables that are not read."""
 _PAGES = (16, 32, 64, 128)
@@ -36,9 +46,9 @@ class DecodeCase(Plain):
     have in common. unused: what entries beyond a request's keys hold; None for random numbers. missing: (request,
     column, value) of entries that name no page of the cache, though keys lie there. page_gap, visible_gap, table_gap:
     extra rows or columns between pages, rows of visible lengths and rows of the table. offset: bytes / 16 by which
-    addresses miss multiples of 256. spare: bytes of workspace beyond what is needed. longer: of max_seq_len beyond the
-    longest request. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are then the query's, q_len
-    is max_q_len, and visible is one row of all tokens. wide_q: int64 ones.
+    addresses miss multiples of 256. query: one of QUERIES. spare: bytes of workspace beyond what is needed. longer: of
+    max_seq_len beyond the longest request. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are
+    then the query's, q_len is max_q_len, and visible is one row of all tokens. wide_q: int64 ones.
     """
 
     dtype: str = "bf16"
@@ -67,6 +77,7 @@ class DecodeCase(Plain):
     values: str = "normal"
     magnitude: float = 1.0
     offset: int = 0
+    query: str = "joined"
     out: str = "new"
     workspace: str = "int8"
     spare: int = 0
@@ -215,6 +226,7 @@ def _fields(draw: Any, variant: DecodeVariant) -> dict[str, Any]:
         "visible_gap": draw(st.sampled_from((0, 0, 1))),
         "table_gap": draw(st.sampled_from((0, 0, 1, 3))),
         "offset": draw(st.sampled_from((0, 0, 1, 3, 8))),
+        "query": draw(st.sampled_from(("joined", *QUERIES))),
         "out": draw(st.sampled_from(("new", "given"))),
         "workspace": draw(st.sampled_from(("int8", "uint8"))),
         "spare": draw(st.sampled_from((0, 0, 1, 4096))),

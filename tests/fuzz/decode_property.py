@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import tsmla
 from tsmla.support import LATENT_DIM, ROPE_DIM
 
-from .decode_case import WIDTH, DecodeCase
+from .decode_case import QUERIES, WIDTH, DecodeCase
 from .guarded import Guarded, contiguous
 from .places import Place
 from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
@@ -120,6 +121,21 @@ def drawn(case: DecodeCase) -> Inputs:
     return Inputs(query.to(case.torch_dtype), cache, table.to(torch.int32), keys)
 
 
+def _query(case: DecodeCase, query: torch.Tensor, put: Callable[..., torch.Tensor], offset: int) -> tuple:
+    """The query, or its pieces, where the case has them."""
+    layouts = QUERIES[case.query]
+    pieces = (query,) if len(layouts) == 1 else query.split((LATENT_DIM, ROPE_DIM), -1)
+    found = []
+    packed = 4 - query.ndim
+    for name, piece, (order, gap) in zip(("query", "q_pe"), pieces, layouts, strict=False):
+        strides, next_stride = [0] * (query.ndim - 1) + [1], piece.shape[-1] + gap
+        for dim in reversed([dim - packed for dim in order if dim >= packed]):
+            strides[dim] = next_stride
+            next_stride *= piece.shape[dim]
+        found.append(put(name, piece, tuple(strides), offset))
+    return tuple(found)
+
+
 def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict[str, Any]]:
     """The call's memory and its arguments."""
     offset = 16 * case.offset
@@ -156,7 +172,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
     total = case.causal_seqs
     sinks = None if case.sinks is None else put("sinks", torch.tensor(case.sinks))
     return memory, {
-        "query": put("query", inputs.query, offset=offset),
+        "query": tensors if len(tensors := _query(case, inputs.query, put, offset)) > 1 else tensors[0],
         "kv_cache": put("kv_cache", cache, cache_strides, offset),
         "workspace_buffer": space("workspace", (size,), getattr(torch, case.workspace)),
         "kv_lora_rank": LATENT_DIM,

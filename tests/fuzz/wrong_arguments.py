@@ -109,7 +109,10 @@ PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
 }
 """Argument -> how its tensor can be wrong, values that are wrong, what else an error may speak of."""
 DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
-    "query": ((*_ANY, *_WHOLE, "dim 0 +1", "dim 3 -1"), (None, *_NO_TENSORS), ("block_tables",)),
+    "query": (
+        (*_ANY, *_ALIGNED, "dim 0 +1", "dim 3 -1", "dim 3 +16"), (None, *_NO_TENSORS, (1, 2)),
+        ("block_tables", "query[0]"),
+    ),
     "kv_cache": (
         ("on the CPU", "dtype", *_ALIGNED, "rows apart", "dim 1 +1", "dim 2 -1"), (None, *_NO_TENSORS), (),
     ),

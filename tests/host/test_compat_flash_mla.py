@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import ROOM, alike, distinct, launched, processors
+from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, resolve
 from tsmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
@@ -127,8 +127,8 @@ def test_results_have_flashmla_s_layout_and_empty_rows(recorder, monkeypatch, s_
     base_2[0, 0, 1] = math.nan
 
     def kernel(*arguments):
-        arguments[7].fill_(2.0)
-        arguments[8].copy_(base_2)
+        arguments[place_of("out", "decode")].fill_(2.0)
+        arguments[place_of("lse", "decode")].copy_(base_2)
 
     monkeypatch.setattr(resolve, "kernel", lambda variant: kernel)
     out, lse = flash_mla_with_kvcache(**inputs(s_q=s_q))

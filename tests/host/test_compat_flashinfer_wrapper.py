@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from launches import ROOM, alike, distinct, launched, processors
+from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
 from tsmla import ArgumentError, UnsupportedError, resolve
 from tsmla.compat.flashinfer import BatchMLAPagedAttentionWrapper
@@ -211,7 +211,8 @@ def test_a_part_of_another_row_is_not_its_neighbour(recorder):
 def test_the_lse_has_the_base_that_was_asked_for(recorder, monkeypatch, on_e, mode, buffer):
     base_2 = torch.arange(6 * HEADS, dtype=torch.float32).view(6, HEADS)
     base_2[3] = -math.inf
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *x: x[8].copy_(base_2.view(x[8].shape)))
+    place = place_of("lse", "decode")
+    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *x: x[place].copy_(base_2.view(x[place].shape)))
     planned = wrapper()
     planned.plan(**plan_inputs(lse_mode=mode))
     given_lse = torch.full((6, HEADS), math.nan) if buffer else None

@@ -56,13 +56,15 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     out, lse = tsmla_decode(**given, return_lse=True)
     (arguments,) = recorder.launches
     expected = [given[n] for n in ("query", "kv_cache", "block_tables", "seq_lens", "causal_seqs")]
-    expected += [arguments[5], visible, arguments[7], out, lse]
+    expected += [arguments[6], visible, arguments[8], out, lse]
+    expected.insert(1, arguments[1])
+    assert arguments[1].shape == (0, 0, 0, 64) and arguments[1].dtype == torch.bfloat16
     assert all(got is want for got, want in zip(arguments, expected, strict=False))
-    workspace = arguments[10]
+    workspace = arguments[11]
     assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
     parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
-    assert arguments[11:] == (0.125, 0.5, 0, 7, 2, 1, 16, 0, Q_LEN, parts)
-    assert all(type(value) is float for value in arguments[11:13]) and all(type(v) is int for v in arguments[13:])
+    assert arguments[12:] == (0.125, 0.5, 0, 7, 2, 1, 16, 0, Q_LEN, parts)
+    assert all(type(value) is float for value in arguments[12:14]) and all(type(v) is int for v in arguments[14:])
     assert out.shape == (BATCH, Q_LEN, HEADS, 512) and out.is_contiguous()
     assert lse.shape == (BATCH, Q_LEN, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
 
@@ -71,11 +73,11 @@ def test_lengths_stand_in_for_what_is_not_given(recorder):
     given = inputs()
     tsmla_decode(**given)
     (arguments,) = recorder.launches
-    assert arguments[3] is given["seq_lens"] is arguments[4]
-    assert arguments[5].shape == (0,) and arguments[5].dtype == torch.int32
-    assert arguments[6].shape == (0, 0) and arguments[6].dtype == torch.int32
-    assert arguments[7].shape == (0,) and arguments[7].dtype == torch.float32
-    assert arguments[9] is None and arguments[13:19] == (1, -1, 1, 0, 1, 0)
+    assert arguments[4] is given["seq_lens"] is arguments[5]
+    assert arguments[6].shape == (0,) and arguments[6].dtype == torch.int32
+    assert arguments[7].shape == (0, 0) and arguments[7].dtype == torch.int32
+    assert arguments[8].shape == (0,) and arguments[8].dtype == torch.float32
+    assert arguments[10] is None and arguments[14:20] == (1, -1, 1, 0, 1, 0)
 
 
 def test_lengths_of_64_bits_are_narrowed_to_the_nearest(recorder):
@@ -83,22 +85,22 @@ def test_lengths_of_64_bits_are_narrowed_to_the_nearest(recorder):
     bounds = torch.tensor([2**63 - 1, -(2**63), 2**31 - 1], dtype=torch.int64)
     tsmla_decode(**inputs(seq_lens=lengths, causal_seqs=bounds))
     (arguments,) = recorder.launches
-    assert arguments[3].dtype == arguments[4].dtype == torch.int32
-    assert arguments[3].tolist() == [5, 2**31 - 1, 0] and arguments[4].tolist() == [2**31 - 1, 0, 2**31 - 1]
+    assert arguments[4].dtype == arguments[5].dtype == torch.int32
+    assert arguments[4].tolist() == [5, 2**31 - 1, 0] and arguments[5].tolist() == [2**31 - 1, 0, 2**31 - 1]
 
 
 def test_one_length_of_64_bits_with_an_odd_stride(recorder):
     lengths = torch.tensor([9, 1, 8], dtype=torch.int64)[::2][1:]
     given = inputs(query=bf16(1, 1, 1, 576), block_tables=torch.zeros(1, 1, dtype=torch.int32), seq_lens=lengths)
     tsmla_decode(**given)
-    assert recorder.launches[0][3].tolist() == [8]
+    assert recorder.launches[0][4].tolist() == [8]
 
 
 def test_caches_of_four_dimensions_and_free_page_strides(recorder):
     cache = torch.zeros(PAGES, 3, PAGE, 576, dtype=torch.bfloat16)
     for given in (cache[:, 1], cache[:, 1:2]):
         tsmla_decode(**inputs(kv_cache=given))
-        got = recorder.launches[-1][1]
+        got = recorder.launches[-1][2]
         assert got.shape == (PAGES, PAGE, 576) and got.data_ptr() == given.data_ptr()
         assert got.stride() == (3 * PAGE * 576, 576, 1)
 
@@ -113,11 +115,11 @@ def test_a_given_output_is_written_and_returned(recorder):
     out = bf16(BATCH, Q_LEN, HEADS, 512)
     for _ in range(2):
         assert tsmla_decode(**inputs(out=out)) is out
-        assert recorder.launches[-1][8] is out
+        assert recorder.launches[-1][9] is out
 
 
 def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[9].fill_(3.0))
+    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[10].fill_(3.0))
     _, lse = tsmla_decode(**inputs(), return_lse=True, lse_base=math.e)
     assert torch.allclose(lse, torch.full_like(lse, 3 * math.log(2)))
 
@@ -125,7 +127,7 @@ def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
 def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     for call in range(1, 4):
         tsmla_decode(**inputs(output_scale=float(call)))
-    assert len(recorder.variants) == 1 and [launch[12] for launch in recorder.launches] == [1.0, 2.0, 3.0]
+    assert len(recorder.variants) == 1 and [launch[13] for launch in recorder.launches] == [1.0, 2.0, 3.0]
     tsmla_decode(**inputs(), return_lse=True)
     tsmla_decode(**inputs(), enable_pdl=True)
     assert [(v.lse, v.pdl) for v in recorder.variants[1:]] == [(True, False), (False, True)]
@@ -146,6 +148,8 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
         {"kv_cache": bf16(PAGES, 2 * PAGE, 576)[:, :PAGE]},
         {"workspace_buffer": torch.zeros(FORMULA, dtype=torch.uint8)},
         {"query": bf16(BATCH, 1, HEADS, 576)},
+        {"query": (bf16(BATCH, Q_LEN, HEADS, 512), bf16(BATCH, Q_LEN, HEADS, 64))},
+        {"query": bf16(BATCH, Q_LEN, 2 * HEADS, 576)[:, :, ::2]},
         {name: inputs(torch.float16)[name] for name in ("query", "kv_cache")},
         {"max_seq_len": 257},
         {"max_seq_len": 512},
@@ -213,7 +217,7 @@ def test_the_workspace_may_be_just_large_enough(recorder):
     assert 0 < needed <= FORMULA
     for dtype in (torch.int8, torch.uint8):
         tsmla_decode(**inputs(workspace_buffer=torch.zeros(needed, dtype=dtype)))
-        workspace = recorder.launches[-1][10]
+        workspace = recorder.launches[-1][11]
         assert workspace.numel() == needed and workspace.dtype == dtype
     message = f"tsmla_decode: workspace_buffer has {needed - 1} bytes; this call needs {needed}"
     with pytest.raises(ArgumentError, match=message):
@@ -225,7 +229,7 @@ def test_a_workspace_beyond_32_bits_is_cut(recorder):
     huge = torch.empty(2**31, dtype=torch.int8)
     for _ in range(2):
         tsmla_decode(**inputs(workspace_buffer=huge))
-        workspace = recorder.launches[-1][10]
+        workspace = recorder.launches[-1][11]
         assert workspace.numel() == needed and workspace.data_ptr() == huge.data_ptr()
 
 
@@ -256,7 +260,7 @@ def test_integers_of_other_types_are_integers(recorder):
     integers = {"max_seq_len": 300, "window_left": 5, "cp_world": 2, "cp_rank": 1, "cp_interleave_size": 16}
     for name, value in integers.items():
         tsmla_decode(**inputs(causal_seqs=LENGTHS.clone(), **{**integers, name: np.int64(value)}))
-        given = recorder.launches[-1][14:18]
+        given = recorder.launches[-1][15:19]
         assert given == (5, 2, 1, 16) and all(type(number) is int for number in given)
 
 

@@ -32,9 +32,9 @@ def test_the_kernel_gets_one_request_of_all_tokens(recorder):
     out, lse = tsmla_decode(**given, return_lse=True)
     (arguments,) = recorder.launches
     assert arguments[0].shape == (1, TOKENS, HEADS, 576) and arguments[0].data_ptr() == given["query"].data_ptr()
-    assert arguments[5] is given["cum_seq_lens_q"]
-    assert arguments[6].shape == (BATCH, TOKENS) and arguments[6].stride() == (0, 1)
-    assert arguments[8].data_ptr() == out.data_ptr() and arguments[9].data_ptr() == lse.data_ptr()
+    assert arguments[6] is given["cum_seq_lens_q"]
+    assert arguments[7].shape == (BATCH, TOKENS) and arguments[7].stride() == (0, 1)
+    assert arguments[9].data_ptr() == out.data_ptr() and arguments[10].data_ptr() == lse.data_ptr()
     assert arguments[-2:] == (5, plan_decode(Arch.SM90A, SMS, BATCH, 5, HEADS, 300, True).parts)
     assert out.shape == (TOKENS, HEADS, 512) and lse.shape == (TOKENS, HEADS)
 
@@ -49,7 +49,7 @@ def test_a_kind_of_call_is_of_any_number_of_tokens(recorder):
 
 def test_cumulative_lengths_of_64_bits_are_narrowed(recorder):
     tsmla_decode(**packed(cum_seq_lens_q=torch.tensor([-(2**40), 1, 2**40, 6])))
-    assert recorder.launches[-1][5].tolist() == [0, 1, 2**31 - 1, 6]
+    assert recorder.launches[-1][6].tolist() == [0, 1, 2**31 - 1, 6]
 
 
 @pytest.mark.parametrize("tokens, requests, heads", [(0, BATCH, HEADS), (7, 0, HEADS), (7, BATCH, 0)])

@@ -26,8 +26,8 @@ def recorder(monkeypatch, recorder: Recorder) -> Recorder:
 
 
 def test_what_is_no_cuda_tensor_is_refused():
-    with pytest.raises(ArgumentError, match="tsmla_decode: query is a list; it must be a CUDA tensor"):
-        tsmla_decode(**inputs(query=[1.0]))
+    with pytest.raises(ArgumentError, match="tsmla_decode: query is a dict; it must be a CUDA tensor"):
+        tsmla_decode(**inputs(query={}))
     with pytest.raises(ArgumentError, match="tsmla_decode: query is on cpu; it must be a CUDA tensor"):
         tsmla_decode(**inputs())
 
@@ -42,10 +42,13 @@ WRONG = {
         "query has shape [3, 2, 4, 512]; it must be [batch, q_len, heads, 576]",
     ),
     "query dtype": ({"query": bf16(3, 2, 4, 576).float()}, "query is torch.float32; accepted: torch.bfloat16"),
-    "query with gaps": ({"query": bf16(3, 2, 8, 576)[:, :, ::2]}, "query has shape [3, 2, 4, 576] and strides"),
-    "query address": (
-        {"query": torch.zeros(BATCH * Q_LEN * HEADS * 576 + 1, dtype=torch.bfloat16)[1:].view(3, 2, 4, 576)},
-        "query starts at address",
+    "query with gaps": (
+        {"query": bf16(3, 2, 4, 1152)[..., ::2]},
+        "query has strides (9216, 4608, 1152, 2); its last dimension must have stride 1",
+    ),
+    "query strides": (
+        {"query": bf16(3, 2, 4, 580)[..., :576]},
+        "query has strides (4640, 2320, 580, 1) of 2-byte elements; the outer strides must be multiples of 16 bytes",
     ),
     "cache no tensor": ({"kv_cache": None}, "kv_cache is a NoneType; it must be a tensor on cpu"),
     "cache elsewhere": ({"kv_cache": bf16(2, 64, 576).to("meta")}, "kv_cache is on meta but query is on cpu"),

@@ -59,7 +59,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         }
     pair = kernel == "sm100/decode pair"
     rows = 8 if pair else 4
-    return {"q": (1, 1), "k": (1, 1), **({"v": (2, 1)} if pair else {}), "s": (1, rows), "p": (rows, 1)}
+    return {"q": (1 + pair, 1), "k": (1, 1), **({"v": (2, 1)} if pair else {}), "s": (1, rows), "p": (rows, 1)}
 
 
 def sizes(variant, kernel: str) -> dict[str, int]:

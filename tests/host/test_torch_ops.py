@@ -36,7 +36,8 @@ SCHEMAS = {
     "Tensor(b!) out, *, float output_scale=1., bool causal_mask=True, SymInt window_left=-1, bool enable_pdl=False, "
     "Tensor? causal_seqs=None, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave_size=1, "
     "SymInt min_split_kv=1, Tensor? local_visible_lens=None, float lse_base=2., Tensor? sinks=None, "
-    "bool lse_includes_sink=False, Tensor(c!)? lse=None, Tensor? cum_seq_lens_q=None, SymInt? max_q_len=None) -> ()",
+    "bool lse_includes_sink=False, Tensor(c!)? lse=None, Tensor? cum_seq_lens_q=None, SymInt? max_q_len=None, "
+    "Tensor? query_pe=None) -> ()",
     "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
 }

@@ -23,12 +23,13 @@ from ...parts.key_source import BOX_KEYS, key_source
 from ...parts.partials import Partials
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
+from ...parts.query import Map, Query, query_of, query_rows
 from ...parts.row_end import Ending
 from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
 from .finish import Results
-from .geometry import ROWS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
-from .load import KeyMaps, Map, load_keys, load_values
+from .geometry import TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from .load import KeyMaps, load_keys, load_values
 from .mma import Products, multiply
 from .schedule import DecodeSchedule
 from .softmax import attend
@@ -56,11 +57,6 @@ class AttentionKernel:
         load_op = cpasync.CopyBulkTensorTileG2SOp(CtaGroup.TWO if geometry.is_pair else CtaGroup.ONE)
         layouts = layouts_of(geometry)
 
-        def query_map(first, width, chunks, layout):
-            flat_rows = cute.make_layout((width, rows, chunks), stride=(1, geometry.row.columns, width))
-            tensor = cute.make_tensor(given.query.iterator + first, flat_rows)
-            return Map(*cpasync.make_tiled_tma_atom(load_op, tensor, layout, (width, ROWS, chunks)))
-
         def box_map(first, width, chunks, box_chunks, layout):
             boxes = paged.boxes_view(given.kv_cache, first, width, chunks)
             tiler = (width, paged.GROUP, box_chunks, BOX_KEYS // paged.GROUP, 1)
@@ -71,9 +67,8 @@ class AttentionKernel:
 
         wide, narrow, chunks = geometry.chunk, geometry.narrow, geometry.row_chunks
         has_narrow = const_expr(narrow > 0)
+        query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         maps = KeyMaps(
-            q_wide=query_map(0, wide, chunks, layouts.q_wide),
-            q_narrow=query_map(chunks * wide, narrow, 1, layouts.q_narrow) if has_narrow else None,
             k_wide=box_map(0, wide, chunks, geometry.k_chunks, layouts.k_box),
             k_narrow=box_map(chunks * wide, narrow, 1, 1, layouts.k_narrow_box) if has_narrow else None,
         )
@@ -83,7 +78,7 @@ class AttentionKernel:
         results = Results(flat(given.out, values), flat_lse, partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
-        self.kernel(maps, v_map, given.kv_cache, given.block_tables, view, terms, results, scale_log2).launch(
+        self.kernel(query, maps, v_map, given.kv_cache, given.block_tables, view, terms, results, scale_log2).launch(
             grid=(geometry.ctas * given.parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             cluster=(geometry.ctas, 1, 1),
@@ -96,6 +91,7 @@ class AttentionKernel:
     @cute.kernel
     def kernel(
         self,
+        query: Query,
         maps: KeyMaps,
         v_map: Map | None,
         kv_cache: cute.Tensor,
@@ -132,7 +128,7 @@ class AttentionKernel:
             if is_leader(geometry):
                 multiply(self.products, shared, assignment)
         elif warp == schedule.key_warp:
-            load_keys(shared, geometry, maps, assignment, results.partials.records)
+            load_keys(shared, geometry, query, maps, assignment, results.partials.records)
         elif const_expr(geometry.is_pair):
             if warp == schedule.value_warp:
                 load_values(shared, geometry, v_map, assignment)

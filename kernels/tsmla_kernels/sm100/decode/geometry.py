@@ -16,6 +16,7 @@ from tsmla.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
 from ...parts.key_source import BOX_KEYS, LANE_BOXES
+from ...parts.query import QueryTile
 
 SWIZZLE = 128
 """Bytes of one swizzled row; operands are kept in chunks of so many bytes by 8 rows."""
@@ -114,6 +115,10 @@ class DecodeGeometry:
     @property
     def q_wide_bytes(self) -> int:
         return ROWS * self.row_chunks * SWIZZLE
+
+    @property
+    def query_tile(self) -> QueryTile:
+        return QueryTile(self.row, ROWS, SWIZZLE)
 
     @property
     def q_bytes(self) -> int:

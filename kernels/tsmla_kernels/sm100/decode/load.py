@@ -12,12 +12,13 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
-from cutlass.cute.nvgpu import cpasync
 
 from ...parts import paged
-from ...parts.decode_work import next_unit, segment_of
+from ...parts.decode_work import Segment, next_unit, segment_of
+from ...parts.division import Divisor
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
 from ...parts.partials import begin_records, record_unit
+from ...parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
 from ...parts.visible import Viewers, seen_bits, surely_seen, viewers_of
 from .assignment import Assignment, is_leader, rank_of
 from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
@@ -27,18 +28,9 @@ ALL_KEYS = (1 << BOX_KEYS) - 1
 """The bits of a box whose keys are all seen."""
 
 
-class Map(NamedTuple):
-    """A tensor map and the coordinates it takes."""
-
-    atom: cute.CopyAtom
-    view: cute.Tensor
-
-
 class KeyMaps(NamedTuple):
-    """Wide and narrow parts of query rows and cache rows; the narrow ones are None where rows have no such part."""
+    """Wide and narrow parts of cache rows; the narrow one is None where rows have no such part."""
 
-    q_wide: Map
-    q_narrow: Map | None
     k_wide: Map
     k_narrow: Map | None
 
@@ -47,6 +39,7 @@ class KeyMaps(NamedTuple):
 def load_keys(
     shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
+    query: Query,
     maps: KeyMaps,
     assignment: Assignment,
     records: cute.Tensor,
@@ -68,9 +61,7 @@ def load_keys(
             viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
             lookup = look_up(wanted)
             shared.q_edge.wait_empty(segments)
-            if is_leader(geometry):
-                shared.q_edge.announce(segments)
-            _load_query(shared, geometry, maps, segment.first_row + rank * ROWS, shared.q_edge.full(0))
+            _load_query(shared, geometry, query, segment, assignment.work.terms.heads, segments)
             segments += 1
             for i in cutlass.range(segment.tiles, unroll=1):
                 first = i * tile_boxes
@@ -169,16 +160,28 @@ def _copy_narrow(
 
 
 @cute.jit
-def _load_query(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, row: Int32, barrier):
-    """This CTA's query rows from `row` on; rows past the request's are another's, or zeros."""
-    for which in cutlass.range_constexpr(2 if geometry.narrow > 0 else 1):
-        found = maps.q_wide if const_expr(which == 0) else maps.q_narrow
-        target = shared.q_wide if const_expr(which == 0) else shared.q_narrow
-        source = cute.local_tile(cute.domain_offset((0, row, 0), found.view), target.shape, (0, 0, 0))
-        to, of = cpasync.tma_partition(
-            found.atom, 0, cute.make_layout(1), cute.group_modes(target, 0, 3), cute.group_modes(source, 0, 3)
-        )
-        cute.copy(found.atom, of, to, tma_bar_ptr=barrier)
+def _load_query(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    query: Query,
+    segment: Segment,
+    heads: Divisor,
+    count: Int32,
+):
+    """This CTA's query rows of a segment, its q number `count`, and rows that are zeros or copies of others up to a
+    whole tile. Of a pair, each CTA tells: lanes may have written its part."""
+    tile = geometry.query_tile
+    first_row = segment.first_row + rank_of(geometry) * ROWS
+    if query.rows.lines == NO_LINES:
+        last_row = segment.first_row + segment.rows - 1
+        copy_rows(query.rows, tile, shared.q_words, segment.request, first_row, last_row, heads)
+        shared.q_edge.hand_over(count)
+    else:
+        if is_leader(geometry):
+            shared.q_edge.announce(count)
+        else:
+            shared.q_edge.hand_over(count)
+        copy_tile(query, tile, shared.q_tiles, segment.request, first_row, heads, shared.q_edge.full(0))
 
 
 @cute.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ...limits import REGISTERS_PER_SM
-from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, TensorCore, Warps
+from ...parts.edges import Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
 from .geometry import S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
 ROW_BARRIER = 1
@@ -61,8 +61,14 @@ class DecodeSchedule:
         geometry = self.geometry
         ctas, products, keys = geometry.ctas, (TensorCore(self.multiply),), (Copies(self.load_keys),)
         attend, tile_scores = (Warps(self.attend),), ctas * 4 * self.geometry.s_columns * 128
+        queries: tuple[Party, ...]
+        if geometry.is_pair:
+            own, other = (Warps(self.load_keys, ctas, which) for which in ("the leader's", "the other CTA's"))
+            queries = (Either(*keys, own), other)
+        else:
+            queries = (Either(*keys, Warps(self.load_keys)),)
         edges = [
-            EdgeSpec("q", keys, products, 1, ctas * geometry.q_bytes),
+            EdgeSpec("q", queries, products, 1, ctas * geometry.q_bytes),
             EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes),
         ]
         if geometry.is_pair:

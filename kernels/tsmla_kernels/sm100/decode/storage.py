@@ -11,21 +11,20 @@ from cutlass.cutlass_dsl import Numeric
 from ...parts import paged
 from ...parts.key_source import BOX_KEYS
 from ...parts.pipeline import Barriers, ClusterEdge
-from .geometry import EXCHANGE_OFFSET, ROWS, SWIZZLE, DecodeGeometry
+from .geometry import EXCHANGE_OFFSET, SWIZZLE, DecodeGeometry
 
 
 class Layouts(NamedTuple):
     """Of bulk copies' targets in shared memory."""
 
-    q_wide: cute.ComposedLayout
-    q_narrow: cute.ComposedLayout | None
     k_box: cute.ComposedLayout
     k_narrow_box: cute.ComposedLayout | None
     v_box: cute.ComposedLayout
 
 
 class Shared(NamedTuple):
-    """Addresses in shared memory (for descriptors), views of the same places, tensor memory, and who waits for whom.
+    """Addresses in shared memory (for descriptors), views of the same places (q_tiles: of each piece of the query),
+    tensor memory, and who waits for whom.
     Solo there is no V."""
 
     q: Int32
@@ -33,8 +32,8 @@ class Shared(NamedTuple):
     k_narrow_at: Int32
     v: Int32
     p: Int32
-    q_wide: cute.Tensor
-    q_narrow: cute.Tensor | None
+    q_tiles: tuple
+    q_words: cute.Pointer
     k_wide: cute.Tensor
     k_narrow: cute.Tensor | None
     k_words: cute.Pointer
@@ -53,14 +52,8 @@ class Shared(NamedTuple):
 def layouts_of(geometry: DecodeGeometry) -> Layouts:
     groups = BOX_KEYS // paged.GROUP
 
-    def rows(swizzle, width, chunks):
-        outer = cute.make_layout((width, ROWS, chunks), stride=(1, width, width * ROWS))
-        return cute.make_composed_layout(cute.make_swizzle(swizzle.bit_length() - 5, 4, 3), 0, outer)
-
     narrow = geometry.narrow > 0
     return Layouts(
-        q_wide=rows(SWIZZLE, geometry.chunk, geometry.row_chunks),
-        q_narrow=rows(geometry.narrow_bytes, geometry.narrow, 1) if narrow else None,
         k_box=paged.box_layout(SWIZZLE, geometry.chunk, geometry.k_chunks, groups),
         k_narrow_box=paged.box_layout(geometry.narrow_bytes, geometry.narrow, 1, groups) if narrow else None,
         v_box=paged.box_layout(SWIZZLE, geometry.chunk, geometry.v_chunks, groups),
@@ -86,15 +79,18 @@ def shared_of(
     def address(offset):
         return base.toint() + offset
 
-    narrow = geometry.narrow_bytes
+    narrow, query = geometry.narrow_bytes, geometry.query_tile
     return Shared(
         q=address(geometry.q_offset),
         k=address(geometry.k_offset),
         k_narrow_at=address(geometry.k_narrow_offset),
         v=address(geometry.v_offset),
         p=address(geometry.p_offset),
-        q_wide=tile(geometry.q_offset, layouts.q_wide),
-        q_narrow=tile(geometry.q_offset + geometry.q_wide_bytes, layouts.q_narrow, narrow) if narrow else None,
+        q_tiles=tuple(
+            cute.make_tensor(cute.recast_ptr(base + at, query.swizzle(name), dtype), query.layout(name))
+            for name, at in (("latent", geometry.q_offset), ("rope", geometry.q_offset + query.rope_offset))
+        ),
+        q_words=words(geometry.q_offset),
         k_wide=tile(geometry.k_offset, layouts.k_box),
         k_narrow=tile(geometry.k_narrow_offset, layouts.k_narrow_box, narrow) if narrow else None,
         k_words=words(geometry.k_offset),

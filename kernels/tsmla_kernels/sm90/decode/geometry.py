@@ -10,6 +10,7 @@ from tsmla.variant import Arch, DecodeVariant
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.key_source import BOX_KEYS
+from ...parts.query import QueryTile
 
 TILE_KV = 64
 """Keys of a tile."""
@@ -110,6 +111,10 @@ class DecodeGeometry:
     def first_columns(self) -> tuple[int, ...]:
         """Where these begin in a row."""
         return tuple(sum(self.strips[:i]) for i in range(len(self.strips)))
+
+    @property
+    def query_tile(self) -> QueryTile:
+        return QueryTile(self.row, self.tile_q, PATTERN_COLUMNS * self.element_bytes)
 
     @property
     def q_bytes(self) -> int:

@@ -24,6 +24,7 @@ from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
+from ...parts.query import Query, query_of, query_rows
 from ...parts.row_end import Ending, ending_of
 from ...parts.visible import Visibility, hides
 from .attend import attend
@@ -62,10 +63,7 @@ class DecodeKernel:
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         batch, q_len, heads, _ = given.query.shape
         parts = given.parts
-        rows = cute.make_tensor(
-            given.query.iterator, cute.make_layout((batch * q_len * heads, geometry.d_qk), stride=(geometry.d_qk, 1))
-        )
-        q_map = cpasync.make_tiled_tma_atom(load_op, rows, layouts.q, (geometry.tile_q, geometry.d_qk))
+        query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         source = key_source(given.kv_cache, given.block_tables)
         keys = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, geometry.d_qk // PATTERN_COLUMNS)
         (latent_box, latent_tile), (rope_box, rope_tile) = (
@@ -87,7 +85,7 @@ class DecodeKernel:
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         self.kernel(
-            *q_map, *latent_box, *latent_tile, *rope_box, *rope_tile,
+            query, *latent_box, *latent_tile, *rope_box, *rope_tile,
             source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
             given.softmax_scale, ending, mma_qk, mma_pv,
         ).launch(
@@ -103,8 +101,7 @@ class DecodeKernel:
     @cute.kernel
     def kernel(
         self,
-        q_atom: cute.CopyAtom,
-        q: cute.Tensor,
+        query: Query,
         latent_box_atom: cute.CopyAtom,
         latent_box: cute.Tensor,
         latent_tile_atom: cute.CopyAtom,
@@ -129,7 +126,7 @@ class DecodeKernel:
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARPS[0]:
-            for atom in (q_atom, latent_tile_atom, rope_tile_atom):
+            for atom in (query.latent.atom, query.rope.atom, latent_tile_atom, rope_tile_atom):
                 cpasync.prefetch_descriptor(atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
@@ -168,7 +165,7 @@ class DecodeKernel:
                         task = take(shared.dealt, number)
                         while task.more:
                             edges = load(
-                                (q_atom, q, shared.q), boxes, tiles, source, shared, geometry, loader, task,
+                                query, boxes, tiles, source, shared, geometry, loader, task, terms.heads,
                                 hides(view), edges,
                             )  # fmt: skip
                             leave(shared.dealt, number)

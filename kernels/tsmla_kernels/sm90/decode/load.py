@@ -5,10 +5,10 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import cpasync
 
-from ...parts.division import remainder
+from ...parts.division import Divisor, remainder
 from ...parts.key_source import BOX_KEYS, KeySource, look_further, look_up, place_in_page, wanted_of
+from ...parts.query import NO_LINES, Query, copy_rows, copy_tile
 from .geometry import TILE_KV, DecodeGeometry
 from .storage import Shared
 from .task import Task, edge_tile
@@ -24,7 +24,7 @@ CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
 
 @cute.jit
 def load(
-    q,
+    query: Query,
     boxes,
     tiles,
     key_source: KeySource,
@@ -32,13 +32,14 @@ def load(
     geometry: cutlass.Constexpr[DecodeGeometry],
     loader: cutlass.Constexpr[int],
     task: Task,
+    heads: Divisor,
     hidden: Boolean,
     edges: Int32,
 ) -> Int32:
-    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `q` is (copy
-    atom, query rows, shared tile); `boxes` and `tiles` are the same for strips of the cache, 16 keys or a whole tile at
-    a time, which is quicker where a page holds it. `clean` waits for the copies of edge tiles, and for those of all
-    tiles if keys in their middle may be `hidden`. Returns how many such tiles there were.
+    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
+    `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is quicker where a
+    page holds it. `clean` waits for the copies of edge tiles, and for those of all tiles if keys in their middle may be
+    `hidden`. Returns how many such tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist.
@@ -49,8 +50,7 @@ def load(
     lookup = look_up(wanted)
     if const_expr(loader == Q_LOADER):
         if task.tiles > 0:
-            q_barrier = shared.q_edge.acquire(task.loads)
-            _load_query(*q, geometry, task.first_row, q_barrier)
+            _load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
         within = index % tiles_per_lookup
         if within == 0 and index > 0:
@@ -92,16 +92,15 @@ def load(
 
 @cute.jit
 def _load_query(
-    atom: cute.CopyAtom,
-    query: cute.Tensor,
-    shared: cute.Tensor,
-    geometry: cutlass.Constexpr[DecodeGeometry],
-    row: Int32,
-    barrier: cute.Pointer,
+    query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor
 ):
-    """A tile of query rows from `row` on; rows past the request's are another's, or zeros."""
-    tile = cute.local_tile(cute.domain_offset((row, 0), query), (geometry.tile_q, geometry.d_qk), (0, 0))
-    target, source = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tile, 0, 2)
-    )
-    cute.copy(atom, source, target, tma_bar_ptr=barrier)
+    """The rows of a task, and rows that are zeros or copies of others up to a whole tile."""
+    tile = geometry.query_tile
+    shared.q_edge.wait_empty(task.loads)
+    if query.rows.lines == NO_LINES:
+        last_row = task.first_row + task.rows - 1
+        copy_rows(query.rows, tile, shared.q_words, task.request, task.first_row, last_row, heads)
+        shared.q_edge.hand_over(task.loads)
+    else:
+        barrier = shared.q_edge.announce(task.loads)
+        copy_tile(query, tile, shared.q, task.request, task.first_row, heads, barrier)

@@ -78,7 +78,8 @@ class DecodeSchedule:
         if geometry.transposes:
             emptied_by = (Warps(self.transpose), scorer)
         told = tuple(Warps(role) for role in self.roles if role != self.deal)
-        edges = [EdgeSpec("q", (Copies(self.load),), (Warps(self.attend),), 1, geometry.q_bytes)]
+        loader = Warps(self.load, len(LOAD_WARPS), "the warp that loads the query")
+        edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), (Warps(self.attend),), 1, geometry.q_bytes)]
         for name, size in zip(self.kv_names, geometry.edge_bytes, strict=True):
             filled_by = (Either(Copies(self.load), Warps(self.clean)),)
             edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size))

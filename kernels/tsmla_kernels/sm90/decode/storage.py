@@ -32,7 +32,6 @@ class Layouts(NamedTuple):
     are (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
 
     swizzle: cute.Swizzle
-    q: cute.ComposedLayout
     q_strips: tuple
     keys: tuple
     values: cute.Layout
@@ -40,12 +39,13 @@ class Layouts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, kv_strips), as vectors,
-    and as addresses (loaded, transposed); what the attending warpgroups exchange, where they stage results, and which
-    keys their rows see; the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are
-    multiplied as they were loaded; the tasks."""
+    """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, a tile of each piece;
+    kv_strips), as vectors, as words (q_words), and as addresses (loaded, transposed); what the attending warpgroups
+    exchange, where they stage results, and which keys their rows see; the edges (`DecodeSchedule.edges`), of which
+    `kv_edges` are also `v_edges` where values are multiplied as they were loaded; the tasks."""
 
-    q: cute.Tensor
+    q: tuple
+    q_words: cute.Pointer
     q_strips: tuple
     k_strips: tuple
     values: tuple
@@ -109,7 +109,6 @@ def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
         )
     return Layouts(
         swizzle=atom.inner,
-        q=cute.tile_to_shape(atom, (geometry.tile_q, geometry.d_qk), order=(0, 1)),
         q_strips=tuple(q_strips),
         keys=tuple(keys),
         values=values,
@@ -131,7 +130,7 @@ def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer
     def each(places, shapes):
         return tuple(swizzled(at, layout) for at, layout in zip(places, shapes, strict=True))
 
-    q_line = geometry.tile_q * geometry.element_bytes
+    tile, q_line = geometry.query_tile, geometry.tile_q * geometry.element_bytes
     q_strips = [BARRIER_BYTES + sum(geometry.strips[:i]) * q_line for i in range(len(geometry.strips))]
     *strips, transposed = itertools.accumulate(
         (geometry.stages * size for size in geometry.strip_bytes), initial=BARRIER_BYTES + geometry.q_bytes
@@ -149,7 +148,11 @@ def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer
     kv_edges = tuple(barriers.edge(name, TmaEdge) for name in schedule.kv_names)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
     return Shared(
-        q=swizzled(BARRIER_BYTES, layouts.q.outer),
+        q=(
+            swizzled(BARRIER_BYTES, tile.layout("latent")),
+            swizzled(BARRIER_BYTES + tile.rope_offset, tile.layout("rope")),
+        ),
+        q_words=cute.recast_ptr(base + BARRIER_BYTES, dtype=Int32),
         q_strips=each(q_strips, layouts.q_strips),
         k_strips=each(strips, layouts.keys),
         values=each(values, [layouts.values] * len(values)),

@@ -1,0 +1,258 @@
+"""A decode's query rows, whose two pieces lie where their strides say, and how loaders bring a tile of them.
+
+A piece is [batch, q_len, heads, columns] with free strides; row = token x heads + head of a request. Bulk copies reach
+rows by a tensor map of lines of rows a constant stride apart, and a row tile lies in one line: the rows of a request
+where tokens follow heads at the same stride, or the heads of a token where row tiles divide these. A query that is
+neither is copied by a warp's lanes. In shared memory a piece is chunks of (rows, one swizzled row) either way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+from tsmla.row_format import RowFormat
+
+from .alignment import aligned
+from .division import Divisor, quotient
+
+REQUEST_LINES, TOKEN_LINES, NO_LINES = 0, 1, 2
+"""What the lines of a call's query are."""
+VECTOR_BYTES = 16
+"""Bytes that a lane copies at a time."""
+ROW_LANES = 4
+"""Neighbouring lanes that copy one row: what they copy at a time are whole sectors of 32 bytes."""
+
+
+class Map(NamedTuple):
+    """A tensor map and the coordinates it takes."""
+
+    atom: cute.CopyAtom
+    view: cute.Tensor
+
+
+class QueryRows(NamedTuple):
+    """Pieces [batch, q_len, heads, columns], and what their lines are."""
+
+    latent: cute.Tensor
+    rope: cute.Tensor
+    lines: Int32
+
+
+class Query(NamedTuple):
+    """What a loader needs of the query: a tensor map of each piece, (columns of a chunk, rows, chunks, lines), and the
+    rows themselves."""
+
+    latent: Map
+    rope: Map
+    rows: QueryRows
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryTile:
+    """`rows` query rows in shared memory: each piece is chunks of (rows, one swizzled row), the latent piece's of
+    `latent_bytes` a row, the rope piece's all of its columns. The rope piece lies behind the latent one."""
+
+    row: RowFormat
+    rows: int
+    latent_bytes: int
+
+    @property
+    def element_bytes(self) -> int:
+        return self.row.dtype.bits // 8
+
+    @property
+    def rope_bytes(self) -> int:
+        return self.row.piece("rope").bytes
+
+    @property
+    def rope_offset(self) -> int:
+        return self.rows * self.row.value_columns * self.element_bytes
+
+    def shape(self, name: str) -> tuple[int, int, int, int]:
+        """Of a piece: (columns of a chunk, rows, chunks, 1)."""
+        width = (self.latent_bytes if name == "latent" else self.rope_bytes) // self.element_bytes
+        return width, self.rows, self.row.piece(name).columns // width, 1
+
+    def layout(self, name: str) -> cute.Layout:
+        width, rows, _, _ = shape = self.shape(name)
+        return cute.make_layout(shape, stride=(1, width, width * rows, 0))
+
+    def swizzle(self, name: str) -> cute.Swizzle:
+        width, *_ = self.shape(name)
+        return cute.make_swizzle((width * self.element_bytes).bit_length() - 5, 4, 3)
+
+
+@cute.jit
+def query_rows(given, tile: cutlass.Constexpr[QueryTile]) -> QueryRows:
+    """On the host. given: `query` is whole rows, or the latent piece where it has its columns only; then `q_pe` is the
+    other piece. The stride of a single head, token or request means nothing, and may be one that a tensor map cannot
+    have: another takes its place."""
+    batch, q_len, heads, columns = given.query.shape
+    element_bytes, latent_columns = tile.element_bytes, tile.row.value_columns
+    least = VECTOR_BYTES // element_bytes
+    head, token, request = Int64(least), Int64(least), Int64(least)
+    rope_head, rope_token, rope_request = Int64(least), Int64(least), Int64(least)
+    whole = Boolean(columns != latent_columns)
+    rope_address = given.q_pe.iterator.toint()
+    if whole:
+        rope_address = given.query.iterator.toint() + latent_columns * element_bytes
+    if heads > 1:
+        head = Int64(given.query.stride[2])
+        rope_head = Int64(given.q_pe.stride[2])
+        if whole:
+            rope_head = head
+    if q_len > 1:
+        token = Int64(given.query.stride[1])
+        rope_token = Int64(given.q_pe.stride[1])
+        if whole:
+            rope_token = token
+    if batch > 1:
+        request = Int64(given.query.stride[0])
+        rope_request = Int64(given.q_pe.stride[0])
+        if whole:
+            rope_request = request
+
+    tokens_follow = (token == heads * head) & (rope_token == heads * rope_head)
+    requests_follow = (request == q_len * token) & (rope_request == q_len * rope_token)
+    lines = Int32(NO_LINES)
+    if (q_len == 1) | (heads == 1) | tokens_follow:
+        lines = Int32(REQUEST_LINES)
+    elif (heads % tile.rows == 0) & ((batch == 1) | requests_follow):
+        lines = Int32(TOKEN_LINES)
+
+    def piece(name, pointer, *strides):
+        shape = (batch, q_len, heads, tile.row.piece(name).columns)
+        known = [cute.assume(stride, divby=least) for stride in strides]
+        return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*known, 1)))
+
+    rope = cute.make_ptr(
+        given.query.element_type, rope_address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES
+    )
+    return QueryRows(
+        piece("latent", given.query.iterator, request, token, head),
+        piece("rope", rope, rope_request, rope_token, rope_head),
+        lines,
+    )
+
+
+@cute.jit
+def query_of(rows: QueryRows, tile: cutlass.Constexpr[QueryTile], load_op: cutlass.Constexpr) -> Query:
+    """On the host: with tensor maps for `load_op`."""
+    return Query(
+        _map_of(rows.latent, rows.lines, "latent", tile, load_op),
+        _map_of(rows.rope, rows.lines, "rope", tile, load_op),
+        rows,
+    )
+
+
+@cute.jit
+def _map_of(
+    piece: cute.Tensor,
+    lines: Int32,
+    name: cutlass.Constexpr,
+    tile: cutlass.Constexpr[QueryTile],
+    load_op: cutlass.Constexpr,
+) -> Map:
+    batch, q_len, heads, _ = piece.shape
+    far, token, near = (Int64(stride) for stride in piece.stride[:3])
+    length, count = q_len * heads, Int32(batch)
+    if heads == 1:
+        near = token
+    if lines == TOKEN_LINES:
+        length, count, far = Int32(heads), batch * q_len, token
+    width, _, chunks, _ = shape = tile.shape(name)
+    near, far = (cute.assume(stride, divby=VECTOR_BYTES // tile.element_bytes) for stride in (near, far))
+    view = cute.make_tensor(
+        piece.iterator, cute.make_layout((width, length, chunks, count), stride=(1, near, width, far))
+    )
+    layout = cute.make_composed_layout(tile.swizzle(name), 0, tile.layout(name))
+    return Map(*cpasync.make_tiled_tma_atom(load_op, view, layout, shape))
+
+
+@cute.jit
+def copy_tile(
+    query: Query,
+    tile: cutlass.Constexpr[QueryTile],
+    targets: tuple,
+    request: Int32,
+    first_row: Int32,
+    heads: Divisor,
+    barrier: cute.Pointer,
+):
+    """Start copying a tile of a request's rows, which lies in a line, to `targets`: one of each piece. Its first is
+    `first_row` of all. Rows past the line are zeros."""
+    line, place = _within(query.rows, request, first_row)
+    if query.rows.lines == TOKEN_LINES:
+        token = quotient(first_row, heads)
+        line, place = token, first_row - token * heads.value
+    for name, found, target in (("latent", query.latent, targets[0]), ("rope", query.rope, targets[1])):
+        source = cute.local_tile(cute.domain_offset((0, place, 0, line), found.view), tile.shape(name), (0,) * 4)
+        to, of = cpasync.tma_partition(
+            found.atom, 0, cute.make_layout(1), cute.group_modes(target, 0, 4), cute.group_modes(source, 0, 4)
+        )
+        cute.copy(found.atom, of, to, tma_bar_ptr=barrier)
+
+
+@cute.jit
+def _within(rows: QueryRows, request: Int32, row: Int32) -> tuple[Int32, Int32]:
+    """A row of all as one of a request's. Where query tokens of all requests lie one behind the other, `rows` has one
+    request."""
+    batch, q_len, heads, _ = rows.latent.shape
+    line = cutlass.min(request, batch - 1)
+    return line, row - line * (q_len * heads)
+
+
+@cute.jit
+def copy_rows(
+    rows: QueryRows,
+    tile: cutlass.Constexpr[QueryTile],
+    target: cute.Pointer,
+    request: Int32,
+    first_row: Int32,
+    last_row: Int32,
+    heads: Divisor,
+):
+    """Copy a tile of a request's rows, `first_row .. last_row` of all, by a warp's lanes, wait for it, and make it
+    visible to the async proxy. Rows past `last_row` are copies of it. `target` is the tile's first 32-bit word."""
+    line, first_row = _within(rows, request, first_row)
+    _, last_row = _within(rows, request, last_row)
+    atom = cute.make_copy_atom(
+        cpasync.CopyG2SOp(cpasync.LoadCacheMode.GLOBAL), Int32, num_bits_per_copy=8 * VECTOR_BYTES
+    )
+    lane = cute.arch.lane_idx()
+    unit = (lane & ROW_LANES - 1) * VECTOR_BYTES
+    step_bytes, step_rows = ROW_LANES * VECTOR_BYTES, 32 // ROW_LANES
+    for index in cutlass.range(tile.rows // step_rows, unroll=1):
+        row = index * step_rows + lane // ROW_LANES
+        found = cutlass.min(first_row + row, last_row)
+        token = quotient(found, heads)
+        place = (line, token, found - token * heads.value, 0)
+        for piece, row_bytes, offset in (
+            (rows.latent, tile.latent_bytes, 0),
+            (rows.rope, tile.rope_bytes, tile.rope_offset),
+        ):
+            source = cute.recast_ptr(aligned(cute.domain_offset(place, piece).iterator, VECTOR_BYTES), dtype=Int32)
+            line = offset + row * row_bytes
+            turned = (row * row_bytes >> 7 & row_bytes // VECTOR_BYTES - 1) * VECTOR_BYTES
+            for step in cutlass.range_constexpr(piece.shape[3] * tile.element_bytes // step_bytes):
+                chunk, within = divmod(step * step_bytes, row_bytes)
+                to = chunk * tile.rows * row_bytes + line + ((within + unit) ^ turned)
+                cute.copy(
+                    atom,
+                    _vector(source + (step * step_bytes + unit) // 4),
+                    _vector(target + to // 4),
+                )
+    cute.arch.cp_async_commit_group()
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _vector(words: cute.Pointer) -> cute.Tensor:
+    return cute.make_tensor(aligned(words, VECTOR_BYTES), VECTOR_BYTES // 4)
