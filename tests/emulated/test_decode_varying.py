@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from decode_queries import LAYOUTS, laid_out
 from decode_reference import Sight, attend, check, judge, make_problem, merged, run, sharded
 from tsmla.plan import plan_decode
 from tsmla.support import DECODE_DTYPES
@@ -115,6 +116,19 @@ def test_neighbours_in_a_tile_change_nothing(gpu):
     problem.query[1].fill_(float("nan"))
     again, again_lse = run(problem)
     assert torch.equal(again[0], out[0]) and torch.equal(again_lse[0], lse[0])
+
+
+@pytest.mark.parametrize("heads", [3, 16, 64, 128])
+def test_pieces_and_strides_give_the_same_bits(gpu, heads):
+    """Lines of a tensor map are all rows, or the heads of a token; rows that are in no line are copied one by one."""
+    problem = make_problem([150, 65, 0, 9], [1, 5, 2, 3], heads)
+    out, lse = check(problem)
+    rows = problem.cum_q[-1]
+    for layout in LAYOUTS:
+        query = laid_out(problem.query[None], layout)
+        query = tuple(piece[0] for piece in query) if isinstance(query, tuple) else query[0]
+        got, got_lse = run(problem, query=query)
+        assert torch.equal(got[:rows], out[:rows]) and torch.equal(got_lse[:rows], lse[:rows]), layout
 
 
 def test_lengths_of_64_bits_and_results_of_its_own(gpu):

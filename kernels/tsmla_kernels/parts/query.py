@@ -219,8 +219,8 @@ def copy_rows(
 ):
     """Copy a tile of a request's rows, `first_row .. last_row` of all, by a warp's lanes, wait for it, and make it
     visible to the async proxy. Rows past `last_row` are copies of it. `target` is the tile's first 32-bit word."""
-    line, first_row = _within(rows, request, first_row)
     _, last_row = _within(rows, request, last_row)
+    request, first_row = _within(rows, request, first_row)
     atom = cute.make_copy_atom(
         cpasync.CopyG2SOp(cpasync.LoadCacheMode.GLOBAL), Int32, num_bits_per_copy=8 * VECTOR_BYTES
     )
@@ -231,7 +231,7 @@ def copy_rows(
         row = index * step_rows + lane // ROW_LANES
         found = cutlass.min(first_row + row, last_row)
         token = quotient(found, heads)
-        place = (line, token, found - token * heads.value, 0)
+        place = (request, token, found - token * heads.value, 0)
         for piece, row_bytes, offset in (
             (rows.latent, tile.latent_bytes, 0),
             (rows.rope, tile.rope_bytes, tile.rope_offset),
