@@ -36,25 +36,31 @@ def rows(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def decode(variant: Variant, given: SimpleNamespace) -> None:
-    page, q_len = given.kv_cache.shape[1], given.query.shape[1]
+    """The query joined or in pieces, a rectangle of tokens or packed."""
+    query, out, lse = given.query, given.out.flatten(0, 1), None if given.lse is None else given.lse.flatten(0, 1)
+    if given.q_pe.numel():
+        query = torch.cat((query, given.q_pe), -1)
+    query = query.flatten(0, 1)
     assert not given.visible.numel() and not given.sinks.numel() and given.parts > 0
     given.workspace.fill_(-1)
+    starts = given.cum_seq_lens_q.tolist() or range(0, len(query) + 1, given.q_len)
     for b, length in enumerate(given.seq_lens.tolist()):
-        pages = given.block_tables[b, : -(-length // page)].long()
+        pages = given.block_tables[b, : -(-length // given.kv_cache.shape[1])].long()
         keys = given.kv_cache[pages].reshape(-1, 576)[:length].double()
         index, interleave = torch.arange(length), given.cp_interleave
         position = index // interleave * interleave * given.cp_world + given.cp_rank * interleave + index % interleave
         bound = int(given.causal_seqs[b])
-        for t in range(q_len):
-            own = bound - q_len + t
+        assert starts[b + 1] - starts[b] <= given.q_len
+        for t in range(starts[b], starts[b + 1]):
+            own = bound - starts[b + 1] + t
             seen = position <= (own if given.causal else bound - 1)
             if given.window_left >= 0:
                 seen &= position >= own - given.window_left
-            scores = (given.softmax_scale * given.query[b, t].double() @ keys.T).masked_fill(~seen, -math.inf)
+            scores = (given.softmax_scale * query[t].double() @ keys.T).masked_fill(~seen, -math.inf)
             result, natural = rows(scores, keys[:, :512])
-            given.out[b, t] = (given.output_scale * result).to(given.out.dtype)
-            if given.lse is not None:
-                given.lse[b, t] = natural / math.log(2)
+            out[t] = (given.output_scale * result).to(out.dtype)
+            if lse is not None:
+                lse[t] = natural / math.log(2)
 
 
 def prefill(variant: Variant, given: SimpleNamespace) -> None:

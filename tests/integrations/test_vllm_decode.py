@@ -8,11 +8,11 @@ import types
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_in_kernels import rows
 from tsmla.integrations.vllm import builder, ready
-from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, uniform
+from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, alike, uniform
 from tsmla.plan import plan_decode
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
@@ -69,6 +69,33 @@ def test_a_query_in_two_parts(kernels, make_impl, q_len, causal):
     out, lse = make_impl().forward_mqa(parts, cache, metadata, LAYER)
     assert lse is None and out.shape == (3 * q_len, HEADS, 512) and out.dtype == BF16
     close(out, expected(torch.cat(parts, -1), keys, q_len, causal=causal))
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=20)
+@given(q_lens=st.lists(st.integers(0, 5), min_size=1, max_size=4), joined=st.booleans())
+def test_requests_of_other_query_lengths(kernels, make_impl, q_lens, joined):
+    """As the builder describes them and the layer decodes them; all alike are a rectangle."""
+    keys = [torch.randn(n + q, 576).to(BF16) for n, q in zip((5, 40, 16, 1), q_lens, strict=False)]
+    cache, table, lengths = cached(keys)
+    tokens, starts = sum(q_lens), torch.tensor([0, *q_lens]).cumsum(0).int()
+    if not tokens:
+        return
+    made = object.__new__(TsmlaMetadataBuilder)._build_decode(
+        block_table_tensor=table, seq_lens_device=lengths, query_start_loc_cpu=starts, query_start_loc_device=starts,
+        num_decode_tokens=tokens, dcp_tot_seq_lens_device=None,
+    )  # fmt: skip
+    assert (made.starts is None) == alike(q_lens)
+    q = torch.randn(HEADS, tokens, 512).to(BF16).transpose(0, 1), torch.randn(tokens, HEADS, 64).to(BF16)
+    out, _ = make_impl().forward_mqa(torch.cat(q, -1) if joined else q, cache, batch(made, 50), LAYER)
+    want = [
+        expected(torch.cat(q, -1)[int(starts[b]) : int(starts[b + 1])], [keys[b]], n) for b, n in enumerate(q_lens) if n
+    ]
+    close(out, torch.cat(want))
+
+
+@pytest.mark.parametrize("lengths", [[1], [3, 3, 0], [1, 2], [2, 0, 2], [0, 2], [0, 0], [2, 2, 1]])
+def test_which_batches_are_alike(lengths):
+    assert alike(lengths) == (lengths in ([1], [3, 3, 0], [0, 0]))
 
 
 def test_an_fp8_cache_has_the_layers_scales(kernels, make_impl):
@@ -131,7 +158,7 @@ def test_the_batch_of_a_capture(q_len, requests, first):
 
 
 def test_uneven_batches_are_refused():
-    with pytest.raises(ValueError, match="5 tokens of 2 requests to decode, the first with 3.*equally many"):
+    with pytest.raises(ValueError, match="5 tokens of 2 requests to decode, the first with 3.*how many"):
         uniform(3, 5, 2)
 
 
@@ -153,7 +180,9 @@ def test_the_reserved_workspace_does_for_every_decode(heads):
     draw = random.Random()
     for _ in range(300):
         batch, q_len = int(2 ** draw.uniform(0, 12)), draw.randint(1, 128)
-        assert plan_decode(Arch.SM90A, 132, batch, q_len, heads).workspace_bytes <= most < 40 << 20, (batch, q_len)
+        for varies in (False, True):
+            needed = plan_decode(Arch.SM90A, 132, batch, q_len, heads, varies=varies).workspace_bytes
+            assert needed <= most < 40 << 20, (batch, q_len)
 
 
 def test_speculation_lengthens_decodes(config):
@@ -187,5 +216,5 @@ def test_layers_that_cannot_be_served_are_refused(make_impl, config):
 
 def test_what_the_builder_promises():
     assert TsmlaMetadataBuilder._cudagraph_support.name == "UNIFORM_BATCH"
-    assert TsmlaMetadataBuilder.query_len_support.name == "UNIFORM"
+    assert TsmlaMetadataBuilder.query_len_support.name == "VARLEN"
     assert TsmlaMetadataBuilder.reorder_batch_threshold == builder.options.decode_threshold() == 128

@@ -19,9 +19,12 @@ from . import options
 
 @dataclasses.dataclass
 class TsmlaDecodeMetadata(MLACommonDecodeMetadata):
-    """block_table, seq_lens and dcp_tot_seq_lens have a row for each of the requests, which have q_len tokens each."""
+    """block_table, seq_lens and dcp_tot_seq_lens have a row for each of the requests, which have q_len tokens each; or
+    other numbers of tokens, at most q_len, and `starts` [requests + 1] int32 says on the device where each one's are.
+    """
 
     q_len: int = 1
+    starts: torch.Tensor | None = None
 
 
 @dataclasses.dataclass
@@ -30,10 +33,10 @@ class TsmlaMetadata(MLACommonMetadata[TsmlaDecodeMetadata]):
 
 
 class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
-    """Requests of one batch that are decoded have equally many query tokens."""
+    """Requests of one batch that are decoded have any number of query tokens up to the threshold."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
-    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.UNIFORM
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
     supports_non_causal_multi_token_decode: ClassVar[bool] = True
     supports_non_causal_multi_token_dcp: ClassVar[bool] = True
     reorder_batch_threshold: int = options.decode_threshold()
@@ -46,18 +49,30 @@ class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
         block_table_tensor: torch.Tensor,
         seq_lens_device: torch.Tensor,
         query_start_loc_cpu: torch.Tensor,
+        query_start_loc_device: torch.Tensor,
         num_decode_tokens: int,
         dcp_tot_seq_lens_device: torch.Tensor | None,
         **_: Any,
     ) -> TsmlaDecodeMetadata:
-        first = int(query_start_loc_cpu[1]) - int(query_start_loc_cpu[0])
-        requests, q_len = uniform(first, num_decode_tokens, len(query_start_loc_cpu) - 1)
+        lengths = query_start_loc_cpu.diff().tolist()
+        starts = None
+        if sum(lengths) == num_decode_tokens and not alike(lengths):
+            requests, q_len, starts = len(lengths), max(lengths), query_start_loc_device[: len(lengths) + 1]
+        else:
+            requests, q_len = uniform(lengths[0], num_decode_tokens, len(lengths))
         return TsmlaDecodeMetadata(
             block_table=block_table_tensor[:requests],
             seq_lens=seq_lens_device[:requests],
             dcp_tot_seq_lens=None if dcp_tot_seq_lens_device is None else dcp_tot_seq_lens_device[:requests],
             q_len=q_len,
+            starts=starts,
         )
+
+
+def alike(lengths: list[int]) -> bool:
+    """Whether requests have equally many query tokens, but for some without at the end, from padding."""
+    having = [n for n in lengths if n]
+    return having == lengths[: len(having)] and len(set(having)) <= 1
 
 
 def uniform(first: int, tokens: int, requests: int) -> tuple[int, int]:
@@ -71,7 +86,7 @@ def uniform(first: int, tokens: int, requests: int) -> tuple[int, int]:
         return requests, tokens // requests
     if tokens % q_len or tokens > q_len * requests:
         raise ValueError(
-            f"vLLM gives {tokens} tokens of {requests} requests to decode, the first with {first}; tsmla's vLLM "
-            "plug-in decodes requests of equally many query tokens"
+            f"vLLM gives {tokens} tokens of {requests} requests to decode, the first with {first}, and does not say "
+            "how many the others have"
         )
     return tokens // q_len, q_len

@@ -93,13 +93,14 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         """q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache. Returns [tokens, heads, 512] and,
         under context parallelism, the LSE [tokens, heads]."""
         decode = attn_metadata.decode
-        query = in_requests(q, decode.q_len)
+        query: Any = q if decode.starts is not None else in_requests(q, decode.q_len)
+        heads = (q[0] if isinstance(q, tuple) else q).shape[1]
         softmax_scale, output_scale = self._factors(layer)
         parallel = self.dcp_world_size > 1
         result = tsmla_decode(
             query,
             kv_c_and_k_pe_cache,
-            self._workspace(query.shape[2], query.device),
+            self._workspace(heads, kv_c_and_k_pe_cache.device),
             LATENT_DIM,
             ROPE_DIM,
             decode.block_table,
@@ -114,10 +115,13 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
             cp_world=self.dcp_world_size if parallel else 1,
             cp_rank=self.dcp_rank if parallel else 0,
             cp_interleave_size=self._parallel.cp_kv_cache_interleave_size if parallel else 1,
+            cum_seq_lens_q=decode.starts,
+            max_q_len=None if decode.starts is None else decode.q_len,
         )
-        if isinstance(result, tuple):
-            return result[0].flatten(0, 1), result[1].flatten(0, 1)
-        return result.flatten(0, 1), None
+        out, lse = result if isinstance(result, tuple) else (result, None)
+        if decode.starts is not None:
+            return out, lse
+        return out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
 
     def _factors(self, layer: Any) -> tuple[float, float]:
         """Of the scores and of the output. Scales of an FP8 cache may be found out after the first call."""
@@ -145,7 +149,10 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
             prefill.run(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, k_scale, output)
 
 
-def in_requests(q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], q_len: int) -> torch.Tensor:
-    """The query as the operator takes it: [requests, q_len, heads, 576], contiguous."""
-    joined = torch.cat(q, dim=-1) if isinstance(q, tuple) else q.contiguous()
-    return joined.view(-1, q_len, *joined.shape[1:])
+def in_requests(
+    q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], q_len: int
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """[tokens, heads, 576], or its parts, as [requests, q_len, heads, 576], or such parts: views."""
+    if isinstance(q, tuple):
+        return tuple(part.unflatten(0, (-1, q_len)) for part in q)
+    return q.unflatten(0, (-1, q_len))

@@ -1,7 +1,7 @@
-"""A prefill under both of tsmla's backends: what vLLM's `forward_mha` does, with fewer copies.
+"""A prefill under both of tsmla's backends: what vLLM's `forward_mha` does, without copies.
 
-New tokens are computed into the layer's output. Each chunk of their context is then gathered from the cache, expanded
-and merged into it, instead of being merged with its like first and copied at the end.
+New tokens are computed into the layer's output. Each chunk of their context is then gathered from the cache, expanded,
+and attended to by a launch that merges it into that output. Keys stay in the two parts that they are computed in.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ class Prefill:
             return
         for chunk in context.chunks(prefill):
             keys, values = self._expanded(*self._gathered(chunk, cache, k_scale))
-            more, more_lse = self.backend.attend(
-                queries[chunk.tokens], keys, values, chunk.starts_q, chunk.starts_kv, False, True
+            earlier = out[chunk.tokens], lse[:, chunk.tokens]
+            self.backend.attend(
+                queries[chunk.tokens], keys, values, chunk.starts_q, chunk.starts_kv, False, True, earlier=earlier
             )
-            assert more_lse is not None
-            merge(out[chunk.tokens], lse[:, chunk.tokens], more, more_lse)
 
     def _expanded(self, latent: torch.Tensor, k_pe: torch.Tensor) -> tuple[Keys, torch.Tensor]:
         """Keys and values of every head."""

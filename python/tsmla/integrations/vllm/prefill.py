@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnu
 from tsmla.checks import TORCH_DTYPES
 from tsmla.pack import mla_kv_pack_quantize_fp8
 from tsmla.prefill import tsmla_prefill
-from tsmla.support import PREFILL_DIMS, ROPE_DIM
+from tsmla.support import NOPE_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.variant import Dtype
 
 from . import context, name_in, options, ready, served
@@ -73,8 +73,9 @@ class TsmlaPrefill(MLAPrefillBackend):
 
     @property
     def takes_keys_in_parts(self) -> bool:
-        """Whether `attend` would rather have keys in two parts: the pack kernel joins them as it rounds them."""
-        return self.fp8
+        """Whether `attend` takes keys in two parts: prefill reads heads of 128 + 64 so, and the pack kernel joins them
+        as it rounds them."""
+        return self.fp8 or (self.qk_nope_head_dim, self.qk_rope_head_dim) == (NOPE_DIM, ROPE_DIM)
 
     def prepared(self, q: torch.Tensor) -> torch.Tensor:
         """Queries [tokens, heads, nope + rope] as `attend` takes them."""
@@ -95,21 +96,31 @@ class TsmlaPrefill(MLAPrefillBackend):
         causal: bool,
         lse: bool,
         out: torch.Tensor | None = None,
+        earlier: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output [tokens, heads, value] and the natural LSE [heads, tokens], contiguous, if asked for.
+        """Output [tokens, heads, value] and the natural LSE [heads, tokens], if asked for.
 
-        starts_q, starts_kv: [requests + 1] int32, where each request's rows start in `queries` and in `keys`.
+        starts_q, starts_kv: [requests + 1] int32, where each request's rows start in `queries` and in `keys`. earlier:
+        output and LSE over other keys, as this function gives them, to merge the new ones into, in place.
         """
         if self.fp8:
             keys, values = mla_kv_pack_quantize_fp8(*self._parts(keys), values)
-        assert isinstance(keys, torch.Tensor)
-        requests = starts_q.numel() - 1
+        elif isinstance(keys, tuple):
+            keys = keys[0], keys[1].squeeze(1)
+        rest: dict[str, Any] = {"out": out}
+        found: torch.Tensor | None = None
+        if earlier is not None:
+            out, found = earlier
+            rest = {"merge_into": (out, found.t())}
+        elif lse:
+            found = torch.empty(queries.shape[1], queries.shape[0], dtype=torch.float32, device=queries.device)
+            rest["lse"] = found.t()
         result = tsmla_prefill(
-            queries, keys, values, None, starts_kv, 0, requests, self.scale, causal, lse, starts_q, out=out
-        )
-        if isinstance(result, tuple):
-            return result[0], result[1].t().contiguous()
-        return result, None
+            queries, keys, values, None, starts_kv, 0, starts_q.numel() - 1, self.scale, causal,
+            cum_seq_lens_q=starts_q, **rest,
+        )  # fmt: skip
+        assert isinstance(result, torch.Tensor)
+        return result, found
 
     def _parts(self, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(keys, tuple):

@@ -66,7 +66,11 @@ def workspace(heads: int, longest_q: int, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def workspace_bytes(heads: int, longest_q: int, device: torch.device) -> int:
-    return max(decode_workspace_size(_MANY_REQUESTS, q, heads, None, device) for q in range(1, longest_q + 1))
+    return max(
+        decode_workspace_size(_MANY_REQUESTS, q, heads, None, device, varies=varies)
+        for q in range(1, longest_q + 1)
+        for varies in (False, True)
+    )
 
 
 def longest_decode(vllm_config: Any, threshold: int) -> int:
