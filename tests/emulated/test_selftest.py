@@ -132,8 +132,7 @@ def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_ker
     case = PrefillCase("small", (3, 5), (8, 70))
     with emulation(ARCH, compiled=compiled_kernels):
         memory = Memory()
-        with memory.of_operators():
-            results = selftest_prefill.run(PREFILL, case, memory)
+        results = selftest_prefill.run(PREFILL, case, memory)
         assert selftest_prefill.check(PREFILL, case, results).problems == [] and not memory.overrun()
         for name, result in results.items():
             changed = {**results, name: result.clone()}
@@ -185,7 +184,6 @@ def test_sinks_that_are_forgotten_are_reported(compiled_kernels, monkeypatch, te
             given = {which: None if which == "sinks" else False for which in forgotten}
             monkeypatch.setattr(tests, name, lambda *args, given=given, **named: operator(*args, **{**named, **given}))
             memory = Memory()
-            with memory.of_operators():
-                results = tests.run(variant, case, memory)
+            results = tests.run(variant, case, memory)
             problems = tests.check(variant, case, results).problems
             assert bool(problems) == bool(forgotten), problems

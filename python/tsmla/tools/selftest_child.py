@@ -62,8 +62,7 @@ def _run_case(variant: Variant, case: Case, memory: Memory, repeats: int) -> tup
     calls = _CALLS[variant.family]
 
     def call() -> dict[str, torch.Tensor]:
-        with memory.of_operators():
-            return calls.run(variant, case, memory)
+        return calls.run(variant, case, memory)
 
     first = call()
     overrun = memory.overrun()

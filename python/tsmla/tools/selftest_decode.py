@@ -47,17 +47,19 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
     given = _problem(case, variant.dtype)
     longest = max(rows.shape[0] for rows in given.rows)
     size = decode_workspace_size(len(case.lengths), case.q_len, case.heads, longest)
-    result = tsmla_decode(
+    shape = given.query.shape[:-1]
+    results = {"out": memory.allocate((*shape, LATENT_DIM), TORCH_DTYPE_OF[variant.out_dtype])}
+    if variant.lse:
+        results["lse"] = memory.allocate(shape, torch.float32)
+    tsmla_decode(
         given.query, given.cache, memory.allocate((size,), torch.int8), LATENT_DIM, ROPE_DIM, given.tables,
         given.lengths, longest, _SCALE, case.output_scale, causal_mask=case.causal, window_left=case.window,
-        enable_pdl=variant.pdl, return_lse=variant.lse, causal_seqs=given.bounds if case.ranks > 1 else None,
+        enable_pdl=variant.pdl, out=results["out"], lse=results.get("lse"), causal_seqs=given.bounds if case.ranks > 1 else None,
         cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,
         local_visible_lens=given.visible, sinks=sinks_of(case.heads) if case.sinks else None,
         lse_includes_sink=case.lse_includes_sink,
     )  # fmt: skip
-    if isinstance(result, torch.Tensor):
-        return {"out": result}
-    return {"out": result[0], "lse": result[1]}
+    return results
 
 
 def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:

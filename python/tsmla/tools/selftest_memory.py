@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
-from unittest import mock
 
 import torch
 
@@ -59,13 +56,3 @@ class Memory:
             changed |= (guard != _GUARD).any()
         self._guards.clear()
         return changed
-
-    @contextlib.contextmanager
-    def of_operators(self) -> Iterator[None]:
-        """A context in which operators get the memory of their results from here."""
-
-        def empty_strided(size: tuple[int, ...], stride: tuple[int, ...], *, dtype: torch.dtype, device: object):
-            return self.allocate((math.prod(size),), dtype).as_strided(size, stride)
-
-        with mock.patch.object(torch, "empty_strided", empty_strided):
-            yield

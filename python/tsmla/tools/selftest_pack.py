@@ -25,8 +25,8 @@ def run(variant: PackVariant, case: PackCase, memory: Memory) -> dict[str, torch
     k_nope, k_pe, v = _inputs(case, _without_pdl(variant))
     out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
 
-    def out(width: int) -> torch.Tensor | None:
-        return memory.allocate((case.tokens, case.heads, width), out_dtype, gap=_GAP) if case.strided else None
+    def out(width: int) -> torch.Tensor:
+        return memory.allocate((case.tokens, case.heads, width), out_dtype, gap=_GAP if case.strided else 0)
 
     k_out, v_out = mla_kv_pack_quantize_fp8(
         k_nope, k_pe, v, *case.scales, out(variant.d_nope + variant.d_rope), out(variant.d_v), out_dtype, variant.pdl

@@ -40,16 +40,18 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str,
     given = _problem(case, variant.dtype, variant.d_qk, variant.d_v)
     k_scale, v_scale, output_scale = case.factors
     out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
-    out = memory.allocate((*given.query.shape[:2], variant.d_v), out_dtype, gap=_GAP) if case.strided else None
-    result = tsmla_prefill(
+    results = {
+        "out": memory.allocate((*given.query.shape[:2], variant.d_v), out_dtype, gap=_GAP if case.strided else 0)
+    }
+    if variant.lse:
+        results["lse"] = memory.allocate(given.query.shape[:2], torch.float32)
+    tsmla_prefill(
         given.query, given.key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
-        given.scale, variant.causal, variant.lse, given.ends_q, max(case.lengths_q), variant.pdl, out,
+        given.scale, variant.causal, False, given.ends_q, max(case.lengths_q), variant.pdl, results["out"],
         k_scale, v_scale, output_scale, out_dtype, sinks=sinks_of(case.heads[0]) if case.sinks else None,
-        lse_includes_sink=case.lse_includes_sink,
+        lse_includes_sink=case.lse_includes_sink, lse=results.get("lse"),
     )  # fmt: skip
-    if isinstance(result, torch.Tensor):
-        return {"out": result}
-    return {"out": result[0], "lse": result[1]}
+    return results
 
 
 def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.Tensor]) -> Judged:
