@@ -60,7 +60,11 @@ def main() -> None:
                     case = module.Case.make(*shape, module.DTYPES[dtype])
                     started = time.monotonic()
                     found = {"family": family, "shape": shape, "dtype": dtype}
-                    found |= _compared(case, builds, options.seconds)
+                    try:
+                        found |= _compared(case, builds, options.seconds)
+                    except NotImplementedError as error:
+                        print(f"{' x '.join(map(str, shape))} {dtype}: left out, {error}")
+                        continue
                     found["sm_clock_mhz"], found["power_w"] = monitor.since(started)
                     results.append(found)
                     del case
@@ -129,8 +133,16 @@ def _kernel(directory: Path, variant: Variant) -> Callable[..., None]:
         library = loader.open_library(path)
     function = library.function(variant, check_signature=False)
     (signature,) = (kernel.signature for kernel in library.manifest.kernels if kernel.variant == variant)
-    known = [f"{argument.name}: " in signature for argument in OPERATORS[variant.family].arguments]
-    return lambda *arguments: function(*itertools.compress(arguments, known))
+    table = OPERATORS[variant.family].arguments
+    known = [f"{argument.name}: " in signature for argument in table]
+
+    def launch(*arguments: Any) -> None:
+        for argument, value, knows in zip(table, arguments, known, strict=True):
+            if not knows and isinstance(value, torch.Tensor) and value.numel():
+                raise NotImplementedError(f"{directory} does not know {argument.name}")
+        function(*itertools.compress(arguments, known))
+
+    return launch
 
 
 def _row(result: dict[str, Any]) -> tuple[object, ...]:

@@ -100,9 +100,11 @@ class Problem:
             return torch.tensor(values, dtype=torch.int32, device="cuda")
 
         heads = self.query.shape[-2]
-        packed = {}
+        packed: dict[str, Any] = {}
         if self.cum_q is not None:
             packed = {"cum_seq_lens_q": lengths(self.cum_q), "max_q_len": self.most}
+            if changes.get("return_lse", True):
+                packed["lse"] = torch.full(self.query.shape[:-1], math.nan, device="cuda")
         return {
             "query": self.query,
             "kv_cache": self.kv_cache,

@@ -54,7 +54,8 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
     tsmla_decode(
         given.query, given.cache, memory.allocate((size,), torch.int8), LATENT_DIM, ROPE_DIM, given.tables,
         given.lengths, longest, _SCALE, case.output_scale, causal_mask=case.causal, window_left=case.window,
-        enable_pdl=variant.pdl, out=results["out"], lse=results.get("lse"), causal_seqs=given.bounds if case.ranks > 1 else None,
+        enable_pdl=variant.pdl, out=results["out"], lse=results.get("lse"),
+        causal_seqs=given.bounds if case.ranks > 1 else None,
         cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,
         local_visible_lens=given.visible, sinks=sinks_of(case.heads) if case.sinks else None,
         lse_includes_sink=case.lse_includes_sink,
