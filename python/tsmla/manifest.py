@@ -175,15 +175,21 @@ def read_recorded(path: Path, record: LibraryRecord) -> bytes:
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises ValueError alone, whatever the text: NaN and infinities are not JSON, nesting
-    may be too deep for the parser, a number too long for an integer."""
+    may be too deep for the parser, a number too long for an integer, a string half of a surrogate pair, which no log
+    could hold."""
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not JSON")
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse)
+        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("a string in it has half of a surrogate pair") from None
+    return value
 
 
 def _dump(value: dict[str, Any]) -> str:

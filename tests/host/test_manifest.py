@@ -152,6 +152,7 @@ def rewrite(directory: Path, change) -> None:
         ('{"schema": ' * 100_000, "nested too deeply"),
         (f'{{"schema": {"9" * 100_000}}}', "is not valid JSON|has schema 9"),
         ('{"schema": NaN}', "NaN is not JSON"),
+        ('{"schema": "\\ud800"}', "half of a surrogate pair"),
         ('{"schema": -Infinity}', "-Infinity is not JSON"),
         ('{"schema": 2.0}', "not of type int"),
         ("null", "holds a JSON NoneType"),
