@@ -105,7 +105,7 @@ def test_absent_library(directory: Path) -> None:
         manifest.verify_file(directory, record)
 
 
-@pytest.mark.parametrize("name", ["../library.so", "", ".", "a\0b.so", "\ud800.so", "\n.so", "x" * 300])
+@pytest.mark.parametrize("name", ["../library.so", "", ".", "a\0b.so", "\n.so", "x" * 300])
 def test_a_library_outside_the_directory_or_of_no_name(directory: Path, name: str) -> None:
     rewrite(directory, lambda value: value["libraries"][0].update(file=name))
     with pytest.raises(ManifestError, match="not a plain file name"):
@@ -158,7 +158,7 @@ def rewrite(directory: Path, change) -> None:
         ("null", "holds a JSON NoneType"),
         (" " * (manifest._MOST_BYTES + 1), "at most .* are read"),
     ],
-    ids=["lists", "objects", "digits", "NaN", "infinity", "float", "null", "huge"],
+    ids=["lists", "objects", "digits", "NaN", "half a character", "infinity", "float", "null", "huge"],
 )
 def test_json_that_no_build_writes(directory: Path, text: str, reason: str) -> None:
     (directory / manifest.MANIFEST_FILE).write_text(text)
