@@ -183,7 +183,7 @@ def parse_json(text: str | bytes) -> Any:
 
     try:
         value = json.loads(text, parse_constant=refuse)
-        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:
+        if b"\\u" in text if isinstance(text, bytes) else "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
