@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
 from ...parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths
 from ...parts.decode_work import first_unit, next_unit, segment_of
 from ...parts.partials import Partials, begin_records, record_unit
-from ...parts.visible import Visibility, varies
+from ...parts.visible import Visibility
 from .task import Dealt, Task, tell
 
 
 @cute.jit
 def deal(
-    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials
-) -> None:
-    """One warp: every segment of this CTA, then the end; and what the combine must know. Requests of one query length
-    have code of their own, without what only others need: where a CTA begins, instructions are in no cache yet."""
-    if varies(view):
-        part = cute.arch.block_idx()[0]
+    dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials,
+    varying: cutlass.Constexpr[bool],
+) -> None:  # fmt: skip
+    """One warp: every segment of this CTA, then the end; and what the combine must know. Calls whose requests all have
+    as many query tokens have a kernel of their own, which is not `varying`, without what only others need: where a CTA
+    begins, instructions are in no cache yet."""
+    part = cute.arch.block_idx()[0]
+    if const_expr(varying):
         _deal(dealing, dealt, view, in_lanes(deal_work(dealing, view, terms, part)), partials)
     else:
         view, terms = of_equal_lengths(view, terms)
-        part = cute.arch.block_idx()[0]
         _deal(dealing, dealt, view, deal_work(dealing, view, terms, part), partials)
 
 

@@ -26,7 +26,7 @@ from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.query import Query, query_of, query_rows
 from ...parts.row_end import Ending, ending_of
-from ...parts.visible import Visibility, hides
+from ...parts.visible import Visibility, hides, varies
 from .attend import attend
 from .clean import clean
 from .deal import deal
@@ -53,6 +53,7 @@ class DecodeKernel:
 
     __call__ = host_entry(DECODE)
 
+    @cute.jit
     def launch(self, given):
         """Tensor maps and the deal, and the launches of attention and combine. given: what the call's table lists, by
         name."""
@@ -84,23 +85,33 @@ class DecodeKernel:
         )
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
-        self.kernel(
+        arguments = (
             query, *latent_box, *latent_tile, *rope_box, *rope_tile,
             source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
             given.softmax_scale, ending, mma_qk, mma_pv,
-        ).launch(
+        )  # fmt: skip
+        if varies(view):
+            self._attend(True, arguments, parts, given.stream)
+        else:
+            self._attend(False, arguments, parts, given.stream)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream)
+
+    @cute.jit
+    def _attend(self, varying: cutlass.Constexpr[bool], arguments: tuple, parts: Int32, stream):
+        """The launch of attention: of a kernel for requests that vary in query tokens, or of one for all others."""
+        self.kernel(varying, *arguments).launch(
             grid=(parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
-            smem=geometry.shared_bytes,
-            stream=given.stream,
+            smem=self.geometry.shared_bytes,
+            stream=stream,
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
-        )  # fmt: skip
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream)
+        )
 
     @cute.kernel
     def kernel(
         self,
+        varying: cutlass.Constexpr[bool],
         query: Query,
         latent_box_atom: cute.CopyAtom,
         latent_box: cute.Tensor,
@@ -144,7 +155,7 @@ class DecodeKernel:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             number, edges = Int32(0), Int32(0)
             if warp == DEAL_WARP:
-                deal(self.deal, shared.dealt, view, terms, partials)
+                deal(self.deal, shared.dealt, view, terms, partials, varying)
             elif warp == CLEAN_WARP:
                 task = take(shared.dealt, number)
                 while task.more:
