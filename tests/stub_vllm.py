@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.util
 import sys
 import types
 from typing import Any, Generic, TypeVar
 
 M = TypeVar("M")
+REAL_VLLM = "vllm" not in sys.modules and importlib.util.find_spec("vllm") is not None
+"""Whether it is installed; asked before this one takes its name."""
 
 
 def registry(takes_names: bool) -> type[enum.Enum]:

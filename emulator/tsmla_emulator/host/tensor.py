@@ -99,7 +99,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def unwritten(tensor: torch.Tensor) -> int:
     """How many elements hold nothing but poison."""
-    content = plain(tensor).contiguous().view(torch.uint8).reshape(-1, tensor.element_size())
+    content = plain(tensor).contiguous().reshape(-1).view(torch.uint8).reshape(-1, tensor.element_size())
     return int((content == memory.POISON).all(1).sum())
 
 

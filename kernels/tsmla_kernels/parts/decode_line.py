@@ -156,7 +156,7 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
         differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
     groups, chunk, unit_length, own_group, index = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
     if differ:
-        own_group = cutlass.min(least, MAX_GROUP)
+        own_group = cutlass.min(cutlass.min(least, MAX_GROUP), terms.parts.value)
         index = quotient(part, own_group)
         total = _total_of_mixed(deal, view, terms, own_group)
         groups = cutlass.min(quotient(terms.parts.value, own_group), quotient(terms.slots, own_group) // 2 + 1)
