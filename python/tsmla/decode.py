@@ -284,12 +284,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
 
 
 def _as_one_request(
-    query: Any,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    rope: torch.Tensor,
-    visible: torch.Tensor,
-    requests: int,
+    query: Any, out: torch.Tensor, lse: torch.Tensor | None, rope: torch.Tensor, visible: torch.Tensor, requests: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """Packed tokens as kernels take them; visible lengths as those of every request. What stands for no rope or no
     visible lengths is left as it is."""
