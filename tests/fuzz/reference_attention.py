@@ -176,8 +176,8 @@ def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: f
 
 def judge_extreme(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: float, given: Precision) -> None:
     """Assert what remains true where scores are too large for float32 to tell them apart: nothing is NaN, an output
-    lies between the values of keys that may have the largest score, and the LSE is within 1e-6 of the largest score and
-    what the score loses."""
+    lies between the values of keys that may have the largest score, and the LSE is within 1e-6 of the largest score, or
+    of the sink where it is all there is, and what the score loses."""
     empty, got = _without_keys(expected, out, lse, factor)
     assert expected.low is not None and expected.high is not None
     ends = torch.stack([expected.low * factor, expected.high * factor])
@@ -188,7 +188,8 @@ def judge_extreme(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, f
     _within(outside, slack, got, ends[0], "distance to the values of keys that may count, of element")
     if lse is not None:
         off = (lse.double() - expected.lse)[~empty].abs()
-        bound = 1e-5 + 1e-6 * expected.largest[~empty] + given.score * expected.products[~empty]
+        size = expected.largest.maximum(expected.lse.abs())[~empty]
+        bound = 1e-5 + 1e-6 * size + given.score * expected.products[~empty]
         _within(off, bound, lse[~empty], expected.lse[~empty], "LSE")
 
 
