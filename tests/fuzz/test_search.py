@@ -47,7 +47,10 @@ def _prefill_left_aligned(**given: Any) -> Any:
 
 
 def _prefill_of_next_head(**given: Any) -> Any:
-    given["key"] = given["key"].roll(1, 1).contiguous()
+    key = given["key"]
+    k_nope, *k_pe = key if isinstance(key, tuple) else (key,)
+    rolled = k_nope.roll(1, 1).contiguous()
+    given["key"] = (rolled, *k_pe) if k_pe else rolled
     return _PREFILL(**given)
 
 
