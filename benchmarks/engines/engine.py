@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import multiprocessing
+import os
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -62,6 +63,7 @@ class Engine:
 
 def _serve(end: Connection, backend: model.Backend, memory: float, options: dict[str, Any]) -> None:
     try:
+        os.environ.update(variable.split("=", 1) for variable in backend.environment)
         llm, seconds = model.start(backend, memory, options)
         end.send((True, seconds))
         does = {"generate": _generate, "tokens": _tokens, "profile": _profile}

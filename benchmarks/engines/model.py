@@ -23,24 +23,32 @@ _FORWARDED = ("heads", "layers", "kv", "max_len", "batched_tokens", "graphs", "f
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """name: of the decode backend in vLLM, or "auto". prefill: the same of the prefill backend."""
+    """name: of the decode backend in vLLM, or "auto". prefill: the same of the prefill backend. environment: variables
+    that its process has, NAME=VALUE."""
 
     name: str
     prefill: str
+    environment: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Backend:
-        """NAME or NAME+PREFILL; tsmla's decode comes with its prefill unless another is named."""
-        name, _, prefill = text.partition("+")
-        return cls(name, prefill or (OURS if name == OURS else "auto"))
+        """NAME or NAME+PREFILL, with variables behind commas; tsmla's decode comes with its prefill unless another is
+        named."""
+        backend, *environment = text.split(",")
+        name, _, prefill = backend.partition("+")
+        if not all("=" in variable for variable in environment):
+            raise argparse.ArgumentTypeError(f"{text}: expected NAME=VALUE behind commas")
+        return cls(name, prefill or (OURS if name == OURS else "auto"), tuple(environment))
 
     def __str__(self) -> str:
-        return self.name if self.prefill in ("auto", self.name) else f"{self.name}+{self.prefill}"
+        named = self.name if self.prefill in ("auto", self.name) else f"{self.name}+{self.prefill}"
+        return ",".join((named, *self.environment))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "backends", nargs="+", type=Backend.parse, help="NAME or NAME+PREFILL; TSMLA, auto, FLASHMLA ..."
+        "backends", nargs="+", type=Backend.parse,
+        help="NAME or NAME+PREFILL, such as TSMLA, auto, FLASHMLA; ,VARIABLE=VALUE behind it sets one for its process",
     )
     parser.add_argument("--kv", default="auto", help="dtype of the KV cache: auto, fp8 (%(default)s)")
     parser.add_argument("--heads", type=int, default=16, help="(%(default)s)")
