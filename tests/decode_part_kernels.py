@@ -124,7 +124,7 @@ class Combiner:
     def launch(self, given):
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
-        partials = partials_of(columns, row_tile, given.workspace, view, given.query.shape[2], given.parts)
+        partials = partials_of(columns, row_tile, given, view)
         launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream)
 
 

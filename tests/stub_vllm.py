@@ -157,6 +157,7 @@ def install(takes_names: bool = True) -> None:
         "vllm": {"_custom_ops": ops},
         "vllm._custom_ops": vars(ops),
         "vllm.config": {"get_current_vllm_config": None},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.platforms": {"current_platform": platform},
         "vllm.platforms.interface": {"DeviceCapability": DeviceCapability},
         "vllm.model_executor": {},

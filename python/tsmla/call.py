@@ -184,6 +184,7 @@ DECODE = Operator(
         Number("cp_rank", "cp_rank", 0),
         Number("cp_interleave", "cp_interleave_size", 1),
         Number("lse_includes_sink", "lse_includes_sink", 0),
+        Number("batch_invariant", "batch_invariant", 0),
         Number("q_len", "max_q_len, or query's q_len", 1),
         Number("parts", "the plan's (`plan_decode`)", 1),
     ),

@@ -57,6 +57,7 @@ def tsmla_decode(
     lse: torch.Tensor | None = None,
     cum_seq_lens_q: torch.Tensor | None = None,
     max_q_len: int | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q k^T) v, where a cache row is a key, and its latent part also the value.
 
@@ -113,6 +114,9 @@ def tsmla_decode(
         max_q_len: at least the most query tokens of a request, or of what a captured graph will see; needed with
             cum_seq_lens_q. Of a request that has more, the first max_q_len are computed as if they were its last
             positions, the others as if they were no request's. How a call is dealt to the GPU follows from it.
+        batch_invariant: a request's results have the same bits whatever else is in the batch, packed or not, and
+            however many SMs there are: its keys are not split among SMs, so that few or long requests leave most of
+            them idle.
 
     Returns:
         out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
@@ -134,7 +138,7 @@ def tsmla_decode(
             query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
             softmax_scale, output_scale, out, is_var_seq, causal_mask, window_left, enable_pdl, return_lse, causal_seqs,
             cp_world, cp_rank, cp_interleave_size, min_split_kv, local_visible_lens, lse_base, sinks,
-            lse_includes_sink, lse, cum_seq_lens_q, max_q_len,
+            lse_includes_sink, lse, cum_seq_lens_q, max_q_len, batch_invariant,
         )  # fmt: skip
     if not (
         type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
@@ -162,7 +166,7 @@ def tsmla_decode(
     options = (
         return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
         1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
-        max_q_len,
+        max_q_len, batch_invariant,
     )  # fmt: skip
     try:
         packed, shape = cum_seq_lens_q is not None, query.shape  # type: ignore[union-attr]
@@ -191,7 +195,7 @@ def tsmla_decode(
                 query, rope, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds, spans, visible,
                 no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, softmax_scale, output_scale,
                 1 if causal_mask else 0, window_left, cp_world, cp_rank, cp_interleave_size,
-                1 if lse_includes_sink else 0, q_len, parts,
+                1 if lse_includes_sink else 0, 1 if batch_invariant else 0, q_len, parts,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -236,9 +240,9 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     examination = examine.Examination(DECODE, tensors, called, columns, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
-    return_lse, pdl, *_ = checks.each(
+    return_lse, pdl, _, _, batch_invariant = checks.each(
         checks.flag, _OPERATOR, return_lse=options.return_lse, enable_pdl=options.pdl, causal_mask=options.causal,
-        lse_includes_sink=options.lse_includes_sink,
+        lse_includes_sink=options.lse_includes_sink, batch_invariant=options.batch_invariant,
     )  # fmt: skip
     wants_lse = return_lse or tensors[-2] is not None
     variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, pdl)
@@ -258,7 +262,9 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     check_options(options, causal_seqs is not None, sinks is not None)
     parts = workspace_bytes = 0
     if batch and q_len and heads:
-        plan = plan_decode(variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed)
+        plan = plan_decode(
+            variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed, batch_invariant
+        )
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
 
     empty, no_sinks = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))

@@ -35,6 +35,7 @@ class Options(NamedTuple):
     min_split_kv: int
     lse_base: float
     max_q_len: int | None
+    batch_invariant: bool
 
 
 def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_len: int | None) -> bool:

@@ -63,9 +63,10 @@ FEW_ROWS_DEALS = {
 """Of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
 
 
-def deal_of(arch: Arch, rows: int) -> Deal:
-    """The deal for requests of `rows` rows (query tokens x heads)."""
-    few = FEW_ROWS_DEALS.get(arch)
+def deal_of(arch: Arch, rows: int, batch_invariant: bool = False) -> Deal:
+    """The deal for requests of `rows` rows (query tokens x heads), the most that one of a batch may have. A call whose
+    results must not depend on the batch has that of many rows."""
+    few = None if batch_invariant else FEW_ROWS_DEALS.get(arch)
     return few if few is not None and rows <= few.row_tile else DEALS[arch]
 
 
@@ -156,8 +157,9 @@ def _segments(
     tiles: Sequence[Sequence[int]],
     part: int,
     by_unit: bool,
+    whole: bool = False,
 ) -> Iterator[Segment]:
-    """rounds: of each request. by_unit: whether heads of units have slots by units, not by groups."""
+    """rounds: of each request. by_unit, whole: as in `MixedLine`."""
     group, column = divmod(part, group_size)
     if group >= line.groups:
         return
@@ -170,6 +172,8 @@ def _segments(
             seen = tiles[request][row_tile]
             first = min(max(begin - tiles_at, 0), seen)
             last = min(max(end - tiles_at, 0), seen)
+            if whole:
+                first, last = 0, seen if begin <= start < end else 0
             if seen == 0 and begin <= start < end:
                 yield Segment(request, row_tile, 0, 0, -1)
             elif last - first == seen > 0:
@@ -181,13 +185,14 @@ def _segments(
 
 
 class MixedLine(NamedTuple):
-    """The line of requests with various numbers of row tiles: CTAs side by side, rounds of each request, and whether
-    heads of units have slots by units, not by groups."""
+    """The line of requests with various numbers of row tiles: CTAs side by side, rounds of each request, whether heads
+    of units have slots by units, not by groups, and whether units are not split but their group's where they start."""
 
     group: int
     rounds: list[int]
     line: Line
     by_unit: bool
+    whole: bool
 
 
 def cut_mixed(
@@ -202,12 +207,12 @@ def cut_mixed(
     least = min((n for n in row_tiles if n), default=tiling.row_tiles)
     if least == tiling.row_tiles:
         line, rounds = cut(deal, tiling, parts, slots, lengths), [tiling.rounds] * len(rows)
-        return MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups)
+        return MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups, False)
     group = min(least, MAX_GROUP, parts)
     rounds = [-(-n // group) for n in row_tiles]
     total = sum(count * (deal.overhead + length) for count, length in zip(rounds, lengths, strict=True))
-    groups = min(parts // group, slots // group // 2 + 1)
-    return MixedLine(group, rounds, Line(groups, max(-(-total // groups), deal.least), 0), False)
+    groups = parts // group if slots == 0 else min(parts // group, slots // group // 2 + 1)
+    return MixedLine(group, rounds, Line(groups, max(-(-total // groups), deal.least), 0), False, slots == 0)
 
 
 def seen_lengths(rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
@@ -220,7 +225,7 @@ def mixed_segments(
 ) -> Iterator[Segment]:
     """As `segments`; tiles[b] has an entry for each row tile that request b has."""
     seen = seen_lengths([len(own) for own in tiles], lengths)
-    return _segments(deal, mixed.group, mixed.rounds, mixed.line, seen, tiles, part, mixed.by_unit)
+    return _segments(deal, mixed.group, mixed.rounds, mixed.line, seen, tiles, part, mixed.by_unit, mixed.whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,22 +249,31 @@ def plan_decode(
     heads: int,
     max_seq_len: int | None = None,
     varies: bool = False,
+    batch_invariant: bool = False,
 ) -> DecodePlan:
-    """The plan of a call. q_len: of every request, or the most that one has where it `varies`. Parts are as many as the
-    GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The workspace never exceeds the
-    callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do (few units, short contexts),
-    it is less."""
+    """The plan of a call. q_len: of every request, or the most that one has where it `varies`. batch_invariant: no unit
+    is split, so that no result depends on what else there is to deal, and the workspace has no slots. Parts are as many
+    as the GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The workspace never exceeds
+    the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do (few units, short
+    contexts), it is less."""
     # Contexts grow with every step: powers of two keep the number of different plans small.
     longest = None if max_seq_len is None else 1 << (max_seq_len - 1).bit_length()
-    return _plan(arch, sm_count, batch, q_len, heads, longest, varies)
+    return _plan(arch, sm_count, batch, q_len, heads, longest, varies, batch_invariant)
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    arch: Arch, sm_count: int, batch: int, q_len: int, heads: int, max_seq_len: int | None, varies: bool
+    arch: Arch,
+    sm_count: int,
+    batch: int,
+    q_len: int,
+    heads: int,
+    max_seq_len: int | None,
+    varies: bool,
+    batch_invariant: bool,
 ) -> DecodePlan:
     rows = q_len * heads
-    deal = deal_of(arch, rows)
+    deal = deal_of(arch, rows, batch_invariant)
     tiling = row_tiling(rows, deal.row_tile)
     mixes = varies and tiling.row_tiles > 1
     groups = most_groups = max(1, sm_count // deal.sms // tiling.group)
@@ -276,5 +290,5 @@ def _plan(
     records = parts if mixes else tiling.group * min(units, groups)
     record_bytes, slot_bytes = records * RECORD_BYTES, stored * PARTIAL_ROW * 4
     useful = 2 * (parts - 1) if mixes else tiling.group * (groups - 1 + min(units, groups - 1))
-    slots = min(useful, (formula - record_bytes) // slot_bytes)
+    slots = 0 if batch_invariant else min(useful, (formula - record_bytes) // slot_bytes)
     return DecodePlan(parts, deal.row_tile, tiling.row_tiles, records, slots, record_bytes + slots * slot_bytes)

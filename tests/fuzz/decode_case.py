@@ -87,6 +87,7 @@ class DecodeCase(Plain):
     unseen: float = math.nan
     sinks: tuple[float, ...] | None = None
     lse_includes_sink: bool = False
+    batch_invariant: bool = False
     ends_q: tuple[int, ...] | None = None
     tokens: int = 0
     wide_q: bool = False
@@ -231,6 +232,7 @@ def _fields(draw: Any, variant: DecodeVariant) -> dict[str, Any]:
         "workspace": draw(st.sampled_from(("int8", "uint8"))),
         "spare": draw(st.sampled_from((0, 0, 1, 4096))),
         "min_split_kv": draw(st.sampled_from((1, 1, 256))),
+        "batch_invariant": draw(st.sampled_from((False, False, True))),
         "processors": draw(st.sampled_from((2, 3, 4, 4, 7, 16, 132))),
         "unseen": draw(st.sampled_from((math.nan, math.inf, -math.inf))),
         "seed": draw(st.integers(0, 2**31 - 1)),

@@ -196,6 +196,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "lse_base": case.lse_base,
         "sinks": sinks,
         "lse_includes_sink": case.lse_includes_sink,
+        "batch_invariant": case.batch_invariant,
         "cum_seq_lens_q": lengths("cum_seq_lens_q", case.ends_q, case.wide_q) if packed else None,
         "max_q_len": q_len if packed else None,
     }

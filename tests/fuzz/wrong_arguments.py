@@ -137,6 +137,7 @@ DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "cum_seq_lens_q": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ("max_q_len", "query")),
     "max_q_len": ((), (None, "1", torch.ones(()), 0, -1, 2**31, 1.5), ("cum_seq_lens_q",)),
     "sinks": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ("cp_world",)),
+    "batch_invariant": ((), (None, "yes", 2), ()),
     "lse_includes_sink": ((), (None, "yes", 2), ()),
 }  # fmt: skip
 PACK: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {

@@ -33,10 +33,12 @@ NUMBERS: dict[str, dict[str, Any]] = {
                 "max_seq_len": 7, "seq_lens": None, "lse_includes_sink": True, "return_lse": True},
     "decode": {"softmax_scale": 0.25, "output_scale": 3.0, "causal_mask": True, "window_left": 9, "cp_world": 1,
                "cp_rank": 0, "cp_interleave_size": 16, "lse_includes_sink": True, "max_seq_len": 300,
-               "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+               "batch_invariant": True, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "pack": {"k_scale_inv": 2.0, "v_scale_inv": 3.0},
 }  # fmt: skip
-APART: dict[str, dict[str, Any]] = {"decode": {"sinks": None, "cp_world": 4, "cp_rank": 2, "lse_includes_sink": False}}
+APART: dict[str, dict[str, Any]] = {
+    "decode": {"sinks": None, "cp_world": 4, "cp_rank": 2, "lse_includes_sink": False, "batch_invariant": False}
+}
 """Arguments that do not go together with others, and whose numbers differ from theirs."""
 PACKED = {"max_q_len": 2}
 PARTS, Q_LEN = "the plan's (`plan_decode`)", "max_q_len, or query's q_len"

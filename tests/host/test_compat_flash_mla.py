@@ -78,9 +78,10 @@ def compare(recorder: Recorder, face: dict, **operator) -> None:
     as_tensor=some.booleans(),
     sink=some.booleans(),
     legacy=some.none() | some.booleans(),
+    invariant=some.booleans(),
 )
 def test_it_launches_what_the_operator_does(
-    recorder, dtype, s_q, page, scale, causal, is_fp8, descale_q, descale_k, as_tensor, sink, legacy
+    recorder, dtype, s_q, page, scale, causal, is_fp8, descale_q, descale_k, as_tensor, sink, legacy, invariant
 ):
     eight_bits = dtype in EIGHT_BITS
     face = inputs(dtype, s_q, page, causal=causal, softmax_scale=scale)
@@ -90,6 +91,8 @@ def test_it_launches_what_the_operator_does(
         face["use_legacy"] = legacy
     if sink:
         face["attn_sink"] = torch.arange(HEADS, dtype=torch.float32)
+    if invariant:
+        face["enable_batch_invariant"] = True
     factor, out_factor = 576**-0.5 if scale is None else scale, 1.0
     for name, value in (("descale_q", descale_q), ("descale_k", descale_k)):
         if eight_bits and value is not None:
@@ -97,8 +100,9 @@ def test_it_launches_what_the_operator_does(
             face[name], value = given, float(given)
             factor, out_factor = factor * value, value if name == "descale_k" else out_factor
     compare(
-        recorder, face, softmax_scale=factor, output_scale=out_factor, causal_mask=causal, sinks=face.get("attn_sink")
-    )
+        recorder, face, softmax_scale=factor, output_scale=out_factor, causal_mask=causal, sinks=face.get("attn_sink"),
+        batch_invariant=invariant,
+    )  # fmt: skip
 
 
 def test_the_first_version_s_positional_call(recorder):
@@ -172,7 +176,6 @@ REFUSED = [
     ({"topk_length": INTS}, "topk_length is a Tensor; there is dense"),
     ({"extra_topk_length": INTS}, "extra_topk_length is a Tensor; there is dense"),
     ({"kv_format": "v32"}, "kv_format is 'v32'"),
-    ({"enable_batch_invariant": True}, "enable_batch_invariant is True"),
     ({"is_fp8_kvcache": True}, "is_fp8_kvcache is True and k_cache is torch.bfloat16"),
     ({**inputs(torch.float8_e4m3fn), "is_fp8_kvcache": False}, "is_fp8_kvcache is False and k_cache is torch.float8"),
     ({"k_cache": torch.zeros(PAGES, PAGE, 1, 656, dtype=torch.uint8)}, r"k_cache has shape \[10, 64, 1, 656\]"),
@@ -200,6 +203,7 @@ REFUSED = [
     ({"softmax_scale": torch.ones(1)}, "softmax_scale is a Tensor; it must be a Python number"),
     ({"causal": 2}, "causal_mask is 2; it must be True or False.*causal_mask is causal here"),
     ({"use_legacy": "yes"}, "use_legacy is 'yes'"),
+    ({"enable_batch_invariant": "yes"}, "enable_batch_invariant is 'yes'"),
     ({"attn_sink": torch.zeros(HEADS + 1)}, r"sinks has shape \[5\].*sinks is attn_sink here"),
 ]  # fmt: skip
 

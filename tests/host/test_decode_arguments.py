@@ -63,7 +63,7 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     workspace = arguments[11]
     assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
     parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
-    assert arguments[12:] == (0.125, 0.5, 0, 7, 2, 1, 16, 0, Q_LEN, parts)
+    assert arguments[12:] == (0.125, 0.5, 0, 7, 2, 1, 16, 0, 0, Q_LEN, parts)
     assert all(type(value) is float for value in arguments[12:14]) and all(type(v) is int for v in arguments[14:])
     assert out.shape == (BATCH, Q_LEN, HEADS, 512) and out.is_contiguous()
     assert lse.shape == (BATCH, Q_LEN, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
@@ -160,6 +160,7 @@ def test_calls_of_a_kind_seen_before_differ_in_nothing_that_counts(recorder):
         {"causal_mask": False},
         {"sinks": torch.zeros(HEADS)},
         {"sinks": torch.zeros(HEADS), "lse_includes_sink": True},
+        {"batch_invariant": True},
     ]
     firsts = []
     for change in changes:

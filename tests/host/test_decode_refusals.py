@@ -192,6 +192,7 @@ WRONG = {
         "sinks has shape [4] and strides (2,); it must be contiguous",
     ),
     "sinks on another device": ({"sinks": torch.zeros(HEADS, device="meta")}, "sinks"),
+    "batch invariance in words": ({"batch_invariant": "yes"}, "batch_invariant is 'yes'; it must be True or False"),
     "sinks in the LSE in words": ({"lse_includes_sink": "yes"}, "lse_includes_sink is 'yes'; it must be True or False"),
     "sinks on a rank": (
         {"sinks": torch.zeros(HEADS), "cp_world": 2, "causal_seqs": ints(2, 4, 6)},

@@ -115,7 +115,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "is_var_seq": True, "causal_mask": True, "window_left": -1, "enable_pdl": False, "return_lse": False,
             "causal_seqs": lengths(1, 2, 3), "cp_world": 1, "cp_rank": 0, "cp_interleave_size": 1, "min_split_kv": 1,
             "local_visible_lens": zeros(3, 2, dtype=torch.int32), "lse_base": 2.0,
-            "sinks": zeros(4, dtype=torch.float32), "lse_includes_sink": False,
+            "sinks": zeros(4, dtype=torch.float32), "lse_includes_sink": False, "batch_invariant": False,
         },
     ),
     "pack": (

@@ -12,6 +12,7 @@ from tsmla.plan import (
     DEALS,
     MAX_GROUP,
     PARTIAL_ROW,
+    RECORD_BYTES,
     Deal,
     cut,
     cut_mixed,
@@ -75,6 +76,36 @@ def check(deal: Deal, most_rows: int, rows: list[int], lengths: list[int], parts
 def test_every_key_of_every_row_once(case, deal: Deal, parts: int, slots: int) -> None:
     heads, most, q_lens, lengths = case
     check(deal, most * heads, [q * heads for q in q_lens], lengths, parts, slots)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *DEALS.values()]), parts=st.integers(8, 80))
+def test_without_room_for_partial_results_units_are_whole_and_shared_out(case, deal: Deal, parts: int) -> None:
+    """No part has more than its share and one unit more."""
+    heads, most, q_lens, lengths = case
+    rows = [q * heads for q in q_lens]
+    tiles = tiles_of(deal, rows, lengths)
+    mixed = cut_mixed(deal, most * heads, rows, parts, 0, lengths)
+    dealt = [list(mixed_segments(deal, mixed, lengths, tiles, part)) for part in range(parts)]
+    assert all(s.slot == -1 and s.tiles == tiles[s.request][s.row_tile] for own in dealt for s in own)
+    if mixed.line.unit == 0:
+        assert max(sum(s.tiles + deal.overhead for s in own) for own in dealt) <= (
+            mixed.line.chunk + max(lengths) + deal.overhead
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=requests(), sms=st.sampled_from([6, 132, 148]), arch=st.sampled_from([*Arch]))
+def test_plans_of_batch_invariant_calls(case, sms: int, arch: Arch) -> None:
+    """One deal for any number of rows, no slots, and no more workspace than other calls need."""
+    heads, most, q_lens, lengths = case
+    longest = max(*lengths, 1) * 64
+    for varies in (False, True):
+        usual, plan = (
+            plan_decode(arch, sms, len(q_lens), most, heads, longest, varies, invariant) for invariant in (False, True)
+        )
+        assert plan.slots == 0 and plan.workspace_bytes == plan.records * RECORD_BYTES <= usual.workspace_bytes
+        assert plan.row_tile == DEALS[arch].row_tile
 
 
 @settings(max_examples=200, deadline=None)

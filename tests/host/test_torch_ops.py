@@ -37,7 +37,7 @@ SCHEMAS = {
     "Tensor? causal_seqs=None, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave_size=1, "
     "SymInt min_split_kv=1, Tensor? local_visible_lens=None, float lse_base=2., Tensor? sinks=None, "
     "bool lse_includes_sink=False, Tensor(c!)? lse=None, Tensor? cum_seq_lens_q=None, SymInt? max_q_len=None, "
-    "Tensor? query_pe=None) -> ()",
+    "bool batch_invariant=False, Tensor? query_pe=None) -> ()",
     "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
 }
@@ -115,7 +115,7 @@ def optional(operator: Operator) -> dict[str, Any]:
     if operator is DECODE:
         return {"causal_seqs": torch.tensor([90, 7]), "local_visible_lens": torch.ones(BATCH, 1, dtype=torch.int32),
                 "lse": torch.zeros(BATCH, 1, HEADS), "sinks": torch.randn(HEADS), "window_left": 5, "lse_base": 2.0,
-                "lse_includes_sink": True, "output_scale": 0.5}  # fmt: skip
+                "lse_includes_sink": True, "output_scale": 0.5, "batch_invariant": True}  # fmt: skip
     return {"k_scale_inv": 2.0, "v_scale_inv": 0.25}
 
 

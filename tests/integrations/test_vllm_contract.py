@@ -56,14 +56,14 @@ def test_what_vllm_finds_valid(capability):
     place = DeviceCapability(*capability)
     assert validate(place) == []
     known = inspect.signature(TsmlaBackend.validate_configuration).parameters
-    wide = {"has_sliding_window": True, "use_kv_connector": True, "use_pcp": True, "use_dcp": True}
+    features = "has_sliding_window", "use_batch_invariant", "use_kv_connector", "use_pcp", "use_dcp"
+    wide = dict.fromkeys(features, True)
     assert validate(place, **{name: value for name, value in wide.items() if name in known}) == []
 
 
 def test_what_vllm_refuses():
     assert any("this GPU's is 12.0" in reason for reason in validate(DeviceCapability(12, 0)))
     assert any("caches of auto" in r for r in validate(DeviceCapability(9, 0), kv_cache_dtype="fp8_ds_mla"))
-    assert "batch invariance not supported" in validate(DeviceCapability(9, 0), use_batch_invariant=True)
     non_causal = validate(DeviceCapability(9, 0), use_non_causal=True)
     says_causal = "causal" in {field.name for field in dataclasses.fields(layer.MLACommonMetadata)}
     assert non_causal == ([] if says_causal else ["non-causal attention not supported"])

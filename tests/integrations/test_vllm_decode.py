@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_in_kernels import rows
-from tsmla.integrations.vllm import builder, ready
+from tsmla.integrations.vllm import builder, decode, ready
 from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, alike, uniform
 from tsmla.plan import plan_decode
 from tsmla.variant import Arch, DecodeVariant, Dtype
@@ -96,6 +96,17 @@ def test_requests_of_other_query_lengths(kernels, make_impl, q_lens, joined):
 @pytest.mark.parametrize("lengths", [[1], [3, 3, 0], [1, 2], [2, 0, 2], [0, 2], [0, 0], [2, 2, 1]])
 def test_which_batches_are_alike(lengths):
     assert alike(lengths) == (lengths in ([1], [3, 3, 0], [0, 0]))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_keys_are_not_split_where_vllm_is_to_be_batch_invariant(kernels, make_impl, monkeypatch, wanted):
+    asked = []
+    monkeypatch.setattr(decode.envs, "VLLM_BATCH_INVARIANT", wanted)
+    monkeypatch.setattr(decode, "tsmla_decode", lambda *_, **given: asked.append(given["batch_invariant"]) or _[0])
+    cache, table, lengths = cached([torch.randn(30, 576).to(BF16)])
+    q = torch.randn(1, HEADS, 576).to(BF16)
+    make_impl().forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, None), 30), LAYER)
+    assert asked == [wanted]
 
 
 def test_an_fp8_cache_has_the_layers_scales(kernels, make_impl):

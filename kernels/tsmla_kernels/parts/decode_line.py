@@ -21,8 +21,9 @@ WARP_REQUESTS = 32 * LANE_REQUESTS
 
 class Terms(NamedTuple):
     """What the cut of a call's line depends on besides lengths, for requests of as many rows as one may have. A CTA
-    begins with the cut, in code that is not in its cache yet, so the host divides what it can. `shares`: of the groups
-    that may split units, how many each unit has. mixes: 1 where requests may have fewer row tiles than others, else 0.
+    begins with the cut, in code that is not in its cache yet, so the host divides what it can. slots: partial results
+    that there is room for; without any, units are not split. `shares`: of the groups that may split units, how many
+    each unit has. mixes: 1 where requests may have fewer row tiles than others, else 0.
     """
 
     batch: Int32
@@ -116,6 +117,16 @@ def of_equal_lengths(view: Visibility, terms: Terms) -> tuple[Visibility, Terms]
     return view._replace(vary=Int32(0)), terms._replace(mixes=Int32(0))
 
 
+def of_packs(view: Visibility) -> Visibility:
+    """The same where they do, known to the compiler."""
+    return view._replace(vary=Int32(1))
+
+
+def leaves_whole(terms: Terms) -> Boolean:
+    """Whether no unit is split: a group takes those that start at its positions."""
+    return terms.slots == 0
+
+
 @cute.jit
 def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Visibility:
     """`view` with room for no more keys than 31 bits count on the line, whatever lengths say: on the host. Page tables
@@ -159,7 +170,9 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
         own_group = cutlass.min(cutlass.min(least, MAX_GROUP), terms.parts.value)
         index = quotient(part, own_group)
         total = _total_of_mixed(deal, view, terms, own_group)
-        groups = cutlass.min(quotient(terms.parts.value, own_group), quotient(terms.slots, own_group) // 2 + 1)
+        groups = quotient(terms.parts.value, own_group)
+        if not leaves_whole(terms):
+            groups = cutlass.min(groups, quotient(terms.slots, own_group) // 2 + 1)
         chunk = cutlass.max(quotient_up(total, groups), deal.least)
     else:
         groups, chunk, unit_length = _cut(deal, terms, total, longest)

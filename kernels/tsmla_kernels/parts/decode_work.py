@@ -21,7 +21,16 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from tsmla.plan import Deal
 
-from .decode_line import LANE_REQUESTS, WARP_REQUESTS, Work, group_of, length_of_units, rounds_of, tiles_with
+from .decode_line import (
+    LANE_REQUESTS,
+    WARP_REQUESTS,
+    Work,
+    group_of,
+    leaves_whole,
+    length_of_units,
+    rounds_of,
+    tiles_with,
+)
 from .division import quotient
 from .seqlen import Span
 from .visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
@@ -177,6 +186,8 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
     tiles_at = _tiles_at(deal, work, unit)
     first = cutlass.min(cutlass.max(work.begin - tiles_at, 0), seen)
     last = cutlass.min(cutlass.max(work.end - tiles_at, 0), seen)
+    if leaves_whole(work.terms):
+        first, last = Int32(0), seen if unit.start >= work.begin else Int32(0)
     tiles = last - first
     valid = tiles > 0
     slot = Int32(-1)
@@ -211,6 +222,8 @@ def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Seg
     tiles_at = _tiles_at(deal, work, unit)
     first = quotient(tiles_at, work.chunk)
     count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
+    if leaves_whole(work.terms):
+        count = Int32(1)
     if segment.seen == 0 or segment.rows <= 0:
         count = Int32(0)
     return Split(first, count)

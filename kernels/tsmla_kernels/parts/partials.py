@@ -53,19 +53,21 @@ class Record(NamedTuple):
 def partials_of(
     columns: cutlass.Constexpr[int],
     row_tile: Int32,
-    workspace: cute.Tensor,
+    given,
     view: Visibility,
-    heads: Int32,
-    parts: Int32,
 ) -> Partials:
-    """The workspace [bytes] of a call on `parts` CTAs (or pairs) that writes rows of `columns` columns."""
-    rows = view.q_len * heads
+    """The workspace of a call that writes rows of `columns` columns, with no slots where units must not be split.
+    given: what the call's table lists, by name."""
+    workspace, parts = given.workspace, given.parts
+    rows = view.q_len * given.query.shape[2]
     tiling = row_tiling(rows, row_tile)
     records = cutlass.min(view.seq_lens.shape[0] * tiling.rounds, parts // tiling.group) * tiling.group
     if mixes(view, tiling.row_tiles) != 0:
         records = parts
     stored = cutlass.min(rows, row_tile)
     slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * (columns + 1) * 4)
+    if given.batch_invariant != 0:
+        slots = Int32(0)
     slot_stride = Int64(stored) * columns
     rows_at = aligned(cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32), 16)
     return Partials(

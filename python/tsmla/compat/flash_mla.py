@@ -81,8 +81,8 @@ def flash_mla_with_kvcache(
         use_legacy: True or False; one kernel serves both.
         descale_q, descale_k: of 8-bit q and k_cache: numbers, or floating-point tensors of one element. A CUDA tensor
             is waited for, and refused while a CUDA graph is captured.
+        enable_batch_invariant: whether a request's bits must not depend on what shares its batch.
         indices, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length, kv_format: refused if given.
-        enable_batch_invariant: refused if True.
 
     Returns:
         (out, lse): out [batch, s_q, heads, 512], q's dtype or bf16 for 8 bits; lse [batch, heads, s_q] float32,
@@ -95,10 +95,8 @@ def flash_mla_with_kvcache(
         extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length,
     )  # fmt: skip
     translate.refused(_FACE, "dense caches have one format", kv_format=kv_format)
-    translate.off(
-        _FACE, "results of a request depend on what shares its batch", enable_batch_invariant=enable_batch_invariant
-    )
     checks.flag(_FACE, "use_legacy", use_legacy)
+    checks.flag(_FACE, "enable_batch_invariant", enable_batch_invariant)
     if block_table is None or cache_seqlens is None:
         missing = "block_table" if block_table is None else "cache_seqlens"
         raise ArgumentError(f"{_FACE}: {missing} is None; it must be given: {_SPARSE}")
@@ -126,6 +124,7 @@ def flash_mla_with_kvcache(
             return_lse=True,
             lse_base=math.e,
             sinks=attn_sink,
+            batch_invariant=enable_batch_invariant,
         )
     except ArgumentError as error:
         raise translate.in_their_words(_FACE, error, _NAMES) from None

@@ -36,15 +36,16 @@ class DecodeKernel:
         """The launches of attention, by whichever CTAs suit the call, and of combine. given: what the call's table
         lists, by name."""
         heads = given.query.shape[2]
-        rows = given.q_len * heads
+        # Which of the two takes a call must not depend on the other requests of a batch.
+        few_rows = (given.q_len * heads <= ROWS) & (given.batch_invariant == 0)
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         scale_log2 = given.softmax_scale * LOG2_E
         ending = ending_of(given)
-        row_tile = Int32(self.solo.geometry.deal.row_tile)
-        if rows > ROWS:
-            row_tile = Int32(self.pair.geometry.deal.row_tile)
-        partials = partials_of(self.variant.row.value_columns, row_tile, given.workspace, view, heads, given.parts)
-        if rows <= ROWS:
+        row_tile = Int32(self.pair.geometry.deal.row_tile)
+        if few_rows:
+            row_tile = Int32(self.solo.geometry.deal.row_tile)
+        partials = partials_of(self.variant.row.value_columns, row_tile, given, view)
+        if few_rows:
             self.solo.launch(given, view, partials, scale_log2, ending)
         else:
             self.pair.launch(given, view, partials, scale_log2, ending)

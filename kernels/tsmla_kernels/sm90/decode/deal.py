@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
-from ...parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths
+from ...parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, of_packs
 from ...parts.decode_work import first_unit, next_unit, segment_of
 from ...parts.partials import Partials, begin_records, record_unit
 from ...parts.visible import Visibility
@@ -24,6 +24,7 @@ def deal(
     begins, instructions are in no cache yet."""
     part = cute.arch.block_idx()[0]
     if const_expr(varying):
+        view = of_packs(view)
         _deal(dealing, dealt, view, in_lanes(deal_work(dealing, view, terms, part)), partials)
     else:
         view, terms = of_equal_lengths(view, terms)

@@ -80,9 +80,7 @@ class DecodeKernel:
             for columns in (geometry.d_strip, geometry.strips[-1])
         )
         view = visibility_in(source, given)
-        partials = partials_of(
-            self.variant.row.value_columns, Int32(self.deal.row_tile), given.workspace, view, heads, parts
-        )
+        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view)
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         arguments = (

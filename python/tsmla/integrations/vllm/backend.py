@@ -64,8 +64,8 @@ class TsmlaBackend(MLACommonBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """Keys of a request are dealt to SMs by what else is in the batch."""
-        return False
+        """Decodes do not split a request's keys then; prefills never do."""
+        return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:

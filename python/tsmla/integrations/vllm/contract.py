@@ -117,6 +117,7 @@ CONTRACT: tuple[Function | Names, ...] = (
     ),
     Function("vllm.v1.worker.workspace:WorkspaceManager.get_simultaneous", "self"),
     Names("vllm.v1.worker.workspace", "current_workspace_manager"),
+    Names("vllm.envs", "VLLM_BATCH_INVARIANT"),
     Names("vllm.config.attention:AttentionConfig", "backend mla_prefill_backend use_prefill_query_quantization"),
     Names("vllm.config.parallel:ParallelConfig", "decode_context_parallel_size cp_kv_cache_interleave_size"),
 )

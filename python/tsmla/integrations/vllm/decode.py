@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
@@ -50,6 +51,7 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         """Asked at each call: some KV connectors set the interleaving after the model is built."""
         self._window_left = -1 if sliding_window is None else sliding_window - 1
         self._fp8 = kv_cache_dtype in served.FP8_CACHES
+        self._batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
         self._decoded_heads = num_heads * config.parallel_config.decode_context_parallel_size
         self._longest_q = ready.longest_decode(config, TsmlaMetadataBuilder.reorder_batch_threshold)
         dtypes = served.decode_dtypes(torch.get_default_dtype(), kv_cache_dtype)
@@ -117,6 +119,7 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
             cp_interleave_size=self._parallel.cp_kv_cache_interleave_size if parallel else 1,
             cum_seq_lens_q=decode.starts,
             max_q_len=None if decode.starts is None else decode.q_len,
+            batch_invariant=self._batch_invariant,
         )
         out, lse = result if isinstance(result, tuple) else (result, None)
         if decode.starts is not None:

@@ -1,0 +1,120 @@
+"""A request's bits do not depend on its batch: of decodes with batch_invariant, in emulation, and of all prefills."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+import tsmla
+from decode_reference import Problem, check, make_problem, run
+from prefill_reference import make_problem as make_prefill
+from tsmla.plan import plan_decode
+from tsmla.support import DECODE_DTYPES
+from tsmla.variant import Arch
+
+pytestmark = pytest.mark.archs(*map(str, DECODE_DTYPES))
+
+Result = tuple[torch.Tensor, torch.Tensor]
+
+
+def on_sms(monkeypatch, count: int) -> None:
+    """As if the GPU had so many SMs."""
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, count, *shape))
+
+
+def alone(problem: Problem, request: int) -> Problem:
+    """One request of several, and nothing of the others; never packed."""
+    tokens = problem.query[request]
+    if problem.cum_q is not None:
+        tokens = problem.query[problem.cum_q[request] : problem.cum_q[request + 1]]
+    return dataclasses.replace(
+        problem, query=tokens[None], rows=problem.rows[request : request + 1], cum_q=None,
+        seq_lens=problem.seq_lens[request : request + 1], block_tables=problem.block_tables[request : request + 1],
+        max_q_len=None,
+    )  # fmt: skip
+
+
+def of_request(problem: Problem, result: Result, request: int) -> list[torch.Tensor]:
+    if problem.cum_q is None:
+        return [rows[request] for rows in result]
+    return [rows[problem.cum_q[request] : problem.cum_q[request + 1]] for rows in result]
+
+
+def differing(problem: Problem, together: Result, **options) -> list[int]:
+    """Requests whose bits are not those that they have alone."""
+    found = []
+    for request, seq_len in enumerate(problem.seq_lens):
+        mine = of_request(problem, together, request)
+        if len(mine[0]) and seq_len:
+            single = run(alone(problem, request), max_seq_len=seq_len, **options)
+            if not all(torch.equal(a, b[0]) for a, b in zip(mine, single, strict=True)):
+                found.append(request)
+    return found
+
+
+def check_invariance(monkeypatch, problem: Problem) -> None:
+    """Together on few SMs, alone on more."""
+    on_sms(monkeypatch, 3)
+    together = check(problem, batch_invariant=True)
+    on_sms(monkeypatch, 8)
+    assert differing(problem, together, batch_invariant=True) == []
+
+
+@pytest.mark.parametrize("heads, q_len", [(16, 1), (48, 3)])
+def test_requests_of_one_query_length(gpu, monkeypatch, heads, q_len):
+    check_invariance(monkeypatch, make_problem([520, 65, 0, 300], q_len, heads))
+
+
+@pytest.mark.parametrize("heads", [16, 80])
+def test_requests_of_any_query_lengths(gpu, monkeypatch, heads):
+    """Alone they are no pack: one that the plug-in need not make gives the same bits, too."""
+    check_invariance(monkeypatch, make_problem([520, 65, 300, 70, 200], [1, 9, 0, 20, 1], heads))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16], ids=str)
+def test_other_dtypes(gpu, monkeypatch, dtype):
+    check_invariance(monkeypatch, make_problem([520, 65, 300], [1, 9, 2], 16, dtype))
+
+
+def test_otherwise_bits_do_depend(gpu, monkeypatch):
+    on_sms(monkeypatch, 6)
+    problem = make_problem([1300, 900], 1, 16)
+    assert differing(problem, run(problem))
+
+
+def test_nothing_is_written_into_the_workspace_but_that_there_is_nothing_to_combine(gpu, monkeypatch):
+    on_sms(monkeypatch, 6)
+    problem = make_problem([700, 65], 1, 16)
+    given = problem.arguments(batch_invariant=True)
+    before = given["workspace_buffer"].clone()
+    run(problem, **given)
+    written = (given["workspace_buffer"] != before).nonzero()
+    plan = plan_decode(Arch(gpu.arch), 6, 2, 1, 16, 700, batch_invariant=True)
+    assert plan.slots == 0 and plan.workspace_bytes == 32 * plan.records
+    assert written.numel() and int(written.max()) < plan.workspace_bytes
+    words = given["workspace_buffer"][: plan.workspace_bytes].view(torch.int32).view(-1, 8)
+    assert not words[:, 0].any()
+    check(problem, batch_invariant=True, workspace_buffer=given["workspace_buffer"][: plan.workspace_bytes])
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_prefill_never_depends(gpu, causal):
+    lengths_q, lengths_kv = [150, 3, 1], [300, 40, 400]
+    problem = make_prefill(lengths_q, lengths_kv, 2, 1, 192, 128, torch.bfloat16, "cuda")
+    ends_q, ends_kv = (list(itertools.accumulate(n, initial=0)) for n in (lengths_q, lengths_kv))
+
+    def ends(length: int) -> torch.Tensor:
+        return torch.tensor([0, length], dtype=torch.int32, device="cuda")
+
+    def call(query, key, value, cum_q, cum_kv, batch) -> Result:
+        return tsmla.tsmla_prefill(
+            query, key, value, None, cum_kv, 400, batch, problem.softmax_scale, causal, True, cum_q
+        )
+
+    out, lse = call(problem.query, problem.key, problem.value, problem.cum_seq_lens_q, problem.cum_seq_lens_kv, 3)
+    for i, (n, m) in enumerate(zip(lengths_q, lengths_kv, strict=True)):
+        mine, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_kv[i], ends_kv[i + 1])
+        single = call(problem.query[mine], problem.key[keys], problem.value[keys], ends(n), ends(m), 1)
+        assert torch.equal(single[0], out[mine]) and torch.equal(single[1], lse[mine])
