@@ -24,7 +24,8 @@ def test_decode(gpu, q_lens):
 
     impl = object.__new__(TsmlaImpl)
     impl.__dict__.update(
-        scale=SCALE, _fp8=False, _window_left=-1, dcp_world_size=1, dcp_rank=0, need_to_return_lse_for_decode=False,
+        scale=SCALE, _fp8=False, _batch_invariant=False, _window_left=-1, dcp_world_size=1, dcp_rank=0,
+        need_to_return_lse_for_decode=False,
         _workspace=lambda heads, device: torch.empty(1 << 22, dtype=torch.int8, device=device),
     )  # fmt: skip
     lengths = [70, 3]
