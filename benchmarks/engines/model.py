@@ -36,7 +36,7 @@ class Backend:
         named."""
         backend, *environment = text.split(",")
         name, _, prefill = backend.partition("+")
-        if not all("=" in variable for variable in environment):
+        if not all(variable.find("=") > 0 for variable in environment):
             raise argparse.ArgumentTypeError(f"{text}: expected NAME=VALUE behind commas")
         return cls(name, prefill or (OURS if name == OURS else "auto"), tuple(environment))
 
