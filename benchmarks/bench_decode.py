@@ -117,8 +117,8 @@ class Case:
         dtype = torch.bfloat16 if self.kv_cache.dtype == torch.float8_e4m3fn else self.kv_cache.dtype
         return torch.empty(*self.first_piece.shape[:-1], LATENT, device="cuda", dtype=dtype)
 
-    def ours(self) -> Callable[[], torch.Tensor]:
-        """A launch into one output tensor, which it returns, with the callers' workspace."""
+    def ours(self, **options: Any) -> Callable[[], torch.Tensor]:
+        """A launch into one output tensor, which it returns, with the callers' workspace. options: of tsmla_decode."""
         processors = torch.cuda.get_device_properties(self.kv_cache.device).multi_processor_count
         size = processors * self.heads * max(8, self.q_len) * (LATENT + 1) * 4
         workspace = torch.empty(size, dtype=torch.int8, device="cuda")
@@ -128,10 +128,15 @@ class Case:
             return tsmla_decode(
                 self.query, self.kv_cache, workspace, LATENT, ROPE, self.block_tables, self.seq_lens,
                 self.max_seq_len, self.scale, out=out, cum_seq_lens_q=self.cum_seq_lens_q,
-                max_q_len=None if self.cum_seq_lens_q is None else self.q_len,
+                max_q_len=None if self.cum_seq_lens_q is None else self.q_len, **options,
             )  # fmt: skip
 
         return launch
+
+
+def batch_invariant(case: Case) -> Callable[[], torch.Tensor]:
+    """For --against: ours, each request with the bits that it has alone."""
+    return case.ours(batch_invariant=True)
 
 
 def main() -> None:

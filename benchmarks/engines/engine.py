@@ -31,9 +31,9 @@ class Engine:
         """Seconds for prompts of these lengths with `new` tokens each."""
         return self._ask("generate", lengths, new, seed)
 
-    def tokens(self, lengths: list[int], new: int, seed: int) -> list[dict[str, list]]:
-        """Of each prompt, the tokens and their log-probabilities."""
-        return self._ask("tokens", lengths, new, seed)
+    def tokens(self, lengths: list[int], new: int, seed: int, together: bool = True) -> list[dict[str, list]]:
+        """Of each prompt, the tokens and their log-probabilities; together: of all prompts at once, or each alone."""
+        return self._ask("tokens", lengths, new, seed, together)
 
     def profile(self, lengths: list[int], new: int, seed: int) -> list[tuple[str, float, int]]:
         """(kernel, milliseconds, calls) of one `generate`, longest first."""
@@ -81,8 +81,10 @@ def _generate(llm: Any, lengths: list[int], new: int, seed: int) -> float:
     return time.perf_counter() - started
 
 
-def _tokens(llm: Any, lengths: list[int], new: int, seed: int) -> list[dict[str, list]]:
-    outputs = llm.generate(model.prompts(lengths, seed), model.sampling(new, logprobs=True), use_tqdm=False)
+def _tokens(llm: Any, lengths: list[int], new: int, seed: int, together: bool) -> list[dict[str, list]]:
+    prompts, how = model.prompts(lengths, seed), model.sampling(new, logprobs=True)
+    calls = [prompts] if together else [[prompt] for prompt in prompts]
+    outputs = [output for given in calls for output in llm.generate(given, how, use_tqdm=False)]
     return [
         {
             "tokens": list(done.token_ids),

@@ -5,6 +5,9 @@
 Greedy generation from prompts of 1 to 20,000 tokens. Rounding differs between backends, so that tokens may part where
 two are nearly as probable: compare with how vLLM's own backends part from each other. Log-probabilities are compared
 up to there. Backends run one after the other, each with the GPU for itself.
+
+With --alone, every backend is also compared with itself, each prompt alone in its batch: what VLLM_BATCH_INVARIANT
+promises to be the same, bit for bit, as long as prompts are not cut into other chunks.
 """
 
 from __future__ import annotations
@@ -27,14 +30,21 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="of prompts (%(default)s)")
     parser.add_argument("--new", type=int, default=48, help="tokens generated from each (%(default)s)")
     parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's (%(default)s)")
+    parser.add_argument("--alone", action="store_true", help="generate from each prompt alone, too")
     parser.add_argument("--same", type=int, help="exit status 1 when fewer tokens in all are alike")
     options = parser.parse_args()
-    told = {str(backend): _tokens(backend, options) for backend in options.backends}
+    told: dict[str, list[dict[str, list]]] = {}
+    for backend in options.backends:
+        told |= _tokens(backend, options)
     reference = next(iter(told))
-    results = {name: compared(told[reference], mine) for name, mine in told.items() if name != reference}
-    for name, rows in results.items():
+    results = {}
+    for name, mine in told.items():
+        against = name.removesuffix(" alone") if name.endswith(" alone") else reference
+        if name == against:
+            continue
+        rows = results[f"{name} against {against}"] = compared(told[against], mine)
         alike, total = sum(row["alike"] for row in rows), options.new * len(options.lengths)
-        print(f"{name} against {reference}: {alike} of {total} tokens alike")
+        print(f"{name} against {against}: {alike} of {total} tokens alike")
         header = ("prompt", "alike", "log-probability within")
         shown = [(n, r["alike"], f"{r['within']:.1e}") for n, r in zip(options.lengths, rows, strict=True)]
         print(protocol.table(header, shown))
@@ -60,10 +70,14 @@ def compared(theirs: list[dict[str, list]], mine: list[dict[str, list]]) -> list
     return rows
 
 
-def _tokens(backend: model.Backend, options: argparse.Namespace) -> list[dict[str, list]]:
+def _tokens(backend: model.Backend, options: argparse.Namespace) -> dict[str, list[dict[str, list]]]:
+    """What the backend generates, and under a second name what it does from each prompt alone."""
     engine = Engine(backend, options.memory, model.forwarded(options))
     try:
-        return engine.tokens(options.lengths, options.new, 0)
+        told = {str(backend): engine.tokens(options.lengths, options.new, 0)}
+        if options.alone:
+            told[f"{backend} alone"] = engine.tokens(options.lengths, options.new, 0, together=False)
+        return told
     finally:
         engine.close()
 
