@@ -31,8 +31,8 @@ def test_requests_of_one_query_length(dtype, q_len, heads):
 @pytest.mark.parametrize("heads", [1, 16, 40, 128])
 def test_requests_of_any_query_lengths(dtype, heads):
     draw = random.Random(heads)
-    lengths = [draw.choice((0, 1, 64, 700, 3000, 9000)) for _ in range(40)]
-    query_lengths = [draw.choice((0, 1, 1, 1, 2, 9, 64, 130)) for _ in lengths]
+    lengths = [draw.choice((0, 1, 64, 700, 3000)) for _ in range(16)] + [9000]
+    query_lengths = [draw.choice((0, 1, 1, 1, 2, 9, 64)) for _ in lengths]
     problem = make_problem(lengths, query_lengths, heads, dtype)
     assert differing(problem, check(problem, batch_invariant=True), batch_invariant=True) == []
 

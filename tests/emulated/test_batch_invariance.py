@@ -34,10 +34,10 @@ def test_requests_of_one_query_length(gpu, monkeypatch, heads, q_len):
     check_invariance(monkeypatch, make_problem([520, 65, 0, 300], q_len, heads))
 
 
-@pytest.mark.parametrize("heads", [16, 80])
-def test_requests_of_any_query_lengths(gpu, monkeypatch, heads):
+@pytest.mark.parametrize("heads, query_lengths", [(16, [1, 9, 0, 20]), (80, [1, 3, 0, 2])])
+def test_requests_of_any_query_lengths(gpu, monkeypatch, heads, query_lengths):
     """Alone they are no pack: one that the plug-in need not make gives the same bits, too."""
-    check_invariance(monkeypatch, make_problem([520, 65, 300, 70, 200], [1, 9, 0, 20, 1], heads))
+    check_invariance(monkeypatch, make_problem([520, 65, 300, 70], query_lengths, heads))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16], ids=str)

@@ -105,7 +105,7 @@ def test_other_ways_to_say_the_same(gpu):
     assert torch.allclose(natural, lse * math.log(2), rtol=1e-6)
 
 
-@pytest.mark.parametrize("heads, q_len", [(3, 3), (16, 1), (128, 2)])
+@pytest.mark.parametrize("heads, q_len", [(3, 3), (16, 1), (128, 1)])
 def test_a_query_of_any_strides_and_in_pieces_gives_the_same_bits(gpu, heads, q_len):
     for arch, dtype in DTYPES:
         if arch == gpu.arch and dtype in (torch.bfloat16, torch.float8_e4m3fn):
