@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -141,20 +142,55 @@ def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_ker
             assert problems == [f"{name} has rows that belong to no sequence and were written"]
 
 
+@pytest.mark.parametrize("q_lens", [(), (2, 1, 4)], ids=["one query length", "a pack"])
 @pytest.mark.parametrize("ranks, interleave, window, causal", [(1, 1, -1, True), (2, 3, 9, True), (3, 1, -1, False)])
-def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal):
+def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal, q_lens):
     """The two references are written apart; the tests' asks every key by itself."""
-    case = DecodeCase("small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5)
+    case = DecodeCase(
+        "small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5, q_lens=q_lens
+    )
     with emulation(ARCH):
         given = selftest_decode._problem(case, Dtype.BF16)
         ours, _ = selftest_decode._expected(case, Dtype.BF16)
         sight = Sight(causal, window, ranks, ranks - 1, interleave)
         problem = Problem(
-            given.query, given.rows, given.cache, given.tables, [len(rows) for rows in given.rows], list(case.lengths),
-            sight=sight, output_scale=0.5,
+            given.given, given.rows, given.cache, given.tables, [len(rows) for rows in given.rows], list(case.lengths),
+            sight=sight, output_scale=0.5, cum_q=[*itertools.accumulate(q_lens, initial=0)] if q_lens else None,
         )  # fmt: skip
         out, lse = attend_decode(problem, torch.float64)
+        out, lse = out.flatten(0, -3)[: len(ours.out)], lse.flatten(0, -2)[: len(ours.lse)]
         assert torch.allclose(ours.out, out) and torch.allclose(ours.lse, lse) and out.abs().max() > 0
+
+
+def test_a_decode_that_writes_behind_the_last_request_is_reported(compiled_kernels):
+    case = DecodeCase("small", (9, 70), heads=5, q_lens=(2, 1))
+    with emulation(ARCH, compiled=compiled_kernels):
+        memory = Memory()
+        results = selftest_decode.run(DECODE, case, memory)
+        assert selftest_decode.check(DECODE, case, results).problems == [] and not memory.overrun()
+        for name, result in results.items():
+            changed = {**results, name: result.clone()}
+            changed[name][3:4] = 0
+            problems = selftest_decode.check(DECODE, case, changed).problems
+            assert problems == [f"{name} has rows that belong to no request and were written"]
+
+
+def test_a_result_that_is_not_merged_is_reported(compiled_kernels, monkeypatch):
+    case = PrefillCase("small", (3, 5), (8, 70), merges=True)
+    operator = selftest_prefill.tsmla_prefill
+
+    def forgets(*args, merge_into, **named):
+        out, lse = merge_into
+        given = [*args]
+        given[13] = out
+        return operator(*given, **{**named, "lse": lse})
+
+    with emulation(ARCH, compiled=compiled_kernels):
+        for which in (operator, forgets):
+            monkeypatch.setattr(selftest_prefill, "tsmla_prefill", which)
+            results = selftest_prefill.run(PREFILL, case, Memory())
+            problems = selftest_prefill.check(PREFILL, case, results).problems
+            assert bool(problems) == (which is forgets), problems
 
 
 def test_the_command_runs_a_child(capsys, monkeypatch):

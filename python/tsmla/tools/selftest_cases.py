@@ -12,7 +12,9 @@ import dataclasses
 class PrefillCase:
     """One ragged pack. heads: of query and of key. magnitude: of query, key and value. strided: key and value are
     slices of one tensor, and query and output of wider ones. factors: k_scale, v_scale, output_scale. sinks: heads
-    have them; lse_includes_sink as the operator has it."""
+    have them; lse_includes_sink as the operator has it. pieces: query and key are given in two pieces, where the
+    kernel's dimensions have them. merges: into an earlier result, where the kernel has an LSE; the first sequence then
+    has as many keys as query tokens, at least."""
 
     name: str
     lengths_q: tuple[int, ...]
@@ -23,14 +25,17 @@ class PrefillCase:
     factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
     sinks: bool = False
     lse_includes_sink: bool = False
+    pieces: bool = False
+    merges: bool = False
     short: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeCase:
-    """One batch. lengths: keys of each request over all ranks. ranks: how many share them, this being the last one, in
-    blocks of `interleave` keys. visible: each query token also has a limit of its own. sinks: heads have them;
-    lse_includes_sink as the operator has it."""
+    """One batch. lengths: keys of each request over all ranks. q_lens: query tokens of each request in a pack; without
+    it, each has q_len. ranks: how many share the keys, this being the last one, in blocks of `interleave` keys.
+    visible: each query token also has a limit of its own. sinks: heads have them; lse_includes_sink and batch_invariant
+    as the operator has them. pieces: the query is given in two pieces."""
 
     name: str
     lengths: tuple[int, ...]
@@ -46,7 +51,15 @@ class DecodeCase:
     output_scale: float = 1.0
     sinks: bool = False
     lse_includes_sink: bool = False
+    q_lens: tuple[int, ...] = ()
+    pieces: bool = False
+    batch_invariant: bool = False
     short: bool = False
+
+    @property
+    def own_q_lens(self) -> tuple[int, ...]:
+        """Query tokens of each request."""
+        return self.q_lens or (self.q_len,) * len(self.lengths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +83,7 @@ _PREFILL = (
     ),
     PrefillCase("more queries than keys, no keys, sinks", (130, 3), (40, 0), sinks=True, short=True),
     PrefillCase("large scores", (64,), (257,), (1, 1), magnitude=6.0, short=True),
+    PrefillCase("pieces, merged", (65, 0, 3), (66, 40, 0), pieces=True, merges=True, short=True),
     PrefillCase("around half a tile", (63, 64, 65), (65, 63, 64)),
     PrefillCase("around a tile", (127, 128, 129), (128, 129, 127), (4, 2)),
     PrefillCase("around two tiles", (255, 256, 257), (257, 255, 256)),
@@ -86,6 +100,9 @@ _PREFILL = (
     PrefillCase("larger scores", (300,), (900,), (2, 2), magnitude=6.0),
     PrefillCase("sinks", (200, 3, 90), (300, 0, 90), (12, 3), factors=(1.0, 2.0, 0.5), sinks=True),
     PrefillCase("sinks in the LSE", (200, 3, 90), (300, 0, 90), (12, 3), sinks=True, lse_includes_sink=True),
+    PrefillCase("pieces", (300, 129, 257), (900, 1, 300), (4, 4), pieces=True),
+    PrefillCase("pieces, eight query heads for a key head", (200, 90), (300, 90), (8, 1), pieces=True),
+    PrefillCase("merged", (513, 90, 130), (1513, 0, 63), (12, 3), strided=True, merges=True),
     PrefillCase("scales", (140, 2), (700, 0), factors=(0.375, 4.0, -0.125)),
 )
 
@@ -96,6 +113,8 @@ _DECODE = (
         "one split request, full, sinks", (1100,), q_len=2, heads=8, page=128, causal=False, sinks=True, short=True
     ),
     DecodeCase("context parallel", (201, 2, 64), q_len=3, heads=8, page=32, ranks=2, interleave=16, short=True),
+    DecodeCase("a pack, pieces", (130, 70, 0, 3, 40), q_lens=(1, 9, 2, 0, 3), heads=8, pieces=True, short=True),
+    DecodeCase("batch-invariant pack", (300, 65), q_lens=(3, 1), heads=8, batch_invariant=True, short=True),
     DecodeCase("lengths around tiles", (127, 128, 129, 255, 256, 257, 4097), page=64),
     *(DecodeCase(f"pages of {page}", (300, 1, 0, 129, 2000), q_len=3, page=page) for page in (16, 32, 64, 128)),
     DecodeCase("one head", (700, 65, 3), heads=1),
@@ -118,6 +137,18 @@ _DECODE = (
     DecodeCase("sinks in the LSE", (3, 70, 0, 500, 9000), q_len=3, heads=48, sinks=True, lse_includes_sink=True),
     DecodeCase("four ranks", (4001, 2, 64, 0, 513), q_len=3, heads=24, ranks=4),
     DecodeCase("two ranks by blocks, window", (4001, 2, 64, 0, 513), q_len=3, ranks=2, interleave=64, window=700),
+    DecodeCase("pieces", (700, 65, 3, 4097), q_len=2, heads=64, pieces=True),
+    DecodeCase("pieces, 128 heads", (700, 65, 3, 4097), heads=128, pieces=True),
+    DecodeCase("a pack of one token each", (700, 65, 3, 4097), q_lens=(1, 1, 1, 1)),
+    DecodeCase("a pack, one long query among short ones", (4097, 700, 8192, 300), q_lens=(1, 130, 1, 2), pieces=True),
+    DecodeCase("a pack, one head", (700, 0, 65, 3000), q_lens=(70, 5, 0, 1), heads=1),
+    DecodeCase("a pack, 128 heads, window, sinks", (900, 12), q_lens=(17, 1), heads=128, window=66, sinks=True),
+    DecodeCase("a pack, full", (900, 12, 4097), q_lens=(9, 30, 1), heads=24, causal=False),
+    DecodeCase("a pack, two ranks by blocks", (4001, 2, 640), q_lens=(3, 1, 64), ranks=2, interleave=64),
+    DecodeCase("a pack of more requests than the GPU has SMs", tuple(i * 131 % 400 for i in range(300)),
+               q_lens=tuple(i * 7 % 4 for i in range(300)), heads=8),
+    DecodeCase("batch-invariant", (3, 70, 500, 9000), q_len=4, heads=24, batch_invariant=True),
+    DecodeCase("batch-invariant pack, 128 heads", (4097, 3, 700), q_lens=(1, 2, 9), heads=128, batch_invariant=True),
     DecodeCase("large scores", (900, 5000), q_len=2, magnitude=2.5, output_scale=-2.0),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from ..support import LATENT_DIM, ROPE_DIM
 from ..variant import DecodeVariant, Dtype
 from ..workspace import decode_workspace_size
 from .selftest_cases import DecodeCase
-from .selftest_memory import Memory, surrounded
+from .selftest_memory import Memory, is_poison, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 
 _ROW = LATENT_DIM + ROPE_DIM
@@ -22,6 +23,8 @@ _SCALE = _ROW**-0.5
 _NO_PAGE = 2147480000
 """What page tables hold beyond a request's keys."""
 _SPARE_PAGES, _SPARE_COLUMNS = 3, 3
+_SLACK = 2
+"""Rows of a pack behind the last request: NaN in the query, to stay untouched in results."""
 _WEIGHT_SCALE = 256.0
 """Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
 _LSE = (2e-5, 3e-6)
@@ -30,10 +33,12 @@ _KEPT = 32
 
 
 class _Problem(NamedTuple):
-    """rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers. bounds:
-    keys over all ranks."""
+    """query: [tokens, heads, 576] of all requests, and a pack's rows behind them. given: what the operator takes.
+    rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers. bounds:
+    keys over all ranks. visible: [tokens]."""
 
     query: torch.Tensor
+    given: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     rows: list[torch.Tensor]
     cache: torch.Tensor
     tables: torch.Tensor
@@ -46,19 +51,22 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
     """Call the operator so that `variant` serves; results and workspace in memory of `memory`."""
     given = _problem(case, variant.dtype)
     longest = max(rows.shape[0] for rows in given.rows)
-    size = decode_workspace_size(len(case.lengths), case.q_len, case.heads, longest)
-    shape = given.query.shape[:-1]
-    results = {"out": memory.allocate((*shape, LATENT_DIM), TORCH_DTYPE_OF[variant.out_dtype])}
+    q_len = max(case.own_q_lens)
+    size = decode_workspace_size(len(case.lengths), q_len, case.heads, longest, varies=bool(case.q_lens))
+    outer = given.query.shape[:1] if case.q_lens else (len(case.lengths), case.q_len)
+    results = {"out": memory.allocate((*outer, case.heads, LATENT_DIM), TORCH_DTYPE_OF[variant.out_dtype])}
     if variant.lse:
-        results["lse"] = memory.allocate(shape, torch.float32)
+        results["lse"] = memory.allocate((*outer, case.heads), torch.float32)
     tsmla_decode(
-        given.query, given.cache, memory.allocate((size,), torch.int8), LATENT_DIM, ROPE_DIM, given.tables,
+        given.given, given.cache, memory.allocate((size,), torch.int8), LATENT_DIM, ROPE_DIM, given.tables,
         given.lengths, longest, _SCALE, case.output_scale, causal_mask=case.causal, window_left=case.window,
         enable_pdl=variant.pdl, out=results["out"], lse=results.get("lse"),
         causal_seqs=given.bounds if case.ranks > 1 else None,
         cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,
-        local_visible_lens=given.visible, sinks=sinks_of(case.heads) if case.sinks else None,
-        lse_includes_sink=case.lse_includes_sink,
+        local_visible_lens=None if given.visible is None else given.visible.view(-1, case.q_len),
+        sinks=sinks_of(case.heads) if case.sinks else None, lse_includes_sink=case.lse_includes_sink,
+        cum_seq_lens_q=_lengths(itertools.accumulate(case.q_lens, initial=0)) if case.q_lens else None,
+        max_q_len=q_len if case.q_lens else None, batch_invariant=case.batch_invariant,
     )  # fmt: skip
     return results
 
@@ -66,12 +74,18 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
 def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:
     """Hold the results of `run` against float64."""
     exact, plain = _expected(case, variant.dtype)
-    out = results["out"]
+    tokens = sum(case.own_q_lens)
+    out = results["out"].view(-1, case.heads, LATENT_DIM)
+    lse = results["lse"].view(-1, case.heads) if variant.lse else exact.lse
     tolerance = Tolerance(torch.finfo(out.dtype).eps, 1.5, _LSE)
-    return judge(
-        Attended(out, results.get("lse", exact.lse)), exact, plain, tolerance,
+    judged = judge(
+        Attended(out[:tokens], lse[:tokens]), exact, plain, tolerance,
         factor=case.output_scale, has_lse=variant.lse, eight_bits=variant.dtype.bits == 8,
     )  # fmt: skip
+    for name, result in (("out", out), ("lse", lse)):
+        if not is_poison(result[tokens:]).all():
+            judged.problems.append(f"{name} has rows that belong to no request and were written")
+    return judged
 
 
 @functools.lru_cache(_KEPT)
@@ -91,15 +105,32 @@ def _problem(case: DecodeCase, dtype: Dtype) -> _Problem:
         for column, keys in enumerate(own.split(case.page) if own.shape[0] else ()):
             tables[request, column] = number = order.pop()
             cache[number, : keys.shape[0]] = keys
-    query = surrounded((len(rows), case.q_len, case.heads, _ROW), torch_dtype)
-    query.copy_(random(*query.shape))
+    tokens = sum(case.own_q_lens)
+    query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, _ROW), torch_dtype)
+    query[:tokens] = random(tokens, case.heads, _ROW)
+    joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, _ROW)
+    given = (_heads_first(joined[..., :LATENT_DIM]), joined[..., LATENT_DIM:]) if case.pieces else joined
     visible = None
     if case.visible:
-        limits = torch.randint(0, max(case.lengths), (len(rows), case.q_len), dtype=torch.int32)
-        visible = limits.to("cuda")
+        visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
     return _Problem(
-        query, rows, cache, tables.to("cuda"), _lengths(own.shape[0] for own in rows), _lengths(case.lengths), visible
-    )
+        query, given, rows, cache, tables.to("cuda"), _lengths(own.shape[0] for own in rows), _lengths(case.lengths),
+        visible,
+    )  # fmt: skip
+
+
+def _heads_first(piece: torch.Tensor) -> torch.Tensor:
+    """The same [.., heads, width] in memory of [heads, .., width], as engines compute it."""
+    *outer, heads, width = piece.shape
+    memory = surrounded((heads, *outer, width), piece.dtype)
+    memory.copy_(piece.movedim(-2, 0))
+    return memory.movedim(0, -2)
+
+
+def _spans(case: DecodeCase) -> list[slice]:
+    """The query tokens of each request."""
+    ends = itertools.accumulate(case.own_q_lens, initial=0)
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def _lengths(values) -> torch.Tensor:
@@ -113,31 +144,31 @@ def _own(case: DecodeCase, length: int) -> torch.Tensor:
 
 @functools.lru_cache(_KEPT)
 def _expected(case: DecodeCase, dtype: Dtype) -> tuple[Attended, Attended]:
-    """In float64, and plain; LSE base 2."""
+    """In float64, and plain, [tokens, heads, ..]; LSE base 2."""
     given = _problem(case, dtype)
     both = []
     for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
         parts = []
-        for request, keys in enumerate(given.rows):
+        for request, (span, keys) in enumerate(zip(_spans(case), given.rows, strict=True)):
             seen = _seen(case, request, given).repeat_interleave(case.heads, 0)
-            query = given.query[request].flatten(0, 1)
+            query = given.query[span].flatten(0, 1)
             one = attend(query, keys, keys[:, :LATENT_DIM], seen, _SCALE, compute, _WEIGHT_SCALE)
-            one = Attended(*(result.unflatten(0, (case.q_len, case.heads)) for result in one))
+            one = Attended(*(result.unflatten(0, (-1, case.heads)) for result in one))
             parts.append(with_sinks(one, sinks_of(case.heads), case.lse_includes_sink) if case.sinks else one)
         outs, lses = zip(*parts, strict=True)
-        both.append(Attended(torch.stack(outs) * case.output_scale, torch.stack(lses) / math.log(2)))
+        both.append(Attended(torch.cat(outs) * case.output_scale, torch.cat(lses) / math.log(2)))
     return both[0], both[1]
 
 
 def _seen(case: DecodeCase, request: int, given: _Problem) -> torch.Tensor:
-    """[q_len, keys]: what each query token sees of this rank's keys, asked of each key's position."""
-    length = case.lengths[request]
+    """[query tokens, keys]: what each of a request sees of this rank's keys, asked of each key's position."""
+    length, q_len, span = case.lengths[request], case.own_q_lens[request], _spans(case)[request]
     position = torch.arange(length)[_own(case, length)].to("cuda")
-    token = torch.arange(case.q_len, device="cuda")[:, None]
-    bound = length - (case.q_len - 1 - token if case.causal else torch.zeros_like(token))
+    token = torch.arange(q_len, device="cuda")[:, None]
+    bound = length - (q_len - 1 - token if case.causal else torch.zeros_like(token))
     seen = position < bound
     if case.window >= 0:
         seen &= position >= bound - 1 - case.window
     if given.visible is not None:
-        seen &= torch.arange(position.shape[0], device="cuda") < given.visible[request][:, None]
+        seen &= torch.arange(position.shape[0], device="cuda") < given.visible[span][:, None]
     return seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ _PADDED_ENTRIES = 2
 """Sequences of no tokens that end a batch, as captured graphs have them."""
 _GAP = 16
 """Elements between the rows of a strided query or output."""
+_PIECES = (128, 64)
+"""Widths of the pieces of a query or key with rope."""
 _LSE = (1e-5, 2e-6)
 _KEPT = 32
 """Problems kept for other variants of the same inputs: more than there are cases."""
@@ -45,11 +48,19 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str,
     }
     if variant.lse:
         results["lse"] = memory.allocate(given.query.shape[:2], torch.float32)
+    earlier = None
+    if case.merges and variant.lse:
+        for name, value in _earlier(case, variant.out_dtype, variant.d_v)._asdict().items():
+            results[name][: value.shape[0]] = value
+        earlier = results["out"], results["lse"]
+    pieces = case.pieces and variant.d_qk == sum(_PIECES)
+    query, key = (_pieces(given.query), _shared_rope(given.key)) if pieces else (given.query, given.key)
     tsmla_prefill(
-        given.query, given.key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
-        given.scale, variant.causal, False, given.ends_q, max(case.lengths_q), variant.pdl, results["out"],
-        k_scale, v_scale, output_scale, out_dtype, sinks=sinks_of(case.heads[0]) if case.sinks else None,
-        lse_includes_sink=case.lse_includes_sink, lse=results.get("lse"),
+        query, key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
+        given.scale, variant.causal, False, given.ends_q, max(case.lengths_q), variant.pdl,
+        None if earlier else results["out"], k_scale, v_scale, output_scale, out_dtype,
+        sinks=sinks_of(case.heads[0]) if case.sinks else None, lse_includes_sink=case.lse_includes_sink,
+        lse=None if earlier else results.get("lse"), merge_into=earlier,
     )  # fmt: skip
     return results
 
@@ -57,6 +68,9 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str,
 def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.Tensor]) -> Judged:
     """Hold the results of `run` against float64."""
     exact, plain = _expected(case, variant.dtype, variant.d_qk, variant.d_v, variant.causal)
+    if case.merges and variant.lse:
+        earlier = _earlier(case, variant.out_dtype, variant.d_v)
+        exact, plain = _merged(earlier, exact), _merged(earlier, plain)
     tokens = sum(case.lengths_q)
     out, lse = results["out"], results.get("lse", exact.lse)
     step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
@@ -83,8 +97,38 @@ def _problem(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int) -> _Problem:
     for tensor, tokens in ((query, tokens_q), (key, tokens_kv), (value, tokens_kv)):
         owned = tensor[:tokens]
         owned.copy_((torch.randn(owned.shape, device="cuda") * case.magnitude).to(owned.dtype))
+    if case.pieces:
+        key[..., _PIECES[0] :] = key[:, :1, _PIECES[0] :]
     # The scores' factor is the usual one, whatever k_scale is.
     return _Problem(query, key, value, _ends(case.lengths_q), _ends(case.lengths_kv), d_qk**-0.5 / case.factors[0])
+
+
+def _pieces(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows[..., : _PIECES[0]], rows[..., _PIECES[0] :]
+
+
+def _shared_rope(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    nope, rope = _pieces(key)
+    return nope, rope[:, 0]
+
+
+@functools.lru_cache(_KEPT)
+def _earlier(case: PrefillCase, out_dtype: Dtype, d_v: int) -> Attended:
+    """What an earlier call may have left; of some rows, which see keys now, nothing: an LSE of -inf beside NaN."""
+    rows = sum(case.lengths_q), case.heads[0]
+    out = torch.randn(*rows, d_v, device="cuda").to(TORCH_DTYPE_OF[out_dtype])
+    lse = torch.randn(rows, device="cuda") * 3
+    out[: case.lengths_q[0] : 3] = math.nan
+    lse[: case.lengths_q[0] : 3] = -math.inf
+    return Attended(out, lse)
+
+
+def _merged(earlier: Attended, now: Attended) -> Attended:
+    """The result over the keys of both."""
+    lse = torch.logaddexp(earlier.lse.double(), now.lse)
+    shares = ((one.lse.double() - lse.nan_to_num(0.0, neginf=0.0)).exp()[..., None] for one in (earlier, now))
+    kept, added = (share * one.out.double().nan_to_num(0.0) for share, one in zip(shares, (earlier, now), strict=True))
+    return Attended(kept + added, lse)
 
 
 def _poison(tokens: int, heads: int, width: int, dtype: Dtype) -> torch.Tensor:
