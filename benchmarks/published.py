@@ -27,6 +27,11 @@ def newest(name: str) -> dict[str, Any]:
     return json.loads(max(CURRENT.glob(f"{name}-*.json"), key=_stamp).read_text())
 
 
+def all_of(name: str) -> list[dict[str, Any]]:
+    """All current records whose names begin with this, oldest first."""
+    return [json.loads(path.read_text()) for path in sorted(CURRENT.glob(f"{name}-*.json"), key=_stamp)]
+
+
 def results(record: dict[str, Any], regime: str, **fields: object) -> list[dict[str, Any]]:
     return [
         result

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import charts, published
+from . import charts, engine_tables, published
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
@@ -54,6 +54,12 @@ This page is written by `python -m benchmarks.report`.
 {sections}
 """
 
+_ENGINES = """\
+New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
+turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
+of the other, nothing is said but that. Attention is what kernels and copies named for it take, where it was profiled.
+What the settings mean, and what the rows show: [vllm.md](vllm.md#measured)."""
+
 
 def main() -> None:
     for path in published.superseded():
@@ -72,6 +78,8 @@ def performance_page() -> str:
     sections = {
         "Prefill": [*prefills],
         "Decode": [_decode(decode), charts.decode(decode, 128)],
+        "Batch-invariant decode": [_batch_invariant(published.newest("batch-invariant-decode"))],
+        "Engines": [_ENGINES, _engines(engine_tables.records())],
         "K/V pack and FP8 quantisation": [_pack(published.newest("pack"))],
         "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
     }
@@ -218,6 +226,24 @@ def _decode(record: dict[str, Any]) -> str:
     return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
 
 
+def _batch_invariant(record: dict[str, Any]) -> str:
+    """Shapes with one query length for all requests: what it costs that a request's keys are not split among SMs."""
+    rows: dict[str, list[str]] = {}
+    for result in published.results(record, "back to back"):
+        requests, q_len, keys, heads, lengths = result["shape"]
+        if lengths in ("fixed", "variable"):
+            split, whole = (result["timings"][name]["median_us"] for name in ("tsmla", "batch_invariant"))
+            label = f"{requests} x {q_len} queries, {keys} keys ({lengths}), {heads} heads"
+            rows.setdefault(label, []).append(f"{split:.1f} / {whole:.1f} ({whole / split:.2f} x)")
+    head = ["`tsmla_decode`, back to back, cold L2", "bf16, us: default / batch_invariant", "e4m3"]
+    return f"{_table(head, ([label, *cells] for label, cells in rows.items()))}\n\n{_certificate(record)}"
+
+
+def _engines(records: Sequence[dict[str, Any]]) -> str:
+    table = _table(engine_tables.HEAD, (row for record in records for row in engine_tables.rows(record)))
+    return "\n".join([table, "", *(f"- {_certificate(record)}" for record in records)])
+
+
 def _pack(record: dict[str, Any]) -> str:
     rows = []
     for result in record["results"]:
@@ -250,7 +276,7 @@ def _certificate(record: dict[str, Any]) -> str:
     born = record["certificate"]
     where = f"{born['device']}, driver {born['driver']}, torch {born['torch']}"
     command = born["command"].split(" --commit")[0].split(" --results")[0]
-    return f"{where}, {born['date'][:10]}, commit {born['commit']}: `{command}`."
+    return f"{where}, {born['date'][:10]}, commit {born['commit'][:7]}: `{command}`."
 
 
 def _peers(names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import protocol
@@ -90,10 +91,15 @@ def _case(engines: list[Engine], case: Case, rounds: int, profile: bool) -> dict
     return result
 
 
-def _show(name: str, kernels: list[tuple[str, float, int]]) -> None:
-    """The longest kernels of a run, and what share of GPU time is attention with the copies around it."""
+def attention_share(kernels: Sequence[tuple[str, float, int]]) -> float:
+    """What share of GPU time is attention with the copies around it, by the names of kernels."""
     total = sum(ms for _, ms, _ in kernels)
-    share = sum(ms for kernel, ms, _ in kernels if any(word in kernel.lower() for word in _ATTENTION)) / total
+    return sum(ms for kernel, ms, _ in kernels if any(word in kernel.lower() for word in _ATTENTION)) / total
+
+
+def _show(name: str, kernels: Sequence[tuple[str, float, int]]) -> None:
+    """The longest kernels of a run, and what share of GPU time is attention."""
+    total, share = sum(ms for _, ms, _ in kernels), attention_share(kernels)
     print(f"{name}: {total:.0f} ms of GPU time, {share:.0%} in kernels named for attention")
     print(protocol.table(("ms", "calls", "kernel"), [(ms, calls, kernel[:90]) for kernel, ms, calls in kernels[:15]]))
 

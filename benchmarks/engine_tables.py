@@ -1,0 +1,48 @@
+"""The table of real engines in docs/performance.md, from the records of `benchmarks.engines.throughput`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from . import published
+from .engines.model import OURS
+from .engines.throughput import attention_share
+
+HEAD = (
+    "cache", "heads, layers", "requests x prompt + new", "backend", "new tokens/s", "beside", "attention of GPU time",
+)  # fmt: skip
+
+
+def records() -> list[dict[str, Any]]:
+    return published.all_of("vllm-throughput")
+
+
+def rows(record: dict[str, Any]) -> Iterator[list[str]]:
+    """A row for each case and backend, the first of which the others are compared with."""
+    options = record["options"]
+    for result in record["results"]:
+        requests, _, rest = result["case"].partition("x")
+        new = int(requests) * int(rest.partition("+")[2])
+        first, *_ = result["seconds"]
+        for name, seconds in result["seconds"].items():
+            profile = result.get("profile", {}).get(name)
+            yield [
+                "bf16" if options["kv"] == "auto" else options["kv"],
+                f"{options['heads']}, {options['layers']}",
+                f"{requests} x {rest.replace('+', ' + ')}",
+                name.replace(OURS, "tsmla", 1).replace(",", ", "),
+                f"{new / statistics.median(seconds):,.0f}",
+                _beside(first, result["seconds"][first], name, seconds),
+                f"{attention_share(profile):.0%}" if profile else "",
+            ]
+
+
+def _beside(first: str, theirs: list[float], name: str, ours: list[float]) -> str:
+    """How often more than the first backend; unclear where a round of one reaches one of the other."""
+    if name == first:
+        return ""
+    ratio = statistics.median(theirs) / statistics.median(ours)
+    apart = max(ours) < min(theirs) or max(theirs) < min(ours)
+    return f"{ratio:.2f} x {first}" if apart else f"rounds overlap ({ratio:.2f})"
