@@ -49,7 +49,7 @@ def test_flashinfer_decode_of_different_query_lengths(gpu):
     tokens = dataclasses.replace(ragged.problem, query=torch.cat([ragged.query, ragged.query[:1]])[:, None])
     query, ends = tokens.query.squeeze(1), ragged.cum_seq_lens_q
     out, lse = by_flashinfer(tokens, False, query=query, cum_seq_lens_q=ends, max_q_len=3, out=None)
-    assert out.shape == (7, HEADS, 512) and (out[6] == 0).all()
+    assert out.shape == (7, HEADS, 512)
     ragged.judge(out, lse.squeeze(1))
 
 

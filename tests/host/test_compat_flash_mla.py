@@ -145,12 +145,14 @@ def test_results_have_flashmla_s_layout_and_empty_rows(recorder, monkeypatch, s_
     assert lse[~finite].isfinite().sum() == 0
 
 
-def test_strided_queries_are_copied_and_caches_are_not(recorder):
-    wide = distinct(BATCH, S_Q, HEADS, 640)
+@pytest.mark.parametrize("width", [640, 577])
+def test_strided_queries_are_copied_where_they_must_be_and_caches_are_not(recorder, width):
+    wide = distinct(BATCH, S_Q, HEADS, width)
     pool = distinct(PAGES, PAGE + 1, 1, 576)
     face = inputs(q=wide[..., :576], k_cache=pool[:, :PAGE])
     _, launch, _ = launched(recorder, lambda: flash_mla_with_kvcache(**face))
-    assert launch["query"].is_contiguous() and torch.equal(launch["query"], wide[..., :576])
+    assert (launch["query"].data_ptr() == wide.data_ptr()) == (width % 8 == 0)
+    assert torch.equal(launch["query"], wide[..., :576])
     cache = launch["kv_cache"]
     assert cache.data_ptr() == pool.data_ptr() and cache.stride() == ((PAGE + 1) * 576, 576, 1)
 

@@ -80,7 +80,7 @@ def operator(launch: tuple, batch: int, q_len: int, run: dict, **changes) -> dic
     """tsmla_decode's arguments for a launch's own page tables, which are checked apart."""
     query = run["query"]
     given = {
-        "query": query.reshape(batch, q_len, HEADS, 576),
+        "query": query.reshape(batch, q_len, HEADS, 576) if q_len else query,
         "kv_cache": run["kv_cache"],
         "workspace_buffer": ROOM,
         "kv_lora_rank": 512,
@@ -142,19 +142,17 @@ def test_it_launches_what_the_operator_does(
     q_lens=some.lists(some.integers(0, 4), min_size=3, max_size=3).filter(lambda x: len(set(x)) > 1),
     causal=some.booleans(),
 )
-def test_queries_of_different_lengths_become_requests_of_one_token(recorder, q_lens, causal):
+def test_queries_of_different_lengths_are_a_pack(recorder, q_lens, causal):
     keys = (20, 1, 40)
     plan = plan_inputs(q_lens, keys, causal=causal)
     run = run_inputs(sum(q_lens))
     out, launch, _ = ran(recorder, plan, run)
-    assert out.shape == (sum(q_lens), HEADS, 512) and torch.equal(launch["query"], run["query"].unsqueeze(1))
-    token = 0
-    for pages, length, q_len in zip(tables(plan), keys, q_lens, strict=True):
-        for place in range(q_len):
-            assert launch["block_tables"][token].tolist()[: len(pages)] == pages and launch["seq_lens"][token] == length
-            assert launch["causal_seqs"][token] == (length - (q_len - 1 - place) if causal else length)
-            token += 1
-    assert token == len(launch["seq_lens"])
+    assert out.shape == (sum(q_lens), HEADS, 512)
+    for row, pages in zip(launch["block_tables"].tolist(), tables(plan), strict=True):
+        assert row[: len(pages)] == pages
+    direct = operator(launch, 3, 0, run, causal_mask=causal, cum_seq_lens_q=ends(q_lens), max_q_len=max(q_lens))
+    _, want, _ = launched(recorder, lambda: tsmla_decode(**direct))
+    alike(launch, want, any_workspace=True)
 
 
 @pytest.mark.parametrize("form", ["flat", "metadata", "csr metadata"])
@@ -179,24 +177,27 @@ def test_page_tables_and_metadata_objects(recorder, form):
         assert row[: len(pages)] == pages
 
 
-def test_parts_side_by_side_are_not_copied(recorder):
+@pytest.mark.parametrize("q_lens", [(2, 2, 2), (1, 0, 5)])
+def test_parts_are_not_copied(recorder, q_lens):
     query, cache = distinct(6, HEADS, 576), distinct(PAGES, PAGE, 576)
-    parts = {"q_nope": query[..., :LATENT], "q_pe": query[..., LATENT:], "ckv_cache": cache[..., :LATENT]}
-    parts["kpe_cache"] = cache[..., LATENT:]
-    _, got, _ = ran(recorder, plan_inputs(), parts)
-    assert got["query"].data_ptr() == query.data_ptr() and torch.equal(got["query"], query.view(3, 2, HEADS, 576))
-    assert got["kv_cache"].data_ptr() == cache.data_ptr() and torch.equal(got["kv_cache"], cache)
-    pairs = {"query": (parts["q_nope"], parts["q_pe"]), "kv_cache": (parts["ckv_cache"], parts["kpe_cache"])}
-    _, got, _ = ran(recorder, plan_inputs(), pairs)
-    assert got["query"].data_ptr() == query.data_ptr() and got["kv_cache"].data_ptr() == cache.data_ptr()
+    heads_first = distinct(HEADS, 6, LATENT).transpose(0, 1)
+    caches = cache[..., :LATENT], cache[..., LATENT:]
+    outer = (1, 6, HEADS) if max(q_lens) > 2 else (3, 2, HEADS)
+    for nope, pe in ((query[..., :LATENT], query[..., LATENT:]), (heads_first, distinct(6, HEADS, 64))):
+        single = {"q_nope": nope, "q_pe": pe, "ckv_cache": caches[0], "kpe_cache": caches[1]}
+        for run in (single, {"query": (nope, pe), "kv_cache": caches}):
+            _, got, _ = ran(recorder, plan_inputs(q_lens), run)
+            for name, part in (("query", nope), ("q_pe", pe)):
+                assert got[name].data_ptr() == part.data_ptr() and torch.equal(got[name], part.view(*outer, -1))
+            assert got["kv_cache"].data_ptr() == cache.data_ptr() and torch.equal(got["kv_cache"], cache)
 
 
-def test_parts_of_queries_apart_are_joined(recorder):
-    query = distinct(6, HEADS, 576)
-    nope, pe = query[..., :LATENT].clone(), query[..., LATENT:].clone()
-    for parts in ((nope, pe), (query[..., :LATENT], pe), (nope, query[..., LATENT:])):
-        _, got, _ = ran(recorder, plan_inputs(), run_inputs(query=parts))
-        assert torch.equal(got["query"], query.view(3, 2, HEADS, 576))
+def test_parts_that_no_kernel_reads_are_copied(recorder):
+    odd = distinct(6, HEADS, 577)
+    for nope, pe in ((odd[..., 1:513], odd[..., 513:]), (distinct(6, LATENT, HEADS).mT, odd[..., :64])):
+        _, got, _ = ran(recorder, plan_inputs(), run_inputs(query=(nope, pe)))
+        for name, part in (("query", nope), ("q_pe", pe)):
+            assert got[name].data_ptr() != part.data_ptr() and torch.equal(got[name], part.reshape(3, 2, HEADS, -1))
 
 
 def test_a_part_of_another_row_is_not_its_neighbour(recorder):
@@ -246,9 +247,8 @@ def test_graphs_keep_tables_and_lengths_where_they_are(recorder):
         plan = plan_inputs(q_lens, keys)
         planned.plan(**plan)
         _, launch, _ = launched(recorder, lambda: planned.run(**run_inputs()))
-        places.add(tuple(launch[name].data_ptr() for name in ("block_tables", "seq_lens", "causal_seqs")))
-        assert launch["block_tables"].shape == (3, 10)
-        assert launch["seq_lens"].tolist() == launch["causal_seqs"].tolist() == list(keys)
+        places.add(tuple(launch[name].data_ptr() for name in ("block_tables", "seq_lens")))
+        assert launch["block_tables"].shape == (3, 10) and launch["seq_lens"].tolist() == list(keys)
         for row, pages in zip(launch["block_tables"].tolist(), tables(plan), strict=True):
             assert row[: len(pages)] == pages
     assert len(places) == 1
@@ -256,6 +256,20 @@ def test_graphs_keep_tables_and_lengths_where_they_are(recorder):
         planned.plan(**plan_inputs(keys=(161, 1, 1)))
     with pytest.raises(ArgumentError, match="every plan has the shape of the first"):
         planned.plan(**plan_inputs((1, 1, 1)))
+
+
+def test_graphs_deal_out_query_tokens_anew(recorder):
+    """As many in all as in the first plan, and up to all of them in one request."""
+    planned = wrapper(use_cuda_graph=True, kv_indices=torch.zeros(30, dtype=torch.int32))
+    places = set()
+    for q_lens in ((1, 3, 2), (0, 6, 0), (2, 2, 2), (4, 1, 1)):
+        planned.plan(**plan_inputs(q_lens))
+        _, launch, _ = launched(recorder, lambda: planned.run(**run_inputs()))
+        places.add((launch["cum_seq_lens_q"].data_ptr(), launch["q_len"]))
+        assert torch.equal(launch["cum_seq_lens_q"], ends(q_lens))
+    assert len(places) == 1 and launch["q_len"] == 6
+    with pytest.raises(ArgumentError, match="first, 3 requests with 6 query tokens in all, .* 3 requests with 5 query"):
+        planned.plan(**plan_inputs((1, 3, 1)))
 
 
 def test_graphs_occupy_the_gpu_for_the_longest_that_tables_hold(recorder):

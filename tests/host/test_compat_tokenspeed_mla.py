@@ -103,10 +103,11 @@ def test_the_fourteenth_argument_may_be_enable_pdl(recorder):
         tokenspeed_mla_decode(*arguments, True, True)
 
 
-def test_strided_queries_are_copied(recorder):
-    wide = distinct(BATCH, Q_LEN, HEADS, 640)[..., :576]
+@pytest.mark.parametrize("width", [640, 577])
+def test_strided_queries_are_copied_where_they_must_be(recorder, width):
+    wide = distinct(BATCH, Q_LEN, HEADS, width)[..., :576]
     _, got, _ = launched(recorder, lambda: tokenspeed_mla_decode(**decode_inputs(query=wide)))
-    assert got["query"].is_contiguous() and torch.equal(got["query"], wide)
+    assert (got["query"].data_ptr() == wide.data_ptr()) == (width % 8 == 0) and torch.equal(got["query"], wide)
 
 
 BOTH = torch.zeros(BATCH, Q_LEN, dtype=torch.int32)

@@ -110,7 +110,7 @@ def flash_mla_with_kvcache(
     longest = min(max(1, width * k_cache.shape[1]), translate.LARGEST_INT)
     try:
         out, lse = tsmla_decode(
-            query=translate.whole(_FACE, "q", q),
+            query=translate.readable(_FACE, "q", q),
             kv_cache=k_cache.squeeze(2),
             workspace_buffer=translate.scratch(q, sizes["batch"], sizes["s_q"], sizes["heads"], longest),
             kv_lora_rank=head_dim_v,

@@ -83,7 +83,7 @@ def tokenspeed_mla_decode(
     checks.flag(_DECODE, "is_var_seq", is_var_seq)
     checks.integer(_DECODE, "min_split_kv", min_split_kv, 1, _MAX_MIN_SPLIT)
     window_left = checks.integer(_DECODE, "window_left", window_left, -1, translate.LARGEST_INT)
-    query = translate.whole(_DECODE, "query", query)
+    query = translate.readable(_DECODE, "query", query)
     if window_left >= 0 and query.ndim == 4 and query.shape[1] > 1:
         if not checks.flag(_DECODE, "causal_mask", causal_mask):
             raise UnsupportedError(

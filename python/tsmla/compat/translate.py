@@ -77,10 +77,14 @@ def check_lse(face: str, lse: torch.Tensor, device: torch.device, *shapes: Seque
     checks.no_overlap(face, "lse", lse)
 
 
-def whole(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied where it is not contiguous: operators take queries without gaps."""
+def readable(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied where a decode cannot read it: its last dimension has no gaps, its address and its outer
+    strides are multiples of 16 bytes."""
     checks.stored(face, name, tensor)
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    size = tensor.element_size()
+    steps = [stride for stride, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if extent > 1]
+    apart = tensor.stride(-1) != 1 or tensor.data_ptr() % 16 or any(step * size % 16 for step in steps)
+    return tensor.clone(memory_format=torch.contiguous_format) if apart else tensor
 
 
 def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
@@ -107,22 +111,6 @@ def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: in
         arch, processors = checks.arch_of(query.device), multiprocessors(query.device)
         size = plan_decode(arch, processors, batch, q_len, heads, longest).workspace_bytes
     return query.new_empty(size, dtype=torch.int8)
-
-
-def one_row_per_token(
-    cum_seq_lens_q: torch.Tensor, tokens: int, seq_lens: torch.Tensor, bounds: torch.Tensor, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Requests of different query lengths as requests of one query token each: for every token its request, its keys,
-    and the keys that it may see (`bounds` [batch] is what a request's last token may). Rows behind the last request
-    have no keys. Nothing is read back from the device.
-    """
-    ends = cum_seq_lens_q[1:]
-    token = torch.arange(tokens, dtype=ends.dtype, device=ends.device)
-    request = torch.searchsorted(ends.contiguous(), token, right=True).clamp_(max=ends.numel() - 1)
-    behind = ends[request] - 1 - token
-    keys = seq_lens[request].masked_fill(behind < 0, 0).to(torch.int32)
-    seen = bounds[request] - behind if causal else bounds[request]
-    return request, keys, seen.to(torch.int32)
 
 
 def in_their_words(face: str, error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:

@@ -60,7 +60,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     """`tsmla_decode`, causal, with FlashInfer's arguments and results; shapes and dtypes are in its docstring.
 
     Args:
-        query: [batch, q_len, heads, 576], or [tokens, heads, 576] with `cum_seq_lens_q`; copied where not contiguous.
+        query: [batch, q_len, heads, 576], or [tokens, heads, 576] with `cum_seq_lens_q`; copied where strides are no
+            multiples of 16 bytes.
         workspace_buffer: need not be zeroed; 128 MiB are enough for q_len up to 8.
         qk_nope_head_dim, multi_ctas_kv_counter_buffer: not read.
         bmm1_scale, bmm2_scale: factors of the scores and of the output: numbers, or floating-point tensors of one
@@ -72,8 +73,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
             "sparse" is refused.
         is_var_seq: True or False; lengths are always read from `seq_lens`.
         lse: [batch * q_len, heads] or [batch, q_len, heads] float32, to copy the LSE into (one more small launch).
-        cum_seq_lens_q: [batch + 1] int32 on the device. Each query token is then decoded as a request of its own, which
-            reads its keys again. max_q_len is not read.
+        cum_seq_lens_q: [batch + 1] int32 on the device, which may change between replays of a graph.
+        max_q_len: no request has more query tokens; None: not more than there are. Results of tokens of no request are
+            not written.
         enable_dcp: decode context parallelism with an interleave of 1: `cp_world`, `cp_rank`, and
             `causal_seqlens_kv_global`, which is `causal_seqs`. Needs return_lse.
         return_lse_base: "base2" or "basee". None: e where only FlashInfer's cute-dsl could answer (backend "cute-dsl",
@@ -123,18 +125,12 @@ def trtllm_batch_decode_with_kv_cache_mla(
     flat = math.prod(query.shape[:-2]), query.shape[-2]
     if lse is not None:
         translate.check_lse(_FACE, lse, query.device, flat, query.shape[:-1])
-    query = translate.whole(_FACE, "query", query)
-    rows, rows_out = query, out
-    if cum_seq_lens_q is not None:
-        for name, given in (("cum_seq_lens_q", cum_seq_lens_q), ("seq_lens", seq_lens), ("block_tables", block_tables)):
-            checks.same_device(_FACE, name, given, "query", query.device)  # type: ignore[arg-type]
-        rows, rows_out, block_tables, seq_lens, bounds = _one_request_per_token(
-            query, out, cum_seq_lens_q, block_tables, seq_lens, bounds
-        )
+    if ragged and max_q_len is None:
+        max_q_len = max(query.shape[0], 1)
     result: Any
     try:
         result = tsmla_decode(
-            query=rows,
+            query=translate.readable(_FACE, "query", query),
             kv_cache=kv_cache,
             workspace_buffer=workspace_buffer,
             kv_lora_rank=kv_lora_rank,
@@ -144,7 +140,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
             max_seq_len=max_seq_len,
             softmax_scale=translate.number(_FACE, "bmm1_scale", bmm1_scale),
             output_scale=translate.number(_FACE, "bmm2_scale", bmm2_scale),
-            out=rows_out,
+            out=out,
             enable_pdl=False if enable_pdl is None else enable_pdl,
             return_lse=returned,
             causal_seqs=bounds,
@@ -152,44 +148,15 @@ def trtllm_batch_decode_with_kv_cache_mla(
             cp_rank=cp_rank,
             lse_base=math.e if base_e else 2.0,
             sinks=sink,
+            cum_seq_lens_q=cum_seq_lens_q,
+            max_q_len=max_q_len,
         )
     except ArgumentError as error:
         raise translate.in_their_words(_FACE, error, _NAMES) from None
     made, made_lse = result if returned else (result, None)
-    shaped = out if out is not None else made.squeeze(1) if ragged else made
     if made_lse is None:
-        return shaped
-    return shaped, made_lse.view(flat) if lse is None else lse.copy_(made_lse.view(lse.shape))
-
-
-def _one_request_per_token(
-    query: torch.Tensor,
-    out: torch.Tensor | None,
-    cum_seq_lens_q: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: Any,
-    bounds: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a decode of one query token per request takes instead: query, out, block_tables, seq_lens, causal_seqs."""
-    if cum_seq_lens_q.ndim != 1 or cum_seq_lens_q.numel() < 2 or cum_seq_lens_q.dtype is not torch.int32:
-        raise ArgumentError(
-            f"{_FACE}: cum_seq_lens_q has shape {list(cum_seq_lens_q.shape)} and is {cum_seq_lens_q.dtype}; it must be "
-            "[batch + 1] torch.int32, with one request or more"
-        )
-    batch = cum_seq_lens_q.numel() - 1
-    for name, given in (("seq_lens", seq_lens), ("causal_seqlens_kv_global", bounds)):
-        if given is not None:
-            checks.shape(_FACE, name, given, (batch,))
-            checks.dtype_in(_FACE, name, given, (torch.int32, torch.int64))
-    checks.shape(_FACE, "block_tables", block_tables, (batch, "width"))
-    if out is not None:
-        checks.stored(_FACE, "out", out)
-        checks.shape(_FACE, "out", out, ("tokens", "heads", "columns"))
-        out = out.unsqueeze(1)
-    request, keys, seen = translate.one_row_per_token(
-        cum_seq_lens_q, query.shape[0], seq_lens, seq_lens if bounds is None else bounds, causal=True
-    )
-    return query.unsqueeze(1), out, block_tables[request], keys, seen
+        return made
+    return made, made_lse.view(flat) if lse is None else lse.copy_(made_lse.view(lse.shape))
 
 
 def _parallel(returned: bool, enable_dcp: bool, cp_world: int, cp_rank: int, causal: torch.Tensor | None) -> bool:

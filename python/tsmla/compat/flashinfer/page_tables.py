@@ -14,31 +14,51 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 class Pages(NamedTuple):
-    """Requests of q_len query tokens each, or one row for every query token where lengths differ.
+    """Requests, and the pages of their keys.
 
-    block_tables: [rows, width] int32. keys, seen: [rows] int32, keys of a row and those that its last query token may
-    see. longest: at least the largest of `keys`.
+    block_tables: [batch, width] int32. keys: [batch] int32. longest: at least the largest of `keys`. tokens: query
+    tokens of all requests; most: of one, at most. q_ends: [batch + 1] int32, where each request's query tokens start,
+    if their numbers differ; None where each has as many.
     """
 
     block_tables: torch.Tensor
     keys: torch.Tensor
-    seen: torch.Tensor
-    q_len: int
     longest: int
+    tokens: int
+    most: int
+    q_ends: torch.Tensor | None
+
+    @property
+    def batch(self) -> int:
+        return self.keys.numel()
+
+    def said(self) -> str:
+        each = f"{self.most} query tokens each" if self.q_ends is None else f"{self.tokens} query tokens in all"
+        return f"{self.batch} requests with {each}"
+
+    def spelled_out(self) -> Pages:
+        """The same with `q_ends`, whether or not the numbers of query tokens differ."""
+        if self.q_ends is not None:
+            return self
+        ends = torch.arange(self.batch + 1, dtype=torch.int32, device=self.keys.device) * self.most
+        return self._replace(q_ends=ends)
 
     def widened(self, width: int, page_size: int) -> Pages:
-        """A copy with room for `width` pages a row, none of whose tensors are shared."""
-        rows = self.block_tables.shape[0]
-        tables = self.block_tables.new_zeros(rows, width)
+        """A copy with room for `width` pages a request, and, if their numbers differ, for all query tokens in one; none
+        of its tensors are shared."""
+        tables = self.block_tables.new_zeros(self.batch, width)
         tables[:, : self.block_tables.shape[1]] = self.block_tables
         longest = min(width * page_size, translate.LARGEST_INT)
-        return Pages(tables, self.keys.clone(), self.seen.clone(), self.q_len, longest)
+        if self.q_ends is None:
+            return Pages(tables, self.keys.clone(), longest, self.tokens, self.most, None)
+        return Pages(tables, self.keys.clone(), longest, self.tokens, self.tokens, self.q_ends.clone())
 
     def overwritten(self, pages: Pages) -> Pages:
         """These tensors, with what `pages` has in theirs."""
         self.block_tables[:, : pages.block_tables.shape[1]] = pages.block_tables
         self.keys.copy_(pages.keys)
-        self.seen.copy_(pages.seen)
+        if self.q_ends is not None and pages.q_ends is not None:
+            self.q_ends.copy_(pages.q_ends)
         return self
 
 
@@ -51,7 +71,6 @@ def csr_pages(
     kv_len_arr: torch.Tensor,
     *,
     page_size: int,
-    causal: bool,
 ) -> Pages:
     """From lists of pages, one behind the other."""
     keys = _numbers(face, "kv_len_arr", kv_len_arr)
@@ -74,7 +93,7 @@ def csr_pages(
         tables = kv_indices.to(device)[entry.to(device)].to(torch.int32)
     else:
         tables = torch.zeros(keys.numel(), width, dtype=torch.int32, device=device)
-    return _pages(device, _ends(face, "qo_indptr", qo_indptr, keys.numel()), tables, keys, causal)
+    return _pages(device, _ends(face, "qo_indptr", qo_indptr, keys.numel()), tables, keys)
 
 
 def dense_pages(
@@ -85,7 +104,6 @@ def dense_pages(
     seq_lens: torch.Tensor,
     *,
     page_size: int,
-    causal: bool,
 ) -> Pages:
     """From page tables."""
     keys = _numbers(face, "seq_lens", seq_lens)
@@ -97,17 +115,15 @@ def dense_pages(
             f"{face}: seq_lens has {int(keys.max())} keys for a request, and block_tables {width} pages of {page_size}"
         )
     tables = block_tables.to(device, torch.int32)
-    return _pages(device, _ends(face, "cum_seq_lens_q", cum_seq_lens_q, keys.numel()), tables, keys, causal)
+    return _pages(device, _ends(face, "cum_seq_lens_q", cum_seq_lens_q, keys.numel()), tables, keys)
 
 
-def _pages(device: torch.device, q_ends: torch.Tensor, tables: torch.Tensor, keys: torch.Tensor, causal: bool) -> Pages:
-    q_lens = q_ends.diff()
+def _pages(device: torch.device, q_ends: torch.Tensor, tables: torch.Tensor, keys: torch.Tensor) -> Pages:
     longest = max(1, int(keys.max())) if keys.numel() else 1
-    if q_lens.unique().numel() <= 1:
-        on_device = keys.to(torch.int32).to(device)
-        return Pages(tables, on_device, on_device, int(q_lens[0]) if keys.numel() else 1, longest)
-    request, own, seen = translate.one_row_per_token(q_ends, int(q_ends[-1]), keys, keys, causal)
-    return Pages(tables[request.to(device)], own.to(device), seen.to(device), 1, longest)
+    q_lens = q_ends.diff()
+    most = int(q_lens.max()) if keys.numel() else 0
+    ends = q_ends.to(device, torch.int32) if bool((q_lens != most).any()) else None
+    return Pages(tables, keys.to(device, torch.int32), longest, int(q_ends[-1]), most, ends)
 
 
 def _numbers(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -44,15 +44,15 @@ class BatchMLAPagedAttentionWrapper:
     """`tsmla_decode` behind FlashInfer's plan and run.
 
     `plan` reads lengths and page indices back from where they are, makes page tables of them and waits for the GPU, as
-    FlashInfer's does; `run` launches. Requests of different query lengths are decoded token by token, each of which
-    reads its keys again.
+    FlashInfer's does; `run` launches.
 
     Args:
         float_workspace_buffer: contiguous, any dtype, on the device; 128 MiB are enough for up to 8 query tokens a
             request.
         use_cuda_graph: page tables and lengths stay at one place, for `run` in a graph and `plan` between replays.
             Their shape is that of the first plan, and so wide that a request may have as many pages as `kv_indices` has
-            entries per request.
+            entries per request. Every plan has as many requests and query tokens as the first; where that had different
+            numbers of query tokens, later ones may deal them out otherwise.
         qo_indptr, kv_indptr, kv_len_arr: not used; kv_indices: only its length is.
         backend: any of FlashInfer's names; chooses no kernel here.
     """
@@ -151,7 +151,7 @@ class BatchMLAPagedAttentionWrapper:
         heads = checks.integer(_PLAN, "num_heads", given["num_heads"], 0, translate.LARGEST_INT)
         page = checks.integer(_PLAN, "page_size", given["page_size"], 1, translate.LARGEST_INT)
         is_causal = checks.flag(_PLAN, "causal", given["causal"])
-        pages = self._pages(metadata, flat, page, is_causal)
+        pages = self._pages(metadata, flat, page)
         self._planned = _Planned(
             self._kept(pages, page), heads, page, is_causal,
             checks.number(_PLAN, "sm_scale", given["sm_scale"]), dtype,
@@ -160,7 +160,7 @@ class BatchMLAPagedAttentionWrapper:
             enable_pdl is not None and checks.flag(_PLAN, "enable_pdl", enable_pdl),
         )  # fmt: skip
 
-    def _pages(self, metadata: Any, flat: dict[str, Any], page_size: int, causal: bool) -> Pages:
+    def _pages(self, metadata: Any, flat: dict[str, Any], page_size: int) -> Pages:
         if metadata is not None:
             if any(value is not None for value in flat.values()):
                 both = ", ".join(name for name, value in flat.items() if value is not None)
@@ -168,23 +168,25 @@ class BatchMLAPagedAttentionWrapper:
             flat = {name: getattr(metadata, name, None) for name in flat}
         for names, pages_of in ((_DENSE[:3], dense_pages), (_CSR, csr_pages)):
             if all(flat[name] is not None for name in names):
-                return pages_of(_PLAN, self.device, *(flat[name] for name in names), page_size=page_size, causal=causal)
+                return pages_of(_PLAN, self.device, *(flat[name] for name in names), page_size=page_size)
         raise ArgumentError(f"{_PLAN}: needs {', '.join(_CSR)}, or {', '.join(_DENSE[:3])}, or metadata with either")
 
     def _kept(self, pages: Pages, page_size: int) -> Pages:
         """The same where the last plan's were, when graphs are to be replayed with them."""
         if not self._use_cuda_graph:
             return pages
-        rows, width = pages.block_tables.shape
+        width = pages.block_tables.shape[1]
         if self._planned is None:
-            room = max(width, self._page_room // max(rows, 1))
+            room = max(width, self._page_room // max(pages.batch, 1))
             return pages.widened(room, page_size)
         kept = self._planned.pages
-        if (rows, pages.q_len) != (kept.block_tables.shape[0], kept.q_len) or width > kept.block_tables.shape[1]:
+        if kept.q_ends is not None:
+            pages = pages.spelled_out()
+        if pages.said() != kept.said() or width > kept.block_tables.shape[1]:
             raise ArgumentError(
-                f"{_PLAN}: with use_cuda_graph, every plan has the shape of the first, {kept.block_tables.shape[0]} "
-                f"requests x {kept.q_len} query tokens and up to {kept.block_tables.shape[1]} pages each; this one has "
-                f"{rows} x {pages.q_len} and {width} (kv_indices with more entries makes room for more pages)"
+                f"{_PLAN}: with use_cuda_graph, every plan has the shape of the first, {kept.said()}, and up to "
+                f"{kept.block_tables.shape[1]} pages each; this one has {pages.said()}, and {width} (kv_indices with "
+                "more entries makes room for more pages)"
             )
         return kept.overwritten(pages)
 
@@ -216,8 +218,8 @@ class BatchMLAPagedAttentionWrapper:
         """Decode what `plan` said.
 
         Args:
-            query: [tokens, heads, 576], or a pair of its parts, [tokens, heads, 512] and [tokens, heads, 64], which are
-                joined by a copy unless they lie side by side. q_nope, q_pe: the pair.
+            query: [tokens, heads, 576], or a pair of its parts, [tokens, heads, 512] and [tokens, heads, 64], copied
+                only where strides are no multiples of 16 bytes. q_nope, q_pe: the pair.
             kv_cache: [pages, page_size, 576], or a pair of its parts, which must lie side by side: cache[..., :512] and
                 cache[..., 512:] of one tensor. ckv_cache, kpe_cache: the pair.
             out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to copy the LSE into.
@@ -248,52 +250,54 @@ class BatchMLAPagedAttentionWrapper:
                 f"{_RUN}: sinks are given with return_lse; whether the LSE counts them is not FlashInfer's contract "
                 "(tsmla_decode has lse_includes_sink)"
             )
-        rows = run_inputs.joined_query(_RUN, query, q_nope, q_pe)
+        pieces = run_inputs.query_pieces(_RUN, query, q_nope, q_pe)
         cache = run_inputs.joined_cache(_RUN, kv_cache, ckv_cache, kpe_cache, planned.page_size)
-        checks.dtype_in(_RUN, "query", rows, (planned.dtype,))
-        pages = planned.pages
-        requests = pages.block_tables.shape[0]
-        if rows.shape[:2] != (requests * pages.q_len, planned.num_heads):
+        first, pages = pieces[0], planned.pages
+        checks.dtype_in(_RUN, "query", first, (planned.dtype,))
+        flat = pages.tokens, planned.num_heads
+        if first.shape[:2] != flat:
             raise ArgumentError(
-                f"{_RUN}: query has {rows.shape[0]} tokens x {rows.shape[1]} heads; plan said "
-                f"{requests * pages.q_len} x {planned.num_heads}"
+                f"{_RUN}: query has {first.shape[0]} tokens x {first.shape[1]} heads; plan said {flat[0]} x {flat[1]}"
             )
-        shape = (requests, pages.q_len, planned.num_heads)
         if lse is not None:
-            translate.check_lse(_RUN, lse, rows.device, rows.shape[:2])
+            translate.check_lse(_RUN, lse, first.device, flat)
         if out is not None:
             checks.stored(_RUN, "out", out)
             checks.contiguous(_RUN, "out", out)
-            checks.shape(_RUN, "out", out, (*rows.shape[:2], LATENT_DIM))
+            checks.shape(_RUN, "out", out, (*flat, LATENT_DIM))
+        packed = pages.q_ends is not None
+        outer = flat if packed else (pages.batch, pages.most, planned.num_heads)
+        shaped = tuple(piece.view(*outer, piece.shape[-1]) for piece in pieces)
         scale, output_scale = run_inputs.factors(
             _RUN, planned.sm_scale, ckv_scale, kpe_scale, bmm1_scale, bmm2_scale
         )
         result: Any
         try:
             result = tsmla_decode(
-                query=rows.view(*shape, rows.shape[-1]),
+                query=shaped if len(shaped) == 2 else shaped[0],
                 kv_cache=cache,
                 workspace_buffer=self._workspace,
                 kv_lora_rank=LATENT_DIM,
                 qk_rope_head_dim=ROPE_DIM,
                 block_tables=pages.block_tables,
                 seq_lens=pages.keys,
-                causal_seqs=pages.seen,
                 max_seq_len=pages.longest,
                 softmax_scale=scale,
                 output_scale=output_scale,
-                out=None if out is None else out.view(*shape, LATENT_DIM),
+                out=None if out is None else out.view(*outer, LATENT_DIM),
                 causal_mask=planned.causal,
                 enable_pdl=planned.enable_pdl,
                 return_lse=return_lse,
                 lse_base=math.e if base_e else 2.0,
                 sinks=sinks,
+                cum_seq_lens_q=pages.q_ends,
+                max_q_len=pages.most if packed else None,
             )
         except ArgumentError as error:
             raise translate.in_their_words(_RUN, error, _NAMES) from None
         made, made_lse = result if return_lse else (result, None)
-        flat = made.view(*rows.shape[:2], LATENT_DIM) if out is None else out
+        made = made.view(*flat, LATENT_DIM) if out is None else out
         if made_lse is None:
-            return flat
-        flat_lse = made_lse.view(rows.shape[:2])
-        return flat, flat_lse if lse is None else lse.copy_(flat_lse)
+            return made
+        made_lse = made_lse.view(flat)
+        return made, made_lse if lse is None else lse.copy_(made_lse)

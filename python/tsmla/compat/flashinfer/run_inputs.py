@@ -27,21 +27,22 @@ def planned_dtype(
     return q_data_type
 
 
-def joined_query(face: str, query: Any, q_nope: torch.Tensor | None, q_pe: torch.Tensor | None) -> torch.Tensor:
-    """[tokens, heads, 576], without gaps."""
+def query_pieces(
+    face: str, query: Any, q_nope: torch.Tensor | None, q_pe: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """([tokens, heads, 576],), or its pieces of 512 and 64, as a decode reads them."""
     parts = _parts(face, ("query", "q_nope", "q_pe"), query, q_nope, q_pe)
     if len(parts) == 1:
         checks.cuda(face, "query", parts[0])
         checks.shape(face, "query", parts[0], ("tokens", "heads", LATENT_DIM + ROPE_DIM))
-        return translate.whole(face, "query", parts[0])
+        return (translate.readable(face, "query", parts[0]),)
     nope, pe = parts
     device = checks.cuda(face, "q_nope", nope)
     checks.same_device(face, "q_pe", pe, "q_nope", device)
     checks.dtype_in(face, "q_pe", pe, (nope.dtype,))
     sizes = checks.shape(face, "q_nope", nope, ("tokens", "heads", LATENT_DIM))
     checks.shape(face, "q_pe", pe, (sizes["tokens"], sizes["heads"], ROPE_DIM))
-    whole = translate.joined(nope, pe)
-    return torch.cat([nope, pe], -1) if whole is None else translate.whole(face, "query", whole)
+    return translate.readable(face, "q_nope", nope), translate.readable(face, "q_pe", pe)
 
 
 def joined_cache(
