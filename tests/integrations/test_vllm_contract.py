@@ -129,6 +129,18 @@ def test_vllms_metadata_of_decodes(builder):
     assert built.decode.block_table.equal(table[:2]) and built.decode.dcp_tot_seq_lens is None
 
 
+def test_vllms_metadata_of_decodes_whose_lengths_only_the_gpu_knows(builder):
+    """Drafts are left out on the GPU: it has other lengths than the host, and a padded request."""
+    if not hasattr(TsmlaMetadataBuilder.__base__, "get_varlen_cudagraph_max_query_len"):
+        pytest.skip("this vLLM has no adaptive verification")
+    builder._host_knows_lengths = False
+    given = common([0, 3, 6, 6], [9, 5, 0], torch.arange(12, dtype=torch.int32).view(3, 4))
+    given.query_start_loc = torch.tensor([0, 1, 6, 6], dtype=torch.int32)
+    given.max_query_len = 5
+    decode = builder.build(0, given).decode
+    assert decode.starts.tolist() == [0, 1, 6, 6] and decode.q_len == 5 and decode.seq_lens.tolist() == [9, 5, 0]
+
+
 @pytest.mark.usefixtures("kernels", "vllm_ops")
 def test_vllms_metadata_of_prefills(builder, make_impl):
     """A decode and prefills with and without context, more of it than vLLM gathers at once."""

@@ -184,6 +184,34 @@ def test_the_builder_keeps_requests_that_have_tokens():
     assert decode.seq_lens.tolist() == [0, 1] and decode.dcp_tot_seq_lens.tolist() == [10, 11]
 
 
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=20)
+@given(q_lens=st.lists(st.integers(0, 4), min_size=2, max_size=4).filter(any), data=st.data())
+def test_lengths_that_only_the_gpu_knows(kernels, make_impl, q_lens, data):
+    """The host is told as many tokens, dealt out otherwise, and the most that a request may have."""
+    keys = [torch.randn(n + q, 576).to(BF16) for n, q in zip((5, 40, 16, 1), q_lens, strict=False)]
+    cache, table, lengths = cached(keys)
+    told = data.draw(st.permutations(q_lens))
+    starts, on_host = (torch.tensor([0, *n]).cumsum(0).int() for n in (q_lens, told))
+    made = object.__new__(TsmlaMetadataBuilder)
+    made._host_knows_lengths = False
+    decoded = made._build_decode(
+        block_table_tensor=table, seq_lens_device=lengths, query_start_loc_cpu=on_host, query_start_loc_device=starts,
+        num_decode_tokens=sum(q_lens), dcp_tot_seq_lens_device=None, max_query_len=4, max_seq_len=50,
+    )  # fmt: skip
+    q = torch.randn(sum(q_lens), HEADS, 576).to(BF16)
+    out, _ = make_impl().forward_mqa(q, cache, batch(decoded, 50), LAYER)
+    want = [expected(q[int(starts[b]) : int(starts[b + 1])], [keys[b]], n) for b, n in enumerate(q_lens) if n]
+    close(out, torch.cat(want))
+
+
+@pytest.mark.parametrize("adaptive", [True, False, None])
+def test_graphs_are_replayed_with_other_lengths_where_drafts_are_left_out_on_the_gpu(config, adaptive):
+    if adaptive is not None:
+        config.speculative_config = types.SimpleNamespace(enable_adaptive_verification=adaptive)
+    wanted = TsmlaMetadataBuilder.reorder_batch_threshold if adaptive else None
+    assert TsmlaMetadataBuilder.get_varlen_cudagraph_max_query_len(config, None) == wanted
+
+
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("heads", [3, 12, 16, 128])
 def test_the_reserved_workspace_does_for_every_decode(heads):

@@ -113,7 +113,7 @@ def test_the_backends_promises():
     assert TsmlaBackend.get_preferred_block_size(16) == 64 and TsmlaBackend.get_supported_head_sizes() == [576]
     assert TsmlaBackend.supports_sliding_window()
     assert TsmlaBackend.supports_batch_invariance()
-    assert not TsmlaBackend.supports_device_cpu_query_lens_mismatch()
+    assert TsmlaBackend.supports_device_cpu_query_lens_mismatch()
     impl = TsmlaBackend.get_impl_cls()
     assert impl.can_return_lse_for_decode and impl.supports_dcp and impl.lse_base_on_e is False
 

@@ -69,8 +69,8 @@ class TsmlaBackend(MLACommonBackend):
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """Query lengths are read on the host (`builder.uniform`)."""
-        return False
+        """Where only the GPU knows query lengths, the builder lets it read them (asked by vLLM 0.33)."""
+        return True
 
     @classmethod
     def supports_combination(

@@ -40,9 +40,17 @@ class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
     supports_non_causal_multi_token_decode: ClassVar[bool] = True
     supports_non_causal_multi_token_dcp: ClassVar[bool] = True
     reorder_batch_threshold: int = options.decode_threshold()
+    _host_knows_lengths: bool = True
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, TsmlaMetadata, supports_dcp_with_varlen=True)
+        self._host_knows_lengths = not verifies_adaptively(vllm_config)
+
+    @classmethod
+    def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int | None:
+        """Up to how many query tokens a request may have in a replayed graph of decodes, where each has its own number
+        (asked by vLLM 0.33)."""
+        return cls.reorder_batch_threshold if verifies_adaptively(vllm_config) else None
 
     def _build_decode(
         self,
@@ -52,11 +60,14 @@ class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
         query_start_loc_device: torch.Tensor,
         num_decode_tokens: int,
         dcp_tot_seq_lens_device: torch.Tensor | None,
+        max_query_len: int = 1,
         **_: Any,
     ) -> TsmlaDecodeMetadata:
         lengths = query_start_loc_cpu.diff().tolist()
         starts = None
-        if sum(lengths) == num_decode_tokens and not alike(lengths):
+        if not self._host_knows_lengths:
+            requests, q_len, starts = len(lengths), max(max_query_len, 1), query_start_loc_device[: len(lengths) + 1]
+        elif sum(lengths) == num_decode_tokens and not alike(lengths):
             requests, q_len, starts = len(lengths), max(lengths), query_start_loc_device[: len(lengths) + 1]
         else:
             requests, q_len = uniform(lengths[0], num_decode_tokens, len(lengths))
@@ -67,6 +78,11 @@ class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
             q_len=q_len,
             starts=starts,
         )
+
+
+def verifies_adaptively(config: Any) -> bool:
+    """Whether draft tokens are left out on the GPU, so that only it knows how many a request has (vLLM 0.33)."""
+    return bool(getattr(config.speculative_config, "enable_adaptive_verification", False))
 
 
 def alike(lengths: list[int]) -> bool:
