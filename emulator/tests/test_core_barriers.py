@@ -60,6 +60,18 @@ def test_phases(body, expected):
     assert parities(body) == expected
 
 
+def test_transaction_counts_have_20_bits():
+    init = "mbarrier.init.shared.b64 [smem], 1;"
+    expect = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [smem], {};".format
+    run(init + expect(2**20 - 1), np.zeros(1, np.uint32), threads=1, shared=64)
+    text = "a transaction count of 1048576 bytes; 2.20 - 1 is the most"
+    fails(init + expect(2**20), "barrier", text, threads=1)
+    fails(init + expect(2**19) * 2, "barrier", text, threads=1)
+    fails(init + "mbarrier.arrive.expect_tx.shared.b64 %d1, [smem], 1048576;", "barrier", text, threads=1)
+    complete = "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [smem], 1048576;"
+    fails(init + complete, "barrier", "a transaction count of -1048576 bytes", threads=1)
+
+
 @MODES
 def test_a_ring_of_one_slot_passes_every_value(mode):
     """Warp 0 writes, warp 1 reads and adds; full barrier at smem, empty barrier at smem + 8."""

@@ -81,6 +81,28 @@ SECOND:
     races(body.replace("WAIT", ""), "are not ordered")
 
 
+ARRIVES = "elect.sync %r5|%p2, -1; BEFORE @%p2 mbarrier.arrive.{} %d1, [smem+512];"
+WAITS = "{{{{ .reg .pred P; A: mbarrier.try_wait.parity.{} P, [smem+512], 0; @!P bra A; }}}} AFTER"
+
+
+@pytest.mark.parametrize("fence", ["fence.acq_rel.cta;", "fence.sc.cta;", "membar.cta;"])
+@pytest.mark.parametrize(
+    ("arrives", "waits", "before", "after"),
+    [("shared.b64", "shared.b64", 0, 0), ("release.cta.shared::cta.b64", "acquire.cta.shared::cta.b64", 0, 0),
+     ("relaxed.cta.shared::cta.b64", "shared.b64", 1, 0), ("shared.b64", "relaxed.cta.shared::cta.b64", 0, 1),
+     ("relaxed.cta.shared::cta.b64", "relaxed.cta.shared::cta.b64", 1, 1)],
+)  # fmt: skip
+def test_relaxed_arrivals_and_waits_order_with_a_fence_only(arrives, waits, before, after, fence):
+    def body(fenced_before: int, fenced_after: int) -> str:
+        first = ARRIVES.format(arrives).replace("BEFORE", fence * fenced_before)
+        second = WAITS.format(waits).replace("AFTER", fence * fenced_after).replace("{{", "{").replace("}}", "}")
+        return INIT + HANDOVER.replace("FIRST_SYNC", first).replace("SECOND_SYNC", second)
+
+    clean(body(before, after))
+    for less in {(before, 0), (0, after)} - {(before, after)}:
+        races(body(*less), "are not ordered")
+
+
 def store_kernel(fence: str, barrier: str, wait: str) -> str:
     """Two warps fill 256 bytes, one thread stores them with a bulk copy and uses the slot again."""
     return f"""
@@ -114,6 +136,24 @@ def test_bulk_stores(mode):
     )
     races(store_kernel(FENCE, "", BULK_WAIT), "are not ordered", async_mode=mode)
     races(store_kernel(FENCE, BARRIER, ""), "not ordered|exits while its bulk stores may still read", async_mode=mode)
+
+
+def test_a_fence_of_global_memory_fences_no_shared_memory():
+    out = np.zeros(64, np.uint32)
+    for space in ("", ".shared::cta", ".shared::cluster"):
+        clean(store_kernel(f"fence.proxy.async{space};", BARRIER, BULK_WAIT), arguments=(out,))
+    kernel = store_kernel("fence.proxy.async.global;", BARRIER, BULK_WAIT)
+    races(kernel, "without a fence.proxy.async between them", arguments=(out,))
+
+
+@pytest.mark.parametrize("mode", ["eager", "late"])
+def test_groups_of_bulk_stores_are_a_threads_own(mode):
+    """Another lane than the one that stores commits or waits."""
+    for instruction in ("cp.async.bulk.commit_group;", BULK_WAIT):
+        moved = f"OVER: setp.eq.u32 %p3, %r1001, 1; @%p3 {instruction}"
+        kernel = store_kernel(FENCE, BARRIER, BULK_WAIT).replace(instruction, "").replace("OVER:", moved)
+        out = np.zeros(64, np.uint32)
+        races(kernel, "not ordered|exits while its bulk stores may still read", arguments=(out,), async_mode=mode)
 
 
 def test_late_stores_read_late():

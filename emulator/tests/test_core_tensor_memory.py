@@ -130,8 +130,9 @@ def smem_descriptor(at: int, leading: int, stride: int, swizzle: int) -> int:
 
 
 def product(kind: str, m: int, n: int, *, group=1, ws=False, swizzle=128, b_rows=False, negate=False, twice=False,
-            wait=WAIT + AFTER, commit=True, **options):  # fmt: skip
-    """(accumulator [ctas, columns, lanes], expected [m, n]) of one product, or two accumulated."""
+            wait=WAIT + AFTER, commit=True, committer=0, **options):  # fmt: skip
+    """(accumulator [ctas, columns, lanes], expected [m, n]) of one product, or two accumulated. committer: the lane
+    that commits them."""
     size, depth = torch.finfo(KINDS[kind][0]).bits // 8, KINDS[kind][1]
     a, a_values = operand(m, depth, kind, 1)
     b, b_values = operand(n, depth, kind, 2)
@@ -167,8 +168,10 @@ def product(kind: str, m: int, n: int, *, group=1, ws=False, swizzle=128, b_rows
     {mma}
     mov.pred %p5, 1;
     {mma if twice else ""}
-    {f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.{where}" if commit else ""}
 FOLLOW:
+    bar.warp.sync -1;
+    setp.ne.u32 %p8, %r1000, {committer}; or.pred %p8, %p8, %p7; mov.b32 %r42, smem; add.s32 %r42, %r42, {BARRIER};
+    {f"@!%p8 tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.{where}" if commit else ""}
     bar.warp.sync -1;
     """
         + wait
@@ -206,7 +209,7 @@ def placed(expected: np.ndarray, letter: str, lanes: int = 128) -> np.ndarray:
     [
         ("bf16", 128, 64, 1, False, "D"),
         ("e4m3", 128, 256, 1, False, "D"),
-        ("e5m2", 128, 16, 1, True, "D"),
+        ("e5m2", 128, 64, 1, True, "D"),
         ("f16", 64, 128, 1, True, "E"),
         ("bf16", 32, 128, 1, True, "G"),
         ("bf16", 256, 64, 2, False, "A"),

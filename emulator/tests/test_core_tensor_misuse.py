@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import run
-from test_core_tensor_memory import AFTER, emulate, product
+from test_core_tensor_memory import AFTER, emulate, instruction_descriptor, placed, product
 from tsmla_emulator.machine import EmulationError
 
 
@@ -63,3 +63,32 @@ def test_unknown_descriptor_bits_are_refused():
         body = f"@%p21 ret; mov.b32 %r41, {idesc | 4 << 17 | 8 << 24}; mov.pred %p5, 0; mov.b64 %d1, 0;"
         body += "tcgen05.mma.cta_group::1.kind::f16 [%r500], %d1, %d1, %r41, %p5;"
         refused(f"not implemented: .*{what}.* at line", "not implemented", simple(body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "n", "group", "ws", "n_major"),
+    [("bf16", 128, 0, 1, False, False), ("bf16", 128, 264, 1, False, False), ("bf16", 64, 48, 1, True, False),
+     ("e4m3", 128, 16, 1, True, False), ("bf16", 128, 24, 2, False, False), ("bf16", 256, 8, 2, False, False),
+     ("e4m3", 64, 56, 1, False, True), ("e4m3", 128, 16, 2, False, True), ("bf16", 32, 64, 1, False, False),
+     ("bf16", 256, 64, 1, False, False), ("bf16", 64, 64, 2, False, False)],
+)  # fmt: skip
+def test_shapes_that_do_not_exist(kind, m, n, group, ws, n_major):
+    """PTX ISA 9.7.16.2.1, table 39."""
+    idesc = instruction_descriptor(kind, m, n, b_rows=n_major)
+    ws_, name = ".ws" if ws else "", "f16" if kind == "bf16" else "f8f6f4"
+    body = f"@%p21 ret; mov.b32 %r41, {idesc}; mov.pred %p5, 0; mov.b64 %d1, 0;"
+    body += f"tcgen05.mma{ws_}.cta_group::{group}.kind::{name} [%r500], %d1, %d1, %r41, %p5;"
+    refused(rf"tcgen05.mma(.ws)? with M {m}", "descriptor", simple(body))
+
+
+@pytest.mark.parametrize("m, n, n_major", [(128, 8, False), (64, 56, True), (128, 24, False)])
+def test_small_shapes_that_exist(m, n, n_major):
+    got, expected = product("bf16", m, n, b_rows=n_major, poison=False)
+    np.testing.assert_array_equal(got, placed(expected, "D" if m == 128 else "F"))
+
+
+def test_a_commit_tracks_its_own_threads_products():
+    """The products are another lane's, so that whoever waits knows nothing of them."""
+    with pytest.raises(EmulationError, match="are not ordered") as caught:
+        product("bf16", 128, 32, happens_before=True, committer=1)
+    assert caught.value.kind == "race"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_kernels import FILL, aligned, run
 from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.ptx.model import NotImplementedInstruction
 
 A_AT, B_AT = 0, 0x8000
 KINDS = {
@@ -200,3 +201,14 @@ def test_a_warp_that_stays_away_is_a_deadlock():
 def test_unknown_descriptors_are_refused():
     refused("with base offset 1", "not implemented", before="or.b64 %d11, %d11, 562949953421312;")
     refused("shared offset 0x", "memory", before="or.b64 %d11, %d11, 0x3fff;")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["m64n12k16.f32.bf16.bf16", "m64n264k16.f32.bf16.bf16", "m64n16k32.f32.bf16.bf16", "m64n16k16.f32.e4m3.e4m3"],
+)
+def test_shapes_that_do_not_exist(shape):
+    vector = ", ".join(f"%r{100 + i}" for i in range(int(shape[4 : shape.index("k")]) // 2))
+    body = f"wgmma.mma_async.sync.aligned.{shape} {{{vector}}}, %d10, %d11, %p2, 1, 1;"
+    with pytest.raises(NotImplementedInstruction, match=shape):
+        run(body, np.zeros(1, np.uint32), threads=128)

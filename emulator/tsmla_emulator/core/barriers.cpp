@@ -15,6 +15,14 @@ void complete_if_due(Cluster& cluster, Mbarrier& b) {
   }
 }
 
+// PTX ISA 9.7.13.15.2: the range of a transaction count.
+void transact(Mbarrier& b, s64 bytes) {
+  b.transactions += bytes;
+  if (b.transactions > Mbarrier::most_transactions || b.transactions < -Mbarrier::most_transactions)
+    fault("barrier", "mbarrier at shared offset 0x%x: a transaction count of %lld bytes; 2^20 - 1 is the most", b.offset,
+          (long long)b.transactions);
+}
+
 void note_arrival(Mbarrier& b, Warp* by, u32 pc) {
   for (auto& arrival : b.arrivals) {
     if (arrival.warp == by && arrival.pc == pc) {
@@ -88,13 +96,13 @@ Step arrive(Context& c) {
       u32* state = c.warp.write(c.in.d);
       state[lane] = b.phase, state[lane + 32] = 0;
     }
-    if (c.in.extra) b.transactions += value;
-    mbarrier_arrive(c.cluster, b, c.in.extra ? 1 : value, &c.warp, c.group.pc, c.warp.actor);
+    if (c.in.extra) transact(b, value);
+    mbarrier_arrive(c.cluster, b, c.in.extra ? 1 : value, &c.warp, c.group.pc, c.warp.actor, c.in.flags & kRelaxed);
   }
   return Step::Next;
 }
 
-Step transact(Context& c) {
+Step expect_or_complete(Context& c) {
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 address = c.address(lane);
@@ -102,9 +110,9 @@ Step transact(Context& c) {
     Mbarrier& b = mbarrier_of(c.cluster, u32(address), "mbarrier.expect_tx");
     s64 bytes = s64(c.warp.read(c.in.b)[lane]);
     if (c.in.op == OP_MBARRIER_EXPECT)
-      b.transactions += bytes;
+      transact(b, bytes);
     else
-      mbarrier_transact(c.cluster, b, bytes, c.warp.actor);
+      mbarrier_transact(c.cluster, b, bytes, 0);  // it is always relaxed
   }
   return Step::Next;
 }
@@ -127,7 +135,7 @@ Step try_wait(Context& c) {
     if (done) {
       if (c.cluster.events && (failed_cta == nullptr)) {
         uses(c, cta, b.offset);
-        c.cluster.events->acquire(c.warp.actor, b.sync);
+        c.cluster.events->acquire(c.warp.actor, b.sync, c.in.flags & kRelaxed);
       }
     } else {
       failed |= 1u << lane, failed_address = u32(address), failed_cta = &cta, failed_phase = b.phase;
@@ -181,15 +189,15 @@ Mbarrier& mbarrier_of(Cluster& cluster, u32 address, const char* what, Cta** own
   return cta.mbarriers[size_t(index)];
 }
 
-void mbarrier_arrive(Cluster& cluster, Mbarrier& b, s64 count, Warp* by, u32 pc, u32 actor) {
+void mbarrier_arrive(Cluster& cluster, Mbarrier& b, s64 count, Warp* by, u32 pc, u32 actor, bool relaxed) {
   note_arrival(b, by, pc);
   b.pending -= count;
-  if (cluster.events) cluster.events->release(actor, b.sync);
+  if (cluster.events) cluster.events->release(actor, b.sync, relaxed);
   complete_if_due(cluster, b);
 }
 
 void mbarrier_transact(Cluster& cluster, Mbarrier& b, s64 bytes, u32 actor) {
-  b.transactions -= bytes;
+  transact(b, -bytes);
   if (cluster.events) cluster.events->release(actor, b.sync);
   complete_if_due(cluster, b);
 }
@@ -221,7 +229,7 @@ Step op_mbarrier(Context& c) {
     case OP_MBARRIER_TRY:
       return try_wait(c);
     default:
-      return transact(c);
+      return expect_or_complete(c);
   }
 }
 
@@ -267,7 +275,7 @@ Step op_cluster_arrive(Context& c) {
     fault("barrier", "barrier.cluster.arrive twice in one phase, without a wait between");
   cluster.barrier_arrival[c.warp.number] = 1;
   c.warp.cluster_generation = cluster.barrier_generation;
-  if (cluster.events) cluster.events->release(c.warp.actor, cluster.barrier_sync);
+  if (cluster.events) cluster.events->release(c.warp.actor, cluster.barrier_sync, c.in.flags & 1);
   if (++cluster.barrier_arrived == live_warps(cluster)) release_cluster(cluster);
   return Step::Next;
 }

@@ -115,9 +115,10 @@ struct BulkLoad : AsyncOp {
   }
 };
 
-BulkGroup& open_group(Warp& w) {
-  if (!w.bulk_open) w.bulk_open = std::make_shared<BulkGroup>();
-  return *w.bulk_open;
+std::shared_ptr<BulkGroup>& open_group(Warp& w, u32 lane) {
+  std::shared_ptr<BulkGroup>& open = w.bulk[lane].open;
+  if (!open) open = std::make_shared<BulkGroup>();
+  return open;
 }
 
 template <class Op>
@@ -177,11 +178,10 @@ void load_tensor(Context& c, u32 lane) {
 }
 
 template <class Op>
-void join_group(Context& c, Op& op) {
-  BulkGroup& group = open_group(c.warp);
-  group.reading++, group.writing++;
-  group.readers.push_back(op.actor);
-  op.group = c.warp.bulk_open;
+void join_group(Context& c, Op& op, u32 lane) {
+  op.group = open_group(c.warp, lane);
+  op.group->reading++, op.group->writing++;
+  op.group->readers.push_back(op.actor);
 }
 
 void store_tensor(Context& c, u32 lane) {
@@ -192,7 +192,7 @@ void store_tensor(Context& c, u32 lane) {
   op->cta = &c.cluster.cta_at(address, "tensor store");
   op->offset = address & kOffsetMask;
   count_size(c, op->box.map.box_bytes(), 1);
-  join_group(c, *op);
+  join_group(c, *op, lane);
   submit(c.cluster, nullptr, std::move(op));
 }
 
@@ -210,7 +210,7 @@ void copy_bytes(Context& c, u32 lane) {
     u32 address = u32(at(in.b, 1, false));
     op->tensor = false, op->to = at(in.a, 0, true), op->bytes = bytes;
     op->cta = &c.cluster.cta_at(address, "bulk store"), op->offset = address & kOffsetMask;
-    join_group(c, *op);
+    join_group(c, *op, lane);
     submit(c.cluster, nullptr, std::move(op));
     return;
   }
@@ -232,40 +232,54 @@ Step wait_groups(Context& c) {
   Warp& w = c.warp;
   u32 allowed = u32(c.in.imm);
   bool reads_only = c.in.extra & 1;
-  if (!bulk_satisfied(w, allowed, reads_only))
+  if (!bulk_satisfied(w, c.mask, allowed, reads_only)) {
+    if (c.mask != c.group.mask)
+      fault("not implemented", "cp.async.bulk.wait_group under a predicate that not all lanes of a group meet");
     return c.block(Wait::BulkGroup, nullptr, allowed << 1 | u32(reads_only), 0);
-  for (size_t i = 0; i + allowed < w.bulk_groups.size(); i++) {
-    if (c.cluster.events)
-      for (u32 actor : w.bulk_groups[i]->readers) c.cluster.events->join(w.actor, actor);
-    w.bulk_groups[i]->readers.clear();
   }
-  while (!reads_only && w.bulk_groups.size() > allowed) w.bulk_groups.pop_front();
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    auto& groups = w.bulk[__builtin_ctz(rest)].groups;
+    for (size_t i = 0; i + allowed < groups.size(); i++) {
+      if (c.cluster.events)
+        for (u32 actor : groups[i]->readers) c.cluster.events->join(w.actor, actor);
+      groups[i]->readers.clear();
+    }
+    while (!reads_only && groups.size() > allowed) groups.pop_front();
+  }
   return Step::Next;
 }
 
 }  // namespace
 
-bool bulk_satisfied(const Warp& w, u32 allowed, bool reads_only) {
-  for (size_t i = 0; i + allowed < w.bulk_groups.size(); i++)
-    if (w.bulk_groups[i]->reading || (!reads_only && w.bulk_groups[i]->writing)) return false;
+bool bulk_satisfied(const Warp& w, u32 lanes, u32 allowed, bool reads_only) {
+  for (u32 rest = lanes; rest; rest &= rest - 1) {
+    auto& groups = w.bulk[__builtin_ctz(rest)].groups;
+    for (size_t i = 0; i + allowed < groups.size(); i++)
+      if (groups[i]->reading || (!reads_only && groups[i]->writing)) return false;
+  }
   return true;
 }
 
 void check_bulk_at_exit(Context& c) {
   if (!c.cluster.events) return;
-  bool open = c.warp.bulk_open != nullptr;
-  for (auto& group : c.warp.bulk_groups) open |= !group->readers.empty();
-  if (open)
-    fault("race",
-          "the warp exits while its bulk stores may still read shared memory: no cp.async.bulk.wait_group covers them");
+  for (auto& thread : c.warp.bulk) {
+    bool open = thread.open != nullptr;
+    for (auto& group : thread.groups) open |= !group->readers.empty();
+    if (open)
+      fault("race",
+            "the warp exits while its bulk stores may still read shared memory: no cp.async.bulk.wait_group covers "
+            "them");
+  }
 }
 
 Step op_bulk(Context& c) {
   switch (c.in.op) {
     case OP_BULK_COMMIT:
-      open_group(c.warp);
-      c.warp.bulk_groups.push_back(std::move(c.warp.bulk_open));
-      c.warp.bulk_open = nullptr;
+      for (u32 rest = c.mask; rest; rest &= rest - 1) {
+        u32 lane = u32(__builtin_ctz(rest));
+        c.warp.bulk[lane].groups.push_back(std::move(open_group(c.warp, lane)));
+        c.warp.bulk[lane].open = nullptr;
+      }
       return Step::Next;
     case OP_BULK_WAIT:
       return wait_groups(c);

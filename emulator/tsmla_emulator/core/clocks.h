@@ -48,6 +48,7 @@ struct Actor {
   u32 warp = 0, pc = 0;
   bool operation = false, product = false;
   Clock clock;
+  Clock at_fence, relaxed;  // what a warp knew at its last fence; what it heard since by relaxed waits
 };
 
 struct Access {

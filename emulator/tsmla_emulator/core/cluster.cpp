@@ -108,7 +108,7 @@ bool Cluster::satisfied(Warp& w, const Group& g) {
     case Wait::ClusterBarrier:
       return barrier_generation != g.generation;
     case Wait::BulkGroup:
-      return bulk_satisfied(w, g.argument >> 1, g.argument & 1);
+      return bulk_satisfied(w, g.mask, g.argument >> 1, g.argument & 1);
     case Wait::Wgmma:
       return wgmma_satisfied(w, g.argument);
     case Wait::Tcgen05:

@@ -31,11 +31,14 @@ class Events {
   virtual void global(u32 actor, u32 pc, Kind) = 0;
   virtual void grid_wait(u32 warp) = 0;
 
-  // `actor` adds what it knows to the object's next publication.
-  virtual void release(u32 actor, u32 sync) = 0;
+  // `actor` adds what it knows to the object's next publication; relaxed: what it knew at its last fence.
+  virtual void release(u32 actor, u32 sync, bool relaxed = false) = 0;
   // The object completes: what was released becomes visible to those who acquire.
   virtual void publish(u32 sync) = 0;
-  virtual void acquire(u32 warp, u32 sync) = 0;
+  // relaxed: the warp knows it from its next fence on.
+  virtual void acquire(u32 warp, u32 sync, bool relaxed = false) = 0;
+  // fence.acq_rel, fence.sc, membar.
+  virtual void fence(u32 warp) = 0;
 
   // A new asynchronous operation that knows what the warp knows; `after` is the previous one of an in-order engine.
   virtual u32 fork(u32 warp, u32 pc, u32 after) = 0;

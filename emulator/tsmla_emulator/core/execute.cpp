@@ -116,11 +116,16 @@ Step execute_complex(Context& c) {
     case OP_CLUSTER_WAIT:
       return op_cluster_wait(c);
     case OP_PROXY_FENCE:
+      if (c.in.imm) return Step::Next;  // of global memory only
       if (c.cluster.events) c.cluster.events->proxy_fence(c.warp.actor);
       mbarrier_fence(c.warp);
       return Step::Next;
     case OP_MBARRIER_FENCE:
+      if (c.cluster.events) c.cluster.events->fence(c.warp.actor);  // stricter: of the initialisations only
       mbarrier_fence(c.warp);
+      return Step::Next;
+    case OP_MEMORY_FENCE:
+      if (c.cluster.events) c.cluster.events->fence(c.warp.actor);
       return Step::Next;
     case OP_GRID_WAIT:
       if (c.cluster.events) c.cluster.events->grid_wait(c.warp.actor);

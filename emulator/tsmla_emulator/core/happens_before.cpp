@@ -105,10 +105,14 @@ class HappensBefore : public Events {
 
   void grid_wait(u32 id) override { Clock::grown(actors_[id].clock.known, grid_component_) = 1; }
 
-  void release(u32 id, u32 sync) override {
+  void release(u32 id, u32 sync, bool relaxed) override {
     if (!id) return;
     Actor& actor = actors_[id];
     Clock& gathered = syncs_[sync].gathered;
+    if (relaxed) {
+      gathered.join(actor.at_fence);
+      return;
+    }
     gathered.join(actor.clock);
     if (actor.product) {  // the arrival is that of a tcgen05.commit
       Clock::raise(gathered.ordered, actor.clock.visible);
@@ -126,7 +130,17 @@ class HappensBefore : public Events {
     syncs_[sync].gathered = Clock{};
   }
 
-  void acquire(u32 id, u32 sync) override { actors_[id].clock.join(syncs_[sync].published); }
+  void acquire(u32 id, u32 sync, bool relaxed) override {
+    (relaxed ? actors_[id].relaxed : actors_[id].clock).join(syncs_[sync].published);
+  }
+
+  void fence(u32 id) override {
+    Actor& actor = actors_[id];
+    actor.clock.join(actor.relaxed);
+    actor.relaxed = Clock{};
+    actor.at_fence = actor.clock;
+    actor.clock.known[actor.component]++;
+  }
 
   u32 fork(u32 id, u32 pc, u32 after) override {
     Actor made;

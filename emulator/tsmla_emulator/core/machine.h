@@ -152,6 +152,7 @@ struct Mbarrier {
   bool live = false;
   u32 phase = 0;  // completed phases
   s64 pending = 0, expected = 0, transactions = 0;
+  static constexpr s64 most_transactions = (1 << 20) - 1;
   u32 sync = 0;              // happens-before object
   Warp* unfenced = nullptr;  // who initialised it and has not fenced that, when somebody listens
   struct Arrival {
@@ -203,10 +204,16 @@ struct Cta {
   u32 live_warps() const;
 };
 
-// One commit group of bulk stores of a warp.
+// One commit group of bulk stores of a thread.
 struct BulkGroup {
   u32 reading = 0, writing = 0;       // operations that still read shared memory, that still write global memory
   std::vector<u32> readers, writers;  // happens-before actors to join when somebody waits for the group
+};
+
+// Bulk stores of one thread: groups that it committed, and the one that it will.
+struct BulkThread {
+  std::deque<std::shared_ptr<BulkGroup>> groups;
+  std::shared_ptr<BulkGroup> open;
 };
 
 struct Warp {
@@ -223,12 +230,11 @@ struct Warp {
   u32 failed_pc = ~0u, failed_address = 0;
   u32 actor = 0;
   u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role
-  u32 tensor_actor = 0;           // of its last tcgen05.mma
+  u32 tensor_actors[32] = {};     // of each lane's last tcgen05.mma
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait
 
-  std::deque<std::shared_ptr<BulkGroup>> bulk_groups;  // committed
-  std::shared_ptr<BulkGroup> bulk_open;
+  std::array<BulkThread, 32> bulk;
   Stream copies;  // cp.async and their mbarrier arrivals, in order
   u64 copies_issued = 0, copies_done = 0;
   std::deque<u64> copy_groups;                  // number of the last copy of each committed group

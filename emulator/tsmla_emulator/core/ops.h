@@ -6,7 +6,7 @@
 #include "complex_ops.inc"
 
 constexpr u32 kWideAddress = 1u << 9, kSigned = 1u << 8, kFloat = 1u << 10;
-constexpr u32 kMulticast = 1u << 16, kPairGroup = 1u << 17;
+constexpr u32 kMulticast = 1u << 16, kPairGroup = 1u << 17, kRelaxed = 1u << 19;
 enum Space : u32 { kGeneric = 0, kGlobal = 1, kShared = 2, kSharedCluster = 3, kParam = 4 };
 
 struct Context {
@@ -59,7 +59,7 @@ Step op_mbarrier(Context&);
 Step op_named(Context&, bool waits);
 Step op_cluster_arrive(Context&);
 Step op_cluster_wait(Context&);
-void mbarrier_arrive(Cluster&, Mbarrier&, s64 count, Warp* by, u32 pc, u32 actor);
+void mbarrier_arrive(Cluster&, Mbarrier&, s64 count, Warp* by, u32 pc, u32 actor, bool relaxed = false);
 void mbarrier_transact(Cluster&, Mbarrier&, s64 bytes, u32 actor);
 void recheck_after_exit(Cluster&, Cta&);
 void mbarrier_fence(Warp&);
@@ -80,7 +80,7 @@ Step op_set_registers(Context&);
 // bulk.cpp
 Step op_bulk(Context&);
 void check_bulk_at_exit(Context&);
-bool bulk_satisfied(const Warp&, u32 allowed, bool reads_only);
+bool bulk_satisfied(const Warp&, u32 lanes, u32 allowed, bool reads_only);
 
 // wgmma.cpp
 Step op_wgmma(Context&);

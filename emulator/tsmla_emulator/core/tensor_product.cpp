@@ -72,6 +72,13 @@ Layout layout_of(const Shape& s, u32 group, bool ws) {
   fault("descriptor", "tcgen05.mma%s with M %u and cta_group::%u", ws ? ".ws" : "", s.m, group);
 }
 
+// PTX ISA 9.7.16.2.1, table 39: N of a shape that exists. Of 8-bit matrices B that are N-major, whole 16-byte pieces.
+void check_shape(const Shape& s, u32 group, bool ws) {
+  u32 step = s.b_rows && element_size(s.b) == 1 ? 16 * group : 8 * group;
+  bool exists = ws ? s.n == 64 || s.n == 128 || s.n == 256 : s.n >= step && s.n <= 256 && s.n % step == 0;
+  if (!exists) fault("descriptor", "tcgen05.mma%s with M %u, N %u and cta_group::%u", ws ? ".ws" : "", s.m, s.n, group);
+}
+
 struct Product : AsyncOp {
   Shape shape;
   Layout layout;
@@ -172,6 +179,7 @@ Step op_tensor_multiply(Context& c) {
     op->pc = c.group.pc, op->issuer = &c.warp, op->group = c.in.extra;
     op->shape = shape_of(c.item(0, lane), c.in.flags & 15);
     op->layout = layout_of(op->shape, c.in.extra, c.in.flags >> 5 & 1);
+    check_shape(op->shape, c.in.extra, c.in.flags >> 5 & 1);
     count_size(c, c.item(0, lane), c.in.extra);
     op->accumulate = c.item(1, lane) != 0;
     for (u32 i = 0; i < c.in.width; i++)
@@ -188,7 +196,7 @@ Step op_tensor_multiply(Context& c) {
     if (c.in.extra == 2 && cta.rank % 2) fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
     if (c.cluster.events) {
       op->actor = c.cluster.events->fork(c.warp.actor, op->pc, cta.tensor_actor);
-      cta.tensor_actor = c.warp.tensor_actor = op->actor;
+      cta.tensor_actor = c.warp.tensor_actors[lane] = op->actor;
     }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
@@ -211,7 +219,7 @@ Step op_tensor_commit(Context& c) {
       op->barriers.push_back(address);
     }
     Cta& cta = *c.warp.cta;
-    op->actor = c.warp.tensor_actor;  // tracks what this warp issued
+    op->actor = c.warp.tensor_actors[lane];  // tracks what this thread issued
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
   return Step::Next;

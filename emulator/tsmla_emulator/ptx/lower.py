@@ -17,8 +17,8 @@ SPECIAL_REGISTERS = (
 ).split()
 
 _SILENT = (
-    "prefetch.", "prefetchu.", "nanosleep.", "fence.acq_rel", "fence.sc", "membar.",
-    "cp.async.bulk.prefetch", "fence.proxy.tensormap", "discard.", "applypriority.",
+    "prefetch.", "prefetchu.", "nanosleep.", "cp.async.bulk.prefetch",
+    "fence.proxy.tensormap", "discard.", "applypriority.",
 )  # fmt: skip
 _QUALIFIERS = {
     "weak", "relaxed", "acquire", "release", "volatile", "cta", "cluster", "gpu", "sys", "nc", "unified", "noftz",
@@ -154,8 +154,10 @@ def _barrier(encoder: Encoder) -> Encoded:
 
 
 def _fence(encoder: Encoder) -> Encoded:
+    if encoder.instruction.opcode.startswith(("fence.acq_rel", "fence.sc", "membar.")):
+        return encoder.build("memory_fence")
     if encoder.instruction.opcode.startswith("fence.proxy.async"):
-        return encoder.build("proxy_fence")
+        return encoder.build("proxy_fence", imm=int("global" in encoder.parts))
     if encoder.instruction.opcode.startswith("fence.mbarrier_init"):
         return encoder.build("mbarrier_fence")
     raise encoder.refuse()
@@ -259,6 +261,7 @@ _LOWER = {
     "bar": _barrier,
     "barrier": _barrier,
     "fence": _fence,
+    "membar": _fence,
     "shfl": _shuffle,
     "vote": _vote,
     "elect": _elect,

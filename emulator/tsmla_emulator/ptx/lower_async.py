@@ -7,8 +7,9 @@ import re
 from .encoding import SPACES, Constant, Encoded, Encoder, Reference
 from .model import Address, Immediate, Operand, Pair, Vector
 
-MULTICAST, PAIR, STORE_READ = 1 << 16, 1 << 17, 1 << 18
+MULTICAST, PAIR, RELAXED = 1 << 16, 1 << 17, 1 << 19
 ELEMENTS = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 3, "e5m2": 4, "f32": 5}
+WGMMA_DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "f32": 0}
 KINDS = {"kind::f16": 0, "kind::tf32": 1, "kind::f8f6f4": 2}
 SHAPES = {"32x32b": 0, "16x64b": 1, "16x128b": 2, "16x256b": 3}
 _REGISTERS_PER_REPEAT = {0: 1, 1: 1, 2: 2, 3: 4}
@@ -24,7 +25,7 @@ def _space(encoder: Encoder, default: str = "shared") -> int:
 def _mbarrier(encoder: Encoder) -> Encoded:
     action = encoder.parts[1]
     operands = list(encoder.operands)
-    flags = _space(encoder)
+    flags = _space(encoder) | (RELAXED if "relaxed" in encoder.parts else 0)
     if action in ("try_wait", "test_wait"):
         target = operands.pop(0)
         if isinstance(target, Pair):
@@ -144,6 +145,8 @@ def _wgmma(encoder: Encoder) -> Encoded:
     if action != "mma_async" or shape is None or kinds[0] != "f32" or any(k not in ELEMENTS for k in kinds):
         raise encoder.refuse()
     columns, depth = int(shape[1]), int(shape[2])
+    if columns not in range(8, 257, 8) or {WGMMA_DEPTHS[kind] for kind in kinds[1:]} != {depth}:
+        raise encoder.refuse()
     accumulators, a, b, scale, *signs = encoder.operands
     if not isinstance(accumulators, Vector) or len(accumulators.items) != columns // 2:
         raise encoder.refuse()
@@ -159,6 +162,8 @@ def _wgmma(encoder: Encoder) -> Encoded:
         transposes = [0, *numbers[2:]] if len(numbers) == 3 else [0, 0]
     else:
         left = encoder.source(a, "b64")
+    if any(transposes) and depth != 16:  # only 16-bit matrices may be M- or N-major
+        raise encoder.refuse()
     flags = (
         ELEMENTS[kinds[1]]
         | ELEMENTS[kinds[2]] << 4
