@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import gc
 import multiprocessing
 import os
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,9 +37,17 @@ class Engine:
         """Of each prompt, the tokens and their log-probabilities; together: of all prompts at once, or each alone."""
         return self._ask("tokens", lengths, new, seed, together)
 
+    def drafted(self) -> tuple[int, int]:
+        """How many tokens were drafted so far, and how many of them were accepted; of an engine that speculates."""
+        return self._ask("drafted")
+
     def profile(self, lengths: list[int], new: int, seed: int) -> list[tuple[str, float, int]]:
         """(kernel, milliseconds, calls) of one `generate`, longest first."""
         return self._ask("profile", lengths, new, seed)
+
+    def host_times(self, lengths: list[int], new: int, seed: int) -> dict[str, list[float]]:
+        """Microseconds of the host in each call of a backend's method during one `generate`, by the method's name."""
+        return self._ask("host_times", lengths, new, seed)
 
     def close(self) -> None:
         self._end.send(None)
@@ -66,7 +76,8 @@ def _serve(end: Connection, backend: model.Backend, memory: float, options: dict
         os.environ.update(variable.split("=", 1) for variable in backend.environment)
         llm, seconds = model.start(backend, memory, options)
         end.send((True, seconds))
-        does = {"generate": _generate, "tokens": _tokens, "profile": _profile}
+        does = {"generate": _generate, "tokens": _tokens, "drafted": _drafted, "profile": _profile}
+        does["host_times"] = _host_times
         while (asked := end.recv()) is not None:
             name, *given = asked
             end.send((True, does[name](llm, *given)))
@@ -94,6 +105,11 @@ def _tokens(llm: Any, lengths: list[int], new: int, seed: int, together: bool) -
     ]
 
 
+def _drafted(llm: Any) -> tuple[int, int]:
+    counters = {metric.name: metric for metric in llm.get_metrics()}
+    return tuple(counters[f"vllm:spec_decode_num_{which}_tokens"].value for which in ("draft", "accepted"))
+
+
 def _profile(llm: Any, lengths: list[int], new: int, seed: int) -> list[tuple[str, float, int]]:
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -108,3 +124,29 @@ def _profile(llm: Any, lengths: list[int], new: int, seed: int) -> list[tuple[st
             milliseconds[event.name] += event.device_time / 1000
             calls[event.name] += 1
     return [(name, ms, calls[name]) for name, ms in sorted(milliseconds.items(), key=lambda item: -item[1])]
+
+
+def _host_times(llm: Any, lengths: list[int], new: int, seed: int) -> dict[str, list[float]]:
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+
+    taken: dict[str, list[float]] = {"forward_mqa": [], "forward_mha": []}
+
+    def timed(call: Callable[..., Any], into: list[float]) -> Callable[..., Any]:
+        def calls(*given: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*given, **named)
+            finally:
+                into.append((time.perf_counter() - started) * 1e6)
+
+        return calls
+
+    backends = [layer.impl for layer in gc.get_objects() if isinstance(layer, MLAAttention)]
+    for impl in backends:
+        for name, times in taken.items():
+            setattr(impl, name, timed(getattr(impl, name), times))
+    _generate(llm, lengths, new, seed)
+    for impl in backends:
+        for name in taken:
+            delattr(impl, name)
+    return taken

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = "TSMLA"
-_FORWARDED = ("heads", "layers", "kv", "max_len", "batched_tokens", "graphs", "fp8_prefill")
+_FORWARDED = ("heads", "layers", "kv", "max_len", "batched_tokens", "graphs", "fp8_prefill", "speculate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-len", type=int, default=32768, help="longest context, in tokens (%(default)s)")
     parser.add_argument("--batched-tokens", type=int, default=8192, help="most tokens of a step (%(default)s)")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode (%(default)s)")
+    parser.add_argument(
+        "--speculate", type=_speculation, metavar="METHOD:TOKENS",
+        help="draft so many tokens by vLLM's mtp (a random layer: hardly a draft is taken) or ngram_gpu",
+    )
     parser.add_argument("--fp8-prefill", action="store_true", help="use_prefill_query_quantization (%(default)s)")
+
+
+def _speculation(text: str) -> dict[str, Any]:
+    method, _, tokens = text.partition(":")
+    if method not in ("mtp", "ngram_gpu") or not tokens.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: expected mtp or ngram_gpu, and a number of tokens, such as mtp:3")
+    looks_for = {"prompt_lookup_min": 1, "prompt_lookup_max": 3} if method == "ngram_gpu" else {}
+    return {"method": method, "num_speculative_tokens": int(tokens), **looks_for}
 
 
 def forwarded(options: argparse.Namespace) -> dict[str, Any]:
@@ -88,7 +100,8 @@ def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any
             model=directory, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", seed=0,
             max_model_len=options["max_len"], gpu_memory_utilization=memory, kv_cache_dtype=options["kv"],
             attention_config=attention(backend, options["fp8_prefill"]), enable_prefix_caching=False,
-            max_num_batched_tokens=options["batched_tokens"], disable_log_stats=True,
+            max_num_batched_tokens=options["batched_tokens"], speculative_config=options["speculate"],
+            disable_log_stats=options["speculate"] is None,
             compilation_config={"mode": 0, "cudagraph_mode": options["graphs"]},
         )  # fmt: skip
     return llm, time.perf_counter() - started
@@ -109,6 +122,7 @@ def attention(backend: Backend, fp8_prefill: bool) -> dict[str, Any]:
 def shape(options: dict[str, Any]) -> dict[str, Any]:
     """The model's config.json."""
     heads, layers = options["heads"], options["layers"]
+    drafting = 1 if options["speculate"] and options["speculate"]["method"] == "mtp" else 0
     return {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
         "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": layers, "vocab_size": 32000,
@@ -117,10 +131,10 @@ def shape(options: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": max(65536, options["max_len"]), "rms_norm_eps": 1e-6, "hidden_act": "silu",
         "attention_bias": False, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
         # Mixture-of-experts fields that the architecture asks for; all layers are dense.
-        "first_k_dense_replace": layers, "n_routed_experts": 8, "n_shared_experts": 1, "moe_layer_freq": 1,
+        "first_k_dense_replace": layers + drafting, "n_routed_experts": 8, "n_shared_experts": 1, "moe_layer_freq": 1,
         "moe_intermediate_size": 1024, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
         "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": 1.0,
-        "initializer_range": 0.02,
+        "initializer_range": 0.02, "num_nextn_predict_layers": drafting,
     }  # fmt: skip
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.engines.throughput auto TSMLA FLASHMLA --heads 128 --case 64x4096+256 --case 16x16384+256
 
 The first backend is what others are compared with. A case is REQUESTSxPROMPT+NEW tokens. Every round asks each backend
-once, in an order drawn anew, with the same prompts; the first round is not counted. Backends share --memory of the GPU
-equally: when their caches cannot hold a case, name fewer. With --profile, one more run of each case says where GPU time
-goes.
+once, in an order drawn anew, with the same prompts; the first round is not counted. The record is
+written after every case. Backends share --memory of the GPU equally: when their caches cannot hold a case, name fewer.
+With --profile, one more run of each case says where GPU time goes.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def main() -> None:
     for backend in options.backends:
         engines.append(Engine(backend, each, model.forwarded(options)))
         print(f"{backend}: up after {engines[-1].start_seconds:.0f} s", flush=True)
-    results = [_case(engines, case, options.rounds, options.profile) for case in options.case]
-    for engine in engines:
-        engine.close()
+    results: list[dict[str, Any]] = []
     record = {
         "certificate": protocol.certificate(options.commit),
         "model": model.shape(model.forwarded(options)),
@@ -65,7 +63,12 @@ def main() -> None:
         "backends": [str(backend) for backend in options.backends],
         "results": results,
     }
-    print(protocol.write_record(options.results, f"vllm-throughput-{options.kv}-{options.heads}-heads", record))
+    for case in options.case:
+        results.append(_case(engines, case, options.rounds, options.profile))
+        path = protocol.write_record(options.results, f"vllm-throughput-{options.kv}-{options.heads}-heads", record)
+    for engine in engines:
+        engine.close()
+    print(path)
 
 
 def _case(engines: list[Engine], case: Case, rounds: int, profile: bool) -> dict[str, Any]:

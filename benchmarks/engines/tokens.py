@@ -1,6 +1,7 @@
 """Tokens and log-probabilities of vLLM's MLA backends on one model, against the first backend's.
 
     python -m benchmarks.engines.tokens FLASH_ATTN_MLA TSMLA FLASHMLA [--kv fp8] [--batched-tokens 2048]
+    python -m benchmarks.engines.tokens FLASH_ATTN_MLA TSMLA --speculate ngram_gpu:3 --new 200
 
 Greedy generation from prompts of 1 to 20,000 tokens. Rounding differs between backends, so that tokens may part where
 two are nearly as probable: compare with how vLLM's own backends part from each other. Log-probabilities are compared
@@ -77,6 +78,9 @@ def _tokens(backend: model.Backend, options: argparse.Namespace) -> dict[str, li
         told = {str(backend): engine.tokens(options.lengths, options.new, 0)}
         if options.alone:
             told[f"{backend} alone"] = engine.tokens(options.lengths, options.new, 0, together=False)
+        if options.speculate:
+            drafted, accepted = engine.drafted()
+            print(f"{backend}: {accepted} of {drafted} drafted tokens accepted", flush=True)
         return told
     finally:
         engine.close()

@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from benchmarks.engines import model
 from benchmarks.engines.model import Backend
 
 
@@ -26,3 +27,13 @@ def test_a_backend_is_what_its_name_says(text, backend):
 def test_variables_without_a_name_or_a_value_are_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=VALUE behind commas"):
         Backend.parse(text)
+
+
+def test_speculation_is_a_method_and_a_number():
+    parser = argparse.ArgumentParser()
+    model.add_arguments(parser)
+    speculate = parser.parse_args(["auto", "--speculate", "mtp:3"]).speculate
+    assert speculate == {"method": "mtp", "num_speculative_tokens": 3}
+    for text in ("mtp", "mtp:", "mtp:x", "eagle:3"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["auto", "--speculate", text])
