@@ -1,6 +1,7 @@
 """tsmla_decode at serving shapes, alone or next to other implementations in the same run.
 
     python -m benchmarks.bench_decode [--dtypes bf16 e4m3] [--against NAME=MODULE:FUNCTION ...] [--seconds S] [--quick]
+    python -m benchmarks.bench_decode --shapes shards --against captured=benchmarks.bench_decode:captured
 
 Every time is that of a replayed CUDA graph of a whole call, attention and combine together, from a cold L2 and over
 random keys in random pages. FUNCTION takes a Case and returns a callable that launches the other implementation on its
@@ -44,6 +45,16 @@ SHAPES = (
 )
 """(requests, query tokens, keys, heads, lengths): batches at two contexts, speculation over long ones, small work; with
 cum_seq_lens_q, the same number of query tokens for all requests, and one or many."""
+SHARDS = (
+    *((128, 1, 4096, heads, FIXED) for heads in (3, 6, 12, 20, 24, 40, 96)),
+    *((32, 16, 8192, heads, FIXED) for heads in (3, 12, 20)),
+    *((requests, 1, keys, 16, FIXED) for requests in (1, 8) for keys in (512, 4096)),
+)
+"""Heads as tensor parallelism leaves them, many query tokens of few heads, and requests that are short beside what a
+model allows."""
+SETS = {"serving": SHAPES, "shards": SHARDS}
+MODEL_LENGTH = 2**17
+"""Keys of a request that a model allows, for which engines capture graphs."""
 MAX_DIFFERENCE = {"bf16": 0.02, "fp16": 0.02, "e4m3": 0.06}
 """Relative RMS difference from ours above which another candidate does not compute the same thing."""
 HOST_CALLS = 200
@@ -139,9 +150,17 @@ def batch_invariant(case: Case) -> Callable[[], torch.Tensor]:
     return case.ours(batch_invariant=True)
 
 
+def captured(case: Case) -> Callable[[], torch.Tensor]:
+    """For --against: ours as engines capture it, with max_seq_len and page tables of the model's longest context."""
+    tables = torch.zeros(case.requests, MODEL_LENGTH // PAGE, dtype=torch.int32, device="cuda")
+    tables[:, : case.block_tables.shape[1]] = case.block_tables
+    return dataclasses.replace(case, max_seq_len=MODEL_LENGTH, block_tables=tables).ours()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     protocol.add_arguments(parser, seconds=0.6)
+    parser.add_argument("--shapes", choices=SETS, default="serving", help="(%(default)s)")
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["bf16", "e4m3"])
     parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
     parser.add_argument("--quick", action="store_true", help="every third shape only")
@@ -149,12 +168,13 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         ceilings = protocol.ceilings(monitor)
-        for shape in SHAPES[:: 3 if options.quick else 1]:
+        for shape in SETS[options.shapes][:: 3 if options.quick else 1]:
             for dtype in options.dtypes:
                 results += _measured(Case.make(*shape, DTYPES[dtype]), dtype, options, monitor)
                 torch.cuda.empty_cache()
     record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
-    path = protocol.write_record(options.results, "decode", record)
+    name = "decode" if options.shapes == "serving" else f"{options.shapes}-decode"
+    path = protocol.write_record(options.results, name, record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
     names = list(dict.fromkeys(name for result in results for name in result["timings"]))
     header = ("requests", "q_len", "keys", "heads", "lengths", "dtype", "regime")
