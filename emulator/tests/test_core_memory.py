@@ -58,10 +58,12 @@ def test_static_arrays_lie_before_the_dynamic_one():
 
 def test_a_peers_shared_memory_is_reached_through_the_cluster_window():
     out = np.zeros(2, np.uint32)
-    run("""mov.u32 %r1, %cluster_ctarank; add.s32 %r2, %r1, 40; st.shared.b32 [smem], %r2;
-    barrier.cluster.arrive; barrier.cluster.wait;
+    barrier = "barrier.cluster.arrive; barrier.cluster.wait;"
+    run(f"""mov.u32 %r1, %cluster_ctarank; add.s32 %r2, %r1, 40; st.shared.b32 [smem], %r2;
+    {barrier}
     xor.b32 %r3, %r1, 1; mov.b32 %r4, smem; mapa.shared::cluster.u32 %r5, %r4, %r3;
-    ld.shared::cluster.b32 %r6, [%r5]; mad.wide.u32 %d1, %r1, 4, %d100; st.global.b32 [%d1], %r6;""",
+    ld.shared::cluster.b32 %r6, [%r5]; mad.wide.u32 %d1, %r1, 4, %d100; st.global.b32 [%d1], %r6;
+    {barrier}""",
         out, grid=2, cluster=2, shared=16)  # fmt: skip
     np.testing.assert_array_equal(out, [41, 40])
 

@@ -159,7 +159,8 @@ def test_groups_of_bulk_stores_are_a_threads_own(mode):
 def test_late_stores_read_late():
     """Without the happens-before check the wrong value itself shows."""
     out = np.zeros(64, np.uint32)
-    run(store_kernel(FENCE, BARRIER, ""), out, threads=64, shared=8192, async_mode="late")
+    kernel = store_kernel(FENCE, BARRIER, "") + f"@!%p2 bra END; {BULK_WAIT} END:"
+    run(kernel, out, threads=64, shared=8192, async_mode="late")
     assert (out[:32] == 9).all() and (out[32:] == np.arange(32, 64)).all()
 
 
@@ -204,6 +205,17 @@ def test_engines_know_of_a_barrier_after_its_fence(mode):
         clean(body.replace("fence.mbarrier_init.release.cluster;", fence), arguments=arrays, async_mode=mode)
     said = "complete_tx on the mbarrier at shared offset 0x600, which warp 0 initialised without a fence.mbarrier_init"
     races(body.replace("fence.mbarrier_init.release.cluster;", ""), said, arguments=arrays, async_mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["eager", "late"])
+def test_nothing_is_written_where_a_load_may_still_write(mode):
+    """As a prefill once wrote zeros for tiles without keys, whose loads it did not wait for."""
+    wait = "{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+512], 0; @!P bra A; }"
+    body, zeros = load_kernel("WAITS").replace("ld.shared.b32 %r4, [%r3];", "ZEROS"), "st.shared.b32 [%r3], 0;"
+    arrays = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    clean(body.replace("WAITS", wait).replace("ZEROS", zeros), arguments=arrays, async_mode=mode)
+    late = body.replace("WAITS", "").replace("ZEROS", zeros + wait)
+    races(late, "are not ordered", arguments=arrays, async_mode=mode)
 
 
 def test_late_loads_leave_poison_to_those_who_do_not_wait():

@@ -79,8 +79,9 @@ def gathered(out: np.ndarray, n: int) -> np.ndarray:
 
 
 def product(
-    n, kind_a, kind_b, *, a_swizzle=128, b_swizzle=128, a_rows=False, b_rows=False, tail="", before="", **options
-):
+    n, kind_a, kind_b, *, a_swizzle=128, b_swizzle=128, a_rows=False, b_rows=False, before="", tail="", after="",
+    **options,
+):  # fmt: skip
     size, depth = torch.finfo(KINDS[kind_a][0]).bits // 8, KINDS[kind_a][1]
     a, a_values = operand(64, depth, kind_a, 1)
     b, b_values = operand(n, depth, kind_b, 2)
@@ -98,7 +99,7 @@ def product(
     setp.ne.b32 %p2, 0, 0;
     wgmma.mma_async.sync.aligned.m64n{n}k{depth}.f32.{kind_a}.{kind_b} {results(n)}, %d10, %d11, %p2, 1, 1{places};
     {tail or SYNC}
-    """ + save(n)  # fmt: skip
+    """ + save(n) + after  # fmt: skip
     run(body, image, out, threads=128, shared=0x10000, **options)
     return gathered(out, n), a_values @ b_values.T, a_values, b_values
 
@@ -171,7 +172,7 @@ def test_accumulation_and_signs(tail, factor):
 @pytest.mark.parametrize("mode", ["eager", "random", "late"])
 @pytest.mark.parametrize("tail", ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"])
 def test_results_without_commit_or_wait_are_poison(tail, mode):
-    got, _, _, _ = product(16, "bf16", "bf16", tail=tail, async_mode=mode)
+    got, _, _, _ = product(16, "bf16", "bf16", tail=tail, after=SYNC, async_mode=mode)
     assert np.isnan(got).all()
 
 

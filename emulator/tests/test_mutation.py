@@ -71,7 +71,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
         caught = {result.kind for result in of_family} - {""}
         assert caught, f"no check saw any {family} missing"
         if family in ONLY_HAPPENS_BEFORE_SEES:
-            assert caught == {"race"}, family
+            assert caught <= {"race", "exit"}, family
     assert len(families) == {PREFILL: 11, BLACKWELL: 12, PACK: 1}[symbol]
     if symbol != PACK:
         assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}

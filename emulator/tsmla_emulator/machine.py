@@ -18,7 +18,7 @@ class EmulationError(Exception):
     """A kernel did what it must not do. The message names kernel, CTA, warp, PTX line and source line.
 
     `kind` is one of "memory", "poison", "race", "deadlock", "barrier", "budget", "tmem", "descriptor", "limit",
-    "exit" (asynchronous work is left when a CTA has ended), "not implemented", "launch".
+    "exit" (something may reach the memory of a CTA that has ended), "not implemented", "launch".
     """
 
     def __init__(self, message: str, kind: str = "", line: int = 0, source: str = ""):

@@ -15,7 +15,7 @@ void AsyncQueue::push_alone(std::unique_ptr<AsyncOp> op) {
   push(*stream, std::move(op));
 }
 
-std::unique_ptr<AsyncOp> AsyncQueue::next(Cluster& cluster, RandomSource& random) {
+void AsyncQueue::run_one(Cluster& cluster, RandomSource& random) {
   u32 index = active_.size() > 1 ? random.below(u32(active_.size())) : 0;
   Stream* stream = active_[index];
   std::unique_ptr<AsyncOp> op = std::move(stream->ops.front());
@@ -28,21 +28,8 @@ std::unique_ptr<AsyncOp> AsyncQueue::next(Cluster& cluster, RandomSource& random
   }
   cluster.running = op->issuer;
   cluster.running_pc = op->pc;
-  return op;
-}
-
-void AsyncQueue::run_one(Cluster& cluster, RandomSource& random) {
-  next(cluster, random)->run(cluster);
+  op->run(cluster);
   cluster.progress++;
-}
-
-void AsyncQueue::drain(Cluster& cluster, RandomSource& random) {
-  while (!empty()) {
-    std::unique_ptr<AsyncOp> op = next(cluster, random);
-    if (op->reaches_shared())
-      fault("exit", "the CTA has ended, but nobody has waited for this operation on its memory or barriers");
-    op->run(cluster);
-  }
 }
 
 AsyncQueue::~AsyncQueue() {

@@ -5,7 +5,6 @@
 namespace {
 
 struct TensorLoad : AsyncOp {
-  bool reaches_shared() const override { return true; }
   Box box;
   u32 offset = 0, barrier_address = 0;
   std::vector<Cta*> targets;     // one, or those of the multicast mask
@@ -92,7 +91,6 @@ struct StoreRead : AsyncOp {
 };
 
 struct BulkLoad : AsyncOp {
-  bool reaches_shared() const override { return true; }
   u64 from = 0;
   Cta *source = nullptr, *cta = nullptr;  // source: shared memory of the cluster, null for global
   u32 source_offset = 0, offset = 0, bytes = 0, barrier_address = 0;

@@ -46,7 +46,7 @@ struct Clock {
 struct Actor {
   u32 component = 0, time = 0;  // time: of an operation; a warp's is in its clock
   u32 warp = 0, pc = 0;
-  bool operation = false, product = false;
+  bool operation = false;
   Clock clock;
   Clock at_fence, relaxed;  // what a warp knew at its last fence; what it heard since by relaxed waits
 };

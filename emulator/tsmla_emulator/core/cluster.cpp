@@ -215,7 +215,7 @@ void Cluster::run() {
     else if (quiet ? !held_back : idle_rounds > 1000)
       report_deadlock();
   }
-  async.drain(*this, random);
+  while (!async.empty()) async.run_one(*this, random);  // an error if it reaches shared memory
   finish();
 }
 

@@ -5,7 +5,6 @@ namespace {
 
 // cp.async of the lanes of one instruction: global bytes to shared memory, zero-filled past the source size.
 struct CopyAsync : AsyncOp {
-  bool reaches_shared() const override { return true; }
   struct Piece {
     Cta* cta;
     u64 from;
@@ -28,7 +27,6 @@ struct CopyAsync : AsyncOp {
 
 // Arrives once for every thread that asked, when its earlier copies are done.
 struct CopyArrival : AsyncOp {
-  bool reaches_shared() const override { return true; }
   std::vector<u32> barriers;
   std::vector<u32> copies;
   void run(Cluster& cluster) override {

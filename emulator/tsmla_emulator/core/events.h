@@ -27,6 +27,10 @@ class Events {
   virtual void tensor_columns(u32 warp, u32 pc, u32 cta, u32 column, u32 columns) = 0;
   // tcgen05.fence::before_thread_sync or ::after_thread_sync.
   virtual void tensor_fence(u32 warp, bool after) = 0;
+  // An asynchronous operation arrives at a barrier of the CTA.
+  virtual void arrives(u32 operation, u32 pc, u32 cta) = 0;
+  // A warp of the CTA ends, the last one: what others and asynchronous operations did to its memory must be over.
+  virtual void warp_ends(u32 warp, u32 cta, bool last) = 0;
   // Global memory; matters before griddepcontrol.wait only.
   virtual void global(u32 actor, u32 pc, Kind) = 0;
   virtual void grid_wait(u32 warp) = 0;
@@ -42,6 +46,8 @@ class Events {
 
   // A new asynchronous operation that knows what the warp knows; `after` is the previous one of an in-order engine.
   virtual u32 fork(u32 warp, u32 pc, u32 after) = 0;
+  // A tcgen05.commit of what a thread issued, up to `product`; `before` is its last commit. Either may be 0.
+  virtual u32 commit(u32 warp, u32 pc, u32 product, u32 before) = 0;
   // The warp has waited for the operation and knows all that it did.
   virtual void join(u32 warp, u32 operation) = 0;
   // Generic accesses that the warp knows become visible to the async proxy.

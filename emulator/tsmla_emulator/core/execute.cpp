@@ -44,6 +44,8 @@ Step leave(Context& c) {
       c.cluster.barrier_arrived--;
     }
     c.cluster.progress++;
+    w.cta->ended = w.cta->live_warps() == 0;
+    if (c.cluster.events) c.cluster.events->warp_ends(w.actor, w.cta->rank, w.cta->ended);
     recheck_after_exit(c.cluster, *w.cta);
   }
   return Step::Exit;

@@ -21,6 +21,8 @@ class HappensBefore : public Events {
     grid_must_wait_ = cluster.machine.launch.pdl;
     for (const auto& cta : cluster.ctas) {
       shared_.emplace_back(cta->shared.size() / 16 + 1);
+      reached_.emplace_back();
+      ends_.emplace_back();
       tensor_.emplace_back();
     }
   }
@@ -42,6 +44,7 @@ class HappensBefore : public Events {
     const Actor& actor = actors_[id];
     Access access = access_of(actor, pc, kind);
     access.generic = proxy == Proxy::Generic;
+    if (actor.operation || cluster_.warps[actor.warp]->cta->rank != cta) reaches(cta, access);
     std::vector<Granule>& granules = shared_[cta];
     for (u32 at = offset; at < offset + bytes;) {
       u32 begin = at & 15, end = std::min(16u, begin + offset + bytes - at);
@@ -52,8 +55,7 @@ class HappensBefore : public Events {
   }
 
   void tensor(u32 id, u32 pc, Kind kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
-    Actor& actor = actors_[id];
-    actor.product = true;
+    const Actor& actor = actors_[id];
     touch_tensor(actor, access_of(actor, pc, kind), cta, lane, lanes, column, columns);
   }
 
@@ -95,6 +97,17 @@ class HappensBefore : public Events {
     Clock::raise(actor.clock.visible, loads_of(actor), time);
   }
 
+  void arrives(u32 id, u32 pc, u32 cta) override { reaches(cta, access_of(actors_[id], pc, Kind::Write)); }
+
+  void warp_ends(u32 id, u32 cta, bool last) override {
+    Clock::raise(ends_[cta], actors_[id].clock.known);
+    if (!last) return;
+    for (const Access& reach : reached_[cta])
+      if (reach.time > Clock::at(ends_[cta], reach.component))
+        fault("exit", "CTA %u ends, and nothing says that this is over: its shared memory is touched by %s", cta,
+              side(reach).c_str());
+  }
+
   void global(u32 id, u32 pc, Kind kind) override {
     if (!grid_must_wait_ || Clock::at(actors_[id].clock.known, grid_component_)) return;
     fault("race",
@@ -114,10 +127,6 @@ class HappensBefore : public Events {
       return;
     }
     gathered.join(actor.clock);
-    if (actor.product) {  // the arrival is that of a tcgen05.commit
-      Clock::raise(gathered.ordered, actor.clock.visible);
-      Clock::raise(gathered.ordered, actor.component, actor.time);
-    }
     if (actor.operation) {
       Clock::raise(gathered.known, actor.component, actor.time);
     } else {
@@ -161,6 +170,19 @@ class HappensBefore : public Events {
     }
     actors_.push_back(std::move(made));
     return u32(actors_.size() - 1);
+  }
+
+  u32 commit(u32 id, u32 pc, u32 last, u32 before) override {
+    u32 made = fork(id, pc, before);
+    if (last) {
+      Actor& actor = actors_[made];
+      const Actor& product = actors_[last];
+      actor.clock.join(product.clock);
+      Clock::raise(actor.clock.known, product.component, product.time);
+      Clock::raise(actor.clock.ordered, product.clock.visible);
+      Clock::raise(actor.clock.ordered, product.component, product.time);
+    }
+    return made;
   }
 
   void join(u32 id, u32 operation) override {
@@ -247,6 +269,14 @@ class HappensBefore : public Events {
     return nullptr;
   }
 
+  // The CTA whose memory the access touches must not end before it.
+  void reaches(u32 cta, const Access& access) {
+    std::vector<Access>& reached = reached_[cta];
+    if (reached.size() <= access.component) reached.resize(access.component + 1, Access{});
+    reached[access.component] = access;
+    reached[access.component].component = access.component;
+  }
+
   void touch_tensor(const Actor& actor, const Access& access, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns,
                     Where where = Where::Tensor) {
     std::vector<Granule>& granules = tensor_[cta];
@@ -285,6 +315,8 @@ class HappensBefore : public Events {
   const char* disorder_ = nullptr;
   Access unordered_{};
   std::vector<std::vector<Granule>> shared_, tensor_;
+  std::vector<std::vector<Access>> reached_;  // per CTA and component: the last access of a stranger
+  std::vector<std::vector<u32>> ends_;        // per CTA: what its warps knew when they ended
 };
 
 }  // namespace

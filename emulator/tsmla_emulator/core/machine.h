@@ -119,8 +119,6 @@ struct AsyncOp {
   u32 actor = 0;  // happens-before actor of this operation, 0 when not tracked
   virtual ~AsyncOp() = default;
   virtual void run(Cluster&) = 0;
-  // Whether it writes to shared memory or arrives on a barrier there, so that the CTA must not end before it.
-  virtual bool reaches_shared() const { return false; }
 };
 
 // Operations that execute in order; streams are unordered among each other.
@@ -137,11 +135,8 @@ class AsyncQueue {
   ~AsyncQueue();
   bool empty() const { return active_.empty(); }
   void run_one(Cluster&, RandomSource&);
-  // All that is left once every warp has ended: an error if it reaches the memory of a CTA, which is another's by then.
-  void drain(Cluster&, RandomSource&);
 
  private:
-  std::unique_ptr<AsyncOp> next(Cluster&, RandomSource&);
   std::vector<Stream*> active_;
 };
 
@@ -189,6 +184,7 @@ struct Cta {
   Cluster* cluster = nullptr;
   u32 id[3] = {};
   u32 rank = 0;
+  bool ended = false;          // its shared memory may be another CTA's
   std::vector<u8> shared;  // indexed by window offset
   std::vector<u8> shadow;
   std::vector<s16> mbarrier_at;  // per 8 bytes: index or -1
@@ -231,6 +227,7 @@ struct Warp {
   u32 actor = 0;
   u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role
   u32 tensor_actors[32] = {};     // of each lane's last tcgen05.mma
+  u32 commit_actors[32] = {};     // of each lane's last tcgen05.commit
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait
 

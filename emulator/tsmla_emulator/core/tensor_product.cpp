@@ -159,11 +159,11 @@ struct Product : AsyncOp {
 };
 
 struct Commit : AsyncOp {
-  bool reaches_shared() const override { return true; }
   std::vector<u32> barriers;
   void run(Cluster& cluster) override {
     for (u32 address : barriers) {
       Mbarrier& barrier = mbarrier_of_engine(cluster, address, "tcgen05.commit");
+      if (cluster.events) cluster.events->arrives(actor, pc, address >> kRankShift);
       mbarrier_arrive(cluster, barrier, 1, issuer, pc, actor);
     }
   }
@@ -219,7 +219,10 @@ Step op_tensor_commit(Context& c) {
       op->barriers.push_back(address);
     }
     Cta& cta = *c.warp.cta;
-    op->actor = c.warp.tensor_actors[lane];  // tracks what this thread issued
+    if (c.cluster.events) {
+      u32& last = c.warp.commit_actors[lane];
+      op->actor = last = c.cluster.events->commit(c.warp.actor, op->pc, c.warp.tensor_actors[lane], last);
+    }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
   return Step::Next;
