@@ -74,6 +74,7 @@ def test_a_read_before_the_slots_next_write_is_ordered_by_an_arrival():
 SECOND:
     bar.sync 1, 64;
     ld.shared.b32 %r4, [%r3];
+    bar.warp.sync -1;
     elect.sync %r5|%p2, -1;
     @%p2 mbarrier.arrive.shared.b64 %d1, [smem+512];
     """  # fmt: skip
@@ -81,7 +82,7 @@ SECOND:
     races(body.replace("WAIT", ""), "are not ordered")
 
 
-ARRIVES = "elect.sync %r5|%p2, -1; BEFORE @%p2 mbarrier.arrive.{} %d1, [smem+512];"
+ARRIVES = "bar.warp.sync -1; elect.sync %r5|%p2, -1; BEFORE @%p2 mbarrier.arrive.{} %d1, [smem+512];"
 WAITS = "{{{{ .reg .pred P; A: mbarrier.try_wait.parity.{} P, [smem+512], 0; @!P bra A; }}}} AFTER"
 
 

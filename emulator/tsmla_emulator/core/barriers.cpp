@@ -61,7 +61,7 @@ Step initialise(Context& c) {
     std::fill_n(cta.shadow.begin() + offset, 8, u8(kBarrier));
     if (c.cluster.events) {
       b.sync = c.cluster.events->new_sync(), b.unfenced = &c.warp;
-      c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Write, cta.rank, offset, 8);
+      c.cluster.events->shared(c.actor(), c.group.pc, Proxy::Generic, Kind::Write, cta.rank, offset, 8, {u8(lane)});
     }
   }
   return Step::Next;
@@ -79,9 +79,9 @@ Step invalidate(Context& c) {
 }
 
 // The initialisation must be known to whoever uses the barrier.
-void uses(Context& c, Cta& cta, u32 offset) {
+void uses(Context& c, Cta& cta, u32 offset, u32 lane) {
   if (c.cluster.events)
-    c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Read, cta.rank, offset, 8);
+    c.cluster.events->shared(c.actor(), c.group.pc, Proxy::Generic, Kind::Read, cta.rank, offset, 8, {u8(lane)});
 }
 
 Step arrive(Context& c) {
@@ -90,14 +90,14 @@ Step arrive(Context& c) {
     u64 address = c.address(lane);
     Cta& cta = owner_of(c, address, "mbarrier.arrive");
     Mbarrier& b = mbarrier_of(c.cluster, u32(address), "mbarrier.arrive");
-    uses(c, cta, b.offset);
+    uses(c, cta, b.offset, lane);
     u32 value = c.warp.read(c.in.b)[lane];
     if (c.in.d != kNone) {
       u32* state = c.warp.write(c.in.d);
       state[lane] = b.phase, state[lane + 32] = 0;
     }
     if (c.in.extra) transact(b, value);
-    mbarrier_arrive(c.cluster, b, c.in.extra ? 1 : value, &c.warp, c.group.pc, c.warp.actor, c.in.flags & kRelaxed);
+    mbarrier_arrive(c.cluster, b, c.in.extra ? 1 : value, &c.warp, c.group.pc, c.actor(), c.in.flags & kRelaxed);
   }
   return Step::Next;
 }
@@ -134,8 +134,8 @@ Step try_wait(Context& c) {
     result[lane] = done ? ~0u : 0u;
     if (done) {
       if (c.cluster.events && (failed_cta == nullptr)) {
-        uses(c, cta, b.offset);
-        c.cluster.events->acquire(c.warp.actor, b.sync, c.in.flags & kRelaxed);
+        uses(c, cta, b.offset, lane);
+        c.cluster.events->acquire(c.actor(), b.sync, c.in.flags & kRelaxed);
       }
     } else {
       failed |= 1u << lane, failed_address = u32(address), failed_cta = &cta, failed_phase = b.phase;
@@ -262,7 +262,7 @@ Step op_named(Context& c, bool waits) {
     fault("barrier", "named barrier %u: %u threads arrived, it expects %u", id, b.arrived, needed);
   if (b.arrived == needed) {
     release_named(c.cluster, b);
-    if (waits && c.cluster.events) c.cluster.events->acquire(c.warp.actor, b.sync);
+    if (waits && c.cluster.events) pass_named(c.cluster, c.warp, b);
     return waits ? Step::Yield : Step::Next;
   }
   return waits ? c.block(Wait::Named, &cta, id, generation) : Step::Next;
@@ -286,8 +286,16 @@ Step op_cluster_wait(Context& c) {
   if (c.cluster.barrier_generation == c.warp.cluster_generation)
     return c.block(Wait::ClusterBarrier, nullptr, 0, c.warp.cluster_generation);
   c.warp.cluster_generation = ~0u;
-  if (c.cluster.events) c.cluster.events->acquire(c.warp.actor, c.cluster.barrier_sync);
+  if (c.cluster.events) {
+    c.cluster.events->acquire(c.warp.actor, c.cluster.barrier_sync);
+    c.cluster.events->warp_sync(c.warp.actor);
+  }
   return Step::Next;
+}
+
+void pass_named(Cluster& cluster, const Warp& w, const NamedBarrier& b) {
+  cluster.events->acquire(w.actor, b.sync);
+  cluster.events->warp_sync(w.actor);
 }
 
 void recheck_after_exit(Cluster& cluster, Cta& cta) {

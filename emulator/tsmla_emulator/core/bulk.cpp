@@ -123,7 +123,7 @@ template <class Op>
 std::unique_ptr<Op> begin(Context& c) {
   auto op = std::make_unique<Op>();
   op->pc = c.group.pc, op->issuer = &c.warp;
-  if (c.cluster.events) op->actor = c.cluster.events->fork(c.warp.actor, op->pc, 0);
+  if (c.cluster.events) op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
   return op;
 }
 
@@ -239,7 +239,7 @@ Step wait_groups(Context& c) {
     auto& groups = w.bulk[__builtin_ctz(rest)].groups;
     for (size_t i = 0; i + allowed < groups.size(); i++) {
       if (c.cluster.events)
-        for (u32 actor : groups[i]->readers) c.cluster.events->join(w.actor, actor);
+        for (u32 actor : groups[i]->readers) c.cluster.events->join(c.actor(), actor);
       groups[i]->readers.clear();
     }
     while (!reads_only && groups.size() > allowed) groups.pop_front();

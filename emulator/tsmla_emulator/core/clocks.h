@@ -13,11 +13,16 @@
 // `visible`: those that come before the tcgen05 operations a warp issues next. Its own join when they are over: at
 //     tcgen05.wait (9.7.16.6.2.3), synchronous ones at once (9.7.16.6.1); all `ordered` ones with
 //     tcgen05.fence::after_thread_sync (9.7.16.6.3).
+// A lane that acts alone is an actor of its own until its warp synchronises (bar.warp.sync, named and cluster barriers;
+// shuffles, votes and elect order no memory): it starts from what the warp knows, but of what the other lanes did it
+// knows only up to the last synchronisation. Several lanes that are not all are taken for all.
+//
 // A load ends at tcgen05.wait::ld and not where its values are used (9.7.16.6.4.5). Products follow each other
 // (9.7.16.6.2); the document says so for equal accumulators and shapes, and kernels take it for all of a CTA.
 #pragma once
 #include <vector>
 
+#include "events.h"
 #include "numbers.h"
 
 struct Clock {
@@ -44,6 +49,8 @@ struct Clock {
 };
 
 struct Actor {
+  static constexpr u32 whole = 32;  // no lane, but all of a warp
+  u32 lane = whole;
   u32 component = 0, time = 0;  // time: of an operation; a warp's is in its clock
   u32 warp = 0, pc = 0;
   bool operation = false;
@@ -55,6 +62,29 @@ struct Access {
   u32 component, time, pc, warp;
   u16 bytes;  // of the granule
   bool write, generic, operation;
+  Lanes lanes;
+  u8 begin;  // the byte of the granule where its lanes begin
+
+  u32 lane_of(u32 byte) const { return lanes.first + (lanes.each ? (byte - begin) / lanes.each : 0); }
+  bool alike(const Access& other) const {
+    return lanes.first == other.lanes.first && lanes.each == other.lanes.each && begin == other.begin;
+  }
+  // Whether each of these bytes was touched by one and the same lane of a warp.
+  bool same_lanes(const Access& other, u16 bytes_of_both) const {
+    if (lanes.first == Lanes::all || other.lanes.first == Lanes::all) return false;
+    if (alike(other)) return true;
+    for (u32 rest = bytes_of_both; rest; rest &= rest - 1) {
+      u32 byte = u32(__builtin_ctz(rest));
+      if (lane_of(byte) != other.lane_of(byte)) return false;
+    }
+    return true;
+  }
+};
+
+// The lanes of a warp that have acted alone since its last synchronisation, and when that was in the warp's own time.
+struct LanesApart {
+  u32 synced = 0, apart = 0;
+  u32 actors[32] = {};
 };
 
 struct Sync {

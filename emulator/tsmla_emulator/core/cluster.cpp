@@ -127,7 +127,7 @@ bool Cluster::wake(Warp& w) {
   for (Group& g : w.groups) {
     if (g.wait == Wait::Nothing || !satisfied(w, g)) continue;
     if (g.wait == Wait::Named) {  // the arrival was made; other waits run their instruction again
-      if (events) events->acquire(w.actor, g.where->named[g.argument].sync);
+      if (events) pass_named(*this, w, g.where->named[g.argument]);
       g.pc++;
     }
     g.wait = Wait::Nothing;

@@ -45,7 +45,7 @@ Step start_copies(Context& c) {
   op->pc = c.group.pc, op->issuer = &w;
   w.copies_issued++;
   if (c.cluster.events) {
-    op->actor = c.cluster.events->fork(w.actor, op->pc, 0);
+    op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
     w.copy_actors.emplace_back(w.copies_issued, op->actor);
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
@@ -64,7 +64,7 @@ Step arrive_after_copies(Context& c) {
   auto op = std::make_unique<CopyArrival>();
   op->pc = c.group.pc, op->issuer = &c.warp;
   if (c.cluster.events) {
-    op->actor = c.cluster.events->fork(c.warp.actor, op->pc, 0);
+    op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
     for (auto& [number, actor] : c.warp.copy_actors) op->copies.push_back(actor);
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) op->barriers.push_back(u32(c.address(u32(__builtin_ctz(rest)))));
@@ -89,7 +89,7 @@ Step op_cp_async(Context& c) {
     w.copy_groups.pop_front();
   }
   while (c.cluster.events && !w.copy_actors.empty() && w.copy_actors.front().first <= reached) {
-    c.cluster.events->join(w.actor, w.copy_actors.front().second);
+    c.cluster.events->join(c.actor(), w.copy_actors.front().second);
     w.copy_actors.pop_front();
   }
   return Step::Next;

@@ -5,17 +5,29 @@
 enum class Proxy : u8 { Generic, Async };
 enum class Kind : u8 { Read, Write };
 
-// An actor is a warp or one asynchronous operation; 0 is nobody. A sync object is an mbarrier, a named barrier or the
-// cluster barrier.
+// An actor is a warp, one lane of it or one asynchronous operation; 0 is nobody. What a warp does, all of its lanes do,
+// each for itself; what a lane does alone, the others know of after the warp's next synchronisation. A sync object is an
+// mbarrier, a named barrier or the cluster barrier.
+
+// Which lanes of a warp touch a run of bytes: `first` the first `each` bytes, and so on; `each` 0: `first` all of them.
+struct Lanes {
+  static constexpr u8 all = 255;
+  u8 first = all, each = 0;
+};
+
 class Events {
  public:
   virtual ~Events() = default;
 
   virtual u32 new_actor(u32 warp) = 0;
   virtual u32 new_sync() = 0;
+  // The actor that a lane of a warp is while it acts alone.
+  virtual u32 lane(u32 warp, u32 lane) = 0;
+  // The lanes of a warp wait for each other, and what each did comes before what all do next.
+  virtual void warp_sync(u32 warp) = 0;
 
   // Shared memory, in bytes of one CTA's window.
-  virtual void shared(u32 actor, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes) = 0;
+  virtual void shared(u32 actor, u32 pc, Proxy, Kind, u32 cta, u32 offset, u32 bytes, Lanes = {}) = 0;
   // Tensor memory of one CTA: lanes [lane, lane + lanes) x columns [column, column + columns).
   virtual void tensor(u32 actor, u32 pc, Kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) = 0;
   // Tensor memory that a warp loads; gives the load's number. Loads are over in order, all of them at `number` ~0.

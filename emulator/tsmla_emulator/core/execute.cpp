@@ -71,7 +71,9 @@ Step for_all(Context& c, u32 value) {
 
 Step warp_sync(Context& c) {
   u32 members = c.warp.read(c.in.a)[c.lane()] & c.warp.live;
-  return (c.group.mask & members) == members ? Step::Next : c.block(Wait::Converge, nullptr, 0, 0);
+  if ((c.group.mask & members) != members) return c.block(Wait::Converge, nullptr, 0, 0);
+  if (c.cluster.events && members & (members - 1)) c.cluster.events->warp_sync(c.warp.actor);
+  return Step::Next;
 }
 
 }  // namespace
@@ -119,21 +121,21 @@ Step execute_complex(Context& c) {
       return op_cluster_wait(c);
     case OP_PROXY_FENCE:
       if (c.in.imm) return Step::Next;  // of global memory only
-      if (c.cluster.events) c.cluster.events->proxy_fence(c.warp.actor);
+      if (c.cluster.events) c.cluster.events->proxy_fence(c.actor());
       mbarrier_fence(c.warp);
       return Step::Next;
     case OP_MBARRIER_FENCE:
-      if (c.cluster.events) c.cluster.events->fence(c.warp.actor);  // stricter: of the initialisations only
+      if (c.cluster.events) c.cluster.events->fence(c.actor());  // stricter: of the initialisations only
       mbarrier_fence(c.warp);
       return Step::Next;
     case OP_MEMORY_FENCE:
-      if (c.cluster.events) c.cluster.events->fence(c.warp.actor);
+      if (c.cluster.events) c.cluster.events->fence(c.actor());
       return Step::Next;
     case OP_GRID_WAIT:
-      if (c.cluster.events) c.cluster.events->grid_wait(c.warp.actor);
+      if (c.cluster.events) c.cluster.events->grid_wait(c.actor());
       return Step::Next;
     case OP_TENSOR_FENCE:
-      if (c.cluster.events) c.cluster.events->tensor_fence(c.warp.actor, c.in.imm);
+      if (c.cluster.events) c.cluster.events->tensor_fence(c.actor(), c.in.imm);
       return Step::Next;
     case OP_GRID_LAUNCH:
       return Step::Next;

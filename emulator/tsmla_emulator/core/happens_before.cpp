@@ -17,6 +17,7 @@ class HappensBefore : public Events {
     components_ = u32(cluster.warps.size()) * 2 + 1;
     grid_component_ = components_ - 1;
     loads_.resize(cluster.warps.size());
+    lanes_.resize(cluster.warps.size());
     lenient_ = cluster.machine.options.lenient_tensor || cluster.machine.launch.architecture < 100;
     grid_must_wait_ = cluster.machine.launch.pdl;
     for (const auto& cta : cluster.ctas) {
@@ -40,7 +41,43 @@ class HappensBefore : public Events {
     return u32(syncs_.size() - 1);
   }
 
-  void shared(u32 id, u32 pc, Proxy proxy, Kind kind, u32 cta, u32 offset, u32 bytes) override {
+  u32 lane(u32 id, u32 lane) override {
+    LanesApart& lanes = lanes_[actors_[id].warp];
+    u32& made = lanes.actors[lane];
+    if (lanes.apart >> lane & 1) return made;
+    lanes.apart |= 1u << lane;
+    if (!made) {
+      Actor actor;
+      actor.component = first_operation() + u32(operation_times_.size()), actor.warp = actors_[id].warp;
+      actor.lane = lane;
+      operation_times_.push_back(~0u);  // never vacant
+      Clock::grown(actor.clock.known, actor.component) = 1;
+      actors_.push_back(std::move(actor));
+      made = u32(actors_.size() - 1);
+    }
+    const Actor& warp = actors_[id];
+    Actor& actor = actors_[made];
+    actor.clock.join(at_last_sync(warp, warp.clock));
+    Clock::raise(actor.clock.visible, at_last_sync(warp, warp.clock).visible);
+    actor.at_fence.join(at_last_sync(warp, warp.at_fence));
+    actor.relaxed.join(at_last_sync(warp, warp.relaxed));
+    return made;
+  }
+
+  void warp_sync(u32 id) override {
+    Actor& warp = actors_[id];
+    LanesApart& lanes = lanes_[warp.warp];
+    each_lane(warp, [&](Actor& lane) {
+      if (lane.lane == Actor::whole) return;
+      warp.clock.join(lane.clock);
+      warp.relaxed.join(lane.relaxed);
+      lane.clock.known[lane.component]++;
+    });
+    lanes.apart = 0;
+    lanes.synced = warp.clock.known[warp.component]++;
+  }
+
+  void shared(u32 id, u32 pc, Proxy proxy, Kind kind, u32 cta, u32 offset, u32 bytes, Lanes lanes) override {
     const Actor& actor = actors_[id];
     Access access = access_of(actor, pc, kind);
     access.generic = proxy == Proxy::Generic;
@@ -48,7 +85,8 @@ class HappensBefore : public Events {
     std::vector<Granule>& granules = shared_[cta];
     for (u32 at = offset; at < offset + bytes;) {
       u32 begin = at & 15, end = std::min(16u, begin + offset + bytes - at);
-      access.bytes = u16((1u << end) - (1u << begin));
+      access.bytes = u16((1u << end) - (1u << begin)), access.begin = u8(begin), access.lanes = lanes;
+      if (lanes.each) access.lanes.first = u8(lanes.first + (at - offset) / lanes.each);
       if (const Access* other = touch(granules[at / 16], actor, access, Where::Shared)) race(*other, access, cta, at);
       at += end - begin;
     }
@@ -75,32 +113,36 @@ class HappensBefore : public Events {
   }
 
   void tensor_columns(u32 id, u32 pc, u32 cta, u32 column, u32 columns) override {
-    Actor& actor = actors_[id];
-    Access access = access_of(actor, pc, Kind::Write);
-    touch_tensor(actor, access, cta, 0, TensorMemory::lanes, column, columns, Where::TensorColumns);
-    Clock::raise(actor.clock.visible, access.component, access.time);
-    Clock::raise(actor.clock.ordered, access.component, access.time);
+    Access access = access_of(actors_[id], pc, Kind::Write);
+    touch_tensor(actors_[id], access, cta, 0, TensorMemory::lanes, column, columns, Where::TensorColumns);
+    each_lane(actors_[id], [&](Actor& actor) {
+      Clock::raise(actor.clock.visible, access.component, access.time);
+      Clock::raise(actor.clock.ordered, access.component, access.time);
+    });
   }
 
   void tensor_fence(u32 id, bool after) override {
-    Clock& clock = actors_[id].clock;
-    if (after)
-      Clock::raise(clock.visible, clock.ordered);
-    else
-      Clock::raise(clock.ordered, clock.visible);
+    each_lane(actors_[id], [&](Actor& actor) {
+      Clock& clock = actor.clock;
+      if (after)
+        Clock::raise(clock.visible, clock.ordered);
+      else
+        Clock::raise(clock.ordered, clock.visible);
+    });
   }
 
   void loads_done(u32 id, u32 number) override {
-    Actor& actor = actors_[id];
-    u32 time = std::min(number, loads_[actor.warp]);
-    Clock::raise(actor.clock.known, loads_of(actor), time);
-    Clock::raise(actor.clock.visible, loads_of(actor), time);
+    u32 time = std::min(number, loads_[actors_[id].warp]);
+    each_lane(actors_[id], [&](Actor& actor) {
+      Clock::raise(actor.clock.known, loads_of(actor), time);
+      Clock::raise(actor.clock.visible, loads_of(actor), time);
+    });
   }
 
   void arrives(u32 id, u32 pc, u32 cta) override { reaches(cta, access_of(actors_[id], pc, Kind::Write)); }
 
   void warp_ends(u32 id, u32 cta, bool last) override {
-    Clock::raise(ends_[cta], actors_[id].clock.known);
+    each_lane(actors_[id], [&](Actor& actor) { Clock::raise(ends_[cta], actor.clock.known); });
     if (!last) return;
     for (const Access& reach : reached_[cta])
       if (reach.time > Clock::at(ends_[cta], reach.component))
@@ -116,22 +158,21 @@ class HappensBefore : public Events {
           kind == Kind::Write ? "write" : "read", pc);
   }
 
-  void grid_wait(u32 id) override { Clock::grown(actors_[id].clock.known, grid_component_) = 1; }
+  void grid_wait(u32 id) override {
+    each_lane(actors_[id], [&](Actor& actor) { Clock::grown(actor.clock.known, grid_component_) = 1; });
+  }
 
   void release(u32 id, u32 sync, bool relaxed) override {
     if (!id) return;
-    Actor& actor = actors_[id];
     Clock& gathered = syncs_[sync].gathered;
-    if (relaxed) {
-      gathered.join(actor.at_fence);
-      return;
-    }
-    gathered.join(actor.clock);
-    if (actor.operation) {
-      Clock::raise(gathered.known, actor.component, actor.time);
-    } else {
-      actor.clock.known[actor.component]++;
-    }
+    each_lane(actors_[id], [&](Actor& actor) {
+      gathered.join(relaxed ? actor.at_fence : actor.clock);
+      if (relaxed) return;
+      if (actor.operation)
+        Clock::raise(gathered.known, actor.component, actor.time);
+      else
+        actor.clock.known[actor.component]++;
+    });
   }
 
   void publish(u32 sync) override {
@@ -140,15 +181,21 @@ class HappensBefore : public Events {
   }
 
   void acquire(u32 id, u32 sync, bool relaxed) override {
-    (relaxed ? actors_[id].relaxed : actors_[id].clock).join(syncs_[sync].published);
+    const Clock& published = syncs_[sync].published;
+    each_lane(actors_[id], [&](Actor& actor) { (relaxed ? actor.relaxed : actor.clock).join(published); });
+    const Actor& actor = actors_[id];
+    if (relaxed || actor.lane != Actor::whole) return;
+    u32& synced = lanes_[actor.warp].synced;  // all lanes have heard of what each had released
+    synced = std::max(synced, Clock::at(published.known, actor.component));
   }
 
   void fence(u32 id) override {
-    Actor& actor = actors_[id];
-    actor.clock.join(actor.relaxed);
-    actor.relaxed = Clock{};
-    actor.at_fence = actor.clock;
-    actor.clock.known[actor.component]++;
+    each_lane(actors_[id], [&](Actor& actor) {
+      actor.clock.join(actor.relaxed);
+      actor.relaxed = Clock{};
+      actor.at_fence = actor.clock;
+      actor.clock.known[actor.component]++;
+    });
   }
 
   u32 fork(u32 id, u32 pc, u32 after) override {
@@ -188,20 +235,39 @@ class HappensBefore : public Events {
   void join(u32 id, u32 operation) override {
     if (!operation) return;
     const Actor& done = actors_[operation];
-    Clock& clock = actors_[id].clock;
-    clock.join(done.clock);
-    Clock::raise(clock.visible, done.clock.visible);
-    Clock::raise(clock.known, done.component, done.time);
-    Clock::raise(clock.visible, done.component, done.time);
+    each_lane(actors_[id], [&](Actor& actor) {
+      Clock& clock = actor.clock;
+      clock.join(done.clock);
+      Clock::raise(clock.visible, done.clock.visible);
+      Clock::raise(clock.known, done.component, done.time);
+      Clock::raise(clock.visible, done.component, done.time);
+    });
   }
 
   void proxy_fence(u32 id) override {
-    Actor& actor = actors_[id];
-    Clock::raise(actor.clock.fenced, actor.clock.known);
-    actor.clock.known[actor.component]++;
+    each_lane(actors_[id], [&](Actor& actor) {
+      Clock::raise(actor.clock.fenced, actor.clock.known);
+      actor.clock.known[actor.component]++;
+    });
   }
 
  private:
+  // The actor itself, and if it is a warp, the lanes of it that are apart.
+  template <class Visit>
+  void each_lane(Actor& actor, Visit visit) {
+    visit(actor);
+    if (actor.operation || actor.lane != Actor::whole) return;
+    const LanesApart& lanes = lanes_[actor.warp];
+    for (u32 rest = lanes.apart; rest; rest &= rest - 1) visit(actors_[lanes.actors[__builtin_ctz(rest)]]);
+  }
+
+  // A clock of a warp with what its lanes did up to the last synchronisation only.
+  Clock at_last_sync(const Actor& warp, Clock clock) const {
+    for (std::vector<u32>* v : {&clock.known, &clock.fenced, &clock.ordered, &clock.visible})
+      if (v->size() > warp.component) (*v)[warp.component] = std::min((*v)[warp.component], lanes_[warp.warp].synced);
+    return clock;
+  }
+
   u32 first_operation() const { return grid_component_ + 1; }
   u32 loads_of(const Actor& actor) const { return u32(cluster_.warps.size()) + actor.warp; }
 
@@ -214,19 +280,26 @@ class HappensBefore : public Events {
 
   Access access_of(const Actor& actor, u32 pc, Kind kind) const {
     u32 time = actor.operation ? actor.time : actor.clock.known[actor.component];
-    return {actor.component, time, pc, actor.warp, 0xffff, kind == Kind::Write, true, actor.operation};
+    return {actor.component, time, pc, actor.warp, 0xffff, kind == Kind::Write, true, actor.operation, {}, 0};
   }
 
-  bool ordered(const Access& before, const Actor& actor, Where where) const {
-    if (before.component == actor.component) return true;
+  bool ordered(const Access& before, const Access& now, const Actor& actor, Where where) const {
     const Clock& clock = actor.clock;
+    if (where == Where::Shared && before.warp == now.warp && !before.operation && !now.operation) {
+      if (before.same_lanes(now, before.bytes & now.bytes)) return true;
+      if (before.component == now.component)
+        return actor.lane != Actor::whole || before.time <= lanes_[actor.warp].synced;
+    }
+    if (before.component == actor.component) return true;
     if (where == Where::Shared || lenient_) return Clock::at(clock.known, before.component) >= before.time;
     return Clock::at(clock.visible, before.component) >= before.time ||
            (where == Where::TensorColumns && Clock::at(clock.ordered, before.component) >= before.time);
   }
 
   // Why an access does not come before another, for the report.
-  const char* disorder(const Access& before, const Actor& actor, Where where) const {
+  const char* disorder(const Access& before, const Access& now, const Actor& actor, Where where) const {
+    if (where == Where::Shared && before.warp == now.warp && !before.operation && !now.operation)
+      return "not ordered: they are of different lanes, without a bar.warp.sync between them";
     if (Clock::at(actor.clock.ordered, before.component) >= before.time && where == Where::Tensor)
       return "ordered, but without a tcgen05.fence::after_thread_sync before the latter";
     if (where != Where::Shared && Clock::at(actor.clock.known, before.component) >= before.time)
@@ -251,8 +324,8 @@ class HappensBefore : public Events {
       Access& old = granule[i];
       u16 both = old.bytes & now.bytes;
       if (both && (old.write || now.write)) {
-        if (!ordered(old, actor, where))
-          disorder_ = disorder(old, actor, where);
+        if (!ordered(old, now, actor, where))
+          disorder_ = disorder(old, now, actor, where);
         else if (!fenced(old, now, actor))
           disorder_ = "ordered, but without a fence.proxy.async between them";
         if (disorder_) return &(unordered_ = old);
@@ -260,7 +333,7 @@ class HappensBefore : public Events {
       if (now.write)
         old.bytes &= u16(~now.bytes);
       else if (!old.write && both == old.bytes && old.generic == now.generic &&
-               ordered(old, actor, where))
+               ((old.component == now.component && old.alike(now)) || ordered(old, now, actor, where)))
         old.bytes = 0;
       if (old.bytes) granule[kept++] = old;
     }
@@ -308,6 +381,7 @@ class HappensBefore : public Events {
   const Cluster& cluster_;
   std::deque<Actor> actors_;
   std::deque<Sync> syncs_;
+  std::vector<LanesApart> lanes_;     // per warp
   std::vector<u32> loads_;            // per warp: tcgen05.ld issued
   std::vector<u32> operation_times_;  // per operation component: time of its last operation
   u32 components_ = 0, grid_component_ = 0;

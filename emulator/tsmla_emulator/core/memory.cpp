@@ -10,17 +10,22 @@ struct Runs {
   Context& c;
   Kind kind;
   Cta* cta = nullptr;
-  u32 start = 0, end = 0;
-  void add(Cta& where, u32 offset, u32 bytes) {
-    if (cta == &where && offset == end) {
-      end += bytes;
+  u32 start = 0, end = 0, last = 0;
+  Lanes lanes;
+  void add(Cta& where, u32 offset, u32 bytes, u32 lane) {
+    if (cta == &where && offset == end && lane == last + 1 && lanes.first != Lanes::all) {
+      end += bytes, last = lane;
+      return;
+    }
+    if (cta == &where && offset == start && end - start == bytes) {  // the same for several lanes
+      lanes.first = Lanes::all;
       return;
     }
     flush();
-    cta = &where, start = offset, end = offset + bytes;
+    cta = &where, start = offset, end = offset + bytes, last = lane, lanes = {u8(lane), u8(bytes)};
   }
   void flush() {
-    if (cta) c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, kind, cta->rank, start, end - start);
+    if (cta) c.cluster.events->shared(c.actor(), c.group.pc, Proxy::Generic, kind, cta->rank, start, end - start, lanes);
     cta = nullptr;
   }
 };
@@ -86,13 +91,13 @@ Step load(Context& c) {
       u64 base = u64(c.cluster.machine.launch.params);
       bool param = address >= base && address < base + c.cluster.machine.launch.param_bytes;
       from = param ? param_at(c, address, bytes) : global_at(c.cluster, address, bytes, false, "load");
-      if (c.cluster.events && !param) c.cluster.events->global(c.warp.actor, c.group.pc, Kind::Read);
+      if (c.cluster.events && !param) c.cluster.events->global(c.actor(), c.group.pc, Kind::Read);
     } else {
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;
       from = shared_at(c.cluster, cta, offset, bytes, 1, "load");
       shared_read(c.cluster, cta, offset, bytes, "load");
-      if (c.cluster.events) runs.add(cta, offset, bytes);
+      if (c.cluster.events) runs.add(cta, offset, bytes, lane);
     }
     for (u32 i = 0; i < count; i++) unpack_value<width>(from + i * width, slots[i], lane, in.extra, in.flags & kSigned);
   }
@@ -115,14 +120,14 @@ Step store(Context& c) {
     u8* to;
     if (space == kGlobal) {
       to = global_at(c.cluster, address, bytes, true, "store");
-      if (c.cluster.events) c.cluster.events->global(c.warp.actor, c.group.pc, Kind::Write);
+      if (c.cluster.events) c.cluster.events->global(c.actor(), c.group.pc, Kind::Write);
     } else {
       if (space == kParam) fault("memory", "store to the parameter block");
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;
       to = shared_at(c.cluster, cta, offset, bytes, 1, "store");
       shared_written(cta, offset, bytes);
-      if (c.cluster.events) runs.add(cta, offset, bytes);
+      if (c.cluster.events) runs.add(cta, offset, bytes, lane);
     }
     for (u32 i = 0; i < count; i++) pack_value<width>(to + i * width, slots[i], lane);
   }

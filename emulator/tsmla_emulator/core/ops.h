@@ -25,6 +25,11 @@ struct Context {
     const u32* p = warp.read(slot);
     return u64(p[lane + 32]) << 32 | p[lane];
   }
+  // Who executes it, to those who listen: the warp, or one lane alone.
+  u32 actor() const {
+    bool alone = !(mask & (mask - 1)) && cluster.events;
+    return alone ? cluster.events->lane(warp.actor, lane()) : warp.actor;
+  }
   u32 lane() const { return u32(__builtin_ctz(mask)); }
   u32 item(u32 index, u32 lane) const { return warp.read(cluster.program.list(in)[index])[lane]; }
   // Blocks the lanes until `wait` is satisfied; the instruction then runs again.
@@ -57,6 +62,8 @@ bool copies_satisfied(const Warp&, u32 allowed);
 // barriers.cpp
 Step op_mbarrier(Context&);
 Step op_named(Context&, bool waits);
+// A warp has waited at a named barrier; for those who listen.
+void pass_named(Cluster&, const Warp&, const NamedBarrier&);
 Step op_cluster_arrive(Context&);
 Step op_cluster_wait(Context&);
 void mbarrier_arrive(Cluster&, Mbarrier&, s64 count, Warp* by, u32 pc, u32 actor, bool relaxed = false);

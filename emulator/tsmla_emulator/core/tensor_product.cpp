@@ -195,7 +195,7 @@ Step op_tensor_multiply(Context& c) {
     op->b_descriptor = c.value64(c.in.c, lane);
     if (c.in.extra == 2 && cta.rank % 2) fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
     if (c.cluster.events) {
-      op->actor = c.cluster.events->fork(c.warp.actor, op->pc, cta.tensor_actor);
+      op->actor = c.cluster.events->fork(c.actor(), op->pc, cta.tensor_actor);
       cta.tensor_actor = c.warp.tensor_actors[lane] = op->actor;
     }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
@@ -221,7 +221,7 @@ Step op_tensor_commit(Context& c) {
     Cta& cta = *c.warp.cta;
     if (c.cluster.events) {
       u32& last = c.warp.commit_actors[lane];
-      op->actor = last = c.cluster.events->commit(c.warp.actor, op->pc, c.warp.tensor_actors[lane], last);
+      op->actor = last = c.cluster.events->commit(c.actor(), op->pc, c.warp.tensor_actors[lane], last);
     }
     submit(c.cluster, &cta.tensor_stream, std::move(op));
   }
