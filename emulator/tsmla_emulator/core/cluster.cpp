@@ -71,6 +71,7 @@ Cluster::Cluster(const Machine& m, u64 index)
     ctas.push_back(std::move(cta));
   }
   barrier_arrival.assign(warps.size(), 0);
+  meetings.resize((ctas.size() + 1) / 2);
   if (m.options.happens_before) {
     events = make_happens_before(*this);
     for (Warp* w : warps) {
@@ -78,6 +79,7 @@ Cluster::Cluster(const Machine& m, u64 index)
       w->touched.assign(program.slots, ~0u);
     }
     barrier_sync = events->new_sync();
+    for (Meeting& meeting : meetings) meeting.sync = events->new_sync();
   }
 }
 
@@ -115,6 +117,8 @@ bool Cluster::satisfied(Warp& w, const Group& g) {
       return w.tmem_stores.ops.empty();
     case Wait::CpAsync:
       return copies_satisfied(w, g.argument);
+    case Wait::Pair:
+      return meetings[w.cta->rank / 2].generation >= w.meeting;
     case Wait::Registers:
     case Wait::Alloc:
       return u32(progress) != g.generation;

@@ -68,6 +68,9 @@ std::string reason(const Cluster& cluster, const Warp& w, const Group& g) {
       for (u32 i = 0; i < w.cta->register_counts.size(); i++) sum += i == w.index ? 0 : w.cta->register_counts[i];
       return text("registers: setmaxnreg.inc %u would make %u of 65536", g.argument, sum * 32);
     }
+    case Wait::Pair:
+      return text("the other CTA of the pair at tcgen05.%s.cta_group::2",
+                  cluster.meetings[w.cta->rank / 2].op == OP_TMEM_ALLOC ? "alloc" : "dealloc");
     case Wait::Alloc:
       return text("%u free tensor memory columns", g.argument);
     case Wait::Nothing:

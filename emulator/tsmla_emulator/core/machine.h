@@ -84,7 +84,8 @@ enum class Wait : u8 {
   Tcgen05,
   CpAsync,
   Registers,
-  Alloc
+  Alloc,
+  Pair
 };
 
 // Lanes of one warp that share a program counter. `wait` says why they cannot go on.
@@ -175,7 +176,7 @@ struct TensorMemory {
   std::vector<u32> cells;      // [lane][column]
   std::vector<u8> written;     // same shape
   u8 allocated[columns] = {};  // per column: 0 free, else 1 + allocation number
-  u32 allocations = 0;
+  u32 allocations = 0, reserved = 0;  // reserved: the first column of the last allocation
   bool relinquished = false;
   u32* at(u32 lane, u32 column) { return cells.data() + lane * columns + column; }
 };
@@ -230,6 +231,7 @@ struct Warp {
   u32 commit_actors[32] = {};     // of each lane's last tcgen05.commit
   std::vector<u32> load_numbers;  // per slot: the tcgen05.ld that its value came from, when somebody listens
   u32 cluster_generation = ~0u;   // of the last barrier.cluster.arrive, until its wait
+  u32 meeting = 0;                // 1 + the generation of the meeting that it waits for
 
   std::array<BulkThread, 32> bulk;
   Stream copies;  // cp.async and their mbarrier arrivals, in order
@@ -252,6 +254,13 @@ struct Warp {
 
 // ---- cluster ----------------------------------------------------------------------------------------------------
 
+// Where the warps of two CTAs meet that execute one tcgen05.alloc or dealloc of a pair.
+struct Meeting {
+  u32 arrived = 0, generation = 0;
+  u32 op = 0, columns = 0;  // of who arrived first
+  u32 sync = 0;             // happens-before object
+};
+
 struct Machine;  // everything the clusters of a launch share
 
 struct Cluster {
@@ -265,6 +274,7 @@ struct Cluster {
   std::unique_ptr<Events> events;  // null when happens-before is off
   u32 barrier_arrived = 0, barrier_generation = 0, barrier_sync = 0;
   std::vector<u8> barrier_arrival;  // per warp: arrived in this generation
+  std::vector<Meeting> meetings;    // per pair of CTAs
   u64 failed_waits = 0;             // mbarrier tries that found the phase open
   u64 progress = 0;                 // bumped whenever a wait may have become satisfied
   Warp* running = nullptr;

@@ -28,6 +28,45 @@ void check_written(Cluster& cluster, Cta& cta, u32 lane, u32 column, u32 count, 
 
 namespace {
 
+// One warp of each CTA of a pair executes an instruction of the pair (PTX ISA 9.7.16.7.1), and knows afterwards what both
+// did before. True when both are there.
+bool meets(Context& c, u32 columns) {
+  Warp& w = c.warp;
+  u32 rank = w.cta->rank;
+  if ((rank ^ 1) >= c.cluster.ctas.size()) fault("tmem", "tcgen05 of a pair of CTAs in a CTA that has no other");
+  Meeting& meeting = c.cluster.meetings[rank / 2];
+  if (!w.meeting) {
+    if (meeting.arrived && (meeting.op != c.in.op || meeting.columns != columns))
+      fault("tmem", "the CTAs of a pair execute different tcgen05 instructions of the pair, or of %u and %u columns",
+            meeting.columns, columns);
+    meeting.op = c.in.op, meeting.columns = columns;
+    w.meeting = meeting.generation + 1;
+    if (c.cluster.events) c.cluster.events->release(w.actor, meeting.sync);
+    if (++meeting.arrived == 2) {
+      meeting.arrived = 0;
+      meeting.generation++;
+      if (c.cluster.events) c.cluster.events->publish(meeting.sync);
+      c.cluster.progress++;
+    }
+  }
+  if (meeting.generation < w.meeting) return false;
+  if (c.cluster.events) c.cluster.events->acquire(w.actor, meeting.sync);
+  w.meeting = 0;
+  return true;
+}
+
+// Reserves columns that are vacant; ~0 when there are not so many.
+u32 reserve(TensorMemory& t, u32 columns) {
+  for (u32 first = 0; first + columns <= TensorMemory::columns; first += columns) {
+    bool vacant = true;
+    for (u32 i = 0; i < columns; i++) vacant &= !t.allocated[first + i];
+    if (!vacant) continue;
+    std::fill_n(t.allocated + first, columns, u8(++t.allocations));
+    return first;
+  }
+  return ~0u;
+}
+
 Step allocate(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
   c.whole("tcgen05.alloc");
@@ -37,29 +76,27 @@ Step allocate(Context& c) {
   Cta& cta = *c.warp.cta;
   TensorMemory& t = tmem_of(cta);
   if (t.relinquished) fault("tmem", "tcgen05.alloc after relinquish_alloc_permit");
-  for (u32 first = 0; first + columns <= TensorMemory::columns; first += columns) {
-    bool vacant = true;
-    for (u32 i = 0; i < columns; i++) vacant &= !t.allocated[first + i];
-    if (!vacant) continue;
-    t.allocations++;
-    std::fill_n(t.allocated + first, columns, u8(t.allocations));
-    u32 address = u32(c.address(0));
-    Cta& owner = c.cluster.cta_at(address, "tcgen05.alloc");
-    u32 offset = address & kOffsetMask;
-    std::memcpy(shared_at(c.cluster, owner, offset, 4, 4, "tcgen05.alloc"), &first, 4);
-    shared_written(owner, offset, 4);
-    if (c.cluster.events) {
-      c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Write, owner.rank, offset, 4);
-      c.cluster.events->tensor_columns(c.warp.actor, c.group.pc, cta.rank, first, columns);
-    }
-    return Step::Next;
+  if (!c.warp.meeting) {  // else they are reserved, and the other CTA has not come
+    t.reserved = reserve(t, columns);
+    if (t.reserved == ~0u) return c.block(Wait::Alloc, nullptr, columns, 0);
+    if (c.cluster.events)
+      c.cluster.events->tensor_columns(c.warp.actor, c.group.pc, cta.rank, t.reserved, columns);
   }
-  return c.block(Wait::Alloc, nullptr, columns, 0);
+  if (c.in.extra == 2 && !meets(c, columns)) return c.block(Wait::Pair, nullptr, 0, 0);
+  u32 address = u32(c.address(0));
+  Cta& owner = c.cluster.cta_at(address, "tcgen05.alloc");
+  u32 offset = address & kOffsetMask;
+  std::memcpy(shared_at(c.cluster, owner, offset, 4, 4, "tcgen05.alloc"), &t.reserved, 4);
+  shared_written(owner, offset, 4);
+  if (c.cluster.events)
+    c.cluster.events->shared(c.warp.actor, c.group.pc, Proxy::Generic, Kind::Write, owner.rank, offset, 4);
+  return Step::Next;
 }
 
 Step deallocate(Context& c) {
   if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
   u32 first = c.warp.read(c.in.a)[0] & 0xffff, columns = c.warp.read(c.in.b)[0];
+  if (c.in.extra == 2 && !meets(c, columns)) return c.block(Wait::Pair, nullptr, 0, 0);
   check_columns(*c.warp.cta, first, columns, "tcgen05.dealloc");
   TensorMemory& t = *c.warp.cta->tmem;
   u8 owner = t.allocated[first];
