@@ -95,3 +95,14 @@ def test_what_lanes_did_before_they_met_stays_known():
     body = f"{INIT} {SLOT} {SECOND_WARP} st.shared.b32 [%r3], 1; {SYNC} {ELECT}"
     body += f"@%p2 mbarrier.arrive.shared.b64 %d1, [smem+512]; ret; SECOND: {ELECT} @!%p2 bra OVER; {WAIT} OVER:"
     clean(body + f"{SYNC} {ELECT} @%p2 ld.shared.b32 %r4, [smem+64];")
+
+
+def test_lanes_in_step_know_what_each_does():
+    body = f"{SLOT} {NEIGHBOUR} st.shared.b32 [%r3], 1; ld.shared.b32 %r4, [%r6];"
+    races(body, LANES, threads=32)
+    clean(body, threads=32, lockstep=True)
+    alone = f"{INIT} {SLOT} {SECOND_WARP} st.shared.b32 [%r3], 1; {ELECT}"
+    alone += f"@%p2 mbarrier.arrive.shared.b64 %d1, [smem+512]; ret; SECOND: {WAIT} ld.shared.b32 %r4, [%r3];"
+    races(alone, "are not ordered")
+    clean(alone, lockstep=True)
+    races(alone.replace(WAIT, ""), "are not ordered", lockstep=True)

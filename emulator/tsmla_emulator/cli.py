@@ -69,6 +69,8 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--happens-before", action="store_true", help="report unordered conflicting accesses")
     text = "happens-before without tcgen05.fence, and loads of tensor memory that end where their values are used"
     command.add_argument("--lenient-tensor", action="store_true", help=text)
+    text = "take each lane of a warp to know what the others do, for kernels that rely on it"
+    command.add_argument("--lockstep", action="store_true", help=text)
     command.add_argument("--elect-highest", action="store_true", help="elect.sync picks the highest lane")
     command.add_argument("--limit", type=int, default=default.limit, help="instructions after which a run is endless")
     command.add_argument("--threads", type=int, default=default.threads, help="clusters that run at the same time")
@@ -82,6 +84,7 @@ def _options(given: argparse.Namespace) -> Options:
         starve=tuple(given.starve) if given.starve else None,
         happens_before=given.happens_before,
         lenient_tensor=given.lenient_tensor,
+        lockstep=given.lockstep,
         elect_highest=given.elect_highest,
         threads=given.threads,
         limit=given.limit,

@@ -61,6 +61,8 @@ class Options:
     elect_highest: `elect.sync` picks the highest lane instead of the lowest.
     lenient_tensor: happens-before takes barriers to order tcgen05 operations without tcgen05.fence, and a tcgen05.ld to
     be over where its values are used. PTX promises neither; kernels of others rely on both.
+    lockstep: happens-before takes each lane of a warp to know what the others do, as if all went in step. Threads need
+    not, but kernels rely on it where the compiler keeps them together.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -70,6 +72,7 @@ class Options:
     starve: tuple[int, ...] | None = None
     happens_before: bool = False
     lenient_tensor: bool = False
+    lockstep: bool = False
     poison: bool = True
     threads: int = 1
     elect_highest: bool = False

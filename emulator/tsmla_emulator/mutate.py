@@ -58,8 +58,8 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Every mutant of a kernel. `lenient` is empty, or where the unchanged kernel relies on more of tcgen05 than PTX
-    promises: its mutants are then judged with `Options.lenient_tensor`."""
+    """Every mutant of a kernel. `lenient` is empty, or where the unchanged kernel relies on more than PTX promises, of
+    tcgen05 or of lanes: its mutants are then judged with `Options.lenient_tensor`, `lockstep` or both."""
 
     results: list[Result]
     lenient: str = ""
@@ -110,12 +110,17 @@ class Subject:
     def require_clean(self) -> None:
         """Raises NotClean unless the unchanged kernel passes every schedule with the same results.
 
-        One that fails for want of a tcgen05 fence or wait may pass leniently, see `Findings`.
+        One that fails for want of a tcgen05 fence or wait, or of a synchronisation of lanes, may pass leniently, see
+        `Findings`.
         """
         kind, name, message = self._caught([])
-        if kind == "race" and "tcgen05." in message.splitlines()[0]:
-            self.lenient = message.splitlines()[0]
-            self.schedules = [(name, dataclasses.replace(o, lenient_tensor=True)) for name, o in self.schedules]
+        for _ in range(2):
+            if kind != "race":
+                break
+            finding = message.splitlines()[0]
+            option = "lenient_tensor" if "tcgen05." in finding else "lockstep"
+            self.lenient = f"{self.lenient}; {finding}" if self.lenient else finding
+            self.schedules = [(name, dataclasses.replace(o, **{option: True})) for name, o in self.schedules]
             kind, name, message = self._caught([])
         if kind:
             raise NotClean(f"{self.name} itself fails, schedule {name}: {kind}: {message}")

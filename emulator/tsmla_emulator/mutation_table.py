@@ -23,7 +23,8 @@ _HEAD = ("mutants", "executed", *_KINDS, "other", "caught")
 _LENIENT = (
     "PTX orders tcgen05 operations of different threads by `tcgen05.fence` on both sides of a barrier, and ends a",
     "`tcgen05.ld` at `tcgen05.wait::ld` only (PTX ISA 9.7.16.6.3 and 9.7.16.6.4.5). These kernels lack some of either,",
-    "and are judged as if every barrier were a fence and a load were over where its values are used.",
+    "and are judged as if every barrier were a fence and a load were over where its values are used. Lanes of a warp",
+    "are threads, which `bar.warp.sync` orders; kernels with a finding of that kind are judged as if lanes went in step.",
 )
 
 

@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "archs(*names): architectures that a test with the fixture gpu runs on")
+    config.addinivalue_line("markers", "lockstep(*archs): on these, the emulator takes lanes of a warp to go in step")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -78,7 +79,9 @@ def gpu(request: pytest.FixtureRequest, compiled_kernels: Callable[[Any], Compil
         yield Gpu(_device_arch(request.param), None)
         return
     arch, schedule = request.param
-    with emulated(arch, SCHEDULES[schedule], compiled=compiled_kernels) as emulation:
+    in_step = request.node.get_closest_marker("lockstep")
+    options = dataclasses.replace(SCHEDULES[schedule], lockstep=in_step is not None and arch in in_step.args)
+    with emulated(arch, options, compiled=compiled_kernels) as emulation:
         yield Gpu(arch, emulation)
 
 

@@ -33,7 +33,7 @@ class _Launch(Structure):
 class _Options(Structure):
     _fields_ = (
         ("mode", c_uint32), ("quantum", c_uint32), ("happens_before", c_uint32), ("lenient_tensor", c_uint32),
-        ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32), ("count", c_uint32),
+        ("lockstep", c_uint32), ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32), ("count", c_uint32),
         ("starved_count", c_uint32), ("starved", POINTER(c_uint32)), ("seed", c_uint64), ("limit", c_uint64),
     )  # fmt: skip
 
@@ -135,9 +135,9 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     )
     starve = options.starve or ()
     options_c = _Options(_MODES[options.async_mode], options.quantum, int(options.happens_before),
-                         int(options.lenient_tensor), int(options.poison), options.threads, int(options.elect_highest),
-                         int(options.count), len(starve), (c_uint32 * max(1, len(starve)))(*starve), options.seed,
-                         options.limit)  # fmt: skip
+                         int(options.lenient_tensor), int(options.lockstep), int(options.poison), options.threads,
+                         int(options.elect_highest), int(options.count), len(starve),
+                         (c_uint32 * max(1, len(starve)))(*starve), options.seed, options.limit)  # fmt: skip
     lists = (ctypes.c_int32 * max(1, len(program.lists)))(*program.lists)
     constants = (c_uint32 * max(1, len(program.constants)))(*program.constants)
     size = len(program.code) // 48

@@ -19,6 +19,7 @@ class HappensBefore : public Events {
     loads_.resize(cluster.warps.size());
     lanes_.resize(cluster.warps.size());
     lenient_ = cluster.machine.options.lenient_tensor || cluster.machine.launch.architecture < 100;
+    lockstep_ = cluster.machine.options.lockstep;
     grid_must_wait_ = cluster.machine.launch.pdl;
     for (const auto& cta : cluster.ctas) {
       shared_.emplace_back(cta->shared.size() / 16 + 1);
@@ -42,6 +43,7 @@ class HappensBefore : public Events {
   }
 
   u32 lane(u32 id, u32 lane) override {
+    if (lockstep_) return id;
     LanesApart& lanes = lanes_[actors_[id].warp];
     u32& made = lanes.actors[lane];
     if (lanes.apart >> lane & 1) return made;
@@ -286,7 +288,7 @@ class HappensBefore : public Events {
   bool ordered(const Access& before, const Access& now, const Actor& actor, Where where) const {
     const Clock& clock = actor.clock;
     if (where == Where::Shared && before.warp == now.warp && !before.operation && !now.operation) {
-      if (before.same_lanes(now, before.bytes & now.bytes)) return true;
+      if (lockstep_ || before.same_lanes(now, before.bytes & now.bytes)) return true;
       if (before.component == now.component)
         return actor.lane != Actor::whole || before.time <= lanes_[actor.warp].synced;
     }
@@ -385,7 +387,7 @@ class HappensBefore : public Events {
   std::vector<u32> loads_;            // per warp: tcgen05.ld issued
   std::vector<u32> operation_times_;  // per operation component: time of its last operation
   u32 components_ = 0, grid_component_ = 0;
-  bool grid_must_wait_ = false, lenient_ = false;
+  bool grid_must_wait_ = false, lenient_ = false, lockstep_ = false;
   const char* disorder_ = nullptr;
   Access unordered_{};
   std::vector<std::vector<Granule>> shared_, tensor_;
