@@ -24,7 +24,7 @@ _LENIENT = (
     "PTX orders tcgen05 operations of different threads by `tcgen05.fence` on both sides of a barrier, and ends a",
     "`tcgen05.ld` at `tcgen05.wait::ld` only (PTX ISA 9.7.16.6.3 and 9.7.16.6.4.5). These kernels lack some of either,",
     "and are judged as if every barrier were a fence and a load were over where its values are used. Lanes of a warp",
-    "are threads, which `bar.warp.sync` orders; kernels with a finding of that kind are judged as if lanes went in step.",
+    "are threads, which `bar.warp.sync` orders; kernels with such a finding are judged as if lanes went in step.",
 )
 
 

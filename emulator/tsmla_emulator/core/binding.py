@@ -33,7 +33,8 @@ class _Launch(Structure):
 class _Options(Structure):
     _fields_ = (
         ("mode", c_uint32), ("quantum", c_uint32), ("happens_before", c_uint32), ("lenient_tensor", c_uint32),
-        ("lockstep", c_uint32), ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32), ("count", c_uint32),
+        ("lockstep", c_uint32), ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32),
+        ("count", c_uint32),
         ("starved_count", c_uint32), ("starved", POINTER(c_uint32)), ("seed", c_uint64), ("limit", c_uint64),
     )  # fmt: skip
 
