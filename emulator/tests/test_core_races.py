@@ -36,7 +36,8 @@ def races(body: str, match: str, threads: int = 64, **options) -> str:
 
 def clean(body: str, threads: int = 64, **options) -> None:
     arguments = options.pop("arguments", (np.zeros(256, np.uint32),))
-    run(body, *arguments, threads=threads, shared=8192, happens_before=True, **{"poison": False, **options})
+    checks = options.pop("happens", True)
+    run(body, *arguments, threads=threads, shared=8192, happens_before=checks, **{"poison": False, **options})
 
 
 def test_a_write_and_a_read_need_a_barrier_between():

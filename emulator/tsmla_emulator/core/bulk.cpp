@@ -13,11 +13,12 @@ struct TensorLoad : AsyncOp {
 
   void run(Cluster& cluster) override {
     u32 bytes = box.map.box_bytes();
-    if (cluster.events) cluster.events->global(actor, pc, Kind::Read);
     for (Cta* cta : targets) {
       shared_at(cluster, *cta, offset, bytes, 16, "tensor copy");
       box.walk([&](u32 linear, u64 from, u32 count) {
         const u8* source = from ? global_at(cluster, from, count, false, "tensor copy") : nullptr;
+        if (source && cta == targets.front())
+          global_touched(cluster, actor, pc, Proxy::Async, Kind::Read, from, count);
         atoms(offset, linear, count, box.map.swizzle, [&](u32 to, u32 done, u32 piece) {
           u8* place = cta->shared.data() + to;
           if (source)
@@ -47,9 +48,12 @@ struct StoreWrite : AsyncOp {
   std::vector<std::pair<u64, std::vector<u8>>> pieces;
   std::shared_ptr<BulkGroup> group;
   void run(Cluster& cluster) override {
-    if (cluster.events) cluster.events->global(actor, pc, Kind::Write);
-    for (auto& [to, bytes] : pieces)
-      std::memcpy(global_at(cluster, to, bytes.size(), true, "bulk store"), bytes.data(), bytes.size());
+    for (auto& [to, bytes] : pieces) {
+      u8* place = global_at(cluster, to, bytes.size(), true, "bulk store");
+      Kind kind = std::memcmp(place, bytes.data(), bytes.size()) ? Kind::Write : Kind::Rewrite;
+      global_touched(cluster, actor, pc, Proxy::Async, kind, to, bytes.size());
+      std::memcpy(place, bytes.data(), bytes.size());
+    }
     group->writing--;
   }
 };
@@ -60,12 +64,12 @@ struct StoreRead : AsyncOp {
   u64 to = 0;
   u32 bytes = 0;
   Cta* cta = nullptr;
-  u32 offset = 0;
+  u32 offset = 0, writer = 0;  // writer: the actor of its second step
   std::shared_ptr<BulkGroup> group;
 
   void run(Cluster& cluster) override {
     auto write = std::make_unique<StoreWrite>();
-    write->pc = pc, write->issuer = issuer, write->actor = actor, write->group = group;
+    write->pc = pc, write->issuer = issuer, write->actor = writer, write->group = group;
     if (tensor) {
       u32 total = box.map.box_bytes();
       shared_at(cluster, *cta, offset, total, 16, "tensor store");
@@ -104,7 +108,7 @@ struct BulkLoad : AsyncOp {
         cluster.events->shared(actor, pc, Proxy::Async, Kind::Read, source->rank, source_offset, bytes);
     } else {
       data = global_at(cluster, from, bytes, false, "bulk copy");
-      if (cluster.events) cluster.events->global(actor, pc, Kind::Read);
+      global_touched(cluster, actor, pc, Proxy::Async, Kind::Read, from, bytes);
     }
     std::memmove(to, data, bytes);
     shared_written(*cta, offset, bytes);
@@ -180,6 +184,10 @@ void join_group(Context& c, Op& op, u32 lane) {
   op.group = open_group(c.warp, lane);
   op.group->reading++, op.group->writing++;
   op.group->readers.push_back(op.actor);
+  if (!c.cluster.events) return;
+  u32& last = c.warp.bulk[lane].writer;
+  op.writer = last = c.cluster.events->fork(c.actor(), op.pc, last);
+  op.group->writers.push_back(op.writer);
 }
 
 void store_tensor(Context& c, u32 lane) {
@@ -238,8 +246,11 @@ Step wait_groups(Context& c) {
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     auto& groups = w.bulk[__builtin_ctz(rest)].groups;
     for (size_t i = 0; i + allowed < groups.size(); i++) {
-      if (c.cluster.events)
+      if (c.cluster.events) {
         for (u32 actor : groups[i]->readers) c.cluster.events->join(c.actor(), actor);
+        for (u32 actor : groups[i]->writers)
+          if (!reads_only) c.cluster.events->join(c.actor(), actor);
+      }
       groups[i]->readers.clear();
     }
     while (!reads_only && groups.size() > allowed) groups.pop_front();

@@ -3,7 +3,8 @@
 // Every actor has a component. A warp's own entry counts its releases; an access carries the entry's value at its
 // time. Access X happened before actor A when A's clock has reached X's time in X's component. Operations that are not
 // ordered among each other have components of their own, which are used again once the new operation's issuer knows
-// that the old one is over. A second clock holds what is known *and* fenced for the async proxy.
+// that the old one is over. Two more clocks hold what is known *and* fenced for the async proxy, of shared and of global
+// memory.
 //
 // tcgen05 operations are asynchronous, and barriers alone do not order them (PTX ISA 9.7.16.6, memory consistency model
 // of the 5th generation tensor core operations). Two more clocks follow them:
@@ -26,7 +27,7 @@
 #include "numbers.h"
 
 struct Clock {
-  std::vector<u32> known, fenced, ordered, visible;
+  std::vector<u32> known, fenced, fenced_global, ordered, visible;
   static void raise(std::vector<u32>& to, const std::vector<u32>& from) {
     if (to.size() < from.size()) to.resize(from.size());
     for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
@@ -44,6 +45,7 @@ struct Clock {
   void join(const Clock& other) {
     raise(known, other.known);
     raise(fenced, other.fenced);
+    raise(fenced_global, other.fenced_global);
     raise(ordered, other.ordered);
   }
 };
@@ -61,7 +63,7 @@ struct Actor {
 struct Access {
   u32 component, time, pc, warp;
   u16 bytes;  // of the granule
-  bool write, generic, operation;
+  bool write, generic, operation, changes;
   Lanes lanes;
   u8 begin;  // the byte of the granule where its lanes begin
 

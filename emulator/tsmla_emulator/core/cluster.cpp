@@ -2,9 +2,12 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "global_touches.h"
 #include "ops.h"
 
 std::unique_ptr<Events> make_happens_before(const Cluster&);
+
+constexpr u64 kSpinning = 1 << 18;  // warp instructions without progress after which asynchronous work goes on
 
 void fault(const char* kind, const char* format, ...) {
   char text[1024];
@@ -23,6 +26,13 @@ const Region* Machine::region_of(u64 address) const {
   return address < region.address + region.size ? &region : nullptr;
 }
 
+std::string Machine::place(u64 address) const {
+  const Region* region = region_of(address);
+  if (!region) return "global memory";
+  return "global memory, byte " + std::to_string(address - region->address) + " of region @region:" +
+         std::to_string(region->index) + "@";
+}
+
 u32 Cta::live_warps() const {
   u32 count = 0;
   for (auto& w : warps) count += !w->finished();
@@ -37,7 +47,7 @@ Cta& Cluster::cta_at(u32 address, const char* what) {
 }
 
 Cluster::Cluster(const Machine& m, u64 index)
-    : machine(m), program(m.program), random{m.options.seed * 1000003 + index} {
+    : machine(m), program(m.program), random{m.options.seed * 1000003 + index}, index(index) {
   const LaunchRecord& launch = m.launch;
   constants.resize(program.constants.size() * 32);
   for (size_t i = 0; i < program.constants.size(); i++)
@@ -167,25 +177,23 @@ bool Cluster::starved(const Warp& w) const {
   return false;
 }
 
-void Cluster::run() {
+bool Cluster::run(u64 most) {
   const Options& o = machine.options;
-  u64 executed = 0, idle_rounds = 0, seen_progress = ~0ull;
-  std::vector<Warp*> order = warps;
+  u64 until = most ? executed_ + most : ~0ull;
+  if (order_.empty()) order_ = warps;
   auto slice = [&](Warp& w) {
     u32 quantum = o.quantum ? o.quantum : 1 + random.below(256);
-    u32 count = run_slice(w, quantum);
-    executed += count;
+    executed_ += run_slice(w, quantum);
     if (o.mode == kRandom)
       while (!async.empty() && random.below(4) == 0) async.run_one(*this, random);
-    if (o.limit && executed > o.limit)
-      fault("limit", "the cluster has run %llu warp instructions without an end", (unsigned long long)executed);
-    return count;
+    if (o.limit && executed_ > o.limit)
+      fault("limit", "the cluster has run %llu warp instructions without an end", (unsigned long long)executed_);
   };
-  for (;;) {
+  while (executed_ < until) {
     bool alive = false, useful = false, held_back = false;
     if (o.mode == kRandom)
-      for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random.below(u32(i))]);
-    for (Warp* w : order) {
+      for (size_t i = order_.size(); i > 1; i--) std::swap(order_[i - 1], order_[random.below(u32(i))]);
+    for (Warp* w : order_) {
       if (w->finished()) continue;
       alive = true;
       if (!wake(*w)) continue;
@@ -198,15 +206,21 @@ void Cluster::run() {
       slice(*w);
       useful |= !w->polling || progress != before;
     }
-    if (!alive) break;
-    idle_rounds = useful || progress != seen_progress ? 0 : idle_rounds + 1;
-    seen_progress = progress;
-    bool stuck = !useful && idle_rounds > 1;
+    if (!alive) {
+      while (!async.empty()) async.run_one(*this, random);  // an error if it reaches shared memory
+      finish();
+      return true;
+    }
+    idle_rounds_ = useful || progress != seen_progress_ ? 0 : idle_rounds_ + 1;
+    if (progress != seen_progress_) progressed_at_ = executed_;
+    seen_progress_ = progress;
+    bool stuck = !useful && idle_rounds_ > 1;
     bool quiet = !useful && !any_runnable_polling();
-    if (!stuck && !quiet) continue;
+    bool spins = executed_ - progressed_at_ > kSpinning;  // on global memory, which no wait tells of
+    if (!stuck && !quiet && !spins) continue;
     if (held_back) {
       bool moved = false;
-      for (Warp* w : order) {
+      for (Warp* w : order_) {
         if (w->finished() || !starved(*w) || !wake(*w)) continue;
         w->polling = false;
         slice(*w);
@@ -216,11 +230,10 @@ void Cluster::run() {
     }
     if (!async.empty())
       async.run_one(*this, random);
-    else if (quiet ? !held_back : idle_rounds > 1000)
+    else if (!spins && (quiet ? !held_back : idle_rounds_ > 1000))
       report_deadlock();
   }
-  while (!async.empty()) async.run_one(*this, random);  // an error if it reaches shared memory
-  finish();
+  return false;
 }
 
 bool Cluster::any_runnable_polling() {

@@ -15,8 +15,10 @@ struct CopyAsync : AsyncOp {
     for (const Piece& p : pieces) {
       u8* to = shared_at(cluster, *p.cta, p.offset, p.bytes, p.bytes, "cp.async");
       std::memset(to, 0, p.bytes);
-      if (cluster.events) cluster.events->global(actor, pc, Kind::Read);
-      if (p.given) std::memcpy(to, global_at(cluster, p.from, p.given, false, "cp.async"), p.given);
+      if (p.given) {
+        std::memcpy(to, global_at(cluster, p.from, p.given, false, "cp.async"), p.given);
+        global_touched(cluster, actor, pc, Proxy::Generic, Kind::Read, p.from, p.given);
+      }
       shared_written(*p.cta, p.offset, p.bytes);
       if (cluster.events)
         cluster.events->shared(actor, pc, Proxy::Generic, Kind::Write, p.cta->rank, p.offset, p.bytes);

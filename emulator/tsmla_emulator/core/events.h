@@ -3,7 +3,7 @@
 #include "numbers.h"
 
 enum class Proxy : u8 { Generic, Async };
-enum class Kind : u8 { Read, Write };
+enum class Kind : u8 { Read, Write, Rewrite };  // Rewrite: a write of the bytes that are there, which changes nothing
 
 // An actor is a warp, one lane of it or one asynchronous operation; 0 is nobody. What a warp does, all of its lanes do,
 // each for itself; what a lane does alone, the others know of after the warp's next synchronisation. A sync object is an
@@ -43,8 +43,8 @@ class Events {
   virtual void arrives(u32 operation, u32 pc, u32 cta) = 0;
   // A warp of the CTA ends, the last one: what others and asynchronous operations did to its memory must be over.
   virtual void warp_ends(u32 warp, u32 cta, bool last) = 0;
-  // Global memory; matters before griddepcontrol.wait only.
-  virtual void global(u32 actor, u32 pc, Kind) = 0;
+  // Global memory. address: 0 where nobody may write, so that only griddepcontrol.wait matters.
+  virtual void global(u32 actor, u32 pc, Proxy, Kind, u64 address, u64 bytes, Lanes = {}) = 0;
   virtual void grid_wait(u32 warp) = 0;
 
   // `actor` adds what it knows to the object's next publication; relaxed: what it knew at its last fence.
@@ -62,6 +62,7 @@ class Events {
   virtual u32 commit(u32 warp, u32 pc, u32 product, u32 before) = 0;
   // The warp has waited for the operation and knows all that it did.
   virtual void join(u32 warp, u32 operation) = 0;
-  // Generic accesses that the warp knows become visible to the async proxy.
-  virtual void proxy_fence(u32 warp) = 0;
+  // Generic accesses that the warp knows, of shared memory, of global memory or of both, become visible to the async
+  // proxy.
+  virtual void proxy_fence(u32 warp, bool shared, bool global) = 0;
 };

@@ -120,9 +120,8 @@ Step execute_complex(Context& c) {
     case OP_CLUSTER_WAIT:
       return op_cluster_wait(c);
     case OP_PROXY_FENCE:
-      if (c.in.imm) return Step::Next;  // of global memory only
-      if (c.cluster.events) c.cluster.events->proxy_fence(c.actor());
-      mbarrier_fence(c.warp);
+      if (c.cluster.events) c.cluster.events->proxy_fence(c.actor(), !(c.in.imm & 1), !(c.in.imm & 2));
+      if (!(c.in.imm & 1)) mbarrier_fence(c.warp);
       return Step::Next;
     case OP_MBARRIER_FENCE:
       if (c.cluster.events) c.cluster.events->fence(c.actor());  // stricter: of the initialisations only

@@ -1,4 +1,7 @@
 // Vector clocks over warps and asynchronous operations: unordered accesses to the same bytes are races.
+#include <cstdio>
+#include <unordered_map>
+
 #include "clocks.h"
 #include "events.h"
 #include "machine.h"
@@ -7,7 +10,9 @@ namespace {
 
 using Granule = std::vector<Access>;
 
-enum class Where { Shared, Tensor, TensorColumns };
+enum class Where { Shared, Global, Tensor, TensorColumns };
+
+bool is_tensor(Where where) { return where == Where::Tensor || where == Where::TensorColumns; }
 
 constexpr u32 kLaneGroups = 8, kGroupLanes = 16;
 
@@ -85,13 +90,10 @@ class HappensBefore : public Events {
     access.generic = proxy == Proxy::Generic;
     if (actor.operation || cluster_.warps[actor.warp]->cta->rank != cta) reaches(cta, access);
     std::vector<Granule>& granules = shared_[cta];
-    for (u32 at = offset; at < offset + bytes;) {
-      u32 begin = at & 15, end = std::min(16u, begin + offset + bytes - at);
-      access.bytes = u16((1u << end) - (1u << begin)), access.begin = u8(begin), access.lanes = lanes;
-      if (lanes.each) access.lanes.first = u8(lanes.first + (at - offset) / lanes.each);
-      if (const Access* other = touch(granules[at / 16], actor, access, Where::Shared)) race(*other, access, cta, at);
-      at += end - begin;
-    }
+    for_granules(access, offset, bytes, lanes, [&](u64 at) {
+      const Access* other = touch(granules[at / 16], actor, access, Where::Shared);
+      if (other) race(*other, access, shared_place(at, cta));
+    });
   }
 
   void tensor(u32 id, u32 pc, Kind kind, u32 cta, u32 lane, u32 lanes, u32 column, u32 columns) override {
@@ -152,12 +154,20 @@ class HappensBefore : public Events {
               side(reach).c_str());
   }
 
-  void global(u32 id, u32 pc, Kind kind) override {
-    if (!grid_must_wait_ || Clock::at(actors_[id].clock.known, grid_component_)) return;
-    fault("race",
-          "%s of global memory at @pc:%u@ is not ordered after griddepcontrol.wait, and the launch may overlap "
-          "the kernel before it",
-          kind == Kind::Write ? "write" : "read", pc);
+  void global(u32 id, u32 pc, Proxy proxy, Kind kind, u64 address, u64 bytes, Lanes lanes) override {
+    const Actor& actor = actors_[id];
+    if (grid_must_wait_ && !Clock::at(actor.clock.known, grid_component_))
+      fault("race",
+            "%s of global memory at @pc:%u@ is not ordered after griddepcontrol.wait, and the launch may overlap "
+            "the kernel before it",
+            kind == Kind::Read ? "read" : "write", pc);
+    if (!address) return;
+    Access access = access_of(actor, pc, kind);
+    access.generic = proxy == Proxy::Generic;
+    for_granules(access, address, bytes, lanes, [&](u64 at) {
+      const Access* other = touch(global_[at / 16], actor, access, Where::Global);
+      if (other) race(*other, access, cluster_.machine.place(at));
+    });
   }
 
   void grid_wait(u32 id) override {
@@ -246,9 +256,10 @@ class HappensBefore : public Events {
     });
   }
 
-  void proxy_fence(u32 id) override {
+  void proxy_fence(u32 id, bool shared, bool global) override {
     each_lane(actors_[id], [&](Actor& actor) {
-      Clock::raise(actor.clock.fenced, actor.clock.known);
+      if (shared) Clock::raise(actor.clock.fenced, actor.clock.known);
+      if (global) Clock::raise(actor.clock.fenced_global, actor.clock.known);
       actor.clock.known[actor.component]++;
     });
   }
@@ -265,7 +276,7 @@ class HappensBefore : public Events {
 
   // A clock of a warp with what its lanes did up to the last synchronisation only.
   Clock at_last_sync(const Actor& warp, Clock clock) const {
-    for (std::vector<u32>* v : {&clock.known, &clock.fenced, &clock.ordered, &clock.visible})
+    for (std::vector<u32>* v : {&clock.known, &clock.fenced, &clock.fenced_global, &clock.ordered, &clock.visible})
       if (v->size() > warp.component) (*v)[warp.component] = std::min((*v)[warp.component], lanes_[warp.warp].synced);
     return clock;
   }
@@ -282,29 +293,30 @@ class HappensBefore : public Events {
 
   Access access_of(const Actor& actor, u32 pc, Kind kind) const {
     u32 time = actor.operation ? actor.time : actor.clock.known[actor.component];
-    return {actor.component, time, pc, actor.warp, 0xffff, kind == Kind::Write, true, actor.operation, {}, 0};
+    bool write = kind != Kind::Read, changes = kind == Kind::Write;
+    return {actor.component, time, pc, actor.warp, 0xffff, write, true, actor.operation, changes, {}, 0};
   }
 
   bool ordered(const Access& before, const Access& now, const Actor& actor, Where where) const {
     const Clock& clock = actor.clock;
-    if (where == Where::Shared && before.warp == now.warp && !before.operation && !now.operation) {
+    if (!is_tensor(where) && before.warp == now.warp && !before.operation && !now.operation) {
       if (lockstep_ || before.same_lanes(now, before.bytes & now.bytes)) return true;
       if (before.component == now.component)
         return actor.lane != Actor::whole || before.time <= lanes_[actor.warp].synced;
     }
     if (before.component == actor.component) return true;
-    if (where == Where::Shared || lenient_) return Clock::at(clock.known, before.component) >= before.time;
+    if (!is_tensor(where) || lenient_) return Clock::at(clock.known, before.component) >= before.time;
     return Clock::at(clock.visible, before.component) >= before.time ||
            (where == Where::TensorColumns && Clock::at(clock.ordered, before.component) >= before.time);
   }
 
   // Why an access does not come before another, for the report.
   const char* disorder(const Access& before, const Access& now, const Actor& actor, Where where) const {
-    if (where == Where::Shared && before.warp == now.warp && !before.operation && !now.operation)
+    if (!is_tensor(where) && before.warp == now.warp && !before.operation && !now.operation)
       return "not ordered: they are of different lanes, without a bar.warp.sync between them";
     if (Clock::at(actor.clock.ordered, before.component) >= before.time && where == Where::Tensor)
       return "ordered, but without a tcgen05.fence::after_thread_sync before the latter";
-    if (where != Where::Shared && Clock::at(actor.clock.known, before.component) >= before.time)
+    if (is_tensor(where) && Clock::at(actor.clock.known, before.component) >= before.time)
       return "ordered, but without a tcgen05.fence::before_thread_sync after the former";
     bool load = before.component >= cluster_.warps.size() && before.component < grid_component_;
     const Clock& issuer = actors_[cluster_.warps[before.warp]->actor].clock;
@@ -314,9 +326,23 @@ class HappensBefore : public Events {
   }
 
   // Generic writes reach the async proxy only through a fence on the way.
-  static bool fenced(const Access& before, const Access& now, const Actor& actor) {
+  static bool fenced(const Access& before, const Access& now, const Actor& actor, Where where) {
     if (now.generic || !before.write || !before.generic) return true;
-    return Clock::at(actor.clock.fenced, before.component) >= before.time;
+    const Clock& clock = actor.clock;
+    return Clock::at(where == Where::Global ? clock.fenced_global : clock.fenced, before.component) >= before.time;
+  }
+
+  // Calls visit(place of the first byte) for each 16 bytes of a range, with `access` being that of these bytes.
+  template <class Visit>
+  static void for_granules(Access& access, u64 first, u64 bytes, Lanes lanes, Visit visit) {
+    access.lanes = lanes;
+    for (u64 at = first; at < first + bytes;) {
+      u32 begin = u32(at & 15), end = u32(std::min<u64>(16, begin + first + bytes - at));
+      access.bytes = u16((1u << end) - (1u << begin)), access.begin = u8(begin);
+      if (lanes.each) access.lanes.first = u8(lanes.first + (at - first) / lanes.each);
+      visit(at);
+      at += end - begin;
+    }
   }
 
   // Records the access; returns an earlier one that it conflicts with.
@@ -325,10 +351,10 @@ class HappensBefore : public Events {
     for (size_t i = 0; i < granule.size(); i++) {
       Access& old = granule[i];
       u16 both = old.bytes & now.bytes;
-      if (both && (old.write || now.write)) {
+      if (both && (now.changes || (old.write && !now.write))) {
         if (!ordered(old, now, actor, where))
           disorder_ = disorder(old, now, actor, where);
-        else if (!fenced(old, now, actor))
+        else if (!fenced(old, now, actor, where))
           disorder_ = "ordered, but without a fence.proxy.async between them";
         if (disorder_) return &(unordered_ = old);
       }
@@ -370,9 +396,14 @@ class HappensBefore : public Events {
            "@";
   }
 
-  [[noreturn]] void race(const Access& before, const Access& now, u32 cta, u32 offset) {
-    fault("race", "shared memory offset 0x%x of CTA %u: %s and %s are %s", offset, cta, side(before).c_str(),
-          side(now).c_str(), disorder_);
+  [[noreturn]] void race(const Access& before, const Access& now, const std::string& place) {
+    fault("race", "%s: %s and %s are %s", place.c_str(), side(before).c_str(), side(now).c_str(), disorder_);
+  }
+
+  static std::string shared_place(u64 offset, u32 cta) {
+    char text[64];
+    std::snprintf(text, sizeof text, "shared memory offset 0x%x of CTA %u", u32(offset), cta);
+    return text;
   }
 
   [[noreturn]] void race_in_tensor(const Access& before, const Access& now, u32 cta, u32 lane, u32 column) {
@@ -391,6 +422,7 @@ class HappensBefore : public Events {
   const char* disorder_ = nullptr;
   Access unordered_{};
   std::vector<std::vector<Granule>> shared_, tensor_;
+  std::unordered_map<u64, Granule> global_;
   std::vector<std::vector<Access>> reached_;  // per CTA and component: the last access of a stranger
   std::vector<std::vector<u32>> ends_;        // per CTA: what its warps knew when they ended
 };

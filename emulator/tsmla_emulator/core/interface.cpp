@@ -3,6 +3,7 @@
 #include <mutex>
 #include <thread>
 
+#include "global_touches.h"
 #include "ops.h"
 
 namespace {
@@ -28,6 +29,8 @@ std::string roles(const Cta& cta) {
   }
   return count > 1 ? line : "";
 }
+
+constexpr u64 kTurn = 1 << 20;  // warp instructions
 
 void record(Failure& failure, const Fault& fault, const Cluster* cluster) {
   std::string text = fault.kind + "\n" + fault.message;
@@ -73,27 +76,49 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
             [](const Region& a, const Region& b) { return a.address < b.address; });
   u64 warps = (u64(launch->block[0]) * launch->block[1] * launch->block[2] + 31) / 32;
   if (options->count) machine.counts = std::make_unique<Counts>(warps, program.code.size());
+  if (options->happens_before && !launch->clusters_talk) machine.touches = std::make_unique<GlobalTouches>();
   u64 clusters = 1;
   for (int i = 0; i < 3; i++) clusters *= launch->grid[i] / launch->cluster[i];
   std::atomic<u64> next{0}, total{0};
   std::atomic<bool> failed{false};
   std::mutex lock;
+  // True when there is no more to do for the cluster; 0 for `most`: until its end.
+  auto run = [&](std::unique_ptr<Cluster>& cluster, u64 index, u64 most) {
+    bool over = true;
+    try {
+      if (!cluster) cluster = std::make_unique<Cluster>(machine, index);
+      over = cluster->run(most);
+    } catch (const Fault& fault) {
+      std::lock_guard<std::mutex> guard(lock);
+      if (!failed.exchange(true)) record(*failure, fault, cluster.get());
+    }
+    if (over && cluster)
+      for (Warp* w : cluster->warps) total += w->executed;
+    return over;
+  };
+  // Clusters that talk take turns, since one may wait for what another will write.
+  auto in_turns = [&] {
+    std::deque<std::pair<u64, std::unique_ptr<Cluster>>> waiting;
+    for (u64 index = 0; !failed && (index < clusters || !waiting.empty());) {
+      bool starts = index < clusters;
+      std::pair<u64, std::unique_ptr<Cluster>> turn;
+      if (starts)
+        turn.first = index++;
+      else
+        turn = std::move(waiting.front()), waiting.pop_front();
+      if (!run(turn.second, turn.first, kTurn)) waiting.push_back(std::move(turn));
+    }
+  };
   auto work = [&] {
+    if (launch->clusters_talk) return in_turns();
     for (u64 index; !failed && (index = next++) < clusters;) {
       std::unique_ptr<Cluster> cluster;
-      try {
-        cluster = std::make_unique<Cluster>(machine, index);
-        cluster->run();
-      } catch (const Fault& fault) {
-        std::lock_guard<std::mutex> guard(lock);
-        if (!failed.exchange(true)) record(*failure, fault, cluster.get());
-      }
-      if (cluster)
-        for (Warp* w : cluster->warps) total += w->executed;
+      run(cluster, index, 0);
     }
   };
   std::vector<std::thread> threads;
-  for (u64 i = 1; i < std::min<u64>(options->threads, clusters); i++) threads.emplace_back(work);
+  for (u64 i = 1; i < std::min<u64>(launch->clusters_talk ? 1 : options->threads, clusters); i++)
+    threads.emplace_back(work);
   work();
   for (std::thread& t : threads) t.join();
   *executed = total;

@@ -16,6 +16,7 @@ struct Cta;
 struct Warp;
 struct WarpGroup;    // wgmma.cpp
 struct Accumulator;  // wgmma.cpp
+class GlobalTouches;  // global_touches.h
 
 // ---- what Python hands over -------------------------------------------------------------------------------------
 
@@ -52,6 +53,7 @@ struct Region {
 struct LaunchRecord {
   u32 grid[3], block[3], cluster[3];
   u32 static_shared, dynamic_shared, param_bytes, architecture, pdl;  // architecture: 90, 100, 103
+  u32 clusters_talk;  // they order each other by atomics, releases or acquires of global memory
   const u8* params;
 };
 
@@ -211,6 +213,7 @@ struct BulkGroup {
 struct BulkThread {
   std::deque<std::shared_ptr<BulkGroup>> groups;
   std::shared_ptr<BulkGroup> open;
+  u32 writer = 0;  // happens-before actor of its last write
 };
 
 struct Warp {
@@ -271,6 +274,7 @@ struct Cluster {
   std::vector<u32> constants;
   AsyncQueue async;
   RandomSource random;
+  u64 index;                       // in the launch
   std::unique_ptr<Events> events;  // null when happens-before is off
   u32 barrier_arrived = 0, barrier_generation = 0, barrier_sync = 0;
   std::vector<u8> barrier_arrival;  // per warp: arrived in this generation
@@ -282,7 +286,8 @@ struct Cluster {
 
   Cluster(const Machine&, u64 index);
   ~Cluster();
-  void run();
+  // Runs until its end, or for about so many warp instructions (0: any number); false when it is not at its end.
+  bool run(u64 most);
   Cta& cta_at(u32 shared_address, const char* what);
 
  private:
@@ -295,6 +300,9 @@ struct Cluster {
   bool starved(const Warp&) const;
   bool any_runnable_polling();
   void finish();
+
+  std::vector<Warp*> order_;
+  u64 executed_ = 0, idle_rounds_ = 0, seen_progress_ = ~0ull, progressed_at_ = 0;
 };
 
 struct Machine {
@@ -303,7 +311,10 @@ struct Machine {
   const Options& options;
   std::vector<Region> regions;     // by address
   std::unique_ptr<Counts> counts;  // null unless asked for
+  std::unique_ptr<GlobalTouches> touches;  // null when nobody listens, or clusters order each other by global memory
   u64 executed = 0;
 
   const Region* region_of(u64 address) const;
+  // A global address, for a report.
+  std::string place(u64 address) const;
 };

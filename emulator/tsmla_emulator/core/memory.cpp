@@ -1,4 +1,5 @@
 // Loads, stores and atomics through the address windows, with bounds, alignment and never-written checks.
+#include "global_touches.h"
 #include "ops.h"
 
 namespace {
@@ -72,6 +73,11 @@ void pack_value(u8* to, const u32* slot, u32 lane) {
   }
 }
 
+void touched(Context& c, Kind kind, u64 address, u32 bytes, u32 lane) {
+  if (c.cluster.events)
+    global_touched(c.cluster, c.actor(), c.group.pc, Proxy::Generic, kind, address, bytes, {u8(lane)});
+}
+
 template <u32 width>
 Step load(Context& c) {
   const Insn& in = c.in;
@@ -91,7 +97,7 @@ Step load(Context& c) {
       u64 base = u64(c.cluster.machine.launch.params);
       bool param = address >= base && address < base + c.cluster.machine.launch.param_bytes;
       from = param ? param_at(c, address, bytes) : global_at(c.cluster, address, bytes, false, "load");
-      if (c.cluster.events && !param) c.cluster.events->global(c.actor(), c.group.pc, Kind::Read);
+      if (!param) touched(c, Kind::Read, address, bytes, lane);
     } else {
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;
@@ -118,9 +124,11 @@ Step store(Context& c) {
     aligned(address, bytes, "store");
     Space space = resolve(in.flags & 7, address);
     u8* to;
+    u8 value[width * 8];
+    for (u32 i = 0; i < count; i++) pack_value<width>(value + i * width, slots[i], lane);
     if (space == kGlobal) {
       to = global_at(c.cluster, address, bytes, true, "store");
-      if (c.cluster.events) c.cluster.events->global(c.actor(), c.group.pc, Kind::Write);
+      touched(c, std::memcmp(to, value, bytes) ? Kind::Write : Kind::Rewrite, address, bytes, lane);
     } else {
       if (space == kParam) fault("memory", "store to the parameter block");
       Cta& cta = window(c, space, address);
@@ -129,7 +137,7 @@ Step store(Context& c) {
       shared_written(cta, offset, bytes);
       if (c.cluster.events) runs.add(cta, offset, bytes, lane);
     }
-    for (u32 i = 0; i < count; i++) pack_value<width>(to + i * width, slots[i], lane);
+    std::memcpy(to, value, bytes);
   }
   runs.flush();
   return Step::Next;
@@ -215,6 +223,14 @@ u8* global_at(Cluster& cluster, u64 address, u64 bytes, bool write, const char* 
     fault("memory", "%s of %llu bytes into read-only region @region:%u@, byte %llu", what, (unsigned long long)bytes,
           region->index, (unsigned long long)(address - region->address));
   return reinterpret_cast<u8*>(address);
+}
+
+void global_touched(Cluster& cluster, u32 actor, u32 pc, Proxy proxy, Kind kind, u64 address, u64 bytes, Lanes lanes) {
+  if (!cluster.events) return;
+  const Region* region = cluster.machine.region_of(address);
+  bool changes = region && region->writable;
+  cluster.events->global(actor, pc, proxy, kind, changes ? address : 0, bytes, lanes);
+  if (changes && cluster.machine.touches) cluster.machine.touches->touch(cluster, pc, kind, address, bytes);
 }
 
 Step op_load(Context& c) {

@@ -54,6 +54,8 @@ u8* shared_at(Cluster&, Cta& cta, u32 offset, u32 bytes, u32 align, const char* 
 void shared_written(Cta&, u32 offset, u32 bytes);
 void shared_read(Cluster&, Cta&, u32 offset, u32 bytes, const char* what);
 u8* global_at(Cluster&, u64 address, u64 bytes, bool write, const char* what);
+// Tells those who listen of an access to global memory.
+void global_touched(Cluster&, u32 actor, u32 pc, Proxy, Kind, u64 address, u64 bytes, Lanes = {});
 
 // copy_async.cpp
 Step op_cp_async(Context&);

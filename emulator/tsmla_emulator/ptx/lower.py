@@ -157,7 +157,8 @@ def _fence(encoder: Encoder) -> Encoded:
     if encoder.instruction.opcode.startswith(("fence.acq_rel", "fence.sc", "membar.")):
         return encoder.build("memory_fence")
     if encoder.instruction.opcode.startswith("fence.proxy.async"):
-        return encoder.build("proxy_fence", imm=int("global" in encoder.parts))
+        spaces = [part.partition("::")[0] for part in encoder.parts]
+        return encoder.build("proxy_fence", imm=1 if "global" in spaces else 2 if "shared" in spaces else 0)
     if encoder.instruction.opcode.startswith("fence.mbarrier_init"):
         return encoder.build("mbarrier_fence")
     raise encoder.refuse()

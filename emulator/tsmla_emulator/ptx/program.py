@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 
@@ -13,11 +14,15 @@ from .simple_ops import number_of
 
 _PACK = struct.Struct("<HBBiiiiiiIIHHq")
 _NONE = -(2**31)
+_TALK = re.compile(r"(atom|red)\.|(ld|st)\..*(acquire|release|relaxed|volatile)")
 
 
 @dataclass(frozen=True)
 class Program:
-    """`code` holds 48-byte instructions, one per PTX instruction, in the layout of core/machine.h."""
+    """`code` holds 48-byte instructions, one per PTX instruction, in the layout of core/machine.h.
+
+    clusters_talk: some of them order CTAs by global memory: atomics, releases, acquires and what polls.
+    """
 
     entry: Entry
     code: bytes
@@ -25,6 +30,7 @@ class Program:
     constants: tuple[int, ...]
     slots: int
     static_shared: int
+    clusters_talk: bool
 
 
 class _Constants:
@@ -49,7 +55,8 @@ def build_program(entry: Entry) -> Program:
     constants = _Constants()
     lists: list[int] = []
     code = b"".join(_pack(item, places, constants, lists, entry.labels, loaded, wgmma) for item in encoded)
-    return Program(entry, code, tuple(lists), tuple(constants.values), slots, shared_layout(entry)[1])
+    talk = any(_TALK.match(i.opcode) and ".shared" not in i.opcode for i in entry.instructions)
+    return Program(entry, code, tuple(lists), tuple(constants.values), slots, shared_layout(entry)[1], talk)
 
 
 _MOVES = {number_of("mov.b16"), number_of("mov.b32"), number_of("mov.b64"), op_number("pack"), op_number("unpack")}
