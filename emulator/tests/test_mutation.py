@@ -12,6 +12,7 @@ import pytest
 from tsmla_emulator import check, machine, mutate, mutation_table
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.mutation_reasons import Mutants, Reasons
+from tsmla_emulator.mutation_sites import NEXT_BARRIER, OF_GLOBAL_MEMORY, ONE_LESS, ONE_MORE, RELAXED
 from tsmla_emulator.ptx import calls
 from tsmla_emulator.ptx.model import Call
 from tsmla_emulator.record import Record
@@ -30,6 +31,15 @@ ONLY_HAPPENS_BEFORE_SEES = {
     "fence.mbarrier_init", "fence.proxy.async", "wgmma.fence", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
     "griddepcontrol.wait", "tcgen05.wait::ld", "tcgen05.fence",
 }  # fmt: skip
+
+
+WRONG = (RELAXED, OF_GLOBAL_MEMORY, ONE_MORE, ONE_LESS, NEXT_BARRIER)
+WHOLE_WARP = "bar.warp.sync"
+
+
+def taken_away(subject: mutate.Subject) -> list[mutate.Site]:
+    """Mutants without an instruction, but for synchronisations of a warp."""
+    return [site for site in subject.sites if site.action not in WRONG and site.family != WHOLE_WARP]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
     subject = subject_of(*kernels[symbol])
     subject.require_clean()
     families, unreached = defaultdict(list), []
-    for site in subject.sites:
+    for site in taken_away(subject):
         result = subject.try_out(site)
         if result.executed:
             families[site.family].append(result)
@@ -82,13 +92,43 @@ def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
     subject = subject_of(*kernels[f"{DECODE}, 10 rows"])
     subject.require_clean()
     families = defaultdict(list)
-    for result in map(subject.try_out, subject.sites):
+    for result in map(subject.try_out, taken_away(subject)):
         if result.executed:
             families[result.site.family].append(result.survived)
     redundant = {family for family, survived in families.items() if any(survived)}
     assert redundant <= {"mbarrier.try_wait", "tcgen05.wait::ld", "tcgen05.fence"}
     assert all(2 * sum(survived) <= len(survived) for survived in families.values())
     assert len(families) == 11
+
+
+@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
+def test_instructions_that_are_wrong_are_caught(kernels, name):
+    """Equivalent: another number where one instruction serves all who meet; a wait or an arrival that orders nothing
+    which others do not; and a count of a barrier that nobody waits for."""
+    subject = subject_of(*kernels[name])
+    subject.require_clean()
+    results = [subject.try_out(site) for site in subject.sites if site.action in WRONG]
+    survived = [(result.site.family, result.site.action) for result in results if result.survived]
+    assert {action for _, action in survived} <= {RELAXED, ONE_MORE, ONE_LESS, NEXT_BARRIER}
+    assert len(survived) <= 0.15 * len(results), survived
+    of_counts = [result for result in results if result.site.family == "mbarrier.init"]
+    assert len([result for result in of_counts if result.survived]) <= 0.2 * len(of_counts)
+
+
+@pytest.mark.parametrize("name", [BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
+def test_synchronisations_of_a_warp_are_missed(kernels, name):
+    """But where all that comes before is of the whole warp: tcgen05.ld and st with their waits."""
+    subject = subject_of(*kernels[name])
+    subject.require_clean()
+    results = [subject.try_out(site) for site in subject.sites if site.family == WHOLE_WARP]
+    assert {result.kind for result in results} >= {"race"}
+    survived = {result.site.key.partition(": bar.")[0] for result in results if result.survived}
+    assert survived <= {
+        "sm100/prefill/softmax._tell: probabilities_early.hand_over",
+        "sm100/prefill/softmax._tell: probabilities_late.hand_over",
+        "sm100/decode/softmax._tile: s.release",
+        "sm100/decode/load._load_query: q.hand_over",
+    }
 
 
 def test_barriers_of_a_decodes_pair_are_missed(kernels):
@@ -102,7 +142,7 @@ def test_an_instruction_that_another_makes_up_for_names_it(kernels):
     """A kernel with each proxy fence twice: either is redundant, both are not."""
     ptx, record = kernels[PREFILL]
     subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), record)
-    fences = [site for site in subject.sites if site.family == "fence.proxy.async"]
+    fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
     first, second = map(subject.try_out, fences)
     assert first.survived and second.survived
     first, second = subject.find_covers([first, second])
@@ -155,7 +195,7 @@ def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
 
 def test_reasons_that_fit_no_survivor_are_listed(kernels, tmp_path):
     subject = subject_of(*kernels[f"{DECODE}, 10 rows"])
-    waits = [site for site in subject.sites if site.callee == "s.wait_empty"]
+    waits = [site for site in taken_away(subject) if site.callee == "s.wait_empty"]
     loads = [site for site in subject.sites if site.callee == "tmem.wait_loads" and site.copies > 3]
     results = [mutate.Result(site, True) for site in (*waits, *loads)]
     results[-1] = dataclasses.replace(results[-1], kind="race", schedule="late", message="caught")

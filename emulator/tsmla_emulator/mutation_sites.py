@@ -11,16 +11,20 @@ from .machine import Module
 from .ptx.model import Entry, Source
 
 REMOVED, ALWAYS_TRUE, NO_BYTES = "removed", "always true", "arrives, but expects no bytes"
+RELAXED, OF_GLOBAL_MEMORY = "relaxed", "of global memory only"
+ONE_MORE, ONE_LESS, NEXT_BARRIER = "for one arrival more", "for one arrival less", "at the next barrier"
 
 FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE,)),
+    ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE, RELAXED)),
     ("mbarrier.arrive.expect_tx", r"mbarrier\.arrive\.expect_tx\.", (REMOVED, NO_BYTES)),
-    ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED,)),
+    ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED, RELAXED)),
+    ("mbarrier.init", r"mbarrier\.init\.", (ONE_MORE, ONE_LESS)),
     ("mbarrier.expect_tx", r"mbarrier\.expect_tx\.", (REMOVED,)),
-    ("bar.sync", r"(bar|barrier)\.(cta\.)?sync", (REMOVED,)),
-    ("bar.arrive", r"(bar|barrier)\.(cta\.)?arrive", (REMOVED,)),
+    ("bar.warp.sync", r"bar\.warp\.sync", (REMOVED,)),
+    ("bar.sync", r"(bar|barrier)\.(cta\.)?sync", (REMOVED, NEXT_BARRIER)),
+    ("bar.arrive", r"(bar|barrier)\.(cta\.)?arrive", (REMOVED, NEXT_BARRIER)),
     ("barrier.cluster", r"barrier\.cluster\.", (REMOVED,)),
-    ("fence.proxy.async", r"fence\.proxy\.async", (REMOVED,)),
+    ("fence.proxy.async", r"fence\.proxy\.async", (REMOVED, OF_GLOBAL_MEMORY)),
     ("fence.mbarrier_init", r"fence\.mbarrier_init", (REMOVED,)),
     ("wgmma.fence", r"wgmma\.fence\.", (REMOVED,)),
     ("wgmma.commit_group", r"wgmma\.commit_group\.", (REMOVED,)),

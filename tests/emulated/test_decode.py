@@ -86,6 +86,16 @@ def test_without_lse_and_with_pdl(gpu):
     check(problem, enable_pdl=True)
 
 
+@pytest.mark.parametrize("heads", [16, 48])
+def test_outputs_have_the_same_bits_with_and_without_lse(gpu, heads):
+    """A key too many or too few, which moves outputs by less than their tolerance, shows in the LSE of one of them."""
+    for arch, dtype in DTYPES:
+        if arch == gpu.arch:
+            problem = make_problem([1100, 1, 65, 130], 2, heads, dtype)
+            (with_lse, _), (without, _) = (check(problem, return_lse=lse) for lse in (True, False))
+            assert torch.equal(with_lse.view(torch.uint8), without.view(torch.uint8))
+
+
 def test_other_ways_to_say_the_same(gpu):
     """4-D caches, int64 lengths, uint8 workspaces, natural LSE, results allocated by the operator."""
     problem = make_problem([700, 64, 5], 2, 16)

@@ -23,7 +23,7 @@ LENGTHS = {
 }
 
 
-def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
+def check(problem: Problem, causal: bool, lse: bool = True, **options) -> torch.Tensor:
     shape = (*problem.query.shape[:2], problem.value.shape[2])
     dtype = options.pop("out_dtype", out_dtype(problem.query.dtype))
     out = torch.full(shape, math.nan, dtype=dtype, device="cuda")
@@ -33,6 +33,7 @@ def check(problem: Problem, causal: bool, lse: bool = True, **options) -> None:
         **options,
     )  # fmt: skip
     judge(problem, causal, *(result if lse else (result, None)))
+    return out
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
@@ -62,6 +63,15 @@ def test_dtypes_and_dims(gpu, dtype, dims):
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
 def test_eight_bit_dtypes_and_dims(gpu, dtype, dims):
     check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+def test_outputs_have_the_same_bits_with_and_without_lse(gpu, dtype, causal):
+    """A key too many or too few, which moves outputs by less than their tolerance, shows in the LSE of one of them."""
+    problem = make_problem([127, 150, 1], [129, 77, 300], 2, 1, 192, 128, dtype, "cuda")
+    with_lse, without = (check(problem, causal, lse) for lse in (True, False))
+    assert torch.equal(with_lse.view(torch.uint8), without.view(torch.uint8))
 
 
 @BLACKWELL

@@ -230,7 +230,7 @@ bool Cluster::run(u64 most) {
     }
     if (!async.empty())
       async.run_one(*this, random);
-    else if (!spins && (quiet ? !held_back : idle_rounds_ > 1000))
+    else if (quiet ? !held_back : idle_rounds_ > 1000)
       report_deadlock();
   }
   return false;
