@@ -15,13 +15,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(pytest_plugin, pytest_plugin.__name__)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Hopper's decode relies on lanes that go in step, in two places: kernels/log/hopper-decode.md, "Lanes in step"."""
-    for item in items:
-        if not item.path.stem.startswith(("test_prefill", "test_pack")):
-            item.add_marker(pytest.mark.lockstep("sm_90a"))
-
-
 @pytest.fixture(scope="session")
 def built_objects() -> Path:
     return OBJECTS

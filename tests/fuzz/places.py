@@ -56,7 +56,6 @@ class Place:
             quantum=schedule.quantum,
             starve=schedule.starved,
             happens_before=schedule.races,
-            lockstep=self.arch == "sm_90a",  # kernels/log/hopper-decode.md, "Lanes in step"
             elect_highest=schedule.highest,
             limit=_ENDLESS,
         )

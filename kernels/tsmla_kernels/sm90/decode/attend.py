@@ -88,6 +88,7 @@ def attend(
             row_keys[0, position] = keys.first
             row_keys[1, position] = keys.end
         all_keys = seen_by_both(all_keys, keys)
+    cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
     state = AttendState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,

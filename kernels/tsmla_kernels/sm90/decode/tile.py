@@ -139,6 +139,7 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
         if const_expr(_supposes(state)):
             _exponentiate(state, scores)
     references = state.shared.references
+    cute.arch.sync_warp()  # all lanes have read the references that one of them now writes over
     if state.coordinates[0, 0][1] == 0:
         for row in cutlass.range_constexpr(cute.size(state.reference)):
             references[state.coordinates[row, 0][0]] = state.reference[row]
