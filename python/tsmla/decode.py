@@ -24,7 +24,7 @@ from .workspace import multiprocessors, sized
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
-_PAGES = (16, 32, 64, 128)
+PAGE_SIZES = (16, 32, 64, 128)
 
 
 def tsmla_decode(
@@ -257,8 +257,8 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         if batch and not sizes[size]:
             given = list((kv_cache if name == "kv_cache" else block_tables).shape)
             raise ArgumentError(f"{_OPERATOR}: {name} has shape {given}; it must have at least {least}")
-    if sizes["page_size"] not in _PAGES:
-        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {_PAGES}")
+    if sizes["page_size"] not in PAGE_SIZES:
+        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {PAGE_SIZES}")
     check_options(options, causal_seqs is not None, sinks is not None)
     parts = workspace_bytes = 0
     if batch and q_len and heads:

@@ -207,6 +207,13 @@ def test_a_part_of_another_row_is_not_its_neighbour(recorder):
         ran(recorder, plan_inputs(), run_inputs(kv_cache=(cache[:-1, :, :LATENT], cache[1:, :, LATENT:])))
 
 
+def test_entries_of_kv_indptr_beyond_the_requests_are_not_read(recorder):
+    plan = plan_inputs()
+    longer = {**plan, "kv_indptr": torch.cat([plan["kv_indptr"], ints(-7, 3, 10**9)])}
+    (_, got, _), (_, want, _) = (ran(recorder, given, run_inputs()) for given in (longer, plan))
+    assert torch.equal(got["block_tables"], want["block_tables"]) and torch.equal(got["seq_lens"], want["seq_lens"])
+
+
 @pytest.mark.parametrize(("on_e", "mode"), [(False, "none"), (True, "none"), (False, "base2"), (True, "basee")])
 @pytest.mark.parametrize("buffer", [False, True])
 def test_the_lse_has_the_base_that_was_asked_for(recorder, monkeypatch, on_e, mode, buffer):
@@ -222,6 +229,10 @@ def test_the_lse_has_the_base_that_was_asked_for(recorder, monkeypatch, on_e, mo
     out, lse = planned.run(**run)
     assert out is given_out and (lse is given_lse or not buffer)
     assert torch.allclose(lse, base_2 * math.log(2) if on_e else base_2, rtol=1e-6)
+    if buffer:
+        given_lse.fill_(math.nan)
+        assert planned.run(**{**run, "return_lse": False}) is given_out
+        assert torch.allclose(given_lse, base_2 * math.log(2) if on_e else base_2, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -310,6 +321,7 @@ APART = distinct(PAGES, PAGE, LATENT), distinct(PAGES, PAGE, 64)
         ({"head_dim_ckv": 256}, "head_dim_ckv is 256; kernels exist for 512"),
         ({"head_dim_kpe": 0}, "head_dim_kpe is 0; kernels exist for 64"),
         ({"page_size": 0}, "page_size is 0"),
+        ({"page_size": 1}, r"page_size is 1; kernels exist for \(16, 32, 64, 128\)"),
         ({"q_data_type": torch.float32}, "q_data_type is torch.float32"),
         ({"kv_data_type": torch.float8_e4m3fn}, "kv_data_type is torch.float8_e4m3fn; it must be q_data_type"),
         ({"output_dtype": torch.float16}, "output_dtype is torch.float16"),
@@ -320,6 +332,7 @@ APART = distinct(PAGES, PAGE, LATENT), distinct(PAGES, PAGE, 64)
         ({"qo_indptr": ints(0, 2)}, "qo_indptr has 2 entries; it must have 4"),
         ({"qo_indptr": ints(1, 2, 3, 4)}, "qo_indptr .* start at 0"),
         ({"kv_indptr": ints(0, 5, 4, 9)}, "kv_indptr .* never fall"),
+        ({"kv_indptr": ints(0, 2, 4)}, "kv_indptr has 3 entries; it must have 4 or more"),
         ({"kv_indptr": ints(0, 2, 4, 900)}, "kv_indptr ends at 900; kv_indices has 7 entries"),
         ({"kv_indices": torch.zeros(7)}, "kv_indices is torch.float32"),
         ({"kv_indices": torch.zeros(7, 1, dtype=torch.int32)}, "kv_indices has shape"),
@@ -349,8 +362,7 @@ def test_plan_refuses_by_name(recorder, changes, text):
         (BOTH_SCALES, "ckv_scale is given, and so is bmm1_scale"),
         ({"bmm1_scale": torch.ones(1), "bmm2_scale": 1.0}, "bmm1_scale is a Tensor"),
         ({"sinks": torch.zeros(HEADS)}, "sinks are given; plan had use_sinks=False"),
-        ({"lse": torch.zeros(6, HEADS)}, "lse is given and return_lse is False"),
-        ({"return_lse_base_on_e": True}, "return_lse_base_on_e is given and return_lse is False"),
+        ({"return_lse_base_on_e": True}, "return_lse_base_on_e is given, return_lse is False, and there is no lse"),
         ({"return_lse": True, "lse": torch.zeros(6)}, r"lse has shape \[6\]"),
         ({"return_lse": 3}, "return_lse is 3"),
         ({"query": None}, "needs query, or q_nope and q_pe"),
@@ -383,7 +395,7 @@ def test_plan_and_run_agree_on_sinks_and_lse(recorder):
     planned.plan(**plan_inputs(use_sinks=True))
     with pytest.raises(ArgumentError, match="sinks are not given; plan had use_sinks=True"):
         planned.run(**run_inputs())
-    with pytest.raises(UnsupportedError, match="sinks are given with return_lse"):
+    with pytest.raises(UnsupportedError, match="sinks are given, and an LSE is asked for"):
         planned.run(**run_inputs(sinks=torch.zeros(HEADS), return_lse=True))
     planned.plan(**plan_inputs(lse_mode="basee"))
     for options in ({}, {"return_lse": True}):

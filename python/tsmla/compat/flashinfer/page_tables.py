@@ -74,7 +74,7 @@ def csr_pages(
 ) -> Pages:
     """From lists of pages, one behind the other."""
     keys = _numbers(face, "kv_len_arr", kv_len_arr)
-    first = _ends(face, "kv_indptr", kv_indptr, keys.numel())
+    first = _ends(face, "kv_indptr", kv_indptr, keys.numel(), longer=True)
     checks.stored(face, "kv_indices", kv_indices)
     checks.shape(face, "kv_indices", kv_indices, ("entries",))
     checks.dtype_in(face, "kv_indices", kv_indices, _INTEGERS)
@@ -126,22 +126,24 @@ def _pages(device: torch.device, q_ends: torch.Tensor, tables: torch.Tensor, key
     return Pages(tables, keys.to(device, torch.int32), longest, int(q_ends[-1]), most, ends)
 
 
-def _numbers(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """[batch] lengths, on the CPU, int64, none below 0."""
+def _numbers(face: str, name: str, tensor: torch.Tensor, first: int | None = None) -> torch.Tensor:
+    """[batch] lengths, on the CPU, int64, none below 0; of more only the `first` are read."""
     checks.stored(face, name, tensor)
     checks.shape(face, name, tensor, ("batch",))
     checks.dtype_in(face, name, tensor, _INTEGERS)
-    numbers = tensor.cpu().to(torch.int64)
+    numbers = tensor[:first].cpu().to(torch.int64)
     if bool((numbers < 0).any()) or bool((numbers > translate.LARGEST_INT).any()):
         raise ArgumentError(f"{face}: {name} has numbers below 0 or beyond 32 bits")
     return numbers
 
 
-def _ends(face: str, name: str, tensor: torch.Tensor, batch: int) -> torch.Tensor:
-    """[batch + 1] ends, on the CPU, int64, from 0 on and never less than one before."""
-    numbers = _numbers(face, name, tensor)
+def _ends(face: str, name: str, tensor: torch.Tensor, batch: int, longer: bool = False) -> torch.Tensor:
+    """[batch + 1] ends, on the CPU, int64, from 0 on and never less than one before. It may be `longer` where
+    FlashInfer does not read what follows, and callers leave something there."""
+    numbers = _numbers(face, name, tensor, batch + 1 if longer else None)
     if numbers.numel() != batch + 1 or int(numbers[0]) or bool((numbers.diff() < 0).any()):
+        many = f"{batch + 1} or more" if longer else str(batch + 1)
         raise ArgumentError(
-            f"{face}: {name} has {numbers.numel()} entries; it must have {batch + 1}, start at 0 and never fall"
+            f"{face}: {name} has {tensor.numel()} entries; it must have {many}, start at 0 and never fall"
         )
     return numbers

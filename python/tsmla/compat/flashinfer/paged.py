@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import checks
-from ...decode import tsmla_decode
+from ...decode import PAGE_SIZES, tsmla_decode
 from ...errors import ArgumentError, UnsupportedError
 from ...support import LATENT_DIM, ROPE_DIM
 from .. import translate
@@ -150,6 +150,8 @@ class BatchMLAPagedAttentionWrapper:
         dtype = run_inputs.planned_dtype(_PLAN, given["q_data_type"], given["kv_data_type"], output_dtype)
         heads = checks.integer(_PLAN, "num_heads", given["num_heads"], 0, translate.LARGEST_INT)
         page = checks.integer(_PLAN, "page_size", given["page_size"], 1, translate.LARGEST_INT)
+        if page not in PAGE_SIZES:
+            raise UnsupportedError(f"{_PLAN}: page_size is {page}; kernels exist for {PAGE_SIZES}")
         is_causal = checks.flag(_PLAN, "causal", given["causal"])
         pages = self._pages(metadata, flat, page)
         self._planned = _Planned(
@@ -222,10 +224,11 @@ class BatchMLAPagedAttentionWrapper:
                 only where strides are no multiples of 16 bytes. q_nope, q_pe: the pair.
             kv_cache: [pages, page_size, 576], or a pair of its parts, which must lie side by side: cache[..., :512] and
                 cache[..., 512:] of one tensor. ckv_cache, kpe_cache: the pair.
-            out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to copy the LSE into.
+            out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to copy the LSE into,
+                whether it is returned or not.
             ckv_scale, kpe_scale: dequantisation factors of the cache's parts, which must be equal.
             bmm1_scale, bmm2_scale: factors of the scores, in place of the plan's sm_scale, and of the output.
-            sinks: [heads] float32, scores of one more key without a value, if `plan` said so; not with return_lse.
+            sinks: [heads] float32, scores of one more key without a value, if `plan` said so; not with an LSE.
             profiler_buffer, kv_len, page_table, o_scale, ckv_scale_arr, skip_softmax_threshold_scale_factor: refused if
                 given.
 
@@ -241,14 +244,16 @@ class BatchMLAPagedAttentionWrapper:
         translate.refused(_RUN, "8-bit outputs are not written here", o_scale=o_scale)
         translate.refused(_RUN, "rows of a cache have no scales of their own here", ckv_scale_arr=ckv_scale_arr)
         translate.no_skipping(_RUN, skip_softmax_threshold_scale_factor)
-        base_e = run_inputs.is_natural(_RUN, planned.lse_mode, lse, return_lse, return_lse_base_on_e)
+        computes_lse, returns_lse, base_e = run_inputs.asked_lse(
+            _RUN, planned.lse_mode, lse, return_lse, return_lse_base_on_e
+        )
         if (sinks is not None) != planned.use_sinks:
             given = "not " if sinks is None else ""
             raise ArgumentError(f"{_RUN}: sinks are {given}given; plan had use_sinks={planned.use_sinks}")
-        if sinks is not None and return_lse:
+        if sinks is not None and computes_lse:
             raise UnsupportedError(
-                f"{_RUN}: sinks are given with return_lse; whether the LSE counts them is not FlashInfer's contract "
-                "(tsmla_decode has lse_includes_sink)"
+                f"{_RUN}: sinks are given, and an LSE is asked for; whether it counts them is not FlashInfer's "
+                "contract (tsmla_decode has lse_includes_sink)"
             )
         pieces = run_inputs.query_pieces(_RUN, query, q_nope, q_pe)
         cache = run_inputs.joined_cache(_RUN, kv_cache, ckv_cache, kpe_cache, planned.page_size)
@@ -287,7 +292,7 @@ class BatchMLAPagedAttentionWrapper:
                 out=None if out is None else out.view(*outer, LATENT_DIM),
                 causal_mask=planned.causal,
                 enable_pdl=planned.enable_pdl,
-                return_lse=return_lse,
+                return_lse=computes_lse,
                 lse_base=math.e if base_e else 2.0,
                 sinks=sinks,
                 cum_seq_lens_q=pages.q_ends,
@@ -295,9 +300,9 @@ class BatchMLAPagedAttentionWrapper:
             )
         except ArgumentError as error:
             raise translate.in_their_words(_RUN, error, _NAMES) from None
-        made, made_lse = result if return_lse else (result, None)
+        made, made_lse = result if computes_lse else (result, None)
         made = made.view(*flat, LATENT_DIM) if out is None else out
         if made_lse is None:
             return made
-        made_lse = made_lse.view(flat)
-        return made, made_lse if lse is None else lse.copy_(made_lse)
+        made_lse = made_lse.view(flat) if lse is None else lse.copy_(made_lse.view(flat))
+        return (made, made_lse) if returns_lse else made

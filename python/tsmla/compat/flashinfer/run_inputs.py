@@ -111,15 +111,17 @@ def factors(
     return sm_scale * latent, latent
 
 
-def is_natural(face: str, lse_mode: str, lse: torch.Tensor | None, return_lse: bool, on_e: bool) -> bool:
-    """Whether the LSE is of base e; `lse_mode` is what `plan` said of it."""
+def asked_lse(
+    face: str, lse_mode: str, lse: torch.Tensor | None, return_lse: bool, on_e: bool
+) -> tuple[bool, bool, bool]:
+    """Whether the LSE is computed, as it is for a buffer, too, whether it is returned, and whether it is of base e;
+    `lse_mode` is what `plan` said of it."""
     returned, on_e = checks.flag(face, "return_lse", return_lse), checks.flag(face, "return_lse_base_on_e", on_e)
-    if not returned:
-        for name, given in (("lse", lse is not None), ("return_lse_base_on_e", on_e)):
-            if given:
-                raise ArgumentError(f"{face}: {name} is given and return_lse is False")
-    if lse_mode != "none" and (not returned or on_e != (lse_mode == "basee")):
+    computed = returned or lse is not None
+    if on_e and not computed:
+        raise ArgumentError(f"{face}: return_lse_base_on_e is given, return_lse is False, and there is no lse")
+    if lse_mode != "none" and (not computed or on_e != (lse_mode == "basee")):
         raise ArgumentError(
             f"{face}: return_lse is {returned} and return_lse_base_on_e {on_e}; plan had lse_mode={lse_mode!r}"
         )
-    return on_e
+    return computed, returned, on_e
