@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -43,6 +45,18 @@ def test_requests_of_any_query_lengths(gpu, monkeypatch, heads, query_lengths):
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16], ids=str)
 def test_other_dtypes(gpu, monkeypatch, dtype):
     check_invariance(monkeypatch, make_problem([520, 65, 300], [1, 9, 2], 16, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_whatever_the_queries_of_others_hold(gpu, dtype):
+    """They lie behind a request's own in its row tile."""
+    problem = make_problem([700, 300], [2, 5], 3, dtype)
+    exact, exact_lse = check(problem, batch_invariant=True)
+    for value in (math.nan, math.inf, torch.finfo(dtype).max, 0.0):
+        query = problem.query.clone()
+        query[2:] = value
+        out, lse = run(dataclasses.replace(problem, query=query), batch_invariant=True)
+        assert torch.equal(out[:2], exact[:2]) and torch.equal(lse[:2], exact_lse[:2])
 
 
 def test_otherwise_bits_do_depend(gpu, monkeypatch):

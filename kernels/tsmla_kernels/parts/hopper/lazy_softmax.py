@@ -16,7 +16,7 @@ from .softmax import _quad_max
 
 NO_KEYS = -1.0e30
 """The reference before the first visible key: finite, so that no difference of references is NaN."""
-NO_ROW = 1.0e30
+NO_ROW = Float32.inf
 """That of rows which are not the segment's, whatever they hold: no score exceeds it, so no other reference moves."""
 
 
@@ -81,12 +81,13 @@ def _exponents(scores: cute.TensorSSA, scale_log2: Float32, shift: Float32) -> c
 
 
 @cute.jit
-def differs(received: cute.Tensor, reference: cute.Tensor) -> Boolean:
-    """Whether, of this lane's rows, one has another reference."""
-    different = Boolean(False)
+def is_ahead(received: cute.Tensor, reference: cute.Tensor) -> Boolean:
+    """Whether, of this lane's rows, one has a `received` reference that has moved on. That of a row which is not the
+    segment's has not, also where it has become NaN."""
+    ahead = Boolean(False)
     for row in cutlass.range_constexpr(cute.size(reference)):
-        different = different or received[row] != reference[row]
-    return different
+        ahead = ahead or received[row] > reference[row]
+    return ahead
 
 
 @cute.jit

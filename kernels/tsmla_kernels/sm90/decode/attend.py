@@ -23,7 +23,7 @@ from cutlass import Float32, Int32
 from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import rows_columns
-from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, differs
+from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, is_ahead
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
@@ -154,7 +154,7 @@ def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
 @cute.jit
 def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     received = await_references(state, index)
-    if cute.arch.vote_any_sync(differs(received, state.reference)):
+    if cute.arch.vote_any_sync(is_ahead(received, state.reference)):
         follow(state, received)
         rescale_outputs(state, state.rescale_received)
     take(state, index)

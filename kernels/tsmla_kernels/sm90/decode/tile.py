@@ -14,7 +14,7 @@ from cutlass.cutlass_dsl import select_
 
 from ...parts.hopper import mma
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
-from ...parts.hopper.lazy_softmax import differs, exceeds, exponentiate, follow_reference, move_reference
+from ...parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
 from ...parts.hopper.softmax import scale_rows
 from ...parts.precision import Probabilities
 from ...parts.visible import VisibleKeys
@@ -127,7 +127,7 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
         rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
     )
     if const_expr(follows):
-        beyond = beyond or differs(await_references(state, index), state.reference)
+        beyond = beyond or is_ahead(await_references(state, index), state.reference)
     moves = cute.arch.vote_any_sync(beyond)
     if moves:
         if const_expr(follows):
