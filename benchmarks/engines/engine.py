@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import gc
 import multiprocessing
 import os
 import time
@@ -141,7 +140,8 @@ def _host_times(llm: Any, lengths: list[int], new: int, seed: int) -> dict[str, 
 
         return calls
 
-    backends = [layer.impl for layer in gc.get_objects() if isinstance(layer, MLAAttention)]
+    layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+    backends = [layer.impl for layer in layers if isinstance(layer, MLAAttention)]
     for impl in backends:
         for name, times in taken.items():
             setattr(impl, name, timed(getattr(impl, name), times))
