@@ -1,4 +1,4 @@
-"""The table of real engines in docs/performance.md, from the records of `benchmarks.engines.throughput`."""
+"""The tables of real engines in docs/performance.md, from the records of `benchmarks.engines`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ HEAD = (
 )  # fmt: skip
 
 
+HOST_HEAD = "backend", "method of each layer", "us of the host: least", "median", "calls"
+
+
+def host_rows(record: dict[str, Any]) -> Iterator[list[str]]:
+    """A row for each backend and method, from a record of `benchmarks.engines.host_time`."""
+    for name, methods in record["results"].items():
+        for method, times in methods.items():
+            if times:
+                shown = f"{min(times):.0f}", f"{statistics.median(times):.0f}", f"{len(times)}"
+                yield [name.replace(OURS, "tsmla", 1), f"`{method}`", *shown]
+
+
 def records() -> list[dict[str, Any]]:
     return published.all_of("vllm-throughput")
 
@@ -26,12 +38,14 @@ def rows(record: dict[str, Any]) -> Iterator[list[str]]:
         requests, _, rest = result["case"].partition("x")
         new = int(requests) * int(rest.partition("+")[2])
         first, *_ = result["seconds"]
+        drafts = options.get("speculate")
+        drafting = f", {drafts['method']} {drafts['num_speculative_tokens']}" if drafts else ""
         for name, seconds in result["seconds"].items():
             profile = result.get("profile", {}).get(name)
             yield [
                 "bf16" if options["kv"] == "auto" else options["kv"],
                 f"{options['heads']}, {options['layers']}",
-                f"{requests} x {rest.replace('+', ' + ')}",
+                f"{requests} x {rest.replace('+', ' + ')}{drafting}",
                 name.replace(OURS, "tsmla", 1).replace(",", ", "),
                 f"{new / statistics.median(seconds):,.0f}",
                 _beside(first, result["seconds"][first], name, seconds),

@@ -60,6 +60,12 @@ turns in one run, in an order drawn anew each round; the median of the rounds co
 of the other, nothing is said but that. Attention is what kernels and copies named for it take, where it was profiled.
 What the settings mean, and what the rows show: [vllm.md](vllm.md#measured)."""
 
+_CAPTURED = """\
+Engines capture a graph for the longest context that a model allows, here 131072 keys, and replay it while requests are
+short: *captured* beside a call that knows its longest request. Head counts are those that tensor parallelism leaves."""
+_HOST = """\
+What a layer's call costs the host, without CUDA graphs, where the GPU is done sooner than the host:"""
+
 
 def main() -> None:
     for path in published.superseded():
@@ -78,8 +84,11 @@ def performance_page() -> str:
     sections = {
         "Prefill": [*prefills],
         "Decode": [_decode(decode), charts.decode(decode, 128)],
-        "Batch-invariant decode": [_batch_invariant(published.newest("batch-invariant-decode"))],
-        "Engines": [_ENGINES, _engines(engine_tables.records())],
+        "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
+        "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
+        "Engines": [
+            _ENGINES, _engines(engine_tables.records()), _HOST, _host_times(published.newest("vllm-host-time")),
+        ],
         "K/V pack and FP8 quantisation": [_pack(published.newest("pack"))],
         "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
     }
@@ -226,22 +235,27 @@ def _decode(record: dict[str, Any]) -> str:
     return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
 
 
-def _batch_invariant(record: dict[str, Any]) -> str:
-    """Shapes with one query length for all requests: what it costs that a request's keys are not split among SMs."""
+def _both_ways(record: dict[str, Any], other: str) -> str:
+    """Shapes with one query length for all requests: what it costs to call the operator in an `other` way."""
     rows: dict[str, list[str]] = {}
     for result in published.results(record, "back to back"):
         requests, q_len, keys, heads, lengths = result["shape"]
         if lengths in ("fixed", "variable"):
-            split, whole = (result["timings"][name]["median_us"] for name in ("tsmla", "batch_invariant"))
+            default, changed = (result["timings"][name]["median_us"] for name in ("tsmla", other))
             label = f"{requests} x {q_len} queries, {keys} keys ({lengths}), {heads} heads"
-            rows.setdefault(label, []).append(f"{split:.1f} / {whole:.1f} ({whole / split:.2f} x)")
-    head = ["`tsmla_decode`, back to back, cold L2", "bf16, us: default / batch_invariant", "e4m3"]
+            rows.setdefault(label, []).append(f"{default:.1f} / {changed:.1f} ({changed / default:.2f} x)")
+    head = ["`tsmla_decode`, back to back, cold L2", f"bf16, us: default / {other}", "e4m3"]
     return f"{_table(head, ([label, *cells] for label, cells in rows.items()))}\n\n{_certificate(record)}"
 
 
 def _engines(records: Sequence[dict[str, Any]]) -> str:
     table = _table(engine_tables.HEAD, (row for record in records for row in engine_tables.rows(record)))
     return "\n".join([table, "", *(f"- {_certificate(record)}" for record in records)])
+
+
+def _host_times(record: dict[str, Any]) -> str:
+    table = _table(engine_tables.HOST_HEAD, engine_tables.host_rows(record))
+    return f"{table}\n\n{_certificate(record)}"
 
 
 def _pack(record: dict[str, Any]) -> str:

@@ -55,6 +55,8 @@ def main() -> None:
     for backend in options.backends:
         engines.append(Engine(backend, each, model.forwarded(options)))
         print(f"{backend}: up after {engines[-1].start_seconds:.0f} s", flush=True)
+    drafts = options.speculate and f"-{options.speculate['method']}-{options.speculate['num_speculative_tokens']}"
+    name = f"vllm-throughput-{options.kv}-{options.heads}-heads{drafts or ''}"
     results: list[dict[str, Any]] = []
     record = {
         "certificate": protocol.certificate(options.commit),
@@ -65,7 +67,7 @@ def main() -> None:
     }
     for case in options.case:
         results.append(_case(engines, case, options.rounds, options.profile))
-        path = protocol.write_record(options.results, f"vllm-throughput-{options.kv}-{options.heads}-heads", record)
+        path = protocol.write_record(options.results, name, record)
     for engine in engines:
         engine.close()
     print(path)
