@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 from small_kernels import run
@@ -45,6 +48,44 @@ def test_a_write_and_a_read_need_a_barrier_between():
     assert "write by CTA 0 warp 0 at PTX line" in text and "read by CTA 0 warp 1 at PTX line" in text
     assert text.splitlines()[0].endswith("are not ordered")
     clean(HANDOVER.replace("FIRST_SYNC", "bar.arrive 1, 64;").replace("SECOND_SYNC", "bar.sync 1, 64;"))
+
+
+TWICE = """
+setp.ge.u32 %p1, %r1000, 32;
+mov.b32 %r5, 0;
+AGAIN:
+@!%p1 st.shared.b32 [smem+64], %r5;
+@%p1 ld.shared.b32 %r4, [smem+64];
+@!%p1 st.shared.b32 [smem+128], %r5;
+@%p1 ld.shared.b32 %r4, [smem+128];
+add.u32 %r5, %r5, 1;
+setp.lt.u32 %p2, %r5, 3;
+@%p2 bra AGAIN;
+"""
+
+
+def test_findings_are_reported_together_and_each_pair_of_instructions_once():
+    text = races(TWICE, "offset 0x440 of CTA 0")
+    assert "offset 0x480 of CTA 0" in text
+    lines = text.splitlines()
+    together = [lines[0], *itertools.takewhile(lambda line: line.startswith("  and "), lines[1:])]
+    pairs = [tuple(re.findall(r"at PTX line (\d+)", line)) for line in together]
+    assert len(set(pairs)) == len(pairs) >= 4
+    assert f"warp {re.search(r'warp (.) at PTX', lines[0])[1]}" in text
+    one = races(TWICE, "offset 0x440 of CTA 0", findings=1)
+    assert "\n  and " not in one and one.splitlines()[0] == lines[0]
+    assert races(TWICE, "offset 0x440", findings=2).count("\n  and ") == 1
+
+
+def test_what_was_found_before_a_failure_is_reported_before_it():
+    text = races(TWICE + "@%p1 bra END; bar.sync 2, 64; END:", "offset 0x440 of CTA 0")
+    assert "\n  and then, deadlock: " in text
+
+
+def test_a_finding_is_where_it_was_found_not_where_the_run_ended():
+    body = HANDOVER.replace("FIRST_SYNC", "").replace("SECOND_SYNC", "") + "mov.b32 %r9, 1; add.u32 %r9, %r9, 1;"
+    text = races(body, "shared memory")
+    assert re.search(r"\n  CTA \(0, 0, 0\) warp 1, PTX line \d+.*: ld.shared.b32", text)
 
 
 def test_one_way_barriers_order_one_way_only():

@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_kernels import run, text_of
+from tsmla_emulator.core.binding import place
 from tsmla_emulator.machine import parse
 from tsmla_emulator.ptx.model import (
     Address,
+    Call,
     Immediate,
     NotImplementedInstruction,
     Pair,
     PtxError,
     Register,
     Sink,
+    Source,
     Vector,
 )
 from tsmla_emulator.ptx.program import build_program
@@ -150,3 +153,23 @@ LOOP:
     st.global.b32 [%d100], %r2;
     """, out)  # fmt: skip
     assert out[0] == 55
+
+
+def test_an_instruction_is_named_by_role_function_and_edge():
+    inner = Call("parts/pipeline.wait_full", 90, "mbarrier_wait")
+    edge = Call("sm90/decode/load.load", 30, "kv.wait_full")
+    kernel = Call("sm90/decode/kernel.kernel", 170, "load")
+    ours = entry("mov.b32 %r1, 0;")
+    at = ours.instructions[3]
+    named = f"PTX line {at.line} ("
+    for calls, said in (
+        ((inner, edge, kernel), "role load, sm90/decode/load.load: kv.wait_full, pipeline.py:91)"),
+        ((Call("sm90/decode/load.load", 31, ""), kernel), "role load, sm90/decode/load.load, pipeline.py:91)"),
+        ((Call("sm90/decode/kernel.kernel", 8, "arch.sync"),), "sm90/decode/kernel.kernel: arch.sync, pipeline.py:91)"),
+        ((inner,), "pipeline.py:91)"),
+    ):
+        at.source = Source("pipeline.py", 91, calls)
+        assert place(ours, 3) == named + said
+    at.source = None
+    assert place(ours, 3) == f"PTX line {at.line}"
+    assert place(ours, len(ours.instructions)) == "the end of the kernel"

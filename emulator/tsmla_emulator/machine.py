@@ -63,6 +63,8 @@ class Options:
     be over where its values are used. PTX promises neither; kernels of others rely on both.
     lockstep: happens-before takes each lane of a warp to know what the others do, as if all went in step. Threads need
     not, but kernels rely on it where the compiler keeps them together.
+    findings: after so many of happens-before a cluster is given up. What it has found by then, or by its end, is
+    reported together, each pair of instructions once, and before the failure that the run ends with, if it does.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -77,6 +79,7 @@ class Options:
     threads: int = 1
     elect_highest: bool = False
     count: bool = False
+    findings: int = 8
     limit: int = 0
 
 

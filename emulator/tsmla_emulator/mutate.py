@@ -84,7 +84,7 @@ def schedules(warps: int) -> Iterator[tuple[str, Options]]:
     yield "late", Options(async_mode="late")
     for seed in (1, 2):
         yield f"random, seed {seed}", Options(async_mode="random", seed=seed, quantum=0)
-    race = Options(async_mode="late", happens_before=True)
+    race = Options(async_mode="late", happens_before=True, findings=1)
     yield "late", race
     yield "eager", dataclasses.replace(race, async_mode="eager")
     for seed in (3, 4, 5):

@@ -40,9 +40,6 @@ FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 """Name, pattern of the opcodes (the first that matches counts) and what is done to them."""
 
-PARTS = "parts/"
-"""Where functions are that kernels are composed from. They are in all kernels, so their callers tell more."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Site:
@@ -109,8 +106,8 @@ def _place(at: Source | None) -> tuple[str, str, str]:
     """Function and callee of a site, and the lines of the sources from there to the instruction."""
     if at is None:
         return "", "", ""
-    depth = next((depth for depth, call in enumerate(at.calls) if not call.function.startswith(PARTS)), -1)
-    if depth < 0:
+    depth = at.asker
+    if depth is None:
         return "", "", f"{Path(at.file).name}:{at.line}"
     lines = (f"{call.function.rpartition('.')[0]}.py:{call.line}" for call in reversed(at.calls[: depth + 1]))
     return at.calls[depth].function, at.calls[depth].callee, ", ".join(lines)

@@ -35,7 +35,7 @@ class _Options(Structure):
     _fields_ = (
         ("mode", c_uint32), ("quantum", c_uint32), ("happens_before", c_uint32), ("lenient_tensor", c_uint32),
         ("lockstep", c_uint32), ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32),
-        ("count", c_uint32),
+        ("count", c_uint32), ("findings", c_uint32),
         ("starved_count", c_uint32), ("starved", POINTER(c_uint32)), ("seed", c_uint64), ("limit", c_uint64),
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     starve = options.starve or ()
     options_c = _Options(_MODES[options.async_mode], options.quantum, int(options.happens_before),
                          int(options.lenient_tensor), int(options.lockstep), int(options.poison), options.threads,
-                         int(options.elect_highest), int(options.count), len(starve),
+                         int(options.elect_highest), int(options.count), options.findings, len(starve),
                          (c_uint32 * max(1, len(starve)))(*starve), options.seed, options.limit)  # fmt: skip
     lists = (ctypes.c_int32 * max(1, len(program.lists)))(*program.lists)
     constants = (c_uint32 * max(1, len(program.constants)))(*program.constants)
@@ -178,7 +178,7 @@ def _add_counts(report: Report, entry: Entry, counts: _Counts, warps: int, size:
 
 def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) -> EmulationError:
     kind, _, message = text.partition("\n")
-    message = re.sub(r"@pc:(\d+)@", lambda found: _place(entry, int(found[1])), message)
+    message = re.sub(r"@pc:(\d+)@", lambda found: place(entry, int(found[1])), message)
     message = re.sub(r"@region:(\d+)@", lambda found: repr(regions[int(found[1])].name), message)
     where, line, source = "", 0, ""
     if failure.known and failure.pc < len(entry.instructions):
@@ -187,16 +187,24 @@ def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) ->
         if instruction.source is not None:
             source = f"{instruction.source.file}:{instruction.source.line}"
         where = (
-            f"\n  CTA {tuple(failure.cta)} warp {failure.warp}, {_place(entry, failure.pc)}: {instruction.text[:160]}"
+            f"\n  CTA {tuple(failure.cta)} warp {failure.warp}, {place(entry, failure.pc)}: {instruction.text[:160]}"
         )
     if kind == "not implemented":
         message = f"not implemented: {message} at line {line}"
     return EmulationError(f"{kind}: {message}\n  kernel {entry.name}{where}", kind, line, source)
 
 
-def _place(entry: Entry, position: int) -> str:
+def place(entry: Entry, position: int) -> str:
+    """Where an instruction is, for people: its line, and the role, function and what this calls, as far as known."""
     if position >= len(entry.instructions):
         return "the end of the kernel"
-    instruction = entry.instructions[position]
-    place = f"PTX line {instruction.line}"
-    return place if instruction.source is None else f"{place} ({instruction.source.file}:{instruction.source.line})"
+    line, source = entry.instructions[position].line, entry.instructions[position].source
+    if source is None:
+        return f"PTX line {line}"
+    said = [f"{source.file}:{source.line}"]
+    if source.asker is not None:
+        call = source.calls[source.asker]
+        said.insert(0, f"{call.function}: {call.callee}" if call.callee else call.function)
+    if source.role:
+        said.insert(0, f"role {source.role}")
+    return f"PTX line {line} ({', '.join(said)})"

@@ -243,6 +243,7 @@ bool Cluster::any_runnable_polling() {
 }
 
 void Cluster::finish() {
+  if (events && !events->findings().text.empty()) throw Fault{events->findings().kind, ""};
   running = nullptr;
   for (auto& cta : ctas) {
     if (!cta->tmem) continue;

@@ -1,5 +1,7 @@
 // What a checker hears: who touched what, and what orders whom. The interpreter works the same with no listener.
 #pragma once
+#include <string>
+
 #include "numbers.h"
 
 enum class Proxy : u8 { Generic, Async };
@@ -13,6 +15,16 @@ enum class Kind : u8 { Read, Write, Rewrite };  // Rewrite: a write of the bytes
 struct Lanes {
   static constexpr u8 all = 255;
   u8 first = all, each = 0;
+};
+
+struct Warp;
+
+// What was found and not yet reported: the first one's kind, one text after the other, and where the first was. No text
+// when nothing was.
+struct Findings {
+  std::string kind, text;
+  Warp* warp = nullptr;
+  u32 pc = 0;
 };
 
 class Events {
@@ -56,6 +68,7 @@ class Events {
   // fence.acq_rel, fence.sc, membar.
   virtual void fence(u32 warp) = 0;
 
+  virtual const Findings& findings() const = 0;
   // A new asynchronous operation that knows what the warp knows; `after` is the previous one of an in-order engine.
   virtual u32 fork(u32 warp, u32 pc, u32 after) = 0;
   // A tcgen05.commit of what a thread issued, up to `product`; `before` is its last commit. Either may be 0.

@@ -1,6 +1,8 @@
 // Vector clocks over warps and asynchronous operations: unordered accesses to the same bytes are races.
 #include <cstdio>
+#include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "clocks.h"
 #include "events.h"
@@ -150,17 +152,16 @@ class HappensBefore : public Events {
     if (!last) return;
     for (const Access& reach : reached_[cta])
       if (reach.time > Clock::at(ends_[cta], reach.component))
-        fault("exit", "CTA %u ends, and nothing says that this is over: its shared memory is touched by %s", cta,
-              side(reach).c_str());
+        found("exit", reach.pc, "CTA " + std::to_string(cta) +
+              " ends, and nothing says that this is over: its shared memory is touched by " + side(reach));
   }
 
   void global(u32 id, u32 pc, Proxy proxy, Kind kind, u64 address, u64 bytes, Lanes lanes) override {
     const Actor& actor = actors_[id];
     if (grid_must_wait_ && !Clock::at(actor.clock.known, grid_component_))
-      fault("race",
-            "%s of global memory at @pc:%u@ is not ordered after griddepcontrol.wait, and the launch may overlap "
-            "the kernel before it",
-            kind == Kind::Read ? "read" : "write", pc);
+      found("race", pc, std::string(kind == Kind::Read ? "read" : "write") + " of global memory at @pc:" +
+            std::to_string(pc) + "@ is not ordered after griddepcontrol.wait, and the launch may overlap the kernel "
+            "before it");
     if (!address) return;
     Access access = access_of(actor, pc, kind);
     access.generic = proxy == Proxy::Generic;
@@ -243,6 +244,8 @@ class HappensBefore : public Events {
     }
     return made;
   }
+
+  const Findings& findings() const override { return found_; }
 
   void join(u32 id, u32 operation) override {
     if (!operation) return;
@@ -385,7 +388,7 @@ class HappensBefore : public Events {
     for (u32 group = lane / kGroupLanes; group * kGroupLanes < lane + lanes; group++)
       for (u32 c = column; c < column + columns; c++)
         if (const Access* other = touch(granules[group * TensorMemory::columns + c], actor, access, where))
-          race_in_tensor(*other, access, cta, group * kGroupLanes, c);
+          race(*other, access, tensor_place(cta, group * kGroupLanes, c));
   }
 
   std::string side(const Access& a) const {
@@ -396,8 +399,19 @@ class HappensBefore : public Events {
            "@";
   }
 
-  [[noreturn]] void race(const Access& before, const Access& now, const std::string& place) {
-    fault("race", "%s: %s and %s are %s", place.c_str(), side(before).c_str(), side(now).c_str(), disorder_);
+  void race(const Access& before, const Access& now, const std::string& place) {
+    const char* how = std::exchange(disorder_, nullptr);
+    found("race", u64(before.pc) << 32 | now.pc, place + ": " + side(before) + " and " + side(now) + " are " + how);
+  }
+
+  // Reported together, each pair of instructions once: in the end, or when there are enough.
+  void found(const char* kind, u64 instructions, const std::string& text) {
+    if (!seen_.emplace(kind, instructions).second) return;
+    if (found_.text.empty())
+      found_ = {kind, text, cluster_.running, cluster_.running_pc};
+    else
+      found_.text += "\n  and " + text;
+    if (seen_.size() >= cluster_.machine.options.findings) throw Fault{kind, ""};
   }
 
   static std::string shared_place(u64 offset, u32 cta) {
@@ -406,9 +420,10 @@ class HappensBefore : public Events {
     return text;
   }
 
-  [[noreturn]] void race_in_tensor(const Access& before, const Access& now, u32 cta, u32 lane, u32 column) {
-    fault("race", "tensor memory lane %u, column %u of CTA %u: %s and %s are %s", lane, column, cta,
-          side(before).c_str(), side(now).c_str(), disorder_);
+  static std::string tensor_place(u32 cta, u32 lane, u32 column) {
+    char text[64];
+    std::snprintf(text, sizeof text, "tensor memory lane %u, column %u of CTA %u", lane, column, cta);
+    return text;
   }
 
   const Cluster& cluster_;
@@ -421,6 +436,8 @@ class HappensBefore : public Events {
   bool grid_must_wait_ = false, lenient_ = false, lockstep_ = false;
   const char* disorder_ = nullptr;
   Access unordered_{};
+  Findings found_;
+  std::set<std::pair<std::string, u64>> seen_;  // what was found: its kind and instructions
   std::vector<std::vector<Granule>> shared_, tensor_;
   std::unordered_map<u64, Granule> global_;
   std::vector<std::vector<Access>> reached_;  // per CTA and component: the last access of a stranger

@@ -32,18 +32,26 @@ std::string roles(const Cta& cta) {
 
 constexpr u64 kTurn = 1 << 20;  // warp instructions
 
-void record(Failure& failure, const Fault& fault, const Cluster* cluster) {
-  std::string text = fault.kind + "\n" + fault.message;
-  if (cluster && !cluster->ctas.empty())
-    text += roles(cluster->running ? *cluster->running->cta : *cluster->ctas.front());
+// A fault that ends a run. What was found before is likely its cause, and comes first.
+void record(Failure& failure, const Fault& last, const Cluster* cluster) {
+  std::string text = last.kind + "\n" + last.message;
+  Warp* warp = cluster ? cluster->running : nullptr;
+  u32 pc = warp ? cluster->running_pc : 0;
+  if (cluster && cluster->events && !cluster->events->findings().text.empty()) {
+    const Findings& found = cluster->events->findings();
+    text = found.kind + "\n" + found.text;
+    if (!last.message.empty()) text += "\n  and then, " + last.kind + ": " + last.message;
+    warp = found.warp, pc = found.pc;
+  }
+  if (cluster && !cluster->ctas.empty()) text += roles(warp ? *warp->cta : *cluster->ctas.front());
   u64 n = std::min<u64>(text.size(), failure.size - 1);
   std::memcpy(failure.text, text.data(), n);
   failure.text[n] = 0;
   failure.pc = -1, failure.known = 0;
-  if (!cluster || !cluster->running) return;
-  failure.pc = cluster->running_pc, failure.known = 1;
-  failure.warp = cluster->running->index;
-  std::copy_n(cluster->running->cta->id, 3, failure.cta);
+  if (!warp) return;
+  failure.pc = pc, failure.known = 1;
+  failure.warp = warp->index;
+  std::copy_n(warp->cta->id, 3, failure.cta);
 }
 
 }  // namespace

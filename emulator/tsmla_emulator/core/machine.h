@@ -60,7 +60,7 @@ struct LaunchRecord {
 enum AsyncMode : u32 { kEager = 0, kRandom = 1, kLate = 2 };
 
 struct Options {
-  u32 mode, quantum, happens_before, lenient_tensor, lockstep, poison, threads, elect_highest, count;
+  u32 mode, quantum, happens_before, lenient_tensor, lockstep, poison, threads, elect_highest, count, findings;
   u32 starved_count;
   const u32* starved;
   u64 seed, limit;

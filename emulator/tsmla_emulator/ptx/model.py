@@ -84,6 +84,11 @@ class Label:
 Operand = Register | Immediate | Symbol | Address | Vector | Pair | Sink | Label
 
 
+PARTS = "parts/"
+"""Where functions are that kernels are composed from. They are in all kernels, so their callers tell more."""
+_KERNEL = ".kernel"
+
+
 @dataclass(frozen=True)
 class Call:
     """A function of the kernels' sources ("sm90/prefill/load.load"), at a line, where it calls something."""
@@ -100,6 +105,18 @@ class Source:
     file: str
     line: int
     calls: tuple[Call, ...] = ()
+
+    @property
+    def role(self) -> str:
+        """The function of the sources that the kernel's own calls here ("load"): what a warp is there for. Empty where
+        nothing says it."""
+        callees = (call.callee for call in self.calls if call.function.endswith(_KERNEL))
+        return next((callee for callee in callees if callee.isidentifier()), "")
+
+    @property
+    def asker(self) -> int | None:
+        """Which of the calls is that of the innermost function that is not in `PARTS`; None where there is none."""
+        return next((depth for depth, call in enumerate(self.calls) if not call.function.startswith(PARTS)), None)
 
 
 @dataclass
