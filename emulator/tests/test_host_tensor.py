@@ -145,3 +145,16 @@ def test_transposed_and_expanded_tensors_move():
     assert to_device(torch.arange(6).view(2, 3).T).stride() == (1, 3)
     expanded = to_device(torch.ones(1, 3).expand(4, 3))
     assert expanded.stride() == (3, 1) and expanded.sum().item() == 12
+
+
+def test_addresses_from_another_beginning():
+    usual = torch.zeros(5, device="cuda").data_ptr()
+    with memory.addresses_from(0x202000000):
+        one, other = (torch.zeros(5, device="cuda") for _ in range(2))
+    assert 0x202000000 < one.data_ptr() < other.data_ptr() < 0x203000000
+    last = other.data_ptr()
+    del one, other
+    gc.collect()
+    with memory.addresses_from(0x202000000):
+        assert torch.zeros(5, device="cuda").data_ptr() > last, "an address is not used again"
+    assert torch.zeros(5, device="cuda").data_ptr() > usual

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -265,3 +268,14 @@ def test_compiled_now_equals_compiled_ahead(dtype, causal, monkeypatch, tmp_path
     resolve.forget()
     for ahead, now in zip(results["binary"], results["jit"], strict=True):
         assert torch.equal(ahead, now)
+
+
+@pytest.mark.parametrize("allocator", ["backend:cudaMallocAsync", "expandable_segments:True"])
+def test_memory_of_other_allocators(allocator):
+    """Theirs begins at low addresses, and the maps of outputs and values begin before their tensors."""
+    selected = [__file__, "-k", "test_against_float64 and around"]
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": allocator, "PYTORCH_ALLOC_CONF": allocator}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *selected], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -8,9 +8,12 @@ import pytest
 import torch
 import tsmla
 from prefill_reference import Problem, judge, make_problem, out_dtype
+from tsmla_emulator.host.memory import addresses_from
 
 pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
 BLACKWELL = pytest.mark.archs("sm_100a", "sm_103a")
+LOW = 0x302000000
+"""Where cudaMallocAsync's addresses begin."""
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 LENGTHS = {
@@ -72,6 +75,15 @@ def test_outputs_have_the_same_bits_with_and_without_lse(gpu, dtype, causal):
     problem = make_problem([127, 150, 1], [129, 77, 300], 2, 1, 192, 128, dtype, "cuda")
     with_lse, without = (check(problem, causal, lse) for lse in (True, False))
     assert torch.equal(with_lse.view(torch.uint8), without.view(torch.uint8))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_tensors_near_the_beginning_of_memory(gpu, causal):
+    """Tensor maps that clip sequences begin before their tensors, and must not begin before the first address."""
+    with addresses_from(LOW):
+        problem = make_problem([127, 0, 150], [129, 77, 300], 2, 1, 192, 128, torch.bfloat16, "cuda", slack=3)
+        assert LOW <= problem.query.data_ptr() < 2 * LOW
+        check(problem, causal)
 
 
 @BLACKWELL

@@ -6,11 +6,13 @@ another process, and memory that was freed is never mistaken for memory allocate
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import itertools
 import os
 import weakref
+from collections.abc import Iterator
 
 GUARD = 4096 + 512
 """Bytes before and after each allocation; makes addresses multiples of 512, as CUDA's allocators do, and no more."""
@@ -30,6 +32,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _numbers = itertools.count(1)
 _next_map = _RANGE
+_next_elsewhere: dict[int, int] = {}
 _live: dict[int, Block] = {}
 
 
@@ -80,6 +83,19 @@ def allocate(size: int, address: int | None = None) -> tuple[Block, ctypes.Array
     _live[block.address] = block
     weakref.finalize(buffer, _free, block, start, mapped).atexit = False
     return block, buffer
+
+
+@contextlib.contextmanager
+def addresses_from(first: int) -> Iterator[None]:
+    """What is allocated meanwhile lies from this address on, behind what was there before, as other allocators of a GPU
+    have it: cudaMallocAsync's memory begins at 0x302000000, so that a tensor map whose base lies far before its tensor
+    has none that is an address."""
+    global _next_map
+    usual, _next_map = _next_map, _next_elsewhere.get(first, first)
+    try:
+        yield
+    finally:
+        _next_elsewhere[first], _next_map = _next_map, usual
 
 
 def _free(block: Block, start: int, mapped: int) -> None:

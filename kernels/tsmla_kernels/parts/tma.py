@@ -1,10 +1,11 @@
 """Bulk tensor copies of ragged packs: tiles that stop at the end of their own sequence.
 
 A tensor map clips at the end of a dimension, but a sequence ends in the middle of one. So the map gets one more
-dimension with the rows' stride: row r of a span (start, length) is reached as ROWS - length + r in the first and
-start + length in the second, with the base pointer moved back by ROWS rows. The first index leaves its dimension
-exactly where the span ends: loads read zeros there, stores write nothing. (Technique: Triton's ragged TMA
-descriptors, python/triton/tools/ragged_tma.py.)
+dimension with the rows' stride: row r of a span (start, length) of a pack of n rows is reached as n - length + r in the
+first and start + length in the second, with the base pointer moved back by n rows. The first index leaves its dimension
+exactly where the span ends: loads read zeros there, stores write nothing. (Technique: Triton's ragged TMA descriptors,
+python/triton/tools/ragged_tma.py. They move by 2^30 rows and rely on addresses that wrap around; moved by no more than
+the pack is long, the base stays an address.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from tsmla.support import NOPE_DIM
 
 from .seqlen import Span
 
-ROWS = 1 << 30
 ENDS = (1 << 31) - 1
 
 
@@ -67,11 +67,13 @@ def boxes(pieces: tuple, columns: int) -> list[tuple]:
 
 @cute.jit
 def clippable(pack: cute.Tensor) -> cute.Tensor:
-    """(rows, dim, heads) -> (ROWS, dim, heads, ends): what a clipping tensor map describes."""
-    rows, dim, heads = pack.stride
-    shifted = cute.domain_offset((-ROWS, 0, 0), pack)
-    shape = (ROWS, pack.shape[1], pack.shape[2], ENDS)
-    return cute.make_tensor(shifted.iterator, cute.make_layout(shape, stride=(rows, dim, heads, rows)))
+    """(rows, dim, heads) -> (rows, dim, heads, ends): what a clipping tensor map describes."""
+    row_stride, dim_stride, head_stride = pack.stride
+    rows = cutlass.max(pack.shape[0], 1)  # a tensor map has no empty dimension
+    shifted = cute.domain_offset((-rows, 0, 0), pack)
+    shape = (rows, pack.shape[1], pack.shape[2], ENDS)
+    strides = (row_stride, dim_stride, head_stride, row_stride)
+    return cute.make_tensor(shifted.iterator, cute.make_layout(shape, stride=strides))
 
 
 @cute.jit
@@ -83,7 +85,8 @@ def head_rows(pack: cute.Tensor, head: Int32, span: Span) -> cute.Tensor:
 @cute.jit
 def clipped_head_rows(clippable_pack: cute.Tensor, head: Int32, span: Span) -> cute.Tensor:
     """One head's (rows, dim), row 0 at the span's start; rows past the span do not exist."""
-    return cute.domain_offset((ROWS - span.length, 0), clippable_pack[None, None, head, span.start + span.length])
+    rows = clippable_pack.shape[0]
+    return cute.domain_offset((rows - span.length, 0), clippable_pack[None, None, head, span.start + span.length])
 
 
 @cute.jit
