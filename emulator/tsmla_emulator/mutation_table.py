@@ -13,9 +13,9 @@ from .mutate import Findings, NotClean, Result, Subject, hunt
 from .mutation_reasons import Reasons
 from .mutation_sites import FAMILIES
 
-LENGTHS = ((260, 130, 129), (700, 420, 1))
-"""Query and KV lengths of a prefill: three query tiles, six KV tiles in rings of two, and a first query tile that sees
-no key beside one that does."""
+LENGTHS = ((260, 130, 129), (840, 420, 1))
+"""Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice, and a
+first query tile that sees no key beside one that does."""
 DECODE_LENGTHS = (0, 70, 170, 3400, 0, 70, 170, 0, 70, 170, 0, 70)
 """Keys of a decode: what `check.DECODE_LENGTHS` are, and as many requests a CTA that Hopper's ring of tasks wraps."""
 _KINDS = ("values", "poison", "deadlock", "race")
