@@ -125,16 +125,18 @@ def compile_one(variant: Variant, store: ResultStore, host: str) -> float:
 
 
 def _dynamic_shared_bytes(ir: Path) -> int:
-    """Most shared memory that a launch in the exported host code asks for, on top of what its GPU code declares."""
+    """Most shared memory that a launch in the exported host code asks for, on top of what its GPU code declares. What
+    it computes is left out: that is asked for to keep other CTAs away, and not used."""
     text = ir.read_text("utf-8")
     configs = re.findall(rf"(%\S+) = alloca {re.escape(_LAUNCH_CONFIG)},", text)
     stores = [rf"(%\S+) = getelementptr [^\n]*ptr {re.escape(c)}, i64 {_SHARED_OFFSET}\n" for c in configs]
     sizes = []
     for store in stores:
-        sizes += re.findall(store + r"(?:[^\n]*\n)*?  store i64 (\d+), ptr \1,", text)
-    if not configs or len(sizes) != len(configs):
-        raise BuildError(f"{ir.name}: found {len(configs)} launches but {len(sizes)} constant shared-memory sizes")
-    return max(int(size) for _, size in sizes)
+        sizes += re.findall(store + r"(?:[^\n]*\n)*?  store i64 ([%\w.]+), ptr \1,", text)
+    constant = [int(size) for _, size in sizes if size.isdecimal()]
+    if not constant or len(sizes) != len(configs):
+        raise BuildError(f"{ir.name}: {len(configs)} launches, {len(sizes)} sizes, {len(constant)} of them constant")
+    return max(constant)
 
 
 def _collect_ptx(dumps: Path, scratch: Path) -> Path:

@@ -6,6 +6,8 @@ WARPGROUP = 128
 """Threads."""
 SHARED_BYTES_PER_CTA = 227 * 1024
 """Opt-in shared memory that one CTA can have on sm_90a, sm_100a and sm_103a (CUDA programming guide)."""
+SHARED_BYTES_PER_SM = SHARED_BYTES_PER_CTA + 1024
+"""A CTA on it takes 1024 more than it asks for (CUDA programming guide)."""
 REGISTERS_PER_SM = 64 * 1024
 TMEM_COLUMNS = 512
 """32-bit columns of tensor memory, 128 lanes each, of one sm_100a or sm_103a SM."""

@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
+from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
 from ..parts.row_end import BASE_2, Ending, count_sink, end_of_row
@@ -23,8 +24,10 @@ VECTOR = 4
 """Words of one load where a warp has a row to itself."""
 FEW_PARTIALS = 4
 """Up to so many partials a warp has a row to itself."""
-CTAS = 3 * 132
-"""To spread the rows of all records over: what an H200 runs at once."""
+SMS = 132
+"""Of an H200."""
+CTAS = 3 * SMS
+"""To spread the rows of all records over."""
 
 
 @cute.jit
@@ -39,10 +42,14 @@ def launch_combine(
     """Launch behind the attention kernel that had the same `partials`."""
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
+    # CTAs crowd on the SMs that attention leaves first. So each asks for shared memory, which it does not use, of which
+    # an SM has enough for its share of them only.
+    most_on_sm = (records * blocks + SMS - 1) // SMS
     _combine(pdl, partials, out.iterator, lse.iterator if const_expr(lse is not None) else None, ending).launch(
         grid=(records, blocks, 1),
         block=(32 * WARPS, 1, 1),
         stream=stream,
+        smem=SHARED_BYTES_PER_SM // (most_on_sm + 1),
         use_pdl=True,
     )
 

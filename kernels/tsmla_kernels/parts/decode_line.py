@@ -59,6 +59,17 @@ class Work(NamedTuple):
     end: Int32
 
 
+class Line(NamedTuple):
+    """What a `Work` says of the cut line, and the line's `total` positions."""
+
+    terms: Terms
+    own_group: Int32
+    groups: Int32
+    chunk: Int32
+    unit_length: Int32
+    total: Int32
+
+
 class LaneWork(NamedTuple):
     """A `Work` for a warp with few registers: each lane has one of its numbers in `own`, and all lanes must ask for one
     together."""
@@ -142,7 +153,12 @@ def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -
 
 @cute.jit
 def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, part: Int32) -> Work:
-    """Cut the line; `part` is the number of the CTA (or pair) that asks."""
+    """What there is to do for CTA (or pair) number `part`."""
+    return work_of(cut_line(deal, view, terms), part)
+
+
+@cute.jit
+def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Line:
     batch = terms.batch
     total, longest, base, tokens = Int32(0), Int32(0), Int32(0), Int32(0)
     least, most = Int32(MOST), Int32(0)
@@ -165,10 +181,9 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
     if terms.mixes != 0:
         least = cute.arch.warp_redux_sync(least, "min")
         differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
-    groups, chunk, unit_length, own_group, index = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
+    groups, chunk, unit_length, own_group = Int32(0), Int32(0), Int32(0), Int32(0)
     if differ:
         own_group = cutlass.min(cutlass.min(least, MAX_GROUP), terms.parts.value)
-        index = quotient(part, own_group)
         total = _total_of_mixed(deal, view, terms, own_group)
         groups = quotient(terms.parts.value, own_group)
         if not leaves_whole(terms):
@@ -176,17 +191,26 @@ def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, par
         chunk = cutlass.max(quotient_up(total, groups), deal.least)
     else:
         groups, chunk, unit_length = _cut(deal, terms, total, longest)
-        index = quotient(part, terms.group)
         if unit_length > 0:
             total = terms.units * unit_length
-    begin = cutlass.min(cutlass.min(index, groups) * chunk, total)
-    end = cutlass.min(cutlass.min(index + 1, groups) * chunk, total)
-    work = Work(terms, own_group, groups, chunk, unit_length, index, part, begin, end)
-    return work._replace(column=part - index * group_of(work))
+    return Line(terms, own_group, groups, chunk, unit_length, total)
 
 
 @cute.jit
-def group_of(work: Work) -> Int32:
+def work_of(line: Line, part: Int32) -> Work:
+    """A part's place on the line."""
+    group, index = line.own_group, Int32(0)
+    if group > 0:
+        index = quotient(part, group)
+    else:
+        group = line.terms.group.value
+        index = quotient(part, line.terms.group)
+    begin, end = (cutlass.min(cutlass.min(index + i, line.groups) * line.chunk, line.total) for i in range(2))
+    return Work(*line[:-1], index, part - index * group, begin, end)
+
+
+@cute.jit
+def group_of(work: Work | Line) -> Int32:
     """CTAs of a group."""
     return work.own_group if work.own_group > 0 else work.terms.group.value
 

@@ -7,7 +7,18 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
-from ...parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, of_packs
+from ...parts.decode_line import (
+    LaneWork,
+    Line,
+    Terms,
+    Work,
+    cut_line,
+    group_of,
+    in_lanes,
+    of_equal_lengths,
+    of_packs,
+    work_of,
+)
 from ...parts.decode_work import first_unit, next_unit, segment_of
 from ...parts.partials import Partials, begin_records, record_unit
 from ...parts.visible import Visibility
@@ -22,13 +33,22 @@ def deal(
     """One warp: every segment of this CTA, then the end; and what the combine must know. Calls whose requests all have
     as many query tokens have a kernel of their own, which is not `varying`, without what only others need: where a CTA
     begins, instructions are in no cache yet."""
-    part = cute.arch.block_idx()[0]
     if const_expr(varying):
         view = of_packs(view)
-        _deal(dealing, dealt, view, in_lanes(deal_work(dealing, view, terms, part)), partials)
+        _deal(dealing, dealt, view, in_lanes(_work(cut_line(dealing, view, terms))), partials)
     else:
         view, terms = of_equal_lengths(view, terms)
-        _deal(dealing, dealt, view, deal_work(dealing, view, terms, part), partials)
+        _deal(dealing, dealt, view, _work(cut_line(dealing, view, terms)), partials)
+
+
+@cute.jit
+def _work(line: Line) -> Work:
+    """This CTA's. Blocks with neighbouring numbers run on the two SMs of a TPC. Where no more than half of the CTAs
+    have work, one of each two has: both together take longer."""
+    part, parts = cute.arch.block_idx()[0], line.terms.parts.value
+    if 2 * line.groups * group_of(line) <= parts:
+        part = (part & 1) * ((parts + 1) // 2) + part // 2
+    return work_of(line, part)
 
 
 @cute.jit

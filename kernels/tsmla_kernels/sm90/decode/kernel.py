@@ -147,7 +147,6 @@ class DecodeKernel:
         cute.arch.sync_threads()
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
 
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
@@ -180,6 +179,8 @@ class DecodeKernel:
                             leave(shared.dealt, number)
                             number += 1
                             task = take(shared.dealt, number)
+                # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.
+                cute.arch.griddepcontrol_launch_dependents()
         elif warp >= 3 * WARPGROUP // 32:
             if const_expr(geometry.transposes):
                 cute.arch.setmaxregister_decrease(schedule.transpose_registers)
