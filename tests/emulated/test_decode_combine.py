@@ -20,6 +20,9 @@ GUARD = 123.0
 CASES = {
     "one unit, few pieces": ([200], 1, 5, 3),
     "one unit, many pieces": ([64 * 40], 1, 3, 41),
+    "one unit, columns in two slices": ([64 * 40], 1, 40, 41),
+    "one unit, all columns together": ([64 * 40, 64 * 40], 1, 40, 41),
+    "CTAs with several rows of many pieces": ([64 * 12] * 40, 1, 16, 240),
     "two row tiles, few units": ([700, 64, 3000], 2, 12, 16),
     "more units than groups": ([100, 900, 0, 640, 1, 129, 400, 64, 900, 20], 1, 7, 6),
     "more row tiles than a group": ([1500, 300], 5, 32, 24),
