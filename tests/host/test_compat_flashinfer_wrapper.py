@@ -207,6 +207,13 @@ def test_a_part_of_another_row_is_not_its_neighbour(recorder):
         ran(recorder, plan_inputs(), run_inputs(kv_cache=(cache[:-1, :, :LATENT], cache[1:, :, LATENT:])))
 
 
+def test_a_cache_without_pages_serves_requests_without_keys(recorder):
+    none, keys = distinct(0, PAGE, 576), {"keys": (0, 0, 0), "spare": (0, 0, 0)}
+    for cache in (none, (distinct(0, PAGE, LATENT), distinct(0, PAGE, 64))):
+        _, got, _ = ran(recorder, plan_inputs(**keys), run_inputs(kv_cache=cache))
+        assert got["kv_cache"].shape == (1, PAGE, 576) and got["seq_lens"].tolist() == [0, 0, 0]
+
+
 def test_entries_of_kv_indptr_beyond_the_requests_are_not_read(recorder):
     plan = plan_inputs()
     longer = {**plan, "kv_indptr": torch.cat([plan["kv_indptr"], ints(-7, 3, 10**9)])}
