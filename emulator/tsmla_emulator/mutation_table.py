@@ -16,9 +16,9 @@ from .mutation_sites import FAMILIES
 LENGTHS = ((260, 130, 129), (840, 420, 1))
 """Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice, and a
 first query tile that sees no key beside one that does."""
-DECODE_LENGTHS = (0, 0, 0, 70, 0, 0, 0, 0, 170, 70, 170, 70, 170, 170, 0, 0, 4200, 0, 0)
-"""Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that Hopper's ring of
-tasks wraps twice: both parities of its empty barriers are waited for."""
+DECODE_LENGTHS = (0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4200, 0, 0, 0, 170, 70, 70, 0, 0)
+"""Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
+Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for."""
 _KINDS = ("values", "poison", "deadlock", "race")
 _HEAD = ("mutants", "executed", *_KINDS, "other", "caught")
 _LENIENT = (
