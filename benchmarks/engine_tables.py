@@ -13,8 +13,6 @@ from .engines.throughput import attention_share
 HEAD = (
     "cache", "heads, layers", "requests x prompt + new", "backend", "new tokens/s", "beside", "attention of GPU time",
 )  # fmt: skip
-
-
 HOST_HEAD = "backend", "method of each layer", "us of the host: least", "median", "calls"
 
 
@@ -24,7 +22,12 @@ def host_rows(record: dict[str, Any]) -> Iterator[list[str]]:
         for method, times in methods.items():
             if times:
                 shown = f"{min(times):.0f}", f"{statistics.median(times):.0f}", f"{len(times)}"
-                yield [name.replace(OURS, "tsmla", 1), f"`{method}`", *shown]
+                yield [_shown(name), f"`{method}`", *shown]
+
+
+def _shown(name: str) -> str:
+    """A backend as the tables call it."""
+    return name.replace(OURS, "tsmla", 1)
 
 
 def records() -> list[dict[str, Any]]:
@@ -46,7 +49,7 @@ def rows(record: dict[str, Any]) -> Iterator[list[str]]:
                 "bf16" if options["kv"] == "auto" else options["kv"],
                 f"{options['heads']}, {options['layers']}",
                 f"{requests} x {rest.replace('+', ' + ')}{drafting}",
-                name.replace(OURS, "tsmla", 1).replace(",", ", "),
+                _shown(name).replace(",", ", "),
                 f"{new / statistics.median(seconds):,.0f}",
                 _beside(first, result["seconds"][first], name, seconds),
                 f"{attention_share(profile):.0%}" if profile else "",
