@@ -158,3 +158,20 @@ def test_atomics():
     atom.global.cas.b32 %r2, [%d100+8], 0, %r1000;
     red.global.or.b32 [%d100+12], %r1000;""", out, threads=64)  # fmt: skip
     np.testing.assert_array_equal(out, [64, 63, 1, 63])
+
+
+def test_results_show_registers_that_nobody_wrote():
+    """A register that is not written on some way to its use, where what is in it decides; and the same, written."""
+    store = "mad.wide.u32 %d1, %r1001, 4, %d100; st.global.b32 [%d1], %r3;"
+    half = "setp.lt.u32 %p1, %r1001, 16; @%p1 mov.u32 %r2, 1; and.b32 %r3, %r2, 1; "
+
+    def stored(body: str, seed: int) -> list[int]:
+        out = np.zeros(32, np.uint32)
+        run(body + store, out, seed=seed)
+        return out.tolist()
+
+    assert stored(half, 0) == [1] * 32
+    unwritten = [stored(half, seed) for seed in range(1, 5)]
+    assert all(found[:16] == [1] * 16 and 0 < sum(found[16:]) < 16 for found in unwritten)
+    assert len({tuple(found) for found in unwritten}) == 4
+    assert all(stored("mov.u32 %r2, 0; " + half, seed) == [1] * 16 + [0] * 16 for seed in range(5))

@@ -55,6 +55,8 @@ class Launch:
 class Options:
     """How to run: everything that varies comes from `seed`, so equal options give equal runs.
 
+    seed: registers that nobody has written hold bits from it, other ones in every lane; with seed 0 ones (NaN, -1).
+
     async_mode: when bulk copies, matrix instructions and commits complete: at issue, at random, as late as allowed.
     quantum: warp instructions between two scheduling decisions (0: drawn anew each time).
     starve: warps (index within the CTA) that run only when no other warp can.

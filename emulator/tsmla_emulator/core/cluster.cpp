@@ -97,6 +97,10 @@ Cluster::~Cluster() = default;
 
 void Cluster::start_warp(Warp& w) {
   w.file.assign(size_t(program.slots) * 32, ~0u);
+  if (machine.options.seed) {  // what was in registers that nobody has written
+    RandomSource junk{~machine.options.seed * 1000003 + index * 1024 + w.number};
+    for (u32& word : w.file) word = junk.next();
+  }
   w.registers = w.file.data();
   w.constants = constants.data();
   u64 params = u64(machine.launch.params);
