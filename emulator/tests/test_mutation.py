@@ -9,10 +9,30 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from small_kernels import text_of
 from tsmla_emulator import check, machine, mutate, mutation_table
+from tsmla_emulator.core.binding import program_of
 from tsmla_emulator.machine import EmulationError, Options
+from tsmla_emulator.mutation_actions import (
+    EARLIER,
+    FEWER_BYTES,
+    LATER,
+    MORE_BYTES,
+    NEXT_BARRIER,
+    NEXT_COLUMN,
+    NEXT_MBARRIER,
+    NEXT_ROW,
+    OF_GLOBAL_MEMORY,
+    ONE_LESS,
+    ONE_MORE,
+    OTHER_BOUND,
+    PARITY_0,
+    PARITY_1,
+    RELAXED,
+    WIDER,
+    changed,
+)
 from tsmla_emulator.mutation_reasons import Mutants, Reasons
-from tsmla_emulator.mutation_sites import NEXT_BARRIER, OF_GLOBAL_MEMORY, ONE_LESS, ONE_MORE, RELAXED
 from tsmla_emulator.ptx import calls
 from tsmla_emulator.ptx.model import Call
 from tsmla_emulator.record import Record
@@ -34,12 +54,16 @@ ONLY_HAPPENS_BEFORE_SEES = {
 
 
 WRONG = (RELAXED, OF_GLOBAL_MEMORY, ONE_MORE, ONE_LESS, NEXT_BARRIER)
+MISPLACED = (
+    EARLIER, LATER, MORE_BYTES, FEWER_BYTES, NEXT_MBARRIER, PARITY_0, PARITY_1, NEXT_COLUMN, NEXT_ROW, WIDER,
+    OTHER_BOUND,
+)  # fmt: skip
 WHOLE_WARP = "bar.warp.sync"
 
 
 def taken_away(subject: mutate.Subject) -> list[mutate.Site]:
     """Mutants without an instruction, but for synchronisations of a warp."""
-    return [site for site in subject.sites if site.action not in WRONG and site.family != WHOLE_WARP]
+    return [site for site in subject.sites if site.action not in WRONG + MISPLACED and site.family != WHOLE_WARP]
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +137,55 @@ def test_instructions_that_are_wrong_are_caught(kernels, name):
     assert len(survived) <= 0.15 * len(results), survived
     of_counts = [result for result in results if result.site.family == "mbarrier.init"]
     assert len([result for result in of_counts if result.survived]) <= 0.2 * len(of_counts)
+
+
+@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows"])
+def test_instructions_that_are_misplaced_are_caught(kernels, name):
+    """A few of each kind. Equivalent: a commit for which nobody waits yet; a wait whose phase is always the same, or
+    whose barrier completes with the other one; a bound at which no key of the recorded call lies; columns of products
+    that are written again."""
+    subject = subject_of(*kernels[name])
+    kinds = defaultdict(list)
+    for site in subject.sites:
+        if site.action in MISPLACED:
+            kinds[site.family, site.action].append(site)
+    possible = {PREFILL: set(MISPLACED) - {NEXT_COLUMN, WIDER}, BLACKWELL: set(MISPLACED)}
+    assert {action for _, action in kinds} == possible.get(name, set(MISPLACED) - {LATER})
+    may_survive = {LATER, NEXT_MBARRIER, PARITY_0, PARITY_1, OTHER_BOUND, NEXT_COLUMN, WIDER}
+    for (_, action), of_kind in kinds.items():
+        results = [subject.try_out(site) for site in Random(4).sample(of_kind, min(4, len(of_kind)))]
+        survived = [result.site.label for result in results if result.survived]
+        assert not survived or (action in may_survive and (action == LATER or len(survived) < len(results))), survived
+
+
+BULK = "cp.async.bulk.global.shared::cta.bulk_group [%d100], [%r{0}], 16; "
+COMMIT = "cp.async.bulk.commit_group; "
+
+
+@pytest.mark.parametrize(
+    ("body", "action", "expected"),
+    [
+        (BULK + BULK + COMMIT, EARLIER, [0, 2, 1]),
+        (BULK + "mov.u32 %r2, 1; " + COMMIT, EARLIER, [2, 0, 1]),
+        (BULK + "L1: " + COMMIT, EARLIER, None),
+        ("mov.u32 %r2, 1; " + COMMIT, EARLIER, None),
+        (COMMIT + "mov.u32 %r2, 1; " + BULK, LATER, [1, 2, 0]),
+        (COMMIT + "bra L1; L1: " + BULK, LATER, None),
+    ],
+)
+def test_commits_move_within_their_basic_block(body, action, expected):
+    module = machine.parse(text_of(body.format(1), 1, "sm_90a", 32))
+    (entry,) = module.entries.values()
+    program = program_of(module, entry)
+    position = next(i for i, at in enumerate(entry.instructions) if "commit" in at.opcode)
+    moved = changed(program, position, action)
+    assert (moved is None) == (expected is None)
+    if moved is not None and expected is not None:
+        first = position if action == LATER else position - len(expected) + 1
+        size = len(program.code) // (len(entry.instructions) + 1)
+        pieces = [program.code[size * at : size * (at + 1)] for at in range(len(entry.instructions) + 1)]
+        pieces[first : first + len(expected)] = [pieces[first + at] for at in expected]
+        assert moved.code == b"".join(pieces)
 
 
 @pytest.mark.parametrize("name", [BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])

@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
                          help="another kernel, launch records of two problems, and the tiles between them")  # fmt: skip
     profile.add_argument("--heads", type=int, help="query heads that decodes are profiled with, not a full row tile's")
     profile.add_argument("--tiles", type=float, default=0, help="tiles of a whole problem: print its time, too")
-    text = "change one synchronisation instruction at a time and tell which changes no check catches"
+    text = "change an instruction that synchronises, places or masks, one at a time, and tell which no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
     mutate.set_defaults(run=_mutate)
     mutate.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla")

@@ -1,4 +1,4 @@
-"""Proves the checks: with any one of its synchronisation instructions taken away or wrong, a kernel must be caught.
+"""Proves the checks: with one of its instructions that synchronise, place or mask wrong, a kernel must be caught.
 
 >>> subject = Subject.of_files("mine", Path("k.ptx"), Path("k.npz"))   # as `emulated(..., record_to=...)` left them
 >>> subject.require_clean()
@@ -14,7 +14,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,29 +21,11 @@ from . import machine
 from .core.binding import program_of
 from .host.memory import GuardError
 from .machine import EmulationError, Module, Options
-from .mutation_sites import (
-    ALWAYS_TRUE,
-    NEXT_BARRIER,
-    OF_GLOBAL_MEMORY,
-    ONE_LESS,
-    ONE_MORE,
-    RELAXED,
-    REMOVED,
-    Site,
-    sites,
-)
-from .ptx.encoding import op_number
-from .ptx.lower_async import RELAXED as RELAXED_FLAG
+from .mutation_actions import MOVES, changed, trapped
+from .mutation_sites import Site, sites
 from .ptx.model import Entry
 from .ptx.program import Program
-from .ptx.simple_ops import number_of
 from .record import Record
-
-_INSTRUCTION = 48
-_OPCODE, _RESULT, _OPERAND_A, _OPERAND_B, _FLAGS, _EXTRA, _IMMEDIATE = (
-    (0, "<H"), (8, "<i"), (12, "<i"), (16, "<i"), (28, "<I"), (38, "<H"), (40, "<q"),
-)  # fmt: skip
-"""Offset and format of the fields of an encoded instruction that mutants change; see `Insn` in core/machine.h."""
 
 
 class NotClean(RuntimeError):
@@ -108,7 +89,7 @@ class Subject:
         self.name = name
         self.module = module
         of_launches = sites(module, {launch.entry for launch in record.launches})
-        self.sites = [site for site in of_launches if can_be(program_of(module, module.entries[site.entry]), site)]
+        self.sites = [site for site in of_launches if changed(self._program(site), site.position, site.action)]
         self._record = record
         warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in record.launches)
         self.schedules = list(schedules(warps))
@@ -162,9 +143,10 @@ class Subject:
     def _caught(self, changes: list[Site]) -> tuple[str, str, str]:
         """Kind, schedule and message of what catches the kernel with all these changes; empty when nothing does."""
         mutant = self.module
-        for site in changes:
+        for site in sorted(changes, key=lambda site: site.action in MOVES):  # a move changes where others are
             entry = mutant.entries[site.entry]
-            mutant = _with_program(mutant, entry, mutated(program_of(mutant, entry), site))
+            program = program_of(mutant, entry)
+            mutant = _with_program(mutant, entry, changed(program, site.position, site.action) or program)
         for name, options in self.schedules:
             if wrong := self._wrong(mutant, options):
                 return wrong[0], name, wrong[1]
@@ -173,13 +155,14 @@ class Subject:
     def _executes(self, site: Site) -> bool:
         """Whether the clean run gets there with any lane: a trap in its place is sprung."""
         entry = self.module.entries[site.entry]
-        program = program_of(self.module, entry)
-        trapped = _patched(program, site.position, [(_OPCODE, op_number("trap"))])
         try:
-            self._record.run(_with_program(self.module, entry, trapped), Options())
+            self._record.run(_with_program(self.module, entry, trapped(self._program(site), site.position)), Options())
         except EmulationError as error:
             return error.kind == "trap"
         return False
+
+    def _program(self, site: Site) -> Program:
+        return program_of(self.module, self.module.entries[site.entry])
 
     def _wrong(self, module: Module, options: Options) -> tuple[str, str] | None:
         try:
@@ -192,69 +175,6 @@ class Subject:
             if different := int((results[name] != expected).sum()):
                 return "values", f"{different} of {expected.size} bytes of {name} differ"
         return None
-
-
-def mutated(program: Program, site: Site) -> Program:
-    """The program with the site's instruction changed as its action says."""
-    if site.action == REMOVED:
-        return _patched(program, site.position, [(_OPCODE, op_number("nop"))])
-    if site.action == ALWAYS_TRUE:
-        return _patched(program, site.position, [(_OPCODE, number_of("mov.pred"))], (_OPERAND_A, 0xFFFFFFFF))
-    if site.action == RELAXED:
-        flags = _field(program, site.position, _FLAGS)
-        return _patched(program, site.position, [(_FLAGS, flags | RELAXED_FLAG)])
-    if site.action == OF_GLOBAL_MEMORY:
-        return _patched(program, site.position, [(_IMMEDIATE, 1)])
-    if site.action in (ONE_MORE, ONE_LESS, NEXT_BARRIER):
-        operand = _OPERAND_A if site.action == NEXT_BARRIER else _OPERAND_B
-        value = _constant(program, site.position, operand)
-        assert value is not None, f"{site.label}: computed; `can_be` leaves such sites out"
-        return _patched(program, site.position, [], (operand, value + (-1 if site.action == ONE_LESS else 1)))
-    return _patched(program, site.position, [(_EXTRA, 0)], (_OPERAND_B, 1))
-
-
-def can_be(program: Program, site: Site) -> bool:
-    """Whether the action is possible: a count or a barrier's number is changed where it is a constant."""
-    if site.action not in (ONE_MORE, ONE_LESS, NEXT_BARRIER):
-        return True
-    return _constant(program, site.position, _OPERAND_A if site.action == NEXT_BARRIER else _OPERAND_B) is not None
-
-
-def _constant(program: Program, position: int, operand: tuple[int, str]) -> int | None:
-    """The value of an operand that is a constant, or a register to which the last move before gave one."""
-    place = _field(program, position, operand)
-    moves = [number_of("mov.b32"), number_of("mov.b64")]
-    while place >= 0:
-        moved = (
-            earlier
-            for earlier in range(position - 1, -1, -1)
-            if _field(program, earlier, _OPCODE) in moves and _field(program, earlier, _RESULT) == place
-        )
-        if (position := next(moved, -1)) < 0:
-            return None
-        place = _field(program, position, _OPERAND_A)
-    return program.constants[~place]
-
-
-def _field(program: Program, position: int, field: tuple[int, str]) -> int:
-    offset, form = field
-    return struct.unpack_from(form, program.code, position * _INSTRUCTION + offset)[0]
-
-
-def _patched(
-    program: Program,
-    position: int,
-    fields: list[tuple[tuple[int, str], int]],
-    constant: tuple[tuple[int, str], int] | None = None,
-) -> Program:
-    """The program with fields of one instruction replaced; `constant` is an operand and its new value."""
-    code, constants = bytearray(program.code), program.constants
-    if constant:
-        fields = [*fields, (constant[0], ~len(constants))]
-        constants = (*constants, constant[1])
-    for (offset, form), value in fields:
-        struct.pack_into(form, code, position * _INSTRUCTION + offset, value)
-    return dataclasses.replace(program, code=bytes(code), constants=constants)
 
 
 def _with_program(module: Module, entry: Entry, program: Program) -> Module:

@@ -1,4 +1,5 @@
-"""What can be taken away from a kernel: synchronisation instructions, known by where the sources ask for them."""
+"""What can be changed in a kernel: instructions that synchronise, place or bound, known by where the sources ask for
+them."""
 
 from __future__ import annotations
 
@@ -8,18 +9,42 @@ import re
 from pathlib import Path
 
 from .machine import Module
+from .mutation_actions import (
+    ALWAYS_TRUE,
+    EARLIER,
+    FEWER_BYTES,
+    LATER,
+    MORE_BYTES,
+    NEXT_BARRIER,
+    NEXT_COLUMN,
+    NEXT_MBARRIER,
+    NEXT_ROW,
+    NO_BYTES,
+    OF_GLOBAL_MEMORY,
+    ONE_LESS,
+    ONE_MORE,
+    OTHER_BOUND,
+    PARITY_0,
+    PARITY_1,
+    RELAXED,
+    REMOVED,
+    WIDER,
+)
 from .ptx.model import Entry, Source
 
-REMOVED, ALWAYS_TRUE, NO_BYTES = "removed", "always true", "arrives, but expects no bytes"
-RELAXED, OF_GLOBAL_MEMORY = "relaxed", "of global memory only"
-ONE_MORE, ONE_LESS, NEXT_BARRIER = "for one arrival more", "for one arrival less", "at the next barrier"
+MASKS = "setp of masks"
+_OF_MASKS = re.compile(r"parts/visible\.|mask")
+"""Functions that compare keys with what a row sees."""
 
 FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE, RELAXED)),
-    ("mbarrier.arrive.expect_tx", r"mbarrier\.arrive\.expect_tx\.", (REMOVED, NO_BYTES)),
-    ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED, RELAXED)),
+    ("mbarrier.try_wait", r"mbarrier\.(try|test)_wait\.", (ALWAYS_TRUE, RELAXED, NEXT_MBARRIER, PARITY_0, PARITY_1)),
+    (
+        "mbarrier.arrive.expect_tx", r"mbarrier\.arrive\.expect_tx\.",
+        (REMOVED, NO_BYTES, MORE_BYTES, FEWER_BYTES, NEXT_MBARRIER),
+    ),
+    ("mbarrier.arrive", r"mbarrier\.arrive\.", (REMOVED, RELAXED, NEXT_MBARRIER)),
     ("mbarrier.init", r"mbarrier\.init\.", (ONE_MORE, ONE_LESS)),
-    ("mbarrier.expect_tx", r"mbarrier\.expect_tx\.", (REMOVED,)),
+    ("mbarrier.expect_tx", r"mbarrier\.expect_tx\.", (REMOVED, MORE_BYTES, FEWER_BYTES, NEXT_MBARRIER)),
     ("bar.warp.sync", r"bar\.warp\.sync", (REMOVED,)),
     ("bar.sync", r"(bar|barrier)\.(cta\.)?sync", (REMOVED, NEXT_BARRIER)),
     ("bar.arrive", r"(bar|barrier)\.(cta\.)?arrive", (REMOVED, NEXT_BARRIER)),
@@ -27,16 +52,20 @@ FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fence.proxy.async", r"fence\.proxy\.async", (REMOVED, OF_GLOBAL_MEMORY)),
     ("fence.mbarrier_init", r"fence\.mbarrier_init", (REMOVED,)),
     ("wgmma.fence", r"wgmma\.fence\.", (REMOVED,)),
-    ("wgmma.commit_group", r"wgmma\.commit_group\.", (REMOVED,)),
+    ("wgmma.commit_group", r"wgmma\.commit_group\.", (REMOVED, EARLIER, LATER)),
     ("wgmma.wait_group", r"wgmma\.wait_group\.", (REMOVED,)),
-    ("tcgen05.commit", r"tcgen05\.commit\.", (REMOVED,)),
+    ("tcgen05.commit", r"tcgen05\.commit\.", (REMOVED, EARLIER, LATER, NEXT_MBARRIER)),
     ("tcgen05.wait::ld", r"tcgen05\.wait::ld\.", (REMOVED,)),
     ("tcgen05.wait::st", r"tcgen05\.wait::st\.", (REMOVED,)),
     ("tcgen05.fence", r"tcgen05\.fence::", (REMOVED,)),
     ("griddepcontrol.wait", r"griddepcontrol\.wait", (REMOVED,)),
     ("cp.async commit, wait, arrive", r"cp\.async\.(commit_group|wait_group|wait_all|mbarrier\.)", (REMOVED,)),
-    ("cp.async.bulk.commit_group", r"cp\.async\.bulk\.commit_group", (REMOVED,)),
+    ("cp.async.bulk.commit_group", r"cp\.async\.bulk\.commit_group", (REMOVED, EARLIER, LATER)),
     ("cp.async.bulk.wait_group", r"cp\.async\.bulk\.wait_group", (REMOVED,)),
+    ("cp.async.bulk.tensor", r"cp\.async\.bulk\.tensor\.", (NEXT_ROW,)),
+    ("tcgen05.mma", r"tcgen05\.mma\.", (NEXT_COLUMN, WIDER)),
+    ("tcgen05.ld, st", r"tcgen05\.(ld|st)\.", (NEXT_COLUMN,)),
+    (MASKS, r"setp\.(lt|le|gt|ge|lo|ls|hi|hs)\.", (OTHER_BOUND,)),
 )
 """Name, pattern of the opcodes (the first that matches counts) and what is done to them."""
 
@@ -72,12 +101,12 @@ class Site:
 
 
 def sites(module: Module, entries: set[str]) -> list[Site]:
-    """Every synchronisation instruction of some of a module's entries, in order."""
+    """Every instruction of these families, and each of their actions, of some of a module's entries, in order."""
     found = []
     for entry in (entry for name, entry in module.entries.items() if name in entries):
         for position, instruction in enumerate(entry.instructions):
             for name, pattern, actions in FAMILIES:
-                if re.match(pattern, instruction.opcode):
+                if re.match(pattern, instruction.opcode) and (name != MASKS or _is_of_masks(instruction.source)):
                     function, callee, source = _place(_source_of(entry, position))
                     about = (instruction.line, " ".join(instruction.text.split()), source)
                     found += [Site(entry.name, position, function, callee, name, action, *about) for action in actions]
@@ -89,6 +118,10 @@ def sites(module: Module, entries: set[str]) -> list[Site]:
         seen[site.key] += 1
         numbered.append(dataclasses.replace(site, copy=seen[site.key], copies=copies[site.key]))
     return numbered
+
+
+def _is_of_masks(at: Source | None) -> bool:
+    return at is not None and any(_OF_MASKS.search(call.function) for call in at.calls)
 
 
 def _source_of(entry: Entry, position: int) -> Source | None:
