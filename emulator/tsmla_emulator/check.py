@@ -82,12 +82,14 @@ def check(
     decode_lengths: tuple[int, ...] = DECODE_LENGTHS,
     record_to: Path | None = None,
     compiled: Callable[[Variant], Compiled] | None = None,
+    all_ways: bool = False,
 ) -> Verdict:
     """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from. Raises
     EmulationError and what the operator raises.
 
     lengths: of a prefill's sequences, queries and KV. decode_lengths: keys of a decode's requests. record_to, compiled:
-    see `emulated`.
+    see `emulated`. all_ways: call a prefill a second time, in pieces where its dims allow, to merge where it has an
+    LSE; and a decode with requests that differ in query tokens.
     """
     torch.manual_seed(seed)
     sms = DECODE_SMS if isinstance(variant, DecodeVariant) else None
@@ -97,9 +99,10 @@ def check(
         if isinstance(variant, PackVariant):
             judged = [_pack(variant)]
         elif isinstance(variant, PrefillVariant):
-            judged = [_prefill(variant, lengths)]
+            judged = [_prefill(variant, lengths, merges) for merges in _BOOLS[: 1 + all_ways]]
         else:
-            judged = [_decode(variant, rows, decode_lengths) for rows in decode_rows(variant.arch)]
+            ways = itertools.product(decode_rows(variant.arch), _BOOLS[: 1 + all_ways])
+            judged = [_decode(variant, rows, decode_lengths, varies) for rows, varies in ways]
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
     for call in gpu.calls:
@@ -137,8 +140,13 @@ def decode_rows(arch: Arch) -> tuple[int, ...]:
     return (DECODE_ROWS,) if few is None else (DECODE_ROWS, few.row_tile + 2)
 
 
-def _decode(variant: DecodeVariant, rows: int, key_counts: tuple[int, ...]) -> tuple[str, str | None]:
+def _decode(
+    variant: DecodeVariant, rows: int, key_counts: tuple[int, ...], varies: bool
+) -> tuple[str, str | None]:
     q_len, heads, page = 2, rows // 2, 32
+    q_lens = [q_len] * len(key_counts)
+    if varies:
+        q_lens = [(q_len, 1, q_len, 0)[i % 4] for i in range(len(key_counts))]
     window = max(key_counts) - q_len - DECODE_HIDDEN
     width = LATENT_DIM + ROPE_DIM
     dtype = TORCH_DTYPE_OF[variant.dtype]
@@ -150,31 +158,39 @@ def _decode(variant: DecodeVariant, rows: int, key_counts: tuple[int, ...]) -> t
         tables[request, : len(taken)] = taken
         keys[taken[: DECODE_FAINT // page].long()] *= 0.05
     cache = keys.to(dtype)
-    query = (2 * torch.randn(len(pages), q_len, heads, width, device="cuda")).to(dtype)
+    query = (2 * torch.randn(sum(q_lens), heads, width, device="cuda")).to(dtype)
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
-    size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts))
+    size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)
     scale = width**-0.5
+    packed: dict[str, Any] = {}
+    if varies:
+        ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
+        packed = {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"),
-        lengths, max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window,
+        query if varies else query.unflatten(0, (-1, q_len)), cache,
+        torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
+        max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **packed,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
-    expected = torch.zeros_like(out, dtype=torch.float64)
-    expected_lse = expected[..., 0].clone()
-    for request, length in enumerate(key_counts):
-        seen = cache[tables[request, : pages[request]].long()].reshape(-1, 1, width)[:length]
-        expected[request], expected_lse[request] = _attention(
-            query[request], seen, seen[..., :LATENT_DIM], scale, True, window
-        )
+    if not varies:
+        out, lse = out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
+    seen = [cache[tables[i, : pages[i]].long()].reshape(-1, 1, width)[:n] for i, n in enumerate(key_counts)]
+    parts = [
+        _attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window)
+        for own, of_one in zip(query.split(q_lens), seen, strict=True)
+    ]
+    expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
     step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
-    return f"{rows} rows: {measured}", error and f"{rows} rows: {error}"
+    how = f"{rows} rows, packed" if varies else f"{rows} rows"
+    return f"{how}: {measured}", error and f"{how}: {error}"
 
 
-def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None]:
+def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool) -> tuple[str, str | None]:
     lengths_q, lengths_kv = lengths
     heads, heads_kv = 2, 1
+    in_pieces = merges and variant.d_qk > variant.d_v
 
     def random(rows: int, count: int, dim: int) -> torch.Tensor:
         return torch.randn(rows, count, dim, device="cuda").to(TORCH_DTYPE_OF[variant.dtype])
@@ -182,12 +198,24 @@ def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None
     def ends(lengths: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
 
+    def given(x: torch.Tensor) -> Any:
+        return tuple(x.split([variant.d_v, variant.d_qk - variant.d_v], -1)) if in_pieces else x
+
     q = random(sum(lengths_q), heads, variant.d_qk)
     k, v = (random(sum(lengths_kv), heads_kv, dim) for dim in (variant.d_qk, variant.d_v))
     scale = 1 / math.sqrt(variant.d_qk)
+    earlier: Any = None
+    options: dict[str, Any] = {}
+    if merges and variant.lse:
+        earlier_out = torch.randn(len(q), heads, variant.d_v, device="cuda").to(TORCH_DTYPE_OF[variant.out_dtype])
+        earlier_lse = 4 + torch.randn(len(q), heads, device="cuda")
+        earlier_out[::7], earlier_lse[::7] = 0.0, -math.inf
+        earlier = earlier_out.double(), earlier_lse.double()
+        options["merge_into"] = earlier_out, earlier_lse
     result: Any = tsmla.tsmla_prefill(
-        q, k, v, None, ends(lengths_kv), max(lengths_kv), len(lengths_kv), scale, variant.causal, variant.lse,
-        ends(lengths_q), max(lengths_q), variant.pdl, out_dtype=TORCH_DTYPE_OF[variant.out_dtype],
+        given(q), given(k), v, None, ends(lengths_kv), max(lengths_kv), len(lengths_kv), scale, variant.causal,
+        variant.lse, ends(lengths_q), max(lengths_q), variant.pdl, out_dtype=TORCH_DTYPE_OF[variant.out_dtype],
+        **options,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
     parts = [
@@ -195,8 +223,21 @@ def _prefill(variant: PrefillVariant, lengths: Lengths) -> tuple[str, str | None
         for rows in zip(q.split(lengths_q), k.split(lengths_kv), v.split(lengths_kv), strict=True)
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    if earlier is not None:
+        expected, expected_lse = _merged((expected, expected_lse), earlier)
     step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
-    return _judged(out, lse, expected, expected_lse, step)
+    measured, error = _judged(out, lse, expected, expected_lse, step)
+    how = " and ".join(["in pieces"] * in_pieces + ["merged"] * (earlier is not None))
+    return (f"{how}: {measured}", error and f"{how}: {error}") if how else (measured, error)
+
+
+def _merged(
+    one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and natural-log LSE over the keys of both results."""
+    lse = torch.logaddexp(one[1], other[1])
+    parts = [out * (own - lse).exp().nan_to_num(0.0)[..., None] for out, own in (one, other)]
+    return parts[0] + parts[1], lse
 
 
 def _judged(

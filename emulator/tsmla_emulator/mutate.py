@@ -1,6 +1,6 @@
 """Proves the checks: with one of its instructions that synchronise, place or mask wrong, a kernel must be caught.
 
->>> subject = Subject.of_files("mine", Path("k.ptx"), Path("k.npz"))   # as `emulated(..., record_to=...)` left them
+>>> subject = Subject.of_files("mine", Path("k.ptx"), [Path("k.npz")])   # as `emulated(..., record_to=...)` left them
 >>> subject.require_clean()
 >>> [site.label for site in subject.sites if subject.try_out(site).survived]
 
@@ -14,8 +14,10 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from . import machine
 from .core.binding import program_of
@@ -83,24 +85,23 @@ def schedules(warps: int) -> Iterator[tuple[str, Options]]:
 
 
 class Subject:
-    """A kernel with a recorded call of it."""
+    """A kernel with recorded calls of it, each of which shows what the others may not reach."""
 
-    def __init__(self, name: str, module: Module, record: Record):
+    def __init__(self, name: str, module: Module, records: Sequence[Record]):
         self.name = name
         self.module = module
-        of_launches = sites(module, {launch.entry for launch in record.launches})
+        launches = [launch for record in records for launch in record.launches]
+        of_launches = sites(module, {launch.entry for launch in launches})
         self.sites = [site for site in of_launches if changed(self._program(site), site.position, site.action)]
-        self._record = record
-        warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in record.launches)
+        warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in launches)
         self.schedules = list(schedules(warps))
         self.lenient = ""
-        report, self._expected = record.run(module, self.schedules[0][1])
-        self._limit = 4 * report.warp_instructions + 1_000_000
+        self._calls = [_Call.of(module, record, self.schedules[0][1]) for record in records]
 
     @classmethod
-    def of_files(cls, name: str, ptx: Path, record: Path) -> Subject:
+    def of_files(cls, name: str, ptx: Path, records: Sequence[Path]) -> Subject:
         """Raises PtxError, RecordError, and EmulationError when the unchanged kernel fails at once."""
-        return cls(name, machine.parse(ptx.read_text("utf-8")), Record(record))
+        return cls(name, machine.parse(ptx.read_text("utf-8")), [Record(path) for path in records])
 
     def require_clean(self) -> None:
         """Raises NotClean unless the unchanged kernel passes every schedule with the same results.
@@ -155,23 +156,45 @@ class Subject:
     def _executes(self, site: Site) -> bool:
         """Whether the clean run gets there with any lane: a trap in its place is sprung."""
         entry = self.module.entries[site.entry]
-        try:
-            self._record.run(_with_program(self.module, entry, trapped(self._program(site), site.position)), Options())
-        except EmulationError as error:
-            return error.kind == "trap"
-        return False
+        mutant = _with_program(self.module, entry, trapped(self._program(site), site.position))
+        return any(call.springs_trap(mutant) for call in self._calls)
 
     def _program(self, site: Site) -> Program:
         return program_of(self.module, self.module.entries[site.entry])
 
     def _wrong(self, module: Module, options: Options) -> tuple[str, str] | None:
+        return next((wrong for call in self._calls if (wrong := call.wrong(module, options))), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A recorded call, what the unchanged kernel writes in it, and how many instructions a mutant may take."""
+
+    record: Record
+    expected: dict[str, np.ndarray]
+    limit: int
+
+    @classmethod
+    def of(cls, module: Module, record: Record, options: Options) -> _Call:
+        report, expected = record.run(module, options)
+        return cls(record, expected, 4 * report.warp_instructions + 1_000_000)
+
+    def springs_trap(self, module: Module) -> bool:
         try:
-            _, results = self._record.run(module, dataclasses.replace(options, limit=self._limit))
+            self.record.run(module, Options())
+        except EmulationError as error:
+            return error.kind == "trap"
+        return False
+
+    def wrong(self, module: Module, options: Options) -> tuple[str, str] | None:
+        """Kind and message of what a check says."""
+        try:
+            _, results = self.record.run(module, dataclasses.replace(options, limit=self.limit))
         except EmulationError as error:
             return error.kind, str(error)
         except GuardError as error:
             return "guard", str(error)
-        for name, expected in self._expected.items():
+        for name, expected in self.expected.items():
             if different := int((results[name] != expected).sum()):
                 return "values", f"{different} of {expected.size} bytes of {name} differ"
         return None
@@ -185,10 +208,10 @@ def _with_program(module: Module, entry: Entry, program: Program) -> Module:
 
 
 def hunt(
-    name: str, ptx: Path, record: Path, processes: int = 1, progress: Callable[[str], None] = print
+    name: str, ptx: Path, records: Sequence[Path], processes: int = 1, progress: Callable[[str], None] = print
 ) -> Findings:
     """Try out every mutant of a recorded kernel. Raises NotClean and what `Subject.of_files` does."""
-    subject = Subject.of_files(name, ptx, record)
+    subject = Subject.of_files(name, ptx, records)
     subject.require_clean()
     count = len(subject.sites)
     how = f", leniently: {subject.lenient}" if subject.lenient else ""

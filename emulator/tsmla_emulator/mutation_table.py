@@ -9,13 +9,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tsmla.variant import DecodeVariant
+
 from .mutate import Findings, NotClean, Result, Subject, hunt
 from .mutation_reasons import Reasons
 from .mutation_sites import FAMILIES
 
-LENGTHS = ((260, 130, 129), (840, 420, 1))
-"""Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice, and a
-first query tile that sees no key beside one that does."""
+LENGTHS = ((260, 130, 129, 128, 128), (840, 420, 1, 257, 255))
+"""Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice; a
+first query tile that sees no key beside one that does; diagonals that begin with the second and with the last column.
+"""
 DECODE_LENGTHS = (0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4200, 0, 0, 0, 170, 70, 70, 0, 0)
 """Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
 Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for."""
@@ -36,10 +39,10 @@ def results(
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
-            for name, (ptx, record) in recorded(symbol, Path(scratch)).items():
-                found[name] = hunt(name, ptx, record, processes)
+            for name, (ptx, records) in recorded(symbol, Path(scratch)).items():
+                found[name] = hunt(name, ptx, records, processes)
     for name, ptx, record in others:
-        found[name] = hunt(name, ptx, record, processes)
+        found[name] = hunt(name, ptx, [record], processes)
     return found
 
 
@@ -48,16 +51,16 @@ def listed(symbols: Sequence[str], reasons: Reasons) -> tuple[dict[str, list[str
     labels, problems = {}, []
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
-            for name, (ptx, record) in recorded(symbol, Path(scratch)).items():
-                subject = Subject.of_files(name, ptx, record)
+            for name, (ptx, records) in recorded(symbol, Path(scratch)).items():
+                subject = Subject.of_files(name, ptx, records)
                 labels[name] = [site.label for site in subject.sites]
                 problems += [f"{name}: a reason is given for {what}" for what in reasons.wrong(name, subject.sites)]
     return labels, problems
 
 
-def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, Path]]:
-    """PTX and record of each kernel of a tsmla variant, by name, on a problem large enough for every ring to wrap, held
-    against torch.
+def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path]]]:
+    """PTX and records of each kernel of a tsmla variant, by name, on problems large enough for every ring to wrap, held
+    against torch. A prefill that can is called in pieces that merge, too, and decodes with packs.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
@@ -66,14 +69,17 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, Path]]:
     made = directory / symbol
     made.mkdir()
     variant = check.find(symbol)
-    verdict = check.check(variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=made)
+    verdict = check.check(variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=made, all_ways=True)
     if verdict.error:
         raise NotClean(f"{symbol}: {verdict.error}")
     records = sorted(made.glob("*.npz"))
-    names = [symbol]
-    if len(records) > 1:
-        names = [f"{symbol}, {rows} rows" for rows in check.decode_rows(variant.arch)]
-    return {name: (record.with_suffix(".ptx"), record) for name, record in zip(names, records, strict=True)}
+    ptx = records[0].with_suffix(".ptx")
+    if not isinstance(variant, DecodeVariant):
+        return {symbol: (ptx, records)}
+    rows = check.decode_rows(variant.arch)
+    names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
+    of_each = len(records) // len(names)
+    return {name: (ptx, records[of_each * i : of_each * (i + 1)]) for i, name in enumerate(names)}
 
 
 def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:
