@@ -14,6 +14,9 @@ from tsmla_emulator import check, machine, mutate, mutation_table
 from tsmla_emulator.core.binding import program_of
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.mutation_actions import (
+    B_AWAY,
+    B_STRIDE,
+    B_SWIZZLE,
     EARLIER,
     FEWER_BYTES,
     LATER,
@@ -28,6 +31,7 @@ from tsmla_emulator.mutation_actions import (
     OTHER_BOUND,
     PARITY_0,
     PARITY_1,
+    PLACE_FURTHER,
     RELAXED,
     WIDER,
     changed,
@@ -54,7 +58,7 @@ ONLY_HAPPENS_BEFORE_SEES = {
 WRONG = (RELAXED, OF_GLOBAL_MEMORY, ONE_MORE, ONE_LESS, NEXT_BARRIER)
 MISPLACED = (
     EARLIER, LATER, MORE_BYTES, FEWER_BYTES, NEXT_MBARRIER, PARITY_0, PARITY_1, NEXT_COLUMN, NEXT_ROW, WIDER,
-    OTHER_BOUND,
+    OTHER_BOUND, PLACE_FURTHER, B_AWAY, B_STRIDE, B_SWIZZLE,
 )  # fmt: skip
 WHOLE_WARP = "bar.warp.sync"
 

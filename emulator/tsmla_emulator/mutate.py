@@ -11,6 +11,7 @@ same bytes under every schedule and which the caller has held against a referenc
 
 from __future__ import annotations
 
+import bisect
 import concurrent.futures
 import dataclasses
 import multiprocessing
@@ -128,18 +129,34 @@ class Subject:
         return Result(site, True, *self._caught([site]))
 
     def find_covers(self, survivors: list[Result]) -> list[Result]:
-        """Change ever more survivors at once. One that is caught beside earlier ones was covered by them."""
+        """Change as many survivors at once as no check catches. The others, which are caught beside earlier ones, were
+        covered by them: by the one that alone is enough, if there is one."""
         changed: list[Site] = []
-        found = []
-        for result in survivors:
-            if self._caught([*changed, result.site])[0]:
-                single = next((site for site in reversed(changed) if self._caught([site, result.site])[0]), None)
-                labels = [site.label for site in ([single] if single else changed)]
-                result = dataclasses.replace(result, cover=", ".join(labels))
+        covers: dict[Site, str] = {}
+
+        def change(sites: list[Site]) -> None:
+            if not sites or not self._caught([*changed, *sites])[0]:
+                changed.extend(sites)
+            elif len(sites) == 1:
+                covers[sites[0]] = self._cover(sites[0], changed)
             else:
-                changed.append(result.site)
-            found.append(result)
-        return found
+                change(sites[: len(sites) // 2])
+                change(sites[len(sites) // 2 :])
+
+        change([result.site for result in survivors])
+        return [dataclasses.replace(result, cover=covers.get(result.site, "")) for result in survivors]
+
+    def _cover(self, site: Site, changed: list[Site]) -> str:
+        """Labels of the changes beside which that of `site` is caught: the first few of them that are enough, of which
+        the last alone may be."""
+
+        def is_enough(count: int) -> bool:
+            return bool(self._caught([*changed[:count], site])[0])
+
+        enough = bisect.bisect_left(range(len(changed)), True, 1, key=is_enough)
+        last = changed[enough - 1]
+        single = enough > 1 and self._caught([last, site])[0]
+        return ", ".join(other.label for other in ([last] if single else changed[:enough]))
 
     def _caught(self, changes: list[Site]) -> tuple[str, str, str]:
         """Kind, schedule and message of what catches the kernel with all these changes; empty when nothing does."""

@@ -19,12 +19,15 @@ PARITY_0, PARITY_1 = "for parity 0", "for parity 1"
 EARLIER, LATER = "before what it covers last", "behind what comes next"
 NEXT_COLUMN, NEXT_ROW, WIDER = "a column further", "128 bytes further", "of 8 columns more"
 OTHER_BOUND = "with the other bound"
+PLACE_FURTHER = "16 bytes further"
+B_AWAY, B_STRIDE, B_SWIZZLE = "with B 32 bytes away", "with another stride of B", "with another swizzle of B"
 MOVES = (EARLIER, LATER)
 """Actions that change the positions of other instructions of the basic block."""
 
 _INSTRUCTION = 48
-_OPCODE, _GUARD, _RESULT, _OPERAND_A, _OPERAND_B, _FLAGS, _FIRST, _COUNT, _EXTRA, _IMMEDIATE = (
-    (0, "<H"), (4, "<i"), (8, "<i"), (12, "<i"), (16, "<i"), (28, "<I"), (32, "<I"), (36, "<H"), (38, "<H"), (40, "<q"),
+_OPCODE, _GUARD, _RESULT, _OPERAND_A, _OPERAND_B, _OPERAND_E, _FLAGS, _FIRST, _COUNT, _EXTRA, _IMMEDIATE = (
+    (0, "<H"), (4, "<i"), (8, "<i"), (12, "<i"), (16, "<i"), (24, "<i"), (28, "<I"), (32, "<I"), (36, "<H"), (38, "<H"),
+    (40, "<q"),
 )  # fmt: skip
 """Offset and format of fields of an encoded instruction; see `Insn` in core/machine.h."""
 _ENDS_BLOCK = [op_number(name) for name in ("bra", "exit", "trap")]
@@ -40,6 +43,9 @@ _MEETS = _COVERED + [
 """What it matters to be behind."""
 _COLUMNS_OF_PRODUCT, _COLUMN_UNITS = 17, 0x3F
 """Bits of a tcgen05 instruction descriptor: N / 8 (PTX ISA 9.7.16.4.2, table 44)."""
+_START, _STRIDE, _SWIZZLE = 1 << 1, 1 << 32, 1 << 62
+"""A bit of a matrix descriptor's address and stride, in units of 16 bytes, and of its swizzle, the same for wgmma and
+tcgen05 (PTX ISA 9.7.15.5.1, 9.7.16.4.1)."""
 
 
 def changed(program: Program, position: int, action: str) -> Program | None:
@@ -87,6 +93,16 @@ def _offset(step: int) -> Callable[[Program, int], Program]:
 
     def change(program: Program, position: int) -> Program:
         return _patched(program, position, [(_IMMEDIATE, _field(program, position, _IMMEDIATE) + step)])
+
+    return change
+
+
+def _wrong_b(bits: int) -> Callable[[Program, int], Program]:
+    """A product with some bits of B's matrix descriptor wrong."""
+
+    def change(program: Program, position: int) -> Program:
+        added = dataclasses.replace(program, constants=(*program.constants, bits & 0xFFFFFFFF, bits >> 32))
+        return _patched(added, position, [(_OPERAND_E, ~len(program.constants))])
 
     return change
 
@@ -204,6 +220,10 @@ _ACTIONS: dict[str, Callable[[Program, int], Program | None]] = {
     LATER: _later,
     NEXT_COLUMN: _offset(1),
     NEXT_ROW: _offset(128),
+    PLACE_FURTHER: _offset(16),
+    B_AWAY: _wrong_b(_START),
+    B_STRIDE: _wrong_b(_STRIDE),
+    B_SWIZZLE: _wrong_b(_SWIZZLE),
     WIDER: _wider,
     OTHER_BOUND: _with_other_bound,
 }

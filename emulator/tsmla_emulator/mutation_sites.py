@@ -11,6 +11,9 @@ from pathlib import Path
 from .machine import Module
 from .mutation_actions import (
     ALWAYS_TRUE,
+    B_AWAY,
+    B_STRIDE,
+    B_SWIZZLE,
     EARLIER,
     FEWER_BYTES,
     LATER,
@@ -26,6 +29,7 @@ from .mutation_actions import (
     OTHER_BOUND,
     PARITY_0,
     PARITY_1,
+    PLACE_FURTHER,
     RELAXED,
     REMOVED,
     WIDER,
@@ -63,7 +67,9 @@ FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cp.async.bulk.commit_group", r"cp\.async\.bulk\.commit_group", (REMOVED, EARLIER, LATER)),
     ("cp.async.bulk.wait_group", r"cp\.async\.bulk\.wait_group", (REMOVED,)),
     ("cp.async.bulk.tensor", r"cp\.async\.bulk\.tensor\.", (NEXT_ROW,)),
-    ("tcgen05.mma", r"tcgen05\.mma\.", (NEXT_COLUMN, WIDER)),
+    ("ld, st of shared memory", r"(ld|st)\.([a-z]+\.)*shared|(ld|st)matrix\.", (PLACE_FURTHER,)),
+    ("wgmma.mma_async", r"wgmma\.mma_async\.", (B_AWAY, B_STRIDE, B_SWIZZLE)),
+    ("tcgen05.mma", r"tcgen05\.mma\.", (NEXT_COLUMN, WIDER, B_AWAY, B_STRIDE, B_SWIZZLE)),
     ("tcgen05.ld, st", r"tcgen05\.(ld|st)\.", (NEXT_COLUMN,)),
     (MASKS, r"setp\.(lt|le|gt|ge|lo|ls|hi|hs)\.", (OTHER_BOUND,)),
 )

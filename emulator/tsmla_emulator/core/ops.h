@@ -25,6 +25,11 @@ struct Context {
     const u32* p = warp.read(slot);
     return u64(p[lane + 32]) << 32 | p[lane];
   }
+  // The descriptor of a product's B. Mutants have an operand `e`, the bits of it that they have wrong.
+  u64 b_descriptor(s32 slot, u32 lane) const {
+    u64 right = value64(slot, lane);
+    return in.e == kNone ? right : right ^ value64(in.e, lane);
+  }
   // Who executes it, to those who listen: the warp, or one lane alone.
   u32 actor() const {
     bool alone = !(mask & (mask - 1)) && cluster.events;

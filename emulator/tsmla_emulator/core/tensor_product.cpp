@@ -192,7 +192,7 @@ Step op_tensor_multiply(Context& c) {
       op->a_address = c.warp.read(c.in.b)[lane] + c.item(2, lane);
     else
       op->a_descriptor = c.value64(c.in.b, lane);
-    op->b_descriptor = c.value64(c.in.c, lane);
+    op->b_descriptor = c.b_descriptor(c.in.c, lane);
     if (c.in.extra == 2 && cta.rank % 2) fault("barrier", "tcgen05.mma.cta_group::2 issued by the odd CTA of a pair");
     if (c.cluster.events) {
       op->actor = c.cluster.events->fork(c.actor(), op->pc, cta.tensor_actor);

@@ -145,11 +145,11 @@ void issue(Context& c) {
     made.n = c.in.extra, made.k = u32(c.in.imm), made.flags = c.in.flags;
     made.a_shared = c.in.a != kNone;
     if (made.a_shared) made.a_descriptor = c.value64(c.in.a, 0);
-    made.b_descriptor = c.value64(c.in.b, 0);
+    made.b_descriptor = c.b_descriptor(c.in.b, 0);
   }
   Product& op = *group.open[number - group.first];
   if (op.pc != c.group.pc || (op.a_shared && op.a_descriptor != c.value64(c.in.a, 0)) ||
-      op.b_descriptor != c.value64(c.in.b, 0))
+      op.b_descriptor != c.b_descriptor(c.in.b, 0))
     fault("barrier",
           "the warps of a warpgroup issue different wgmma instructions (instruction %llu of the group, first "
           "issued at @pc:%u@)",
