@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -37,6 +38,7 @@ from tsmla_emulator.mutation_actions import (
     changed,
 )
 from tsmla_emulator.mutation_reasons import Mutants, Reasons
+from tsmla_emulator.mutation_sites import MASKS
 from tsmla_emulator.ptx import calls
 from tsmla_emulator.ptx.model import Call
 from tsmla_emulator.record import Record
@@ -75,14 +77,14 @@ def kernels(tmp_path_factory):
     small = pytest.MonkeyPatch()
     small.setattr(mutation_table, "DECODE_LENGTHS", check.DECODE_LENGTHS)
     for symbol in (PREFILL, BLACKWELL, PACK, DECODE):
-        for name, (ptx, records) in mutation_table.recorded(symbol, tmp_path_factory.mktemp("records")).items():
-            found[name] = ptx.read_text(), [Record(path) for path in records]
+        for name, (ptx, *some) in mutation_table.recorded(symbol, tmp_path_factory.mktemp("records")).items():
+            found[name] = ptx.read_text(), *([Record(path) for path in records] for records in some)
     small.undo()
     return found
 
 
-def subject_of(ptx: str, records: list[Record]) -> mutate.Subject:
-    subject = mutate.Subject("kernel", machine.parse(ptx), records)
+def subject_of(ptx: str, records: list[Record], of_masks: Sequence[Record] = ()) -> mutate.Subject:
+    subject = mutate.Subject("kernel", machine.parse(ptx), records, of_masks)
     subject.schedules = QUICK
     return subject
 
@@ -190,6 +192,19 @@ def test_commits_move_within_their_basic_block(body, action, expected):
         assert moved.code == b"".join(pieces)
 
 
+@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
+def test_other_bounds_of_masks_are_caught(kernels, name):
+    """Some of them. Equivalent: whether a tile is masked at all and a page looked up, where both answers are right at
+    the bound; and, of a causal tile before the last, rows that cannot have their last key in its first two columns."""
+    subject = subject_of(*kernels[name])
+    of_masks = [site for site in subject.sites if site.family == MASKS]
+    results = [subject.try_out(site) for site in Random(5).sample(of_masks, 40)]
+    survived = Counter(result.site.callee for result in results if result.survived)
+    only_of_tiles = {"all.lacks", "look_up", "look_further", "surely_seen", "seen_bits"}
+    assert set(survived) <= (only_of_tiles if "decode" in name else {"mask_scores", "mask_row"})
+    assert survived.total() <= (len(results) / 2 if "decode" in name else 4)
+
+
 @pytest.mark.parametrize("name", [BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
 def test_synchronisations_of_a_warp_are_missed(kernels, name):
     """But where all that comes before is of the whole warp: tcgen05.ld and st with their waits."""
@@ -215,7 +230,7 @@ def test_barriers_of_a_decodes_pair_are_missed(kernels):
 
 def test_an_instruction_that_another_makes_up_for_names_it(kernels):
     """A kernel with each proxy fence twice: either is redundant, both are not."""
-    ptx, records = kernels[PREFILL]
+    ptx, records, _ = kernels[PREFILL]
     subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), records)
     fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
     first, second = map(subject.try_out, fences)
@@ -230,7 +245,7 @@ def test_an_instruction_that_another_makes_up_for_names_it(kernels):
 
 
 def test_a_kernel_without_a_tensor_fence_is_judged_leniently_and_says_so(kernels):
-    ptx, records = kernels[BLACKWELL]
+    ptx, records, _ = kernels[BLACKWELL]
     fence = "tcgen05.fence::before_thread_sync;"
     assert fence in ptx
     subject = subject_of(ptx.replace(fence, ""), records)
@@ -259,7 +274,7 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
 
 def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
     """With two more waits at its beginning and lines that lie elsewhere, names of today stand for what they did."""
-    ptx, records = kernels[PREFILL]
+    ptx, records, _ = kernels[PREFILL]
     before = {site.label: site.text for site in subject_of(ptx, records).sites}
     wait = next(line for line in ptx.splitlines() if "cp.async.bulk.wait_group" in line)
     head, body = ptx.split("\tmov.u32 ", 1)
@@ -318,13 +333,13 @@ def test_shipped_reasons_are_for_kernels_of_the_table_and_for_mutants_that_exist
     table = (DOCS / "mutation-table.md").read_text()
     for name in shipped.of_kernels:
         assert f"| {name} |" in table
-    for name, (ptx, records) in kernels.items():
+    for name, (ptx, records, _) in kernels.items():
         assert not [*shipped.wrong(name, subject_of(ptx, records).sites)]
     assert shipped.of_kernels.keys() & kernels.keys()
 
 
 def test_what_is_never_executed_does_not_count(kernels):
-    ptx, records = kernels[PACK]
+    ptx, records, _ = kernels[PACK]
     before, after = ptx.rsplit("\tret;", 1)
     subject = subject_of(f"{before}\tret;\n\tgriddepcontrol.wait;{after}", records)
     reached, unreachable = map(subject.try_out, subject.sites)
@@ -334,7 +349,7 @@ def test_what_is_never_executed_does_not_count(kernels):
 @pytest.mark.parametrize("mode", ["eager", "late"])
 def test_output_over_the_other_warpgroups_queries_is_a_race(kernels, mode):
     """Slices of the output once lay at a stride of 64 d_v where those of Q, whose place they take, have 64 d_qk."""
-    ptx, (record, *_) = kernels[PREFILL]
+    ptx, (record, *_), _ = kernels[PREFILL]
     stride, wrong = f"{64 * 192}, -{64 * 192};", f"{64 * 128}, -{64 * 128};"
     assert ptx.count(stride) == 1
     options = dataclasses.replace(RACE, async_mode=mode)

@@ -36,6 +36,9 @@ DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
 DECODE_FAINT = 128
 """Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
+DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = tuple(range(100, 228, 3)), (70, 150), 64
+"""Keys of a decode's requests, `window_left` of two calls, and query tokens of one head where no kernel needs more: in
+every column of a tile of 64 keys lie the first key that a row sees and the last, in first tiles and in others."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
@@ -89,7 +92,7 @@ def check(
 
     lengths: of a prefill's sequences, queries and KV. decode_lengths: keys of a decode's requests. record_to, compiled:
     see `emulated`. all_ways: call a prefill a second time, in pieces where its dims allow, to merge where it has an
-    LSE; and a decode with requests that differ in query tokens.
+    LSE; and each kernel of a decode with requests that differ in query tokens, too, and both with DECODE_BOUNDS.
     """
     torch.manual_seed(seed)
     sms = DECODE_SMS if isinstance(variant, DecodeVariant) else None
@@ -101,8 +104,14 @@ def check(
         elif isinstance(variant, PrefillVariant):
             judged = [_prefill(variant, lengths, merges) for merges in _BOOLS[: 1 + all_ways]]
         else:
-            ways = itertools.product(decode_rows(variant.arch), _BOOLS[: 1 + all_ways])
-            judged = [_decode(variant, rows, decode_lengths, varies) for rows, varies in ways]
+            judged = []
+            for rows in decode_rows(variant.arch):
+                judged.append(_decode(variant, rows, decode_lengths))
+                if all_ways:
+                    judged.append(_decode(variant, rows, decode_lengths, varies=True))
+                    tokens = max(rows, DECODE_BOUNDS_ROWS if len(decode_rows(variant.arch)) == 1 else 0)
+                    for varies, window in itertools.product(_BOOLS, DECODE_BOUNDS_WINDOWS):
+                        judged.append(_decode(variant, tokens, DECODE_BOUNDS, varies, window, heads=1))
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
     for call in gpu.calls:
@@ -141,13 +150,20 @@ def decode_rows(arch: Arch) -> tuple[int, ...]:
 
 
 def _decode(
-    variant: DecodeVariant, rows: int, key_counts: tuple[int, ...], varies: bool
+    variant: DecodeVariant,
+    rows: int,
+    key_counts: tuple[int, ...],
+    varies: bool = False,
+    window: int | None = None,
+    heads: int | None = None,
 ) -> tuple[str, str | None]:
-    q_len, heads, page = 2, rows // 2, 32
+    heads, page = heads or rows // 2, 32
+    q_len = rows // heads
     q_lens = [q_len] * len(key_counts)
     if varies:
         q_lens = [(q_len, 1, q_len, 0)[i % 4] for i in range(len(key_counts))]
-    window = max(key_counts) - q_len - DECODE_HIDDEN
+    if window is None:
+        window = max(key_counts) - q_len - DECODE_HIDDEN
     width = LATENT_DIM + ROPE_DIM
     dtype = TORCH_DTYPE_OF[variant.dtype]
     pages = [-(-count // page) for count in key_counts]

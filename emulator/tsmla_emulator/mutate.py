@@ -25,7 +25,7 @@ from .core.binding import program_of
 from .host.memory import GuardError
 from .machine import EmulationError, Module, Options
 from .mutation_actions import MOVES, changed, trapped
-from .mutation_sites import Site, sites
+from .mutation_sites import MASKS, Site, sites
 from .ptx.model import Entry
 from .ptx.program import Program
 from .record import Record
@@ -86,23 +86,27 @@ def schedules(warps: int) -> Iterator[tuple[str, Options]]:
 
 
 class Subject:
-    """A kernel with recorded calls of it, each of which shows what the others may not reach."""
+    """A kernel with recorded calls of it, each of which shows what the others may not reach. Those in `of_masks` are
+    for mutants of masks, which take one schedule only: a mask decides values, not who waits for whom."""
 
-    def __init__(self, name: str, module: Module, records: Sequence[Record]):
+    def __init__(self, name: str, module: Module, records: Sequence[Record], of_masks: Sequence[Record] = ()):
         self.name = name
         self.module = module
-        launches = [launch for record in records for launch in record.launches]
+        launches = [launch for record in (*records, *of_masks) for launch in record.launches]
         of_launches = sites(module, {launch.entry for launch in launches})
         self.sites = [site for site in of_launches if changed(self._program(site), site.position, site.action)]
         warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in launches)
         self.schedules = list(schedules(warps))
         self.lenient = ""
-        self._calls = [_Call.of(module, record, self.schedules[0][1]) for record in records]
+        self._calls, self._mask_calls = (
+            [_Call.of(module, record, self.schedules[0][1]) for record in some] for some in (records, of_masks)
+        )
 
     @classmethod
-    def of_files(cls, name: str, ptx: Path, records: Sequence[Path]) -> Subject:
+    def of_files(cls, name: str, ptx: Path, records: Sequence[Path], of_masks: Sequence[Path] = ()) -> Subject:
         """Raises PtxError, RecordError, and EmulationError when the unchanged kernel fails at once."""
-        return cls(name, machine.parse(ptx.read_text("utf-8")), [Record(path) for path in records])
+        module = machine.parse(ptx.read_text("utf-8"))
+        return cls(name, module, [Record(path) for path in records], [Record(path) for path in of_masks])
 
     def require_clean(self) -> None:
         """Raises NotClean unless the unchanged kernel passes every schedule with the same results.
@@ -165,22 +169,23 @@ class Subject:
             entry = mutant.entries[site.entry]
             program = program_of(mutant, entry)
             mutant = _with_program(mutant, entry, changed(program, site.position, site.action) or program)
-        for name, options in self.schedules:
-            if wrong := self._wrong(mutant, options):
-                return wrong[0], name, wrong[1]
+        masks = [site.family == MASKS for site in changes]
+        calls = self._calls + (self._mask_calls if any(masks) else [])
+        for name, options in self.schedules[:1] if changes and all(masks) else self.schedules:
+            for call in calls:
+                if wrong := call.wrong(mutant, options):
+                    return wrong[0], name, wrong[1]
         return "", "", ""
 
     def _executes(self, site: Site) -> bool:
         """Whether the clean run gets there with any lane: a trap in its place is sprung."""
         entry = self.module.entries[site.entry]
         mutant = _with_program(self.module, entry, trapped(self._program(site), site.position))
-        return any(call.springs_trap(mutant) for call in self._calls)
+        calls = self._calls + (self._mask_calls if site.family == MASKS else [])
+        return any(call.springs_trap(mutant) for call in calls)
 
     def _program(self, site: Site) -> Program:
         return program_of(self.module, self.module.entries[site.entry])
-
-    def _wrong(self, module: Module, options: Options) -> tuple[str, str] | None:
-        return next((wrong for call in self._calls if (wrong := call.wrong(module, options))), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,10 +230,15 @@ def _with_program(module: Module, entry: Entry, program: Program) -> Module:
 
 
 def hunt(
-    name: str, ptx: Path, records: Sequence[Path], processes: int = 1, progress: Callable[[str], None] = print
+    name: str,
+    ptx: Path,
+    records: Sequence[Path],
+    of_masks: Sequence[Path] = (),
+    processes: int = 1,
+    progress: Callable[[str], None] = print,
 ) -> Findings:
     """Try out every mutant of a recorded kernel. Raises NotClean and what `Subject.of_files` does."""
-    subject = Subject.of_files(name, ptx, records)
+    subject = Subject.of_files(name, ptx, records, of_masks)
     subject.require_clean()
     count = len(subject.sites)
     how = f", leniently: {subject.lenient}" if subject.lenient else ""

@@ -39,10 +39,10 @@ def results(
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
-            for name, (ptx, records) in recorded(symbol, Path(scratch)).items():
-                found[name] = hunt(name, ptx, records, processes)
+            for name, calls in recorded(symbol, Path(scratch)).items():
+                found[name] = hunt(name, *calls, processes=processes)
     for name, ptx, record in others:
-        found[name] = hunt(name, ptx, [record], processes)
+        found[name] = hunt(name, ptx, [record], processes=processes)
     return found
 
 
@@ -51,16 +51,17 @@ def listed(symbols: Sequence[str], reasons: Reasons) -> tuple[dict[str, list[str
     labels, problems = {}, []
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
-            for name, (ptx, records) in recorded(symbol, Path(scratch)).items():
-                subject = Subject.of_files(name, ptx, records)
+            for name, calls in recorded(symbol, Path(scratch)).items():
+                subject = Subject.of_files(name, *calls)
                 labels[name] = [site.label for site in subject.sites]
                 problems += [f"{name}: a reason is given for {what}" for what in reasons.wrong(name, subject.sites)]
     return labels, problems
 
 
-def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path]]]:
-    """PTX and records of each kernel of a tsmla variant, by name, on problems large enough for every ring to wrap, held
-    against torch. A prefill that can is called in pieces that merge, too, and decodes with packs.
+def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], list[Path]]]:
+    """PTX, records, and records for mutants of masks, of each kernel of a tsmla variant, by name, on problems large
+    enough for every ring to wrap, held against torch. A prefill that can is called in pieces that merge, too, and
+    decodes with packs.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
@@ -75,11 +76,15 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path]]]
     records = sorted(made.glob("*.npz"))
     ptx = records[0].with_suffix(".ptx")
     if not isinstance(variant, DecodeVariant):
-        return {symbol: (ptx, records)}
+        return {symbol: (ptx, records, [])}
     rows = check.decode_rows(variant.arch)
     names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
     of_each = len(records) // len(names)
-    return {name: (ptx, records[of_each * i : of_each * (i + 1)]) for i, name in enumerate(names)}
+    found = {}
+    for name in names:
+        found[name] = ptx, records[:2], records[2:of_each]
+        del records[:of_each]
+    return found
 
 
 def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:
