@@ -22,7 +22,10 @@ BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
 """What the README's generated part stands between."""
 PEERS = {
     "flash_attn_4": "flash-attn-4 4.0.0b36",
-    "flash_mla": "FlashMLA 9241ae3 (attention and combine, without the kernel that plans them)",
+    "flash_mla": "FlashMLA (attention and combine, without the kernel that plans them)",
+    "flash_mla_fp8": "FlashMLA's dense FP8 decode (the same)",
+    "fa3_mla": "FlashAttention-3's MLA decode (the same)",
+    "fa3_prefill": "FlashAttention-3 with cumulative lengths",
 }
 """Other implementations in the records, by the names given to --against."""
 COLD_STARTS = {
@@ -32,14 +35,13 @@ COLD_STARTS = {
     "cold_start_decode_prefill": "decode and prefill, newer, on another machine",
 }
 """Without and with cuda.bindings imported beforehand: torch 2.13 does so itself, for torch 2.11 TVM-FFI does."""
-TIE = 0.01
-"""Times that differ by no more than this fraction are called a tie."""
 _PAGE = """\
 # Performance
 
 Every row was measured by a command of this repository; the device, the driver, the date, the commit and the command
 stand below each table. The records, with clocks, power and the spread of every timing, are in
-`benchmarks/results/current/`. Rows with a second library timed both in one process, launched in turn.
+`benchmarks/results/current/`. Rows with other libraries timed all in one process, launched in turn. A ratio is a *tie*
+where the 95 % confidence interval of its median holds 1; in records without intervals, within 1 %.
 
 - *Isolated*: launches with pauses between them. The SM clock was {isolated} MHz, lower in longer launches.
 - *Back to back*: launches without pauses. The SM clock was {back_to_back} MHz: long runs reach the 700 W power limit.
@@ -121,7 +123,7 @@ def _of_prefill(record: dict[str, Any]) -> str:
     )
     return (
         f"bf16 prefill computes {alone} TFLOP/s in isolated launches and {on_end} back to back; "
-        f"{_compared(record['results'], 'flash_attn_4')}."
+        f"{_compared(record['results'])}."
     )
 
 
@@ -132,7 +134,7 @@ def _of_decode(record: dict[str, Any]) -> str:
     return (
         f"bf16 decode of several requests reads the cache at {few} GB/s with 16 heads (a large read: "
         f"{record['ceilings']['read_gb_s']:.0f}) and computes {many} TFLOP/s with 128 heads (a large matmul: "
-        f"{record['ceilings']['matmul_bf16_tflop_s']:.0f}); {_compared(record['results'], 'flash_mla')}."
+        f"{record['ceilings']['matmul_bf16_tflop_s']:.0f}); {_compared(record['results'])}."
     )
 
 
@@ -161,15 +163,18 @@ def _of_cold_start() -> str:
     )
 
 
-def _compared(results: Sequence[dict[str, Any]], name: str) -> str:
-    """In how many rows we are faster, tie or are slower than `name`, which ran in the same process."""
-    timings = [result["timings"] for result in results if name in result["timings"]]
-    ratios = [timing["tsmla"]["median_us"] / timing[name]["median_us"] for timing in timings]
-    slower = sum(ratio > 1 + TIE for ratio in ratios)
-    ties = sum(abs(ratio - 1) <= TIE for ratio in ratios)
+def _compared(results: Sequence[dict[str, Any]]) -> str:
+    """In how many rows we are faster, tie or are slower than the best of what ran in the same process."""
+    timings = [result["timings"] for result in results if len(result["timings"]) > 1]
+    names = sorted({name for timing in timings for name in timing} - {"tsmla"})
+    ties = sum(published.is_tie(timing) for timing in timings)
+    ratios = [timing["tsmla"]["median_us"] / published.best_peer(timing)["median_us"] for timing in timings]
+    slower = sum(
+        ratio > 1 and not published.is_tie(timing) for ratio, timing in zip(ratios, timings, strict=True)
+    )
     return (
-        f"beside {PEERS[name]} in the same process it is faster in {len(ratios) - ties - slower} of {len(ratios)} "
-        f"measurements, ties (within {TIE:.0%}) in {ties} and is slower in {slower}"
+        f"beside {' and '.join(PEERS[name] for name in names)} in the same process it is faster than the best in "
+        f"{len(ratios) - ties - slower} of {len(ratios)} measurements, ties in {ties} and is slower in {slower}"
     )
 
 
@@ -202,8 +207,8 @@ def _prefill(dtype: str, record: dict[str, Any]) -> str:
         sequences, queries, keys, causal = result["shape"]
         label = f"{sequences} x {queries} queries, {keys} keys, {'causal' if causal else 'full'}"
         rates = [f"{result['tflop'] / result['timings'][name]['median_us'] * 1e6:.0f}" for name in names]
-        shapes.setdefault(label, []).append(" / ".join(rates))
-    who = " / ".join(names)
+        shapes.setdefault(label, []).append(" / ".join(rates) + _ratio(result["timings"]))
+    who = " / ".join(names) + (" (ratio)" if len(names) > 1 else "")
     table = _table(
         [f"`tsmla_prefill`, {dtype}, (192, 128), 128 heads", f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
         ([label, *cells] for label, cells in shapes.items()),
@@ -222,17 +227,28 @@ def _decode(record: dict[str, Any]) -> str:
         times = " / ".join(f"{micros[name]:.1f}" if name in micros else "-" for name in names)
         ours = micros["tsmla"]
         rates = f"{result['bytes'] / ours * 1e-3:.0f}, {result['tflop'] / ours * 1e6:.0f}"
-        rows.setdefault(label, [f"{result['host_us']:.1f}"]).append(f"{times} ({rates})")
-    who = " / ".join(names)
+        cells = rows.setdefault(label, [f"{result['host_us']:.1f}"])
+        cells.append(f"{times}{_ratio(result['timings'])}" + (f"; {rates}" if len(cells) == 1 else ""))
+    who = " / ".join(names) + (" (ratio)" if len(names) > 1 else "")
     head = [
         "`tsmla_decode`, CUDA graph, cold L2",
         "host us/call",
-        f"isolated, us: {who} (ours: GB/s, TFLOP/s)",
-        "back to back",
+        f"isolated, us: {who}; ours: GB/s, TFLOP/s",
+        f"back to back: {who}",
     ]
     read = record["ceilings"]["read_gb_s"]
     table = _table(head, ([label, *cells] for label, cells in rows.items()))
     return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
+
+
+def _ratio(timings: dict[str, Any]) -> str:
+    """Our time over that of the best of others, which is bold where it is behind; nothing where there are none."""
+    if len(timings) == 1:
+        return ""
+    ratio = timings["tsmla"]["median_us"] / published.best_peer(timings)["median_us"]
+    if published.is_tie(timings):
+        return f" ({ratio:.3f}, tie)"
+    return f" (**{ratio:.3f}**)" if ratio > 1 else f" ({ratio:.3f})"
 
 
 def _both_ways(record: dict[str, Any], other: str) -> str:
@@ -294,7 +310,8 @@ def _certificate(record: dict[str, Any]) -> str:
 
 
 def _peers(names: Iterable[str]) -> str:
-    return "".join(f" {name} is {PEERS[name]}, launched in turn with ours." for name in names if name in PEERS)
+    said = "".join(f" {name} is {PEERS[name]}." for name in names if name in PEERS)
+    return f"{said} *Ratio*: our time over that of the fastest of them, launched in turn with ours." if said else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
