@@ -20,14 +20,16 @@ ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
 """What the README's generated part stands between."""
+_WHEEL = "vLLM 0.26's wheel"
 PEERS = {
-    "flash_attn_4": "flash-attn-4 4.0.0b36",
-    "flash_mla": "FlashMLA (attention and combine, without the kernel that plans them)",
-    "flash_mla_fp8": "FlashMLA's dense FP8 decode (the same)",
-    "fa3_mla": "FlashAttention-3's MLA decode (the same)",
-    "fa3_prefill": "FlashAttention-3 with cumulative lengths",
+    "flash_attn_4": ("flash-attn-4 4.0.0b36", ""),
+    "fa3_mla": ("FlashAttention-3", _WHEEL),
+    "fa3_prefill": ("FlashAttention-3 with cumulative lengths", _WHEEL),
+    "flash_mla": ("FlashMLA", _WHEEL),
+    "flash_mla_fp8": ("FlashMLA for FP8", _WHEEL),
 }
-"""Other implementations in the records, by the names given to --against."""
+"""Other implementations in the records, by the names given to --against, and what they were a part of. Plans that
+engines make once for all layers are not timed."""
 COLD_STARTS = {
     "cold_start": "cold start after torch and CUDA",
     "cold_start_decode": "the same for decode",
@@ -56,6 +58,10 @@ This page is written by `python -m benchmarks.report`.
 {sections}
 """
 
+_ABSENT = """\
+Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in this run; beside an earlier build of
+ours it was 0 to 5 % slower in batches of 128 (benchmarks/results/history/decode-nvidia-h200-20261122T060617.json).
+FlashInfer's MLA kernel was in neither."""
 _ENGINES = """\
 New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
 turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
@@ -85,7 +91,7 @@ def performance_page() -> str:
     cold = [_cold_start(head, published.newest(name)) for name, head in COLD_STARTS.items()]
     sections = {
         "Prefill": [*prefills],
-        "Decode": [_decode(decode), charts.decode(decode, 128)],
+        "Decode": [_ABSENT, _decode(decode), charts.decode(decode, 128)],
         "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
         "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
         "Engines": [
@@ -128,13 +134,17 @@ def _of_prefill(record: dict[str, Any]) -> str:
 
 
 def _of_decode(record: dict[str, Any]) -> str:
-    batches = [r for r in published.results(record, "isolated", dtype="bf16") if r["shape"][0] > 1]
+    batches = [
+        result
+        for result in published.results(record, "isolated", dtype="bf16")
+        if result["shape"][0] > 1 and result["shape"][4] in ("fixed", "variable")
+    ]
     few = _span(r["bytes"] / r["timings"]["tsmla"]["median_us"] * 1e-3 for r in batches if r["shape"][3] == 16)
     many = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in batches if r["shape"][3] == 128)
     return (
         f"bf16 decode of several requests reads the cache at {few} GB/s with 16 heads (a large read: "
         f"{record['ceilings']['read_gb_s']:.0f}) and computes {many} TFLOP/s with 128 heads (a large matmul: "
-        f"{record['ceilings']['matmul_bf16_tflop_s']:.0f}); {_compared(record['results'])}."
+        f"{record['ceilings']['matmul_bf16_tflop_s']:.0f}). In bf16 and e4m3, {_compared(record['results'])}."
     )
 
 
@@ -172,8 +182,10 @@ def _compared(results: Sequence[dict[str, Any]]) -> str:
     slower = sum(
         ratio > 1 and not published.is_tie(timing) for ratio, timing in zip(ratios, timings, strict=True)
     )
+    whose = {PEERS[name][1] for name in names} - {""}
+    who = ", ".join(PEERS[name][0] for name in names) + "".join(f", all of {origin}," for origin in whose)
     return (
-        f"beside {' and '.join(PEERS[name] for name in names)} in the same process it is faster than the best in "
+        f"beside {who} in the same process it is faster than the best in "
         f"{len(ratios) - ties - slower} of {len(ratios)} measurements, ties in {ties} and is slower in {slower}"
     )
 
@@ -310,7 +322,8 @@ def _certificate(record: dict[str, Any]) -> str:
 
 
 def _peers(names: Iterable[str]) -> str:
-    said = "".join(f" {name} is {PEERS[name]}." for name in names if name in PEERS)
+    known = [(name, *PEERS[name]) for name in names if name in PEERS]
+    said = "".join(f" {name} is {what}{whose and f' of {whose}'}." for name, what, whose in known)
     return f"{said} *Ratio*: our time over that of the fastest of them, launched in turn with ours." if said else ""
 
 

@@ -63,8 +63,7 @@ def flash_mla(case: DecodeCase) -> Launch | None:
     query = _one_piece(case)
     if query is None or query.dtype == EIGHT_BITS or case.cum_seq_lens_q is not None:
         return None
-    rows = (case.requests, case.q_len, case.heads) if case.q_len == 1 else (case.requests, case.q_len * case.heads, 1)
-    out = torch.empty(*rows, LATENT, dtype=query.dtype, device="cuda")
+    out = torch.empty(case.requests, 1, case.q_len * case.heads, LATENT, dtype=query.dtype, device="cuda")
     plan: list[torch.Tensor | None] = [None, None]
 
     def launch() -> torch.Tensor:
