@@ -43,24 +43,26 @@ def _chart(
     ceilings: dict[str, float],
 ) -> str:
     amount, per_us, unit, highest, what = quantity
-    series = {
-        name: [f"{result[amount] / result['timings'][name]['median_us'] * per_us:.0f}" for result in results]
-        for name in names
-    }
     others = [name for name in names if name != "tsmla"]
+    chosen = [lambda timings: timings["tsmla"], *([published.best_peer] if others else [])]
+    series = [
+        [f"{result[amount] / choose(result['timings'])['median_us'] * per_us:.0f}" for result in results]
+        for choose in chosen
+    ]
     ceiling = ceilings[highest]
-    top = 1.05 * max(ceiling, *(float(value) for values in series.values() for value in values))
+    top = 1.05 * max(ceiling, *(float(value) for values in series for value in values))
     quoted = ", ".join(f'"{label}"' for label in labels)
     body = [
         f'    title "{title}"',
         f"    x-axis [{quoted}]",
         f'    y-axis "{unit}" 0 --> {top:.0f}',
-        f"    bar [{', '.join(series['tsmla'])}]",
-        *(f"    line [{', '.join(values)}]" for values in [series[name] for name in others]),
+        f"    bar [{', '.join(series[0])}]",
+        *(f"    line [{', '.join(values)}]" for values in series[1:]),
         f"    line [{', '.join([f'{ceiling:.0f}'] * len(labels))}]",
     ]
     chart = "\n".join(["```mermaid", "xychart-beta", *body, "```"])
-    lines = ", ".join([*others, f"{what} ({ceiling:.0f} {unit})"])
+    fastest = ["the fastest of " + ", ".join(others) if len(others) > 1 else others[0]] if others else []
+    lines = ", ".join([*fastest, f"{what} ({ceiling:.0f} {unit})"])
     regime = results[0]["timings"]["tsmla"]["regime"]
     return f"{chart}\nBars: tsmla, {regime}. Lines, all measured in the same run: {lines}."
 

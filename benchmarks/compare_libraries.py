@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import random
 import shutil
 import statistics
 import tempfile
@@ -33,7 +32,6 @@ from tsmla.variant import Variant
 from . import bench_decode, bench_prefill, protocol
 
 COPIES = 2
-LEAST_ROUNDS = 30
 MODULES = {"decode": bench_decode, "prefill": bench_prefill}
 
 
@@ -61,7 +59,7 @@ def main() -> None:
                     started = time.monotonic()
                     found = {"family": family, "shape": shape, "dtype": dtype}
                     try:
-                        found |= _compared(case, builds, options.seconds)
+                        found |= _compared(case, builds, monitor, options.seconds)
                     except NotImplementedError as error:
                         print(f"{' x '.join(map(str, shape))} {dtype}: left out, {error}")
                         continue
@@ -76,7 +74,7 @@ def main() -> None:
     print(path)
 
 
-def _compared(case: Any, builds: dict[str, Path], seconds: float) -> dict[str, Any]:
+def _compared(case: Any, builds: dict[str, Path], monitor: protocol.Monitor, seconds: float) -> dict[str, Any]:
     """Medians in microseconds of every copy, and whether all gave the same bytes."""
     replays: dict[str, Callable[[], None]] = {}
     launches, outputs = [case.ours() for _ in builds], []  # what they hold must outlive the graphs
@@ -88,25 +86,11 @@ def _compared(case: Any, builds: dict[str, Path], seconds: float) -> dict[str, A
             with torch.cuda.graph(graph):
                 launch()
         replays[name] = graph.replay
-    flush = protocol.Flush()
-    pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in replays}
-    start, rounds = time.monotonic(), 0
-    while time.monotonic() - start < seconds or rounds < LEAST_ROUNDS:
-        for name in random.sample(list(replays), len(replays)):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(protocol.HIDE_CYCLES)
-            flush()
-            first.record()
-            replays[name]()
-            last.record()
-            pairs[name].append((first, last))
-        rounds += 1
-        if rounds % 16 == 0:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    micros = {name: statistics.median(a.elapsed_time(b) * 1e3 for a, b in found) for name, found in pairs.items()}
+    candidates = [protocol.Candidate(name, replay) for name, replay in replays.items()]
+    timings = protocol.measure(candidates, "back to back", monitor, seconds)
+    micros = {name: timing.median_us for name, timing in timings.items()}
     same = all(torch.equal(outputs[0].view(torch.uint8), other.view(torch.uint8)) for other in outputs)
-    return {"rounds": rounds, "us": micros, "same": same}
+    return {"rounds": timings["old 0"].launches, "us": micros, "same": same}
 
 
 @contextlib.contextmanager

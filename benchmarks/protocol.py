@@ -1,8 +1,13 @@
 """How every operator is measured, so that two numbers from here can be compared.
 
-A *candidate* is one way to do the work; all candidates of a case run in turn (A B A B ...), so that clocks and
-temperature are shared. Each launch is timed by its own pair of CUDA events, queued while the GPU is busy with a
-spinning kernel and the flush, so that no host time is in it, and starts with an L2 that holds none of its data.
+A *candidate* is one way to do the work; all candidates of a case run in turn, in an order drawn anew each round, so
+that clocks and temperature are shared and nobody always follows the same other one. Each launch is timed by its own
+pair of CUDA events, queued while the GPU is busy with a spinning kernel and the flush, so that no host time is in it,
+and starts with an L2 that holds none of its data. Where the GPU got to a launch before the host had queued all of it,
+the sample is dropped and counted, and the GPU spins longer from there on.
+
+Two candidates *tie* unless the 95 % confidence interval of the median, over at least 30 rounds, of the ratio of their
+times leaves out 1.
 
 Two regimes, because one clock does not fit both: *isolated* launches (idle gaps, the GPU at its boost clock) and
 *back to back* (no gaps, the GPU at its power limit). SM clock and power are sampled all the while.
@@ -16,6 +21,7 @@ import datetime
 import importlib
 import json
 import platform
+import random
 import shlex
 import shutil
 import statistics
@@ -31,11 +37,17 @@ import torch
 
 RESULTS = Path(__file__).parent / "results" / "current"
 REGIMES = ("isolated", "back to back")
-GAP_SECONDS = 0.06
-HIDE_CYCLES = 100_000
-"""SM cycles (about 50 us) spun first; with the flush behind them, the host has time to queue what is timed."""
+LONGEST_GAP_SECONDS, SHORTEST_GAP_SECONDS = 0.06, 0.01
+GAP_OF_LAUNCHES = 20
+"""Isolated launches are so many times their own length apart, within these bounds."""
+HIDE_CYCLES = 200_000, 20_000_000
+"""SM cycles (0.1 to 10 ms) spun first, so that the host has time to queue what is timed: at first, and at most."""
 QUEUE_DEPTH = 64
 """Launches between waits in the back-to-back regime: the GPU never idles, the event list stays short."""
+LEAST_ROUNDS, MOST_ROUNDS_IN_VAIN = 30, 600
+"""Rounds of which no sample was dropped; and rounds after which to give up where there are fewer."""
+NORMAL_97_5 = 1.96
+"""Standard deviations of a normal distribution that 2.5 % exceed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +60,11 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Microseconds of one candidate in one regime, with the median SM clock (MHz) and power (W) of that regime."""
+    """Microseconds of one candidate in one regime, with the median SM clock (MHz) and power (W) of that regime.
+
+    `ratio` is the confidence interval of the first candidate's time over this one's, round by round; `dropped` samples,
+    for which the GPU was not kept busy, are in nothing.
+    """
 
     regime: str
     graph: bool
@@ -58,6 +74,8 @@ class Timing:
     max_us: float
     sm_clock_mhz: float | None
     power_w: float | None
+    dropped: int = 0
+    ratio: tuple[float, float] | None = None
 
 
 class Monitor:
@@ -133,47 +151,115 @@ def measure(
     seconds: float = 2.0,
     graph: bool = False,
 ) -> dict[str, Timing]:
-    """Time every candidate for about `seconds` in all, interleaved; the names of the candidates are the keys."""
+    """Time every candidate for about `seconds` in all, interleaved; the names of the candidates are the keys.
+
+    Raises RuntimeError where the host was always too slow to keep the GPU busy.
+    """
     if regime not in REGIMES:
         raise ValueError(f"regime is {regime!r}; known: {', '.join(REGIMES)}")
-    flush = Flush()
     if graph:
         candidates = [as_graph(candidate) for candidate in candidates]
     for candidate in candidates:
         candidate.launch()
     torch.cuda.synchronize()
-    pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {c.name: [] for c in candidates}
     start = time.monotonic()
-    while time.monotonic() - start < seconds or len(pairs[candidates[0].name]) < 3:
-        if regime == "isolated":
-            for candidate in candidates:
-                time.sleep(GAP_SECONDS)
-                torch.cuda._sleep(HIDE_CYCLES)
-                pairs[candidate.name].append(_timed(candidate, flush))
-                torch.cuda.synchronize()
-        else:
-            torch.cuda._sleep(HIDE_CYCLES)
-            for _ in range(max(1, QUEUE_DEPTH // len(candidates))):
-                for candidate in candidates:
-                    pairs[candidate.name].append(_timed(candidate, flush))
-            torch.cuda.synchronize()
+    rounds = _isolated(candidates, seconds) if regime == "isolated" else _back_to_back(candidates, seconds)
     clock, power = monitor.since(start)
     timings = {}
-    for name, events in pairs.items():
-        micros = [first.elapsed_time(last) * 1000 for first, last in events]
+    for name in (candidate.name for candidate in candidates):
+        micros = [taken for of_round in rounds if (taken := of_round[name]) is not None]
+        if len(micros) < LEAST_ROUNDS:
+            raise RuntimeError(f"{name}, {regime}: the GPU waited for the host in most of {len(rounds)} launches")
+        pairs = ((of_round[candidates[0].name], of_round[name]) for of_round in rounds)
+        ratios = [first / other for first, other in pairs if first and other]
         timings[name] = Timing(
-            regime, graph, len(micros), statistics.median(micros), min(micros), max(micros), clock, power
-        )
+            regime, graph, len(micros), statistics.median(micros), min(micros), max(micros), clock, power,
+            len(rounds) - len(micros), of_median(ratios),
+        )  # fmt: skip
     return timings
 
 
-def _timed(candidate: Candidate, flush: Flush) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+def of_median(values: Sequence[float]) -> tuple[float, float] | None:
+    """A 95 % confidence interval of the median of what `values` are drawn from: two of them, by the normal
+    approximation of the sign test (Conover, Practical Nonparametric Statistics, 3.2). None for fewer than six."""
+    if len(values) < 6:
+        return None
+    ordered, half = sorted(values), NORMAL_97_5 * len(values) ** 0.5 / 2
+    middle = len(values) / 2
+    return ordered[max(0, int(middle - half))], ordered[min(len(values) - 1, int(middle + half + 0.5))]
+
+
+class _Spin:
+    """A kernel that keeps the GPU busy while the host queues, longer after each launch for which it was too short."""
+
+    def __init__(self) -> None:
+        self._cycles, self._most = HIDE_CYCLES
+
+    def __call__(self) -> None:
+        torch.cuda._sleep(self._cycles)
+
+    def longer(self) -> None:
+        self._cycles = min(2 * self._cycles, self._most)
+
+
+Round = dict[str, float | None]
+"""Microseconds of each candidate's launch; None where the sample was dropped."""
+Sample = tuple[torch.cuda.Event, torch.cuda.Event, bool]
+"""Events around a launch, and whether the GPU was still busy when the last of it was queued."""
+
+
+def _isolated(candidates: Sequence[Candidate], seconds: float) -> list[Round]:
+    flush, spin, gap = Flush(), _Spin(), LONGEST_GAP_SECONDS
+    start, rounds = time.monotonic(), list[Round]()
+    while time.monotonic() - start < seconds or _too_few(rounds):
+        of_round: Round = {}
+        for candidate in random.sample(candidates, len(candidates)):
+            time.sleep(gap)
+            spin()
+            sample = _timed(candidate, flush)
+            torch.cuda.synchronize()
+            of_round[candidate.name] = taken = _micros(sample)
+            if taken is None:
+                spin.longer()
+            else:
+                gap = min(LONGEST_GAP_SECONDS, max(SHORTEST_GAP_SECONDS, GAP_OF_LAUNCHES * taken * 1e-6))
+        rounds.append(of_round)
+    return rounds
+
+
+def _back_to_back(candidates: Sequence[Candidate], seconds: float) -> list[Round]:
+    flush, spin = Flush(), _Spin()
+    start, rounds = time.monotonic(), list[Round]()
+    while time.monotonic() - start < seconds or _too_few(rounds):
+        spin()
+        queued = [
+            {candidate.name: _timed(candidate, flush) for candidate in random.sample(candidates, len(candidates))}
+            for _ in range(max(1, QUEUE_DEPTH // len(candidates)))
+        ]
+        torch.cuda.synchronize()
+        if not all(busy for of_round in queued for *_, busy in of_round.values()):
+            spin.longer()
+        rounds += [{name: _micros(sample) for name, sample in of_round.items()} for of_round in queued]
+    return rounds
+
+
+def _too_few(rounds: Sequence[Round]) -> bool:
+    whole = sum(None not in of_round.values() for of_round in rounds)
+    return whole < LEAST_ROUNDS and len(rounds) < MOST_ROUNDS_IN_VAIN
+
+
+def _timed(candidate: Candidate, flush: Flush) -> Sample:
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     flush()
     first.record()
     candidate.launch()
     last.record()
-    return first, last
+    return first, last, not first.query()
+
+
+def _micros(sample: Sample) -> float | None:
+    first, last, busy = sample
+    return first.elapsed_time(last) * 1000 if busy else None
 
 
 def ceilings(monitor: Monitor, seconds: float = 1.0) -> dict[str, float]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 CURRENT, HISTORY = (Path(__file__).parent / "results" / name for name in ("current", "history"))
+TIE = 0.01
+"""Times that differ by no more than this fraction are called a tie in records that do not say how sure they are."""
 
 
 def superseded() -> list[Path]:
@@ -43,3 +45,17 @@ def results(record: dict[str, Any], regime: str, **fields: object) -> list[dict[
 
 def names(record: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for result in record["results"] for name in result["timings"]))
+
+
+def best_peer(timings: dict[str, Any]) -> dict[str, Any]:
+    """The shortest timing of another implementation. Raises ValueError where there is none."""
+    return min((timing for name, timing in timings.items() if name != "tsmla"), key=lambda timing: timing["median_us"])
+
+
+def is_tie(timings: dict[str, Any]) -> bool:
+    """Whether ours and the best of others tie: where the record has no interval of their ratio, within 1 %."""
+    best = best_peer(timings)
+    if "ratio" in best:
+        lowest, highest = best["ratio"]
+        return lowest <= 1 <= highest
+    return abs(timings["tsmla"]["median_us"] / best["median_us"] - 1) <= TIE

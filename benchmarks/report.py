@@ -20,11 +20,16 @@ ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
 """What the README's generated part stands between."""
+_WHEEL = "vLLM 0.26's wheel"
 PEERS = {
-    "flash_attn_4": "flash-attn-4 4.0.0b36",
-    "flash_mla": "FlashMLA 9241ae3 (attention and combine, without the kernel that plans them)",
+    "flash_attn_4": ("flash-attn-4 4.0.0b36", ""),
+    "fa3_mla": ("FlashAttention-3", _WHEEL),
+    "fa3_prefill": ("FlashAttention-3 with cumulative lengths", _WHEEL),
+    "flash_mla": ("FlashMLA", _WHEEL),
+    "flash_mla_fp8": ("FlashMLA for FP8", _WHEEL),
 }
-"""Other implementations in the records, by the names given to --against."""
+"""Other implementations in the records, by the names given to --against, and what they were a part of. Plans that
+engines make once for all layers are not timed."""
 COLD_STARTS = {
     "cold_start": "cold start after torch and CUDA",
     "cold_start_decode": "the same for decode",
@@ -32,14 +37,13 @@ COLD_STARTS = {
     "cold_start_decode_prefill": "decode and prefill, newer, on another machine",
 }
 """Without and with cuda.bindings imported beforehand: torch 2.13 does so itself, for torch 2.11 TVM-FFI does."""
-TIE = 0.01
-"""Times that differ by no more than this fraction are called a tie."""
 _PAGE = """\
 # Performance
 
 Every row was measured by a command of this repository; the device, the driver, the date, the commit and the command
 stand below each table. The records, with clocks, power and the spread of every timing, are in
-`benchmarks/results/current/`. Rows with a second library timed both in one process, launched in turn.
+`benchmarks/results/current/`. Rows with other libraries timed all in one process, launched in turn. A ratio is a *tie*
+where the 95 % confidence interval of its median holds 1; in records without intervals, within 1 %.
 
 - *Isolated*: launches with pauses between them. The SM clock was {isolated} MHz, lower in longer launches.
 - *Back to back*: launches without pauses. The SM clock was {back_to_back} MHz: long runs reach the 700 W power limit.
@@ -54,6 +58,10 @@ This page is written by `python -m benchmarks.report`.
 {sections}
 """
 
+_ABSENT = """\
+Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in this run; beside an earlier build of
+ours it was 0 to 5 % slower in batches of 128 (benchmarks/results/history/decode-nvidia-h200-20261122T060617.json).
+FlashInfer's MLA kernel was in neither."""
 _ENGINES = """\
 New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
 turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
@@ -83,7 +91,7 @@ def performance_page() -> str:
     cold = [_cold_start(head, published.newest(name)) for name, head in COLD_STARTS.items()]
     sections = {
         "Prefill": [*prefills],
-        "Decode": [_decode(decode), charts.decode(decode, 128)],
+        "Decode": [_ABSENT, _decode(decode), charts.decode(decode, 128)],
         "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
         "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
         "Engines": [
@@ -121,18 +129,22 @@ def _of_prefill(record: dict[str, Any]) -> str:
     )
     return (
         f"bf16 prefill computes {alone} TFLOP/s in isolated launches and {on_end} back to back; "
-        f"{_compared(record['results'], 'flash_attn_4')}."
+        f"{_compared(record['results'])}."
     )
 
 
 def _of_decode(record: dict[str, Any]) -> str:
-    batches = [r for r in published.results(record, "isolated", dtype="bf16") if r["shape"][0] > 1]
+    batches = [
+        result
+        for result in published.results(record, "isolated", dtype="bf16")
+        if result["shape"][0] > 1 and result["shape"][4] in ("fixed", "variable")
+    ]
     few = _span(r["bytes"] / r["timings"]["tsmla"]["median_us"] * 1e-3 for r in batches if r["shape"][3] == 16)
     many = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in batches if r["shape"][3] == 128)
     return (
         f"bf16 decode of several requests reads the cache at {few} GB/s with 16 heads (a large read: "
         f"{record['ceilings']['read_gb_s']:.0f}) and computes {many} TFLOP/s with 128 heads (a large matmul: "
-        f"{record['ceilings']['matmul_bf16_tflop_s']:.0f}); {_compared(record['results'], 'flash_mla')}."
+        f"{record['ceilings']['matmul_bf16_tflop_s']:.0f}). In bf16 and e4m3, {_compared(record['results'])}."
     )
 
 
@@ -161,15 +173,20 @@ def _of_cold_start() -> str:
     )
 
 
-def _compared(results: Sequence[dict[str, Any]], name: str) -> str:
-    """In how many rows we are faster, tie or are slower than `name`, which ran in the same process."""
-    timings = [result["timings"] for result in results if name in result["timings"]]
-    ratios = [timing["tsmla"]["median_us"] / timing[name]["median_us"] for timing in timings]
-    slower = sum(ratio > 1 + TIE for ratio in ratios)
-    ties = sum(abs(ratio - 1) <= TIE for ratio in ratios)
+def _compared(results: Sequence[dict[str, Any]]) -> str:
+    """In how many rows we are faster, tie or are slower than the best of what ran in the same process."""
+    timings = [result["timings"] for result in results if len(result["timings"]) > 1]
+    names = sorted({name for timing in timings for name in timing} - {"tsmla"})
+    ties = sum(published.is_tie(timing) for timing in timings)
+    ratios = [timing["tsmla"]["median_us"] / published.best_peer(timing)["median_us"] for timing in timings]
+    slower = sum(
+        ratio > 1 and not published.is_tie(timing) for ratio, timing in zip(ratios, timings, strict=True)
+    )
+    whose = {PEERS[name][1] for name in names} - {""}
+    who = ", ".join(PEERS[name][0] for name in names) + "".join(f", all of {origin}," for origin in whose)
     return (
-        f"beside {PEERS[name]} in the same process it is faster in {len(ratios) - ties - slower} of {len(ratios)} "
-        f"measurements, ties (within {TIE:.0%}) in {ties} and is slower in {slower}"
+        f"beside {who} in the same process it is faster than the best in "
+        f"{len(ratios) - ties - slower} of {len(ratios)} measurements, ties in {ties} and is slower in {slower}"
     )
 
 
@@ -202,8 +219,8 @@ def _prefill(dtype: str, record: dict[str, Any]) -> str:
         sequences, queries, keys, causal = result["shape"]
         label = f"{sequences} x {queries} queries, {keys} keys, {'causal' if causal else 'full'}"
         rates = [f"{result['tflop'] / result['timings'][name]['median_us'] * 1e6:.0f}" for name in names]
-        shapes.setdefault(label, []).append(" / ".join(rates))
-    who = " / ".join(names)
+        shapes.setdefault(label, []).append(" / ".join(rates) + _ratio(result["timings"]))
+    who = " / ".join(names) + (" (ratio)" if len(names) > 1 else "")
     table = _table(
         [f"`tsmla_prefill`, {dtype}, (192, 128), 128 heads", f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
         ([label, *cells] for label, cells in shapes.items()),
@@ -222,17 +239,28 @@ def _decode(record: dict[str, Any]) -> str:
         times = " / ".join(f"{micros[name]:.1f}" if name in micros else "-" for name in names)
         ours = micros["tsmla"]
         rates = f"{result['bytes'] / ours * 1e-3:.0f}, {result['tflop'] / ours * 1e6:.0f}"
-        rows.setdefault(label, [f"{result['host_us']:.1f}"]).append(f"{times} ({rates})")
-    who = " / ".join(names)
+        cells = rows.setdefault(label, [f"{result['host_us']:.1f}"])
+        cells.append(f"{times}{_ratio(result['timings'])}" + (f"; {rates}" if len(cells) == 1 else ""))
+    who = " / ".join(names) + (" (ratio)" if len(names) > 1 else "")
     head = [
         "`tsmla_decode`, CUDA graph, cold L2",
         "host us/call",
-        f"isolated, us: {who} (ours: GB/s, TFLOP/s)",
-        "back to back",
+        f"isolated, us: {who}; ours: GB/s, TFLOP/s",
+        f"back to back: {who}",
     ]
     read = record["ceilings"]["read_gb_s"]
     table = _table(head, ([label, *cells] for label, cells in rows.items()))
     return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
+
+
+def _ratio(timings: dict[str, Any]) -> str:
+    """Our time over that of the best of others, which is bold where it is behind; nothing where there are none."""
+    if len(timings) == 1:
+        return ""
+    ratio = timings["tsmla"]["median_us"] / published.best_peer(timings)["median_us"]
+    if published.is_tie(timings):
+        return f" ({ratio:.3f}, tie)"
+    return f" (**{ratio:.3f}**)" if ratio > 1 else f" ({ratio:.3f})"
 
 
 def _both_ways(record: dict[str, Any], other: str) -> str:
@@ -294,7 +322,9 @@ def _certificate(record: dict[str, Any]) -> str:
 
 
 def _peers(names: Iterable[str]) -> str:
-    return "".join(f" {name} is {PEERS[name]}, launched in turn with ours." for name in names if name in PEERS)
+    known = [(name, *PEERS[name]) for name in names if name in PEERS]
+    said = "".join(f" {name} is {what}{whose and f' of {whose}'}." for name, what, whose in known)
+    return f"{said} *Ratio*: our time over that of the fastest of them, launched in turn with ours." if said else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,0 +1,134 @@
+"""What vLLM runs on Hopper, from the extensions of an installed vLLM (0.26): FlashAttention-3, for prefill and as an
+absorbed MLA decode, and FlashMLA, dense, in 16 and in 8 bits.
+
+Their callers in vLLM's own sources show the arguments: vllm_flash_attn/flash_attn_interface.py, v1/attention/ops and
+v1/attention/backends/mla.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..bench_decode import LATENT, PAGE, ROPE
+from ..bench_decode import Case as DecodeCase
+from ..bench_prefill import Case as PrefillCase
+
+Launch = Callable[[], torch.Tensor]
+SPLITS = 32
+"""Most pieces of a request that vLLM lets FlashAttention-3 cut inside CUDA graphs."""
+EIGHT_BITS = torch.float8_e4m3fn
+
+
+def fa3_prefill(case: PrefillCase) -> Launch | None:
+    """FlashAttention-3 with cumulative lengths."""
+    if case.query.dtype == torch.float8_e5m2:
+        return None
+    out = case.output()
+    return lambda: _fa3(
+        case.query, case.key, case.value, out, case.scale, causal=case.causal, ends_q=case.ends_q, most_q=case.queries,
+        ends_kv=case.ends_kv, most_kv=case.keys,
+    )  # fmt: skip
+
+
+def fa3_mla(case: DecodeCase) -> Launch | None:
+    """FlashAttention-3's decode of latent values, vLLM's FLASH_ATTN_MLA."""
+    query = _one_piece(case)
+    if query is None or query.dtype == EIGHT_BITS:
+        return None
+    query = query.reshape(-1, case.heads, LATENT + ROPE)
+    ends = case.cum_seq_lens_q
+    if ends is None:
+        ends = torch.arange(case.requests + 1, device="cuda", dtype=torch.int32) * case.q_len
+    cache = case.kv_cache.unsqueeze(-2)
+    plan = _operators("_vllm_fa3_C").get_scheduler_metadata(
+        case.requests, case.q_len, case.max_seq_len, case.heads, 1, ROPE, LATENT, query.dtype, case.seq_lens, ends,
+        None, None, None, None, PAGE, 0, True, -1, -1, False, SPLITS, None, 0,
+    )  # fmt: skip
+    out = torch.empty(*query.shape[:2], LATENT, dtype=query.dtype, device="cuda")
+    return lambda: _fa3(
+        query[..., LATENT:], cache[..., LATENT:], cache[..., :LATENT], out, case.scale, causal=True, ends_q=ends,
+        most_q=case.q_len, latent_query=query[..., :LATENT], seq_lens=case.seq_lens, most_kv=case.max_seq_len,
+        pages=case.block_tables, plan=plan, splits=SPLITS,
+    )  # fmt: skip
+
+
+def flash_mla(case: DecodeCase) -> Launch | None:
+    """FlashMLA's dense decode of 16-bit caches. Its plan is made by the first launch and kept."""
+    query = _one_piece(case)
+    if query is None or query.dtype == EIGHT_BITS or case.cum_seq_lens_q is not None:
+        return None
+    out = torch.empty(case.requests, 1, case.q_len * case.heads, LATENT, dtype=query.dtype, device="cuda")
+    plan: list[torch.Tensor | None] = [None, None]
+
+    def launch() -> torch.Tensor:
+        result, _, *plan[:] = _operators("_flashmla_C").dense_decode_fwd(
+            query, case.kv_cache.unsqueeze(-2), LATENT, case.seq_lens, case.block_tables, case.scale, True, *plan, out
+        )
+        return result
+
+    return launch
+
+
+def flash_mla_fp8(case: DecodeCase) -> Launch | None:
+    """vLLM's FlashMLA for e4m3 queries and caches."""
+    query = _one_piece(case)
+    if query is None or query.dtype != EIGHT_BITS or case.cum_seq_lens_q is not None:
+        return None
+    operators = _operators("_flashmla_extension_C")
+    plan = operators.get_mla_decoding_metadata_dense_fp8(case.seq_lens, case.q_len * case.heads, 1)
+    one = torch.ones(1, device="cuda")
+    return lambda: operators.fwd_kvcache_mla_fp8(
+        query, case.kv_cache.unsqueeze(-2), LATENT, case.seq_lens, case.block_tables, case.scale, True, *plan, one, one
+    )[0]
+
+
+def _one_piece(case: DecodeCase) -> torch.Tensor | None:
+    return None if isinstance(case.query, tuple) else case.query
+
+
+def _fa3(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    ends_q: torch.Tensor,
+    most_q: int,
+    most_kv: int,
+    ends_kv: torch.Tensor | None = None,
+    latent_query: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None,
+    plan: torch.Tensor | None = None,
+    splits: int = 1,
+) -> torch.Tensor:
+    """`fwd` by the order of its parameters, which has no names: see flash_attn_interface.py."""
+    new_keys = (None, None)
+    left_out: Any = (None,) * 8  # indices and padding of batches, rotary embedding, scales
+    window, softcap, interleaved, sm_margin = (-1, -1), 0.0, True, 0
+    return _operators("_vllm_fa3_C").fwd(
+        query, key, value, *new_keys, latent_query, out, ends_q, ends_kv, None, None, seq_lens, most_q, most_kv, pages,
+        *left_out, scale, causal, *window, softcap, interleaved, plan, splits, None, sm_margin, None, 1, 0, None,
+    )[0]  # fmt: skip
+
+
+@functools.cache
+def _operators(library: str) -> Any:
+    """Raises ModuleNotFoundError without vLLM, FileNotFoundError where it has no such extension."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("vLLM is not installed; its wheel holds the kernels")
+    root = Path(found.submodule_search_locations[0])
+    path = next(root.rglob(f"{library}.abi3.so"), None)
+    if path is None:
+        raise FileNotFoundError(f"{library}.abi3.so is nowhere under {root}")
+    torch.ops.load_library(path)
+    return getattr(torch.ops, library)
