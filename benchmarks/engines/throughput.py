@@ -56,7 +56,7 @@ def main() -> None:
         engines.append(Engine(backend, each, model.forwarded(options)))
         print(f"{backend}: up after {engines[-1].start_seconds:.0f} s", flush=True)
     drafts = options.speculate and f"-{options.speculate['method']}-{options.speculate['num_speculative_tokens']}"
-    name = f"vllm-throughput-{options.kv}-{options.heads}-heads{drafts or ''}"
+    name = f"vllm-throughput-{options.kv}-{options.heads}-heads{drafts or ''}{'-profiled' * options.profile}"
     results: list[dict[str, Any]] = []
     record = {
         "certificate": protocol.certificate(options.commit),
