@@ -114,15 +114,26 @@ def _go_on_crossed(
             _values(products, places, shared, second, 1, count - 2, v_first - per_tile)
             shared.ring_edge.release_after_mmas(v_first - per_tile, geometry.v_slots)
         _wait_slots(shared, k_first, geometry.k_slots)
+        _await_readers(shared, first, 0, count - 1)
         _scores(products, places, shared, first, 0, count, k_first)
         _wait_slots(shared, v_first, geometry.v_slots)
         _values(products, places, shared, first, 0, count - 1, v_first)
+        _await_readers(shared, second, 1, count - 1)
         _scores(products, places, shared, second, 1, count, k_first)
         shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
     if tiles > 1:
         v_first = (tiles - 1) * per_tile - geometry.v_slots
         _values(products, places, shared, second, 1, tiles - 2, v_first)
         shared.ring_edge.release_after_mmas(v_first, geometry.v_slots)
+
+
+@cute.jit
+def _await_readers(shared: Shared, work: TileWork, tile: cutlass.Constexpr, count: Int32) -> None:
+    """Until the scores of KV tile number `count`, if this query tile visits it, have been read. Probabilities of the
+    other one tell as much, but where there are none yet."""
+    if count >= work.start:
+        shared.scores_read.wait_full(tile, count - work.start)
+        tmem.fence_after()
 
 
 @cute.jit
@@ -145,10 +156,6 @@ def _scores(
     """Scores of KV tile number `count`, if this query tile visits it."""
     geometry = products.geometry
     if count >= work.start:
-        if const_expr(products.crossed):
-            if count > work.start:
-                shared.scores_read.wait_full(tile, count - work.start - 1)
-                tmem.fence_after()
         scores = places.tmem_base + (geometry.tmem_scores + tile * geometry.tile_kv)
         for slot in cutlass.range_constexpr(geometry.k_slots):
             q = places.q + (tile * geometry.q_pitch + slot) * (geometry.slot_bytes >> 4)
