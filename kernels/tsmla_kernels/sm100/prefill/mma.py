@@ -114,11 +114,11 @@ def _go_on_crossed(
             _values(products, places, shared, second, 1, count - 2, v_first - per_tile)
             shared.ring_edge.release_after_mmas(v_first - per_tile, geometry.v_slots)
         _wait_slots(shared, k_first, geometry.k_slots)
-        _await_readers(shared, first, 0, count - 1)
+        for tile in cutlass.range_constexpr(geometry.query_tiles):
+            _await_readers(shared, works[tile], tile, count - 1)
         _scores(products, places, shared, first, 0, count, k_first)
         _wait_slots(shared, v_first, geometry.v_slots)
         _values(products, places, shared, first, 0, count - 1, v_first)
-        _await_readers(shared, second, 1, count - 1)
         _scores(products, places, shared, second, 1, count, k_first)
         shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
     if tiles > 1:
@@ -129,8 +129,8 @@ def _go_on_crossed(
 
 @cute.jit
 def _await_readers(shared: Shared, work: TileWork, tile: cutlass.Constexpr, count: Int32) -> None:
-    """Until the scores of KV tile number `count`, if this query tile visits it, have been read. Probabilities of the
-    other one tell as much, but where there are none yet."""
+    """Until the scores of KV tile number `count`, if this query tile visits it, have been read. Of both query tiles,
+    before the first one's next scores: then whoever awaits readers by parity knows that those before are done."""
     if count >= work.start:
         shared.scores_read.wait_full(tile, count - work.start)
         tmem.fence_after()

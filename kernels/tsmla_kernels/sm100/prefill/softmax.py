@@ -156,6 +156,8 @@ def _step(
         seen = row_maximum(scores)
     if const_expr(row.schedule.crossed):
         tmem.fence_before()
+        if const_expr(first):
+            _meet_first_readers(row)
         shared.scores_read.hand_over(row.tile)
     may_hide_row = const_expr(masked and row.causal)
     maximum = cute.arch.fmax(state.maximum, beyond(seen, state, 1, row.scale_log2, row.probabilities))
@@ -209,13 +211,27 @@ def _make_all(
         sums.add(values)
     # The second query tile's values are added after the first one's next scores have been computed.
     last_there = cutlass.min(row.start + event + row.tile, row.work.tiles - 1)
-    _wait_full_of(row.shared.scores_read, 1 - row.tile, last_there - row.other_start)
+    _await_readers(row, last_there)
     if const_expr(not first):
         row.shared.output_full.wait_full(row.tile, event - 1)
     tmem.fence_after()
     tmem.store(row.stored, words)
     _tell(row.shared.probabilities_early, row.tile)
     return sums.total()
+
+
+@cute.jit
+def _await_readers(row: Row, count: Int32) -> None:
+    """Until the other query tile, if it visits KV tile number `count`, has read its scores."""
+    _wait_full_of(row.shared.scores_read, 1 - row.tile, count - row.other_start)
+
+
+@cute.jit
+def _meet_first_readers(row: Row) -> None:
+    """The second query tile's first probabilities wait for the first one's second scores. A wait by parity needs what
+    is before to be over, and nothing behind: so it waits for the first ones here, before which no second are made."""
+    before = row.start - row.other_start
+    _wait_full_of(row.shared.scores_read, 1 - row.tile, before if row.tile == 1 else Int32(-1))
 
 
 @cute.jit
