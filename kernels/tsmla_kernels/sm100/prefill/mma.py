@@ -124,7 +124,6 @@ def _go_on_crossed(
     if tiles > 1:
         v_first = (tiles - 1) * per_tile - geometry.v_slots
         _values(products, places, shared, second, 1, tiles - 2, v_first)
-        shared.ring_edge.release_after_mmas(v_first, geometry.v_slots)
 
 
 @cute.jit
