@@ -31,7 +31,8 @@ SECTIONS = (
     ("Hopper prefill, 8-bit inputs", HOPPER_PREFILL, (8,)),
     ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
-    ("Blackwell prefill", BLACKWELL_PREFILL, (16, 8)),
+    ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
+    ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
     ("Blackwell decode, requests of up to 64 query rows", BLACKWELL_SOLO, (16, 8)),
     ("Blackwell decode, requests of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
 )

@@ -215,7 +215,7 @@ def test_synchronisations_of_a_warp_are_missed(kernels, name):
     survived = {result.site.key.partition(": bar.")[0] for result in results if result.survived}
     assert survived <= {
         "sm100/prefill/softmax._tell: probabilities_early.hand_over",
-        "sm100/prefill/softmax._tell: probabilities_late.hand_over",
+        "sm100/prefill/softmax._step: scores_read.hand_over",
         "sm100/decode/softmax._tile: s.release",
         "sm100/decode/load._load_query: q.hand_over",
     }

@@ -15,10 +15,11 @@ from .mutate import Findings, NotClean, Result, Subject, hunt
 from .mutation_reasons import Reasons
 from .mutation_sites import FAMILIES
 
-LENGTHS = ((260, 130, 129, 128, 128, 128, 128), (840, 420, 1, 257, 255, 265, 247))
+LENGTHS = ((260, 130, 129, 128, 128, 128, 128, 140), (840, 420, 1, 257, 255, 265, 247, 2570))
 """Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice; a
-first query tile that sees no key beside one that does; and diagonals that cross every column of a tile in rows of both
-halves of Hopper's fragments, in the last tile of a row and in the one before."""
+first query tile that sees no key beside one that does; diagonals that cross every column of a tile in rows of both
+halves of Hopper's fragments, in the last tile of a row and in the one before; and so many KV tiles that each of the
+loads of a step meets each of Blackwell's ring slots."""
 DECODE_LENGTHS = (0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4200, 0, 0, 0, 170, 70, 70, 0, 0)
 """Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
 Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for."""

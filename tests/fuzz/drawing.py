@@ -20,6 +20,8 @@ _HIGHEST_SCORE = 18
 _EXPONENTS = {Dtype.BF16: (-60, 50), Dtype.FP16: (-10, 8), Dtype.E4M3: (-5, 4), Dtype.E5M2: (-12, 10)}
 """log2 of the magnitudes that inputs can have, with room for random numbers."""
 
+_WARPGROUPS = [tuple(range(first, first + 4)) for first in (0, 4, 8)]
+
 
 @st.composite
 def schedules(draw: Any) -> Schedule:
@@ -31,7 +33,7 @@ def schedules(draw: Any) -> Schedule:
         quantum=draw(st.sampled_from((0, 0, 1, 64))),
         races=draw(st.sampled_from((True, True, True, False))),
         highest=draw(st.booleans()),
-        starved=draw(st.sampled_from((None, None, None, (0,), (4,), (1, 2)))),
+        starved=draw(st.sampled_from((None, None, None, (0,), (4,), (1, 2), *_WARPGROUPS, (12,), (13,)))),
     )
 
 

@@ -53,7 +53,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             "ring": (1, 1),
             "scores_full": (1, 0),
             "probabilities_early": (4 + 4, 0),
-            "probabilities_late": (4, 0),
+            "scores_read" if small else "probabilities_late": (4, 0),
             "factors_full": (4, 0),
             "output_full": (1, 0),
         }

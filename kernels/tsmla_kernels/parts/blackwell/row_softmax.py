@@ -118,16 +118,33 @@ def _is_emulated(pair: int, emulated: int) -> bool:
 
 
 def sum_of(values: list[Float32], start: Float32) -> Float32:
-    """start + all values, in several chains of pairs."""
-    sums = [(start, Float32(0.0)), *(values[2 * chain : 2 * chain + 2] for chain in range(1, _CHAINS))]
-    sums[0] = cute.arch.add_packed_f32x2(sums[0], values[:2])
-    for index in range(2 * _CHAINS, len(values), 2):
-        chain = index // 2 % _CHAINS
-        sums[chain] = cute.arch.add_packed_f32x2(sums[chain], values[index : index + 2])
-    low = cute.arch.add_packed_f32x2(sums[0], sums[1])
-    high = cute.arch.add_packed_f32x2(sums[2], sums[3])
-    both = cute.arch.add_packed_f32x2(low, high)
-    return both[0] + both[1]
+    """start + all values."""
+    sums = Sums(start)
+    sums.add(values)
+    return sums.total()
+
+
+class Sums:
+    """start + all values added so far, in several chains of pairs."""
+
+    def __init__(self, start: Float32):
+        self._chains = [(start, Float32(0.0))]
+        self._pairs = 0
+
+    def add(self, values: list[Float32]) -> None:
+        for index in range(0, len(values), 2):
+            pair, chain = values[index : index + 2], self._pairs % _CHAINS
+            if chain == len(self._chains):
+                self._chains.append(pair)
+            else:
+                self._chains[chain] = cute.arch.add_packed_f32x2(self._chains[chain], pair)
+            self._pairs += 1
+
+    def total(self) -> Float32:
+        low = cute.arch.add_packed_f32x2(self._chains[0], self._chains[1])
+        high = cute.arch.add_packed_f32x2(self._chains[2], self._chains[3])
+        both = cute.arch.add_packed_f32x2(low, high)
+        return both[0] + both[1]
 
 
 def scaled(values: list[Float32], factor: Float32) -> list[Float32]:

@@ -16,7 +16,7 @@ from ...parts.blackwell.row_softmax import scaled
 from ...parts.row_end import Earlier, with_earlier
 from ...parts.tile_scheduler import QueryTile
 from .geometry import PrefillGeometry
-from .schedule import CORRECT_BARRIER
+from .schedule import CORRECT_BARRIER, PrefillSchedule
 from .storage import Shared
 from .work import TileWork
 
@@ -28,6 +28,7 @@ HELD_COLUMNS = 32
 def correct(
     variant: cutlass.Constexpr[PrefillVariant],
     geometry: cutlass.Constexpr[PrefillGeometry],
+    schedule: cutlass.Constexpr[PrefillSchedule],
     shared: Shared,
     tmem_base: Int32,
     out,
@@ -41,9 +42,9 @@ def correct(
     warp = cute.arch.make_warp_uniform(thread // 32)
     for count in cutlass.range(tiles, unroll=1):
         for tile in cutlass.range_constexpr(geometry.query_tiles):
-            _rescale(geometry, shared, tmem_base, works[tile], tile, count, thread)
+            _rescale(schedule, shared, tmem_base, works[tile], tile, count, thread)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
-        _write(geometry, shared, tmem_base, works[tile], tile, tiles, thread, place, earlier)
+        _write(schedule, shared, tmem_base, works[tile], tile, tiles, thread, place, earlier)
         if const_expr(tile == geometry.query_tiles - 1):
             # The barrier tells the warp that deallocates that tensor memory is read no more.
             tmem.wait_loads()
@@ -63,15 +64,18 @@ def correct(
 
 @cute.jit
 def _rescale(
-    geometry: cutlass.Constexpr[PrefillGeometry], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
+    schedule: cutlass.Constexpr[PrefillSchedule], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
     count: Int32, thread: Int32,
 ) -> None:  # fmt: skip
     """Before the values of KV tile number `count` are added: make the earlier ones refer to the new maximum."""
+    geometry = schedule.geometry
     event = count - work.start
     if event > 0:
         shared.factors_full.wait_full(tile, event - 1)
         factor = shared.factors[tile * geometry.rows + thread]
         if cute.arch.vote_any_sync(factor != 1.0):
+            if const_expr(schedule.crossed):
+                shared.output_full.wait_full(tile, event - 1)
             tmem.fence_after()
             output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
             for first in cutlass.range_constexpr(0, geometry.d_v, HELD_COLUMNS):
@@ -86,19 +90,20 @@ def _rescale(
 
 @cute.jit
 def _write(
-    geometry: cutlass.Constexpr[PrefillGeometry], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
+    schedule: cutlass.Constexpr[PrefillSchedule], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
     tiles: Int32, thread: Int32, place: QueryTile, earlier: Earlier | None,
 ) -> None:  # fmt: skip
     """The finished rows, in the place of the query tile, which nobody reads any more: its last scores have been
     computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros, or the
     rows of an earlier result, take its place when it has landed."""
+    geometry = schedule.geometry
     target = shared.out[thread, None, tile]
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
     if work.events > 0:
         shared.factors_full.wait_full(tile, work.events - 1)
         factor = shared.factors[tile * geometry.rows + thread]
-        shared.output_full.wait_full(tile, Int32(0))
+        shared.output_full.wait_full(tile, work.events - 1 if const_expr(schedule.crossed) else Int32(0))
         tmem.fence_after()
     elif tiles > 0:
         shared.q_edge.wait_full(Int32(tile))

@@ -42,7 +42,7 @@ class PrefillKernel:
         self.variant = variant
         self.geometry = PrefillGeometry.of(variant)
         self.schedule = PrefillSchedule.of(variant)
-        self.products = Products(variant, self.geometry)
+        self.products = Products(variant, self.geometry, self.schedule.crossed)
         self.dtype = numeric(variant.dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
@@ -111,7 +111,7 @@ class PrefillKernel:
                 cpasync.prefetch_descriptor(atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
-        shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype, base, barriers)
+        shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype, base, barriers, schedule.crossed)
         if warp == schedule.mma_warp:
             with cute.arch.elect_one():
                 barriers.init()
@@ -147,11 +147,11 @@ class PrefillKernel:
             if warp < schedule.correct_warpgroup * 4:
                 cute.arch.setmaxregister_increase(schedule.softmax_registers)
                 index = warp // 4
-                own = works[0]
+                own, other = works
                 if index == 1:
-                    own = works[1]
+                    other, own = works
                 softmax(
-                    variant, geometry, schedule, shared, tmem_base, lse, tile.head, spans, work, own, index,
+                    variant, geometry, schedule, shared, tmem_base, lse, tile.head, spans, work, own, other, index,
                     softmax_scale, ending, earlier,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
@@ -159,6 +159,7 @@ class PrefillKernel:
                 correct(
                     variant,
                     geometry,
+                    schedule,
                     shared,
                     tmem_base,
                     (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 from tsmla.variant import PrefillVariant
 
 from ...parts.blackwell import tmem, umma
@@ -19,8 +19,9 @@ from .work import TileWork
 class Products:
     """The two products of one variant as MMA facts: scores = Q K^T, output += P V with P in tensor memory."""
 
-    def __init__(self, variant: PrefillVariant, geometry: PrefillGeometry):
+    def __init__(self, variant: PrefillVariant, geometry: PrefillGeometry, crossed: bool):
         self.geometry = geometry
+        self.crossed = crossed
         self.kind = umma.kind_of(variant.dtype)
         row_bytes = geometry.slot_elements * geometry.element_bytes
         operands = Probabilities.of(variant.dtype).operands
@@ -46,22 +47,43 @@ class Places(NamedTuple):
 def multiply(
     products: cutlass.Constexpr[Products], shared: Shared, tmem_base: Int32, works, tiles: Int32
 ) -> None:
-    """Per step: values of the KV tile before, then scores of this one, for one query tile and then for the other, so
-    that the softmax of one runs under the products of the other. `works` are the query tiles' TileWork."""
+    """Scores and values of the KV tiles, for one query tile and then for the other, so that the softmax of one runs
+    under the products of the other. `works` are the query tiles' TileWork."""
     geometry = products.geometry
     places = Places(
         umma.at(products.operand, shared.q.iterator.toint()),
         umma.at(products.operand, shared.ring.iterator.toint()),
         tmem_base,
     )
-    per_tile = geometry.k_slots + geometry.v_slots
-    first, second = works
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         shared.q_edge.wait_full(Int32(tile))
     _wait_slots(shared, Int32(0), geometry.k_slots)
     for tile in cutlass.range_constexpr(geometry.query_tiles):
         _scores(products, places, shared, works[tile], tile, Int32(0), Int32(0))
     shared.ring_edge.release_after_mmas(Int32(0), geometry.k_slots)
+    if const_expr(products.crossed):
+        _go_on_crossed(products, places, shared, works, tiles)
+    else:
+        _go_on_in_place(products, places, shared, works, tiles)
+    last = tiles - 1
+    v_first = tiles * (geometry.k_slots + geometry.v_slots) - geometry.v_slots
+    _wait_slots(shared, v_first, geometry.v_slots)
+    for tile in cutlass.range_constexpr(geometry.query_tiles):
+        _values(products, places, shared, works[tile], tile, last, v_first)
+        if const_expr(not products.crossed):
+            if works[tile].events > 0:  # else nobody waits, and the arrival could outlive the CTA
+                shared.output_full.fill_after_mmas(tile)
+
+
+@cute.jit
+def _go_on_in_place(
+    products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32
+) -> None:
+    """All but the first scores and the last values. Per step: values of the KV tile before, then scores of this one,
+    which take the place of those probabilities."""
+    geometry = products.geometry
+    per_tile = geometry.k_slots + geometry.v_slots
+    first, second = works
     for count in cutlass.range(1, tiles, unroll=1):
         k_first = count * per_tile
         v_first = k_first - geometry.v_slots
@@ -73,13 +95,44 @@ def multiply(
         shared.ring_edge.release_after_mmas(v_first, geometry.v_slots)
         _scores(products, places, shared, second, 1, count, k_first)
         shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
-    last = tiles - 1
-    v_first = tiles * per_tile - geometry.v_slots
-    _wait_slots(shared, v_first, geometry.v_slots)
-    for tile in cutlass.range_constexpr(geometry.query_tiles):
-        _values(products, places, shared, works[tile], tile, last, v_first)
-        if works[tile].events > 0:  # else nobody waits, and the arrival could outlive the CTA
-            shared.output_full.fill_after_mmas(tile)
+
+
+@cute.jit
+def _go_on_crossed(
+    products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32
+) -> None:
+    """All but the first scores and the last values. Scores of one query tile take the place of the other's
+    probabilities: they come behind the values of those, and the second query tile's values so after the first one's
+    next scores."""
+    geometry = products.geometry
+    per_tile = geometry.k_slots + geometry.v_slots
+    first, second = works
+    for count in cutlass.range(1, tiles, unroll=1):
+        k_first = count * per_tile
+        v_first = k_first - geometry.v_slots
+        if count > 1:
+            _values(products, places, shared, second, 1, count - 2, v_first - per_tile)
+            shared.ring_edge.release_after_mmas(v_first - per_tile, geometry.v_slots)
+        _wait_slots(shared, k_first, geometry.k_slots)
+        for tile in cutlass.range_constexpr(geometry.query_tiles):
+            _await_readers(shared, works[tile], tile, count - 1)
+        _scores(products, places, shared, first, 0, count, k_first)
+        _wait_slots(shared, v_first, geometry.v_slots)
+        _values(products, places, shared, first, 0, count - 1, v_first)
+        _scores(products, places, shared, second, 1, count, k_first)
+        shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
+    if tiles > 1:
+        v_first = (tiles - 1) * per_tile - geometry.v_slots
+        _values(products, places, shared, second, 1, tiles - 2, v_first)
+
+
+@cute.jit
+def _await_readers(shared: Shared, work: TileWork, tile: cutlass.Constexpr, count: Int32) -> None:
+    """Until the scores of KV tile number `count`, if this query tile visits it, have been read. Of both query tiles,
+    before the first one's next scores: then whoever awaits readers by parity knows that those before are done."""
+    if count >= work.start:
+        shared.scores_read.wait_full(tile, count - work.start)
+        tmem.fence_after()
 
 
 @cute.jit
@@ -117,17 +170,20 @@ def _values(
     products: cutlass.Constexpr[Products], places: Places, shared: Shared, work: TileWork, tile: cutlass.Constexpr,
     count: Int32, v_first: Int32,
 ) -> None:  # fmt: skip
-    """Add the values of KV tile number `count`, if this query tile visits it; the last quarter of the keys when the
-    softmax has got there."""
+    """Add the values of KV tile number `count`, if this query tile visits it; where probabilities are not crossed, the
+    last quarter of the keys when the softmax has got there."""
     if count >= work.start:
         event = count - work.start
-        early = products.v_steps * 3 // 4
+        early = products.v_steps if const_expr(products.crossed) else products.v_steps * 3 // 4
         shared.probabilities_early.wait_full(tile, event)
         tmem.fence_after()
         _add_values(products, places, shared, tile, v_first, 0, early, event > 0)
-        shared.probabilities_late.wait_full(tile, event)
-        tmem.fence_after()
-        _add_values(products, places, shared, tile, v_first, early, products.v_steps, True)
+        if const_expr(products.crossed):
+            shared.output_full.fill_after_mmas(tile)
+        else:
+            shared.probabilities_late.wait_full(tile, event)
+            tmem.fence_after()
+            _add_values(products, places, shared, tile, v_first, early, products.v_steps, True)
 
 
 @cute.jit
@@ -136,12 +192,13 @@ def _add_values(
     begin: cutlass.Constexpr, end: cutlass.Constexpr, keep,
 ) -> None:  # fmt: skip
     geometry = products.geometry
-    probabilities = places.tmem_base + (geometry.tmem_scores + tile * geometry.tile_kv)
+    over = 1 - tile if const_expr(products.crossed) else tile
+    probabilities = places.tmem_base + (geometry.tmem_scores + over * geometry.tile_kv)
     for slot in cutlass.range_constexpr(geometry.v_slots):
         output = places.tmem_base + (geometry.tmem_output + tile * geometry.d_v + slot * geometry.slot_elements)
         v = _ring_slot(products, places, shared, v_first + slot)
         for step in cutlass.range_constexpr(begin, end):
             umma.multiply_tmem(
                 products.kind, output, probabilities + step * products.probability_columns,
-                v + step * products.v_step, products.values, True if cutlass.const_expr(step > 0) else keep,
+                v + step * products.v_step, products.values, True if const_expr(step > 0) else keep,
             )  # fmt: skip

@@ -27,6 +27,9 @@ class PrefillSchedule:
     """Of every 16 pairs of exponentials, so many are computed on the FMA pipes instead of the exponential unit."""
     maximum_on_load: bool
     """tcgen05.ld gives the maximum of what it loads."""
+    crossed: bool
+    """Probabilities of a query tile lie over the scores of the other one, so that the next scores are computed under
+    the softmax. Else they lie over their own scores, and the next ones come behind their value product."""
 
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillSchedule:
@@ -36,7 +39,8 @@ class PrefillSchedule:
         # with 184 the softmax of masked ones does.
         roomy = variant.dtype.bits == 16 and variant.d_qk == 192 and not variant.causal
         softmax, issue = (184, 64) if roomy else (192, 48)
-        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra)
+        crossed = variant.dtype.bits == 8
+        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra, crossed)
         schedule.check()
         return schedule
 
@@ -72,24 +76,33 @@ class PrefillSchedule:
         What NOBODY empties is free because of what comes before: scores of a KV tile are written behind the value
         product of the tile before, whose probabilities lay in the same place; probabilities and factors when these
         scores have been read. Probabilities are there in two steps: three quarters early, together with the output that
-        the correction has rescaled, and the rest late."""
+        the correction has rescaled, and the rest late.
+
+        Where they are crossed, all are there early. Their place is free when the other query tile has read the scores
+        there, and when the values before are in the output; a factor's, when the correction has arrived for the values
+        before."""
         geometry, tiles = self.geometry, self.geometry.query_tiles
         copies, products = (Copies(self.load),), (TensorCore(self.multiply),)
         of_tile = Warps(self.softmax, tiles, "the query tile's warpgroup")
         scores, output = 4 * geometry.rows * geometry.tile_kv, 4 * geometry.rows * geometry.d_v
-        late = geometry.rows * geometry.tile_kv * geometry.element_bytes // 4
+        late = 0 if self.crossed else geometry.rows * geometry.tile_kv * geometry.element_bytes // 4
+        early = geometry.rows * geometry.tile_kv * geometry.element_bytes - late
         multiply, correct, softmax = (self.multiply,), (self.correct,), (self.softmax,)
+        if self.crossed:
+            own = EdgeSpec("scores_read", (of_tile,), NOBODY, tiles, scores, read_by=(self.multiply, self.softmax))
+        else:
+            own = EdgeSpec("probabilities_late", (of_tile,), NOBODY, tiles, late, read_by=multiply)
         edges = (
             EdgeSpec("q", copies, products, tiles, geometry.q_bytes, read_by=correct, once=True),
             EdgeSpec("ring", copies, products, geometry.ring_slots, geometry.slot_bytes),
             EdgeSpec("scores_full", products, NOBODY, tiles, scores, read_by=softmax),
             EdgeSpec(
-                "probabilities_early", (of_tile, Warps(self.correct)), NOBODY, tiles, 3 * late,
+                "probabilities_early", (of_tile, Warps(self.correct)), NOBODY, tiles, early,
                 read_by=(self.multiply, self.softmax),
             ),
-            EdgeSpec("probabilities_late", (of_tile,), NOBODY, tiles, late, read_by=multiply),
+            own,
             EdgeSpec("factors_full", (of_tile,), NOBODY, tiles, 4 * geometry.rows, read_by=correct),
-            EdgeSpec("output_full", products, NOBODY, tiles, output, read_by=correct),
+            EdgeSpec("output_full", products, NOBODY, tiles, output, read_by=correct + softmax * self.crossed),
         )  # fmt: skip
         return EdgeTable(edges, geometry.tmem_base_offset)
 

@@ -13,6 +13,7 @@ from ...limits import WARPGROUP
 from ...parts.blackwell import tmem
 from ...parts.blackwell.row_softmax import (
     RowState,
+    Sums,
     beyond,
     exponentials,
     mask_row,
@@ -35,15 +36,19 @@ STORED_COLUMNS = 32
 
 
 class Row(NamedTuple):
-    """What a step needs besides the event's number and the running state."""
+    """What a step needs besides the event's number and the running state. `scores` and `stored` are where in tensor
+    memory scores are and probabilities go; `start` and `other_start`, the first KV tiles that this query tile and the
+    other one take part in."""
 
     tile: Int32
     scores: Int32
+    stored: Int32
     factor: cute.Pointer
     scale_log2: Float32
     visible: Int32
     work: WorkRange
     start: Int32
+    other_start: Int32
     shared: Shared
     geometry: PrefillGeometry
     schedule: PrefillSchedule
@@ -63,12 +68,13 @@ def softmax(
     spans,
     work: WorkRange,
     own: TileWork,
+    other: TileWork,
     tile: Int32,
     softmax_scale: Float32,
     ending: Ending,
     earlier: Earlier | None,
 ) -> None:
-    """`own` is the TileWork of query tile `tile`."""
+    """`own` is the TileWork of query tile `tile`, `other` that of the other one."""
     span_q, span_kv = spans
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     position = own.first_row + thread
@@ -77,14 +83,20 @@ def softmax(
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
     probabilities = Probabilities.of(variant.dtype)
     scale_log2 = softmax_scale * LOG2_E
+    scores, across = (
+        tmem.row_address(tmem_base, geometry.tmem_scores + place * geometry.tile_kv, thread // 32)
+        for place in (tile, 1 - tile)
+    )
     row = Row(
         tile=tile,
-        scores=tmem.row_address(tmem_base, geometry.tmem_scores + tile * geometry.tile_kv, thread // 32),
+        scores=scores,
+        stored=across if const_expr(schedule.crossed) else scores,
         factor=shared.factors + (tile * geometry.rows + thread),
         scale_log2=scale_log2,
         visible=visible,
         work=work,
         start=own.start,
+        other_start=other.start,
         shared=shared,
         geometry=geometry,
         schedule=schedule,
@@ -142,34 +154,91 @@ def _step(
         if const_expr(masked):
             scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
         seen = row_maximum(scores)
+    if const_expr(row.schedule.crossed):
+        tmem.fence_before()
+        if const_expr(first):
+            _meet_first_readers(row)
+        shared.scores_read.hand_over(row.tile)
     may_hide_row = const_expr(masked and row.causal)
     maximum = cute.arch.fmax(state.maximum, beyond(seen, state, 1, row.scale_log2, row.probabilities))
     total = Float32(0.0)
     if const_expr(not first):
         factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
+        if const_expr(row.schedule.crossed):
+            shared.probabilities_early.wait_full(row.tile, event - 1)
         _tell_factor(row, factor)
         total = state.total * factor
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
-    early = tile_kv * 3 // 4
+    if const_expr(row.schedule.crossed):
+        total = _make_all(row, scores, offset, total, event, first)
+    else:
+        total = _make_early_and_late(row, scores, offset, total)
+    return RowState(maximum, total)
+
+
+@cute.jit
+def _make_early_and_late(row: Row, scores: list, offset: Float32, total: Float32) -> Float32:
+    """Probabilities over their own scores, told in two steps. Returns `total` and their sum."""
+    tile_kv = row.geometry.tile_kv
+    dtype = numeric(row.probabilities.dtype)
     values = []
     for chunk in cutlass.range_constexpr(0, tile_kv, STORED_COLUMNS):
         stored = exponentials(
             scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
         )
-        _store(row, stored, chunk)
+        tmem.store(row.stored + chunk * dtype.width // 32, packed_words(stored, dtype))
         values += stored
-        if const_expr(chunk + STORED_COLUMNS == early):
-            _tell(shared.probabilities_early, row.tile)
-    _tell(shared.probabilities_late, row.tile)
-    return RowState(maximum, sum_of(values, total))
+        if const_expr(chunk + STORED_COLUMNS == tile_kv * 3 // 4):
+            _tell(row.shared.probabilities_early, row.tile)
+    _tell(row.shared.probabilities_late, row.tile)
+    return sum_of(values, total)
 
 
 @cute.jit
-def _store(row: Row, values: list, column: cutlass.Constexpr) -> None:
-    """Round probabilities, `column` the first, and store them where the value product reads them: over the scores, in
-    their first columns."""
+def _make_all(
+    row: Row, scores: list, offset: Float32, total: Float32, event: Int32, first: cutlass.Constexpr
+) -> Float32:
+    """Probabilities over the scores of the other query tile, when it has read them and the values before have been
+    added. Returns `total` and their sum."""
+    tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
-    tmem.store(row.scores + column * dtype.width // 32, packed_words(values, dtype))
+    words, sums = [], Sums(total)
+    for chunk in cutlass.range_constexpr(0, tile_kv, STORED_COLUMNS):
+        values = exponentials(
+            scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
+        )
+        words += packed_words(values, dtype)
+        sums.add(values)
+    # The second query tile's values are added after the first one's next scores have been computed.
+    last_there = cutlass.min(row.start + event + row.tile, row.work.tiles - 1)
+    _await_readers(row, last_there)
+    if const_expr(not first):
+        row.shared.output_full.wait_full(row.tile, event - 1)
+    tmem.fence_after()
+    tmem.store(row.stored, words)
+    _tell(row.shared.probabilities_early, row.tile)
+    return sums.total()
+
+
+@cute.jit
+def _await_readers(row: Row, count: Int32) -> None:
+    """Until the other query tile, if it visits KV tile number `count`, has read its scores."""
+    _wait_full_of(row.shared.scores_read, 1 - row.tile, count - row.other_start)
+
+
+@cute.jit
+def _meet_first_readers(row: Row) -> None:
+    """The second query tile's first probabilities wait for the first one's second scores. A wait by parity needs what
+    is before to be over, and nothing behind: so it waits for the first ones here, before which no second are made."""
+    before = row.start - row.other_start
+    _wait_full_of(row.shared.scores_read, 1 - row.tile, before if row.tile == 1 else Int32(-1))
+
+
+@cute.jit
+def _wait_full_of(signals, tile: Int32, event: Int32) -> None:
+    """Where the event is negative, there is none."""
+    if event >= 0:
+        signals.wait_full(tile, event)
 
 
 @cute.jit

@@ -25,7 +25,11 @@ class Shared(NamedTuple):
     factors: per query tile and row, by what the correction multiplies the output: at each event after the first the
     rescale, at the end the inverse of the sum. Their places are used again without a barrier of their own: the softmax
     writes a factor after it has received scores, which the MMA warp computes only after the correction has arrived for
-    the factor before. For the last factor there are no later scores, so the softmax waits for that arrival itself.
+    the factor before. Where it computes them sooner, and for the last factor, after which there are no scores, the
+    softmax waits for that arrival itself.
+
+    output_full: the last values of a query tile are in its output; where probabilities are crossed, those of each
+    event.
 
     kept: as many, by what an earlier result is multiplied; written with the last factor.
     """
@@ -40,7 +44,8 @@ class Shared(NamedTuple):
     ring_edge: TmaEdge
     scores_full: MmaSignals
     probabilities_early: MmaSignals
-    probabilities_late: MmaSignals
+    probabilities_late: MmaSignals | None
+    scores_read: MmaSignals | None
     factors_full: MmaSignals
     output_full: MmaSignals
 
@@ -73,6 +78,7 @@ def shared_of(
     out_dtype: type[Numeric],
     base: cute.Pointer,
     barriers: Barriers,
+    crossed: bool,
 ) -> Shared:
     """Carve up shared memory from `base` on: barriers, tensor memory address, row factors; Q slots (outputs later); the
     ring."""
@@ -94,7 +100,8 @@ def shared_of(
         ring_edge=barriers.edge("ring", TmaEdge),
         scores_full=barriers.edge("scores_full", MmaSignals),
         probabilities_early=barriers.edge("probabilities_early", MmaSignals),
-        probabilities_late=barriers.edge("probabilities_late", MmaSignals),
+        probabilities_late=None if crossed else barriers.edge("probabilities_late", MmaSignals),
+        scores_read=barriers.edge("scores_read", MmaSignals) if crossed else None,
         factors_full=barriers.edge("factors_full", MmaSignals),
         output_full=barriers.edge("output_full", MmaSignals),
     )

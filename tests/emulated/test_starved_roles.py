@@ -1,0 +1,43 @@
+"""Prefill where some warps run only when no other can: nobody may rely on how far others have come."""
+
+from __future__ import annotations
+
+import pytest
+from tsmla.dtype import Dtype
+from tsmla.variant import Arch, PrefillVariant
+from tsmla_emulator.check import check
+from tsmla_emulator.machine import Options
+
+from docs.pictures import schedules_of
+
+LENGTHS = {
+    True: ([256, 129, 300, 256], [100, 255, 64, 129]),
+    False: ([129, 257, 384, 130], [700, 128, 0, 300]),
+}
+"""Causal and full: query tiles that begin or end with another KV tile than their neighbours, or see none."""
+
+VARIANTS = [
+    PrefillVariant(arch, dtype, Dtype.BF16, causal=causal, lse=True, pdl=False, d_qk=192, d_v=128)
+    for arch in Arch
+    for dtype in (Dtype.BF16, Dtype.E4M3)
+    for causal in (True, False)
+]
+
+
+def groups_of(variant: PrefillVariant) -> list[tuple[int, ...]]:
+    """Warps that work together: of each role, those of one warpgroup."""
+    (schedule,) = schedules_of(variant).values()
+    return [
+        tuple(warp for warp in role.warps if warp // 4 == group)
+        for role in schedule.roles
+        for group in sorted({warp // 4 for warp in role.warps})
+    ]
+
+
+@pytest.mark.parametrize("completion", ["late", "eager"])
+@pytest.mark.parametrize(
+    "variant, starved", [(variant, group) for variant in VARIANTS for group in groups_of(variant)], ids=str
+)
+def test_starved(variant, starved, completion, compiled_kernels):
+    options = Options(async_mode=completion, happens_before=True, starve=starved)
+    assert check(variant, options, lengths=LENGTHS[variant.causal], compiled=compiled_kernels).error is None
