@@ -18,7 +18,7 @@ DECODE_THRESHOLD = Setting(
     "TSMLA_VLLM_DECODE_THRESHOLD",
     "1 to 1024",
     "128",
-    "requests of up to so many new tokens, all alike, read the cache as decodes do instead of being prefilled",
+    "requests of up to so many new tokens, whatever others have, read the cache as decodes do and are not prefilled",
 )
 SETTINGS = (FP8_PREFILL, DECODE_THRESHOLD)
 _MOST = 1024
