@@ -12,6 +12,7 @@ from tsmla.toolchain import shipped_libraries
 
 from . import matrix
 from .build import build
+from .cache import Cache
 from .errors import BuildError
 
 
@@ -28,11 +29,14 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; default %(default)s")
     parser.add_argument("--keep-ptx", action="store_true", help="leave each kernel's PTX in OUT/ptx")
+    text = "share results with this user's other builds through this directory; not for wheels to publish"
+    parser.add_argument("--cache", type=Path, help=text, metavar="DIR")
     asked = parser.parse_args()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # pip reads progress through a pipe
     try:
-        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx)
+        cache = Cache(asked.cache.expanduser().absolute()) if asked.cache else None
+        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx, cache)
     except BuildError as error:
         print(f"build_aot: {error}", file=sys.stderr)
         return 1

@@ -28,8 +28,9 @@ from tsmla.manifest import (
 )
 from tsmla.variant import Variant
 
-from . import link, matrix
+from . import link, matrix, sources
 from .audit import audit_library, loading_process
+from .cache import Cache
 from .compile import ResultStore, build_key, compile_one, prepare_worker
 from .errors import BuildError
 
@@ -38,13 +39,19 @@ STORE = ".compiled"
 
 
 def build(
-    variants: Sequence[Variant], out: Path, jobs: int, keep_ptx: bool = False, report: Callable[[str], None] = print
+    variants: Sequence[Variant],
+    out: Path,
+    jobs: int,
+    keep_ptx: bool = False,
+    cache: Cache | None = None,
+    report: Callable[[str], None] = print,
 ) -> DirectoryManifest:
     """Make `out` hold exactly the libraries of these variants.
 
     Raises BuildError; then `out` is as it was, or, when linking or the audit failed, has no manifest.
 
-    jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. report: gets one line per step.
+    jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. cache: where results of other builds are
+    taken from, and those of this one added. report: gets one line per step.
     """
     start = time.perf_counter()
     host = link.host()
@@ -52,7 +59,9 @@ def build(
     store = store_of(out)
     store.directory.mkdir(parents=True, exist_ok=True)
     with _locked(store.directory):
-        compiled = _compile_missing(variants, store, host, jobs, keep_ptx, report)
+        if cache:
+            _fetch_missing(variants, store, cache, keep_ptx, report)
+        compiled = _compile_missing(variants, store, host, jobs, keep_ptx, cache, report)
         kernels = {variant: _must_find(store, variant) for variant in variants}
         made = _link_changed(kernels, store, host, out, report)
         if keep_ptx:
@@ -68,7 +77,23 @@ def build(
 
 def store_of(out: Path) -> ResultStore:
     """What was compiled for the libraries in `out`."""
-    return ResultStore(out / STORE, build_key(link.host()))
+    return ResultStore(out / STORE, build_key(link.host()), sources.hashes())
+
+
+def _lacks(store: ResultStore, variant: Variant, keep_ptx: bool) -> bool:
+    return store.find(variant) is None or (keep_ptx and not store.ptx(variant).exists())
+
+
+def _fetch_missing(
+    variants: Sequence[Variant], store: ResultStore, cache: Cache, keep_ptx: bool, report: Callable[[str], None]
+) -> None:
+    """Take what the store lacks from the cache, as far as it is there."""
+    if cache.why_unused:
+        report(f"the build cache is not used: {cache.why_unused}")
+        return
+    missing = [variant for variant in variants if _lacks(store, variant, keep_ptx)]
+    if found := sum(cache.fetch(variant, store, keep_ptx) for variant in missing):
+        report(f"{found} of {len(missing)} variants come from the build cache {cache.directory}")
 
 
 def _compile_missing(
@@ -77,10 +102,11 @@ def _compile_missing(
     host: str,
     jobs: int,
     keep_ptx: bool,
+    cache: Cache | None,
     report: Callable[[str], None],
 ) -> int:
     """Compile what the store lacks; returns how many variants that were."""
-    missing = [v for v in variants if store.find(v) is None or (keep_ptx and not store.ptx(v).exists())]
+    missing = [variant for variant in variants if _lacks(store, variant, keep_ptx)]
     if not missing:
         return 0
     if len(missing) < len(variants):
@@ -102,7 +128,18 @@ def _compile_missing(
                     pool.shutdown(cancel_futures=True)
                     raise BuildError(f"{variant} did not compile: {type(error).__name__}: {error}") from error
                 report(f"{done:3d} of {len(missing)}  {variant}  {seconds:.1f} s")
+                if cache:
+                    _keep(variant, store, cache, report)
     return len(missing)
+
+
+def _keep(variant: Variant, store: ResultStore, cache: Cache, report: Callable[[str], None]) -> None:
+    """A cache that takes nothing more, its disk being full, costs the next build time and this one nothing."""
+    try:
+        cache.keep(variant, store)
+    except OSError as error:
+        cache.why_unused = f"{cache.directory} cannot be written to: {error}"
+        report(f"the build cache is no longer used: {cache.why_unused}")
 
 
 def _must_find(store: ResultStore, variant: Variant) -> Kernel:
@@ -116,7 +153,7 @@ def _link_changed(
     kernels: dict[Variant, Kernel], store: ResultStore, host: str, out: Path, report: Callable[[str], None]
 ) -> DirectoryManifest:
     """Link and audit what is not already there, remove what was not asked for, commit the directory's manifest."""
-    finished = _finished(out)
+    finished, audited_by = _finished(out), _package_digest()
     records, changed = [], []
     for name, members in matrix.libraries(tuple(kernels), host).items():
         manifest = LibraryManifest(
@@ -130,7 +167,7 @@ def _link_changed(
             kernels=tuple(kernels[variant] for variant in members),
         )
         stamp = store.directory / f"{name}.stamp"
-        key = hashlib.sha256(f"{store.key}\n{manifest.to_json()}".encode()).hexdigest()
+        key = hashlib.sha256(f"{store.key}\n{audited_by}\n{manifest.to_json()}".encode()).hexdigest()
         record = finished.get(name)
         if record and record.manifest == manifest and stamp.exists() and stamp.read_text() == key:
             records.append(record)
@@ -156,6 +193,12 @@ def _link_changed(
     made = DirectoryManifest(SCHEMA, tuple(sorted(records, key=lambda record: record.file)))
     write_directory(out, made)
     return made
+
+
+def _package_digest() -> str:
+    """Hex SHA-256 over this package: a library is linked and audited again when any of it changes."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _finished(out: Path) -> dict[str, LibraryRecord]:

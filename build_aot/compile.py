@@ -9,45 +9,55 @@ import gc
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tsmla import toolchain
 from tsmla.loader import signature_of
 from tsmla.manifest import Kernel
 from tsmla.variant import Variant
 
-from . import cubin, link
+from . import cubin, link, sources
 from .errors import BuildError
 from .load import load
 
 _LAUNCH_CONFIG, _SHARED_OFFSET = "{ [3 x i32], [3 x i32], i64, ptr, ptr, i32 }", 24
 """The exported host code's cudaLaunchConfig_t, and where in it the dynamic shared memory's size lies."""
 
+RESULT_SHAPING = ("compile.py", "cubin.py", "link.py", "load.py")
+"""Files of this package that decide what a variant's result is."""
 TRACED_OBJECTS = 100_000
 """Objects between two collections of garbage in a worker: tracing a kernel makes many, few of them in cycles."""
 
 
 def build_key(host: str) -> str:
-    """Hex SHA-256 over everything that a result depends on besides its variant: sources, compilers, this package."""
+    """Hex SHA-256 over everything that a result depends on besides its variant and sources."""
     digest = hashlib.sha256()
-    digest.update(json.dumps([toolchain.source_digest(), toolchain.versions(), host], sort_keys=True).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    decides = [toolchain.versions(), host, platform.python_implementation(), sys.version_info[:2]]
+    digest.update(json.dumps(decides, sort_keys=True).encode())
+    for name in RESULT_SHAPING:
+        digest.update(hashlib.sha256(Path(__file__).with_name(name).read_bytes()).digest())
     return digest.hexdigest()
 
 
 class ResultStore:
     """Compiled variants in one directory: `<symbol>.o`, `<symbol>.json` written last, `<symbol>.ptx` if asked for.
 
-    A result counts only when it was made under the same build key, so a new one replaces the old one of its variant.
+    A result counts only when it was made under the same build key, of sources that are still what they were, so a new
+    one replaces the old one of its variant.
+
+    sources: every source -> its hash (`sources.hashes`), when the build began.
     """
 
-    def __init__(self, directory: Path, key: str):
-        self.directory, self.key = directory, key
+    def __init__(self, directory: Path, key: str, sources: dict[str, str]):
+        self.directory, self.key, self.sources = directory, key, sources
 
     def object(self, variant: Variant) -> Path:
         return self.directory / f"{variant}.o"
@@ -55,19 +65,29 @@ class ResultStore:
     def ptx(self, variant: Variant) -> Path:
         return self.directory / f"{variant}.ptx"
 
+    def described(self, variant: Variant) -> Path:
+        return self.directory / f"{variant}.json"
+
     def find(self, variant: Variant) -> Kernel | None:
-        """What was compiled for this variant under this key; None when nothing usable was."""
+        """What was compiled for this variant of these sources under this key; None when nothing usable was."""
         try:
-            kept = json.loads((self.directory / f"{variant}.json").read_text("utf-8"))
-            if kept["key"] != self.key or kept["sha256"] != _sha256(self.object(variant)):
+            kept = json.loads(self.described(variant).read_text("utf-8"))
+            if not self.accepts(kept) or kept["sha256"] != _sha256(self.object(variant)):
                 return None
             return Kernel(variant, kept["signature"], kept["resources"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
-    def add(self, kernel: Kernel, obj: Path, ptx: Path | None) -> None:
-        """Keep a result: its files are moved in, its description last."""
-        described = self.directory / f"{kernel.variant}.json"
+    def accepts(self, kept: dict[str, Any]) -> bool:
+        """Whether a described result is of this key and these sources."""
+        return kept["key"] == self.key and bool(kept["sources"]) and kept["sources"].items() <= self.sources.items()
+
+    def add(self, kernel: Kernel, sources: Iterable[str], obj: Path, ptx: Path | None) -> None:
+        """Keep a result: its files are moved in, its description last.
+
+        sources: names of those that decided it.
+        """
+        described = self.described(kernel.variant)
         described.unlink(missing_ok=True)
         os.replace(obj, self.object(kernel.variant))
         if ptx:
@@ -76,6 +96,7 @@ class ResultStore:
             self.ptx(kernel.variant).unlink(missing_ok=True)
         kept = {
             "key": self.key,
+            "sources": {name: self.sources[name] for name in sorted(sources)},
             "sha256": _sha256(self.object(kernel.variant)),
             "signature": kernel.signature,
             "resources": kernel.resources,
@@ -100,13 +121,17 @@ def prepare_worker(dumps: Path | None) -> None:
 
 def compile_one(variant: Variant, store: ResultStore, host: str) -> float:
     """Compile a variant, check its GPU architecture, and add it to the store. Returns the seconds it took."""
-    from tsmla_kernels.registry import compile_variant
-
     start = time.perf_counter()
+    before = sources.loaded()
+    from tsmla_kernels.registry import compile_variant, recipe
+
     dumps = os.environ.get("CUTE_DSL_DUMP_DIR")
     with tempfile.TemporaryDirectory(dir=store.directory) as name:
         scratch = Path(name)
         compiled = compile_variant(variant)
+        decided = sources.behind(type(recipe(variant).entry).__module__)
+        if unlisted := sources.names_of(sources.loaded() - before) - decided:
+            raise BuildError(f"{variant} is decided by {', '.join(sorted(unlisted))}, too: see build_aot/sources.py")
         ir, obj = scratch / f"{variant}.ll", scratch / f"{variant}.o"
         compiled.export_to_c(str(ir), function_name=variant.symbol(), export_only_tvm_ffi_symbols=True)
         link.assemble(ir, obj, host)
@@ -118,9 +143,10 @@ def compile_one(variant: Variant, store: ResultStore, host: str) -> float:
         link.link([obj], alone, host)
         used = cubin.resources(found[0]) | {"dynamic_shared_bytes": _dynamic_shared_bytes(ir)}
         kernel = Kernel(variant, signature_of(load(alone).get_function(variant.symbol())), used)
-        if build_key(host) != store.key:
+        now = sources.hashes()
+        if build_key(host) != store.key or any(now.get(name) != store.sources[name] for name in decided):
             raise BuildError("the sources changed while they were being compiled; run the build again")
-        store.add(kernel, obj, _collect_ptx(Path(dumps), scratch) if dumps else None)
+        store.add(kernel, decided, obj, _collect_ptx(Path(dumps), scratch) if dumps else None)
     return time.perf_counter() - start
 
 

@@ -8,12 +8,9 @@ build_aot's audit (which needs the two runtime packages installed, but no GPU).
 from __future__ import annotations
 
 import argparse
-import base64
 import csv
 import email.message
 import email.parser
-import hashlib
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -23,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "kernels")]
 
-from tsmla import elf  # noqa: E402
+import archive  # noqa: E402
+import sbom  # noqa: E402
+from tsmla import elf, toolchain  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
 from tsmla.manifest import read_directory  # noqa: E402
 from tsmla.variant import Arch  # noqa: E402
@@ -39,6 +38,8 @@ LIBRARIES = "tsmla/objs"
 TEXT = (".py", ".pyi", "py.typed")
 SELFTESTS = {f"tsmla/records/selftest_{arch}.json" for arch in Arch}
 """Records that a wheel may hold, of GPUs that its kernels have run on."""
+METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/tsmla.cdx.json")
+"""All that a wheel's .dist-info directory holds."""
 REQUIREMENTS = {"nvidia-cutlass-dsl>=4.7.1", "apache-tvm-ffi<0.2,>=0.1.11", "torch"}
 
 
@@ -48,25 +49,35 @@ def problems(wheel: Path) -> list[str]:
     size = wheel.stat().st_size
     if size >= LIMIT_BYTES:
         found.append(f"it has {size:,} bytes; the limit is {LIMIT_BYTES:,}")
-    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as scratch:
-        archive.extractall(scratch)
-        names = [name for name in archive.namelist() if not name.endswith("/")]
-        name, version, tag = _split_name(wheel)
-        info = f"{name}-{version}.dist-info"
+    with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        found += _record_problems(root, info, names)
-        found += _metadata_problems(root / info, name, version, tag)
-        found += _content_problems(names, info, tag)
-        if tag == BINARY_TAG:
+        archive.unpack(wheel, root)
+        found += problems_of_files(wheel, root)
+        if _split_name(wheel)[2] == BINARY_TAG:
             found += _library_problems(root)
     return found
+
+
+def problems_of_files(wheel: Path, root: Path) -> Iterator[str]:
+    """What is wrong with RECORD, metadata or the choice of files, seen without a library's being opened.
+
+    root: directory that the wheel is unpacked in.
+    """
+    name, version, tag = _split_name(wheel)
+    info = archive.info_directory(wheel)
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir())
+    yield from _record_problems(root, info, names)
+    yield from _metadata_problems(root / info, name, version, tag)
+    yield from _content_problems(names, info, tag)
+    if (root / sbom.path(info)).exists():
+        yield from sbom.problems(wheel.name, root, archive.epoch_of(wheel))
 
 
 def sizes(wheel: Path) -> dict[str, int]:
     """Part of the wheel -> its compressed bytes."""
     parts = dict.fromkeys(("libraries", "manifest", "tsmla", "tsmla_kernels", "metadata"), 0)
-    with zipfile.ZipFile(wheel) as archive:
-        for entry in archive.infolist():
+    with zipfile.ZipFile(wheel) as opened:
+        for entry in opened.infolist():
             top = entry.filename.split("/")[0]
             if entry.filename.endswith(".so"):
                 part = "libraries"
@@ -89,14 +100,18 @@ def _record_problems(root: Path, info: str, names: list[str]) -> Iterator[str]:
         yield f"{info}/RECORD is missing"
         return
     with open(record, newline="", encoding="utf-8") as stream:
-        rows = {row[0]: row[1] for row in csv.reader(stream) if row}
+        listed = [(*row, "", "")[:3] for row in csv.reader(stream) if row]
+    rows = {name: (digest, size) for name, digest, size in listed}
+    if len(rows) != len(listed):
+        yield "RECORD names a file more than once"
     yield from (f"{name} is not in RECORD" for name in sorted(set(names) - rows.keys()))
     yield from (f"{name} is in RECORD but not in the wheel" for name in sorted(rows.keys() - set(names)))
-    for name, expected in rows.items():
-        if expected and name in names:
-            digest = base64.urlsafe_b64encode(hashlib.sha256((root / name).read_bytes()).digest()).rstrip(b"=").decode()
-            if expected != f"sha256={digest}":
-                yield f"{name} does not have the hash that RECORD gives it"
+    for name in sorted((rows.keys() & set(names)) - {f"{info}/RECORD"}):
+        digest, size = archive.recorded((root / name).read_bytes())
+        if rows[name][0] != digest:
+            yield f"{name} does not have the hash that RECORD gives it"
+        elif rows[name][1] != str(size):
+            yield f"{name} does not have the size that RECORD gives it"
 
 
 def _headers(path: Path) -> email.message.Message:
@@ -134,11 +149,13 @@ def _content_problems(names: list[str], info: str, tag: str) -> Iterator[str]:
     tops = {name.split("/")[0] for name in names}
     if tops != PACKAGES | {info}:
         yield f"it holds {sorted(tops)} at the top; it has to hold {sorted(PACKAGES | {info})}"
+    metadata = {f"{info}/{name}" for name in METADATA}
+    yield from (f"{name} is missing" for name in sorted(metadata - set(names)))
     for name in names:
         in_libraries = name.startswith(f"{LIBRARIES}/")
         if in_libraries and tag == JIT_TAG:
             yield f"{name} does not belong in a wheel for any platform"
-        elif not (in_libraries or name.startswith(info) or name.endswith(TEXT) or name in SELFTESTS):
+        elif not (in_libraries or name in metadata or name.endswith(TEXT) or name in SELFTESTS):
             yield f"{name} is neither Python source nor a library of ours"
 
 
@@ -153,19 +170,12 @@ def _library_problems(root: Path) -> Iterator[str]:
     except ManifestError as error:
         yield str(error)
         return
-    digest = _source_digest(root)
+    digest = toolchain.source_digest(root)
     for record in records:
         if record.manifest.source_digest != digest:
             yield f"{record.file} was not compiled from the kernel sources in this wheel"
         if elf.Elf((directory / record.file).read_bytes()).section(".gnu.version_r"):
             yield f"{record.file} needs versioned system symbols, so its tag may promise too much"
-
-
-def _source_digest(root: Path) -> str:
-    """The digest of the sources inside the wheel, as the unpacked package itself computes it."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import tsmla.toolchain as t; print(t.source_digest())"
-    command = [sys.executable, "-S", "-I", "-B", "-c", code, str(root)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """Make the wheels: `python wheels/build_wheel.py [--kind binary|jit|all] [--out DIR]`. Prints the path of each.
 
 binary: every shipped kernel compiled, for Linux on x86-64. jit: no library, kernels compile on their first call.
-The same sources give the same bytes: file times are fixed unless SOURCE_DATE_EPOCH says otherwise.
+The same sources give the same bytes, wherever, whenever and by whomever they are built (`reproduce.py` tries): file
+times are fixed unless SOURCE_DATE_EPOCH says otherwise. A document inside says what the wheel holds (`sbom.py`).
 """
 
 from __future__ import annotations
@@ -11,28 +12,36 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 
+import archive  # noqa: E402
+import sbom  # noqa: E402
 from tsmla.variant import Arch  # noqa: E402
 
 TAGS = {"binary": "py3-none-manylinux_2_28_x86_64", "jit": "py3-none-any"}
 ENVIRONMENT = {"binary": {"TSMLA_AOT": "1", "TSMLA_ARCHS": ";".join(Arch)}, "jit": {"TSMLA_AOT": "0"}}
 """Neither the GPUs of this machine nor its environment choose what a wheel holds."""
-EARLIEST_ZIP_TIME = "315532800"
+PINNED = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (ROOT / "constraints.txt").as_uri())
+"""Versions of the tools that pip installs for the build: the first for pip before 25.3, the second from it on."""
 
 
-def build_wheel(kind: str, out: Path, isolated: bool = True) -> Path:
+def build_wheel(kind: str, out: Path, isolated: bool = True, settings: Sequence[str] = ()) -> Path:
     """Build one wheel into `out` and return its path. Raises RuntimeError with the builder's output when it fails.
 
-    isolated: install the pinned compiler into a fresh environment first, rather than use this one's.
+    isolated: install the pinned compiler into a fresh environment first, rather than use this one's. settings: more
+    config settings for pip, NAME=VALUE; a wheel to publish takes none.
     """
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or archive.EARLIEST) // 2 * 2  # a zip counts in two seconds
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", str(ROOT)]
-    command += ["--config-settings", f"wheel.tags={TAGS[kind]}"]
+    for setting in (f"wheel.tags={TAGS[kind]}", *settings):
+        command += ["--config-settings", setting]
     command += [] if isolated else ["--no-build-isolation"]
-    environment = {"SOURCE_DATE_EPOCH": EARLIEST_ZIP_TIME, **os.environ, **ENVIRONMENT[kind]}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SKBUILD", "CMAKE_"))}
+    environment = {**inherited, "SOURCE_DATE_EPOCH": str(epoch), **ENVIRONMENT[kind], **PINNED}
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as scratch:
         done = subprocess.run(
@@ -45,7 +54,14 @@ def build_wheel(kind: str, out: Path, isolated: bool = True) -> Path:
         if done.returncode:
             raise RuntimeError(f"the {kind} wheel was not built:\n{done.stdout}")
         (made,) = Path(scratch).glob("*.whl")
-        return made.replace(out / made.name)
+        unpacked, finished = Path(scratch, "unpacked"), Path(scratch, "finished", made.name)
+        archive.unpack(made, unpacked)
+        document = unpacked / sbom.path(archive.info_directory(made))
+        document.parent.mkdir()
+        document.write_bytes(sbom.document(made.name, unpacked, epoch))
+        finished.parent.mkdir()
+        archive.write(finished, unpacked, epoch)
+        return finished.replace(out / made.name)
 
 
 def main() -> int:
@@ -53,10 +69,11 @@ def main() -> int:
     parser.add_argument("--kind", choices=[*TAGS, "all"], default="all", help="default %(default)s")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default %(default)s")
     parser.add_argument("--no-isolation", action="store_true", help="use this environment's compiler and build tools")
+    parser.add_argument("-C", dest="settings", metavar="NAME=VALUE", action="append", default=[], help="as pip's")
     asked = parser.parse_args()
     for kind in TAGS if asked.kind == "all" else [asked.kind]:
         try:
-            print(build_wheel(kind, asked.out, not asked.no_isolation))
+            print(build_wheel(kind, asked.out, not asked.no_isolation, asked.settings))
         except RuntimeError as error:
             print(error, file=sys.stderr)
             return 1

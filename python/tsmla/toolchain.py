@@ -53,13 +53,20 @@ def shipped_libraries() -> Path:
     return next((path for path in candidates if (path / MANIFEST_FILE).exists()), candidates[0])
 
 
-def source_digest() -> str:
-    """Hex SHA-256 over every source that shapes compiled code: the same wherever the package is installed."""
-    kernels = kernel_sources()
-    files = [(f"tsmla_kernels/{path.relative_to(kernels).as_posix()}", path) for path in kernels.rglob("*.py")]
-    files += [(f"tsmla/{name}", Path(__file__).with_name(name)) for name in CODE_SHAPING]
+def sources(root: Path | None = None) -> dict[str, Path]:
+    """Every source that shapes compiled code, by its name in an installation, such as `tsmla/variant.py`.
+
+    root: directory that both packages lie in, such as an unpacked wheel, of which nothing is run; None: those imported.
+    """
+    kernels, package = (root / "tsmla_kernels", root / "tsmla") if root else (kernel_sources(), Path(__file__).parent)
+    files = {f"tsmla_kernels/{path.relative_to(kernels).as_posix()}": path for path in kernels.rglob("*.py")}
+    return files | {f"tsmla/{name}": package / name for name in CODE_SHAPING}
+
+
+def source_digest(root: Path | None = None) -> str:
+    """Hex SHA-256 over `sources`: the same wherever the package is installed."""
     digest = hashlib.sha256()
-    for name, path in sorted(files):
+    for name, path in sorted(sources(root).items()):
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import build_wheel
@@ -37,3 +38,10 @@ def own_build(small_build, tmp_path) -> Path:
 @pytest.fixture(scope="package")
 def binary_wheel(tmp_path_factory) -> Path:
     return build_wheel.build_wheel("binary", tmp_path_factory.mktemp("binary"))
+
+
+@pytest.fixture(scope="package")
+def jit_wheel(tmp_path_factory) -> tuple[Path, float]:
+    """The JIT wheel and the seconds that building it took."""
+    start = time.perf_counter()
+    return build_wheel.build_wheel("jit", tmp_path_factory.mktemp("jit")), time.perf_counter() - start

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import venv
 import zipfile
 from collections import Counter
@@ -14,7 +13,7 @@ from pathlib import Path
 import audit_wheel
 import build_wheel
 import pytest
-from building import SMALL, build_aot, copy_of_the_project
+from building import copy_of_the_project
 from tsmla.manifest import MANIFEST_FILE
 
 from build_aot import matrix
@@ -32,13 +31,6 @@ RUNTIMES = {
     ],
 }
 """Both ends of what the wheel accepts, without torch and, in the newest, without the compiler."""
-
-
-@pytest.fixture(scope="package")
-def jit_wheel(tmp_path_factory) -> tuple[Path, float]:
-    """The JIT wheel and the seconds that building it took."""
-    start = time.perf_counter()
-    return build_wheel.build_wheel("jit", tmp_path_factory.mktemp("jit")), time.perf_counter() - start
 
 
 @pytest.fixture(scope="package", params=RUNTIMES)
@@ -83,16 +75,6 @@ def test_binary_wheel_holds_the_matrix(binary_wheel):
     assert libraries == matrix.libraries(matrix.shipped(), "x86_64").keys()
     symbols = [kernel["symbol"] for library in described["libraries"] for kernel in library["manifest"]["kernels"]]
     assert sorted(symbols) == sorted(variant.symbol() for variant in matrix.shipped())
-
-
-def test_a_library_from_another_place_and_from_nothing_has_the_same_bytes(binary_wheel, tmp_path):
-    """The smallest one: the whole matrix would be compiled for minutes by the same steps."""
-    project, out = copy_of_the_project(tmp_path / "elsewhere"), tmp_path / "objs"
-    ran = build_aot("--arch", SMALL["arch"], "--family", SMALL["family"], "--out", out, project=project)
-    assert ran.status == 0, ran.output
-    (library,) = out.glob("*.so")
-    with zipfile.ZipFile(binary_wheel) as whole:
-        assert library.read_bytes() == whole.read(f"tsmla/objs/{library.name}")
 
 
 def test_installed_libraries_load_and_answer_without_torch_or_gpu(installed):
