@@ -32,7 +32,7 @@ def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # pip reads progress through a pipe
     try:
-        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx)
+        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx, host=asked.host)
     except BuildError as error:
         print(f"build_aot: {error}", file=sys.stderr)
         return 1

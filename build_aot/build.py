@@ -30,7 +30,7 @@ from tsmla.variant import Variant
 
 from . import link, matrix
 from .audit import audit_library, loading_process
-from .compile import ResultStore, build_key, compile_one, prepare_worker
+from .compile import ResultStore, assemble_one, build_key, compile_one, prepare_worker
 from .errors import BuildError
 
 STORE = ".compiled"
@@ -38,23 +38,33 @@ STORE = ".compiled"
 
 
 def build(
-    variants: Sequence[Variant], out: Path, jobs: int, keep_ptx: bool = False, report: Callable[[str], None] = print
+    variants: Sequence[Variant],
+    out: Path,
+    jobs: int,
+    keep_ptx: bool = False,
+    report: Callable[[str], None] = print,
+    host: str | None = None,
 ) -> DirectoryManifest:
     """Make `out` hold exactly the libraries of these variants.
 
     Raises BuildError; then `out` is as it was, or, when linking or the audit failed, has no manifest.
 
-    jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. report: gets one line per step.
+    jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. report: gets one line per step. host: CPU
+    that the libraries are for, as `platform.machine()` names it; this machine's by default. Whatever it is, a variant
+    is compiled once, for this machine, where it says what parameters it takes.
     """
     start = time.perf_counter()
-    host = link.host()
+    here = link.host()
+    host = host or here
     link.runtime_directories()
     store = store_of(out)
     store.directory.mkdir(parents=True, exist_ok=True)
     with _locked(store.directory):
-        compiled = _compile_missing(variants, store, host, jobs, keep_ptx, report)
+        needed = [path for path, asked in ((store.ptx, keep_ptx), (store.ir, host != here)) if asked]
+        compiled = _compile_missing(variants, store, here, jobs, keep_ptx, needed, report)
         kernels = {variant: _must_find(store, variant) for variant in variants}
-        made = _link_changed(kernels, store, host, out, report)
+        objects = store if host == here else _assembled(kernels, store, store_of(out, host), host, jobs, report)
+        made = _link_changed(kernels, objects, host, out, report)
         if keep_ptx:
             (out / "ptx").mkdir(exist_ok=True)
             for variant in variants:
@@ -66,9 +76,11 @@ def build(
     return made
 
 
-def store_of(out: Path) -> ResultStore:
-    """What was compiled for the libraries in `out`."""
-    return ResultStore(out / STORE, build_key(link.host()))
+def store_of(out: Path, host: str | None = None) -> ResultStore:
+    """What was compiled for the libraries in `out`, for this machine or assembled of that for another host."""
+    if host in (None, link.host()):
+        return ResultStore(out / STORE, build_key(link.host()))
+    return ResultStore(out / STORE / host, build_key(host))
 
 
 def _compile_missing(
@@ -77,10 +89,11 @@ def _compile_missing(
     host: str,
     jobs: int,
     keep_ptx: bool,
+    needed: Sequence[Callable[[Variant], Path]],
     report: Callable[[str], None],
 ) -> int:
-    """Compile what the store lacks; returns how many variants that were."""
-    missing = [v for v in variants if store.find(v) is None or (keep_ptx and not store.ptx(v).exists())]
+    """Compile what the store lacks, `needed` files included; returns how many variants that were."""
+    missing = [v for v in variants if store.find(v) is None or not all(path(v).exists() for path in needed)]
     if not missing:
         return 0
     if len(missing) < len(variants):
@@ -103,6 +116,27 @@ def _compile_missing(
                     raise BuildError(f"{variant} did not compile: {type(error).__name__}: {error}") from error
                 report(f"{done:3d} of {len(missing)}  {variant}  {seconds:.1f} s")
     return len(missing)
+
+
+def _assembled(
+    kernels: dict[Variant, Kernel],
+    compiled: ResultStore,
+    store: ResultStore,
+    host: str,
+    jobs: int,
+    report: Callable[[str], None],
+) -> ResultStore:
+    """The store of another host, with all kernels in it."""
+    start = time.perf_counter()
+    store.directory.mkdir(exist_ok=True)
+    missing = [kernel for variant, kernel in kernels.items() if store.find(variant) != kernel]
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:  # each waits for a process
+        for _ in pool.map(lambda kernel: assemble_one(kernel, compiled, store, host), missing):
+            pass
+    if missing:
+        report(f"{len(missing)} kernels assembled for {host} in {time.perf_counter() - start:.1f} s")
+    return store
 
 
 def _must_find(store: ResultStore, variant: Variant) -> Kernel:
@@ -149,7 +183,7 @@ def _link_changed(
             library = out / name
             objects = [store.object(variant) for variant in members]
             link.link(objects, library, host, manifest.to_json())
-            audit_library(library, members, loading)
+            audit_library(library, members, loading, host)
             stamp.write_text(key)
             records.append(LibraryRecord.of_file(library, manifest))
             report(f"{name}  {len(members)} kernels  {library.stat().st_size:,} bytes  audited")

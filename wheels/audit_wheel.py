@@ -23,8 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "kernels")]
 
+from build_wheel import JIT_TAG  # noqa: E402
 from tsmla import elf  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
+from tsmla.loader import WHEEL_TAGS  # noqa: E402
 from tsmla.manifest import read_directory  # noqa: E402
 from tsmla.variant import Arch  # noqa: E402
 
@@ -33,7 +35,8 @@ from build_aot.audit import audit_directory  # noqa: E402
 from build_aot.errors import AuditError  # noqa: E402
 
 LIMIT_BYTES = 20 * 1000 * 1000
-BINARY_TAG, JIT_TAG = "py3-none-manylinux_2_28_x86_64", "py3-none-any"
+HOSTS = {tag: host for host, tag in WHEEL_TAGS.items()}
+"""Tag of a wheel with libraries -> the host that they are for."""
 PACKAGES = {"tsmla", "tsmla_kernels"}
 LIBRARIES = "tsmla/objs"
 TEXT = (".py", ".pyi", "py.typed")
@@ -57,8 +60,8 @@ def problems(wheel: Path) -> list[str]:
         found += _record_problems(root, info, names)
         found += _metadata_problems(root / info, name, version, tag)
         found += _content_problems(names, info, tag)
-        if tag == BINARY_TAG:
-            found += _library_problems(root)
+        if tag in HOSTS:
+            found += _library_problems(root, HOSTS[tag])
     return found
 
 
@@ -104,8 +107,8 @@ def _headers(path: Path) -> email.message.Message:
 
 
 def _metadata_problems(info: Path, name: str, version: str, tag: str) -> Iterator[str]:
-    if tag not in (BINARY_TAG, JIT_TAG):
-        yield f"its tag is {tag}; it has to be {BINARY_TAG} or {JIT_TAG}"
+    if tag not in (known := [*HOSTS, JIT_TAG]):
+        yield f"its tag is {tag}; it has to be {' or '.join(known)}"
     wheel, metadata = _headers(info / "WHEEL"), _headers(info / "METADATA")
     if wheel.get_all("Tag") != [tag]:
         yield f"WHEEL says tag {wheel.get_all('Tag')}, the file name {tag}"
@@ -142,10 +145,10 @@ def _content_problems(names: list[str], info: str, tag: str) -> Iterator[str]:
             yield f"{name} is neither Python source nor a library of ours"
 
 
-def _library_problems(root: Path) -> Iterator[str]:
+def _library_problems(root: Path, host: str) -> Iterator[str]:
     directory = root / LIBRARIES
     try:
-        audit_directory(directory, matrix.shipped())
+        audit_directory(directory, matrix.shipped(), host)
         records = read_directory(directory).libraries
     except AuditError as error:
         yield from error.problems
