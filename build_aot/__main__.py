@@ -36,7 +36,7 @@ def main() -> int:
         sys.stdout.reconfigure(line_buffering=True)  # pip reads progress through a pipe
     try:
         cache = Cache(asked.cache.expanduser().absolute()) if asked.cache else None
-        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx, cache)
+        build(matrix.chosen(asked), asked.out.absolute(), max(1, asked.jobs), asked.keep_ptx, cache, host=asked.host)
     except BuildError as error:
         print(f"build_aot: {error}", file=sys.stderr)
         return 1

@@ -1,8 +1,9 @@
 """Is a library exactly what was asked for? Fails the build unless it is.
 
 Exported symbols, the library's own manifest and the matrix agree; the GPU code is for the right architecture, uses
-what the manifest says, and neither spills nor touches local memory; host code runs on every x86-64 processor; nothing
-but the two runtime libraries is needed. `python -m build_aot.audit DIR` audits a finished directory.
+what the manifest says, and neither spills nor touches local memory; host code runs on every processor of the kind that
+the library is for; nothing but the two runtime libraries is needed. A library for this machine is also loaded and
+asked. `python -m build_aot.audit DIR` audits a finished directory.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import multiprocessing
+import platform
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tsmla import elf
 from tsmla.errors import LibraryError, ManifestError
-from tsmla.image import read_image
+from tsmla.image import HOSTS, read_image
 from tsmla.loader import signature_of
 from tsmla.manifest import LibraryManifest, read_directory, verify_file
 from tsmla.variant import Arch, PackVariant, PrefillVariant, Variant
 
-from . import cubin, link, matrix, x86
+from . import arm64, cubin, link, matrix, x86
 from .errors import AuditError, BuildError
 from .load import load
 
 _EXPORT_PREFIX = "__tvm_ffi_"
+_PAGE_BYTES = {"x86_64": 1 << 12, "aarch64": 1 << 16}
+"""Largest page that a host's kernel may have; Grace's often has 64 KiB."""
+_BEYOND_BASELINE = {"x86_64": x86.beyond_baseline, "aarch64": arm64.beyond_baseline}
 
 
 def loading_process() -> concurrent.futures.Executor:
@@ -33,32 +38,41 @@ def loading_process() -> concurrent.futures.Executor:
     return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-def audit_library(library: Path, expected: Sequence[Variant], loading: concurrent.futures.Executor) -> LibraryManifest:
+def audit_library(
+    library: Path,
+    expected: Sequence[Variant],
+    loading: concurrent.futures.Executor,
+    host: str = platform.machine(),
+) -> LibraryManifest:
     """The library's own manifest, once everything about it has been checked. Raises AuditError with every problem.
 
-    loading: a `loading_process` that has not loaded this path before.
+    loading: a `loading_process` that has not loaded this path before. host: what the library is for. What its functions
+    answer is asked only where that is this machine; other hosts' are made of the same IR as this one's.
     """
-    if problems := list(_host_problems(library, expected)):
+    if problems := list(_host_problems(library, expected, host)):
         raise AuditError(str(library), problems)
+    signatures = None
     try:
         manifest = read_image(library).manifest
-        signatures = loading.submit(_ask, library, [variant.symbol() for variant in expected]).result()
+        if host == platform.machine():
+            signatures = loading.submit(_ask, library, [variant.symbol() for variant in expected]).result()
     except (LibraryError, ManifestError) as error:
         raise AuditError(str(library), [str(error)]) from error
     except (concurrent.futures.BrokenExecutor, RuntimeError, OSError, AttributeError) as error:
         raise AuditError(str(library), [f"it cannot be loaded and asked: {error}"]) from error
-    if problems := [*_manifest_problems(manifest, expected, signatures), *gpu_problems(library, manifest)]:
+    if problems := [*_manifest_problems(manifest, expected, host, signatures), *gpu_problems(library, manifest)]:
         raise AuditError(str(library), problems)
     return manifest
 
 
-def audit_directory(directory: Path, expected: Sequence[Variant]) -> None:
-    """Audit every library of a finished build, and that together they are exactly `expected`. Raises AuditError."""
+def audit_directory(directory: Path, expected: Sequence[Variant], host: str = platform.machine()) -> None:
+    """Audit every library of a finished build for a host, and that together they are exactly `expected`. Raises
+    AuditError."""
     try:
         records = {record.file: record for record in read_directory(directory).libraries}
     except ManifestError as error:
         raise AuditError(str(directory), [str(error)]) from error
-    groups = matrix.libraries(expected, link.host())
+    groups = matrix.libraries(expected, host)
     problems = [f"{name} should be there and is not in the manifest" for name in sorted(groups.keys() - records.keys())]
     problems += [f"{name} is in the manifest but was not asked for" for name in sorted(records.keys() - groups.keys())]
     present = {path.name for path in directory.glob("*.so")}
@@ -67,7 +81,7 @@ def audit_directory(directory: Path, expected: Sequence[Variant]) -> None:
         for name in sorted(records.keys() & groups.keys()):
             try:
                 verify_file(directory, records[name])
-                if audit_library(directory / name, groups[name], loading) != records[name].manifest:
+                if audit_library(directory / name, groups[name], loading, host) != records[name].manifest:
                     problems.append(f"{name} describes itself differently from the directory's manifest")
             except ManifestError as error:
                 problems.append(str(error))
@@ -77,40 +91,51 @@ def audit_directory(directory: Path, expected: Sequence[Variant]) -> None:
         raise AuditError(str(directory), problems)
 
 
-def _host_problems(library: Path, expected: Sequence[Variant]) -> Iterator[str]:
+def _host_problems(library: Path, expected: Sequence[Variant], host: str) -> Iterator[str]:
     """What can be seen without loading the library."""
     try:
         image = elf.Elf(library.read_bytes())
     except (elf.ElfError, OSError) as error:
         yield f"it is not a library: {error}"
         return
-    if image.machine != elf.EM_X86_64:
-        yield f"its ELF machine is {image.machine}, not {elf.EM_X86_64} (x86-64)"
+    if (machine := HOSTS.get(image.machine, f"ELF machine {image.machine}")) != host:
+        yield f"its code is for {machine}, not for {host}"
         return
-    exported = {symbol.name for symbol in image.symbols(elf.SHT_DYNSYM) if symbol.section != elf.SHN_UNDEF}
+    symbols = image.symbols(elf.SHT_DYNSYM)
+    exported = {symbol.name for symbol in symbols if symbol.section != elf.SHN_UNDEF}
     wanted = {f"{_EXPORT_PREFIX}{variant}" for variant in expected}
     yield from (f"it does not export {name}, which the matrix lists" for name in sorted(wanted - exported))
     yield from (f"it exports {name}, which the matrix does not list" for name in sorted(exported - wanted))
+    if host != platform.machine():  # otherwise loading it tells
+        unknown = {symbol.name for symbol in symbols} - exported - link.provided(host)
+        yield from (f"it needs {name}, which neither runtime library has" for name in sorted(unknown))
     needed = image.dynamic_strings(elf.DT_NEEDED)
     if sorted(needed) != sorted(link.NEEDED):
         yield f"it needs {', '.join(needed) or 'nothing'}; it must need exactly {', '.join(link.NEEDED)}"
+    for alignment in image.alignments:
+        if alignment % _PAGE_BYTES[host]:
+            yield f"a part of it is aligned to {alignment} bytes; pages may have {_PAGE_BYTES[host]}"
     if image.dynamic_strings(elf.DT_SONAME) != [library.name]:
         yield f"its SONAME is {image.dynamic_strings(elf.DT_SONAME)}, not its file name"
     paths = ":".join(image.dynamic_strings(elf.DT_RPATH) + image.dynamic_strings(elf.DT_RUNPATH)).split(":")
     yield from (f"it searches {path}, which is not relative to itself" for path in paths if path[:7] != "$ORIGIN")
     for section in image.sections:
         if section.flags & elf.SHF_EXECINSTR:
-            yield from (f"host code in {section.name}: {found}" for found in x86.beyond_baseline(section.data))
+            yield from (f"host code in {section.name}: {found}" for found in _BEYOND_BASELINE[host](section.data))
 
 
 def _manifest_problems(
-    manifest: LibraryManifest, expected: Sequence[Variant], signatures: dict[str, str]
+    manifest: LibraryManifest, expected: Sequence[Variant], host: str, signatures: dict[str, str] | None
 ) -> Iterator[str]:
+    if manifest.host != host:
+        yield f"its manifest says that it is for {manifest.host}, not for {host}"
     listed, wanted = [kernel.variant for kernel in manifest.kernels], list(expected)
     yield from (f"its manifest lacks {variant}" for variant in wanted if variant not in listed)
     yield from (
         f"its manifest lists {variant}, which the matrix does not" for variant in listed if variant not in wanted
     )
+    if signatures is None:
+        return
     for kernel in manifest.kernels:
         if (said := signatures.get(kernel.variant.symbol())) != kernel.signature:
             yield f"{kernel.variant} answers {said!r}, but the manifest says {kernel.signature!r}"
@@ -163,7 +188,7 @@ def main() -> int:
     asked = parser.parse_args()
     try:
         expected = matrix.chosen(asked)
-        audit_directory(asked.directory, expected)
+        audit_directory(asked.directory, expected, asked.host or link.host())
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

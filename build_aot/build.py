@@ -31,7 +31,7 @@ from tsmla.variant import Variant
 from . import link, matrix, sources
 from .audit import audit_library, loading_process
 from .cache import Cache
-from .compile import ResultStore, build_key, compile_one, prepare_worker
+from .compile import ResultStore, assemble_one, build_key, compile_one, prepare_worker
 from .errors import BuildError
 
 STORE = ".compiled"
@@ -45,25 +45,30 @@ def build(
     keep_ptx: bool = False,
     cache: Cache | None = None,
     report: Callable[[str], None] = print,
+    host: str | None = None,
 ) -> DirectoryManifest:
     """Make `out` hold exactly the libraries of these variants.
 
     Raises BuildError; then `out` is as it was, or, when linking or the audit failed, has no manifest.
 
     jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. cache: where results of other builds are
-    taken from, and those of this one added. report: gets one line per step.
+    taken from, and those of this one added. report: gets one line per step. host: CPU that the libraries are for, as
+    `platform.machine()` names it; this machine's by default. Whatever it is, a variant is compiled once, for this
+    machine, where it says what parameters it takes.
     """
     start = time.perf_counter()
-    host = link.host()
+    here = link.host()
+    host = host or here
     link.runtime_directories()
     store = store_of(out)
     store.directory.mkdir(parents=True, exist_ok=True)
     with _locked(store.directory):
         if cache:
             _fetch_missing(variants, store, cache, keep_ptx, report)
-        compiled = _compile_missing(variants, store, host, jobs, keep_ptx, cache, report)
+        compiled = _compile_missing(variants, store, here, jobs, keep_ptx, cache, report)
         kernels = {variant: _must_find(store, variant) for variant in variants}
-        made = _link_changed(kernels, store, host, out, report)
+        objects = store if host == here else _assembled(kernels, store, store_of(out, host), host, jobs, report)
+        made = _link_changed(kernels, objects, host, out, report)
         if keep_ptx:
             (out / "ptx").mkdir(exist_ok=True)
             for variant in variants:
@@ -75,9 +80,11 @@ def build(
     return made
 
 
-def store_of(out: Path) -> ResultStore:
-    """What was compiled for the libraries in `out`."""
-    return ResultStore(out / STORE, build_key(link.host()), sources.hashes())
+def store_of(out: Path, host: str | None = None) -> ResultStore:
+    """What was compiled for the libraries in `out`, for this machine or assembled of that for another host."""
+    if host in (None, link.host()):
+        return ResultStore(out / STORE, build_key(link.host()), sources.hashes())
+    return ResultStore(out / STORE / host, build_key(host), sources.hashes())
 
 
 def _lacks(store: ResultStore, variant: Variant, keep_ptx: bool) -> bool:
@@ -142,6 +149,27 @@ def _keep(variant: Variant, store: ResultStore, cache: Cache, report: Callable[[
         report(f"the build cache is no longer used: {cache.why_unused}")
 
 
+def _assembled(
+    kernels: dict[Variant, Kernel],
+    compiled: ResultStore,
+    store: ResultStore,
+    host: str,
+    jobs: int,
+    report: Callable[[str], None],
+) -> ResultStore:
+    """The store of another host, with all kernels in it."""
+    start = time.perf_counter()
+    store.directory.mkdir(exist_ok=True)
+    missing = [kernel for variant, kernel in kernels.items() if store.find(variant) != kernel]
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:  # each waits for a process
+        for _ in pool.map(lambda kernel: assemble_one(kernel, compiled, store, host), missing):
+            pass
+    if missing:
+        report(f"{len(missing)} kernels assembled for {host} in {time.perf_counter() - start:.1f} s")
+    return store
+
+
 def _must_find(store: ResultStore, variant: Variant) -> Kernel:
     kernel = store.find(variant)
     if kernel is None:
@@ -186,7 +214,7 @@ def _link_changed(
             library = out / name
             objects = [store.object(variant) for variant in members]
             link.link(objects, library, host, manifest.to_json())
-            audit_library(library, members, loading)
+            audit_library(library, members, loading, host)
             stamp.write_text(key)
             records.append(LibraryRecord.of_file(library, manifest))
             report(f"{name}  {len(members)} kernels  {library.stat().st_size:,} bytes  audited")

@@ -1,9 +1,9 @@
 """Results of variants that builds of a user share, whichever checkout they are in: opt in with --cache DIR.
 
-An entry is one zip file, `SYMBOL-HASH.zip`, of a result's object, PTX and description; what decided it, sources,
-compilers and this package, is in the description and, hashed, in the name. So entries are only ever added, and an
-interrupted build leaves none. A variant keeps its latest `KEPT` entries. What lies there is linked into libraries
-and run, so nothing counts that another user could have put there (`tsmla.trust`).
+An entry is one zip file, `SYMBOL-HASH.zip`, of a result's object, LLVM IR, PTX and description; what decided it,
+sources, compilers and this package, is in the description and, hashed, in the name. So entries are only ever added,
+and an interrupted build leaves none. A variant keeps its latest `KEPT` entries. What lies there is linked into
+libraries and run, so nothing counts that another user could have put there (`tsmla.trust`).
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Cache:
             with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as files:
                 files.writestr("result.json", described)
                 files.write(store.object(variant), "result.o")
+                files.write(store.ir(variant), "result.ll.gz")
                 if store.ptx(variant).exists():
                     files.write(store.ptx(variant), "result.ptx")
             os.replace(temporary, entry)
@@ -86,6 +87,7 @@ class Cache:
                     if with_ptx:
                         _extract(files, "result.ptx", store.ptx(variant))
                     _extract(files, "result.o", store.object(variant))
+                    _extract(files, "result.ll.gz", store.ir(variant))
                     _extract(files, "result.json", store.described(variant))
             with contextlib.suppress(OSError):
                 os.utime(entry)

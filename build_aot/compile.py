@@ -1,11 +1,14 @@
 """One variant to one host object with what is known about it, kept by content so that nothing is compiled twice.
 
+What the compiler exported is kept, too: an object for another host is assembled of that in a fraction of a second.
+
 `compile_one` runs in a worker process of its own environment; the rest imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import gc
+import gzip
 import hashlib
 import json
 import os
@@ -15,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,7 +42,7 @@ TRACED_OBJECTS = 100_000
 
 
 def build_key(host: str) -> str:
-    """Hex SHA-256 over everything that a result depends on besides its variant and sources."""
+    """Hex SHA-256 over everything that a result for a host depends on besides its variant and sources."""
     digest = hashlib.sha256()
     decides = [toolchain.versions(), host, platform.python_implementation(), sys.version_info[:2]]
     digest.update(json.dumps(decides, sort_keys=True).encode())
@@ -48,7 +52,8 @@ def build_key(host: str) -> str:
 
 
 class ResultStore:
-    """Compiled variants in one directory: `<symbol>.o`, `<symbol>.json` written last, `<symbol>.ptx` if asked for.
+    """Compiled variants in one directory: `<symbol>.o`, `<symbol>.json` written last, `<symbol>.ptx` if asked for, and
+    `<symbol>.ll.gz`, the LLVM IR of which objects for other hosts are made.
 
     A result counts only when it was made under the same build key, of sources that are still what they were, so a new
     one replaces the old one of its variant.
@@ -65,6 +70,9 @@ class ResultStore:
     def ptx(self, variant: Variant) -> Path:
         return self.directory / f"{variant}.ptx"
 
+    def ir(self, variant: Variant) -> Path:
+        return self.directory / f"{variant}.ll.gz"
+
     def described(self, variant: Variant) -> Path:
         return self.directory / f"{variant}.json"
 
@@ -78,14 +86,20 @@ class ResultStore:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
+    def decided(self, variant: Variant) -> list[str]:
+        """Names of the sources behind a result that was found."""
+        return list(json.loads(self.described(variant).read_text("utf-8"))["sources"])
+
     def accepts(self, kept: dict[str, Any]) -> bool:
         """Whether a described result is of this key and these sources."""
         return kept["key"] == self.key and bool(kept["sources"]) and kept["sources"].items() <= self.sources.items()
 
-    def add(self, kernel: Kernel, sources: Iterable[str], obj: Path, ptx: Path | None) -> None:
+    def add(
+        self, kernel: Kernel, sources: Iterable[str], obj: Path, ptx: Path | None = None, ir: str | None = None
+    ) -> None:
         """Keep a result: its files are moved in, its description last.
 
-        sources: names of those that decided it.
+        sources: names of those that decided it. ir: the LLVM IR that it was assembled of.
         """
         described = self.described(kernel.variant)
         described.unlink(missing_ok=True)
@@ -94,6 +108,10 @@ class ResultStore:
             os.replace(ptx, self.ptx(kernel.variant))
         else:
             self.ptx(kernel.variant).unlink(missing_ok=True)
+        if ir is None:
+            self.ir(kernel.variant).unlink(missing_ok=True)
+        else:
+            self.ir(kernel.variant).write_bytes(gzip.compress(ir.encode("utf-8"), mtime=0))
         kept = {
             "key": self.key,
             "sources": {name: self.sources[name] for name in sorted(sources)},
@@ -132,8 +150,9 @@ def compile_one(variant: Variant, store: ResultStore, host: str) -> float:
         decided = sources.behind(type(recipe(variant).entry).__module__)
         if unlisted := sources.names_of(sources.loaded() - before) - decided:
             raise BuildError(f"{variant} is decided by {', '.join(sorted(unlisted))}, too: see build_aot/sources.py")
-        ir, obj = scratch / f"{variant}.ll", scratch / f"{variant}.o"
-        compiled.export_to_c(str(ir), function_name=variant.symbol(), export_only_tvm_ffi_symbols=True)
+        exported, obj = scratch / f"{variant}.ll", scratch / f"{variant}.o"
+        compiled.export_to_c(str(exported), function_name=variant.symbol(), export_only_tvm_ffi_symbols=True)
+        ir = exported.read_text("utf-8")
         link.assemble(ir, obj, host)
         found = cubin.images(obj)
         if len(found) != 1 or cubin.arch(found[0]) != variant.arch:
@@ -141,19 +160,32 @@ def compile_one(variant: Variant, store: ResultStore, host: str) -> float:
             raise BuildError(f"{variant} should hold one image for {variant.arch}; it holds {archs}")
         alone = scratch / f"{variant}.so"
         link.link([obj], alone, host)
-        used = cubin.resources(found[0]) | {"dynamic_shared_bytes": _dynamic_shared_bytes(ir)}
+        used = cubin.resources(found[0]) | {"dynamic_shared_bytes": _dynamic_shared_bytes(ir, exported.name)}
         kernel = Kernel(variant, signature_of(load(alone).get_function(variant.symbol())), used)
         now = sources.hashes()
         if build_key(host) != store.key or any(now.get(name) != store.sources[name] for name in decided):
             raise BuildError("the sources changed while they were being compiled; run the build again")
-        store.add(kernel, decided, obj, _collect_ptx(Path(dumps), scratch) if dumps else None)
+        store.add(kernel, decided, obj, _collect_ptx(Path(dumps), scratch) if dumps else None, ir)
     return time.perf_counter() - start
 
 
-def _dynamic_shared_bytes(ir: Path) -> int:
+def assemble_one(kernel: Kernel, compiled: ResultStore, store: ResultStore, host: str) -> None:
+    """Add to the store of another host what was compiled for this one. Raises BuildError."""
+    kept = compiled.ir(kernel.variant)
+    try:
+        ir = gzip.decompress(kept.read_bytes()).decode("utf-8")
+    except (OSError, EOFError, zlib.error) as error:
+        kept.unlink(missing_ok=True)
+        raise BuildError(f"{kept} was damaged ({error}); run the build again to compile it again") from error
+    with tempfile.TemporaryDirectory(dir=store.directory) as name:
+        obj = Path(name) / f"{kernel.variant}.o"
+        link.assemble(ir, obj, host)
+        store.add(kernel, compiled.decided(kernel.variant), obj)
+
+
+def _dynamic_shared_bytes(text: str, name: str) -> int:
     """Most shared memory that a launch in the exported host code asks for, on top of what its GPU code declares. What
     it computes is left out: that is asked for to keep other CTAs away, and not used."""
-    text = ir.read_text("utf-8")
     configs = re.findall(rf"(%\S+) = alloca {re.escape(_LAUNCH_CONFIG)},", text)
     stores = [rf"(%\S+) = getelementptr [^\n]*ptr {re.escape(c)}, i64 {_SHARED_OFFSET}\n" for c in configs]
     sizes = []
@@ -161,7 +193,7 @@ def _dynamic_shared_bytes(ir: Path) -> int:
         sizes += re.findall(store + r"(?:[^\n]*\n)*?  store i64 ([%\w.]+), ptr \1,", text)
     constant = [int(size) for _, size in sizes if size.isdecimal()]
     if not constant or len(sizes) != len(configs):
-        raise BuildError(f"{ir.name}: {len(configs)} launches, {len(sizes)} sizes, {len(constant)} of them constant")
+        raise BuildError(f"{name}: {len(configs)} launches, {len(sizes)} sizes, {len(constant)} of them constant")
     return max(constant)
 
 

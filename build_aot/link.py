@@ -1,4 +1,7 @@
-"""Host side of the build: LLVM IR to a baseline object, objects to one library. Both with zig, both deterministic."""
+"""Host side of the build: LLVM IR to a baseline object, objects to one library. Both with zig, both deterministic.
+
+Both work for every host in `ZIG_TARGETS`, whichever of them this machine is: the GPU code inside is the same.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tsmla.elf import ElfError
+from tsmla.elf import SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, Elf, ElfError, Symbol
 from tsmla.image import DIGEST_BYTES, DIGEST_SECTION, MANIFEST_SECTION, sealed
 
 from .errors import BuildError
 
-ZIG_TARGETS = {"x86_64": "x86_64-linux-gnu.2.28"}
+ZIG_TARGETS = {"x86_64": "x86_64-linux-gnu.2.28", "aarch64": "aarch64-linux-gnu.2.28"}
 """Host CPU, as platform.machine() names it -> zig target: the oldest processor and glibc that a library runs on."""
 NEEDED = ("libcute_dsl_runtime.so", "libtvm_ffi.so")
 """Every library these link against; both come from PyPI packages at run time."""
@@ -40,7 +43,7 @@ def host() -> str:
     machine = platform.machine()
     if machine not in ZIG_TARGETS:
         raise BuildError(
-            f"no libraries are built for {machine} yet, only for {', '.join(ZIG_TARGETS)}; "
+            f"no libraries are built on {machine}, only on {' and '.join(ZIG_TARGETS)}; "
             "install with TSMLA_AOT=0 to compile kernels just in time instead"
         )
     return machine
@@ -57,11 +60,12 @@ def runtime_directories() -> tuple[Path, Path]:
     return cutlass / "cu12" / "lib", tvm_ffi / "lib"
 
 
-def assemble(ir: Path, obj: Path, host: str) -> None:
-    """Compile exported LLVM IR to an object for the oldest supported CPU, whatever CPU exported it."""
-    text = re.sub(r"^target (triple|datalayout) = .*\n", "", ir.read_text("utf-8"), flags=re.MULTILINE)
-    ir.write_text(text, "utf-8")
-    _zig(host, ir.parent, "-c", "-Wno-override-module", ir.name, "-o", obj)
+def assemble(ir: str, obj: Path, host: str) -> None:
+    """Compile the text of exported LLVM IR to an object for the oldest supported CPU, whatever CPU exported it."""
+    with tempfile.TemporaryDirectory(dir=obj.parent) as scratch:
+        text = re.sub(r"^target (triple|datalayout) = .*\n", "", ir, flags=re.MULTILINE)
+        Path(scratch, "exported.ll").write_text(text, "utf-8")
+        _zig(host, scratch, "-c", "-Wno-override-module", "exported.ll", "-o", obj)
 
 
 def link(objects: Sequence[Path], library: Path, host: str, manifest: str | None = None) -> None:
@@ -69,8 +73,8 @@ def link(objects: Sequence[Path], library: Path, host: str, manifest: str | None
 
     manifest: text for the library to hold about itself; then it has its digest inside, too (`tsmla.image`).
     """
-    cutlass, tvm_ffi = runtime_directories()
     with tempfile.TemporaryDirectory() as scratch:
+        directories = runtime_directories() if host == platform.machine() else _stubs(objects, host, Path(scratch))
         inputs = [str(path.resolve()) for path in objects]
         if manifest is not None:
             Path(scratch, "manifest.json").write_text(manifest, "utf-8")
@@ -78,7 +82,7 @@ def link(objects: Sequence[Path], library: Path, host: str, manifest: str | None
             _zig(host, scratch, "-c", "-std=c23", "-g0", "manifest.c", "-o", "manifest.o")
             inputs.append("manifest.o")
         flags = ["-shared", "-nostdlib", "-s", f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{RUNPATH}", "-Wl,-z,now"]
-        found = [f"-L{cutlass}", f"-L{tvm_ffi}"]
+        found = [f"-L{directory}" for directory in directories]
         needed = [f"-l{name.removeprefix('lib').removesuffix('.so')}" for name in NEEDED]
         _zig(host, scratch, *flags, *inputs, *found, *needed, "-o", "linked.so")
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +94,42 @@ def link(objects: Sequence[Path], library: Path, host: str, manifest: str | None
             raise BuildError(f"{library.name} was linked without a place for its digest: {error}") from error
         temporary.chmod(0o755)
         os.replace(temporary, library)
+
+
+def provided(host: str) -> set[str]:
+    """The symbols that a library for another host than this machine's may need: those of NVIDIA's stub for it, and of
+    this machine's libtvm_ffi.so, which has the same names everywhere. Raises BuildError."""
+    return _exported(_stub(host)) | _exported(runtime_directories()[1] / NEEDED[1])
+
+
+def _stub(host: str) -> Path:
+    """What the linker takes for another host's libcute_dsl_runtime.so; nvidia-cutlass-dsl's wheel brings it."""
+    directory = runtime_directories()[0] / "stubs"
+    stub = directory / f"{host}-unknown-linux-gnu" / NEEDED[0]
+    if not stub.is_file():
+        raise BuildError(f"{directory} has no {NEEDED[0]} for {host}: build libraries for {host} on such a machine")
+    return stub
+
+
+def _stubs(objects: Sequence[Path], host: str, scratch: Path) -> tuple[Path, Path]:
+    """Directories of what stands in for the two libraries of another host, of which a linker reads names only: NVIDIA's
+    stub, and one made here of the names in this machine's libtvm_ffi.so that the objects need."""
+    stub = _stub(host)
+    needed = {symbol.name for path in objects for symbol in _symbols(path, SHT_SYMTAB) if symbol.section == SHN_UNDEF}
+    if missing := sorted(needed - provided(host) - {""}):
+        raise BuildError(f"neither {' nor '.join(NEEDED)} has {', '.join(missing)}, which the objects need")
+    functions = sorted(needed - _exported(stub) - {""})
+    Path(scratch, "stub.c").write_text("".join(f"void {name}(void) {{}}\n" for name in functions), "utf-8")
+    _zig(host, scratch, "-shared", "-nostdlib", f"-Wl,-soname,{NEEDED[1]}", "stub.c", "-o", NEEDED[1])
+    return stub.parent, scratch
+
+
+def _exported(library: Path) -> set[str]:
+    return {symbol.name for symbol in _symbols(library, SHT_DYNSYM) if symbol.section != SHN_UNDEF}
+
+
+def _symbols(path: Path, table: int) -> list[Symbol]:
+    return Elf(path.read_bytes()).symbols(table)
 
 
 def _package(module: str, distribution: str) -> Path:

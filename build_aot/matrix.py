@@ -13,6 +13,7 @@ from tsmla.support import PREFILL_DIMS, why_unsupported
 from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
 
 from .errors import BuildError
+from .link import ZIG_TARGETS
 
 ATTENTION_OUT_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_DIMS = ((128, 64, 128),)
@@ -66,12 +67,14 @@ def _described(major: int, minor: int) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose a part of the matrix: --arch and --family, each a list."""
+    """The options that choose a part of the matrix, --arch and --family, each a list, and what it is for, --host."""
     archs, families = [arch.value for arch in Arch], list(FAMILIES)
     text = f"one or more of {', '.join(archs)}; default all; {NATIVE}: those of the GPUs present"
     parser.add_argument("--arch", choices=[NATIVE, *archs], nargs="+", default=archs, help=text, metavar="ARCH")
     text = f"one or more of {', '.join(families)}; default all"
     parser.add_argument("--family", choices=families, nargs="+", default=families, help=text, metavar="FAMILY")
+    hosts = sorted(ZIG_TARGETS)
+    parser.add_argument("--host", choices=hosts, help=f"CPU: {' or '.join(hosts)}; default: this machine's")
 
 
 def chosen(asked: argparse.Namespace) -> tuple[Variant, ...]:

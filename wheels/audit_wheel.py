@@ -22,8 +22,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "kernels")]
 
 import archive  # noqa: E402
 import sbom  # noqa: E402
+from build_wheel import JIT_TAG  # noqa: E402
 from tsmla import elf, toolchain  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
+from tsmla.loader import WHEEL_TAGS  # noqa: E402
 from tsmla.manifest import read_directory  # noqa: E402
 from tsmla.variant import Arch  # noqa: E402
 
@@ -32,7 +34,8 @@ from build_aot.audit import audit_directory  # noqa: E402
 from build_aot.errors import AuditError  # noqa: E402
 
 LIMIT_BYTES = 20 * 1000 * 1000
-BINARY_TAG, JIT_TAG = "py3-none-manylinux_2_28_x86_64", "py3-none-any"
+HOSTS = {tag: host for host, tag in WHEEL_TAGS.items()}
+"""Tag of a wheel with libraries -> the host that they are for."""
 PACKAGES = {"tsmla", "tsmla_kernels"}
 LIBRARIES = "tsmla/objs"
 TEXT = (".py", ".pyi", "py.typed")
@@ -53,8 +56,8 @@ def problems(wheel: Path) -> list[str]:
         root = Path(scratch)
         archive.unpack(wheel, root)
         found += problems_of_files(wheel, root)
-        if _split_name(wheel)[2] == BINARY_TAG:
-            found += _library_problems(root)
+        if (tag := _split_name(wheel)[2]) in HOSTS:
+            found += _library_problems(root, HOSTS[tag])
     return found
 
 
@@ -119,8 +122,8 @@ def _headers(path: Path) -> email.message.Message:
 
 
 def _metadata_problems(info: Path, name: str, version: str, tag: str) -> Iterator[str]:
-    if tag not in (BINARY_TAG, JIT_TAG):
-        yield f"its tag is {tag}; it has to be {BINARY_TAG} or {JIT_TAG}"
+    if tag not in (known := [*HOSTS, JIT_TAG]):
+        yield f"its tag is {tag}; it has to be {' or '.join(known)}"
     wheel, metadata = _headers(info / "WHEEL"), _headers(info / "METADATA")
     if wheel.get_all("Tag") != [tag]:
         yield f"WHEEL says tag {wheel.get_all('Tag')}, the file name {tag}"
@@ -159,10 +162,10 @@ def _content_problems(names: list[str], info: str, tag: str) -> Iterator[str]:
             yield f"{name} is neither Python source nor a library of ours"
 
 
-def _library_problems(root: Path) -> Iterator[str]:
+def _library_problems(root: Path, host: str) -> Iterator[str]:
     directory = root / LIBRARIES
     try:
-        audit_directory(directory, matrix.shipped())
+        audit_directory(directory, matrix.shipped(), host)
         records = read_directory(directory).libraries
     except AuditError as error:
         yield from error.problems

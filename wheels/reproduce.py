@@ -102,7 +102,7 @@ def _copy(target: Path, age: int) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="wheels/reproduce.py", description=__doc__)
-    parser.add_argument("--kind", choices=build_wheel.TAGS, default="binary", help="default %(default)s")
+    parser.add_argument("--kind", choices=[*build_wheel.ENVIRONMENT], default="binary", help="default %(default)s")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default %(default)s")
     parser.add_argument("--no-isolation", action="store_true", help="use this environment's compiler and build tools")
     parser.add_argument("-C", dest="settings", metavar="NAME=VALUE", action="append", default=[], help="as pip's")

@@ -1,4 +1,4 @@
-"""The parts of a 64-bit little-endian ELF file that tsmla reads: sections, symbols, the dynamic table.
+"""The parts of a 64-bit little-endian ELF file that tsmla reads: sections, symbols, the dynamic table, alignment.
 
 Nothing is believed before it is checked, as the file may be damaged. Standard library only.
 """
@@ -14,8 +14,9 @@ SHT_SYMTAB, SHT_NOBITS, SHT_DYNAMIC, SHT_DYNSYM = 2, 8, 6, 11
 SHF_EXECINSTR = 4
 SHN_UNDEF, STB_GLOBAL, STB_WEAK = 0, 1, 2
 STT_FUNC = 2
+PT_LOAD = 1
 DT_NEEDED, DT_SONAME, DT_RPATH, DT_RUNPATH = 1, 14, 15, 29
-_HEADER_BYTES, _SECTION = 64, struct.Struct("<IIQQQQIIQQ")
+_HEADER_BYTES, _SECTION, _SEGMENT = 64, struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IIQQQQQQ")
 
 
 class ElfError(ValueError):
@@ -74,6 +75,11 @@ class Elf:
             raise ElfError(f"section headers of {header_size} bytes; they have {_SECTION.size}")
         headers = [_SECTION.unpack_from(data, section_offset + i * header_size) for i in range(count)]
         self._check_end(len(data), [h[4] + h[5] for h in headers if h[1] != SHT_NOBITS])
+        if program_count and program_size < _SEGMENT.size:
+            raise ElfError(f"program headers of {program_size} bytes; they have {_SEGMENT.size}")
+        segments = [_SEGMENT.unpack_from(data, program_offset + i * program_size) for i in range(program_count)]
+        self.alignments = [segment[7] for segment in segments if segment[0] == PT_LOAD]
+        """Of the parts that are mapped into memory, in bytes: a multiple of the largest page that maps them."""
         image = data[: self.length]
         names = b""
         if names_index < count and headers[names_index][1] != SHT_NOBITS:

@@ -16,7 +16,8 @@ from .errors import LibraryError
 
 MANIFEST_SECTION, DIGEST_SECTION = ".tsmla.manifest", ".tsmla.digest"
 DIGEST_BYTES = hashlib.sha256().digest_size
-_HOSTS = {elf.EM_X86_64: "x86_64", elf.EM_AARCH64: "aarch64"}
+HOSTS = {elf.EM_X86_64: "x86_64", elf.EM_AARCH64: "aarch64"}
+"""ELF machine -> the CPU, as `platform.machine()` names it, of each kind of host that libraries are built for."""
 _MOST_BYTES = 1 << 30
 
 
@@ -69,7 +70,7 @@ def read_image(path: Path, record: manifest.LibraryRecord | None = None) -> Imag
             )
     source = f"the manifest inside {path}"
     said = manifest.LibraryManifest.from_json(described.data.decode("utf-8", "replace"), source)
-    return Image(path, sha256, _HOSTS.get(parts.machine, f"ELF machine {parts.machine}"), said)
+    return Image(path, sha256, HOSTS.get(parts.machine, f"ELF machine {parts.machine}"), said)
 
 
 def sealed(content: bytes) -> bytes:

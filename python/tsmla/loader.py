@@ -23,6 +23,8 @@ from .variant import Arch, Variant
 
 RUNTIME_FILE = "libcute_dsl_runtime.so"
 INSTALL = f"pip install -U 'nvidia-cutlass-dsl>={toolchain.MIN_RUNTIME}'"
+WHEEL_TAGS = {host: f"py3-none-manylinux_2_28_{host}" for host in image.HOSTS.values()}
+"""Host -> tag of the wheel that has libraries for it. The second part is what the two runtime packages promise."""
 
 _RUNTIME_SYMBOLS = ("CuteDSLRT_", "cuda_dialect_", "_cuda", "_cuKernel")
 _lock = threading.RLock()
@@ -142,7 +144,7 @@ def _load(path: Path, family: str | None, arch: Arch | None, record: manifest.Li
         raise ManifestError(f"{path} says other things about itself than {path.parent / manifest.MANIFEST_FILE}")
     for host in (found.host, said.host):
         if host != platform.machine():
-            raise LibraryError(f"{path} is for {host} hosts; this one is {platform.machine()}")
+            raise LibraryError(f"{path} is for {host} hosts; this one is {platform.machine()}{_where_to_get_it()}")
     _check_purpose(path, said, family, arch)
     _check_runtime_version(path, said.min_runtime)
     _map_runtime()
@@ -160,6 +162,12 @@ def _load(path: Path, family: str | None, arch: Arch | None, record: manifest.Li
             ) from error
         raise LibraryError(f"{path} cannot be loaded: {text}") from error
     return Library(path, found.sha256, said, module)
+
+
+def _where_to_get_it() -> str:
+    """The end of a sentence: what has libraries for this machine's CPU."""
+    tag = WHEEL_TAGS.get(platform.machine())
+    return f": install the wheel {tag}" if tag else ", for which there are no libraries: kernels compile just in time"
 
 
 def _exported(module: Any, name: str) -> Callable[..., Any] | None:
