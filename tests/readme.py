@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PREFILL, DECODE, PACK = _PYTHON.findall(README)
-(GRAPH,) = _PYTHON.findall((ROOT / "docs" / "deployment.md").read_text())
+GRAPH, WATCH = _PYTHON.findall((ROOT / "docs" / "deployment.md").read_text())
 SMALLER = {
     "heads = 128\n": "heads = 2\n",
     "batch, q_len, heads, keys = 8, 2, 16, 6000": "batch, q_len, heads, keys = 2, 2, 3, 130",

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import calendar
 import csv
+import email.parser
 import hashlib
 import io
+import re
 import stat
 import time
 import zipfile
@@ -41,6 +43,15 @@ def epoch_of(wheel: Path) -> int:
     """Time of a wheel's first entry, in seconds since 1970."""
     with zipfile.ZipFile(wheel) as archive:
         return calendar.timegm(archive.infolist()[0].date_time)
+
+
+def requirements(wheel: Path) -> dict[str, str]:
+    """Distribution that a wheel requires -> its accepted range, "" for any. Extras are left out."""
+    with zipfile.ZipFile(wheel) as opened:
+        text = opened.read(f"{info_directory(wheel)}/METADATA").decode()
+    lines = email.parser.Parser().parsestr(text).get_all("Requires-Dist") or []
+    parts = (re.match(r"([\w.-]+)\s*\(?([^);]*)\)?\s*(;.*)?$", line) for line in lines)
+    return {part[1]: part[2].replace(" ", "") for part in parts if part and not part[3]}
 
 
 def write(wheel: Path, directory: Path, epoch: int) -> None:

@@ -31,3 +31,4 @@ def test_ptx_of_jit_and_aot(tmp_path):
     (dumped,) = dumps.glob("*.ptx")
     ptx = (tmp_path / "objs" / "ptx" / f"{VARIANT}.ptx").read_bytes()
     assert b".entry" in ptx and dumped.read_bytes().rstrip(b"\0") == ptx
+

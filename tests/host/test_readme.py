@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import readme
+import tsmla
 from readme import README
+from tsmla import jit
 from tsmla.settings import SETTINGS
 from tsmla.tools import records
 from tsmla.variant import Arch
@@ -59,6 +63,20 @@ def test_performance():
 def test_what_examples_call(example, calls):
     """They are run by tests/emulated and tests/device."""
     assert re.findall(r"tsmla\.(tsmla_prefill|tsmla_decode|mla_\w+|warmup)\(", example) == calls
+
+
+def test_the_example_of_a_metric_counts_what_is_logged():
+    names: dict[str, Any] = {}
+    exec(readme.WATCH, names)
+    try:
+        assert names["steps"].total() == len(tsmla.served())
+        message = "compiled %s in %.1f s"
+        assert f'"{message}"' in inspect.getsource(jit)
+        jit.logger.warning(message, "a kernel", 1.0)
+        jit.logger.warning("compiling a kernel, about 6 s")
+        assert names["compiles"].count == 1
+    finally:
+        jit.logger.removeHandler(names["compiles"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
