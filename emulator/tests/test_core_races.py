@@ -77,6 +77,59 @@ def test_findings_are_reported_together_and_each_pair_of_instructions_once():
     assert races(TWICE, "offset 0x440", findings=2).count("\n  and ") == 1
 
 
+PARTS = """
+mov.u32 %r6, %ctaid.x; setp.ge.u32 %p1, %r1000, 32; mov.b32 %r5, 0;
+setp.eq.u32 %p2, %r6, 1; setp.eq.u32 %p3, %r6, 2; @%p2 bra SECOND; @%p3 bra OVER;
+@!%p1 st.shared.b32 [smem+64], %r5; @%p1 ld.shared.b32 %r4, [smem+64]; bra OVER;
+SECOND: @!%p1 st.shared.b32 [smem+128], %r5; @%p1 ld.shared.b32 %r4, [smem+128];
+OVER:
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_cluster_is_judged(workers):
+    """Clusters after one with findings run, too; the same pair of instructions is reported once."""
+    with pytest.raises(EmulationError) as caught:
+        clean(PARTS, grid=6, workers=workers)
+    assert len(caught.value.findings) == 2
+    assert {finding.text[:30] for finding in caught.value.findings} == {
+        "shared memory offset 0x440 of ", "shared memory offset 0x480 of "
+    }  # fmt: skip
+    assert str(caught.value).count("\n  and shared memory") == 1
+    assert races(PARTS, "shared memory", grid=6, workers=workers, findings=1).count("shared memory") == 1
+
+
+def test_a_finding_hides_no_other_at_the_same_place():
+    """Three warps, unordered: the last write conflicts with the first one, and with the read between."""
+    body = """
+    shr.u32 %r20, %r1000, 5; setp.eq.u32 %p1, %r20, 0; setp.eq.u32 %p2, %r20, 1; setp.eq.u32 %p3, %r20, 2;
+    @%p1 st.shared.b32 [smem+64], %r20;
+    @%p2 ld.shared.b32 %r4, [smem+64];
+    @%p3 st.shared.b32 [smem+64], %r20;
+    """
+    with pytest.raises(EmulationError) as caught:
+        clean(body, threads=96, lockstep=True)
+    pairs = {tuple(instruction.line for instruction in finding.instructions) for finding in caught.value.findings}
+    first = min(line for pair in pairs for line in pair)
+    assert {tuple(sorted(pair)) for pair in pairs} == {(first, first + 1), (first, first + 2), (first + 1, first + 2)}
+
+
+def test_findings_name_their_instructions():
+    with pytest.raises(EmulationError) as caught:
+        clean(TWICE + "@%p1 bra END; bar.sync 2, 64; END:")
+    *found, last = caught.value.findings
+    opcodes = [[instruction.opcode for instruction in finding.instructions] for finding in found]
+    assert opcodes and all(
+        len(both) == 2 and "st.shared.b32" in both and set(both) <= {"st.shared.b32", "ld.shared.b32"}
+        for both in opcodes
+    )
+    assert {finding.kind for finding in found} == {"race"} and last.kind == "deadlock"
+    with pytest.raises(EmulationError) as caught:
+        clean("mov.b32 %r5, 3; ld.shared.b32 %r4, [%r5];")
+    (only,) = caught.value.findings
+    assert only.kind == "memory" and [instruction.opcode for instruction in only.instructions] == ["ld.shared.b32"]
+
+
 def test_what_was_found_before_a_failure_is_reported_before_it():
     text = races(TWICE + "@%p1 bra END; bar.sync 2, 64; END:", "offset 0x440 of CTA 0")
     assert "\n  and then, deadlock: " in text

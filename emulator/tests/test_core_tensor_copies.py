@@ -179,6 +179,38 @@ OVER:
     assert not out[2].any()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_multicast_of_a_pair_signals_the_cta_that_the_barrier_is_in(rank):
+    """PTX 9.7.9.25.5.2: with .cta_group::2, of each target's pair the CTA whose rank is as even as the barrier's."""
+    out = aligned(np.zeros((4, 512), np.uint8))
+    body = (
+        INIT
+        + f"""
+    barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 %r30, %cluster_ctarank; mad.wide.u32 %d101, %r30, 512, %d101;
+    and.b32 %r31, %r30, 1; setp.ne.u32 %p2, %r31, {rank};
+    @%p30 bra WAITING;
+    @!%p2 mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+{BARRIER}], 1024;
+    setp.ne.u32 %p1, %r30, 2;
+    @%p1 bra WAITING;
+    mov.b64 %d10, k_param_0; cvta.param.u64 %d11, %d10; mov.b32 %r20, 0; mov.b16 %h1, 15;
+    mov.b32 %r40, smem; add.u32 %r40, %r40, {BARRIER}; mapa.shared::cluster.u32 %r41, %r40, {2 + rank};
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.cta_group::2
+        [smem], [%d11, {{%r20, %r20}}], [%r41], %h1;
+WAITING:
+    @%p2 bra TOLD;
+    {WAIT}
+TOLD:
+    barrier.cluster.arrive; barrier.cluster.wait;
+    {dump(512, 1)}
+    """
+    )
+    run(body, tensor_map(MATRIX, (16, 16)).encode(), out, MATRIX, grid=4, cluster=4, shared=BARRIER + 64,
+        arch="sm_100a", async_mode="late", happens_before=True)  # fmt: skip
+    expected = plain(MATRIX, (16, 16), (0, 0)).reshape(-1).view(np.uint8)
+    assert (out == expected).all()
+
+
 def test_what_a_map_and_an_address_must_be():
     def refused(match: str, map_: bytes, **options) -> None:
         with pytest.raises(EmulationError, match=match):

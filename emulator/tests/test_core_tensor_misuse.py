@@ -28,6 +28,19 @@ def test_what_a_warp_may_not_do():
     refused("columns 512 to 512 of 512", "tmem", simple(load.format("%r502+512"), columns=512))
 
 
+def test_leniently_a_warp_reaches_its_own_lanes_at_any_address():
+    """NVIDIA's cuDNN frontend 1.32.0 names lane 0 in every warp of its softmax."""
+    body = """tcgen05.st.sync.aligned.32x32b.x1.b32 [{0}], %r1000; tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r1, [{1}]; tcgen05.wait::ld.sync.aligned;
+    mad.wide.u32 %d3, %r1000, 4, %d100; st.global.b32 [%d3], %r1;"""
+    for store, load in (("%r502", "%r500"), ("%r500", "%r502")):
+        out = np.zeros(128, np.uint32)
+        emulate(body.format(store, load), out, columns=32, lenient_tensor=True)
+        np.testing.assert_array_equal(out, np.arange(128))
+        with pytest.raises(EmulationError, match="which may touch lanes"):
+            emulate(body.format(store, load), out, columns=32)
+
+
 def test_allocation_budget():
     refused("of 48 columns: 32 to 512, a power of two", "budget", simple("", columns=48))
     refused("tensor memory column 0 still allocated", "tmem", simple("", free=False))

@@ -103,6 +103,28 @@ def test_lenience_ends_a_load_at_its_use_and_not_before():
     racy(NO_WAIT, body.format(""), threads=256, lenient_tensor=True)
 
 
+def test_leniently_a_relaxed_arrival_hands_tensor_memory_on_and_nothing_else():
+    """As NVIDIA's cuDNN frontend 1.32.0 has it: tcgen05.wait::st, and an arrival without a release."""
+    init = "mbarrier.init.shared.b64 [smem+0x10040], 128; fence.mbarrier_init.release.cluster;"
+    init = f"setp.ne.u32 %p21, %r1000, 0; @%p21 bra INIT; {init} INIT: bar.sync 0;"
+    wait = "{ .reg .pred P; B: mbarrier.try_wait.parity.shared.b64 P, [smem+0x10040], 0; @!P bra B; }"
+    arrive = "mbarrier.arrive.relaxed.cta.shared::cta.b64 %d1, [smem+0x10040];"
+
+    def kernel(first: str, second: str) -> str:
+        return init + roles(f"{first} {arrive}", f"{wait} {second}")
+
+    given = {"threads": 256, "lenient_tensor": True, "lockstep": True}
+    handed = kernel(STORE + STORED, LOAD + LOADED)
+    clean(handed, **given)
+    with pytest.raises(EmulationError, match="not ordered"):
+        clean(handed, threads=256)
+    with pytest.raises(EmulationError, match="not ordered"):
+        clean(kernel(STORE, LOAD + LOADED), poison=False, **given)
+    shared = "mov.b32 %r31, smem; and.b32 %r30, %r1000, 127; mad.lo.u32 %r30, %r30, 4, %r31; "
+    with pytest.raises(EmulationError, match="shared memory .* not ordered"):
+        clean(kernel(shared + "st.shared.b32 [%r30], %r1;", shared + "ld.shared.b32 %r2, [%r30];"), **given)
+
+
 def test_tensor_memory_is_given_back_after_its_last_use():
     body = STORE + STORED + LOAD + LOADED
     clean(body + FREE, free=False)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import two_launches
+from cutlass.cutlass_dsl import CuTeDSL
 from cutlass.utils import HardwareInfo
 from tsmla_emulator import machine
-from tsmla_emulator.machine import EmulationError, Report
+from tsmla_emulator.host import call_sites, capture
+from tsmla_emulator.machine import EmulationError, Options, Report
 from tsmla_emulator.run import emulated
 
 OPTIONS = "--enable-tvm-ffi --keep-ptx --gpu-arch {} --dump-dir={}"
@@ -58,6 +60,33 @@ def test_questions_to_the_driver_are_answered():
         info = HardwareInfo()
         assert info.get_device_multiprocessor_count() == torch.cuda.get_device_properties(0).multi_processor_count
         assert info.get_max_active_clusters(4) == info.get_device_multiprocessor_count() // 4
+
+
+def test_kernels_that_ask_are_told_what_is_compiled_for():
+    compiler = CuTeDSL._get_dsl()
+    before = compiler.get_arch_enum()
+    for arch in ("sm_90a", "sm_100a"):
+        with emulated(arch, adopt_compiles=True):
+            assert compiler.get_arch_enum().name == arch
+    assert compiler.get_arch_enum() == before
+
+
+def test_findings_in_adopted_kernels_name_the_source():
+    with emulated("sm_90a", Options(limit=1), adopt_compiles=True) as gpu:
+        kernel = two_launches.compile_it("--enable-tvm-ffi")
+        with pytest.raises(EmulationError, match="two_launches.py:") as caught:
+            kernel(*vectors(), 0.5)
+    (finding,) = caught.value.findings
+    source = finding.instructions[0].source
+    assert not gpu.calls and call_sites.function_at(source.file, source.line) in ("run", "double")
+
+
+def test_an_address_of_an_allocation_stands_for_all_of_it():
+    with emulated("sm_90a"):
+        tensor = torch.empty(300, device="cuda")
+        whole, *others = capture.extents([tensor.data_ptr(), 7, True, 0], ["x", "y", "z", "w"], lambda name: True)
+    assert not others
+    assert (whole.start, whole.end - whole.start, whole.name) == (tensor.data_ptr(), 1200, "x")
 
 
 def test_compiles_without_ptx_are_refused(tmp_path):

@@ -14,7 +14,7 @@ import tsmla
 import two_launches
 from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments
 from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
-from tsmla_emulator import check, cli, machine, mutation_table
+from tsmla_emulator import check, cli, machine, mutation_table, record
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
 from tsmla_kernels.sm90.decode.geometry import TASK_RING
@@ -142,6 +142,28 @@ def test_records_give_the_same_results_elsewhere(tmp_path):
     assert "warp instructions" in done.stdout
     with np.load(saved) as results:
         assert results["k_out"].tobytes() == k.cpu().view(torch.uint8).numpy().tobytes()
+
+
+def test_one_launch_of_a_record_is_judged_alone(tmp_path):
+    """The first launch has what the second's results depend on; what it does is not judged."""
+
+    def call():
+        source = torch.arange(300, dtype=torch.float32, device="cuda")
+        two_launches.compile_it("--enable-tvm-ffi")(source, torch.empty_like(source), source.new_empty(150), 0.5)
+
+    with emulated("sm_90a", record_to=tmp_path, adopt_compiles=True):
+        call()
+    (path,) = tmp_path.glob("*.npz")
+    recorded, module = record.Record(path), machine.parse(path.with_suffix(".ptx").read_text())
+    whole, expected = recorded.run(module, machine.Options())
+    first, _ = recorded.run(module, machine.Options(), only=0)
+    second, results = recorded.run(module, machine.Options(), only=1)
+    assert first.warp_instructions + second.warp_instructions == whole.warp_instructions
+    assert all((results[name] == expected[name]).all() for name in expected)
+    limit = machine.Options(limit=first.warp_instructions // 20)
+    with pytest.raises(machine.EmulationError, match="without an end") as caught:
+        recorded.run(module, limit, only=1)
+    assert "add_neighbours" in str(caught.value)
 
 
 def test_command_line_of_a_symbol(capsys):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import itertools
 import struct
 
 import pytest
+from tsmla_emulator.host import capture
 from tsmla_emulator.host.tensor_map import DTYPES, SWIZZLES, TensorMap
+from tsmla_emulator.machine import EmulationError
 
 MAP = TensorMap(
     address=0x7F12_3456_7890,
@@ -63,6 +66,28 @@ def test_round_trip_of_every_rank_dtype_and_swizzle(rank):
 def test_what_a_map_cannot_hold(wrong, said):
     with pytest.raises(ValueError, match=said):
         dataclasses.replace(MAP, **wrong).encode()
+
+
+def encoded(**changes) -> bytes:
+    """What a call of cuTensorMapEncodeTiled makes, by the driver's numbers."""
+    given = {"data_type": 9, "rank": 3, "address": MAP.address, "swizzle": 3, "fill": 1, **changes}
+    call = capture._TensorMapCall(
+        **given, sizes=(ctypes.c_uint64 * 3)(*MAP.shape), strides=(ctypes.c_uint64 * 2)(*MAP.strides),
+        box=(ctypes.c_uint32 * 3)(*MAP.box), element_strides=(ctypes.c_uint32 * 3)(*MAP.element_strides),
+    )  # fmt: skip
+    made = (ctypes.c_ubyte * 128)()
+    capture._encode_tensor_map(ctypes.pointer(call), ctypes.addressof(made))
+    return bytes(made)
+
+
+def test_host_code_may_ask_the_driver():
+    assert encoded() == MAP.encode()
+    assert TensorMap.decode(encoded(data_type=12)).dtype == "tf32_ftz"
+    assert {TensorMap.decode(encoded(data_type=number)).dtype for number in range(13)} == {
+        name for name, _ in DTYPES.values()
+    }
+    with pytest.raises(EmulationError, match="tensor map of swizzle 4"):
+        encoded(swizzle=4)
 
 
 def test_other_bytes_are_not_a_map():

@@ -67,7 +67,8 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quantum", type=int, default=default.quantum, help="instructions between two warps' turns")
     command.add_argument("--starve", type=int, nargs="+", metavar="WARP", help="run only when nothing else can")
     command.add_argument("--happens-before", action="store_true", help="report unordered conflicting accesses")
-    text = "happens-before without tcgen05.fence, and loads of tensor memory that end where their values are used"
+    text = "tcgen05 as kernels of others use it: without fences, loads that end where their values are used, and lanes "
+    text += "of the warp at any address"
     command.add_argument("--lenient-tensor", action="store_true", help=text)
     text = "take each lane of a warp to know what the others do, for kernels that rely on it"
     command.add_argument("--lockstep", action="store_true", help=text)

@@ -9,20 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .ptx.model import Module
+from .ptx.model import Instruction, Module
 
 AsyncMode = Literal["eager", "random", "late"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a kernel did and must not: what it is, and the instructions that its text names, in order."""
+
+    kind: str
+    text: str
+    instructions: tuple[Instruction, ...] = ()
 
 
 class EmulationError(Exception):
     """A kernel did what it must not do. The message names kernel, CTA, warp, PTX line and source line.
 
     `kind` is one of "memory", "poison", "race", "deadlock", "barrier", "budget", "tmem", "descriptor", "limit",
-    "exit" (something may reach the memory of a CTA that has ended), "not implemented", "launch".
+    "exit" (something may reach the memory of a CTA that has ended), "not implemented", "launch". `findings` has what
+    the message tells of kernels that ran, one by one.
     """
 
-    def __init__(self, message: str, kind: str = "", line: int = 0, source: str = ""):
+    def __init__(
+        self, message: str, kind: str = "", line: int = 0, source: str = "", findings: tuple[Finding, ...] = ()
+    ):
         super().__init__(message)
+        self.findings = findings
         self.kind = kind
         self.line = line
         self.source = source
@@ -62,11 +75,13 @@ class Options:
     starve: warps (index within the CTA) that run only when no other warp can.
     elect_highest: `elect.sync` picks the highest lane instead of the lowest.
     lenient_tensor: happens-before takes barriers to order tcgen05 operations without tcgen05.fence, and a tcgen05.ld to
-    be over where its values are used. PTX promises neither; kernels of others rely on both.
+    be over where its values are used; barriers hand tensor memory on where their arrivals are relaxed, too; tcgen05.ld
+    and st reach the lanes of their own warp, whichever quarter of tensor memory their address names. Kernels of others
+    rely on each.
     lockstep: happens-before takes each lane of a warp to know what the others do, as if all went in step. Threads need
     not, but kernels rely on it where the compiler keeps them together.
-    findings: after so many of happens-before a cluster is given up. What it has found by then, or by its end, is
-    reported together, each pair of instructions once, and before the failure that the run ends with, if it does.
+    findings: after so many of happens-before a run is given up. What its clusters have found by then, or by their end,
+    is reported together, each pair of instructions once, and before the failure that the run ends with, if it does.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 

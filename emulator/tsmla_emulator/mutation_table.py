@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import datetime
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from tsmla.variant import DecodeVariant
 from .mutate import Findings, NotClean, Result, Subject, hunt
 from .mutation_reasons import Reasons
 from .mutation_sites import FAMILIES
+from .provenance import commit
 
 LENGTHS = ((260, 130, 129, 128, 128, 128, 128, 140), (840, 420, 1, 257, 255, 265, 247, 2570))
 """Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice; a
@@ -111,7 +111,7 @@ def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[st
         "that of the first check that fails; schedules without happens-before come first, so that `race` says what",
         "only that check sees.",
         "",
-        f"Date {datetime.date.today()}, commit {_commit()}.",
+        f"Date {datetime.date.today()}, commit {commit()}.",
         "",
         "```",
         " ".join(command),
@@ -185,11 +185,3 @@ def _explained(results: dict[str, list[Result]], reasons: Reasons) -> str:
 
 def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _commit() -> str:
-    try:
-        asked = ["git", "describe", "--always", "--dirty"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"

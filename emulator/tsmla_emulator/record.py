@@ -64,14 +64,20 @@ class Record:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{path} is not a launch record: {type(error).__name__}: {error}") from error
 
-    def run(self, module: Module, options: Options) -> tuple[Report, dict[str, np.ndarray]]:
+    def run(self, module: Module, options: Options, only: int | None = None) -> tuple[Report, dict[str, np.ndarray]]:
         """Run the launches on entries of `module`, memory as recorded. Returns the report and every writable memory.
+
+        only: the one launch that `options` are for; those before it run without checks, those after it not at all.
 
         Raises EmulationError and GuardError.
         """
+        launches = self.launches
         for name, content in self._contents.items():
             ctypes.memmove(self._held[name][0].address, content, len(content))
-        report = machine.run_launches(module, self.launches, self._regions, options)
+        if only is not None:
+            machine.run_launches(module, launches[:only], self._regions, Options())
+            launches = launches[only : only + 1]
+        report = machine.run_launches(module, launches, self._regions, options)
         check_guards()
         written = [region.name for region in self._regions if region.writable]
         return report, {name: np.frombuffer(bytes(self._held[name][1]), np.uint8) for name in written}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import re
 import time
+from collections.abc import Iterator
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 
-from ..machine import Count, EmulationError, Launch, Options, Region, Report
+from ..machine import Count, EmulationError, Finding, Launch, Options, Region, Report
 from ..ptx.model import Entry, Module
 from ..ptx.program import Program, build_program
 from .build import library
@@ -16,6 +17,8 @@ from .build import library
 _MODES = {"eager": 0, "random": 1, "late": 2}
 _MAX_SHARED = 227 * 1024
 _MAX_SIZES = 1 << 14
+_POSITION = re.compile(r"@pc:(\d+)@")
+_MAX_TEXT = 1 << 20
 
 
 class _Region(Structure):
@@ -145,7 +148,7 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     size = len(program.code) // 48
     program_c = _Program(program.code, ctypes.addressof(lists), ctypes.addressof(constants), size, len(program.lists),
                          len(program.constants), program.slots)  # fmt: skip
-    text = ctypes.create_string_buffer(1 << 16)
+    text = ctypes.create_string_buffer(_MAX_TEXT)
     failure = _Failure(ctypes.cast(text, c_char_p), len(text))
     executed = c_uint64()
     warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // 32)
@@ -178,8 +181,9 @@ def _add_counts(report: Report, entry: Entry, counts: _Counts, warps: int, size:
 
 def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) -> EmulationError:
     kind, _, message = text.partition("\n")
-    message = re.sub(r"@pc:(\d+)@", lambda found: place(entry, int(found[1])), message)
     message = re.sub(r"@region:(\d+)@", lambda found: repr(regions[int(found[1])].name), message)
+    findings = tuple(_findings(entry, failure, kind, message))
+    message = _POSITION.sub(lambda found: place(entry, int(found[1])), message)
     where, line, source = "", 0, ""
     if failure.known and failure.pc < len(entry.instructions):
         instruction = entry.instructions[failure.pc]
@@ -191,7 +195,21 @@ def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) ->
         )
     if kind == "not implemented":
         message = f"not implemented: {message} at line {line}"
-    return EmulationError(f"{kind}: {message}\n  kernel {entry.name}{where}", kind, line, source)
+    return EmulationError(f"{kind}: {message}\n  kernel {entry.name}{where}", kind, line, source, findings)
+
+
+def _findings(entry: Entry, failure: _Failure, kind: str, message: str) -> Iterator[Finding]:
+    """The parts of a message, each with its own kind. A failure that names no instruction is at the one that ran."""
+    for count, text in enumerate(message.partition("\n  roles: ")[0].split("\n  and ")):
+        if ending := re.match(r"then, ([\w ]+): ", text):
+            kind, text = ending[1], text[ending.end() :]
+        elif count:
+            kind = "exit" if " ends, and nothing says" in text else "race"
+        positions = [int(position) for position in _POSITION.findall(text)]
+        if not positions and not ending and failure.known:
+            positions = [failure.pc]
+        known = tuple(entry.instructions[p] for p in positions if p < len(entry.instructions))
+        yield Finding(kind, _POSITION.sub("@", text), known)
 
 
 def place(entry: Entry, position: int) -> str:

@@ -9,7 +9,7 @@ struct TensorLoad : AsyncOp {
   u32 offset = 0, barrier_address = 0;
   std::vector<Cta*> targets;     // one, or those of the multicast mask
   bool barrier_follows = false;  // multicast: the barrier at the same offset of each target
-  bool to_pair_leader = false;
+  bool to_pair = false;          // of each target's pair: the CTA whose rank is as even as that of the barrier named
 
   void run(Cluster& cluster) override {
     u32 bytes = box.map.box_bytes();
@@ -28,7 +28,8 @@ struct TensorLoad : AsyncOp {
         });
       });
       shared_written(*cta, offset, bytes);
-      u32 address = barrier_follows ? (cta->rank << kRankShift) | (barrier_address & kOffsetMask) : barrier_address;
+      u32 rank = to_pair ? (cta->rank & ~1u) | (barrier_address >> kRankShift & 1) : cta->rank;
+      u32 address = barrier_follows ? (rank << kRankShift) | (barrier_address & kOffsetMask) : barrier_address;
       Mbarrier& barrier = mbarrier_of_engine(cluster, address, "tensor copy's complete_tx");
       if (cluster.events) cluster.events->shared(actor, pc, Proxy::Async, Kind::Write, cta->rank, offset, bytes);
       mbarrier_transact(cluster, barrier, bytes, actor);
@@ -171,7 +172,7 @@ void load_tensor(Context& c, u32 lane) {
       if (mask >> target->rank & 1) op->targets.push_back(target.get());
     if (!mask || mask >> c.cluster.ctas.size())
       fault("memory", "multicast mask 0x%x in a cluster of %zu", mask, c.cluster.ctas.size());
-    op->barrier_follows = true;
+    op->barrier_follows = true, op->to_pair = in.flags & kPairGroup;
   } else {
     op->targets.push_back(&cta);
   }

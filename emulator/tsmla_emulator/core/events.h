@@ -1,6 +1,9 @@
 // What a checker hears: who touched what, and what orders whom. The interpreter works the same with no listener.
 #pragma once
+#include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "numbers.h"
 
@@ -25,6 +28,23 @@ struct Findings {
   std::string kind, text;
   Warp* warp = nullptr;
   u32 pc = 0;
+};
+
+// What the clusters of a launch have found: each kind and pair of instructions counts once.
+class Found {
+ public:
+  bool add(const char* kind, u64 instructions) {
+    std::lock_guard<std::mutex> guard(lock_);
+    return seen_.emplace(kind, instructions).second;
+  }
+  u64 count() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return seen_.size();
+  }
+
+ private:
+  std::mutex lock_;
+  std::set<std::pair<std::string, u64>> seen_;
 };
 
 class Events {

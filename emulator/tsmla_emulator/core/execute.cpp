@@ -169,6 +169,8 @@ Step execute_complex(Context& c) {
     case OP_BULK_COMMIT:
     case OP_BULK_WAIT:
       return op_bulk(c);
+    case OP_CANCEL_CLUSTER:
+      return op_cancel(c);
     case OP_WGMMA:
     case OP_WGMMA_FENCE:
     case OP_WGMMA_COMMIT:

@@ -1,6 +1,5 @@
 // Vector clocks over warps and asynchronous operations: unordered accesses to the same bytes are races.
 #include <cstdio>
-#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -93,8 +92,8 @@ class HappensBefore : public Events {
     if (actor.operation || cluster_.warps[actor.warp]->cta->rank != cta) reaches(cta, access);
     std::vector<Granule>& granules = shared_[cta];
     for_granules(access, offset, bytes, lanes, [&](u64 at) {
-      const Access* other = touch(granules[at / 16], actor, access, Where::Shared);
-      if (other) race(*other, access, shared_place(at, cta));
+      touch(granules[at / 16], actor, access, Where::Shared,
+            [&](const Access& other) { race(other, access, shared_place(at, cta)); });
     });
   }
 
@@ -166,8 +165,8 @@ class HappensBefore : public Events {
     Access access = access_of(actor, pc, kind);
     access.generic = proxy == Proxy::Generic;
     for_granules(access, address, bytes, lanes, [&](u64 at) {
-      const Access* other = touch(global_[at / 16], actor, access, Where::Global);
-      if (other) race(*other, access, cluster_.machine.place(at));
+      touch(global_[at / 16], actor, access, Where::Global,
+            [&](const Access& other) { race(other, access, cluster_.machine.place(at)); });
     });
   }
 
@@ -180,6 +179,11 @@ class HappensBefore : public Events {
     Clock& gathered = syncs_[sync].gathered;
     each_lane(actors_[id], [&](Actor& actor) {
       gathered.join(relaxed ? actor.at_fence : actor.clock);
+      if (relaxed && lenient_) {  // which orders what threads execute, and by that their tcgen05 operations
+        Clock::raise(gathered.ordered, actor.clock.known);
+        Clock::raise(gathered.ordered, actor.clock.ordered);
+        actor.clock.known[actor.component]++;
+      }
       if (relaxed) return;
       if (actor.operation)
         Clock::raise(gathered.known, actor.component, actor.time);
@@ -195,7 +199,10 @@ class HappensBefore : public Events {
 
   void acquire(u32 id, u32 sync, bool relaxed) override {
     const Clock& published = syncs_[sync].published;
-    each_lane(actors_[id], [&](Actor& actor) { (relaxed ? actor.relaxed : actor.clock).join(published); });
+    each_lane(actors_[id], [&](Actor& actor) {
+      (relaxed ? actor.relaxed : actor.clock).join(published);
+      if (relaxed && lenient_) Clock::raise(actor.clock.ordered, published.ordered);
+    });
     const Actor& actor = actors_[id];
     if (relaxed || actor.lane != Actor::whole) return;
     u32& synced = lanes_[actor.warp].synced;  // all lanes have heard of what each had released
@@ -308,7 +315,9 @@ class HappensBefore : public Events {
         return actor.lane != Actor::whole || before.time <= lanes_[actor.warp].synced;
     }
     if (before.component == actor.component) return true;
-    if (!is_tensor(where) || lenient_) return Clock::at(clock.known, before.component) >= before.time;
+    if (!is_tensor(where) || lenient_)
+      return Clock::at(clock.known, before.component) >= before.time ||
+             (is_tensor(where) && Clock::at(clock.ordered, before.component) >= before.time);
     return Clock::at(clock.visible, before.component) >= before.time ||
            (where == Where::TensorColumns && Clock::at(clock.ordered, before.component) >= before.time);
   }
@@ -348,8 +357,9 @@ class HappensBefore : public Events {
     }
   }
 
-  // Records the access; returns an earlier one that it conflicts with.
-  const Access* touch(Granule& granule, const Actor& actor, const Access& now, Where where) {
+  // Records the access; calls conflicts(earlier one) for each that it conflicts with.
+  template <class Conflicts>
+  void touch(Granule& granule, const Actor& actor, const Access& now, Where where, Conflicts conflicts) {
     size_t kept = 0;
     for (size_t i = 0; i < granule.size(); i++) {
       Access& old = granule[i];
@@ -359,7 +369,7 @@ class HappensBefore : public Events {
           disorder_ = disorder(old, now, actor, where);
         else if (!fenced(old, now, actor, where))
           disorder_ = "ordered, but without a fence.proxy.async between them";
-        if (disorder_) return &(unordered_ = old);
+        if (disorder_) conflicts(old);
       }
       if (now.write)
         old.bytes &= u16(~now.bytes);
@@ -370,7 +380,6 @@ class HappensBefore : public Events {
     }
     granule.resize(kept);
     granule.push_back(now);
-    return nullptr;
   }
 
   // The CTA whose memory the access touches must not end before it.
@@ -387,8 +396,8 @@ class HappensBefore : public Events {
     if (granules.empty()) granules.resize(kLaneGroups * TensorMemory::columns);
     for (u32 group = lane / kGroupLanes; group * kGroupLanes < lane + lanes; group++)
       for (u32 c = column; c < column + columns; c++)
-        if (const Access* other = touch(granules[group * TensorMemory::columns + c], actor, access, where))
-          race(*other, access, tensor_place(cta, group * kGroupLanes, c));
+        touch(granules[group * TensorMemory::columns + c], actor, access, where,
+              [&](const Access& other) { race(other, access, tensor_place(cta, group * kGroupLanes, c)); });
   }
 
   std::string side(const Access& a) const {
@@ -406,12 +415,12 @@ class HappensBefore : public Events {
 
   // Reported together, each pair of instructions once: in the end, or when there are enough.
   void found(const char* kind, u64 instructions, const std::string& text) {
-    if (!seen_.emplace(kind, instructions).second) return;
+    if (!cluster_.machine.found->add(kind, instructions)) return;
     if (found_.text.empty())
       found_ = {kind, text, cluster_.running, cluster_.running_pc};
     else
       found_.text += "\n  and " + text;
-    if (seen_.size() >= cluster_.machine.options.findings) throw Fault{kind, ""};
+    if (cluster_.machine.found->count() >= cluster_.machine.options.findings) throw Fault{kind, ""};
   }
 
   static std::string shared_place(u64 offset, u32 cta) {
@@ -435,9 +444,7 @@ class HappensBefore : public Events {
   u32 components_ = 0, grid_component_ = 0;
   bool grid_must_wait_ = false, lenient_ = false, lockstep_ = false;
   const char* disorder_ = nullptr;
-  Access unordered_{};
   Findings found_;
-  std::set<std::pair<std::string, u64>> seen_;  // what was found: its kind and instructions
   std::vector<std::vector<Granule>> shared_, tensor_;
   std::unordered_map<u64, Granule> global_;
   std::vector<std::vector<Access>> reached_;  // per CTA and component: the last access of a stranger

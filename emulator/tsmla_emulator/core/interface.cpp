@@ -3,6 +3,7 @@
 #include <mutex>
 #include <thread>
 
+#include "events.h"
 #include "global_touches.h"
 #include "ops.h"
 
@@ -32,27 +33,43 @@ std::string roles(const Cta& cta) {
 
 constexpr u64 kTurn = 1 << 20;  // warp instructions
 
-// A fault that ends a run. What was found before is likely its cause, and comes first.
-void record(Failure& failure, const Fault& last, const Cluster* cluster) {
-  std::string text = last.kind + "\n" + last.message;
-  Warp* warp = cluster ? cluster->running : nullptr;
-  u32 pc = warp ? cluster->running_pc : 0;
-  if (cluster && cluster->events && !cluster->events->findings().text.empty()) {
-    const Findings& found = cluster->events->findings();
-    text = found.kind + "\n" + found.text;
-    if (!last.message.empty()) text += "\n  and then, " + last.kind + ": " + last.message;
-    warp = found.warp, pc = found.pc;
+// What a launch fails with: texts of its clusters, one after the other, and where the first one was.
+struct Account {
+  std::string text, roles;
+
+  // A fault that ends a run, or what one cluster has found. What was found before is likely the cause, and comes first.
+  void add(Failure& failure, const Fault& last, const Cluster* cluster) {
+    Warp* warp = cluster ? cluster->running : nullptr;
+    u32 pc = warp ? cluster->running_pc : 0;
+    std::string kind = last.kind, now = last.message;
+    if (cluster && cluster->events && !cluster->events->findings().text.empty()) {
+      const Findings& found = cluster->events->findings();
+      kind = found.kind, now = found.text;
+      if (!last.message.empty()) now += "\n  and then, " + last.kind + ": " + last.message;
+      warp = found.warp, pc = found.pc;
+    } else if (!text.empty()) {
+      now = "then, " + kind + ": " + now;
+    }
+    if (!text.empty()) {
+      text += "\n  and " + now;
+      return;
+    }
+    text = kind + "\n" + now;
+    if (cluster && !cluster->ctas.empty()) roles = ::roles(warp ? *warp->cta : *cluster->ctas.front());
+    failure.pc = -1, failure.known = 0;
+    if (!warp) return;
+    failure.pc = pc, failure.known = 1;
+    failure.warp = warp->index;
+    std::copy_n(warp->cta->id, 3, failure.cta);
   }
-  if (cluster && !cluster->ctas.empty()) text += roles(warp ? *warp->cta : *cluster->ctas.front());
-  u64 n = std::min<u64>(text.size(), failure.size - 1);
-  std::memcpy(failure.text, text.data(), n);
-  failure.text[n] = 0;
-  failure.pc = -1, failure.known = 0;
-  if (!warp) return;
-  failure.pc = pc, failure.known = 1;
-  failure.warp = warp->index;
-  std::copy_n(warp->cta->id, 3, failure.cta);
-}
+
+  void write(Failure& failure) const {
+    std::string all = text + roles;
+    u64 n = std::min<u64>(all.size(), failure.size - 1);
+    std::memcpy(failure.text, all.data(), n);
+    failure.text[n] = 0;
+  }
+};
 
 }  // namespace
 
@@ -84,12 +101,14 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
             [](const Region& a, const Region& b) { return a.address < b.address; });
   u64 warps = (u64(launch->block[0]) * launch->block[1] * launch->block[2] + 31) / 32;
   if (options->count) machine.counts = std::make_unique<Counts>(warps, program.code.size());
+  if (options->happens_before) machine.found = std::make_unique<Found>();
   if (options->happens_before && !launch->clusters_talk) machine.touches = std::make_unique<GlobalTouches>();
-  u64 clusters = 1;
+  u64& clusters = machine.clusters = 1;
   for (int i = 0; i < 3; i++) clusters *= launch->grid[i] / launch->cluster[i];
-  std::atomic<u64> next{0}, total{0};
+  std::atomic<u64> total{0};
   std::atomic<bool> failed{false};
   std::mutex lock;
+  Account account;
   // True when there is no more to do for the cluster; 0 for `most`: until its end.
   auto run = [&](std::unique_ptr<Cluster>& cluster, u64 index, u64 most) {
     bool over = true;
@@ -98,7 +117,8 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
       over = cluster->run(most);
     } catch (const Fault& fault) {
       std::lock_guard<std::mutex> guard(lock);
-      if (!failed.exchange(true)) record(*failure, fault, cluster.get());
+      if (!failed) account.add(*failure, fault, cluster.get());
+      failed = failed || !fault.message.empty() || machine.found->count() >= options->findings;
     }
     if (over && cluster)
       for (Warp* w : cluster->warps) total += w->executed;
@@ -119,7 +139,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   };
   auto work = [&] {
     if (launch->clusters_talk) return in_turns();
-    for (u64 index; !failed && (index = next++) < clusters;) {
+    for (u64 index; !failed && (index = machine.next++) < clusters;) {
       std::unique_ptr<Cluster> cluster;
       run(cluster, index, 0);
     }
@@ -130,12 +150,14 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   work();
   for (std::thread& t : threads) t.join();
   *executed = total;
+  bool good = account.text.empty();
+  if (!good) account.write(*failure);
   if (counts) {
     std::copy(machine.counts->cells().begin(), machine.counts->cells().end(), counts->cells);
     std::vector<Counts::Sized> sizes = machine.counts->sizes();
     counts->sized_count = sizes.size();
     std::copy_n(sizes.begin(), std::min<u64>(sizes.size(), counts->capacity), counts->sized);
   }
-  return failed ? 1 : 0;
+  return good ? 0 : 1;
 }
 }

@@ -1,6 +1,7 @@
 // The machine's state: program, launch, cluster, CTA, warp; and the fault that ends a run.
 #pragma once
 #include <array>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -17,6 +18,7 @@ struct Warp;
 struct WarpGroup;    // wgmma.cpp
 struct Accumulator;  // wgmma.cpp
 class GlobalTouches;  // global_touches.h
+class Found;          // events.h
 
 // ---- what Python hands over -------------------------------------------------------------------------------------
 
@@ -312,8 +314,13 @@ struct Machine {
   std::vector<Region> regions;     // by address
   std::unique_ptr<Counts> counts;  // null unless asked for
   std::unique_ptr<GlobalTouches> touches;  // null when nobody listens, or clusters order each other by global memory
+  std::unique_ptr<Found> found;            // null when nobody listens
+  u64 clusters = 0;                        // of the launch
+  mutable std::atomic<u64> next{0};        // the first cluster that has not started
   u64 executed = 0;
 
+  // For a cluster that asks to do the work of another.
+  bool take_cluster(Cluster&, u64& taken) const;
   const Region* region_of(u64 address) const;
   // A global address, for a report.
   std::string place(u64 address) const;

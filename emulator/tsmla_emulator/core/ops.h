@@ -96,6 +96,9 @@ Step op_bulk(Context&);
 void check_bulk_at_exit(Context&);
 bool bulk_satisfied(const Warp&, u32 lanes, u32 allowed, bool reads_only);
 
+// cancel.cpp
+Step op_cancel(Context&);
+
 // wgmma.cpp
 Step op_wgmma(Context&);
 bool wgmma_satisfied(const Warp&, u32 allowed);

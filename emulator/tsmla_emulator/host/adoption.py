@@ -14,6 +14,8 @@ from .link import link
 SYMBOL = "adopted"
 """Name that adopted functions are exported under; each is alone in its library."""
 OPTIONS = "--enable-tvm-ffi --keep-ptx"
+LINES = "--generate-line-info"
+"""Gives findings the lines of the sources."""
 
 
 def export(compiled: Any) -> tuple[Path, str]:
@@ -33,9 +35,11 @@ def export(compiled: Any) -> tuple[Path, str]:
 def adopting(arch: str, processors: int, adopt: Callable[[Any], Any]) -> Iterator[None]:
     """While active, `cute.compile` compiles for `arch`, without its GPU, and returns what `adopt` makes of it.
 
-    CUTLASS's HardwareInfo, which asks the driver, answers for a GPU with that many processors, all free.
+    CUTLASS's HardwareInfo, which asks the driver, answers for a GPU with that many processors, all free; and kernels
+    that ask, before they are compiled, what the compiler compiles for are told `arch`.
     """
     from cutlass import cute
+    from cutlass.cutlass_dsl import CuTeDSL
     from cutlass.utils import HardwareInfo
 
     answers: dict[str, Any] = {
@@ -48,8 +52,12 @@ def adopting(arch: str, processors: int, adopt: Callable[[Any], Any]) -> Iterato
 
     def compile_adopted(function: Any, *arguments: Any, options: str = "", **keywords: Any) -> Any:
         with tempfile.TemporaryDirectory() as dumps:
-            every = f"{options} {OPTIONS} --gpu-arch {arch} --dump-dir={dumps}"
+            every = f"{options} {OPTIONS} {LINES} --gpu-arch {arch} --dump-dir={dumps}"
             return adopt(real(function, *arguments, options=every, **keywords))
 
-    with mock.patch.object(cute, "compile", compile_adopted), mock.patch.multiple(HardwareInfo, **answers):
+    with (
+        mock.patch.object(CuTeDSL._get_dsl().envar, "arch", arch),
+        mock.patch.object(cute, "compile", compile_adopted),
+        mock.patch.multiple(HardwareInfo, **answers),
+    ):
         yield

@@ -106,7 +106,7 @@ class _Source:
 
     def function_at(self, line: int) -> str:
         """Name of the innermost one, "" outside of functions."""
-        around = [node for node in self._functions if node.lineno <= line <= (node.end_lineno or 0)]
+        around = [node for node in self._functions if _first_line(node) <= line <= (node.end_lineno or 0)]
         return max(around, key=lambda node: node.lineno).name if around else ""
 
     def callee_at(self, line: int, name: str) -> str:
@@ -122,6 +122,10 @@ class _Source:
         return _last(node.func)
 
 
+def _first_line(function: ast.FunctionDef) -> int:
+    return min(node.lineno for node in (function, *function.decorator_list))
+
+
 def _last(node: ast.expr) -> str:
     """The last name of a dotted expression, with an index if it has one."""
     if isinstance(node, ast.Attribute):
@@ -129,6 +133,11 @@ def _last(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
         return f"{_last(node.value)}[{''.join(ast.unparse(node.slice).split())}]"
     return node.id if isinstance(node, ast.Name) else f"{_last(node.func)}()" if isinstance(node, ast.Call) else ""
+
+
+def function_at(file: str, line: int) -> str:
+    """Name of the innermost function at a line of a source file, "" outside of functions."""
+    return _source(file).function_at(line)
 
 
 @functools.cache

@@ -19,8 +19,9 @@ import tvm_ffi
 from ..machine import EmulationError, Launch
 from ..ptx.model import Entry, Module
 from .launch_config import KernelLimits, LaunchConfig, launch_of
-from .memory import Extent
+from .memory import Extent, block_at
 from .tensor import EmulatedTensor
+from .tensor_map import DRIVER_DTYPES, SWIZZLES, TensorMap
 
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 _STATIC_SHARED = 1
@@ -34,6 +35,27 @@ _OnLaunch = ctypes.CFUNCTYPE(
 )
 
 
+class _TensorMapCall(ctypes.Structure):
+    """Arguments of cuTensorMapEncodeTiled but the map."""
+
+    _fields_ = [
+        ("data_type", ctypes.c_int),
+        ("rank", ctypes.c_uint32),
+        ("address", ctypes.c_void_p),
+        ("sizes", ctypes.POINTER(ctypes.c_uint64)),
+        ("strides", ctypes.POINTER(ctypes.c_uint64)),
+        ("box", ctypes.POINTER(ctypes.c_uint32)),
+        ("element_strides", ctypes.POINTER(ctypes.c_uint32)),
+        ("interleave", ctypes.c_int),
+        ("swizzle", ctypes.c_int),
+        ("promotion", ctypes.c_int),
+        ("fill", ctypes.c_int),
+    ]
+
+
+_OnTensorMap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_TensorMapCall), ctypes.c_void_p)
+
+
 class _Host(ctypes.Structure):
     """`Host` of double.c."""
 
@@ -42,6 +64,7 @@ class _Host(ctypes.Structure):
         ("kernel_attribute", _OnKernelAttribute),
         ("set_kernel_attribute", _OnSetAttribute),
         ("launch", _OnLaunch),
+        ("encode_tensor_map", _OnTensorMap),
     ]
 
 
@@ -98,6 +121,7 @@ class Library:
             _OnKernelAttribute(self._guarded(self._kernel_attribute)),
             _OnSetAttribute(self._guarded(self._set_kernel_attribute)),
             _OnLaunch(self._guarded(self._launch)),
+            _OnTensorMap(self._guarded(_encode_tensor_map)),
         )
         connect(ctypes.byref(self._callbacks))
         self._limits: defaultdict[str, KernelLimits] = defaultdict(KernelLimits)
@@ -122,6 +146,8 @@ class Library:
                 if recording.error:
                     raise recording.error from None
                 raise
+            if recording.error:
+                raise recording.error
             return recording.launches
 
     def _guarded(self, callback: Callable[..., None]) -> Callable[..., int]:
@@ -171,6 +197,26 @@ class Library:
         self._recording.launches.append(launch_of(config.contents, entry, arguments, self._limits[entry.name]))
 
 
+def _encode_tensor_map(call: Any, target: int) -> None:
+    """Raises ValueError for what a map cannot hold, and EmulationError for swizzles that are not known."""
+    given = call.contents
+    rank = given.rank
+    if given.swizzle >= len(SWIZZLES):
+        raise EmulationError(f"not implemented: tensor map of swizzle {given.swizzle}", kind="not implemented")
+    made = TensorMap(
+        address=given.address or 0,
+        dtype=DRIVER_DTYPES[given.data_type],
+        shape=tuple(given.sizes[:rank]),
+        strides=tuple(given.strides[: rank - 1]),
+        box=tuple(given.box[:rank]),
+        element_strides=tuple(given.element_strides[:rank]),
+        swizzle=SWIZZLES[given.swizzle],
+        nan_fill=bool(given.fill),
+        interleave=given.interleave,
+    )
+    ctypes.memmove(target, made.encode(), 128)
+
+
 @functools.cache
 def open_library(path: Path) -> Library:
     """The library at a path; the system keeps the first file that was loaded from it."""
@@ -189,7 +235,8 @@ def parameters(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def extents(arguments: Sequence[Any], names: Sequence[str], writes: Callable[[str], bool]) -> list[Extent]:
-    """The memory behind the tensors, torch's or CuTe's, among a call's arguments.
+    """The memory behind the tensors, torch's or CuTe's, among a call's arguments; and behind integers that are the
+    address of an allocation, which functions with pointers take: all of it.
 
     Raises TypeError for a tensor on the CPU.
     """
@@ -198,6 +245,8 @@ def extents(arguments: Sequence[Any], names: Sequence[str], writes: Callable[[st
         name = names[position] if position < len(names) else f"argument {position}"
         if isinstance(argument, torch.Tensor) and not isinstance(argument, EmulatedTensor):
             raise TypeError(f"{name} is on {argument.device}; an emulated kernel takes tensors made with device='cuda'")
+        if isinstance(argument, int) and (block := block_at(argument)):
+            found.append(Extent(block.address, block.address + block.size, name, writes(name)))
         if hasattr(argument, "__tvm_ffi_object__"):
             start, end = _span(argument.__tvm_ffi_object__())
             if end > start:

@@ -16,10 +16,20 @@ typedef struct {
 } LaunchConfig;
 
 typedef struct {
+  int data_type;
+  uint32_t rank;
+  const void *address;
+  const uint64_t *sizes, *strides;
+  const uint32_t *box, *element_strides;
+  int interleave, swizzle, promotion, fill;
+} TensorMapCall;
+
+typedef struct {
   int (*device_attribute)(int attribute, int *value);
   int (*kernel_attribute)(const char *kernel, int attribute, int *value);
   int (*set_kernel_attribute)(const char *kernel, int attribute, int value);
   int (*launch)(const LaunchConfig *config, const char *kernel, void **arguments);
+  int (*encode_tensor_map)(const TensorMapCall *call, void *map);
 } Host;
 
 typedef void (*RaiseText)(const char *kind, const char *text);
@@ -86,6 +96,18 @@ int _cudaKernelSetAttributeForDevice(const char *kernel, int attribute, int valu
 int _cudaLaunchKernelEx(const LaunchConfig *config, const char *kernel, void **arguments) {
   return host.launch(config, kernel, arguments);
 }
+
+/* Most functions write their tensor maps themselves. */
+int _cuTensorMapEncodeTiled(void *map, int data_type, uint32_t rank, const void *address, const uint64_t *sizes,
+                            const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
+                            int interleave, int swizzle, int promotion, int fill) {
+  TensorMapCall call = {data_type, rank, address, sizes, strides, box, element_strides,
+                        interleave, swizzle, promotion, fill};
+  return host.encode_tensor_map(&call, map);
+}
+
+/* NVIDIA's ends the process. Python knows of the error, and raises it when the function returns. */
+void cuda_dialect_assert_success(int error) { (void)error; }
 
 /* Called on every call of the exported function. A load that failed is tried again by the next call. */
 int cuda_dialect_init_library_once(void **state, int (*load)(void **), int (*load_to_device)(void **, int),

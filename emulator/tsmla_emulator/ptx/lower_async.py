@@ -132,6 +132,18 @@ def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
                          flags=flags, extra=rank)  # fmt: skip
 
 
+def _cluster_launch(encoder: Encoder) -> Encoded:
+    """Its response is opaque to PTX; kernels that decode it with `query_cancel` are refused."""
+    known = {"try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128"}
+    if set(encoder.parts[1:]) - known:
+        raise encoder.refuse()
+    base, offset, wide = encoder.address(encoder.operands[0])
+    barrier, barrier_offset, _ = encoder.address(encoder.operands[1])
+    flags = wide | SPACES["shared"] | (MULTICAST if "multicast::cluster::all" in encoder.parts else 0)
+    items = (Constant(barrier_offset & 0xFFFFFFFF),)
+    return encoder.build("cancel_cluster", a=base, imm=offset, b=barrier, items=items, flags=flags)
+
+
 def _wgmma(encoder: Encoder) -> Encoded:
     action = encoder.parts[1]
     if action == "fence":
@@ -278,4 +290,6 @@ _TENSOR = {
     "commit": _tmem_commit,
 }
 
-LOWER_ASYNC = {"mbarrier": _mbarrier, "cp": _copy, "wgmma": _wgmma, "tcgen05": _tcgen05}
+LOWER_ASYNC = {
+    "mbarrier": _mbarrier, "cp": _copy, "clusterlaunchcontrol": _cluster_launch, "wgmma": _wgmma, "tcgen05": _tcgen05,
+}  # fmt: skip

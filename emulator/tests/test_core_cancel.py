@@ -1,0 +1,80 @@
+"""A cluster that takes over the work of others: clusterlaunchcontrol.try_cancel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_kernels import aligned, run
+from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.ptx.model import PtxError
+
+CANCEL = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{}.b128 [smem+64], [smem+128];"
+ALL = ".multicast::cluster::all"
+WAIT = "{ .reg .pred P; A: mbarrier.try_wait.parity.shared.b64 P, [smem+128], %r9; @!P bra A; }"
+FENCE = "fence.proxy.async.shared::cta;"
+
+
+def worker(cancel: str = CANCEL.format(""), wait: str = WAIT, fence: str = FENCE) -> str:
+    """Adds 1 to out[ctaid.y][ctaid.x] for itself, and then for each cluster that it takes over; its rank is added."""
+    return f"""
+    setp.ne.u32 %p1, %r1000, 0;
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.y; mov.u32 %r7, %nctaid.x; mov.u32 %r8, %cluster_ctarank;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [smem+128], 1; fence.mbarrier_init.release.cluster;
+    READY: bar.sync 0; barrier.cluster.arrive; barrier.cluster.wait;
+    mov.b32 %r9, 0;
+    WORK:
+    @%p1 bra DONE;
+    mad.lo.u32 %r3, %r2, %r7, %r1; mad.wide.u32 %d1, %r3, 4, %d100;
+    ld.global.b32 %r4, [%d1]; add.u32 %r4, %r4, 1; st.global.b32 [%d1], %r4;
+    mbarrier.arrive.expect_tx.shared.b64 %d2, [smem+128], 16;
+    DONE: barrier.cluster.arrive; barrier.cluster.wait;
+    @%p1 bra ASKED;
+    {cancel}
+    ASKED: {wait}
+    ld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [smem+64];
+    {fence}
+    bar.sync 0; barrier.cluster.arrive; barrier.cluster.wait;
+    add.u32 %r1, %r10, %r8; mov.b32 %r2, %r11; xor.b32 %r9, %r9, 1;
+    and.b32 %r12, %r12, 1; setp.ne.u32 %p2, %r12, 0;
+    @%p2 bra WORK;
+    """
+
+
+ONE = "setp.ne.u32 %p3, %r8, 0; @%p3 bra ASKED; " + CANCEL.format(ALL)
+
+
+@pytest.mark.parametrize("mode", ["eager", "random", "late"])
+@pytest.mark.parametrize(("cluster", "cancel"), [(1, CANCEL.format("")), (1, CANCEL.format(ALL)), (2, ONE)])
+def test_each_cluster_is_done_once_by_whomever(cluster, cancel, mode):
+    for seed in range(4):
+        out = aligned(np.zeros(12, np.uint32))
+        report = run(worker(cancel), out, grid=12, cluster=cluster, threads=64, shared=256, arch="sm_100a",
+                     async_mode=mode, seed=seed, happens_before=True)  # fmt: skip
+        assert (out == 1).all() and report.warp_instructions
+
+
+def test_all_may_go_to_the_first():
+    """Work that completes at issue finds every other cluster waiting: the first does it all, the others never start."""
+
+    def instructions(grid: int) -> int:
+        out = aligned(np.zeros(grid, np.uint32))
+        return run(worker(), out, grid=grid, threads=32, shared=256, arch="sm_100a").warp_instructions
+
+    one, two, three = (instructions(grid) for grid in (1, 2, 3))
+    assert three - two == two - one < one
+
+
+def test_the_response_is_waited_for_and_fenced():
+    given = {"grid": 4, "threads": 64, "shared": 256, "arch": "sm_100a", "happens_before": True}
+    for broken, match in (
+        (worker(wait=""), "not ordered|nobody wrote"),
+        (worker(cancel=""), "deadlock"),
+    ):
+        with pytest.raises(EmulationError, match=match):
+            run(broken, aligned(np.zeros(4, np.uint32)), **given)
+
+
+def test_a_decoded_response_is_refused():
+    with pytest.raises(PtxError, match="not implemented: clusterlaunchcontrol.query_cancel"):
+        run("clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %d1;", aligned(np.zeros(4, np.uint32)))

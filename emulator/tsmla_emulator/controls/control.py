@@ -1,0 +1,116 @@
+"""What a control is, what is seen of one, and what is stated of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+Judgement = Literal["defect", "kept"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A distribution that controls come from, and the version that their findings are stated for.
+
+    needs: what it imports beside CUTLASS, TVM-FFI and torch, as pip takes it.
+    """
+
+    name: str
+    version: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """How far results are from float64. out: norm of the difference over norm of the reference. lse: the greatest
+    difference."""
+
+    out: float
+    lse: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """One call of a package's public operator, on a small random problem, that launches one or several kernels.
+
+    call: makes the problem on the device "cuda", calls, and compares. limits: what `Values` must not exceed.
+    processors: SMs of the emulated GPU, from which operators take how they split the work. lenient_tensor: the kernel
+    runs with this option only.
+    """
+
+    name: str
+    package: Package
+    arch: str
+    call: Callable[[], Values]
+    limits: Values
+    processors: int = 8
+    lenient_tensor: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.package.name} {self.arch} {self.name}"
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a control did.
+
+    values: None when the call did not end. unwritten: elements of results that nobody wrote.
+    failed: what ended the call, by name. refused: an error that is no finding: an instruction that the emulator does
+    not know, or an exception of the package.
+    differ: schedules whose results are other bytes than those of work that completes at issue.
+    ended: by schedule, the finding that ended a run without the race check.
+    lenient, strict: findings by name, and how many pairs of instructions each stands for.
+    """
+
+    kernels: int = 0
+    values: Values | None = None
+    unwritten: int = 0
+    failed: str = ""
+    refused: str = ""
+    differ: list[str] = dataclasses.field(default_factory=list)
+    ended: dict[str, str] = dataclasses.field(default_factory=dict)
+    lenient: dict[str, int] = dataclasses.field(default_factory=dict)
+    strict: dict[str, int] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Why a finding is none of the emulator's mistakes.
+
+    A "defect" is one by PTX, whatever the hardware makes of it: it must be reported leniently, too. What hardware has
+    "kept" although PTX does not promise it must be reported strictly, and leniently must not.
+    """
+
+    judgement: Judgement
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stated:
+    """Findings by the title of their control, each with the name of its explanation; and these."""
+
+    explanations: Mapping[str, Explanation]
+    findings: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def read(cls, path: Path) -> Stated:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        explanations = {name: Explanation(**given) for name, given in content["explanations"].items()}
+        of_all = content["findings"]
+        unknown = {why for of_one in of_all.values() for why in of_one.values()} - explanations.keys()
+        if unknown:
+            raise ValueError(f"{path}: no explanation {', '.join(sorted(unknown))}")
+        return cls(explanations, of_all)
+
+    def of(self, title: str, judgements: tuple[Judgement, ...]) -> dict[str, str]:
+        """The findings of a control that are explained so, with the explanations' names."""
+        found = self.findings.get(title, {})
+        return {name: why for name, why in found.items() if self.explanations[why].judgement in judgements}
+
+
+STATED = Path(__file__).with_name("stated.json")

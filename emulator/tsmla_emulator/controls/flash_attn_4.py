@@ -1,0 +1,44 @@
+"""flash-attn-4: prefill of 192 and 128 dims on Hopper and Blackwell."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from . import reference
+from .control import Control, Package, Values
+
+PACKAGE = Package("flash-attn-4", "4.0.0b36", ("quack-kernels", "torch-c-dlpack-ext", "einops", "triton"))
+LENGTHS = ((300, 70, 1), (300, 200, 130))
+"""Queries and keys."""
+BF16, FP8 = Values(out=3e-3, lse=1e-4), Values(out=3e-2, lse=1e-4)
+
+
+def _prefill(dtype: torch.dtype, causal: bool) -> Values:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    lengths_q, lengths_kv = LENGTHS
+    heads, scale = 2, 192**-0.5
+    query, key, value = reference.packed(lengths_q, lengths_kv, heads, dtype)
+    with torch.no_grad():
+        out, lse, *_ = flash_attn_varlen_func(
+            query, key, value, cu_seqlens_q=reference.ends(lengths_q), cu_seqlens_k=reference.ends(lengths_kv),
+            max_seqlen_q=max(lengths_q), max_seqlen_k=max(lengths_kv), softmax_scale=scale, causal=causal,
+            return_lse=True,
+        )  # fmt: skip
+    sequences = zip(
+        query.cpu().split(lengths_q), key.cpu().split(lengths_kv), value.cpu().split(lengths_kv), strict=True
+    )
+    return reference.compared(out, lse.T, [reference.attention(*one, scale, causal) for one in sequences])
+
+
+def controls() -> list[Control]:
+    return [
+        Control(f"prefill, {name}, {'causal' if causal else 'full'}", PACKAGE, arch,
+                functools.partial(_prefill, dtype, causal), limits)
+        for arch, dtype, name, causal, limits in (
+            ("sm_90a", torch.bfloat16, "bf16", True, BF16), ("sm_90a", torch.bfloat16, "bf16", False, BF16),
+            ("sm_100a", torch.bfloat16, "bf16", True, BF16), ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8),
+        )
+    ]  # fmt: skip

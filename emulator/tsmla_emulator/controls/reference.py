@@ -1,0 +1,62 @@
+"""Attention in float64, and how far results are from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from .control import Values
+
+LOG2_E = 1.4426950408889634
+FAINT = 128
+"""Keys of each sequence, the first ones, a twentieth of the others: row maxima grow until every kernel rescales."""
+
+
+def packed(
+    lengths_q: Sequence[int], lengths_kv: Sequence[int], heads: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query [sum(q), heads, 192], key [sum(k), heads, 192] and value [sum(k), heads, 128] of sequences, on the GPU."""
+    query = 4 * torch.randn(sum(lengths_q), heads, 192, device="cuda")
+    key = torch.randn(sum(lengths_kv), heads, 192, device="cuda")
+    value = torch.randn(sum(lengths_kv), heads, 128, device="cuda")
+    for of_one in key.split(list(lengths_kv)):
+        of_one[:FAINT] *= 0.05
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One sequence. query [q, heads, d], key [k, heads, d] and value [k, heads, dv], on a CPU; or with one head of key
+    and value for all. causal: the last query sees the last key.
+
+    Returns out [q, heads, dv] and the natural LSE [q, heads], both float64; rows without keys are 0 and -inf.
+    """
+    query, key, value = query.double(), key.double(), value.double()
+    scores = torch.einsum("qhd,khd->qhk", query, key.expand(-1, query.shape[1], -1)) * scale
+    if causal:
+        hidden = torch.ones(len(query), len(key), dtype=torch.bool).triu(1 + len(key) - len(query))
+        scores = scores.masked_fill(hidden[:, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num()
+    return torch.einsum("qhk,khd->qhd", weights, value.expand(-1, query.shape[1], -1)), lse
+
+
+def compared(
+    out: torch.Tensor, lse: torch.Tensor, expected: Iterable[tuple[torch.Tensor, torch.Tensor]], base: float = 1.0
+) -> Values:
+    """Results [rows, heads, dv] and [rows, heads] against those of the sequences in order.
+
+    base: LOG2_E where the LSE is of base 2, whose difference is then given in natural units.
+    """
+    outs, lses = (torch.cat(parts) for parts in zip(*expected, strict=True))
+    got, off = out.cpu().double(), lse.cpu().double() / base - lses
+    finite = bool(got.isfinite().all()) and bool((got != 0).any())
+    relative = float((got - outs).norm() / outs.norm()) if finite else float("inf")
+    return Values(relative, float(off.abs().max()))
+
+
+def ends(lengths: Sequence[int]) -> torch.Tensor:
+    """Where sequences of these lengths begin and end, int32, on the GPU."""
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")

@@ -1,0 +1,90 @@
+"""tokenspeed-mla: prefill and decode of Blackwell. Its float16 and bfloat16 decode has a kernel for two CTAs only."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from . import reference
+from .control import Control, Package, Values
+
+PACKAGE = Package("tokenspeed-mla", "2.0.4", ("tokenspeed-triton",))
+PREFILL_LENGTHS = ((300, 70, 1), (300, 200, 130))
+"""Queries and keys: a CTA with two full tiles of queries, one whose second tile is empty."""
+DECODE_LENGTHS, PAGE = (700, 70, 128), 64
+FULL_PAGES = (70, 704)
+"""Keys of decodes whose page table has a column to spare, and of one whose last request fills the table."""
+FP8 = Values(out=3e-2, lse=1e-5)
+BF16 = Values(out=3e-3, lse=1e-4)
+FP16 = Values(out=4e-4, lse=1e-4)
+"""Weights of softmax have the inputs' type. Seen 2026-11-24: two thirds of these for `out`, a tenth for the LSE."""
+
+
+def _prefill(dtype: torch.dtype, causal: bool) -> Values:
+    from tokenspeed_mla import tokenspeed_mla_prefill
+
+    lengths_q, lengths_kv = PREFILL_LENGTHS
+    heads, scale = 2, 192**-0.5
+    query, key, value = reference.packed(lengths_q, lengths_kv, heads, dtype)
+    out, lse = tokenspeed_mla_prefill(
+        query, key, value, torch.tensor(lengths_kv, dtype=torch.int32, device="cuda"), reference.ends(lengths_kv),
+        max(lengths_kv), len(lengths_kv), scale, is_causal=causal, return_lse=True,
+        cum_seq_lens_q=reference.ends(lengths_q), max_seq_len_q=max(lengths_q),
+    )  # fmt: skip
+    sequences = zip(
+        query.cpu().split(lengths_q), key.cpu().split(lengths_kv), value.cpu().split(lengths_kv), strict=True
+    )
+    return reference.compared(out, lse, [reference.attention(*one, scale, causal) for one in sequences])
+
+
+def _decode(
+    dtype: torch.dtype, heads: int, q_len: int, lengths: tuple[int, ...] = DECODE_LENGTHS, spare: int = 1
+) -> Values:
+    from tokenspeed_mla import tokenspeed_mla_decode
+
+    scale, pages = 576**-0.5, [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(pages)).int()
+    tables = torch.zeros(len(lengths), max(pages) + spare, dtype=torch.int32)
+    for table, taken in zip(tables, order.split(pages), strict=True):
+        table[: len(taken)] = taken
+    keys = torch.randn(len(order), PAGE, 576, device="cuda")
+    for taken in order.split(pages):
+        keys[taken[: reference.FAINT // PAGE].long()] *= 0.05
+    cache = keys.to(dtype)
+    query = (4 * torch.randn(len(lengths), q_len, heads, 576, device="cuda")).to(dtype)
+    out, lse = tokenspeed_mla_decode(
+        query, cache, torch.empty(1 << 24, dtype=torch.int8, device="cuda"), 512, 64, tables.to("cuda"),
+        torch.tensor(lengths, dtype=torch.int32, device="cuda"), max(lengths), scale, return_lse=True,
+    )  # fmt: skip
+    expected = []
+    for asked, table, length in zip(query.cpu(), tables, lengths, strict=True):
+        seen = cache.cpu()[table.long()].reshape(-1, 1, 576)[:length]
+        expected.append(reference.attention(asked, seen, seen[..., :512], scale, causal=True))
+    return reference.compared(out.flatten(0, 1), lse.flatten(0, 1), expected, reference.LOG2_E)
+
+
+def controls() -> list[Control]:
+    """Kernels for one CTA serve 64 rows and fewer (query tokens x heads), of 8 bits, on sm_100a."""
+    fp8, fp16, bf16 = torch.float8_e4m3fn, torch.float16, torch.bfloat16
+    found = [
+        Control(f"prefill, {name}, {'causal' if causal else 'full'}", PACKAGE, arch,
+                functools.partial(_prefill, dtype, causal), limits)
+        for name, arch, dtype, causal, limits in (
+            ("fp8", "sm_100a", fp8, True, FP8), ("fp8", "sm_100a", fp8, False, FP8),
+            ("fp8", "sm_103a", fp8, True, FP8), ("bf16", "sm_100a", bf16, True, BF16),
+        )
+    ]  # fmt: skip
+    full = {"lengths": FULL_PAGES, "spare": 0}
+    for name, arch, dtype, heads, q_len, limits, more in (
+        ("fp8, one CTA", "sm_100a", fp8, 16, 4, FP8, {}),
+        ("fp8, one CTA, page table full", "sm_100a", fp8, 16, 4, FP8, full),
+        ("fp8, two CTAs", "sm_100a", fp8, 128, 1, FP8, {}),
+        ("fp8, two CTAs, page table full", "sm_100a", fp8, 128, 1, FP8, full),
+        ("fp8, two CTAs", "sm_103a", fp8, 128, 1, FP8, {}),
+        ("fp16, two CTAs", "sm_100a", fp16, 128, 1, FP16, {}),
+        ("bf16, two CTAs", "sm_100a", bf16, 128, 1, BF16, {}),
+    ):
+        call = functools.partial(_decode, dtype, heads, q_len, **more)
+        found.append(Control(f"decode, {name}", PACKAGE, arch, call, limits))
+    return found

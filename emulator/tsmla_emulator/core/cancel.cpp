@@ -1,0 +1,60 @@
+// clusterlaunchcontrol.try_cancel: a running cluster takes over the work of one that has not started.
+#include "ops.h"
+
+namespace {
+
+constexpr u32 kResponseBytes = 16;
+
+// PTX keeps the response opaque. Kernels that read its words find the first CTA's x and y in the first two, and in the
+// lowest bit of the third whether a cluster was cancelled.
+struct Cancel : AsyncOp {
+  std::vector<Cta*> targets;
+  u32 offset = 0, barrier_offset = 0;
+
+  void run(Cluster& cluster) override {
+    u32 response[kResponseBytes / 4] = {};
+    u64 taken;
+    if (cluster.machine.take_cluster(cluster, taken)) {
+      const LaunchRecord& launch = cluster.machine.launch;
+      u32 across = launch.grid[0] / launch.cluster[0];
+      response[0] = u32(taken % across) * launch.cluster[0];
+      response[1] = u32(taken / across) * launch.cluster[1];
+      response[2] = 1;
+    }
+    for (Cta* cta : targets) {
+      std::memcpy(shared_at(cluster, *cta, offset, kResponseBytes, 16, "try_cancel"), response, kResponseBytes);
+      shared_written(*cta, offset, kResponseBytes);
+      Mbarrier& barrier = mbarrier_of_engine(cluster, cta->rank << kRankShift | barrier_offset, "try_cancel");
+      if (cluster.events) cluster.events->shared(actor, pc, Proxy::Async, Kind::Write, cta->rank, offset, kResponseBytes);
+      mbarrier_transact(cluster, barrier, kResponseBytes, actor);
+    }
+  }
+};
+
+}  // namespace
+
+// The next cluster that has not started; none where its place does not fit the response, and sometimes none at random,
+// as other clusters start meanwhile on a GPU.
+bool Machine::take_cluster(Cluster& cluster, u64& taken) const {
+  if (launch.clusters_talk || launch.grid[2] != 1) return false;
+  if (options.mode == kRandom && cluster.random.below(2)) return false;
+  taken = next++;
+  return taken < clusters;
+}
+
+Step op_cancel(Context& c) {
+  for (u32 rest = c.mask; rest; rest &= rest - 1) {
+    u32 lane = u32(__builtin_ctz(rest)), address = u32(c.address(lane));
+    auto op = std::make_unique<Cancel>();
+    op->pc = c.group.pc, op->issuer = &c.warp;
+    op->offset = address & kOffsetMask;
+    op->barrier_offset = (c.warp.read(c.in.b)[lane] + u32(c.item(0, lane))) & kOffsetMask;
+    if (c.in.flags & kMulticast)
+      for (auto& cta : c.cluster.ctas) op->targets.push_back(cta.get());
+    else
+      op->targets.push_back(&window(c, kShared, address));
+    if (c.cluster.events) op->actor = c.cluster.events->fork(c.actor(), op->pc, 0);
+    submit(c.cluster, nullptr, std::move(op));
+  }
+  return Step::Next;
+}
