@@ -1,8 +1,9 @@
 """Make the wheels: `python wheels/build_wheel.py [--kind binary|jit|all] [--out DIR]`. Prints the path of each.
 
 binary: every shipped kernel compiled, for Linux on x86-64. jit: no library, kernels compile on their first call.
-The same sources give the same bytes, wherever, whenever and by whomever they are built (`reproduce.py` tries): file
-times are fixed unless SOURCE_DATE_EPOCH says otherwise. A document inside says what the wheel holds (`sbom.py`).
+The same sources give the same bytes, wherever, whenever and by whomever they are built, but for register numbers that
+ptxas chooses (`reproduce.py` tells): file times are fixed unless SOURCE_DATE_EPOCH says otherwise. A document inside
+says what the wheel holds (`sbom.py`).
 """
 
 from __future__ import annotations
