@@ -3,8 +3,9 @@ of each.
 
 binary: every shipped kernel compiled, for Linux on each host named; an x86-64 machine makes both hosts' and compiles
 each kernel once for them. jit: no library, kernels compile on their first call.
-The same sources give the same bytes, wherever, whenever and by whomever they are built (`reproduce.py` tries): file
-times are fixed unless SOURCE_DATE_EPOCH says otherwise. A document inside says what the wheel holds (`sbom.py`).
+The same sources give the same bytes, wherever, whenever and by whomever they are built, but for register numbers that
+ptxas chooses (`reproduce.py` tells): file times are fixed unless SOURCE_DATE_EPOCH says otherwise. A document inside
+says what the wheel holds (`sbom.py`).
 """
 
 from __future__ import annotations

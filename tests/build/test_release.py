@@ -19,7 +19,7 @@ import sbom
 import verify_release
 from building import SMALL
 from tsmla import toolchain
-from tsmla.elf import Elf
+from tsmla.elf import MAGIC, Elf
 from tsmla.image import sealed
 from tsmla.manifest import MANIFEST_FILE
 
@@ -71,6 +71,20 @@ def flip_a_byte_of_the_gpu_code(data: bytes) -> bytes:
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
+def flip_an_instruction(data: bytes) -> bytes:
+    start = data.find(MAGIC, 1)
+    code = next(section for section in Elf(data[start:]).sections if section.name.startswith(".text."))
+    return flipped(data, start + code.offset + 8)
+
+
+def flip_a_byte_of_host_code(data: bytes) -> bytes:
+    return flipped(data, Elf(data).section(".text").offset)
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return sealed(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+
+
 def library_and_its_record(change: Callable[[bytes], bytes]) -> Change:
     """Changes a library, and the manifest beside it so that it has the hash of the changed one."""
 
@@ -79,7 +93,7 @@ def library_and_its_record(change: Callable[[bytes], bytes]) -> Change:
         said = json.loads((root / MANIFEST).read_text())
         said["libraries"][0] |= {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         (root / LIBRARY).write_bytes(data)
-        (root / MANIFEST).write_text(json.dumps(said))
+        (root / MANIFEST).write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
 
     return both
 
@@ -87,13 +101,25 @@ def library_and_its_record(change: Callable[[bytes], bytes]) -> Change:
 def test_two_builds_have_the_same_bytes(twice):
     one, two = reproduce.builds()
     assert one.folder != two.folder and one.umask != two.umask and one.age != two.age
-    assert reproduce.differences(*twice) == []
+    assert reproduce.differences(*twice) == ([], [])
     assert twice[0].read_bytes() == twice[1].read_bytes()
 
 
 def test_differences_are_named(wheel, forged):
     other = forged(edit("tsmla/variant.py", lambda data: data + b"#"))
-    assert reproduce.differences(wheel, other) == [f"{INFO}/RECORD differs", "tsmla/variant.py differs"]
+    assert reproduce.differences(wheel, other) == ([], [f"{INFO}/RECORD differs", "tsmla/variant.py differs"])
+
+
+def test_machine_code_that_ptxas_chose_is_told_from_all_else(wheel, forged):
+    """A byte of a kernel's instructions is; one of the host's code is not."""
+    chosen, found = reproduce.differences(wheel, forged(library_and_its_record(flip_an_instruction), with_sbom=True))
+    assert [sentence.split(" ")[0] for sentence in chosen] == [LIBRARY, f"{INFO}/RECORD", sbom.path(INFO), MANIFEST]
+    assert found == []
+
+
+def test_host_code_that_differs_is_not_taken_for_machine_code_of_the_gpu(wheel, forged):
+    chosen, found = reproduce.differences(wheel, forged(library_and_its_record(flip_a_byte_of_host_code)))
+    assert chosen == [] and f"{LIBRARY} differs" in found
 
 
 def test_a_library_alone_and_in_the_full_wheel_has_the_same_bytes(wheel, binary_wheel):
