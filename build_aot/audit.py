@@ -21,7 +21,7 @@ from tsmla.errors import LibraryError, ManifestError
 from tsmla.image import HOSTS, read_image
 from tsmla.loader import signature_of
 from tsmla.manifest import LibraryManifest, read_directory, verify_file
-from tsmla.variant import Arch, PackVariant, PrefillVariant, Variant
+from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
 
 from . import arm64, cubin, link, matrix, x86
 from .errors import AuditError, BuildError
@@ -168,7 +168,7 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
 
 def tensor_instructions(variant: Variant) -> dict[str, bool]:
     """Resource -> whether the variant's code is meant to hold such instructions; those left open are not listed."""
-    attention, hopper = not isinstance(variant, PackVariant), variant.arch is Arch.SM90A
+    attention, hopper = isinstance(variant, PrefillVariant | DecodeVariant), variant.arch is Arch.SM90A
     meant = {"wgmma": attention and hopper, "tcgen05_mma": attention and not hopper}
     if isinstance(variant, PrefillVariant):
         meant["tcgen05_mma_2cta"] = False

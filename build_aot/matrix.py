@@ -9,8 +9,19 @@ from collections.abc import Iterable, Iterator
 
 from tsmla import gpu
 from tsmla.manifest import library_file
-from tsmla.support import PREFILL_DIMS, why_unsupported
-from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
+from tsmla.row_format import ROWS
+from tsmla.support import CACHE_DTYPES, PREFILL_DIMS, why_unsupported
+from tsmla.variant import (
+    FAMILIES,
+    Arch,
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    Variant,
+    WriteCacheVariant,
+)
 
 from .errors import BuildError
 from .link import ZIG_TARGETS
@@ -41,6 +52,10 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
         yield DecodeVariant(arch, dtype, out, lse=lse, pdl=pdl)
     for dtype, out, pack_dims, pdl in itertools.product(Dtype, Dtype, PACK_DIMS, OFF_ON):
         yield PackVariant(arch, dtype, out, *pack_dims, pdl=pdl)
+    for name, row in ROWS.items():
+        for dtype in CACHE_DTYPES[name]:
+            yield WriteCacheVariant(arch, dtype, row)
+            yield ReadCacheVariant(arch, dtype, row)
 
 
 def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant, ...]]:

@@ -8,13 +8,24 @@ import sys
 from pathlib import Path
 
 from tsmla import manifest, toolchain
-from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from tsmla.row_format import ROWS
+from tsmla.variant import (
+    Arch,
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    WriteCacheVariant,
+)
 
 from build_aot import link
 
 PACK = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False)
 PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False)
 DECODE = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+WRITE_CACHE = WriteCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
+READ_CACHE = ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
 SIGNATURE = "Expects 1 parameters when calling: `stand_in(x: int)`"
 
 

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tsmla.row_format import ROWS
 from tsmla.support import (
+    CACHE_DTYPES,
     DECODE_OUT_DTYPES,
     LATENT_DIM,
     PACK_DTYPES,
@@ -16,7 +18,15 @@ from tsmla.support import (
     ROPE_DIM,
     why_unsupported,
 )
-from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from tsmla.variant import (
+    Arch,
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    WriteCacheVariant,
+)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -74,6 +84,20 @@ def support_table() -> str:
             ],
         )
         for dtype in PACK_DTYPES
+    ]
+    rows += [
+        (
+            f"`mla_write_cache`, `mla_read_cache`, {name} rows, {', '.join(dtypes)} outside of the cache",
+            [
+                all(
+                    why_unsupported(kind(arch, dtype, ROWS[name])) is None
+                    for kind in (WriteCacheVariant, ReadCacheVariant)
+                    for dtype in dtypes
+                )
+                for arch in Arch
+            ],
+        )
+        for name, dtypes in CACHE_DTYPES.items()
     ]
     head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
     body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]

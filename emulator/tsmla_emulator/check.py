@@ -17,8 +17,21 @@ import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.plan import FEW_ROWS_DEALS
-from tsmla.support import LATENT_DIM, PREFILL_DIMS, ROPE_DIM
-from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
+from tsmla.row_format import ROWS
+from tsmla.support import CACHE_DTYPES, LATENT_DIM, PREFILL_DIMS, ROPE_DIM
+from tsmla.tools import selftest_cache
+from tsmla.tools.selftest_cases import CacheCase, cases_of
+from tsmla.tools.selftest_memory import Memory
+from tsmla.variant import (
+    Arch,
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    Variant,
+    WriteCacheVariant,
+)
 
 from .host.compile import Compiled
 from .machine import Options
@@ -64,6 +77,9 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
         found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl) for lse in _BOOLS]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
+    for arch, (name, row) in itertools.product(archs, ROWS.items()):
+        for dtype in CACHE_DTYPES[name]:
+            found += [WriteCacheVariant(arch, dtype, row), ReadCacheVariant(arch, dtype, row)]
     return [variant for variant in found if tsmla.why_unsupported(variant) is None]
 
 
@@ -101,6 +117,8 @@ def check(
     ) as gpu:
         if isinstance(variant, PackVariant):
             judged = [_pack(variant)]
+        elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
+            judged = [_cache(variant, case) for case in cases_of(variant.family, full=False)]
         elif isinstance(variant, PrefillVariant):
             judged = [_prefill(variant, lengths, merges) for merges in _BOOLS[: 1 + all_ways]]
         else:
@@ -117,7 +135,8 @@ def check(
     for call in gpu.calls:
         if call.name != variant.symbol():
             raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
-        unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace"}
+        of_cache = isinstance(variant, WriteCacheVariant | ReadCacheVariant)  # rows that nobody wrote hold poison
+        unwritten = {name: count for name, count in call.unwritten.items() if name != "workspace" and not of_cache}
         if unwritten and not error:
             error = "never written: " + ", ".join(f"{count} elements of {name}" for name, count in unwritten.items())
     return Verdict(variant, measured, error, tuple(gpu.calls))
@@ -141,6 +160,12 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
         wrong += int((result.view(torch.uint8) != expected.view(torch.uint8)).sum())
     measured = f"{wrong} bytes differ from torch"
     return measured, measured if wrong else None
+
+
+def _cache(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase) -> tuple[str, str | None]:
+    """A case of `tsmla selftest`."""
+    found = selftest_cache.check(variant, case, selftest_cache.run(variant, case, Memory()))
+    return f"{found.error:.0f} elements differ from torch", "; ".join(found.problems) or None
 
 
 def decode_rows(arch: Arch) -> tuple[int, ...]:

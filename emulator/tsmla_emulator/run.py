@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from tsmla.call import OPERATORS
 
 from . import machine, record
 from .host import adoption, doubles, launch_config
@@ -153,7 +154,8 @@ class Emulation:
         if str(variant.arch) != self.arch:
             raise ValueError(f"{variant.symbol()} is for {variant.arch}; the emulated GPU is {self.arch}")
         made = (self._compiled or compile_for_emulation)(variant)
-        return Kernel(self, made.library, made.ptx.read_text("utf-8"), made.symbol, _tsmla_writes)
+        written = {x.name for x in OPERATORS[variant.family].given if x.written or x.scratch}
+        return Kernel(self, made.library, made.ptx.read_text("utf-8"), made.symbol, written.__contains__)
 
     def _module(self, text: str) -> Module:
         module = _parsed(text)
@@ -270,7 +272,3 @@ def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
 def _parsed(text: str) -> Module:
     return machine.parse(text)
 
-
-def _tsmla_writes(name: str) -> bool:
-    """Parameters of tsmla's kernels that are results or scratch; the others are inputs."""
-    return name in ("out", "lse", "workspace") or name.endswith("_out")

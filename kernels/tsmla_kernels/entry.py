@@ -15,7 +15,7 @@ from tsmla.variant import Variant
 
 from .parts.precision import numeric
 
-_FIXED = {"float32": cutlass.Float32, "int32": cutlass.Int32, "int8": cutlass.Int8}
+_FIXED = {"float32": cutlass.Float32, "int32": cutlass.Int32, "int64": cutlass.Int64, "int8": cutlass.Int8}
 
 
 def fake_arguments(variant: Variant) -> tuple:

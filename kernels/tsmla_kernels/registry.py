@@ -7,7 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tsmla.support import why_unsupported
-from tsmla.variant import Arch, DecodeVariant, PackVariant, PrefillVariant, Variant
+from tsmla.variant import (
+    Arch,
+    DecodeVariant,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    Variant,
+    WriteCacheVariant,
+)
 
 OPT_LEVEL = 3
 
@@ -28,6 +36,10 @@ def recipe(variant: Variant) -> Recipe:
 
     if isinstance(variant, PackVariant):
         from .pack.kernel import PackKernel as Kernel
+    elif isinstance(variant, WriteCacheVariant):
+        from .cache.write import WriteCacheKernel as Kernel
+    elif isinstance(variant, ReadCacheVariant):
+        from .cache.read import ReadCacheKernel as Kernel
     elif isinstance(variant, PrefillVariant) and variant.arch is Arch.SM90A:
         from .sm90.prefill.kernel import PrefillKernel as Kernel
     elif isinstance(variant, PrefillVariant):

@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, PACK_DTYPES, ROPE_DIM
-from .variant import DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
+from .variant import (
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    Variant,
+    WriteCacheVariant,
+)
 
 
 class Strides(enum.Enum):
@@ -118,6 +126,8 @@ def fixed_sizes(variant: Variant) -> dict[str, int]:
         row = variant.row
         rope_columns = row.columns - row.value_columns
         return {"row_columns": row.columns, "value_columns": row.value_columns, "rope_columns": rope_columns}
+    if isinstance(variant, WriteCacheVariant | ReadCacheVariant):
+        return {"row_width": variant.row_width}
     fields = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
     return {name: value for name, value in fields.items() if type(value) is int}
 
@@ -210,4 +220,56 @@ PACK = Operator(
     dtypes=PACK_DTYPES,
 )
 
-OPERATORS = {operator.variant.family: operator for operator in (PREFILL, DECODE, PACK)}
+_INT32 = ("int32",)
+
+
+def _rows_of_keys(**more: Any) -> tuple[Argument, Argument]:
+    """The latent and the rope part of keys outside of a cache."""
+    return (
+        _rows("kv_c", "kv_c", ("tokens", LATENT_DIM), **more),
+        _rows("k_pe", "k_pe", ("tokens", ROPE_DIM), also_shape=("tokens", 1, ROPE_DIM), **more),
+    )
+
+
+def _cache(**more: Any) -> tuple[Argument, Argument, Argument]:
+    """A cache of rows of any format: one tensor, or three."""
+    slots, apart = ("pages", "page_size"), {"left_out": LeftOut.EMPTY, **more}
+    return (
+        _rows("cache", "cache", (*slots, "row_width"), "cache_dtype", also_dtypes=("uint8",), **more),
+        _rows("rope_cache", "rope_cache", (*slots, ROPE_DIM), "rope_dtype", **apart),
+        Argument("scale_cache", "scale_cache", slots, "float32", Strides.ANY, **apart),
+    )
+
+
+WRITE_CACHE = Operator(
+    "mla_write_cache",
+    WriteCacheVariant,
+    (
+        *_rows_of_keys(),
+        Argument("slot_mapping", "slot_mapping", ("tokens",), "int64", align=8, also_dtypes=_INT32),
+        *_cache(written=True),
+        Number("scale", "scale", 1.0),
+        Number("power_of_two_scales", "power_of_two_scales", 0),
+        Number("pdl", "enable_pdl", 0),
+    ),
+    dtypes=(Dtype.BF16, Dtype.FP16),
+)
+READ_CACHE = Operator(
+    "mla_read_cache",
+    ReadCacheVariant,
+    (
+        *_rows_of_keys(written=True),
+        *_cache(),
+        Argument("indices", "indices", ("tokens",), "int64", align=8, also_dtypes=_INT32, left_out=LeftOut.EMPTY),
+        Argument(
+            "block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS, left_out=LeftOut.EMPTY
+        ),
+        Argument("cum_seq_lens", "cum_seq_lens", ("requests + 1",), left_out=LeftOut.EMPTY),
+        Argument("seq_starts", "seq_starts", ("requests",), left_out=LeftOut.EMPTY),
+        Number("scale", "scale", 1.0),
+        Number("pdl", "enable_pdl", 0),
+    ),
+    dtypes=(Dtype.BF16, Dtype.FP16),
+)
+
+OPERATORS = {operator.variant.family: operator for operator in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE)}

@@ -73,6 +73,8 @@ class Examination:
     def _check_dtype(self, argument: Argument, variant: Variant) -> None:
         given: Any = self.tensors[argument.given]
         accepted = [checks.dtype_in_table(variant, name) for name in (argument.dtype, *argument.also_dtypes)]
+        if accepted[0].itemsize > 1:  # bytes stand for elements of 8 bits only
+            accepted = [dtype for dtype in accepted if dtype is not torch.uint8]
         checks.dtype_in(self.operator.name, self._name(argument), given, accepted)
 
     def _check_shape(self, argument: Argument) -> None:
@@ -175,6 +177,11 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
     if all(size in keyed for size in argument.shape):
         return [f"{argument.name}.shape"]
 
+    known = {size for x in required for size in x.shape}
+    terms = {term for size in argument.shape for term in str(size).split(" + ") if not term.isdigit()}
+    if not terms <= known:  # a size that only arguments have which may be left out
+        return [f"{argument.name}.shape"]
+
     def given(term: str) -> str:
         other = next((x for x in required if term in x.shape), None)
         return term if other is None else f"{other.name}.shape[{other.shape.index(term)}]"
@@ -189,7 +196,7 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
 def _facts(argument: Argument) -> list[str]:
     """Expressions for what no kernel checks of a tensor."""
     name, found = argument.name, []
-    if argument.dtype in ("out_dtype", "int32"):
+    if argument.dtype in ("out_dtype", "int32", "int64"):
         found.append(f"{name}.dtype")
     if argument.strides is Strides.PAGES:
         found.append(f"{name}.is_contiguous() or {name}.stride()")

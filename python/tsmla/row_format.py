@@ -1,12 +1,8 @@
 """A row of the decode's cache as data: what is stored of one key, piece by piece. Standard library only.
 
-The latent piece is key and value, the rope piece is key only. Rows that kernels exist for are `uniform_row`s: both
-pieces of the query's dtype, without scales (`support.why_unsupported`). Other rows can be described:
-
-    # DeepSeek's 656 bytes: 512 e4m3, 4 float32 scales of 128 columns each, 64 bf16
-    RowFormat((Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)), Scales("latent", 128, in_row=True))
-    # 640 bytes, and one float32 scale of each key in a tensor of its own
-    RowFormat((Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)), Scales("latent", 512, in_row=False))
+The latent piece is key and value, the rope piece is key only. `ROWS` are those that kernels exist for, by the names
+that operators have for them: `mla_write_cache` and `mla_read_cache` take all, decode takes `uniform_row`s, both pieces
+of the query's dtype, without scales (`support.why_unsupported`). docs/cache-formats.md has their pictures and errors.
 """
 
 from __future__ import annotations
@@ -21,6 +17,11 @@ NAMES = ("latent", "rope")
 """What the first and the second piece are called where a symbol does not say otherwise."""
 SCALE_BYTES = 4
 """A scale is a float32."""
+LARGEST_E4M3 = 448.0
+LEAST_SCALE = 2.0**-126
+"""Of several scales of a row, as vLLM has it: the smallest normal float32."""
+LEAST_AMAX = 1e-26
+"""The magnitude that a whole row's scale is made from at least (SnapMLA's), so that its other pieces stay finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +40,13 @@ class Piece:
 @dataclasses.dataclass(frozen=True)
 class Scales:
     """Factors of a piece's elements, one float32 for every `columns` of them: one per key where that is the whole
-    piece. They lie in the row, right behind their piece, or (`in_row` False) in a tensor of their own."""
+    piece. They lie in the row, right behind their piece, or (`in_row` False) in tensors of their own, as then every
+    piece does. whole_row: the one scale of a key is the other pieces' factor, too, though they do not decide it."""
 
     piece: str
     columns: int
     in_row: bool
+    whole_row: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,8 @@ class RowFormat:
                 raise ValueError(f"the scales are those of {scales.piece}; pieces are {', '.join(names)}")
             if scales.columns <= 0 or self.piece(scales.piece).columns % scales.columns:
                 raise ValueError(f"a scale of {scales.columns} columns does not divide {self.piece(scales.piece)}")
+            if scales.whole_row and scales.columns != self.piece(scales.piece).columns:
+                raise ValueError(f"a whole row has one scale, not one for every {scales.columns} columns")
 
     def piece(self, name: str) -> Piece:
         """The piece of this name; KeyError where the row has none."""
@@ -112,6 +117,11 @@ class RowFormat:
     def scales_per_row(self) -> int:
         return self.piece(self.scales.piece).columns // self.scales.columns if self.scales else 0
 
+    @property
+    def apart(self) -> bool:
+        """Whether pieces and scales lie in tensors of their own."""
+        return self.scales is not None and not self.scales.in_row
+
     def text(self, dtype: Dtype) -> str:
         """This row's part of a symbol, different for every row: columns of the pieces, with what is not usual: names
         other than NAMES, dtypes other than the variant's `dtype`, and scales (s and the columns of one)."""
@@ -148,18 +158,21 @@ class RowFormat:
     def _text_of(self, position: int, piece: Piece, dtype: Dtype) -> str:
         name = "" if NAMES[position : position + 1] == (piece.name,) else piece.name
         scales = self._scales_of(piece)
-        factors = f"s{scales.columns}{'' if scales.in_row else 'apart'}" if scales else ""
+        factors = ""
+        if scales:
+            factors = f"s{scales.columns}{'' if scales.in_row else 'apart'}{'whole' if scales.whole_row else ''}"
         return f"{name}{piece.columns}{'' if piece.dtype is dtype else piece.dtype}{factors}"
 
     def _spelled(self, piece: Piece) -> str:
         scales = self._scales_of(piece)
         if scales is None:
             return ""
-        return f" (a float32 scale for every {scales.columns}, {'in the row' if scales.in_row else 'apart'})"
+        place = "in the row" if scales.in_row else "apart"
+        return f" (a float32 scale for every {scales.columns}, {place}{', of the whole row' * scales.whole_row})"
 
 
 _PIECE = {"name": str, "dtype": Dtype, "columns": int}
-_SCALES = {"piece": str, "columns": int, "in_row": bool}
+_SCALES = {"piece": str, "columns": int, "in_row": bool, "whole_row": bool}
 
 
 def _typed(plain: Any, types: dict[str, type]) -> dict[str, Any]:
@@ -173,5 +186,17 @@ def _typed(plain: Any, types: dict[str, type]) -> dict[str, Any]:
 
 
 def uniform_row(dtype: Dtype) -> RowFormat:
-    """The rows that kernels exist for: 512 latent and 64 rope elements of one dtype."""
+    """512 latent and 64 rope elements of one dtype."""
     return RowFormat((Piece("latent", dtype, 512), Piece("rope", dtype, 64)))
+
+
+_E4M3_AND_BF16 = (Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64))
+ROWS = {
+    "bf16": uniform_row(Dtype.BF16),
+    "fp16": uniform_row(Dtype.FP16),
+    "e4m3": uniform_row(Dtype.E4M3),
+    "fp8_ds_mla": RowFormat(_E4M3_AND_BF16, Scales("latent", 128, in_row=True)),
+    "snapmla": RowFormat(_E4M3_AND_BF16, Scales("latent", 512, in_row=False, whole_row=True)),
+}
+"""Rows by name. e4m3: one scale for the whole cache, which the call has. fp8_ds_mla: DeepSeek's 656 bytes, under
+vLLM's name. snapmla: SnapMLA's, one scale for each key, pieces and scales in three tensors."""

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from .dtype import Dtype
-from .row_format import NAMES, uniform_row
-from .variant import Arch, DecodeVariant, PackVariant, PrefillVariant, Variant
+from .row_format import NAMES, ROWS, uniform_row
+from .variant import (
+    Arch,
+    DecodeVariant,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    Variant,
+    WriteCacheVariant,
+)
 
 PREFILL_DIMS = ((192, 128), (128, 128))
 NOPE_DIM = 128
@@ -27,6 +35,14 @@ PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
 PACK_VECTOR = 16
 """Elements that one thread of the pack kernel loads, converts and stores at a time; every dim is a multiple."""
 PACK_MAX_DIM = 1024
+CACHE_DTYPES = {
+    "bf16": (Dtype.BF16,),
+    "fp16": (Dtype.FP16,),
+    "e4m3": (Dtype.BF16, Dtype.FP16),
+    "fp8_ds_mla": (Dtype.BF16,),
+    "snapmla": (Dtype.BF16,),
+}
+"""Format of a cache's rows (`row_format.ROWS`) -> dtypes that are written to it and read from it."""
 
 
 def why_unsupported(variant: Variant) -> str | None:
@@ -37,6 +53,8 @@ def why_unsupported(variant: Variant) -> str | None:
         return _why_decode(variant)
     if isinstance(variant, PackVariant):
         return _why_pack(variant)
+    if isinstance(variant, WriteCacheVariant | ReadCacheVariant):
+        return _why_cache(variant)
     raise TypeError(f"not a variant: {variant!r}")
 
 
@@ -86,4 +104,14 @@ def _why_pack(variant: PackVariant) -> str | None:
         size = getattr(variant, name)
         if size <= 0 or size % PACK_VECTOR or size > PACK_MAX_DIM:
             return f"pack needs {name} to be a multiple of {PACK_VECTOR} up to {PACK_MAX_DIM}, not {size}"
+    return None
+
+
+def _why_cache(variant: WriteCacheVariant | ReadCacheVariant) -> str | None:
+    done, how = ("written", "from") if isinstance(variant, WriteCacheVariant) else ("read", "as")
+    dtypes = next((CACHE_DTYPES[name] for name, row in ROWS.items() if row == variant.row), None)
+    if dtypes is None:
+        return f"a cache of {variant.row} cannot be {done}; rows are {_listed(ROWS)}"
+    if variant.dtype not in dtypes:
+        return f"a cache of {variant.row} is {done} {how} {_listed(dtypes)}, not {variant.dtype}"
     return None

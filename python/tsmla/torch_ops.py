@@ -10,7 +10,7 @@ scratch memory, or inputs that may be left out. An LSE is computed where one is 
 may be a pair, the second has a name of its own, `query_pe` beside `query`. For merge_into there is `merges`: whether
 `out` and `lse` hold an earlier result.
 
-While TorchDynamo traces a public function, it calls PREFILL, DECODE or PACK here, which make the results that are not
+While TorchDynamo traces a public function, it calls PREFILL, DECODE and so on here, which make the results that are not
 given and call the operator. Sizes may be symbols: nothing compares them. Calls that nobody traces do not come here at
 all. `Library.define` and `impl` serve, because operators of `torch.library.custom_op` take ten times as long per call.
 """
@@ -28,7 +28,9 @@ from .call import Argument, LeftOut, Operator
 from .decode import tsmla_decode
 from .pack import mla_kv_pack_quantize_fp8
 from .prefill import earlier_result, tsmla_prefill
+from .read_cache import mla_read_cache
 from .support import DECODE_OUT_DTYPES, prefill_out_dtype
+from .write_cache import mla_write_cache
 
 _library = torch.library.Library("tsmla", "FRAGMENT")
 _TAGS = (
@@ -68,7 +70,7 @@ def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[s
         kind, argument = _SCHEMA_TYPES.get(kind, kind), tensors.get(name)
         if argument and (argument.written or argument.scratch):
             kind += f"({next(aliases)}!)"
-        always_made = argument is not None and argument.written and not argument.only_with
+        always_made = argument is not None and argument.left_out is LeftOut.MADE and not argument.only_with
         if parameter.default is parameter.empty or isinstance(parameter.default, torch.dtype) or always_made:
             required.append(f"{kind} {name}")
         else:
@@ -107,7 +109,7 @@ def _results(operator: Operator) -> tuple[_Result, ...]:
     return tuple(
         _Result(argument.given, sizes_of(argument.shape), sizes_of(argument.packed_shape), _flag(argument))
         for argument in operator.given
-        if argument.written
+        if argument.written and argument.left_out is LeftOut.MADE
     )
 
 
@@ -179,7 +181,7 @@ def _register(
             if asked:
                 returned.append(found)
         overload(*[given[name] for name in positional], **{name: given[name] for name in keywords if name in given})
-        return tuple(returned) if len(returned) > 1 else returned[0]
+        return tuple(returned) if len(returned) > 1 else returned[0] if returned else None
 
     return traced
 
@@ -198,3 +200,5 @@ DECODE = _register(
     not_read={"is_var_seq": True},
 )
 PACK = _register(call.PACK, mla_kv_pack_quantize_fp8, dtype_given="fp8_dtype")
+WRITE_CACHE = _register(call.WRITE_CACHE, mla_write_cache)
+READ_CACHE = _register(call.READ_CACHE, mla_read_cache)

@@ -138,9 +138,50 @@ class DecodeVariant(_Variant):
         ))
 
 
-Variant = PrefillVariant | DecodeVariant | PackVariant
+@dataclasses.dataclass(frozen=True)
+class _CacheVariant(_Variant):
+    """Rows of `dtype`, as projections produce and take them, on one side and a cache of `row`s on the other."""
 
-FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in (PrefillVariant, DecodeVariant, PackVariant)}
+    dtype: Dtype
+    row: RowFormat
+
+    def symbol(self) -> str:
+        return f"tsmla_{self.family}_{self.arch}_{self.dtype}_{self.row.text(self.dtype)}"
+
+    @property
+    def cache_dtype(self) -> Dtype:
+        """Of the cache's first tensor; where its rows hold pieces of two dtypes, that of the first."""
+        return self.row.pieces[0].dtype
+
+    @property
+    def rope_dtype(self) -> Dtype:
+        return self.row.piece("rope").dtype
+
+    @property
+    def row_width(self) -> int:
+        """Elements of `cache_dtype` in a row of the cache's first tensor."""
+        bytes = self.row.pieces[0].bytes if self.row.apart else self.row.bytes
+        return bytes * 8 // self.cache_dtype.bits
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteCacheVariant(_CacheVariant):
+    """One compiled writer of cache rows: quantises and scatters."""
+
+    family: ClassVar[str] = "write_cache"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadCacheVariant(_CacheVariant):
+    """One compiled reader of cache rows: gathers and dequantises."""
+
+    family: ClassVar[str] = "read_cache"
+
+
+Variant = PrefillVariant | DecodeVariant | PackVariant | WriteCacheVariant | ReadCacheVariant
+_CLASSES = (PrefillVariant, DecodeVariant, PackVariant, WriteCacheVariant, ReadCacheVariant)
+
+FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in _CLASSES}
 
 
 _TYPES = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype, "row": RowFormat}

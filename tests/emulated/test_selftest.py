@@ -10,12 +10,21 @@ import torch
 from decode_reference import Problem, Sight
 from decode_reference import attend as attend_decode
 from tsmla import gpu, resolve
+from tsmla.row_format import ROWS
 from tsmla.tools import cli, emulated, selftest_decode, selftest_pack, selftest_prefill
 from tsmla.tools.selftest_cases import DecodeCase, PrefillCase
 from tsmla.tools.selftest_child import run_kernel
 from tsmla.tools.selftest_memory import Memory
 from tsmla.tools.selftest_protocol import Job
-from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from tsmla.variant import (
+    Arch,
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    ReadCacheVariant,
+    WriteCacheVariant,
+)
 from tsmla_emulator import machine
 from tsmla_emulator.run import emulated as emulation
 
@@ -23,6 +32,10 @@ ARCH = Arch.SM100A
 PACK = PackVariant(ARCH, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False)
 PREFILL = PrefillVariant(ARCH, Dtype.BF16, Dtype.BF16, 128, 128, causal=True, lse=True, pdl=False)
 DECODE = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False)
+WRITE = WriteCacheVariant(ARCH, Dtype.BF16, ROWS["snapmla"])
+READ = ReadCacheVariant(ARCH, Dtype.BF16, ROWS["fp8_ds_mla"])
+BYTES = (PACK, WRITE, READ)
+"""Kernels whose every byte is compared."""
 JOB = Job([], full=False, repeats=2, steps=("emulated",), emulated=ARCH)
 
 
@@ -32,13 +45,13 @@ def run(variant, compiled, said=None, **options):
         return run_kernel(variant, JOB, lambda event: said.append(event) if said is not None else None)
 
 
-@pytest.mark.parametrize("variant", [PACK, PREFILL, DECODE], ids=str)
+@pytest.mark.parametrize("variant", [*BYTES, PREFILL, DECODE], ids=str)
 def test_a_kernel_passes(compiled_kernels, variant):
     said = []
     outcome = run(variant, compiled_kernels, said)
     assert outcome.ok and outcome.problem == "" and outcome.served == "emulated"
     assert outcome.cases == len(said) and outcome.worst_error <= 1
-    assert outcome.worst_error > 0 or variant == PACK
+    assert outcome.worst_error > 0 or variant in BYTES
 
 
 def without(text: str, replacement: str):
@@ -55,10 +68,12 @@ def without(text: str, replacement: str):
     ("variant", "text", "replacement", "problem"),
     [
         (PACK, "cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e5m2x2.f32", "differ from torch's"),
+        (WRITE, "div.rn.f32", "mul.f32", "differ from torch's"),
+        (READ, "mul.f32", "add.f32", "differ from torch's"),
         (PREFILL, "ex2.approx.ftz.f32", "neg.f32", "output is off by"),
         (PREFILL, "fence.mbarrier_init.release.cluster;", "trap;", "EmulationError: "),
     ],
-    ids=["another format", "no exponentials", "a trap"],
+    ids=["another format", "products for quotients", "sums for products", "no exponentials", "a trap"],
 )
 def test_a_broken_kernel_is_reported(compiled_kernels, variant, text, replacement, problem):
     outcome = run(variant, compiled_kernels, rewrite=without(text, replacement))

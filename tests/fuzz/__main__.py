@@ -45,7 +45,8 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="how long to search (default: %(default)s)")
-    parser.add_argument("--operator", action="append", choices=["prefill", "decode", "pack"], help="default: all")
+    operators = sorted({name.split()[0] for name in PROPERTIES})
+    parser.add_argument("--operator", action="append", choices=operators, help="default: all")
     parser.add_argument("--arch", action="append", choices=ARCHS, help="emulated architectures; default: all")
     parser.add_argument("--device", action="store_true", help="on this machine's GPU instead")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32), help="default: a new one")

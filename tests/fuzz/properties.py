@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from tsmla.variant import DecodeVariant, PackVariant, PrefillVariant
+from tsmla.variant import DecodeVariant, PackVariant, PrefillVariant, ReadCacheVariant, WriteCacheVariant
 
-from . import decode_property, pack_property, prefill_property, refusal_property
+from . import cache_property, decode_property, pack_property, prefill_property, refusal_property
+from .cache_case import CacheCase, cache_cases
 from .decode_case import DecodeCase, decode_cases, decode_extremes
 from .pack_case import PackCase, pack_cases
 from .places import Schedule
@@ -16,7 +17,7 @@ from .prefill_case import PrefillCase, prefill_cases, prefill_extremes
 from .reference_decode import Sight
 from .refusal_case import Refusal, refusals
 
-Case = PrefillCase | DecodeCase | PackCase | Refusal
+Case = PrefillCase | DecodeCase | PackCase | CacheCase | Refusal
 
 
 class Property(NamedTuple):
@@ -38,11 +39,14 @@ PROPERTIES = {
     "decode refused": Property(DecodeVariant, refusals, 40, 0.4),
     "pack": Property(PackVariant, pack_cases, 20, 1),
     "pack refused": Property(PackVariant, refusals, 40, 0.2),
+    "write_cache": Property(WriteCacheVariant, cache_cases, 20, 0.5),
+    "read_cache": Property(ReadCacheVariant, cache_cases, 20, 0.5),
 }
 _CHECKS: dict[type, Callable[..., None]] = {
     PrefillCase: prefill_property.check,
     DecodeCase: decode_property.check,
     PackCase: pack_property.check,
+    CacheCase: cache_property.check,
     Refusal: refusal_property.check,
 }
 

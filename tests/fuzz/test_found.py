@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tsmla
 
+from .cache_case import CacheCase
 from .decode_case import DecodeCase
 from .places import ARCHS, Place, Schedule
 from .prefill_case import PrefillCase
@@ -30,6 +31,9 @@ FOUND: dict[str, Case] = {
     "prefill: a pack that starts before its tensor": PrefillCase(ends_q=(-1, 1), ends_kv=(-(2**31), 0), tokens_kv=0),
     "prefill: ends beyond the pack, in no order": PrefillCase(
         dtype="e5m2", ends_q=(0, 4, 8), ends_kv=(3086, 512, 2**31 - 1), tokens_q=8, tokens_kv=527
+    ),
+    "read_cache: one scale, whose stride means nothing": CacheCase(
+        "read_cache", "snapmla", slots=(-1,), row_gap=3, rounded=False
     ),
     "prefill: a batch size that is no number": Refusal(PrefillCase(), "batch_size", "value", 1),
     "decode: a query token that may see no key, which is NaN": DecodeCase(page=16, visible=((0,),)),

@@ -13,20 +13,25 @@ from typing import Any
 import pytest
 import torch
 import tsmla
-from examples import DECODE, PACK, PREFILL
+from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
 from refusing import refusing
 from tsmla import checks, examine, resolve
 from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
+from tsmla.row_format import ROWS
 from tsmla.variant import Arch, Variant
 from tsmla_kernels import registry
 
-VARIANTS = (PREFILL, DECODE, PACK)
-FORMS = (*((variant, False) for variant in VARIANTS), (DECODE, True))
-"""Variants, and whether query tokens of all requests lie one behind the other."""
+VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE)
+APART_ROWS = {"row": ROWS["snapmla"]}
+FORMS = (
+    *((variant, False) for variant in VARIANTS), (DECODE, True), (READ_CACHE, True),
+    (dataclasses.replace(WRITE_CACHE, **APART_ROWS), False), (dataclasses.replace(READ_CACHE, **APART_ROWS), True),
+)  # fmt: skip
+"""Variants, and whether query tokens of all requests lie one behind the other, or keys are told by page tables."""
 SIZES = {
     "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2,
     "heads": 6, "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5, "d_query": 128, "d_key": 128,
-    "query_columns": 512,
+    "query_columns": 512, "row_width": 656,
 }  # fmt: skip
 NUMBERS: dict[str, dict[str, Any]] = {
     "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,
@@ -35,6 +40,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
                "cp_rank": 0, "cp_interleave_size": 16, "lse_includes_sink": True, "max_seq_len": 300,
                "batch_invariant": True, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "pack": {"k_scale_inv": 2.0, "v_scale_inv": 3.0},
+    "write_cache": {"scale": 1.0, "power_of_two_scales": True, "enable_pdl": True},
+    "read_cache": {"scale": 1.0, "enable_pdl": True},
 }  # fmt: skip
 APART: dict[str, dict[str, Any]] = {
     "decode": {"sinks": None, "cp_world": 4, "cp_rank": 2, "lse_includes_sink": False, "batch_invariant": False}
@@ -75,14 +82,27 @@ def tensor_of(variant: Variant, argument: Argument, packed: bool = False, **size
 
 def given_in(variant: Variant, packed: bool) -> list[Argument]:
     """The tensors of a call's form."""
-    return [a for a in operator_of(variant).given if packed or variant.family != "decode" or a.name != "cum_seq_lens_q"]
+    without = {
+        ("decode", False): {"cum_seq_lens_q"}, ("read_cache", True): {"indices"},
+        ("read_cache", False): {"block_tables", "cum_seq_lens", "seq_starts"},
+    }.get((variant.family, packed), set())  # fmt: skip
+    if format_of(variant) not in ("", "snapmla"):
+        without = {*without, "rope_cache", "scale_cache"}
+    return [a for a in operator_of(variant).given if a.name not in without]
+
+
+def format_of(variant: Variant) -> str:
+    """The name of a cache's rows; "" where an operator asks for none."""
+    return next((name for name, row in ROWS.items() if "cache" in variant.family and variant.row == row), "")
 
 
 def call_of(variant: Variant, packed: bool = False) -> dict[str, Any]:
     """A right call with every tensor that can be given, by the table's names for them: `paired` makes arguments."""
     flags = {f"return_{argument.only_with}": True for argument in operator_of(variant).given if argument.only_with}
     tensors = {a.given: tensor_of(variant, a, packed) for a in given_in(variant, packed)}
-    return {**tensors, **NUMBERS[variant.family], **flags, **(PACKED if packed else {})}
+    more = PACKED if packed and variant.family == "decode" else {}
+    format = {"format": format_of(variant)} if format_of(variant) else {}
+    return {**tensors, **NUMBERS[variant.family], **flags, **more, **format}
 
 
 def results_of(given: dict[str, Any]) -> list[torch.Tensor]:
@@ -140,7 +160,7 @@ def test_kernels_take_what_the_table_says(variant, arch) -> None:
 def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -> None:
     whole = call_of(variant, packed)
     for given in (whole, {**whole, **APART.get(variant.family, {})}) * 2:
-        results = function_of(variant)(**paired(given))
+        results = function_of(variant)(**paired(given)) or ()
         assert all(got is want for got, want in zip(results, results_of(given), strict=True))
         launch = launches.pop()
         for argument, got in zip(operator_of(variant).arguments, launch, strict=True):
@@ -165,6 +185,8 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
 def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
     operator = operator_of(variant)
     for argument in operator.given:
+        if argument.name == "indices":  # page tables must be given for it
+            continue
         given = {name: value for name, value in call_of(variant).items() if name != argument.given}
         if argument.left_out is LeftOut.REFUSED:
             named = rf"^{operator.name}: {argument.given}(\[0\])? is a NoneType; it must"
@@ -198,7 +220,7 @@ SPOILED = {
     "float64": lambda tensor: tensor.double(),
     "longer": lambda tensor: torch.cat((tensor, tensor)),
 }
-ANY_ARE_RIGHT = {("workspace", "longer"), ("kv_cache", "longer")}
+ANY_ARE_RIGHT = {("workspace", "longer"), ("kv_cache", "longer"), ("cache", "longer")}
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -214,7 +236,8 @@ def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, lau
             function_of(variant)(**paired(right))
         launches.clear()
         wrong = {**right, argument.given: SPOILED[how](right[argument.given])}
-        if (argument.name, how) in ANY_ARE_RIGHT or (how, argument.strides) == ("gaps", Strides.ANY):
+        alone = "rope_cache" not in right  # whose sizes are the cache's
+        if alone and (argument.name, how) in ANY_ARE_RIGHT or (how, argument.strides) == ("gaps", Strides.ANY):
             function_of(variant)(**paired(wrong))
         else:
             named = rf"^{operator_of(variant).name}: \w+(\[[01]\])? (is|has|requires) "

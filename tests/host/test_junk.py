@@ -126,6 +126,24 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "v_out": zeros(5, 3, 128, dtype=torch.float8_e4m3fn), "fp8_dtype": torch.float8_e4m3fn, "enable_pdl": False,
         },
     ),
+    "write_cache": (
+        tsmla.mla_write_cache,
+        {
+            "kv_c": zeros(5, 512), "k_pe": zeros(5, 1, 64), "slot_mapping": torch.arange(5),
+            "cache": zeros(4, 16, 512, dtype=torch.uint8), "rope_cache": zeros(4, 16, 64),
+            "scale_cache": zeros(4, 16, dtype=torch.float32), "format": "snapmla", "scale": 1.0,
+            "power_of_two_scales": None, "enable_pdl": False,
+        },
+    ),
+    "read_cache": (
+        tsmla.mla_read_cache,
+        {
+            "cache": zeros(4, 16, 576, dtype=torch.float8_e4m3fn), "kv_c": zeros(5, 512), "k_pe": zeros(5, 64),
+            "indices": None, "block_tables": zeros(3, 2, dtype=torch.int32), "cum_seq_lens": lengths(0, 1, 1, 5),
+            "seq_starts": lengths(0, 1, 2), "rope_cache": None, "scale_cache": None, "format": "e4m3", "scale": 0.5,
+            "enable_pdl": False,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -171,7 +189,8 @@ def cpu_for_cuda(monkeypatch) -> None:
 
     def kernel(variant: Any) -> Callable[..., None]:
         alike = {"causal": True} if hasattr(variant, "causal") else {}
-        return refusing(dataclasses.replace(variant, pdl=False, **alike))
+        alike |= {"pdl": False} if hasattr(variant, "pdl") else {}
+        return refusing(dataclasses.replace(variant, **alike))
 
     monkeypatch.setattr(resolve, "kernel", kernel)
     monkeypatch.setattr(checks, "cuda", checks.stored)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from tsmla.dtype import Dtype
-from tsmla.row_format import Piece, RowFormat, Scales, uniform_row
+from tsmla.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
 from tsmla.support import LATENT_DIM, ROPE_DIM
 
 LATENT, ROPE = Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)
@@ -39,6 +39,21 @@ def test_rows_whose_one_scale_per_key_lies_apart() -> None:
     assert row.text(Dtype.E4M3) == "d512s512apartx64bf16"
 
 
+def test_snapmlas_row_whose_scale_is_of_all_its_pieces() -> None:
+    row = ROWS["snapmla"]
+    assert row == RowFormat((LATENT, ROPE), Scales("latent", 512, in_row=False, whole_row=True))
+    assert row.text(Dtype.BF16) == "d512e4m3s512apartwholex64" and row.apart
+    assert str(row) == "latent e4m3 512 (a float32 scale for every 512, apart, of the whole row), rope bf16 64"
+
+
+def test_rows_by_name() -> None:
+    assert {name: row.bytes for name, row in ROWS.items()} == {
+        "bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 640,
+    }  # fmt: skip
+    assert [name for name, row in ROWS.items() if row.apart] == ["snapmla"]
+    assert len({row.text(Dtype.BF16) for row in ROWS.values()}) == len(ROWS)
+
+
 def test_one_scale_per_key_in_the_row() -> None:
     row = RowFormat((LATENT, ROPE), Scales("latent", 512, in_row=True))
     assert (row.bytes, row.scales_offset, row.offset("rope")) == (644, 512, 516)
@@ -54,7 +69,11 @@ def test_random_rows_have_one_text_each_and_come_back_from_json() -> None:
         pieces = tuple(Piece(name, chance.choice(list(Dtype)), chance.choice(columns)) for name in names)
         scaled = chance.choice(pieces)
         divisors = [size for size in columns if scaled.columns % size == 0]
-        scales = Scales(scaled.name, chance.choice(divisors), chance.random() < 0.5) if chance.random() < 0.7 else None
+        scales = None
+        if chance.random() < 0.7:
+            columns = chance.choice(divisors)
+            whole = columns == scaled.columns and chance.random() < 0.5
+            scales = Scales(scaled.name, columns, chance.random() < 0.5, whole)
         row = RowFormat(pieces, scales)
         assert texts.setdefault(row.text(Dtype.BF16), row) == row
         assert RowFormat.from_dict(row.to_dict()) == row
@@ -78,6 +97,7 @@ def test_random_rows_have_one_text_each_and_come_back_from_json() -> None:
         ((LATENT,), Scales("latent", 96, True), "96 columns does not divide"),
         ((LATENT,), Scales("latent", 0, True), "0 columns does not divide"),
         ((LATENT,), Scales("latent", -128, True), "-128 columns does not divide"),
+        ((LATENT,), Scales("latent", 128, True, True), "a whole row has one scale, not one for every 128 columns"),
     ],
 )
 def test_what_is_no_row(pieces: tuple[Piece, ...], scales: Scales | None, words: str) -> None:

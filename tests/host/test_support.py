@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from examples import DECODE, PACK, PREFILL
+from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
 from tsmla import support
 from tsmla.row_format import RowFormat, Scales, uniform_row
 from tsmla.support import PACK_MAX_DIM, PACK_VECTOR, PREFILL_DIMS, PREFILL_DTYPES, why_unsupported
@@ -47,6 +47,15 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
         (dataclasses.replace(PACK, d_rope=PACK_VECTOR + 1), ("d_rope", f"multiple of {PACK_VECTOR}", "not 17")),
         (dataclasses.replace(PACK, d_v=PACK_MAX_DIM + PACK_VECTOR), ("d_v", f"up to {PACK_MAX_DIM}")),
         (dataclasses.replace(PACK, d_nope=0), ("d_nope", "not 0")),
+        (
+            dataclasses.replace(WRITE_CACHE, dtype=Dtype.FP16),
+            ("in the row), rope bf16 64 is written from bf16, not fp16",),
+        ),
+        (dataclasses.replace(READ_CACHE, row=DECODE.row, dtype=Dtype.E4M3), ("is read as bf16, not e4m3",)),
+        (
+            dataclasses.replace(WRITE_CACHE, row=uniform_row(Dtype.E5M2)),
+            ("latent e5m2 512, rope e5m2 64 cannot be written; rows are bf16, fp16, e4m3, fp8_ds_mla, snapmla",),
+        ),
     ],
     ids=lambda value: str(value) if not isinstance(value, tuple) else "",
 )

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from traced_calls import arguments, attention
 from tsmla import ArgumentError, checks, resolve, torch_ops
-from tsmla.call import DECODE, OPERATORS, PACK, PREFILL, Number, Operator
+from tsmla.call import DECODE, OPERATORS, PACK, PREFILL, READ_CACHE, WRITE_CACHE, Number, Operator
 from tsmla.variant import Arch, Variant
 
 BATCH, TOKENS, HEADS, PAGES = 2, 5, 4, 6
@@ -40,6 +40,12 @@ SCHEMAS = {
     "bool batch_invariant=False, Tensor? query_pe=None) -> ()",
     "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
+    "write_cache": "tsmla::write_cache(Tensor kv_c, Tensor k_pe, Tensor slot_mapping, Tensor(a!) cache, str format, *, "
+    "Tensor(b!)? rope_cache=None, Tensor(c!)? scale_cache=None, float scale=1., bool? power_of_two_scales=None, "
+    "bool enable_pdl=False) -> ()",
+    "read_cache": "tsmla::read_cache(Tensor cache, Tensor(a!) kv_c, Tensor(b!) k_pe, str format, *, "
+    "Tensor? indices=None, Tensor? block_tables=None, Tensor? cum_seq_lens=None, Tensor? seq_starts=None, "
+    "Tensor? rope_cache=None, Tensor? scale_cache=None, float scale=1., bool enable_pdl=False) -> ()",
 }
 
 
@@ -102,6 +108,12 @@ def required(operator: Operator) -> dict[str, Any]:
                 "qk_rope_head_dim": 64, "block_tables": ints(*range(PAGES)).view(BATCH, -1),
                 "seq_lens": ints(100, 3), "max_seq_len": 200, "softmax_scale": 0.1,
                 "out": random(BATCH, 1, HEADS, 512)}  # fmt: skip
+    if operator is WRITE_CACHE:
+        return {"kv_c": random(TOKENS, 512), "k_pe": random(TOKENS, 64), "slot_mapping": torch.arange(TOKENS),
+                "cache": torch.zeros(PAGES, 64, 656, dtype=torch.uint8), "format": "fp8_ds_mla"}  # fmt: skip
+    if operator is READ_CACHE:
+        return {"cache": torch.zeros(PAGES, 64, 656, dtype=torch.uint8), "kv_c": random(TOKENS, 512),
+                "k_pe": random(TOKENS, 64), "format": "fp8_ds_mla"}  # fmt: skip
     return {"k_nope": random(TOKENS, HEADS, 128), "k_pe": random(TOKENS, 64), "v": random(TOKENS, HEADS, 128),
             "k_out": torch.empty(TOKENS, HEADS, 192, dtype=E4M3), "v_out": torch.empty(TOKENS, HEADS, 128, dtype=E4M3),
             "fp8_dtype": E4M3}  # fmt: skip
@@ -116,7 +128,17 @@ def optional(operator: Operator) -> dict[str, Any]:
         return {"causal_seqs": torch.tensor([90, 7]), "local_visible_lens": torch.ones(BATCH, 1, dtype=torch.int32),
                 "lse": torch.zeros(BATCH, 1, HEADS), "sinks": torch.randn(HEADS), "window_left": 5, "lse_base": 2.0,
                 "lse_includes_sink": True, "output_scale": 0.5, "batch_invariant": True}  # fmt: skip
+    if operator is WRITE_CACHE:
+        return {"power_of_two_scales": True, "enable_pdl": True}
+    if operator is READ_CACHE:
+        return {"block_tables": ints(*range(PAGES)).view(BATCH, -1), "cum_seq_lens": ints(0, 2, TOKENS),
+                "seq_starts": ints(0, 70), "enable_pdl": True}  # fmt: skip
     return {"k_scale_inv": 2.0, "v_scale_inv": 0.25}
+
+
+def fewest(operator: Operator) -> dict[str, Any]:
+    """What a call must have of that, one way or another."""
+    return {"indices": torch.arange(TOKENS)} if operator is READ_CACHE else {}
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
@@ -155,12 +177,14 @@ def test_functions_hand_on_every_argument_in_its_place(operator, monkeypatch) ->
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-@pytest.mark.parametrize("operator", [PREFILL, DECODE], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", [PREFILL, DECODE, WRITE_CACHE, READ_CACHE], ids=lambda operator: operator.name)
 def test_opcheck(stand_ins, operator, data) -> None:
     chosen = data.draw(st.sets(st.sampled_from(sorted(optional(operator)))))
+    if fewest(operator):
+        chosen = data.draw(st.sampled_from((set(), {*optional(operator)})))
     if not {"sinks", "lse"} <= chosen:
         chosen -= {"lse_includes_sink"}
-    options = {name: value for name, value in optional(operator).items() if name in chosen}
+    options = {name: value for name, value in optional(operator).items() if name in chosen} or fewest(operator)
     overload = getattr(torch.ops.tsmla, operator.variant.family).default
     found = torch.library.opcheck(overload, tuple(required(operator).values()), options)
     assert set(found.values()) == {"SUCCESS"}
@@ -177,7 +201,7 @@ def test_opcheck_of_pack(stand_ins) -> None:
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 def test_operators_give_what_functions_give(stand_ins, operator) -> None:
     overload = getattr(torch.ops.tsmla, operator.variant.family)
-    for options in ({}, optional(operator)):
+    for options in (fewest(operator), optional(operator)):
         call = {**required(operator), **options}
         before = {name: value.clone() for name, value in call.items() if isinstance(value, torch.Tensor)}
         written = {x.given for x in operator.given if x.written or x.scratch}
@@ -193,7 +217,7 @@ def test_operators_give_what_functions_give(stand_ins, operator) -> None:
 
 def rest_of(operator: Operator, call: dict[str, Any]) -> dict[str, Any]:
     """What the public function must have and its operator does without."""
-    lse = {} if operator is PACK else {"return_lse": "lse" in call}
+    lse = {"return_lse": "lse" in call} if operator in (PREFILL, DECODE) else {}
     return {**lse, **({"seq_lens": None, "max_seq_len": 9} if operator is PREFILL else {})}
 
 
@@ -247,8 +271,11 @@ def test_results_that_are_given_are_written_and_returned(stand_ins, operator) ->
     call |= rest_of(operator, call)
     traced = compile(lambda call: function_of(operator)(**call))
     results = traced(call)
-    expected = [call[name].clone() for name in names]
-    for name, result in zip(names, results, strict=True):
+    expected = [call[name].clone() for name in names if name in call]
+    if operator in (WRITE_CACHE, READ_CACHE):
+        assert results is None
+        names = [name for name in names if name in call]
+    for name, result in zip(names, results or [call[name] for name in names], strict=True):
         assert result is call[name]
         call[name].zero_()
     function_of(operator)(**call)
@@ -364,7 +391,7 @@ def test_export_keeps_the_operator_and_its_sizes(stand_ins) -> None:
 def test_eager_calls_import_neither_the_operators_nor_dynamo() -> None:
     script = """
 import sys, tsmla
-tsmla.tsmla_prefill, tsmla.tsmla_decode, tsmla.mla_kv_pack_quantize_fp8
+tsmla.tsmla_prefill, tsmla.tsmla_decode, tsmla.mla_kv_pack_quantize_fp8, tsmla.mla_write_cache, tsmla.mla_read_cache
 print("tsmla.prefill" in sys.modules, *({"tsmla.torch_ops", "torch._dynamo"} & set(sys.modules)))
 """
     assert run_python(script).stdout.split() == ["True"]

@@ -8,7 +8,7 @@ import itertools
 import re
 
 import pytest
-from examples import DECODE, PACK, PREFILL
+from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
 from tsmla.errors import ArgumentError
 from tsmla.row_format import Piece, RowFormat, Scales
 from tsmla.support import why_unsupported
@@ -16,7 +16,7 @@ from tsmla.tools.variant_text import accepted, variant_of
 from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, Variant, variant_from_dict
 from tsmla_kernels.registry import recipe
 
-EXAMPLES = (PREFILL, DECODE, PACK)
+EXAMPLES = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE)
 
 
 def other_values(value: object) -> list[object]:
@@ -38,6 +38,8 @@ def other_rows(row: RowFormat) -> list[object]:
     changed.append(RowFormat((*row.pieces, Piece("x", Dtype.BF16, 64))))
     for piece, columns, in_row in itertools.product(row.pieces, (32, 64), (True, False)):
         changed.append(RowFormat(row.pieces, Scales(piece.name, columns, in_row)))
+    for piece, in_row in itertools.product(row.pieces, (True, False)):
+        changed.append(RowFormat(row.pieces, Scales(piece.name, piece.columns, in_row, whole_row=True)))
     return changed
 
 
@@ -89,7 +91,7 @@ def test_json_values_come_back_as_the_same_variant(variant: Variant) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"family": "sparse"}, "family is 'sparse'; known families: prefill, decode, pack"),
+        ({"family": "sparse"}, "family is 'sparse'; known families: prefill, decode, pack, write_cache, read_cache"),
         ({"colour": 1}, "missing or unknown fields: colour"),
         ({"lse": 1}, "field lse is 1, not a bool"),
         ({"d_qk": "192"}, "field d_qk is '192', not a int"),
@@ -112,10 +114,12 @@ def test_a_decode_without_a_row_has_that_of_its_dtype(dtype: Dtype) -> None:
     assert variant_from_dict(plain) == variant
 
 
-def test_a_person_need_not_write_the_row() -> None:
+def test_a_person_writes_a_row_by_its_name_or_not_at_all() -> None:
     assert "row" not in accepted("decode")
     words = "family=decode,arch=sm_90a,dtype=bf16,out_dtype=bf16,lse=true,pdl=false"
     assert variant_of(words) == DECODE
+    assert variant_of("family=write_cache,arch=sm_90a,dtype=bf16,row=fp8_ds_mla") == WRITE_CACHE
+    assert accepted("read_cache").endswith(",row=bf16|fp16|e4m3|fp8_ds_mla|snapmla")
     with pytest.raises(ArgumentError, match="decode variant field row is 'd512x64', not a RowFormat"):
         variant_of(f"{words},row=d512x64")
 

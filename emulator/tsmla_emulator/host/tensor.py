@@ -99,7 +99,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def unwritten(tensor: torch.Tensor) -> int:
     """How many elements hold nothing but poison."""
-    content = plain(tensor).contiguous().reshape(-1).view(torch.uint8).reshape(-1, tensor.element_size())
+    whole = plain(tensor).clone(memory_format=torch.contiguous_format)  # one element may have any stride
+    content = whole.view(-1).view(torch.uint8).reshape(-1, tensor.element_size())
     return int((content == memory.POISON).all(1).sum())
 
 

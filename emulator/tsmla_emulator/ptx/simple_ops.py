@@ -114,6 +114,10 @@ def _float(op) -> None:
         op(f"{name}.NaN.f32", "f32", "f32 f32", f"{name}_nan(a, b)")
         op(f"{name}3.f32", "f32", "f32 f32 f32", f"{name}_number({name}_number(a, b), c)")
         op(f"{name}3.NaN.f32", "f32", "f32 f32 f32", f"{name}_nan({name}_nan(a, b), c)")
+    for half in ("bf16", "f16"):
+        op(f"abs.{half}", "u16", "u16", "u16(a & 0x7fff)")
+        for name in ("max", "min"):
+            op(f"{name}.{half}", "u16", "u16 u16", f"to_{half}({name}_number(from_{half}(a), from_{half}(b)))")
     op("div.rn.f32 div.full.f32 div.approx.f32", "f32", "f32 f32", "canonical(a / b)")
     op("div.approx.ftz.f32 div.full.ftz.f32", "f32", "f32 f32", "flush(canonical(flush(a) / flush(b)))")
     op("rcp.rn.f32 rcp.approx.f32", "f32", "f32", "canonical(1.0f / a)")

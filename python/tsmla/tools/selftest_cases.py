@@ -75,7 +75,26 @@ class PackCase:
     short: bool = False
 
 
-Case = PrefillCase | DecodeCase | PackCase
+@dataclasses.dataclass(frozen=True)
+class CacheCase:
+    """Tokens that are written to a cache, or read from it. page: rows of a page. scale: of a cache that has one.
+    patterns: they are all 16-bit patterns there are. tables: they are read by page tables, not by slots. power_of_two:
+    scales of rows are rounded so. strided: rows lie apart. pdl: as operators have it."""
+
+    name: str
+    tokens: int
+    pages: int
+    page: int
+    scale: float = 1.0
+    patterns: bool = False
+    tables: bool = False
+    power_of_two: bool = True
+    strided: bool = False
+    pdl: bool = False
+    short: bool = False
+
+
+Case = PrefillCase | DecodeCase | PackCase | CacheCase
 
 _PREFILL = (
     PrefillCase(
@@ -160,7 +179,18 @@ _PACK = (
     *(PackCase(f"every number times {s:g}", 64, 8, (s, s), patterns=True) for s in (1.0, -0.37, 3e-6, 1e30, 0.0)),
 )
 
-_ALL: dict[str, tuple[Case, ...]] = {"prefill": _PREFILL, "decode": _DECODE, "pack": _PACK}
+_CACHE = (
+    CacheCase("strided, pages of 5", 37, 9, 5, 0.5, tables=True, strided=True, short=True),
+    CacheCase("arbitrary scales", 33, 3, 16, 3e-3, power_of_two=False, pdl=True, short=True),
+    CacheCase("every number", 1024, 40, 64, 0.37, patterns=True),
+    CacheCase("every number, arbitrary scales", 1024, 40, 64, 1e-30, patterns=True, power_of_two=False),
+    *(CacheCase(f"pages of {page}", 700, 900 // page, page, tables=True) for page in (1, 32, 64, 128)),
+    CacheCase("8192 tokens", 8192, 200, 64, 7.0, strided=True),
+)
+
+_ALL: dict[str, tuple[Case, ...]] = {
+    "prefill": _PREFILL, "decode": _DECODE, "pack": _PACK, "write_cache": _CACHE, "read_cache": _CACHE,
+}  # fmt: skip
 
 
 def cases_of(family: str, *, full: bool) -> tuple[Case, ...]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import dataclasses
 
 from ..errors import ArgumentError
+from ..row_format import ROWS
 from ..variant import FAMILIES, Arch, Dtype, Variant, variant_from_dict
 
 METAVAR = "FIELD=VALUE,..."
-_ACCEPTED = {"Arch": "|".join(Arch), "Dtype": "|".join(Dtype), "int": "NUMBER", "bool": "true|false"}
+_ACCEPTED = {
+    "Arch": "|".join(Arch), "Dtype": "|".join(Dtype), "RowFormat": "|".join(ROWS), "int": "NUMBER",
+    "bool": "true|false",
+}  # fmt: skip
 """What a field of each type may be."""
 
 
@@ -27,7 +31,7 @@ def variant_of(text: str) -> Variant:
             raise _refused(text, f"{part!r} is not FIELD=VALUE", values)
         if name in values:
             raise _refused(text, f"{name} is given twice", values)
-        values[name] = _value(word)
+        values[name] = ROWS[word].to_dict() if name == "row" and word in ROWS else _value(word)
     try:
         return variant_from_dict(values)
     except ValueError as error:

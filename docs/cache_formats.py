@@ -1,0 +1,110 @@
+"""What each cache format costs in accuracy: a float64 decode from rows as they are stored, against one from the keys in
+float32. `python -m docs.cache_formats` prints the table of docs/cache-formats.md; a test holds the page to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+HEADS, KEYS, LATENT, ROPE = 16, 4096, 512, 64
+Keys = tuple[torch.Tensor, torch.Tensor]
+
+
+def plain(c: torch.Tensor, r: torch.Tensor) -> Keys:
+    return c.bfloat16().float(), r.bfloat16().float()
+
+
+def e4m3(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
+    """The numbers that are read back."""
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+def scale_of(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(-1, keepdim=True) / 448
+
+
+def power_of_two(scale: torch.Tensor) -> torch.Tensor:
+    return torch.exp2(torch.ceil(torch.log2(scale.double()))).float()
+
+
+def one_scale(scale: float | None) -> Callable[[torch.Tensor, torch.Tensor], Keys]:
+    """Per-tensor e4m3; None for the scale that the largest number of all keys just fits into."""
+
+    def stored(c: torch.Tensor, r: torch.Tensor) -> Keys:
+        used = float(max(c.abs().max(), r.abs().max())) / 448 if scale is None else scale
+        return e4m3(c, used), e4m3(r, used)
+
+    return stored
+
+
+def ds_mla(rounded: bool) -> Callable[[torch.Tensor, torch.Tensor], Keys]:
+    def stored(c: torch.Tensor, r: torch.Tensor) -> Keys:
+        blocks = c.view(KEYS, 4, 128)
+        scale = scale_of(blocks)
+        return e4m3(blocks, power_of_two(scale) if rounded else scale).view(KEYS, LATENT), r
+
+    return stored
+
+
+def snapmla(rounded: bool) -> Callable[[torch.Tensor, torch.Tensor], Keys]:
+    def stored(c: torch.Tensor, r: torch.Tensor) -> Keys:
+        scale = power_of_two(scale_of(c)) if rounded else scale_of(c)
+        return e4m3(c, scale), (r / scale).bfloat16().float() * scale
+
+    return stored
+
+
+FORMATS: dict[str, Callable[[torch.Tensor, torch.Tensor], Keys]] = {
+    "`bf16`": plain,
+    "`e4m3`, scale 1": one_scale(1.0),
+    "`e4m3`, scale of the largest": one_scale(None),
+    "`fp8_ds_mla`": ds_mla(False),
+    "`fp8_ds_mla`, powers of two": ds_mla(True),
+    "`snapmla`": snapmla(True),
+    "`snapmla`, arbitrary scales": snapmla(False),
+}
+
+
+def keys_of(outliers: bool, generator: torch.Generator) -> Keys:
+    """Normal numbers. With outliers, one of 512 latent columns of every 64th key is 20 times as large, and so are all
+    rope parts."""
+    c, r = (torch.randn(KEYS, width, generator=generator) for width in (LATENT, ROPE))
+    if outliers:
+        c[::64, 77] *= 20
+        r = r * 20
+    return c, r
+
+
+def decode(query: torch.Tensor, c: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and natural-log LSE of each head."""
+    scores = query @ torch.cat([c, r], -1).double().T * (LATENT + ROPE) ** -0.5
+    lse = scores.logsumexp(-1)
+    return (scores - lse[:, None]).exp() @ c.double(), lse
+
+
+def errors(outliers: bool) -> dict[str, tuple[float, float]]:
+    """Of each format: relative error of the outputs (of all heads' norm), and the largest error of an LSE."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(HEADS, LATENT + ROPE, generator=generator, dtype=torch.float64)
+    c, r = keys_of(outliers, generator)
+    out, lse = decode(query, c, r)
+    found = {}
+    for name, stored in FORMATS.items():
+        rows = stored(*plain(c, r)) if "bf16" not in name else plain(c, r)  # what is written is bf16
+        got, got_lse = decode(query, *rows)
+        found[name] = float((got - out).norm() / out.norm()), float((got_lse - lse).abs().max())
+    return found
+
+
+def table() -> str:
+    """As Markdown."""
+    usual, outlying = errors(False), errors(True)
+    lines = ["| rows | output | LSE | output, outliers | LSE, outliers |", "| --- " * 5 + "|"]
+    for name in FORMATS:
+        lines.append(f"| {name} | " + " | ".join(f"{x:.1e}" for x in (*usual[name], *outlying[name])) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,1 @@
+"""Cache rows: write them from what projections produce, and read them back."""

@@ -1,0 +1,98 @@
+"""Where the pieces of a cache's rows lie, and how a warp shares one row.
+
+Rows are addressed by 64-bit bytes. A warp has one row. Of the latent piece a lane has 8 columns of the first half and 8
+of the second, so that every load and store of a warp is contiguous; of the rope piece, 8 columns of the first 8 lanes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+from cutlass.cutlass_dsl import Numeric
+from tsmla.row_format import SCALE_BYTES, RowFormat
+
+VECTOR = 8
+"""Columns that a lane loads or stores at a time: 16 bytes of 16-bit elements."""
+LANES = 32
+HALVES = 2
+"""Of the latent piece, one behind the other, each as wide as a warp's lanes reach at a time."""
+ROPE_LANES = 8
+WARPS = 4
+"""Rows of a CTA."""
+
+
+def vector(dtype: type[Numeric], address: Int64) -> cute.Tensor:
+    """The VECTOR elements in global memory at an address that is a multiple of their bytes."""
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=VECTOR * dtype.width // 8)
+    return cute.make_tensor(pointer, cute.make_layout(VECTOR))
+
+
+def row_address(tensor: cute.Tensor, *place: Int32) -> Int64:
+    """The byte that a row begins with, at a place in a tensor's outer dimensions."""
+    size = tensor.element_type.width // 8
+    address = tensor.iterator.toint()
+    for index, stride in zip(place, tensor.stride, strict=False):
+        address += Int64(index) * Int64(stride) * size
+    return address
+
+
+def row_vector(rows: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
+    """The VECTOR elements of [rows, columns] that begin at a column."""
+    dtype = rows.element_type
+    return vector(dtype, row_address(rows, row) + Int64(column) * (dtype.width // 8))
+
+
+def latent_column(half: int, lane: Int32) -> Int32:
+    """The first of a lane's columns in a half of the latent piece."""
+    return half * LANES * VECTOR + lane * VECTOR
+
+
+def rope_column(lane: Int32) -> Int32:
+    """The first of a lane's rope columns. Lanes that have none repeat the last one's, without a branch."""
+    return cutlass.min(lane, ROPE_LANES - 1) * VECTOR
+
+
+def exists(slot: Int64, pages: Int32, page_size: Int32) -> Boolean:
+    """Whether a cache has this slot."""
+    return (slot >= 0) & (slot < Int64(pages) * Int64(page_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of a cache as addresses of its latent and its rope piece and of its scales, as far as it has any."""
+
+    format: RowFormat
+    latent: Int64
+    rope: Int64
+    scales: Int64 | None
+
+    @classmethod
+    def of(cls, format: RowFormat, tensors: tuple[cute.Tensor, ...], page: Int32, place: Int32) -> Row:
+        """The row at a place of a page. tensors: cache, rope_cache and scale_cache."""
+        start = row_address(tensors[0], page, place)
+        if format.apart:
+            return cls(format, start, *(row_address(tensor, page, place) for tensor in tensors[1:]))
+        scales = None if format.scales_offset is None else start + format.scales_offset
+        return cls(format, start, start + format.offset("rope"), scales)
+
+    def latent_vector(self, dtype: type[Numeric], half: int, lane: Int32) -> cute.Tensor:
+        """A lane's columns of a half of the latent piece, which is of this type."""
+        return vector(dtype, self.latent + Int64(latent_column(half, lane)) * (dtype.width // 8))
+
+    def rope_vector(self, dtype: type[Numeric], lane: Int32) -> cute.Tensor:
+        """A lane's columns of the rope piece, which is of this type."""
+        return vector(dtype, self.rope + Int64(rope_column(lane)) * (dtype.width // 8))
+
+    def scale(self, half: int, lane: Int32) -> cute.Tensor:
+        """The scale of a lane's columns in a half of the latent piece."""
+        address = self.scales
+        if self.format.scales_per_row > 1:
+            address += Int64(latent_column(half, lane) // self.format.scales.columns) * SCALE_BYTES
+        pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=SCALE_BYTES)
+        return cute.make_tensor(pointer, cute.make_layout(1))
+
+    def store_scale(self, half: int, lane: Int32, value: Float32) -> None:
+        self.scale(half, lane)[0] = value

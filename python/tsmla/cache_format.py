@@ -1,0 +1,76 @@
+"""What writing a cache and reading it have in common: the format of its rows, its scale, and its tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from . import checks, examine
+from .checks import LARGEST_FLOAT32, SMALLEST_FLOAT32
+from .dtype import Dtype
+from .errors import ArgumentError
+from .row_format import ROWS, RowFormat
+
+_MAX_ROWS = 2**31 - 1
+_SCALED = "e4m3"
+"""The format that has one scale for the whole cache."""
+_EIGHT_BITS = frozenset(name for name, row in ROWS.items() if row.pieces[0].dtype is Dtype.E4M3)
+
+
+def typed(cache: torch.Tensor, format: str) -> torch.Tensor:
+    """The cache as kernels take it: bytes of 8-bit rows as elements."""
+    return cache.view(torch.float8_e4m3fn) if cache.dtype is torch.uint8 and format in _EIGHT_BITS else cache
+
+
+def few_rows(cache: torch.Tensor) -> bool:
+    """Whether a cache has no more rows than kernels count."""
+    return cache.shape[0] * cache.shape[1] <= _MAX_ROWS
+
+
+def is_usual(format: str, scale: float) -> bool:
+    """Whether `checked` would return these very arguments."""
+    return type(format) is str and type(scale) is float and (
+        scale == 1.0 or (format == _SCALED and SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32)
+    )
+
+
+def checked(operator: str, format: str, scale: float) -> tuple[str, float]:
+    """A format's name and the scale of a whole cache, which is 1 where rows have scales or need none."""
+    if not isinstance(format, str) or format not in ROWS:
+        raise ArgumentError(f"{operator}: format is {checks.spelled(format)}; accepted: {', '.join(ROWS)}")
+    scale = checks.number(operator, "scale", scale)
+    if format != _SCALED and scale != 1.0:
+        raise ArgumentError(f"{operator}: scale is {scale}; it must be 1, because a cache of {format} rows has none")
+    if not SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32:
+        raise ArgumentError(
+            f"{operator}: scale is {scale}; it must be from {SMALLEST_FLOAT32:.3g} (the smallest normal float32) to "
+            f"{LARGEST_FLOAT32:.3g}"
+        )
+    return format, scale
+
+
+def row_of(examination: examine.Examination, format: str) -> RowFormat:
+    """The rows of a format, for which the call must have as many tensors as they take."""
+    operator, row = examination.operator.name, ROWS[checked(examination.operator.name, format, 1.0)[0]]
+    for name in ("rope_cache", "scale_cache"):
+        if row.apart and examination.tensors[name] is None:
+            where = "cache, rope_cache and scale_cache"
+            raise ArgumentError(f"{operator}: {name} is not given; {format} rows lie in {where}")
+        if not row.apart and examination.tensors[name] is not None:
+            raise ArgumentError(f"{operator}: {name} is given; {format} rows lie in cache alone")
+    return row
+
+
+def check_size(examination: examine.Examination) -> None:
+    """A cache of no more rows than kernels count."""
+    pages, page_size = (examination.sizes[name] for name in ("pages", "page_size"))
+    if pages * page_size > _MAX_ROWS:
+        raise ArgumentError(
+            f"{examination.operator.name}: cache has {pages} pages of {page_size} rows; at most {_MAX_ROWS} rows fit a "
+            "cache"
+        )
+
+
+def absent(kv_c: torch.Tensor, row: RowFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """What kernels get for a rope_cache and a scale_cache that the format does not have."""
+    rope = checks.TORCH_DTYPE_OF[row.piece("rope").dtype]
+    return kv_c.new_empty((0, 0, row.piece("rope").columns), dtype=rope), kv_c.new_empty((0, 0), dtype=torch.float32)

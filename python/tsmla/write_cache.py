@@ -1,0 +1,142 @@
+"""mla_write_cache: keys into a paged cache, quantised and scattered in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from . import cache_format, checks, examine, resolve
+from .call import WRITE_CACHE
+from .errors import ArgumentError, TsmlaError
+from .row_format import RowFormat
+from .variant import WriteCacheVariant
+
+_OPERATOR = WRITE_CACHE.name
+_kind = examine.kind_of(WRITE_CACHE)
+
+
+def mla_write_cache(
+    kv_c: torch.Tensor,
+    k_pe: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cache: torch.Tensor,
+    rope_cache: torch.Tensor | None = None,
+    scale_cache: torch.Tensor | None = None,
+    *,
+    format: str,
+    scale: float = 1.0,
+    power_of_two_scales: bool | None = None,
+    enable_pdl: bool = False,
+) -> None:
+    """Write the key of token t into slot slot_mapping[t] of a paged cache.
+
+    Slot s is row s % page_size of page s // page_size. What a row then holds, bit for bit, is in terms of PyTorch, with
+    c = kv_c[t].float() and r = k_pe[t].float():
+
+    - "bf16", "fp16": c and r as they are given.
+    - "e4m3": e4m3(c / scale), e4m3(r / scale).
+    - "fp8_ds_mla", DeepSeek's 656 bytes: for each 128 columns b of c, s = max(amax(b) / 448, 2 ** -126) and
+      e4m3(b / s); then the four s as float32; then r as bf16, as it is given.
+    - "snapmla": s = max(amax(c), 1e-26) / 448, but 1 where amax(c) is 0; e4m3(c / s) in `cache`, bf16(r / s) in
+      `rope_cache`, s in `scale_cache`.
+
+    e4m3(x) is x.clamp(-448, 448).to(torch.float8_e4m3fn). amax(x) is the largest magnitude of those that are not NaN, 0
+    where all are: an element that is NaN stays NaN and leaves its row's others alone; an infinite one makes a scale
+    infinite, so that finite elements of it become 0 and infinite ones NaN. With power_of_two_scales, s is the smallest
+    power of two that is not below the one above. Of "bf16", "fp16", "e4m3" and "fp8_ds_mla", these are the bytes of
+    vLLM's `concat_and_cache_mla` (csrc/cache_kernels.cu); of "snapmla", the formulas are SnapMLA's
+    (docs/cache-formats.md).
+
+    Nothing is allocated, but for a copy of 32-bit slots, and nothing waits for the GPU: calls can be captured in a CUDA
+    graph. Slots of -1, and all others that the cache does not have, are skipped: no value in a device tensor leads
+    outside of the tensors passed. Where several tokens have one slot, each byte of it is from one of them.
+
+    Args:
+        kv_c: [tokens, 512], bf16 or fp16: latent parts, normalised. Here and for k_pe, strided views are fine (both are
+            usually slices of one tensor): last dimension contiguous, base address and outer strides multiples of 16
+            bytes.
+        k_pe: [tokens, 64] or [tokens, 1, 64], kv_c's dtype: rope parts, rotated.
+        slot_mapping: [tokens] int64 or int32, contiguous. int32 takes one more small launch.
+        cache: [pages, page_size, width] to write into, pages of any size. Width and dtype: 576 of kv_c's dtype for
+            "bf16" and "fp16"; 576 of e4m3 or uint8 for "e4m3"; 656 of uint8 or e4m3 for "fp8_ds_mla"; 512 of e4m3 or
+            uint8 for "snapmla". Strides of pages and rows are free multiples of 16 bytes, as the address is.
+        rope_cache: [pages, page_size, 64] bf16 to write into, for "snapmla" only; strides as those of cache, which it
+            may share rows of 640 bytes with.
+        scale_cache: [pages, page_size] float32 to write into, for "snapmla" only, any strides.
+        format: "bf16", "fp16", "e4m3", "fp8_ds_mla" or "snapmla" (`tsmla.row_format.ROWS`); kv_c is bf16, or fp16 for
+            "fp16" and "e4m3".
+        scale: Python number; what "e4m3" rows are multiplied by when they are read, from 2^-126 on. 1 for all others.
+        power_of_two_scales: of formats with scales in or beside their rows; by default of "snapmla", whose rope part
+            they divide without an error.
+        enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
+
+    Raises:
+        ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
+        UnsupportedError: no kernel exists for this GPU, or for this dtype and format.
+        KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
+    """
+    if is_dynamo_compiling():
+        from . import torch_ops
+
+        return torch_ops.WRITE_CACHE(
+            kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, format, scale, power_of_two_scales, enable_pdl
+        )
+    if not cache_format.is_usual(format, scale):
+        format, scale = cache_format.checked(_OPERATOR, format, scale)
+    tensors: tuple[Any, ...] = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache
+    options = format, power_of_two_scales, enable_pdl
+    try:
+        cache = cache_format.typed(cache, format)
+        tensors = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache
+        shape = kv_c.shape
+        kind = _kind(tensors, shape, options, cache_format.few_rows(cache))
+        kernel, narrow, no_rope, no_scales, power_of_two, pdl = resolve.calls.get(kind) or resolve.keep(
+            kind, _examined(tensors, options)
+        )
+        if shape[0]:
+            kernel(
+                kv_c, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), slot_mapping.long() if narrow else slot_mapping,
+                cache, no_rope if rope_cache is None else rope_cache, no_scales if scale_cache is None else scale_cache,
+                scale, power_of_two, pdl,
+            )  # fmt: skip
+        else:  # no kernel that would refuse what the kind does not tell
+            _examined(tensors, options)
+    except TsmlaError:
+        raise
+    except Exception:
+        _examined(tensors, options)  # raises if an argument is wrong, and says which
+        raise
+    return None
+
+
+def _examined(
+    tensors: tuple, options: tuple[str, bool | None, bool]
+) -> tuple[Callable[..., None], bool, torch.Tensor, torch.Tensor, int, int]:
+    """The kernel of a call, whether its slots have 32 bits, what stands for tensors that its format does not have, and
+    flags as the kernel takes them, with every check and its error."""
+    format, power_of_two, pdl = options
+    pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
+    examination = examine.Examination(WRITE_CACHE, tensors)
+    row = cache_format.row_of(examination, format)
+    power_of_two = _rounds_up(row, format, power_of_two)
+    variant = WriteCacheVariant(examination.arch, examination.dtype, row)
+    examination.check(variant)
+    cache_format.check_size(examination)
+    kv_c, _, slot_mapping, *_ = tensors
+    narrow = slot_mapping.dtype is torch.int32
+    return resolve.kernel(variant), narrow, *cache_format.absent(kv_c, row), int(power_of_two), int(pdl)
+
+
+def _rounds_up(row: RowFormat, format: str, asked: bool | None) -> bool:
+    """Whether scales are rounded up to powers of two."""
+    if asked is None:
+        return row.apart
+    asked = checks.flag(_OPERATOR, "power_of_two_scales", asked)
+    if row.scales is None:
+        raise ArgumentError(
+            f"{_OPERATOR}: power_of_two_scales is {asked}; it must be None, because {format} rows have no scales"
+        )
+    return asked

@@ -1,0 +1,137 @@
+"""mla_write_cache and mla_read_cache in emulation: every byte as PyTorch computes it, on every architecture."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from cache_rows import FORMATS, Cache, difficult, restored, stored
+from tsmla import mla_read_cache, mla_write_cache
+
+SCALE = {"e4m3": 0.37}
+FORMAT = pytest.mark.parametrize("format, dtype", FORMATS, ids=[f"{name}-{dtype}"[:15] for name, dtype in FORMATS])
+
+
+def cut(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows[:, :512], rows[:, 512:]
+
+
+def some_slots(tokens: int, slots: int) -> torch.Tensor:
+    """Different ones, with some that are none."""
+    chosen = torch.randperm(slots)[:tokens]
+    nowhere = torch.tensor([-1, slots, -(2**31), 2**31, 2**32 + 3, -(2**63), 2**63 - 1])
+    places = range(2, tokens, 4)
+    chosen[2::4] = torch.tensor([int(nowhere[i % len(nowhere)]) for i, _ in enumerate(places)], dtype=torch.int64)
+    return chosen.cuda()
+
+
+def same_numbers(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Equal bits, or both NaN."""
+    return bool(((got.view(torch.int16) == want.view(torch.int16)) | (got.isnan() & want.isnan())).all())
+
+
+@FORMAT
+def test_bytes_of_difficult_rows(gpu, format, dtype):
+    """Strided inputs, pages of five rows with gaps between rows and pages, slots that are none, and back."""
+    scale = SCALE.get(format, 1.0)
+    rows = difficult(26, dtype)
+    slots = some_slots(len(rows), 45)
+    for rounded in (None,) if format in ("bf16", "fp16", "e4m3") else (False, True):
+        cache, expected = (Cache(format, 9, 5, 16, 48, as_uint8=bool(rounded)) for _ in range(2))
+        content = stored(*cut(rows), format, scale, rounded)
+        expected.put(slots, content)
+        mla_write_cache(
+            *cut(rows), slots, **cache.tensors, format=format, scale=scale, power_of_two_scales=rounded
+        )
+        assert not cache.differences(expected)
+        whole = torch.full((len(rows), 584), float("nan"), dtype=dtype, device="cuda")
+        mla_read_cache(cache.tensors["cache"], *cut(whole[:, :576]), slots, format=format, scale=scale,
+                       **{name: x for name, x in cache.tensors.items() if name != "cache"})  # fmt: skip
+        want = restored(content, format, dtype, scale)
+        want[(slots < 0) | (slots >= 45)] = 0
+        assert same_numbers(whole[:, :576].contiguous(), want) and whole[:, 576:].isnan().all()
+
+
+@pytest.mark.parametrize("tokens, pages, page", [(1, 1, 1), (5, 3, 64), (64, 70, 1)])
+def test_sizes_narrow_slots_and_dependent_launch(gpu, tokens, pages, page):
+    rows = difficult(tokens, torch.bfloat16)
+    slots = some_slots(tokens, pages * page).clamp(-(2**31), 2**31 - 1).int()
+    cache, expected = Cache("fp8_ds_mla", pages, page), Cache("fp8_ds_mla", pages, page)
+    expected.put(slots.long(), stored(*cut(rows), "fp8_ds_mla"))
+    mla_write_cache(rows[:, :512], rows[:, None, 512:], slots, **cache.tensors, format="fp8_ds_mla", enable_pdl=True)
+    assert not cache.differences(expected)
+
+
+def test_rows_of_one_tensor_may_hold_both_pieces(gpu):
+    """SnapMLA's latent and rope pieces in rows of 640 bytes."""
+    rows, slots = difficult(12, torch.bfloat16), torch.arange(12).cuda()
+    whole = torch.zeros(3, 4, 640, dtype=torch.uint8, device="cuda")
+    scales = torch.zeros(4, 3, device="cuda").T
+    mla_write_cache(
+        *cut(rows), slots, whole[..., :512], whole[..., 512:].view(torch.bfloat16), scales, format="snapmla"
+    )
+    content = stored(*cut(rows), "snapmla")
+    assert torch.equal(whole.view(12, 640), torch.cat([content["cache"], content["rope_cache"]], -1))
+    assert torch.equal(scales.reshape(12, 1), content["scale_cache"].view(torch.float32))
+
+
+def tables_of(ends, starts, tables, pages, page):
+    """The slot of each row, -1 where it has none, one by one."""
+    slots = []
+    for row in range(ends[-1] + 3):
+        requests = [b for b, (first, end) in enumerate(itertools.pairwise(ends)) if first <= row < end]
+        slot = -1
+        if requests:
+            position = row - ends[requests[0]] + starts[requests[0]]
+            own = tables[requests[0]]
+            if 0 <= position < len(own) * page and 0 <= own[position // page] < pages:
+                slot = own[position // page] * page + position % page
+        slots.append(slot)
+    return torch.tensor(slots)
+
+
+@FORMAT
+def test_reading_by_page_tables(gpu, format, dtype):
+    """Requests without rows, that start anywhere, that have pages which do not exist; rows that are no request's."""
+    pages, page, scale = 7, 4, SCALE.get(format, 1.0)
+    cache = Cache(format, pages, page)
+    content = stored(*cut(difficult(pages * page, dtype)), format, scale)
+    cache.put(torch.arange(pages * page).cuda(), content)
+    ends, starts = [0, 6, 6, 7, 18, 25], [1, 0, 11, 9, -2]
+    tables = [[3, 0, 6, 1], [5, 5, 5, 5], [2, 4, 6, 7], [-1, 0, 5, 2**31 - 1], [1, -(2**31), 6, 3]]
+    slots = tables_of(ends, starts, tables, pages, page)
+    given = {"block_tables": tables, "cum_seq_lens": ends, "seq_starts": starts}
+    kv_c, k_pe = (torch.full((len(slots), width), float("nan"), dtype=dtype, device="cuda") for width in (512, 64))
+    mla_read_cache(
+        kv_c=kv_c, k_pe=k_pe[:, None], **cache.tensors, format=format, scale=scale, enable_pdl=True,
+        **{name: torch.tensor(x, dtype=torch.int32, device="cuda") for name, x in given.items()},
+    )  # fmt: skip
+    want = restored({name: x[slots.clamp_min(0).cuda()] for name, x in content.items()}, format, dtype, scale)
+    want[(slots < 0).cuda()] = 0
+    assert (slots >= 0).sum() == 14 and same_numbers(torch.cat([kv_c, k_pe], -1), want)
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("ends", [[5, 3, 9, -7, 4], [-(2**31), 2**31 - 1], [2**31 - 1, -(2**31), 0], [0], [3, 3, 3]])
+def test_lengths_that_are_none_lead_nowhere(gpu, ends):
+    cache = Cache("bf16", 3, 4)
+    cache.put(torch.arange(12).cuda(), stored(*cut(difficult(12, torch.bfloat16)), "bf16"))
+    requests = len(ends) - 1
+    given = {
+        "block_tables": torch.randint(-1, 4, (requests, 2)), "cum_seq_lens": torch.tensor(ends),
+        "seq_starts": torch.randint(-(2**31), 2**31 - 1, (requests,)),
+    }  # fmt: skip
+    kv_c, k_pe = (torch.empty((9, width), dtype=torch.bfloat16, device="cuda") for width in (512, 64))
+    mla_read_cache(cache.tensors["cache"], kv_c, k_pe, format="bf16", **{n: x.int().cuda() for n, x in given.items()})
+
+
+@pytest.mark.archs("sm_90a")
+def test_nothing_to_do(gpu):
+    for pages, tokens in ((0, 3), (2, 0)):
+        cache = Cache("snapmla", pages, 4)
+        rows = difficult(tokens, torch.bfloat16)
+        slots = torch.arange(tokens, device="cuda")
+        mla_write_cache(*cut(rows), slots, **cache.tensors, format="snapmla")
+        mla_read_cache(kv_c=rows[:, :512], k_pe=rows[:, 512:], indices=slots, **cache.tensors, format="snapmla")
+        assert tokens == 0 or (rows == 0).all()

@@ -1,0 +1,69 @@
+"""Calls of mla_write_cache and mla_read_cache: what determines one, and how they are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+from tsmla.row_format import ROWS
+from tsmla.variant import Arch, Dtype, ReadCacheVariant, WriteCacheVariant
+
+from .drawing import schedules
+from .places import Schedule
+from .plain import Plain
+
+VALUES = ("any bits", "spread", "one outlier", "tiny", "zeros")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CacheCase(Plain):
+    """Keys that are written and read back, of which `family` is under test. slots: of each token, any integers, those
+    that the cache has all different. narrow: they have 32 bits. row_gap, page_gap: of caches, in 16 bytes. rounded:
+    scales of rows are powers of two. requests: rows of each, told by page tables, when they are read; () for slots.
+    """
+
+    family: str = "write_cache"
+    format: str = "bf16"
+    dtype: str = "bf16"
+    slots: tuple[int, ...] = (0,)
+    pages: int = 1
+    page: int = 1
+    narrow: bool = False
+    row_gap: int = 0
+    page_gap: int = 0
+    as_bytes: bool = False
+    scale: float = 1.0
+    rounded: bool = True
+    values: str = "any bits"
+    requests: tuple[int, ...] = ()
+    pdl: bool = False
+    seed: int = 0
+    schedule: Schedule = Schedule()
+
+    def variant(self, arch: str) -> WriteCacheVariant | ReadCacheVariant:
+        """The kernel that is under test on this architecture."""
+        kind = WriteCacheVariant if self.family == "write_cache" else ReadCacheVariant
+        return kind(Arch(arch), Dtype(self.dtype), ROWS[self.format])
+
+
+@st.composite
+def cache_cases(draw: Any, variant: WriteCacheVariant | ReadCacheVariant, hostile: bool = True) -> CacheCase:
+    """Any call that the contract allows and this kernel serves."""
+    format = next(name for name, row in ROWS.items() if row == variant.row)
+    pages, page = draw(st.integers(1, 12)), draw(st.sampled_from((1, 2, 5, 16, 64)))
+    count = pages * page
+    narrow = draw(st.booleans())
+    own = draw(st.lists(st.integers(0, count - 1), unique=True, max_size=40))
+    if hostile:
+        low, high = (-(2**31), 2**31 - 1) if narrow else (-(2**63), 2**63 - 1)
+        nowhere = st.one_of(st.sampled_from((-1, count, low, high)), st.integers(low, high))
+        own += [slot for slot in draw(st.lists(nowhere, max_size=5)) if not 0 <= slot < count]
+    requests = draw(st.lists(st.integers(0, 9), max_size=6)) if variant.family == "read_cache" else []
+    scale = draw(st.floats(2.0**-126, 2.0**127, width=32)) if format == "e4m3" else 1.0
+    return CacheCase(
+        variant.family, format, str(variant.dtype), tuple(draw(st.permutations(own))), pages, page, narrow,
+        draw(st.sampled_from((0, 0, 1, 3))), draw(st.sampled_from((0, 0, 1, 5))), draw(st.booleans()), scale,
+        draw(st.booleans()), draw(st.sampled_from(VALUES)), tuple(requests), draw(st.booleans()),
+        draw(st.integers(0, 2**31 - 1)), draw(schedules()),
+    )  # fmt: skip
