@@ -2,9 +2,10 @@
 
     python -m benchmarks.bench_clocks [--predictions FILE] [--variants DIRECTORY ...] [--commit HASH]
 
-Before and after a call a small kernel notes every SM's clock; what the two take alone is measured and taken off. So
-the numbers hold at whatever clock the GPU runs, launches included. Each launch stands alone, from a cold L2. DIRECTORIES
-hold libraries of changed prefill kernels (`build_aot`), timed in turn at one shape. --predictions prints the errors.
+Before and after a call a small kernel notes every SM's clock; what the two take alone is measured and taken off, so
+that the numbers hold at whatever clock the GPU runs, launches included. Each launch stands alone, from a cold L2.
+DIRECTORIES hold libraries of changed prefill kernels (`build_aot`), timed in turn at one shape. --predictions prints
+the errors.
 """
 
 from __future__ import annotations

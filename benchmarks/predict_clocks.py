@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--machine", choices=MACHINES, default="H100")
     parser.add_argument("--variants", type=Path, nargs="*", default=[])
     parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "current")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
     options = parser.parse_args()
     machine = MACHINES[options.machine]
     cases: dict[str, Any] = {}

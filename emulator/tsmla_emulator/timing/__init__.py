@@ -1,1 +1,1 @@
-"""The timing model: the emulator's traces, replayed against the rates of a machine. docs/timing-model.md explains it."""
+"""The timing model: traces replayed against the rates of a machine, as docs/timing-model.md explains."""

@@ -20,8 +20,8 @@ from .machines import Machine
 
 KINDS_OF_REPLAY = (
     "plain free init arrive wait named_sync named_arrive cluster_arrive cluster_wait load store store_commit "
-    "store_wait wgmma wgmma_commit wgmma_wait tensor_load tensor_store tensor_wait_load tensor_wait_store product commit copy "
-    "copy_commit copy_wait copy_arrive stall"
+    "store_wait wgmma wgmma_commit wgmma_wait tensor_load tensor_store tensor_wait_load tensor_wait_store product "
+    "commit copy copy_commit copy_wait copy_arrive stall"
 ).split()
 """In the order of core/replay.h."""
 PIPES = "none fma alu mufu convert move tensor_memory".split()
