@@ -89,7 +89,9 @@ def main() -> None:
                 print(f"{case.name}: {error}", file=sys.stderr)
             torch.cuda.empty_cache()
         if options.variants:
-            variants = _measured(marks, _variants(options.variants), options.rounds)
+            case, launches = _variants(options.variants)
+            variants = _measured(marks, launches, options.rounds)
+            del case  # graphs do not keep the tensors that they read
         clocks = [clock for _, clock, _ in monitor.samples]
     record = {
         "certificate": protocol.certificate(options.commit),
@@ -137,12 +139,14 @@ def _launch(case: ClockCase) -> Callable[[], Any]:
     return made.ours()
 
 
-def _variants(directories: list[Path]) -> dict[str, Callable[[], Any]]:
+def _variants(directories: list[Path]) -> tuple[Any, dict[str, Callable[[], Any]]]:
+    """What must outlive the launches, and the launches, graphs that are replayed."""
     sequences, queries, keys, _ = VARIANT_SHAPE
     case = bench_prefill.Case.make(sequences, queries, keys, False, torch.bfloat16)
-    launches, first = {}, None
+    launches, kept, first = {}, [], None
     for directory in directories:
         out = case.output()
+        kept.append(out)
 
         def launch(out: torch.Tensor = out) -> None:
             tsmla_prefill(
@@ -163,7 +167,7 @@ def _variants(directories: list[Path]) -> dict[str, Callable[[], Any]]:
             print(f"{directory.name} differs from the first by {difference:.2e}; left out", file=sys.stderr)
             continue
         launches[directory.name] = graph.replay
-    return launches
+    return (case, kept), launches
 
 
 if __name__ == "__main__":
