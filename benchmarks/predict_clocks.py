@@ -1,9 +1,10 @@
 """Predicts what `bench_clocks` measures, with the emulator's timing model; no GPU. To be committed before measuring.
 
-    python -m benchmarks.predict_clocks [--machine H100] [--variants DIRECTORY ...] [--commit HASH]
+    python -m benchmarks.predict_clocks [--machine H100] [--variants DIRECTORY ...] [--after RECORD] [--commit HASH]
 
 DIRECTORIES are those of `bench_clocks`, with the objects and PTX that `build_aot` leaves in them (--keep-ptx); a line
-`tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has.
+`tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has. --after: what the model says of calls that RECORD, of
+`bench_clocks`, has measured, at the SM clock that each ran at; not a prediction.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from tsmla_emulator.host.compile import Compiled
 from tsmla_emulator.host.link import link
 from tsmla_emulator.timing.band import band
-from tsmla_emulator.timing.machines import MACHINES
+from tsmla_emulator.timing.machines import MACHINES, Value
 from tsmla_emulator.timing.problem import PrefillTraced, Shape, traced
 
 from .clock_cases import CASES, VARIANT_SHAPE, VARIANT_SYMBOL
@@ -35,32 +36,40 @@ def main() -> None:
     parser.add_argument("--variants", type=Path, nargs="*", default=[])
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
+    parser.add_argument("--after", type=Path)
     options = parser.parse_args()
+    measured = json.loads(options.after.read_text()) if options.after else None
     machine = MACHINES[options.machine]
     cases: dict[str, Any] = {}
     variants: dict[str, Any] = {}
     for case in CASES:
-        cases[case.name] = _said(traced(case.symbol, Shape(*case.shape), machine, _built), machine)
+        found = traced(case.symbol, Shape(*case.shape), machine, _built)
+        cases[case.name] = _said(found, _at(machine, measured and measured["cases"][case.name]["ghz"]), not measured)
         print(case.name, cases[case.name], flush=True)
     for directory in options.variants:
-        found = _variant(directory)
-        variants[directory.name] = _said(found, machine)
+        at = _at(machine, measured and measured["variants"][directory.name]["ghz"])
+        variants[directory.name] = _said(_variant(directory), at, not measured)
         print(directory.name, variants[directory.name], flush=True)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "python -m benchmarks.predict_clocks " + " ".join(sys.argv[1:])
     record = {
-        "modelled": True, "machine": {f.name: _value(getattr(machine, f.name)) for f in dataclasses.fields(machine)},
+        "modelled": True, "after": options.after and options.after.name, "machine": {f.name: _value(getattr(machine, f.name)) for f in dataclasses.fields(machine)},
         "date": now, "command": command, "commit": options.commit, "cases": cases, "variants": variants,
     }  # fmt: skip
     stamp = now[:19].replace(":", "").replace("-", "")
-    path = options.results / f"clocks-modelled-{options.machine.lower()}-{stamp}.json"
+    path = options.results / f"clocks-{'after' if measured else 'modelled'}-{options.machine.lower()}-{stamp}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)
 
 
-def _said(found: Any, machine: Any) -> dict[str, Any]:
+def _at(machine: Any, ghz: float | None) -> Any:
+    """The machine at a clock that was measured."""
+    return machine if ghz is None else dataclasses.replace(machine, clock=Value(1000 * ghz, "measured in that run"))
+
+
+def _said(found: Any, machine: Any, with_band: bool) -> dict[str, Any]:
     modelled = found.model(machine)
-    least, most = band(found, machine)
+    least, most = band(found, machine) if with_band else (modelled.clocks + modelled.launch,) * 2
     alone = {name: dataclasses.replace(getattr(machine, name), value=1.0) for name in BESIDE}
     without = found.model(dataclasses.replace(machine, **alone))
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     timing.add_argument("--shape", nargs="+", required=True, metavar="SxQxKxH",
                         help="sequences x queries x keys x heads, such as 1x8Kx8Kx128")  # fmt: skip
     timing.add_argument("--machine", help="H100, H200, B200, GB200, B300, GB300; default: by architecture")
-    timing.add_argument("--clock", type=float, metavar="MHZ", help="the SM clock that us are stated at")
+    timing.add_argument("--clock", type=float, metavar="MHZ", help="SM clock; memory is so many bytes a clock")
     timing.add_argument("--no-band", action="store_true", help="do not vary uncertain numbers")
     text = "change an instruction that synchronises, places or masks, one at a time, and tell which no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
@@ -164,9 +165,12 @@ def _time(given: argparse.Namespace) -> int:
         if name not in MACHINES:
             raise ValueError(f"no machine {name!r}; there are {', '.join(MACHINES)}")
         machine = MACHINES[name]
+        if given.clock:
+            clock = dataclasses.replace(machine.clock, value=given.clock, source="as asked for")
+            machine = dataclasses.replace(machine, clock=clock)
         for shape in given.shape:
             found = traced(symbol, Shape.parse(shape), machine)
-            print(text.report(symbol, shape, found, machine, given.clock, not given.no_band), flush=True)
+            print(text.report(symbol, shape, found, machine, not given.no_band), flush=True)
     return 0
 
 

@@ -60,9 +60,10 @@ class Modelled:
     traces: list[Trace]
     per_tile: float = 0.0
 
-    def microseconds(self, clock: float | None = None) -> float:
-        """At `clock` MHz, by default the machine's."""
-        return (self.clocks + self.launch) / (clock or self.machine.clock.value)
+    @property
+    def microseconds(self) -> float:
+        """At the machine's clock."""
+        return (self.clocks + self.launch) / self.machine.clock.value
 
 
 class Traced:
@@ -162,7 +163,7 @@ class DecodeTraced(Traced):
         line = cut(deal, tiling, plan.parts, plan.slots, lengths)
         tiles = [[length] * tiling.row_tiles for length in lengths]
         found = []
-        self.sms, self.reuse = deal.sms, tiling.group
+        self.sms, self.reuse, self.tile_kv = deal.sms, tiling.group, deal.tile_kv
         self.partials = 0
         for part in range(plan.parts):
             own = list(segments(deal, tiling, line, lengths, tiles, part))
@@ -174,10 +175,11 @@ class DecodeTraced(Traced):
     def model(self, machine: Machine) -> Modelled:
         """The whole problem on a machine."""
         busy = sum(1 for part in self.parts if part[0]) * self.sms
-        # What an SM gets of memory, where a group of CTAs reads the same keys: the others find them in L2.
-        rate = machine.hbm.value * 1e3 / machine.clock.value / busy * self.reuse
-        memory = Memory(machine.copy_latency_hbm.value, min(rate, machine.l2.value))
         prepared = self.prepared(self.call, 0, machine)
+        # What an SM gets of memory. What is copied again, as keys and as values or by others of the group, is in L2.
+        share = machine.hbm.value * 1e3 / machine.clock.value / busy
+        again = max(1.0, self._copied(prepared) / self._keys_bytes()) * self.reuse
+        memory = Memory(machine.copy_latency_hbm.value, min(share * again, machine.l2.value))
         ends = {}
         for part in self.chosen:
             own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == part]
@@ -194,6 +196,18 @@ class DecodeTraced(Traced):
         tiles = max(self.parts[longest][0], 1)
         return Modelled(machine, clocks, launches * machine.launch.value, details, attention, prepared, traces,
                         attention.clocks / tiles)  # fmt: skip
+
+    def _copied(self, prepared: Prepared) -> float:
+        """Bytes that all SMs of the first chosen part copy."""
+        own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == self.chosen[0]]
+        return self.sms * replay(prepared, own, Memory(0, 1e3)).copied
+
+    def _keys_bytes(self) -> float:
+        """Bytes of the keys that the first chosen part attends to, each once."""
+        from tsmla.support import LATENT_DIM, ROPE_DIM
+
+        tiles = self.parts[self.chosen[0]][0]
+        return max(tiles, 1) * self.tile_kv * (LATENT_DIM + ROPE_DIM) * self.variant.dtype.bits / 8
 
     def _combine(self, machine: Machine) -> float:
         launch = self.call.launches[1]

@@ -22,10 +22,10 @@ _LEGEND = "# issues, . waits at an mbarrier, m for wgmma, t for tensor memory, b
 _SHADES = " ░▒▓█"
 
 
-def report(symbol: str, shape: str, found: Any, machine: Machine, clock: float | None, with_band: bool) -> str:
+def report(symbol: str, shape: str, found: Any, machine: Machine, with_band: bool) -> str:
     """The whole report of one kernel at one shape."""
     modelled = found.model(machine)
-    mhz = clock or machine.clock.value
+    mhz = machine.clock.value
     total = modelled.clocks + modelled.launch
     lines = [
         f"{symbol}  {shape}",
