@@ -3,8 +3,8 @@
     python -m benchmarks.predict_clocks [--machine H100] [--variants DIRECTORY ...] [--after RECORD] [--commit HASH]
 
 DIRECTORIES are those of `bench_clocks`, with the objects and PTX that `build_aot` leaves in them (--keep-ptx); a line
-`tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has. --after: what the model says of calls that RECORD, of
-`bench_clocks`, has measured, at the SM clock that each ran at; not a prediction.
+`tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has. --after: what the model says of
+calls that RECORD, of `bench_clocks`, has measured, at the SM clock that each ran at; not a prediction.
 """
 
 from __future__ import annotations
@@ -53,9 +53,15 @@ def main() -> None:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "python -m benchmarks.predict_clocks " + " ".join(sys.argv[1:])
     record = {
-        "modelled": True, "after": options.after and options.after.name, "machine": {f.name: _value(getattr(machine, f.name)) for f in dataclasses.fields(machine)},
-        "date": now, "command": command, "commit": options.commit, "cases": cases, "variants": variants,
-    }  # fmt: skip
+        "modelled": True,
+        "after": options.after and options.after.name,
+        "machine": {field.name: _value(getattr(machine, field.name)) for field in dataclasses.fields(machine)},
+        "date": now,
+        "command": command,
+        "commit": options.commit,
+        "cases": cases,
+        "variants": variants,
+    }
     stamp = now[:19].replace(":", "").replace("-", "")
     path = options.results / f"clocks-{'after' if measured else 'modelled'}-{options.machine.lower()}-{stamp}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 from small_kernels import run, text_of
-from tsmla_emulator import check
+from tsmla_emulator import check, cli
 from tsmla_emulator.host.compile import compile_for_emulation
 from tsmla_emulator.machine import parse
 from tsmla_emulator.rates import UnknownRate
-from tsmla_emulator.timing import machines, problem
+from tsmla_emulator.timing import band, machines, problem
 from tsmla_emulator.timing.costs import Text, costs_of
 from tsmla_emulator.timing.machines import H100, MACHINES, Value
 from tsmla_emulator.timing.replay import Memory, Prepared, replay
@@ -129,14 +130,16 @@ def test_a_copy_takes_its_latency_and_bytes_take_turns(count):
     assert taken == pytest.approx(NEAR.latency + count * size / NEAR.rate + around, abs=30)
 
 
-@pytest.mark.parametrize("kernel", [
-    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl",
-    "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_full_nolse_nopdl",
+KERNELS = (
+    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse_nopdl",
     "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse_nopdl",
     "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse_nopdl",
     "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse_nopdl",
-    "tsmla_prefill_sm_103a_bf16_to_bf16_d192x128_full_nolse_nopdl",
-])  # fmt: skip
+)
+"""The cheapest that have every kind of instruction; but for one, other tests compile them, too."""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_every_instruction_of_shipped_kernels_has_a_cost(kernel):
     module = parse(compile_for_emulation(check.find(kernel)).ptx.read_text())
     machine = MACHINES[machines.OF_ARCH[module.target]]
@@ -176,3 +179,31 @@ def test_shapes_are_read_and_refused_by_name():
     for wrong in ("4x4x80K", "4x4xx16", "0x4x8x16", "4x4x80Mx16"):
         with pytest.raises(ValueError, match="sequences x queries x keys x heads"):
             problem.Shape.parse(wrong)
+
+
+def test_a_time_is_printed_with_its_band_waits_and_timeline(capsys):
+    assert cli.main(["time", KERNELS[0], "--shape", "1x1Kx1Kx8", "--machine", "H200", "--clock", "1500"]) == 0
+    said = capsys.readouterr().out
+    assert "modelled on H200, 132 SMs at 1500 MHz; nothing here was measured" in said
+    assert "band: " in said and "l2 30 instead of 65: +" in said
+    assert "attend (x8): warpgroup.wait_group " in said and re.search(r"load \(x1\): .*k.acquire \d", said)
+    assert {"attend", "load", "matrix", "ex2"} <= {line.split()[0] for line in said.splitlines() if line.strip()}
+    shares = [float(found) for found in re.findall(r"^ *([0-9.]+)% [a-z]+: ", said, re.MULTILINE)]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+
+
+def test_what_cannot_be_modelled_is_said(capsys):
+    assert cli.main(["time", KERNELS[0], "--shape", "1x1Kx1Kx8", "--machine", "A100"]) == 2
+    assert "no machine 'A100'; there are H100, H200, B200" in capsys.readouterr().err
+    assert cli.main(["time", "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_nopdl", "--shape", "1x1x1x1"]) == 2
+    assert "the timing model knows prefill and decode" in capsys.readouterr().err
+
+
+def test_a_band_holds_the_time_and_moves_with_what_is_uncertain():
+    class Linear:  # as many clocks as its machine's latency
+        def model(self, machine: machines.Machine) -> problem.Modelled:
+            clocks = machine.copy_latency.value
+            return problem.Modelled(machine, clocks, 0.0, {}, None, None, [])  # type: ignore[arg-type]
+
+    least, most = band.band(Linear(), H100)
+    assert (least, most) == (H100.copy_latency.low, H100.copy_latency.high)
