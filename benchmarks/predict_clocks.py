@@ -3,8 +3,8 @@
     python -m benchmarks.predict_clocks [--machine H100] [--variants DIRECTORY ...] [--after RECORD] [--commit HASH]
 
 DIRECTORIES are those of `bench_clocks`, with the objects and PTX that `build_aot` leaves in them (--keep-ptx); a line
-`tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has. --after: what the model says of
-calls that RECORD, of `bench_clocks`, has measured, at the SM clock that each ran at; not a prediction.
+`tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has. --after: what the model says
+of calls that RECORD, of `bench_clocks`, has measured, at the SM clock that each ran at; not a prediction.
 """
 
 from __future__ import annotations
