@@ -207,3 +207,21 @@ def test_a_band_holds_the_time_and_moves_with_what_is_uncertain():
 
     least, most = band.band(Linear(), H100)
     assert (least, most) == (H100.copy_latency.low, H100.copy_latency.high)
+
+
+def test_a_trace_has_what_chosen_clusters_did_and_others_need_not_run():
+    out = np.zeros(3, np.uint32)
+    body = """
+    mov.u32 %r1, %ctaid.x;
+    add.s32 %r2, %r1, 7;
+    mad.wide.u32 %d1, %r1, 4, %d100;
+    setp.eq.s32 %p1, %r1000, 0;
+    @%p1 st.global.b32 [%d1], %r2;
+    """
+    report = run(body, out, grid=3, trace=(1,), only_traced=True)
+    assert out.tolist() == [0, 8, 0]
+    (trace,) = report.traces
+    assert (trace.entry, trace.launch, trace.cluster, trace.rank, trace.warp) == ("k", 0, 1, 0, 0)
+    entry = parse(text_of(body, 1, "sm_90a", 32)).entries["k"]
+    assert trace.instructions.tolist() == list(range(len(entry.instructions)))  # none jumps
+    assert len(run(body, out, grid=3, trace=(0, 2)).traces) == 2 and out.tolist() == [7, 8, 9]

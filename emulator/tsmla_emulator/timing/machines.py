@@ -62,7 +62,6 @@ class Machine:
     copy_issue: Value
     copy_latency: Value  # of the first byte, from L2
     copy_latency_hbm: Value
-    copy_alone: Value  # bytes a clock of one SM that copies alone
     store_latency: Value
     proxy_fence: Value
     memory_fence: Value
@@ -118,7 +117,6 @@ H100 = Machine(
     copy_issue=Value(80, MEASURED + ": 101 clk with the announcement", 48, 100),
     copy_latency=Value(490, MEASURED + ": 708 clk of a box of 16 KB, the transfer and the wait taken off", 440, 600),
     copy_latency_hbm=Value(1050, MEASURED + ": 1127 to 1290 clk, the transfer and the wait taken off", 950, 1360),
-    copy_alone=Value(104, MEASURED),
     store_latency=Value(500, ASSUMED),
     proxy_fence=Value(23, S4),
     memory_fence=Value(500, ASSUMED),
@@ -172,7 +170,6 @@ B200 = dataclasses.replace(
     named_warp=Value(2, S4),
     copy_latency=Value(600, "assumed; H100 and " + S4, 450, 800),
     copy_latency_hbm=Value(1100, "assumed; microbench-blackwell: 1413 with all SMs loading", 900, 1400),
-    copy_alone=Value(103, S4 + ": 197 GB/s an SM"),
     beside_fma=Value(1, "assumed: accumulators are not in registers"),
     beside_alu=Value(1, "assumed: accumulators are not in registers"),
     beside_mufu=Value(1, "assumed: accumulators are not in registers"),

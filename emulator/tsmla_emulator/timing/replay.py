@@ -15,7 +15,7 @@ from ..core.binding import core
 from ..cost import polling_loop
 from ..machine import EmulationError, Trace
 from ..ptx.lower import lower
-from .costs import KINDS_OF_REPLAY, PIPES, Cost, Text, costs_of, product_clocks
+from .costs import KINDS_OF_REPLAY, PIPES, Text, costs_of, product_clocks
 from .machines import Machine
 
 FAILED, IDLE = 1 << 31, 1 << 30
@@ -180,6 +180,3 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory) -> Repla
             coverage[rule] += int(times)
     return Replayed(int(clocks), waited, units, np.array(first.tensor_bins), np.array(first.mufu_bins), coverage,
                     int(first.copied))  # fmt: skip
-
-
-__all__ = ["Cost", "Memory", "Prepared", "Replayed", "Waited", "replay"]
