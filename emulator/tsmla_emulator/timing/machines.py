@@ -24,7 +24,6 @@ class Value:
 
 MEASURED = "measured: microbench-nvidia-h100-80gb-hbm3-20261124T084059.json"
 S4 = "B300, github.com/ademeure/QuickRunCUDA, B300_PIPE_CATALOG.md, audited values"
-PTXAS = "stall counts that ptxas 13 writes"
 UMMA = "github.com/SemiAnalysisAI/microbench-blackwell, umma_latency, umma_throughput (B200)"
 ASSUMED = "assumed"
 
@@ -152,9 +151,9 @@ B200 = dataclasses.replace(
     l2_own=Value(30, _ON_HOPPER),
     fma=Value(1, S4),
     fma_latency=Value(4, S4),
-    alu=Value(2, PTXAS),
+    alu=Value(2, S4),
     alu_latency=Value(4, S4),
-    exponential=Value(8, PTXAS + "; cudnn-frontend#1178: 16 a clock and SM"),
+    exponential=Value(8, "cudnn-frontend#1178: 16 a clock and SM"),
     special=Value(8, S4),
     special_latency=Value(18, "assumed; B300 14.5, H100 17"),
     convert=Value(4, S4 + ": not measured on a B200", 2, 4),
@@ -187,7 +186,7 @@ B300 = dataclasses.replace(
     name="B300",
     clock=Value(1920, S4 + ": locked; 2032 to 2070 at most", 1800, 2032),
     hbm=Value(7180, S4),
-    exponential=Value(4, S4 + "; " + PTXAS),
+    exponential=Value(4, S4),
     special_latency=Value(15, S4),
     convert=Value(4, S4),
 )
