@@ -79,7 +79,7 @@ def _compared(case: Any, builds: dict[str, Path], monitor: protocol.Monitor, sec
     replays: dict[str, Callable[[], None]] = {}
     launches, outputs = [case.ours() for _ in builds], []  # what they hold must outlive the graphs
     for launch, (name, directory) in zip(launches, builds.items(), strict=True):
-        with _served_from(directory):
+        with served_from(directory):
             outputs.append(launch())
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -94,7 +94,7 @@ def _compared(case: Any, builds: dict[str, Path], monitor: protocol.Monitor, sec
 
 
 @contextlib.contextmanager
-def _served_from(directory: Path) -> Iterator[None]:
+def served_from(directory: Path) -> Iterator[None]:
     """A context in which operators run from the libraries of a directory."""
 
     def found(variant: Variant) -> resolve.Resolved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -46,6 +47,15 @@ def _parser() -> argparse.ArgumentParser:
                          help="another kernel, launch records of two problems, and the tiles between them")  # fmt: skip
     profile.add_argument("--heads", type=int, help="query heads that decodes are profiled with, not a full row tile's")
     profile.add_argument("--tiles", type=float, default=0, help="tiles of a whole problem: print its time, too")
+    text = "model how long kernels take: clk, busy units, waits by edge, a timeline; see docs/timing-model.md"
+    timing = commands.add_parser("time", help=text, description=text)
+    timing.set_defaults(run=_time)
+    timing.add_argument("symbols", nargs="+", metavar="SYMBOL", help="prefill and decode kernels of tsmla")
+    timing.add_argument("--shape", nargs="+", required=True, metavar="SxQxKxH",
+                        help="sequences x queries x keys x heads, such as 1x8Kx8Kx128")  # fmt: skip
+    timing.add_argument("--machine", help="H100, H200, B200, GB200, B300, GB300; default: by architecture")
+    timing.add_argument("--clock", type=float, metavar="MHZ", help="SM clock; memory is so many bytes a clock")
+    timing.add_argument("--no-band", action="store_true", help="do not vary uncertain numbers")
     text = "change an instruction that synchronises, places or masks, one at a time, and tell which no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
     mutate.set_defaults(run=_mutate)
@@ -142,6 +152,26 @@ def _profile(given: argparse.Namespace) -> int:
         raise ValueError("profile takes symbols of tsmla kernels, --against, or both")
     for part in profile_text.report(given.symbols, given.against, given.tiles, given.heads):
         print(part, flush=True)
+    return 0
+
+
+def _time(given: argparse.Namespace) -> int:
+    from . import check
+    from .timing import text
+    from .timing.machines import MACHINES, OF_ARCH
+    from .timing.problem import Shape, traced
+
+    for symbol in given.symbols:
+        name = given.machine or OF_ARCH[check.find(symbol).arch.value]
+        if name not in MACHINES:
+            raise ValueError(f"no machine {name!r}; there are {', '.join(MACHINES)}")
+        machine = MACHINES[name]
+        if given.clock:
+            clock = dataclasses.replace(machine.clock, value=given.clock, source="as asked for")
+            machine = dataclasses.replace(machine, clock=clock)
+        for shape in given.shape:
+            found = traced(symbol, Shape.parse(shape), machine)
+            print(text.report(symbol, shape, found, machine, not given.no_band), flush=True)
     return 0
 
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from .ptx.model import Instruction, Module
 
@@ -82,6 +82,8 @@ class Options:
     not, but kernels rely on it where the compiler keeps them together.
     findings: after so many of happens-before a run is given up. What its clusters have found by then, or by their end,
     is reported together, each pair of instructions once, and before the failure that the run ends with, if it does.
+    trace: clusters of each launch of which `Report.traces` gets what their warps executed.
+    only_traced: run no other clusters: for their work, not for results.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -96,6 +98,8 @@ class Options:
     threads: int = 1
     elect_highest: bool = False
     count: bool = False
+    trace: tuple[int, ...] = ()
+    only_traced: bool = False
     findings: int = 8
     limit: int = 0
 
@@ -115,12 +119,31 @@ class Count:
     sizes: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Trace:
+    """What one warp executed, in order.
+
+    instructions: uint32 indices in Entry.instructions, with core/trace.h's flags. notes: (n, 6) uint32 rows of that
+    file's `Note`: at, kind, a, b, low and high half of c.
+    """
+
+    entry: str
+    launch: int
+    cluster: int
+    rank: int
+    warp: int
+    instructions: Any
+    notes: Any
+
+
 @dataclass
 class Report:
-    """What a run did. `counts`, when asked for, by (entry, warp in CTA, index in Entry.instructions)."""
+    """What a run did. `counts`, when asked for, by (entry, warp in CTA, index in Entry.instructions); `traces` of the
+    clusters asked for."""
 
     warp_instructions: int = 0
     counts: dict[tuple[str, int, int], Count] = field(default_factory=dict)
+    traces: list[Trace] = field(default_factory=list)
     seconds: float = 0.0
 
 

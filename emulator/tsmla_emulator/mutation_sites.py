@@ -113,7 +113,7 @@ def sites(module: Module, entries: set[str]) -> list[Site]:
         for position, instruction in enumerate(entry.instructions):
             for name, pattern, actions in FAMILIES:
                 if re.match(pattern, instruction.opcode) and (name != MASKS or _is_of_masks(instruction.source)):
-                    function, callee, source = _place(_source_of(entry, position))
+                    function, callee, source = place_of(entry, position)
                     about = (instruction.line, " ".join(instruction.text.split()), source)
                     found += [Site(entry.name, position, function, callee, name, action, *about) for action in actions]
                     break
@@ -128,6 +128,11 @@ def sites(module: Module, entries: set[str]) -> list[Site]:
 
 def _is_of_masks(at: Source | None) -> bool:
     return at is not None and any(_OF_MASKS.search(call.function) for call in at.calls)
+
+
+def place_of(entry: Entry, position: int) -> tuple[str, str, str]:
+    """Of an instruction: the function of the sources that it stands in, what that calls there, and the lines."""
+    return _place(_source_of(entry, position))
 
 
 def _source_of(entry: Entry, position: int) -> Source | None:

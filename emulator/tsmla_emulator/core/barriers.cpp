@@ -58,6 +58,7 @@ Step initialise(Context& c) {
     Mbarrier& b = cta.mbarriers[size_t(cta.mbarrier_at[offset / 8])];
     b = Mbarrier{};
     b.offset = offset, b.live = true, b.pending = b.expected = count;
+    if (c.warp.trace) c.warp.trace->note(Note::kInit, u32(address), count);
     std::fill_n(cta.shadow.begin() + offset, 8, u8(kBarrier));
     if (c.cluster.events) {
       b.sync = c.cluster.events->new_sync(), b.unfenced = &c.warp;
@@ -97,6 +98,7 @@ Step arrive(Context& c) {
       state[lane] = b.phase, state[lane + 32] = 0;
     }
     if (c.in.extra) transact(b, value);
+    if (c.warp.trace) c.warp.trace->note(Note::kArrive, u32(address), c.in.extra ? 1 : value, c.in.extra ? value : 0);
     mbarrier_arrive(c.cluster, b, c.in.extra ? 1 : value, &c.warp, c.group.pc, c.actor(), c.in.flags & kRelaxed);
   }
   return Step::Next;
@@ -109,6 +111,7 @@ Step expect_or_complete(Context& c) {
     owner_of(c, address, "mbarrier.expect_tx");
     Mbarrier& b = mbarrier_of(c.cluster, u32(address), "mbarrier.expect_tx");
     s64 bytes = s64(c.warp.read(c.in.b)[lane]);
+    if (c.warp.trace && c.in.op == OP_MBARRIER_EXPECT) c.warp.trace->note(Note::kArrive, u32(address), 0, u64(bytes));
     if (c.in.op == OP_MBARRIER_EXPECT)
       transact(b, bytes);
     else
@@ -132,6 +135,7 @@ Step try_wait(Context& c) {
     u32 asked = c.warp.read(c.in.b)[lane];
     bool done = c.in.extra & 1 ? b.phase != asked : (b.phase & 1) != (asked & 1);
     result[lane] = done ? ~0u : 0u;
+    if (done && c.warp.trace && rest == c.mask) c.warp.trace->note(Note::kWait, u32(address), b.phase);
     if (done) {
       if (c.cluster.events && (failed_cta == nullptr)) {
         uses(c, cta, b.offset, lane);
@@ -260,6 +264,7 @@ Step op_named(Context& c, bool waits) {
   u32 needed = threads ? threads : cta.live_warps() * 32;
   if (b.arrived > needed)
     fault("barrier", "named barrier %u: %u threads arrived, it expects %u", id, b.arrived, needed);
+  if (c.warp.trace) c.warp.trace->note(Note::kNamed, id, needed);
   if (b.arrived == needed) {
     release_named(c.cluster, b);
     if (waits && c.cluster.events) pass_named(c.cluster, c.warp, b);

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import time
 from collections.abc import Iterator
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
+from typing import Any
 
-from ..machine import Count, EmulationError, Finding, Launch, Options, Region, Report
+import numpy as np
+
+from ..machine import Count, EmulationError, Finding, Launch, Options, Region, Report, Trace
 from ..ptx.model import Entry, Module
 from ..ptx.program import Program, build_program
 from .build import library
@@ -39,7 +43,9 @@ class _Options(Structure):
         ("mode", c_uint32), ("quantum", c_uint32), ("happens_before", c_uint32), ("lenient_tensor", c_uint32),
         ("lockstep", c_uint32), ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32),
         ("count", c_uint32), ("findings", c_uint32),
-        ("starved_count", c_uint32), ("starved", POINTER(c_uint32)), ("seed", c_uint64), ("limit", c_uint64),
+        ("starved_count", c_uint32), ("starved", POINTER(c_uint32)),
+        ("only_traced", c_uint32), ("traced_count", c_uint32), ("traced", POINTER(c_uint32)), ("seed", c_uint64),
+        ("limit", c_uint64),
     )  # fmt: skip
 
 
@@ -73,27 +79,37 @@ class _Counts(Structure):
     )  # fmt: skip
 
 
-@cache
-def _core() -> ctypes.CDLL:
-    core = ctypes.CDLL(str(library()))
-    core.tsmla_emulator_run.restype = c_int
-    core.tsmla_emulator_run.argtypes = (
-        POINTER(_Program), POINTER(_Launch), POINTER(_Region), c_uint64, POINTER(_Options), POINTER(c_uint64),
-        POINTER(_Counts), POINTER(_Failure),
+class _Trace(Structure):
+    _fields_ = (
+        ("instructions", POINTER(c_uint32)), ("notes", POINTER(c_uint32)), ("instruction_count", c_uint64),
+        ("note_count", c_uint64),
     )  # fmt: skip
-    return core
+
+
+@cache
+def core() -> ctypes.CDLL:
+    """The interpreter's library."""
+    loaded = ctypes.CDLL(str(library()))
+    loaded.tsmla_emulator_run.restype = c_int
+    loaded.tsmla_emulator_free_traces.argtypes = (POINTER(_Trace), c_uint64)
+    loaded.tsmla_emulator_free_traces.restype = None
+    loaded.tsmla_emulator_run.argtypes = (
+        POINTER(_Program), POINTER(_Launch), POINTER(_Region), c_uint64, POINTER(_Options), POINTER(c_uint64),
+        POINTER(_Counts), POINTER(_Trace), POINTER(_Failure),
+    )  # fmt: skip
+    return loaded
 
 
 def execute(module: Module, launches: list[Launch], regions: list[Region], options: Options) -> Report:
     """See machine.run_launches."""
     report = Report()
     begin = time.perf_counter()
-    for launch in launches:
+    for number, launch in enumerate(launches):
         entry = module.entries.get(launch.entry)
         if entry is None:
             raise EmulationError(f"no entry {launch.entry!r}; the module has {', '.join(module.entries)}", "launch")
         _check_launch(entry, launch)
-        _run(module, entry, launch, regions, options, report)
+        _run(module, entry, launch, regions, options, report, number)
     report.seconds = time.perf_counter() - begin
     return report
 
@@ -124,7 +140,7 @@ def _check_launch(entry: Entry, launch: Launch) -> None:
 
 
 def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], options: Options,
-         report: Report) -> None:  # fmt: skip
+         report: Report, number: int) -> None:  # fmt: skip
     program = program_of(module, entry)
     used = program.static_shared - 0x400 + launch.shared_bytes
     if used > _MAX_SHARED:
@@ -139,10 +155,14 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
         *(_Region(r.address, r.size, int(r.writable), i) for i, r in enumerate(regions))
     )
     starve = options.starve or ()
+    clusters = math.prod(a // b for a, b in zip(launch.grid, launch.cluster, strict=True))
+    traced = [cluster for cluster in options.trace if cluster < clusters]
     options_c = _Options(_MODES[options.async_mode], options.quantum, int(options.happens_before),
                          int(options.lenient_tensor), int(options.lockstep), int(options.poison), options.threads,
                          int(options.elect_highest), int(options.count), options.findings, len(starve),
-                         (c_uint32 * max(1, len(starve)))(*starve), options.seed, options.limit)  # fmt: skip
+                         (c_uint32 * max(1, len(starve)))(*starve), int(options.only_traced),
+                         len(traced), (c_uint32 * max(1, len(traced)))(*traced), options.seed,
+                         options.limit)  # fmt: skip
     lists = (ctypes.c_int32 * max(1, len(program.lists)))(*program.lists)
     constants = (c_uint32 * max(1, len(program.constants)))(*program.constants)
     size = len(program.code) // 48
@@ -153,13 +173,29 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     executed = c_uint64()
     warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // 32)
     counts = _Counts((_Cell * (warps * size))(), (_Sized * _MAX_SIZES)(), _MAX_SIZES) if options.count else None
-    failed = _core().tsmla_emulator_run(byref(program_c), byref(launch_c), regions_c, len(regions), byref(options_c),
-                                        byref(executed), counts and byref(counts), byref(failure))  # fmt: skip
+    ranks = math.prod(launch.cluster)
+    traces = (_Trace * max(1, len(traced) * ranks * warps))()
+    failed = core().tsmla_emulator_run(byref(program_c), byref(launch_c), regions_c, len(regions), byref(options_c),
+                                        byref(executed), counts and byref(counts), traces, byref(failure))  # fmt: skip
     report.warp_instructions += executed.value
     if counts is not None:
         _add_counts(report, entry, counts, warps, size)
+    for position, data in enumerate(traces[: len(traced) * ranks * warps]):
+        at, warp = divmod(position, warps)
+        place = (entry.name, number, traced[at // ranks], at % ranks, warp)
+        report.traces.append(Trace(*place, _copied(data.instructions, data.instruction_count, 1),
+                                   _copied(data.notes, data.note_count, 6)))  # fmt: skip
+    core().tsmla_emulator_free_traces(traces, len(traced) * ranks * warps)
     if failed:
         raise _error(entry, failure, text.value.decode(), regions)
+
+
+def _copied(words: Any, count: int, width: int) -> Any:
+    """Rows of `width` words; a plain array where they are single."""
+    if not count:
+        return np.zeros((0, width) if width > 1 else 0, np.uint32)
+    flat = np.ctypeslib.as_array(words, (count * width,)).copy()
+    return flat.reshape(count, width) if width > 1 else flat
 
 
 def _add_counts(report: Report, entry: Entry, counts: _Counts, warps: int, size: int) -> None:

@@ -177,6 +177,14 @@ void load_tensor(Context& c, u32 lane) {
     op->targets.push_back(&cta);
   }
   count_size(c, op->box.map.box_bytes(), u32(op->targets.size()));
+  if (c.warp.trace) {
+    u64 source = op->box.map.address;
+    for (u32 i = 0; i < rank; i++) source = source * 1000003 + u64(op->box.at[i]);
+    for (Cta* target : op->targets) {
+      u32 barrier = op->barrier_follows ? target->rank << kRankShift | (op->barrier_address & kOffsetMask) : op->barrier_address;
+      c.warp.trace->note(Note::kLoad, barrier, op->box.map.box_bytes(), source);
+    }
+  }
   submit(c.cluster, nullptr, std::move(op));
 }
 
@@ -199,6 +207,7 @@ void store_tensor(Context& c, u32 lane) {
   op->cta = &c.cluster.cta_at(address, "tensor store");
   op->offset = address & kOffsetMask;
   count_size(c, op->box.map.box_bytes(), 1);
+  if (c.warp.trace) c.warp.trace->note(Note::kStore, 0, op->box.map.box_bytes());
   join_group(c, *op, lane);
   submit(c.cluster, nullptr, std::move(op));
 }
@@ -218,6 +227,7 @@ void copy_bytes(Context& c, u32 lane) {
     op->tensor = false, op->to = at(in.a, 0, true), op->bytes = bytes;
     op->cta = &c.cluster.cta_at(address, "bulk store"), op->offset = address & kOffsetMask;
     join_group(c, *op, lane);
+    if (c.warp.trace) c.warp.trace->note(Note::kStore, 0, bytes);
     submit(c.cluster, nullptr, std::move(op));
     return;
   }
@@ -232,6 +242,7 @@ void copy_bytes(Context& c, u32 lane) {
   }
   if (in.e == kNone) fault("not implemented", "bulk copy to shared memory without an mbarrier");
   op->barrier_address = u32(at(in.e, 2, false));
+  if (c.warp.trace) c.warp.trace->note(Note::kLoad, op->barrier_address, bytes, op->from);
   submit(c.cluster, nullptr, std::move(op));
 }
 

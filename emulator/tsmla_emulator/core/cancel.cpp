@@ -36,7 +36,7 @@ struct Cancel : AsyncOp {
 // The next cluster that has not started; none where its place does not fit the response, and sometimes none at random,
 // as other clusters start meanwhile on a GPU.
 bool Machine::take_cluster(Cluster& cluster, u64& taken) const {
-  if (launch.clusters_talk || launch.grid[2] != 1) return false;
+  if (launch.clusters_talk || launch.grid[2] != 1 || options.only_traced) return false;
   if (options.mode == kRandom && cluster.random.below(2)) return false;
   taken = next++;
   return taken < clusters;

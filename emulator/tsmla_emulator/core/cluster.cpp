@@ -33,6 +33,12 @@ std::string Machine::place(u64 address) const {
          std::to_string(region->index) + "@";
 }
 
+Traced* Machine::trace_of(u64 cluster, u32 warp) const {
+  for (u32 i = 0; i < options.traced_count; i++)
+    if (options.traced[i] == cluster) return const_cast<Traced*>(&traces[i][warp]);
+  return nullptr;
+}
+
 u32 Cta::live_warps() const {
   u32 count = 0;
   for (auto& w : warps) count += !w->finished();
@@ -74,6 +80,7 @@ Cluster::Cluster(const Machine& m, u64 index)
       auto warp = std::make_unique<Warp>();
       warp->cta = cta.get(), warp->index = i, warp->number = u32(warps.size());
       warp->live = threads >= 32 * (i + 1) ? ~0u : (1u << (threads - 32 * i)) - 1;
+      warp->trace = m.trace_of(index, warp->number);
       start_warp(*warp);
       warps.push_back(warp.get());
       cta->warps.push_back(std::move(warp));
@@ -274,6 +281,7 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
     }
     count++;
     if (counts) counts->executed(w, g->pc, mask);
+    if (w.trace) w.trace->executed(g->pc, mask);
     if (events && in.bits & 2 && machine.options.lenient_tensor) follow_loads(*this, w, in);
     if (events && in.bits & 4) touch_registers(*this, w, in);
     if (!mask) {
@@ -286,8 +294,11 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
         Step step = execute_complex(context);
         g = nullptr;
         bool again = step == Step::Block && w.groups[w.current].wait != Wait::Named;
+        bool failed = step == Step::Yield && in.op == OP_MBARRIER_TRY;
         if (counts && again) counts->taken_back(w, running_pc, mask);
-        if (counts && step == Step::Yield && in.op == OP_MBARRIER_TRY) counts->failed(w, running_pc);
+        if (counts && failed) counts->failed(w, running_pc);
+        if (w.trace && again) w.trace->instructions.pop_back();
+        if (w.trace && failed) w.trace->instructions.back() |= Traced::failed;
         if (step == Step::Next || step == Step::Yield) w.groups[w.current].pc++;
         if (step == Step::Block) count--;
         bool stops = step == Step::Yield || ((step == Step::Block || step == Step::Exit) && (w.finished() || !wake(w)));

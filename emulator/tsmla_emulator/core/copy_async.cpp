@@ -57,6 +57,7 @@ Step start_copies(Context& c) {
     u32 given = c.in.c == kNone ? c.in.extra : std::min<u32>(c.in.extra, w.read(c.in.c)[lane]);
     op->pieces.push_back({&window(c, kShared, to), from, u32(to) & kOffsetMask, c.in.extra, given});
   }
+  if (w.trace) w.trace->note(Note::kCopy, 0, u32(op->pieces.size()) * c.in.extra);
   submit(c.cluster, &w.copies, std::move(op));
   return Step::Next;
 }
@@ -70,6 +71,8 @@ Step arrive_after_copies(Context& c) {
     for (auto& [number, actor] : c.warp.copy_actors) op->copies.push_back(actor);
   }
   for (u32 rest = c.mask; rest; rest &= rest - 1) op->barriers.push_back(u32(c.address(u32(__builtin_ctz(rest)))));
+  for (u32 barrier : op->barriers)
+    if (c.warp.trace) c.warp.trace->note(Note::kCopyArrive, barrier);
   submit(c.cluster, &c.warp.copies, std::move(op));
   return Step::Next;
 }

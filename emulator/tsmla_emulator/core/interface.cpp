@@ -1,5 +1,6 @@
 // The plain C face that Python calls: one function runs one launch.
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -71,6 +72,13 @@ struct Account {
   }
 };
 
+template <class T>
+T* copied(const std::vector<T>& from) {
+  T* made = static_cast<T*>(std::malloc(std::max<size_t>(1, from.size()) * sizeof(T)));
+  std::copy(from.begin(), from.end(), made);
+  return made;
+}
+
 }  // namespace
 
 extern "C" {
@@ -88,23 +96,35 @@ struct CountData {
   u64 capacity, sized_count;
 };
 
-// Returns 0, or 1 with `failure` filled. `counts` is null unless options->count.
+// One warp of a traced cluster; `free_trace` gives the memory back.
+struct TraceData {
+  u32* instructions;
+  Note* notes;
+  u64 instruction_count, note_count;
+};
+
+// Returns 0, or 1 with `failure` filled. `counts` is null unless options->count; `traces` has one for each warp of each
+// traced cluster.
 int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, const Region* regions, u64 region_count,
-                       const Options* options, u64* executed, CountData* counts, Failure* failure) {
+                       const Options* options, u64* executed, CountData* counts, TraceData* traces, Failure* failure) {
   Program program;
   program.code.assign(data->code, data->code + data->code_count);
   program.lists.assign(data->lists, data->lists + data->list_count);
   program.constants.assign(data->constants, data->constants + data->constant_count);
   program.slots = u32(data->slots);
-  Machine machine{program, *launch, *options, {regions, regions + region_count}, {}};
+  Machine machine{program, *launch, *options, {regions, regions + region_count}, {}, {}, {}, {}};
   std::sort(machine.regions.begin(), machine.regions.end(),
             [](const Region& a, const Region& b) { return a.address < b.address; });
   u64 warps = (u64(launch->block[0]) * launch->block[1] * launch->block[2] + 31) / 32;
+  u64 ranks = u64(launch->cluster[0]) * launch->cluster[1] * launch->cluster[2];
+  machine.traces.assign(options->traced_count, std::vector<Traced>(warps * ranks));
   if (options->count) machine.counts = std::make_unique<Counts>(warps, program.code.size());
   if (options->happens_before) machine.found = std::make_unique<Found>();
   if (options->happens_before && !launch->clusters_talk) machine.touches = std::make_unique<GlobalTouches>();
   u64& clusters = machine.clusters = 1;
   for (int i = 0; i < 3; i++) clusters *= launch->grid[i] / launch->cluster[i];
+  if (options->only_traced) clusters = options->traced_count;
+  auto numbered = [&](u64 i) { return options->only_traced ? u64(options->traced[i]) : i; };
   std::atomic<u64> total{0};
   std::atomic<bool> failed{false};
   std::mutex lock;
@@ -131,7 +151,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
       bool starts = index < clusters;
       std::pair<u64, std::unique_ptr<Cluster>> turn;
       if (starts)
-        turn.first = index++;
+        turn.first = numbered(index++);
       else
         turn = std::move(waiting.front()), waiting.pop_front();
       if (!run(turn.second, turn.first, kTurn)) waiting.push_back(std::move(turn));
@@ -141,7 +161,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
     if (launch->clusters_talk) return in_turns();
     for (u64 index; !failed && (index = machine.next++) < clusters;) {
       std::unique_ptr<Cluster> cluster;
-      run(cluster, index, 0);
+      run(cluster, numbered(index), 0);
     }
   };
   std::vector<std::thread> threads;
@@ -158,6 +178,14 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
     counts->sized_count = sizes.size();
     std::copy_n(sizes.begin(), std::min<u64>(sizes.size(), counts->capacity), counts->sized);
   }
+  for (const std::vector<Traced>& of_cluster : machine.traces)
+    for (const Traced& traced : of_cluster) {
+      *traces++ = {copied(traced.instructions), copied(traced.notes), traced.instructions.size(), traced.notes.size()};
+    }
   return good ? 0 : 1;
+}
+
+void tsmla_emulator_free_traces(TraceData* traces, u64 count) {
+  for (u64 i = 0; i < count; i++) std::free(traces[i].instructions), std::free(traces[i].notes);
 }
 }

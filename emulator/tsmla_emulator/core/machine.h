@@ -10,6 +10,7 @@
 
 #include "counts.h"
 #include "numbers.h"
+#include "trace.h"
 
 class Events;
 struct Cluster;
@@ -65,6 +66,9 @@ struct Options {
   u32 mode, quantum, happens_before, lenient_tensor, lockstep, poison, threads, elect_highest, count, findings;
   u32 starved_count;
   const u32* starved;
+  u32 only_traced;  // run no other clusters
+  u32 traced_count;
+  const u32* traced;  // clusters
   u64 seed, limit;
 };
 
@@ -231,6 +235,7 @@ struct Warp {
   bool polling = false;  // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
   u32 actor = 0;
+  Traced* trace = nullptr;  // null unless somebody asked for it
   u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role
   u32 tensor_actors[32] = {};     // of each lane's last tcgen05.mma
   u32 commit_actors[32] = {};     // of each lane's last tcgen05.commit
@@ -314,13 +319,15 @@ struct Machine {
   std::vector<Region> regions;     // by address
   std::unique_ptr<Counts> counts;  // null unless asked for
   std::unique_ptr<GlobalTouches> touches;  // null when nobody listens, or clusters order each other by global memory
-  std::unique_ptr<Found> found;            // null when nobody listens
-  u64 clusters = 0;                        // of the launch
-  mutable std::atomic<u64> next{0};        // the first cluster that has not started
+  std::vector<std::vector<Traced>> traces;  // by traced cluster and warp in it
+  std::unique_ptr<Found> found;             // null when nobody listens
+  u64 clusters = 0;                         // that run
+  mutable std::atomic<u64> next{0};         // the first cluster that has not started
   u64 executed = 0;
 
   // For a cluster that asks to do the work of another.
   bool take_cluster(Cluster&, u64& taken) const;
+  Traced* trace_of(u64 cluster, u32 warp) const;
   const Region* region_of(u64 address) const;
   // A global address, for a report.
   std::string place(u64 address) const;

@@ -181,6 +181,7 @@ Step op_tensor_multiply(Context& c) {
     op->layout = layout_of(op->shape, c.in.extra, c.in.flags >> 5 & 1);
     check_shape(op->shape, c.in.extra, c.in.flags >> 5 & 1);
     count_size(c, c.item(0, lane), c.in.extra);
+    if (c.warp.trace) c.warp.trace->note(Note::kProduct, c.item(0, lane), c.in.extra);
     op->accumulate = c.item(1, lane) != 0;
     for (u32 i = 0; i < c.in.width; i++)
       if (c.item(3 + i, lane)) fault("not implemented", "tcgen05.mma with lanes disabled");
@@ -218,6 +219,8 @@ Step op_tensor_commit(Context& c) {
     } else {
       op->barriers.push_back(address);
     }
+    for (u32 barrier : op->barriers)
+      if (c.warp.trace) c.warp.trace->note(Note::kCommit, barrier);
     Cta& cta = *c.warp.cta;
     if (c.cluster.events) {
       u32& last = c.warp.commit_actors[lane];

@@ -1,0 +1,174 @@
+"""Clocks of the SM that whole calls take: what the timing model of the emulator is held against.
+
+    python -m benchmarks.bench_clocks [--predictions FILE] [--variants DIRECTORY ...] [--commit HASH]
+
+Before and after a call a small kernel notes every SM's clock; what the two take alone is measured and taken off, so
+that the numbers hold at whatever clock the GPU runs, launches included. Each launch stands alone, from a cold L2.
+DIRECTORIES hold libraries of changed prefill kernels (`build_aot`), timed in turn at one shape. --predictions prints
+the errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tsmla import tsmla_prefill
+
+from . import bench_decode, bench_prefill, protocol
+from .clock_cases import CASES, VARIANT_SHAPE, ClockCase
+from .compare_libraries import served_from
+
+SPIN_CYCLES = 2_000_000
+GAP_SECONDS = 0.02
+
+
+class Marks:
+    """Clock and time of every SM, before and after what is queued between."""
+
+    def __init__(self, scratch: Path):
+        library = scratch / "mark.so"
+        source = Path(__file__).parent / "microbench" / "mark.cu"
+        target = "-gencode=arch=compute_90a,code=sm_90a"
+        subprocess.run(
+            ["nvcc", "-O3", "-std=c++17", target, "-shared", "-Xcompiler", "-fPIC", "-o", library, source], check=True
+        )
+        self._mark = ctypes.CDLL(str(library)).mark
+        self._sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        self._flush = protocol.Flush()
+        self._before, self._after = (torch.zeros(256, 2, dtype=torch.int64, device="cuda") for _ in range(2))
+
+    def between(self, launch: Callable[[], Any]) -> tuple[float, float]:
+        """Clocks and ns of the median SM."""
+        time.sleep(GAP_SECONDS)
+        torch.cuda._sleep(SPIN_CYCLES)
+        self._flush()
+        self._before.zero_()
+        self._after.zero_()
+        self._note(self._before)
+        launch()
+        self._note(self._after)
+        torch.cuda.synchronize()
+        passed = (self._after - self._before)[(self._before[:, 0] > 0) & (self._after[:, 0] > 0)].cpu()
+        clocks, ns = passed.double().median(dim=0).values.tolist()
+        return clocks, ns
+
+    def _note(self, out: torch.Tensor) -> None:
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if self._mark(ctypes.c_void_p(out.data_ptr()), 4 * self._sms, stream):
+            raise RuntimeError("the kernel that notes clocks did not start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser, seconds=None)
+    parser.add_argument("--predictions", type=Path)
+    parser.add_argument("--variants", type=Path, nargs="*", default=[])
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    predicted = json.loads(options.predictions.read_text()) if options.predictions else {"cases": {}, "variants": {}}
+    results: dict[str, Any] = {}
+    variants: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch, protocol.Monitor() as monitor:
+        marks = Marks(Path(scratch))
+        for case in CASES:
+            try:
+                results[case.name] = _measured(marks, {case.name: _launch(case)}, options.rounds)[case.name]
+            except (RuntimeError, NotImplementedError, ValueError) as error:  # the others are worth having
+                print(f"{case.name}: {error}", file=sys.stderr)
+            torch.cuda.empty_cache()
+        if options.variants:
+            case, launches = _variants(options.variants)
+            variants = _measured(marks, launches, options.rounds)
+            del case  # graphs do not keep the tensors that they read
+        clocks = [clock for _, clock, _ in monitor.samples]
+    record = {
+        "certificate": protocol.certificate(options.commit),
+        "sm_clock_mhz": [min(clocks), max(clocks)] if clocks else None,
+        "cases": results, "variants": variants,
+    }  # fmt: skip
+    path = protocol.write_record(options.results, "clocks", record)
+    for measured, kind in ((results, "cases"), (variants, "variants")):
+        rows = [(name, got["clocks"], got["ghz"], modelled := predicted[kind].get(name, {}).get("clocks"),
+                 modelled and 100 * (modelled / got["clocks"] - 1)) for name, got in measured.items()]  # fmt: skip
+        print(protocol.table(("call", "clk", "GHz", "predicted", "error %"), rows))
+    print(path)
+
+
+def _measured(marks: Marks, launches: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
+    """Medians, in an order drawn anew each round; `between` is what the two notes take alone, and taken off."""
+    for launch in launches.values():
+        launch()
+    torch.cuda.synchronize()
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in launches}
+    alone = []
+    for _ in range(rounds):
+        alone.append(marks.between(lambda: None)[0])
+        for name in random.sample(sorted(launches), len(launches)):
+            taken[name].append(marks.between(launches[name]))
+    off = statistics.median(alone)
+    found = {}
+    for name, pairs in taken.items():
+        clocks = sorted(clock for clock, _ in pairs)
+        ghz = statistics.median(clock / ns for clock, ns in pairs)
+        found[name] = {
+            "clocks": statistics.median(clocks) - off, "least": clocks[0] - off, "most": clocks[-1] - off, "ghz": ghz,
+            "between": off,
+        }  # fmt: skip
+    return found
+
+
+def _launch(case: ClockCase) -> Callable[[], Any]:
+    sequences, queries, keys, heads = case.shape
+    if case.family == "prefill":
+        assert heads == bench_prefill.HEADS
+        dtype = bench_prefill.DTYPES[case.dtype]
+        return bench_prefill.Case.make(sequences, queries, keys, case.mask == "causal", dtype).ours()
+    made = bench_decode.Case.make(sequences, queries, keys, heads, bench_decode.FIXED, bench_decode.DTYPES[case.dtype])
+    return made.ours()
+
+
+def _variants(directories: list[Path]) -> tuple[Any, dict[str, Callable[[], Any]]]:
+    """What must outlive the launches, and the launches, graphs that are replayed."""
+    sequences, queries, keys, _ = VARIANT_SHAPE
+    case = bench_prefill.Case.make(sequences, queries, keys, False, torch.bfloat16)
+    launches, kept, first = {}, [], None
+    for directory in directories:
+        out = case.output()
+        kept.append(out)
+
+        def launch(out: torch.Tensor = out) -> None:
+            tsmla_prefill(
+                case.query, case.key, case.value, None, case.ends_kv, case.keys, case.sequences, case.scale,
+                is_causal=False, return_lse=False, cum_seq_lens_q=case.ends_q, out=out,
+            )  # fmt: skip
+
+        with served_from(directory):
+            launch()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launch()
+        result = out.float()
+        first = result if first is None else first
+        difference = float((result - first).norm() / first.norm())
+        if not difference < 0.01:
+            print(f"{directory.name} differs from the first by {difference:.2e}; left out", file=sys.stderr)
+            continue
+        launches[directory.name] = graph.replay
+    return (case, kept), launches
+
+
+if __name__ == "__main__":
+    main()

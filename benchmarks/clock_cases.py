@@ -1,0 +1,66 @@
+"""What the timing model predicts and `bench_clocks` measures: the same calls, named the same. Needs no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockCase:
+    """One call. shape: sequences x queries x keys x heads; of decode, requests x query tokens x keys x heads."""
+
+    family: str
+    dtype: str
+    mask: str
+    shape: tuple[int, int, int, int]
+
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.dtype} {self.mask} {'x'.join(map(str, self.shape))}"
+
+    @property
+    def symbol(self) -> str:
+        """The variant on Hopper that runs it: prefill with LSE, decode without, as `bench_prefill`, `bench_decode`."""
+        if self.family == "prefill":
+            out = "bf16" if self.dtype in ("e4m3", "e5m2") else self.dtype
+            return f"tsmla_prefill_sm_90a_{self.dtype}_to_{out}_d192x128_{self.mask}_lse_nopdl"
+        return f"tsmla_decode_sm_90a_{self.dtype}_to_bf16_d512x64_nolse_nopdl"
+
+
+def _cases(family: str, *rows: tuple[Any, ...]) -> tuple[ClockCase, ...]:
+    return tuple(ClockCase(family, dtype, mask, shape) for dtype, mask, *sizes in rows for shape in [tuple(sizes)])
+
+
+CASES = (
+    *_cases(
+        "prefill",
+        ("bf16", "full", 1, 8192, 8192, 128),
+        ("bf16", "full", 1, 8192, 32768, 128),
+        ("bf16", "causal", 1, 8192, 8192, 128),
+        ("bf16", "causal", 1, 8192, 32768, 128),
+        ("bf16", "causal", 4, 1024, 81920, 128),
+        ("bf16", "causal", 1, 1024, 1024, 128),
+        ("e4m3", "full", 1, 8192, 8192, 128),
+        ("e4m3", "full", 1, 8192, 32768, 128),
+        ("e4m3", "causal", 1, 8192, 8192, 128),
+        ("e4m3", "causal", 1, 8192, 32768, 128),
+        ("e4m3", "causal", 4, 1024, 81920, 128),
+    ),
+    *_cases(
+        "decode",
+        ("bf16", "causal", 128, 1, 4096, 16),
+        ("bf16", "causal", 128, 1, 8192, 16),
+        ("bf16", "causal", 4, 4, 81920, 16),
+        ("bf16", "causal", 1, 1, 8192, 16),
+        ("bf16", "causal", 128, 2, 4096, 64),
+        ("bf16", "causal", 128, 1, 8192, 128),
+        ("e4m3", "causal", 128, 1, 8192, 16),
+        ("e4m3", "causal", 4, 4, 81920, 16),
+        ("e4m3", "causal", 128, 1, 4096, 64),
+        ("e4m3", "causal", 128, 1, 8192, 128),
+    ),
+)
+VARIANT_SHAPE = (1, 8192, 8192, 128)
+"""Of bf16 prefill without mask, that variants of its kernel are timed at."""
+VARIANT_SYMBOL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse_nopdl"

@@ -1,0 +1,116 @@
+"""Predicts what `bench_clocks` measures, with the emulator's timing model; no GPU. To be committed before measuring.
+
+    python -m benchmarks.predict_clocks [--machine H100] [--variants DIRECTORY ...] [--after RECORD] [--commit HASH]
+
+DIRECTORIES are those of `bench_clocks`, with the objects and PTX that `build_aot` leaves in them (--keep-ptx); a line
+`tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has. --after: what the model says
+of calls that RECORD, of `bench_clocks`, has measured, at the SM clock that each ran at; not a prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tsmla_emulator.host.compile import Compiled
+from tsmla_emulator.host.link import link
+from tsmla_emulator.timing.band import band
+from tsmla_emulator.timing.machines import MACHINES, Value
+from tsmla_emulator.timing.problem import PrefillTraced, Shape, traced
+
+from .clock_cases import CASES, VARIANT_SHAPE, VARIANT_SYMBOL
+
+BESIDE = ("beside_fma", "beside_alu", "beside_mufu")
+"""What a control in the run that measures may show to be none; `without_contention` is the prediction then."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machine", choices=MACHINES, default="H100")
+    parser.add_argument("--variants", type=Path, nargs="*", default=[])
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
+    parser.add_argument("--after", type=Path)
+    options = parser.parse_args()
+    measured = json.loads(options.after.read_text()) if options.after else None
+    machine = MACHINES[options.machine]
+    cases: dict[str, Any] = {}
+    variants: dict[str, Any] = {}
+    for case in CASES:
+        found = traced(case.symbol, Shape(*case.shape), machine, _built)
+        cases[case.name] = _said(found, _at(machine, measured and measured["cases"][case.name]["ghz"]), not measured)
+        print(case.name, cases[case.name], flush=True)
+    for directory in options.variants:
+        at = _at(machine, measured and measured["variants"][directory.name]["ghz"])
+        variants[directory.name] = _said(_variant(directory), at, not measured)
+        print(directory.name, variants[directory.name], flush=True)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    command = "python -m benchmarks.predict_clocks " + " ".join(sys.argv[1:])
+    record = {
+        "modelled": True,
+        "after": options.after and options.after.name,
+        "machine": {field.name: _value(getattr(machine, field.name)) for field in dataclasses.fields(machine)},
+        "date": now,
+        "command": command,
+        "commit": options.commit,
+        "cases": cases,
+        "variants": variants,
+    }
+    stamp = now[:19].replace(":", "").replace("-", "")
+    path = options.results / f"clocks-{'after' if measured else 'modelled'}-{options.machine.lower()}-{stamp}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(path)
+
+
+def _at(machine: Any, ghz: float | None) -> Any:
+    """The machine at a clock that was measured."""
+    return machine if ghz is None else dataclasses.replace(machine, clock=Value(1000 * ghz, "measured in that run"))
+
+
+def _said(found: Any, machine: Any, with_band: bool) -> dict[str, Any]:
+    modelled = found.model(machine)
+    least, most = band(found, machine) if with_band else (modelled.clocks + modelled.launch,) * 2
+    alone = {name: dataclasses.replace(getattr(machine, name), value=1.0) for name in BESIDE}
+    without = found.model(dataclasses.replace(machine, **alone))
+    return {
+        "clocks": round(modelled.clocks + modelled.launch),
+        "without_contention": round(without.clocks + without.launch),
+        "least": round(least),
+        "most": round(most),
+        "per_tile": round(modelled.per_tile, 1),
+        "details": {k: round(v, 1) for k, v in modelled.details.items()},
+    }
+
+
+def _built(variant: Any) -> Compiled:
+    """The kernel as the build of this checkout left it."""
+    return _compiled(Path(__file__).parent.parent / "build" / "cmake" / "objs", variant.symbol())
+
+
+def _compiled(directory: Path, symbol: str) -> Compiled:
+    kept = directory / ".compiled"
+    return Compiled(link(kept / f"{symbol}.o"), kept / f"{symbol}.ptx", symbol)
+
+
+def _variant(directory: Path) -> PrefillTraced:
+    from tsmla_emulator import check
+
+    changes = directory / "changes.txt"
+    stated = re.search(r"tile_kv (\d+)", changes.read_text()) if changes.exists() else None
+    tile_kv = int(stated[1]) if stated else None
+    compiled = lambda variant: _compiled(directory, VARIANT_SYMBOL)  # noqa: E731
+    return PrefillTraced(check.find(VARIANT_SYMBOL), Shape(*VARIANT_SHAPE), 132, compiled, tile_kv)
+
+
+def _value(value: Any) -> Any:
+    return value.value if hasattr(value, "source") else value
+
+
+if __name__ == "__main__":
+    main()

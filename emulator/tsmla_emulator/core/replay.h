@@ -1,0 +1,58 @@
+// A replay of traces against a machine's rates: discrete events, one cluster, every CTA on an SM of its own. Times are in
+// clocks of the SM. docs/timing-model.md says what is modelled and how.
+#pragma once
+#include <vector>
+
+#include "trace.h"
+
+namespace replay {
+
+// What an instruction does beyond its pipe. Anything but plain and free is an anchor: it is issued in order.
+enum Kind : u8 {
+  kPlain, kFree, kInit, kArrive, kWait, kNamedSync, kNamedArrive, kClusterArrive, kClusterWait, kLoad, kStore, kStoreCommit,
+  kStoreWait, kWgmma, kWgmmaCommit, kWgmmaWait, kTensorLoad, kTensorStore, kTensorWaitLoad, kTensorWaitStore, kProduct,
+  kCommit, kCopy, kCopyCommit, kCopyWait, kCopyArrive, kStall, kKinds
+};
+enum Pipe : u8 { kNone, kFma, kAlu, kMufu, kConvert, kMove, kTensorMemory, kPipes };  // kMove: shared, global memory, shuffles
+
+// Written by timing/replay.py in this layout.
+struct Cost {
+  u8 kind, pipe, slots, registers;  // registers: a wgmma whose A is there
+  u32 occupancy, latency;           // clocks of the pipe; until the result is there
+  u32 port;                         // clocks of the SM's shared memory
+  u32 value;                        // groups that may be open; clocks of a product; clocks of a stall
+  u32 first, reads, writes;         // register slots: lists[first .. first + reads), then the written ones
+};
+
+struct Parameters {
+  u32 window;  // instructions of a warp among which the compiler is taken to choose
+  u32 barrier_visible, barrier_wake, barrier_ready, barrier_remote;
+  u32 named_base, named_warp, cluster_barrier;
+  u32 copy_issue, copy_latency, store_latency;
+  u32 wgmma_start, wgmma_tail, wgmma_registers;
+  u32 product_start, product_tail;
+  u32 beside[kPipes];  // clocks of a pipe while matrices multiply, in 64ths of its clocks when they do not
+  double copy_rate;  // bytes a clock and SM
+};
+
+struct WarpTrace {
+  const u32* instructions;
+  const Note* notes;
+  u64 instruction_count, note_count;
+  u32 rank, warp;
+};
+
+struct Waited {
+  u32 warp, pc;  // position in the traces given
+  u64 start, end;
+};
+
+constexpr u32 kBin = 32;  // clocks
+constexpr u32 kBins = 1 << 15;
+
+struct Busy {
+  u64 issue[4], pipes[4][kPipes], tensor, port, copied;
+  u32 tensor_bins[kBins], mufu_bins[kBins];  // clocks of each bin; mufu: of the first sub-partition
+};
+
+}  // namespace replay

@@ -1,0 +1,134 @@
+// The state of a replay: warps, what they share (barriers, matrix units, the copy engine), and the events that are to come.
+#pragma once
+#include <deque>
+#include <map>
+#include <queue>
+
+#include "machine.h"
+#include "replay.h"
+
+namespace replay {
+
+constexpr u64 kNever = ~0ull;
+
+struct Event {
+  enum Type : u8 { kArrival, kBytes, kProductDone, kTensorFree } type;
+  u64 time, order;
+  u32 a, b;
+  u64 c;
+  bool operator<(const Event& other) const {  // for a heap whose top is the earliest
+    return time != other.time ? time > other.time : order > other.order;
+  }
+};
+
+struct Barrier {
+  s64 expected = 0, pending = 0, bytes = 0;
+  u32 phase = 0;
+  std::vector<std::pair<u32, u32>> waiters;  // warp, phases that must be complete
+};
+
+struct Meeting {  // named and cluster barriers
+  u32 arrived = 0, generation = 0;
+  std::vector<u32> waiters;
+};
+
+struct Group {  // a warpgroup's products on Hopper
+  u32 sm = 0;
+  u64 issued[4] = {}, ready = 0, started = 0, done = 0, may_start = 0;
+  std::vector<std::pair<u32, u32>> products;  // clocks, whether A is in registers
+  std::vector<u64> arrived;                   // when each product was there to start
+  std::vector<std::pair<u32, u64>> waiters;   // warp, products that must be done
+};
+
+struct Sm {
+  u64 tensor_free = 0, engine_free = 0, copies_free = 0, stores_free = 0, port_free = 0;
+  u64 issue_free[4] = {}, pipe_free[4][kPipes] = {};  // of pipes, in 64ths of a clock
+  u32 last_warp[4] = {};
+  std::vector<u32> warps[4];
+};
+
+struct Entry {
+  u64 number, ready;
+  u32 pc, first_note, notes;
+  bool issued;
+  std::vector<u64> pending;  // instructions whose results it needs, not issued yet
+};
+
+struct Warp {
+  u32 sm = 0, part = 0, index = 0;  // index: in the CTA
+  const WarpTrace* trace = nullptr;
+  u64 next = 0, note = 0, issued = 0;
+  std::deque<Entry> window;
+  std::vector<u64> done, writer;
+  u64 wake = 0;  // may issue nothing before
+  bool finished = false, fenced = false;
+  u64 started = 0;
+  u32 waits_at = 0;
+  std::deque<u64> wgmma_groups, store_groups, copy_groups;
+  u64 stores_done = 0, copies_done = 0, tensor_loads = 0, tensor_stores = 0, wgmmas = 0;
+  u32 cluster_generation = 0;
+};
+
+inline void mark(u32* bins, u64 start, u64 clocks) {
+  for (u64 t = start; t < start + clocks && t / kBin < kBins;) {
+    u64 until = std::min(start + clocks, (t / kBin + 1) * kBin);
+    bins[t / kBin] += u32(until - t);
+    t = until;
+  }
+}
+
+class Replay {
+ public:
+  Replay(const Cost* costs, const s32* lists, u32 slots, const Parameters& p, const WarpTrace* traces, u64 count, Busy* busy);
+  // The clock of the last exit; kNever when the warps wait for each other.
+  u64 run();
+  std::vector<Waited> waits;
+
+ private:
+  // replay.cpp: who issues what, when
+  bool issue_one(Sm&, u32 part, u64 now);
+  void fill(Warp&);
+  // Issues one instruction that is ready; else says in w.wake when one may be.
+  bool issue(Warp&, u32 number, Sm&, u64 now);
+  void finish(Warp& w, u64 now) {
+    w.finished = true;
+    last_ = std::max(last_, now);
+  }
+
+
+  // replay_anchors.cpp: what anchors do
+  void act(Warp&, u32 number, Sm&, const Cost&, u32 pc, u32 first, u32 notes, u64 result, u64 now);
+  // The clock at which bytes that are asked for now are in shared memory.
+  u64 copied(Sm&, const Warp&, u32 bytes, u64 now);
+  void wait_groups(Warp&, std::deque<u64>& groups, u32 allowed, u32 pc, u64 now);
+  void meet(Meeting&, u32 needed, bool waits, u32 number, u64 time);
+  Group& group_of(const Warp&);
+  // Of the products that could start, the one that came first does.
+  void start_products(u32 sm, u64 now);
+  void happens(const Event&);
+  void resume(Warp& w, u64 time) {
+    w.wake = time;
+    w.fenced = false;
+    waits.push_back({u32(&w - warps_.data()), w.waits_at, w.started, time});
+  }
+
+  // From here on the warp waits, until somebody resumes it.
+  void stop(Warp& w, u32 pc, u64 now) { w.wake = kNever, w.started = now, w.waits_at = pc; }
+
+  void at(Event::Type type, u64 time, u32 a, u32 b = 0, u64 c = 0) { events_.push({type, time, order_++, a, b, c}); }
+
+  const Cost* costs_;
+  const s32* lists_;
+  Parameters p_;
+  Busy* busy_;
+  std::vector<Sm> sms_;
+  std::vector<Warp> warps_;
+  std::vector<Group> groups_;
+  std::map<u32, Barrier> barriers_;
+  std::map<u32, Meeting> meetings_;
+  Meeting cluster_;
+  u64 cluster_done_ = 0, last_ = 0, order_ = 0;
+  std::priority_queue<Event> events_;
+};
+
+}  // namespace replay

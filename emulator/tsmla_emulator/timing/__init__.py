@@ -1,0 +1,1 @@
+"""The timing model: traces replayed against the rates of a machine, as docs/timing-model.md explains."""

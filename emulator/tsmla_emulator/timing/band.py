@@ -1,0 +1,38 @@
+"""How far a modelled time moves when a number that is not certain takes its lowest or highest value, one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .machines import Machine, Value
+
+
+def uncertain(machine: Machine) -> list[str]:
+    """Names of the machine's numbers that have a range and are not the clock."""
+    return [
+        field.name
+        for field in dataclasses.fields(machine)
+        if isinstance(value := getattr(machine, field.name), Value) and value.low is not None and field.name != "clock"
+    ]
+
+
+def outcomes(found: Any, machine: Machine) -> dict[tuple[str, float], float]:
+    """Clocks, launches included, by what was changed and to what."""
+    results = {}
+    for name in uncertain(machine):
+        value: Value = getattr(machine, name)
+        for extreme in (value.low, value.high):
+            if extreme is None or extreme == value.value:
+                continue
+            changed = dataclasses.replace(machine, **{name: dataclasses.replace(value, value=extreme)})
+            modelled = found.model(changed)
+            results[name, extreme] = modelled.clocks + modelled.launch
+    return results
+
+
+def band(found: Any, machine: Machine) -> tuple[float, float]:
+    """Least and most clocks, launches included, of these outcomes and the machine as it stands."""
+    modelled = found.model(machine)
+    clocks = [modelled.clocks + modelled.launch, *outcomes(found, machine).values()]
+    return min(clocks), max(clocks)

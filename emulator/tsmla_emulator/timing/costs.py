@@ -1,0 +1,220 @@
+"""What one executed PTX instruction costs a machine: its pipe and clocks, its latency, its use of shared units.
+
+PTX stands for what ptxas makes of it by the rules in RULES; `docs/timing-model.md` says how good a proxy that is.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+
+from ..cost import class_of
+from ..ptx.encoding import COMPLEX_OPS, SPACES, Encoded
+from ..ptx.lower import lower
+from ..ptx.lower_async import KINDS
+from ..ptx.model import Entry, Instruction, Register
+from ..ptx.simple_ops import simple_count
+from ..rates import UnknownRate, blackwell_mma, hopper_mma
+from .machines import Machine
+
+KINDS_OF_REPLAY = (
+    "plain free init arrive wait named_sync named_arrive cluster_arrive cluster_wait load store store_commit "
+    "store_wait wgmma wgmma_commit wgmma_wait tensor_load tensor_store tensor_wait_load tensor_wait_store product "
+    "commit copy copy_commit copy_wait copy_arrive stall"
+).split()
+"""In the order of core/replay.h."""
+PIPES = "none fma alu mufu convert move tensor_memory".split()
+RULES = {
+    "rate": "the machine table has a rate of its own",
+    "moved": "a move, packing or parameter load: ptxas renames",
+    "fused": "a product that one sum alone uses, one of two maxima, or a jump over one instruction",
+    "anchor": "a barrier, copy or matrix instruction, modelled as an event",
+    "integer": "addresses and predicates: half a pipe slot, since ptxas drops or moves half to the uniform pipe",
+    "other": "one issue slot",
+}
+
+
+@dataclasses.dataclass
+class Cost:
+    """See core/replay.h. `rule` is the one of RULES that it came from."""
+
+    rule: str
+    kind: str = "plain"
+    pipe: str = "none"
+    slots: int = 1
+    occupancy: int = 0
+    latency: int = 0
+    port: int = 0
+    value: int = 0
+    registers: int = 0
+
+
+class Text:
+    """What an entry's text says, whatever the machine: encoded instructions, those that others do the work of, and the
+    registers that each reads and writes, as numbers."""
+
+    def __init__(self, entry: Entry, arch: str):
+        self.entry = entry
+        self.encoded = [lower(entry, instruction) for instruction in entry.instructions]
+        self.fused = _fused(entry, self.encoded, arch)
+        self.operands = _operands(self.encoded)
+
+
+def costs_of(text: Text, machine: Machine) -> list[Cost]:
+    """The cost of each instruction of an entry. Raises UnknownRate for an instruction that nobody gave one."""
+    return [
+        Cost("fused", "free") if position in text.fused else _cost(instruction, item, machine)
+        for position, (instruction, item) in enumerate(zip(text.entry.instructions, text.encoded, strict=True))
+    ]
+
+
+def _operands(encoded: list[Encoded]) -> list[tuple[list[int], list[int]]]:
+    numbers: dict[Register, int] = {}
+
+    def number(register: Register) -> int:
+        return numbers.setdefault(register, len(numbers))
+
+    found = []
+    for item in encoded:
+        guard = [item.guard[0]] if item.guard else []
+        writes = [] if item.late_writes else item.writes  # products land at a wait, which orders what follows
+        found.append(([number(r) for r in dict.fromkeys([*guard, *item.reads])], [number(r) for r in writes]))
+    return found
+
+
+def product_clocks(item: Encoded, descriptor: int, ctas: int) -> int:
+    """Clocks of a tcgen05.mma on each SM that takes part. Raises UnknownRate."""
+    if item.flags & 15 not in (KINDS["kind::f16"], KINDS["kind::f8f6f4"]):
+        raise UnknownRate("no rate is known for a tcgen05.mma of this kind")
+    rows, columns = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
+    in_tensor_memory, ws = item.flags >> 4 & 1, bool(item.flags >> 5 & 1)
+    return round(blackwell_mma(rows, columns, ctas == 2, not in_tensor_memory, ws))
+
+
+def _fused(entry: Entry, encoded: list[Encoded], arch: str) -> set[int]:
+    """Positions whose work another instruction does."""
+    readers: collections.Counter[Register] = collections.Counter()
+    reader: dict[Register, int] = {}
+    for position, item in enumerate(encoded):
+        for register in item.reads:
+            readers[register] += 1
+            reader[register] = position
+    found = set()
+    for position, (instruction, item) in enumerate(zip(entry.instructions, encoded, strict=True)):
+        if len(item.writes) == 1 and readers[item.writes[0]] == 1 and instruction.guard is None:
+            user = entry.instructions[reader[item.writes[0]]]
+            opcode, other = instruction.opcode, user.opcode
+            sums = opcode.startswith("mul.") and re.match(r"(add|sub)\.", other)
+            if sums and opcode.endswith("f32") and other.endswith("f32"):
+                found.add(position)
+            elif sums and opcode.endswith("f32x2") and other.endswith("f32x2"):
+                found.add(position)
+            elif arch != "sm_90a" and _two_maxima(instruction, user) and reader[item.writes[0]] not in found:
+                if position not in {p for p in found if entry.instructions[p].opcode.startswith("max")}:
+                    found.add(position)
+    for label, target in entry.labels.items():
+        jump = entry.instructions[target - 2] if target >= 2 else None
+        if jump is not None and jump.opcode.startswith("bra") and jump.guard is not None:
+            if getattr(jump.operands[0], "name", "") == label:
+                found.add(target - 2)
+    return _alternate(entry, encoded, found, reader)
+
+
+def _two_maxima(first: Instruction, second: Instruction) -> bool:
+    both = (first, second)
+    return all(re.match(r"max\.(.*\.)?f32$", i.opcode) and len(i.operands) == 3 for i in both)
+
+
+def _alternate(entry: Entry, encoded: list[Encoded], found: set[int], reader: dict[Register, int]) -> set[int]:
+    """Of a chain of maxima every second one is free, not all but the last."""
+    kept = set(found)
+    for position in sorted(found):
+        if entry.instructions[position].opcode.startswith("max") and position in kept:
+            kept.discard(reader[encoded[position].writes[0]])
+    return kept
+
+
+def _cost(instruction: Instruction, item: Encoded, m: Machine) -> Cost:
+    opcode, kind = instruction.opcode, class_of(instruction.opcode)
+    name = COMPLEX_OPS[item.op - simple_count()] if item.op >= simple_count() else ""
+    if name == "nop":
+        return Cost("moved", "free")
+    anchor = _anchor(instruction, item, name, m)
+    if anchor is not None:
+        return anchor
+    if kind == "move":
+        return Cost("moved", "free")
+    if kind == "fp32":
+        return Cost("rate", pipe="fma", occupancy=m.fma.clocks, latency=m.fma_latency.clocks)
+    if kind == "fp32x2":
+        return Cost("rate", pipe="fma", occupancy=2 * m.fma.clocks, latency=m.fma_latency.clocks)
+    if kind == "fp32 min/max":
+        return Cost("rate", pipe="alu", occupancy=m.alu.clocks, latency=m.alu_latency.clocks)
+    if kind == "special function":
+        clocks = m.exponential.clocks if opcode.startswith("ex2") else m.special.clocks
+        return Cost("rate", pipe="mufu", occupancy=clocks, latency=m.special_latency.clocks)
+    if kind == "convert":
+        if re.search(r"(bf16x2|f16x2|e4m3x2|e5m2x2)", opcode):
+            return Cost("rate", pipe=m.convert_pipe, occupancy=m.convert.clocks, latency=m.alu_latency.clocks)
+        return Cost("integer", pipe="alu", occupancy=1, latency=m.alu_latency.clocks)
+    if kind == "compare, select" and opcode.endswith("f32"):
+        return Cost("rate", pipe="alu", occupancy=m.alu.clocks, latency=m.alu_latency.clocks)
+    if kind in ("integer", "compare, select"):
+        return Cost("integer", pipe="alu", occupancy=1, latency=m.alu_latency.clocks)
+    if kind == "across lanes":
+        if opcode.startswith("shfl"):
+            return Cost("rate", pipe="move", occupancy=m.shuffle.clocks, latency=m.shuffle_latency.clocks)
+        return Cost("other", latency=m.alu_latency.clocks)
+    if name in ("load", "store", "atomic"):
+        moved = 32 * item.width * max(1, len(item.items))
+        if item.flags & 7 == SPACES["global"]:
+            return Cost("rate", pipe="move", occupancy=m.shuffle.clocks,
+                        latency=m.load_latency.clocks if name != "store" else 0)  # fmt: skip
+        latency = m.shared_latency.clocks if name != "store" else 0
+        return Cost("rate", pipe="move", occupancy=1, latency=latency, port=-(-moved // 128))
+    if name in ("ldmatrix", "stmatrix"):
+        latency = m.shared_latency.clocks if name == "ldmatrix" else 0
+        return Cost("rate", pipe="move", occupancy=1, latency=latency, port=len(item.items))
+    if kind in ("branch", "synchronise"):
+        return Cost("other")
+    raise UnknownRate(f"the timing model has no cost for {opcode} at line {instruction.line}")
+
+
+def _anchor(instruction: Instruction, item: Encoded, name: str, m: Machine) -> Cost | None:
+    opcode = instruction.opcode
+    plain = {
+        "mbarrier_init": "init", "mbarrier_arrive": "arrive", "mbarrier_expect": "arrive", "mbarrier_try": "wait",
+        "barrier_sync": "named_sync", "barrier_arrive": "named_arrive", "cluster_arrive": "cluster_arrive",
+        "cluster_wait": "cluster_wait", "bulk_load_tensor": "load", "bulk_store_tensor": "store",
+        "bulk_commit": "store_commit", "wgmma_commit": "wgmma_commit", "tmem_wait_load": "tensor_wait_load",
+        "tmem_wait_store": "tensor_wait_store", "tmem_mma": "product", "tmem_commit": "commit", "cp_async": "copy",
+        "cp_async_commit": "copy_commit", "cp_async_arrive": "copy_arrive",
+    }  # fmt: skip
+    stalls = {
+        "proxy_fence": m.proxy_fence.clocks, "memory_fence": m.memory_fence.clocks, "wgmma_fence": 1,
+        "set_registers": m.set_registers.clocks, "tmem_alloc": m.tensor_alloc.clocks, "tmem_dealloc": 1,
+        "tensor_fence": 1, "grid_wait": 1,
+    }  # fmt: skip
+    if name in plain:
+        return Cost("anchor", plain[name])
+    if name in stalls:
+        return Cost("anchor", "stall", value=stalls[name])
+    if name == "bulk_copy":
+        return Cost("anchor", "store" if ".global.shared" in opcode else "load")
+    if name in ("bulk_wait", "cp_async_wait", "wgmma_wait"):
+        kind = {"bulk_wait": "store_wait", "cp_async_wait": "copy_wait", "wgmma_wait": "wgmma_wait"}[name]
+        return Cost("anchor", kind, value=item.imm)
+    if name == "wgmma":
+        from_registers = item.a is None
+        operands = 32 * (item.extra + (0 if from_registers else 64))
+        clocks = max(hopper_mma(item.extra), operands / 128)
+        return Cost("anchor", "wgmma", value=round(clocks), registers=int(from_registers))
+    if name in ("tmem_load", "tmem_store"):
+        load = name == "tmem_load"
+        rate = m.tensor_load_rate if load else m.tensor_store_rate
+        clocks = max(1, round(len(item.items) * 128 / rate.value))
+        latency = (m.tensor_load_latency if load else m.tensor_store_latency).clocks
+        return Cost("anchor", "tensor_load" if load else "tensor_store", "tensor_memory", occupancy=clocks,
+                    latency=clocks + latency)  # fmt: skip
+    return None

@@ -1,0 +1,285 @@
+"""Problems of tsmla's operators, traced in part and modelled whole: which CTAs there are, what each takes, and how they
+follow each other on a GPU's SMs."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Iterable
+from typing import Any
+
+from .. import check
+from ..machine import Options, Trace
+from ..run import Call, emulated
+from .costs import Text
+from .machines import Machine
+from .replay import Memory, Prepared, Replayed, replay
+
+TILES_TRACED = (8, 40)
+"""KV tiles of the two prefill CTAs that are replayed; the clocks of others lie on the line through both."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """sequences x queries x keys x heads: a prefill's sequences of so many tokens, or a decode's requests."""
+
+    sequences: int
+    queries: int
+    keys: int
+    heads: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """From "4x4x80Kx16". Raises ValueError."""
+        try:
+            sizes = [int(part[:-1]) * 1024 if part[-1:] in "kK" else int(part) for part in text.split("x")]
+            if len(sizes) != 4 or min(sizes) < 1:
+                raise ValueError
+        except ValueError:
+            raise ValueError(f"shape {text!r}; expected sequences x queries x keys x heads, as in 4x4x80Kx16") from None
+        return cls(*sizes)
+
+    def __str__(self) -> str:
+        keys = f"{self.keys // 1024}K" if self.keys % 1024 == 0 else str(self.keys)
+        return f"{self.sequences}x{self.queries}x{keys}x{self.heads}"
+
+
+@dataclasses.dataclass
+class Modelled:
+    """What the model says of one call. `clocks`: of the launches after each other; `launch`: what starting them takes.
+
+    details: clocks by part. shown: the cluster whose waits and units are reported. per_tile: clocks of a KV tile.
+    """
+
+    machine: Machine
+    clocks: float
+    launch: float
+    details: dict[str, float]
+    shown: Replayed
+    prepared: Prepared
+    traces: list[Trace]
+    per_tile: float = 0.0
+
+    @property
+    def microseconds(self) -> float:
+        """At the machine's clock."""
+        return (self.clocks + self.launch) / self.machine.clock.value
+
+
+class Traced:
+    """Kernel runs of a variant at one shape, emulated once and modelled on any machine of the architecture."""
+
+    def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
+        self.variant, self.shape, self.processors = variant, shape, processors
+        self.arch = variant.arch.value
+        self._compiled = compiled
+        self._texts: dict[int, Text] = {}
+
+    def prepared(self, call: Call, launch: int, machine: Machine) -> Prepared:
+        """The costs of one of the call's launches."""
+        entry = call.module.entries[call.launches[launch].entry]
+        if id(entry) not in self._texts:
+            self._texts[id(entry)] = Text(entry, self.arch)
+        return Prepared(self._texts[id(entry)], machine)
+
+    def run(self, operator: Any, clusters: Iterable[int]) -> Call:
+        """Emulate chosen clusters of what `operator()` launches."""
+        options = Options(trace=tuple(clusters), only_traced=True)
+        sms = self.processors
+        with emulated(self.arch, options, compiled=self._compiled, processors=sms) as gpu:
+            operator()
+        return gpu.calls[-1]
+
+
+class PrefillTraced(Traced):
+    """One CTA of a prefill at two numbers of KV tiles; when causal, the one that ends at the last key."""
+
+    def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None, tile_kv: int | None = None):
+        super().__init__(variant, shape, processors, compiled)
+        hopper = self.arch == "sm_90a"
+        self.rows = 128 if hopper else 256
+        self.tile_kv = tile_kv or (160 if hopper and variant.dtype.bits == 8 else 128)
+        self.calls = [
+            self.run(lambda n=n: _call_prefill(variant, self.rows, n * self.tile_kv), (0,)) for n in TILES_TRACED
+        ]
+
+    def model(self, machine: Machine) -> Modelled:
+        """The whole problem on a machine."""
+        memory = Memory(machine.copy_latency.value, machine.l2.value)
+        ends = []
+        for call in self.calls:
+            prepared = self.prepared(call, 0, machine)
+            ends.append(replay(prepared, call.report.traces, memory))
+        few, many = TILES_TRACED
+        per_tile = (ends[1].clocks - ends[0].clocks) / (many - few)
+        fixed = ends[0].clocks - few * per_tile
+        durations = [fixed + tiles * per_tile for tiles in self.tiles()]
+        clocks = schedule(durations, machine.processors, machine.cta_gap.value)
+        details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(len(durations))}
+        return Modelled(machine, clocks, machine.launch.value, details, ends[1], prepared, call.report.traces, per_tile)
+
+    def tiles(self) -> list[int]:
+        """KV tiles of each CTA in the order in which they start: longest first within the heads whose keys fit in L2
+        together (parts/tile_scheduler.py)."""
+        v, s = self.variant, self.shape
+        row_bytes = (v.d_qk + v.d_v) * v.dtype.bits // 8
+        count = -(-s.queries // self.rows)
+        section = min(max(24 * 2**20 // (s.keys * row_bytes), 1), s.heads)
+        found = []
+        for _ in range(s.sequences):
+            for first in range(0, s.heads, section):
+                here = min(section, s.heads - first)
+                for tile in reversed(range(count)):
+                    seen = s.keys
+                    if v.causal:
+                        seen = min(s.keys, s.keys - s.queries + min((tile + 1) * self.rows, s.queries))
+                    found += [-(-max(seen, 0) // self.tile_kv)] * here
+        return found
+
+
+class DecodeTraced(Traced):
+    """The CTAs of a decode that work longest, and one of its combine kernel."""
+
+    def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
+        super().__init__(variant, shape, processors, compiled)
+        self.parts = self._parts()
+        busiest = sorted(range(len(self.parts)), key=lambda part: -self.parts[part][0])
+        kinds: dict[tuple[int, int, int], int] = {}
+        for part in busiest:
+            kinds.setdefault(self.parts[part], part)
+        self.chosen = sorted(set([*kinds.values()][:4]) | {0})
+        self.call = self.run(lambda: _call_decode(variant, shape), self.chosen)
+
+    def _parts(self) -> list[tuple[int, int, int]]:
+        """Of each CTA (or pair): KV tiles, segments, partial results."""
+        from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments
+
+        s, arch = self.shape, self.variant.arch
+        rows = s.heads * s.queries
+        deal = deal_of(arch, rows)
+        plan = plan_decode(arch, self.processors, s.sequences, s.queries, s.heads, s.keys)
+        tiling = row_tiling(rows, deal.row_tile)
+        lengths = [-(-s.keys // deal.tile_kv)] * s.sequences
+        line = cut(deal, tiling, plan.parts, plan.slots, lengths)
+        tiles = [[length] * tiling.row_tiles for length in lengths]
+        found = []
+        self.sms, self.reuse, self.tile_kv = deal.sms, tiling.group, deal.tile_kv
+        self.partials = 0
+        for part in range(plan.parts):
+            own = list(segments(deal, tiling, line, lengths, tiles, part))
+            split = sum(one.slot >= 0 for one in own)
+            self.partials += split * min(rows, deal.row_tile)
+            found.append((sum(one.tiles for one in own), len(own), split))
+        return found
+
+    def model(self, machine: Machine) -> Modelled:
+        """The whole problem on a machine."""
+        busy = sum(1 for part in self.parts if part[0]) * self.sms
+        prepared = self.prepared(self.call, 0, machine)
+        # What an SM gets of memory. What is copied again, as keys and as values or by others of the group, is in L2.
+        share = machine.hbm.value * 1e3 / machine.clock.value / busy
+        again = max(1.0, self._copied(prepared) / self._keys_bytes()) * self.reuse
+        memory = Memory(machine.copy_latency_hbm.value, min(share * again, machine.l2.value))
+        ends = {}
+        for part in self.chosen:
+            own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == part]
+            ends[part] = (replay(prepared, own, memory), own)
+        longest = max(ends, key=lambda part: ends[part][0].clocks)
+        attention, traces = ends[longest]
+        details = {"attention": float(attention.clocks), "KV tiles of the longest CTA": float(self.parts[longest][0])}
+        clocks, launches = float(attention.clocks), 1
+        if len(self.call.launches) > 1 and self.partials:
+            combine = self._combine(machine)
+            details["combine"] = combine
+            clocks, launches = clocks + combine, 2
+        details["partial rows"] = float(self.partials)
+        tiles = max(self.parts[longest][0], 1)
+        return Modelled(machine, clocks, launches * machine.launch.value, details, attention, prepared, traces,
+                        attention.clocks / tiles)  # fmt: skip
+
+    def _copied(self, prepared: Prepared) -> float:
+        """Bytes that all SMs of the first chosen part copy."""
+        own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == self.chosen[0]]
+        return self.sms * replay(prepared, own, Memory(0, 1e3)).copied
+
+    def _keys_bytes(self) -> float:
+        """Bytes of the keys that the first chosen part attends to, each once."""
+        from tsmla.support import LATENT_DIM, ROPE_DIM
+
+        tiles = self.parts[self.chosen[0]][0]
+        return max(tiles, 1) * self.tile_kv * (LATENT_DIM + ROPE_DIM) * self.variant.dtype.bits / 8
+
+    def _combine(self, machine: Machine) -> float:
+        launch = self.call.launches[1]
+        prepared = self.prepared(self.call, 1, machine)
+        own = [t for t in self.call.report.traces if t.launch == 1 and t.cluster == 0]
+        one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        at_once = machine.processors * max(1, min(32, 2048 // threads))
+        waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
+        from tsmla.plan import PARTIAL_ROW
+
+        moved = self.partials * PARTIAL_ROW * 4 / machine.processors / machine.l2_own.value
+        return max(waves * one, moved + one)
+
+
+def schedule(durations: list[float], processors: int, gap: float) -> float:
+    """The clock at which the last of these CTAs ends that start in order, each on the SM that is free first."""
+    free = [0.0] * processors
+    heapq.heapify(free)
+    last = 0.0
+    for duration in durations:
+        end = heapq.heappop(free) + duration
+        last = max(last, end)
+        heapq.heappush(free, end + gap)
+    return last
+
+
+def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) -> PrefillTraced | DecodeTraced:
+    """A variant's kernel at a shape, emulated; `compiled` as `emulated` takes it. Raises ValueError for an operator
+    that the model does not know."""
+    from tsmla.variant import DecodeVariant, PrefillVariant
+
+    variant = check.find(symbol)
+    if isinstance(variant, PrefillVariant):
+        return PrefillTraced(variant, shape, machine.processors, compiled)
+    if isinstance(variant, DecodeVariant):
+        return DecodeTraced(variant, shape, machine.processors, compiled)
+    raise ValueError(f"{symbol}: the timing model knows prefill and decode")
+
+
+def _call_prefill(variant: Any, rows: int, keys: int) -> None:
+    import torch
+    import tsmla
+    from tsmla.checks import TORCH_DTYPE_OF
+
+    torch.manual_seed(0)
+    dtype = TORCH_DTYPE_OF[variant.dtype]
+    q, k, v = (
+        torch.randn(tokens, 1, dim, device="cuda").to(dtype)
+        for tokens, dim in ((rows, variant.d_qk), (keys, variant.d_qk), (keys, variant.d_v))
+    )
+    ends_q, ends_kv = (torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (rows, keys))
+    tsmla.tsmla_prefill(
+        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows, variant.pdl
+    )
+
+
+def _call_decode(variant: Any, shape: Shape) -> None:
+    """Requests share pages: what keys hold does not matter here."""
+    import torch
+    import tsmla
+    from tsmla.checks import TORCH_DTYPE_OF
+    from tsmla.support import LATENT_DIM, ROPE_DIM
+
+    torch.manual_seed(0)
+    dtype, page, pages, width = TORCH_DTYPE_OF[variant.dtype], 64, 64, LATENT_DIM + ROPE_DIM
+    query = torch.randn(shape.sequences, shape.queries, shape.heads, width, device="cuda").to(dtype)
+    cache = torch.randn(pages, page, width, device="cuda").to(dtype)
+    table = (torch.arange(-(-shape.keys // page), dtype=torch.int32, device="cuda") % pages).repeat(shape.sequences, 1)
+    lengths = torch.full((shape.sequences,), shape.keys, dtype=torch.int32, device="cuda")
+    size = tsmla.decode_workspace_size(shape.sequences, shape.queries, shape.heads, shape.keys)
+    tsmla.tsmla_decode(
+        query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, table, lengths,
+        shape.keys, width**-0.5, return_lse=variant.lse, enable_pdl=variant.pdl,
+    )  # fmt: skip

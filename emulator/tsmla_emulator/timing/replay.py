@@ -1,0 +1,182 @@
+"""Traces against a machine: prepares what the interpreter recorded and calls the replay (core/replay.cpp)."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_double, c_int32, c_uint8, c_uint32, c_uint64
+from typing import Any
+
+import numpy as np
+
+from ..core.binding import core
+from ..cost import polling_loop
+from ..machine import EmulationError, Trace
+from ..ptx.lower import lower
+from .costs import KINDS_OF_REPLAY, PIPES, Text, costs_of, product_clocks
+from .machines import Machine
+
+FAILED, IDLE = 1 << 31, 1 << 30
+PRODUCT = 6
+BIN, BINS = 32, 1 << 15
+
+
+class _Cost(Structure):
+    _fields_ = (
+        ("kind", c_uint8), ("pipe", c_uint8), ("slots", c_uint8), ("registers", c_uint8), ("occupancy", c_uint32),
+        ("latency", c_uint32), ("port", c_uint32), ("value", c_uint32), ("first", c_uint32), ("reads", c_uint32),
+        ("writes", c_uint32),
+    )  # fmt: skip
+
+
+_INTEGERS = (
+    "window barrier_visible barrier_wake barrier_ready barrier_remote named_base named_warp cluster_barrier copy_issue "
+    "copy_latency store_latency wgmma_start wgmma_tail wgmma_registers product_start product_tail"
+).split()
+
+
+class _Parameters(Structure):
+    _fields_ = (*((name, c_uint32) for name in _INTEGERS), ("beside", c_uint32 * len(PIPES)), ("copy_rate", c_double))
+
+
+class _WarpTrace(Structure):
+    _fields_ = (
+        ("instructions", POINTER(c_uint32)), ("notes", POINTER(c_uint32)), ("instruction_count", c_uint64),
+        ("note_count", c_uint64), ("rank", c_uint32), ("warp", c_uint32),
+    )  # fmt: skip
+
+
+class _Waited(Structure):
+    _fields_ = (("warp", c_uint32), ("pc", c_uint32), ("start", c_uint64), ("end", c_uint64))
+
+
+class _Busy(Structure):
+    _fields_ = (
+        ("issue", c_uint64 * 4), ("pipes", c_uint64 * len(PIPES) * 4), ("tensor", c_uint64), ("port", c_uint64),
+        ("copied", c_uint64), ("tensor_bins", c_uint32 * BINS), ("mufu_bins", c_uint32 * BINS),
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a copy finds: clocks until its first byte, and the SM's share of bytes a clock while all SMs copy."""
+
+    latency: float
+    rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Waited:
+    """A warp (rank in the cluster, index in the CTA) at an instruction that waits, from clock to clock."""
+
+    rank: int
+    warp: int
+    position: int
+    start: int
+    end: int
+
+
+@dataclasses.dataclass
+class Replayed:
+    """One cluster's time in clocks. `busy`: clocks by unit of its first SM, `coverage`: warp instructions by rule."""
+
+    clocks: int
+    waits: list[Waited]
+    busy: dict[str, float]
+    tensor_bins: Any
+    mufu_bins: Any
+    coverage: collections.Counter[str]
+    copied: int
+
+
+class Prepared:
+    """An entry's costs on a machine, made once for many replays."""
+
+    def __init__(self, text: Text, machine: Machine):
+        self.entry, self.machine = text.entry, machine
+        self.costs = costs_of(text, machine)
+        operands = text.operands
+        self.slots = 1 + max((number for pair in operands for numbers in pair for number in numbers), default=0)
+        lists: list[int] = []
+        table = []
+        for cost, (reads, writes) in zip(self.costs, operands, strict=True):
+            table.append(_Cost(
+                KINDS_OF_REPLAY.index(cost.kind), PIPES.index(cost.pipe), cost.slots, cost.registers, cost.occupancy,
+                cost.latency, cost.port, cost.value, len(lists), len(reads), len(writes),
+            ))  # fmt: skip
+            lists += [*reads, *writes]
+        table.append(_Cost(slots=1))  # falling off the end
+        self.table = (_Cost * len(table))(*table)
+        self.lists = (c_int32 * max(1, len(lists)))(*lists)
+        self._products: dict[tuple[int, int, int], int] = {}
+
+    def clean(self, trace: Trace) -> tuple[Any, Any]:
+        """Instructions without polling, and notes that go with them; products with their clocks."""
+        flagged = trace.instructions
+        code = flagged & np.uint32(~(FAILED | IDLE) & 0xFFFFFFFF)
+        keep = np.ones(len(code), bool)
+        for at in np.flatnonzero(flagged & np.uint32(FAILED)):
+            loop = polling_loop(self.entry, int(code[at]))
+            if loop and list(code[at : at + len(loop)]) == list(loop):
+                keep[at : at + len(loop)] = False
+        moved = np.cumsum(keep) - 1
+        notes = trace.notes.copy()
+        if len(notes):
+            notes[:, 0] = moved[notes[:, 0]]
+        for row in notes[notes[:, 1] == PRODUCT] if len(notes) else ():
+            position = int(code[keep][row[0]])
+            key = (position, int(row[2]), int(row[3]))
+            if key not in self._products:
+                item = lower(self.entry, self.entry.instructions[position])
+                self._products[key] = product_clocks(item, key[1], key[2])
+        if len(notes):
+            products = notes[:, 1] == PRODUCT
+            positions = code[keep][notes[products, 0]]
+            notes[products, 4] = [
+                self._products[int(p), int(r[2]), int(r[3])] for p, r in zip(positions, notes[products], strict=True)
+            ]
+            notes[products, 5] = 0
+        return np.ascontiguousarray(code[keep]), np.ascontiguousarray(notes)
+
+
+def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory) -> Replayed:
+    """Replay one cluster. Raises EmulationError when its warps wait for each other, which shows a hole of the model."""
+    machine = prepared.machine
+    values = {name: getattr(machine, name).clocks for name in _INTEGERS}
+    values["copy_latency"] = round(memory.latency)
+    parameters = _Parameters(**values, copy_rate=memory.rate)
+    for number, pipe in enumerate(PIPES):
+        slower = getattr(machine, f"beside_{pipe}", None)
+        parameters.beside[number] = round(64 * slower.value) if slower else 64
+    cleaned = [prepared.clean(trace) for trace in traces]
+    warps = (_WarpTrace * len(traces))(*(
+        _WarpTrace(code.ctypes.data_as(POINTER(c_uint32)), notes.ctypes.data_as(POINTER(c_uint32)), len(code),
+                   len(notes), trace.rank, trace.warp)
+        for trace, (code, notes) in zip(traces, cleaned, strict=True)
+    ))  # fmt: skip
+    ranks = 1 + max(trace.rank for trace in traces)
+    busy = (_Busy * ranks)()
+    waits, count = POINTER(_Waited)(), c_uint64()
+    call = core().tsmla_emulator_replay
+    call.restype = c_uint64
+    clocks = call(prepared.table, prepared.lists, c_uint32(prepared.slots), byref(parameters), warps,
+                  c_uint64(len(traces)), busy, byref(waits), byref(count))  # fmt: skip
+    waited = [Waited(traces[w.warp].rank, traces[w.warp].warp, w.pc, w.start, w.end) for w in waits[: count.value]]
+    core().tsmla_emulator_free.argtypes = (ctypes.c_void_p,)
+    core().tsmla_emulator_free(waits)
+    if clocks == 2**64 - 1:
+        raise EmulationError("the replay of the trace stands still: its warps wait for each other", "deadlock")
+    first = busy[0]
+    units = {"issue": sum(first.issue) / 4, "tensor": float(first.tensor), "shared memory": float(first.port)}
+    for number, pipe in enumerate(PIPES[1:], 1):
+        units[pipe] = sum(first.pipes[part][number] for part in range(4)) / 256
+    units["copies"] = first.copied / memory.rate
+    coverage: collections.Counter[str] = collections.Counter()
+    for code, _ in cleaned:
+        for position, times in zip(*np.unique(code, return_counts=True), strict=True):
+            rule = prepared.costs[position].rule if position < len(prepared.costs) else "other"
+            coverage[rule] += int(times)
+    return Replayed(int(clocks), waited, units, np.array(first.tensor_bins), np.array(first.mufu_bins), coverage,
+                    int(first.copied))  # fmt: skip
