@@ -24,6 +24,8 @@ ZIG_TARGETS = {"x86_64": "x86_64-linux-gnu.2.28", "aarch64": "aarch64-linux-gnu.
 """Host CPU, as platform.machine() names it -> zig target: the oldest processor and glibc that a library runs on."""
 NEEDED = ("libcute_dsl_runtime.so", "libtvm_ffi.so")
 """Every library these link against; both come from PyPI packages at run time."""
+FROM_LIBC = frozenset({"printf"})
+"""What exported host code may call of the C library, which every process has; decode's says so when a launch fails."""
 RUNPATH = (
     "$ORIGIN/../../nvidia_cutlass_dsl/cu12/lib:$ORIGIN/../../nvidia_cutlass_dsl/cu13/lib:$ORIGIN/../../tvm_ffi/lib"
 )
@@ -99,7 +101,7 @@ def link(objects: Sequence[Path], library: Path, host: str, manifest: str | None
 def provided(host: str) -> set[str]:
     """The symbols that a library for another host than this machine's may need: those of NVIDIA's stub for it, and of
     this machine's libtvm_ffi.so, which has the same names everywhere. Raises BuildError."""
-    return _exported(_stub(host)) | _exported(runtime_directories()[1] / NEEDED[1])
+    return _exported(_stub(host)) | _exported(runtime_directories()[1] / NEEDED[1]) | FROM_LIBC
 
 
 def _stub(host: str) -> Path:
@@ -118,7 +120,7 @@ def _stubs(objects: Sequence[Path], host: str, scratch: Path) -> tuple[Path, Pat
     needed = {symbol.name for path in objects for symbol in _symbols(path, SHT_SYMTAB) if symbol.section == SHN_UNDEF}
     if missing := sorted(needed - provided(host) - {""}):
         raise BuildError(f"neither {' nor '.join(NEEDED)} has {', '.join(missing)}, which the objects need")
-    functions = sorted(needed - _exported(stub) - {""})
+    functions = sorted(needed - _exported(stub) - FROM_LIBC - {""})
     Path(scratch, "stub.c").write_text("".join(f"void {name}(void) {{}}\n" for name in functions), "utf-8")
     _zig(host, scratch, "-shared", "-nostdlib", f"-Wl,-soname,{NEEDED[1]}", "stub.c", "-o", NEEDED[1])
     return stub.parent, scratch

@@ -34,7 +34,8 @@ BASELINE = {
 LATER = {
     "ldadd w0, w1, [x2]": 0xB8200041, "cas w0, w1, [x2]": 0x88A07C41, "casp x0, x1, x2, x3, [x4]": 0x48207C82,
     "swpal x0, x1, [x2]": 0xF8E08041, "ldapr x0, [x1]": 0xF8BFC020, "ldapur x0, [x1]": 0xD9400020,
-    "ptrue p0.b": 0x2518E3E0, "add z0.s, z1.s, z2.s": 0x04A20020, "smstart": 0xD503477F, "crc32b w0, w1, w2": 0x1AC24020,
+    "ptrue p0.b": 0x2518E3E0, "add z0.s, z1.s, z2.s": 0x04A20020, "smstart": 0xD503477F,
+    "crc32b w0, w1, w2": 0x1AC24020,
     "aese v0.16b, v1.16b": 0x4E284820, "sha1h s0, s1": 0x5E280820, "pmull v0.1q, v1.1d, v2.1d": 0x0EE2E020,
     "sdot v0.4s, v1.16b, v2.16b": 0x4E829420, "fadd h0, h1, h2": 0x1EE22820, "fadd v0.8h, v1.8h, v2.8h": 0x4E421420,
     "fmov v0.8h, #1.0": 0x4F03FE00, "fmla v0.8h, v1.8h, v2.h[0]": 0x4F021020, "fmlal v0.4s, v1.4h, v2.4h": 0x4E22EC20,
