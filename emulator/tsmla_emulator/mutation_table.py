@@ -125,7 +125,8 @@ def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[st
         "happens-before finds; or another error (barrier misuse, TMEM allocation, endless loop). The column is",
         "that of the first check that fails, in the smallest call in which one does; eager and late without",
         "happens-before come first, so that `race` says what only that check sees there. Redundant are survivors with",
-        "a reason, which the end of this page gives for each.",
+        "a reason, which the end of this page gives for each. Mutants that the first four schedules pass are tried",
+        "together under all of them.",
         "",
         f"Date {datetime.date.today()}, commit {_commit()}.",
         "",
@@ -185,7 +186,7 @@ def _counted(results: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
     other = caught - sum(kinds[kind] for kind in _KINDS)
     redundant = sum(result.survived and _reason(name, result, reasons) is not None for name, result in executed)
     matter = len(executed) - redundant
-    share = f"{100 * caught / matter:.1f} %" if matter else "-"
+    share = _percent(caught, matter)
     counts = (len(results), len(executed), *(kinds[kind] for kind in _KINDS), other, caught, redundant)
     return [*map(str, counts), share]
 
@@ -196,11 +197,16 @@ def _explained(results: dict[str, list[Result]], reasons: Reasons) -> str:
     missing = sum(_reason(name, result, reasons) is None for name, result in survivors)
     seen = executed - len(survivors)
     redundant = len(survivors) - missing
-    share = 100 * seen / max(1, executed - redundant)
+    share = _percent(seen, executed - redundant)
     return (
         f"{len(survivors)} of {executed} mutants survive; {redundant} of them changed an instruction that is "
-        f"redundant, for the reasons below. Of the {executed - redundant} others {seen} are caught ({share:.1f} %)."
+        f"redundant, for the reasons below. Of the {executed - redundant} others {seen} are caught ({share})."
     )
+
+
+def _percent(part: int, whole: int) -> str:
+    """Rounded down, so that 100 means all."""
+    return f"{1000 * part // whole / 10:.1f} %" if whole else "-"
 
 
 def _row(*cells: str) -> str:
