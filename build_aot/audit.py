@@ -1,9 +1,9 @@
 """Is a library exactly what was asked for? Fails the build unless it is.
 
 Exported symbols, the library's own manifest and the matrix agree; the GPU code is for the right architecture, uses
-what the manifest says, and neither spills nor touches local memory; host code runs on every processor of the kind that
-the library is for; nothing but the two runtime libraries is needed. A library for this machine is also loaded and
-asked. `python -m build_aot.audit DIR` audits a finished directory.
+what the manifest says, moves registers between roles where that is meant, and neither spills nor touches local memory;
+host code runs on every processor of the kind that the library is for; nothing but the two runtime libraries is needed.
+A library for this machine is also loaded and asked. `python -m build_aot.audit DIR` audits a finished directory.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _EXPORT_PREFIX = "__tvm_ffi_"
 _PAGE_BYTES = {"x86_64": 1 << 12, "aarch64": 1 << 16}
 """Largest page that a host's kernel may have; Grace's often has 64 KiB."""
 _BEYOND_BASELINE = {"x86_64": x86.beyond_baseline, "aarch64": arm64.beyond_baseline}
+_REGISTERS_PER_SM = 65536
 
 
 def loading_process() -> concurrent.futures.Executor:
@@ -161,15 +162,20 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
         for name in cubin.FORBIDDEN:
             if used[name]:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be 0"
-        for name, meant in tensor_instructions(kernel.variant).items():
+        for name, meant in instructions_meant(kernel.variant).items():
             if bool(used[name]) != meant:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be {'above ' * meant}0"
+        if used["setmaxnreg"] and used["registers"] != (all_have := _REGISTERS_PER_SM // used["threads"] // 8 * 8):
+            yield f"{kernel.variant} starts with {used['registers']} registers; its roles share {all_have} a thread"
 
 
-def tensor_instructions(variant: Variant) -> dict[str, bool]:
-    """Resource -> whether the variant's code is meant to hold such instructions; those left open are not listed."""
+def instructions_meant(variant: Variant) -> dict[str, bool]:
+    """Resource -> whether the variant's code is meant to hold such instructions; those left open are not listed. ptxas
+    drops every setmaxnreg of a kernel when it does not know its registers at launch, and says so where nobody reads it
+    (NVIDIA/cutlass issue 3406)."""
     attention, hopper = isinstance(variant, PrefillVariant | DecodeVariant), variant.arch is Arch.SM90A
-    meant = {"wgmma": attention and hopper, "tcgen05_mma": attention and not hopper}
+    moves_registers = attention and (hopper or isinstance(variant, PrefillVariant))
+    meant = {"wgmma": attention and hopper, "tcgen05_mma": attention and not hopper, "setmaxnreg": moves_registers}
     if isinstance(variant, PrefillVariant):
         meant["tcgen05_mma_2cta"] = False
     return meant

@@ -36,12 +36,13 @@ RESOURCES = (
     "tcgen05_st",
     "tma_loads",
     "tma_stores",
+    "setmaxnreg",
 )
 """Keys of a kernel's resources. threads, registers, barriers, static_shared_bytes and parameter_bytes are the maximum
 over the variant's GPU kernels, the others the sum. threads is the block size the code is compiled for (0: not stated),
 registers are per thread. static_shared_bytes counts what the code declares, not what a launch adds. spill_stores and
-spill_loads count instructions that write or read local memory; wgmma, tcgen05_* and tma_* count the instructions of
-that kind in the code, tcgen05_mma_2cta those of tcgen05_mma that two CTAs execute together."""
+spill_loads count instructions that write or read local memory; wgmma, tcgen05_*, tma_* and setmaxnreg count the
+instructions of that kind in the code, tcgen05_mma_2cta those of tcgen05_mma that two CTAs execute together."""
 FORBIDDEN = ("stack_bytes", "local_bytes", "spill_stores", "spill_loads")
 """Resources that have to be zero in everything that ships."""
 
@@ -59,6 +60,7 @@ _OPCODES = {
     "tcgen05_st": (0x1FF, 0x1ED),  # STTM
     "tma_loads": (0x1FF, 0x1B4),  # UTMALDG
     "tma_stores": (0x1FF, 0x1B5),  # UTMASTG
+    "setmaxnreg": (0x1FF, 0x1C8),  # USETMAXREG
 }
 """Resource -> (mask, value) of the 128-bit instructions it counts. Operand forms of an instruction differ in bits 9 to
 11 of its opcode. As cuobjdump 13 names them in kernels for sm_90a, sm_100a and sm_103a."""

@@ -81,6 +81,19 @@ def test_a_peers_access_is_over(access, mode):
     assert "CTA 1" in ends_early(peers(access, ""), grid=2, cluster=2, async_mode=mode)
 
 
+@MODES
+def test_a_peers_bulk_copy_is_over(mode):
+    """Into the memory of rank 1, which waits for its bytes or does not."""
+    copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5+64], [%d100], 64, [%r5+512];"
+    expect = "setp.ne.u32 %p3, %r1000, 0; @!%p3 mbarrier.arrive.expect_tx.shared.b64 %d1, [smem+512], 64;"
+    body = peers(f"setp.eq.u32 %p2, %r1000, 0; @%p2 {copy} ret;", "").replace(
+        CLUSTER_BARRIER, expect + CLUSTER_BARRIER, 1
+    )
+    both = {"grid": 2, "cluster": 2, "async_mode": mode}
+    ends(body + WAIT.format("A"), **both)
+    ends_early(body, **both)
+
+
 def test_a_peers_arrival_is_over_when_somebody_waits_for_it():
     arrival = "setp.eq.u32 %p2, %r1000, 0; @%p2 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5+512]; ret;"
     ends(peers(arrival, WAIT.format("A")), grid=2, cluster=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_core_races import INIT, clean, races
+from tsmla_emulator.host.memory import POISON
 
 MINE = "mad.wide.u32 %d1, %r1000, 4, %d100;"
 OTHERS = "xor.b32 %r6, %r1000, {}; mad.wide.u32 %d2, %r6, 4, %d100;"
@@ -71,6 +72,17 @@ def test_a_bulk_store_is_there_after_a_wait_for_its_writes(mode):
     cp.async.bulk.wait_group 0;"""
     clean(body.replace("READ", ""), threads=32, async_mode=mode)
     races(body.replace("READ", ".read"), "not ordered", threads=32, async_mode=mode)
+
+
+def test_words_of_tensors_that_nobody_wrote_are_not_numbers():
+    """As the host allocates them: a sum over too many of a workspace's words shows it."""
+    first = "setp.ne.u32 %p1, %r1000, 0; @!%p1 st.global.f32 [%d100], 0f3F800000; bar.warp.sync -1;"
+    body = first + "ld.global.f32 %r4, [%d100]; ld.global.f32 %r5, [%d100+{}]; add.f32 %r4, %r4, %r5;"
+    body += "st.global.f32 [%d101], %r4;"
+    for offset, finite in ((0, True), (4, False)):
+        workspace, out = np.full(16, POISON, np.uint8).view(np.float32), np.zeros(1, np.float32)
+        clean(body.format(offset), arguments=(workspace, out), threads=1)
+        assert np.isfinite(out[0]) == finite
 
 
 SPIN = """mov.u32 %r10, %ctaid.x; setp.ne.u32 %p1, %r1000, 0; @%p1 bra OVER; setp.ne.u32 %p2, %r10, 0; @%p2 bra SETS;

@@ -243,6 +243,16 @@ def test_a_fence_of_global_memory_fences_no_shared_memory():
 
 
 @pytest.mark.parametrize("mode", ["eager", "late"])
+def test_a_proxy_fence_counts_on_either_side_of_a_barrier(mode):
+    """PTX asks for one along the way and does not say by whom; one before the write is not on the way."""
+    out = np.zeros(64, np.uint32)
+    for fence, barrier in ((FENCE, BARRIER), ("", BARRIER + FENCE)):
+        clean(store_kernel(fence, barrier, BULK_WAIT), arguments=(out,), async_mode=mode)
+    early = FENCE + store_kernel("", BARRIER, BULK_WAIT)
+    races(early, "without a fence.proxy.async between them", arguments=(out,), async_mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["eager", "late"])
 def test_groups_of_bulk_stores_are_a_threads_own(mode):
     """Another lane than the one that stores commits or waits."""
     for instruction in ("cp.async.bulk.commit_group;", BULK_WAIT):

@@ -20,8 +20,10 @@ from tsmla_emulator.mutation_actions import (
     B_SWIZZLE,
     EARLIER,
     FEWER_BYTES,
+    FEWER_REGISTERS,
     LATER,
     MORE_BYTES,
+    MORE_REGISTERS,
     NEXT_BARRIER,
     NEXT_COLUMN,
     NEXT_MBARRIER,
@@ -37,6 +39,7 @@ from tsmla_emulator.mutation_actions import (
     WIDER,
     changed,
 )
+from tsmla_emulator.mutation_groups import find_covers, settle
 from tsmla_emulator.mutation_reasons import Mutants, Reasons
 from tsmla_emulator.mutation_sites import MASKS
 from tsmla_emulator.ptx import calls
@@ -62,12 +65,14 @@ MISPLACED = (
     EARLIER, LATER, MORE_BYTES, FEWER_BYTES, NEXT_MBARRIER, PARITY_0, PARITY_1, NEXT_COLUMN, NEXT_ROW, WIDER,
     OTHER_BOUND, PLACE_FURTHER, B_AWAY, B_STRIDE, B_SWIZZLE,
 )  # fmt: skip
+REGISTERS = (MORE_REGISTERS, FEWER_REGISTERS)
 WHOLE_WARP = "bar.warp.sync"
 
 
 def taken_away(subject: mutate.Subject) -> list[mutate.Site]:
     """Mutants without an instruction, but for synchronisations of a warp."""
-    return [site for site in subject.sites if site.action not in WRONG + MISPLACED and site.family != WHOLE_WARP]
+    others = WRONG + MISPLACED + REGISTERS
+    return [site for site in subject.sites if site.action not in others and site.family != WHOLE_WARP]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +81,7 @@ def kernels(tmp_path_factory):
     found = {}
     small = pytest.MonkeyPatch()
     small.setattr(mutation_table, "DECODE_LENGTHS", check.DECODE_LENGTHS)
+    small.setattr(check, "DECODE_HIDING", (70, 0, 170))
     for symbol in (PREFILL, BLACKWELL, PACK, DECODE):
         for name, (ptx, *some) in mutation_table.recorded(symbol, tmp_path_factory.mktemp("records")).items():
             found[name] = ptx.read_text(), *([Record(path) for path in records] for records in some)
@@ -235,13 +241,37 @@ def test_an_instruction_that_another_makes_up_for_names_it(kernels):
     fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
     first, second = map(subject.try_out, fences)
     assert first.survived and second.survived
-    first, second = subject.find_covers([first, second])
+    first, second = find_covers(subject, [first, second])
     key = "sm90/prefill/attend.attend: arch.fence_view_async_shared: fence.proxy.async removed"
     assert (first.cover, second.cover) == ("", f"{key} (1 of 2)")
     findings = {"twice": mutate.Findings([first, second])}
     page, problems = mutation_table.render(findings, Reasons(), ["mutate"])
     assert problems == [f"twice: {key} (1 of 2): no check catches it, and no reason is given"]
     assert f"Caught when this is changed as well: {key} (1 of 2)." in page
+
+
+def test_mutants_are_settled_together_as_they_would_be_alone(kernels):
+    """Either of two fences may go and one must stay; a wait beside them that none makes up for is caught."""
+    ptx, records, _ = kernels[PREFILL]
+    subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), records)
+    fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
+    waits = [site for site in subject.sites if "k.wait_full" in site.key and "wait always true" in site.key]
+    assert len(fences) == 2 and waits
+    for order in ([*fences, *waits], [*waits, *reversed(fences)]):
+        results = list(settle(subject, order))
+        assert {result.site: result.survived for result in results} == {
+            **dict.fromkeys(fences, True), **dict.fromkeys(waits, False)
+        }
+        assert len(results) == len(order) and all(result.kind for result in results if result.site in waits)
+
+
+@pytest.mark.parametrize("name", [PREFILL, BLACKWELL])
+def test_registers_that_the_launch_did_not_take_are_missed(kernels, name):
+    """Fewer are not: what a role's code needs only ptxas knows, whose code the build audits."""
+    subject = subject_of(*kernels[name])
+    results = [subject.try_out(site) for site in subject.sites if site.family == "setmaxnreg"]
+    assert {result.kind for result in results if result.site.action == MORE_REGISTERS} == {"deadlock"}
+    assert {result.kind for result in results if result.site.action == FEWER_REGISTERS} <= {"", "budget"}
 
 
 def test_a_kernel_without_a_tensor_fence_is_judged_leniently_and_says_so(kernels):

@@ -49,12 +49,17 @@ DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
 DECODE_FAINT = 128
 """Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
-DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = tuple(range(100, 228, 3)), (70, 150), 64
-"""Keys of a decode's requests, `window_left` of two calls, and query tokens of one head where no kernel needs more: in
-every column of a tile of 64 keys lie the first key that a row sees and the last, in first tiles and in others."""
+DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 228, 3), 1056), (69, 150, 700), 64
+"""Keys of a decode's requests, `window_left` of calls, and query tokens of one head where no kernel needs more: in
+every column of a tile of 64 keys lie the first key that a row sees and the last, in first tiles and in others; keys end
+with a tile, and with a page in the middle of one, behind which the table has no entry."""
+DECODE_HIDING = (70, 0, 170, 330, 130, 200, 4192)
+"""Keys of a decode with visible lengths: they end so, too, many tiles behind the first of a CTA."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
+PREFILL_BOUNDS = ((1,) * 159, tuple(range(1, 160)))
+"""Such lengths, with which keys end in every column of a tile."""
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -102,13 +107,15 @@ def check(
     record_to: Path | None = None,
     compiled: Callable[[Variant], Compiled] | None = None,
     all_ways: bool = False,
+    at_bounds: bool = False,
 ) -> Verdict:
     """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from. Raises
     EmulationError and what the operator raises.
 
     lengths: of a prefill's sequences, queries and KV. decode_lengths: keys of a decode's requests. record_to, compiled:
     see `emulated`. all_ways: call a prefill a second time, in pieces where its dims allow, to merge where it has an
-    LSE; and each kernel of a decode with requests that differ in query tokens, too, and both with DECODE_BOUNDS.
+    LSE; and each kernel of a decode with requests that differ in query tokens, too. at_bounds: also with
+    PREFILL_BOUNDS, and decodes in these ways with visible lengths and with DECODE_BOUNDS.
     """
     torch.manual_seed(seed)
     sms = DECODE_SMS if isinstance(variant, DecodeVariant) else None
@@ -121,14 +128,17 @@ def check(
             judged = [_cache(variant, case) for case in cases_of(variant.family, full=False)]
         elif isinstance(variant, PrefillVariant):
             judged = [_prefill(variant, lengths, merges) for merges in _BOOLS[: 1 + all_ways]]
+            if at_bounds:
+                judged.append(_prefill(variant, PREFILL_BOUNDS, False))
         else:
             judged = []
+            ways = _BOOLS[: 1 + all_ways]
             for rows in decode_rows(variant.arch):
-                judged.append(_decode(variant, rows, decode_lengths))
-                if all_ways:
-                    judged.append(_decode(variant, rows, decode_lengths, varies=True))
+                judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
+                if at_bounds:
+                    judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
                     tokens = max(rows, DECODE_BOUNDS_ROWS if len(decode_rows(variant.arch)) == 1 else 0)
-                    for varies, window in itertools.product(_BOOLS, DECODE_BOUNDS_WINDOWS):
+                    for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
                         judged.append(_decode(variant, tokens, DECODE_BOUNDS, varies, window, heads=1))
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
@@ -181,7 +191,10 @@ def _decode(
     varies: bool = False,
     window: int | None = None,
     heads: int | None = None,
+    hides: bool = False,
 ) -> tuple[str, str | None]:
+    """Keys that no row may see are NaN, and entries of the page table behind a request's pages name a page of NaN.
+    hides: with visible lengths, random ones."""
     heads, page = heads or rows // 2, 32
     q_len = rows // heads
     q_lens = [q_len] * len(key_counts)
@@ -192,33 +205,46 @@ def _decode(
     width = LATENT_DIM + ROPE_DIM
     dtype = TORCH_DTYPE_OF[variant.dtype]
     pages = [-(-count // page) for count in key_counts]
-    order = torch.randperm(sum(pages))
-    keys = torch.randn(len(order), page, width, device="cuda")
-    tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
-    for request, taken in enumerate(order.split(pages)):
+    limits: list[Any] = [None] * len(q_lens)
+    more: dict[str, Any] = {}
+    if hides:
+        limits = [
+            torch.randint(0, count + 9, (tokens,), dtype=torch.int32)
+            for tokens, count in zip(q_lens, key_counts, strict=True)
+        ]
+        visible = torch.cat(limits) if varies else torch.stack(limits)
+        more["local_visible_lens"] = visible.to("cuda")
+    *order, (nobodys,) = torch.randperm(sum(pages) + 1).split([*pages, 1])
+    tables = torch.full((len(pages), max(pages)), int(nobodys), dtype=torch.int32)
+    seen = []
+    cache = torch.full((sum(pages) + 1, page, width), math.nan, device="cuda")
+    for request, (taken, count) in enumerate(zip(order, key_counts, strict=True)):
         tables[request, : len(taken)] = taken
-        keys[taken[: DECODE_FAINT // page].long()] *= 0.05
-    cache = keys.to(dtype)
+        keys = torch.randn(len(taken) * page, width, device="cuda")
+        keys[:DECODE_FAINT] *= 0.05
+        seen.append(keys[:count, None].to(dtype))
+        keys[: max(0, count - q_lens[request] - window)] = math.nan
+        keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
+        cache[taken] = keys.unflatten(0, (-1, page))
+    cache = cache.to(dtype)
     query = (2 * torch.randn(sum(q_lens), heads, width, device="cuda")).to(dtype)
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)
     scale = width**-0.5
-    packed: dict[str, Any] = {}
     if varies:
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
-        packed = {"cum_seq_lens_q": ends, "max_q_len": q_len}
+        more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
         query if varies else query.unflatten(0, (-1, q_len)), cache,
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
-        max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **packed,
+        max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
     if not varies:
         out, lse = out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
-    seen = [cache[tables[i, : pages[i]].long()].reshape(-1, 1, width)[:n] for i, n in enumerate(key_counts)]
     parts = [
-        _attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window)
-        for own, of_one in zip(query.split(q_lens), seen, strict=True)
+        _attention(own, of_one, of_one[..., :LATENT_DIM], scale, True, window, limit)
+        for own, of_one, limit in zip(query.split(q_lens), seen, limits, strict=True)
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
@@ -298,15 +324,19 @@ def _judged(
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = 2**31
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = 2**31,
+    limits: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf. window: how many keys
-    before its own a causal query sees at most."""
+    before its own a causal query sees at most. limits: how many of the first keys each query sees at most."""
     q, k, v = q.double().unflatten(1, (k.shape[1], -1)), k.double(), v.double()
     scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
     if causal:
         seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril(len(k) - len(q))
         scores = scores.masked_fill(~seen.triu(len(k) - len(q) - window), -math.inf)
+    if limits is not None:
+        hidden = torch.arange(len(k)) >= limits[:, None]
+        scores = scores.masked_fill(hidden.to(scores.device), -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -math.inf, 0)[..., None]).exp()
     return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2), lse.flatten(0, 1).T

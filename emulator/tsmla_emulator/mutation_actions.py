@@ -20,6 +20,7 @@ EARLIER, LATER = "before what it covers last", "behind what comes next"
 NEXT_COLUMN, NEXT_ROW, WIDER = "a column further", "128 bytes further", "of 8 columns more"
 OTHER_BOUND = "with the other bound"
 PLACE_FURTHER = "16 bytes further"
+MORE_REGISTERS, FEWER_REGISTERS = "of 8 registers more", "of 8 registers fewer"
 B_AWAY, B_STRIDE, B_SWIZZLE = "with B 32 bytes away", "with another stride of B", "with another swizzle of B"
 MOVES = (EARLIER, LATER)
 """Actions that change the positions of other instructions of the basic block."""
@@ -53,11 +54,6 @@ def changed(program: Program, position: int, action: str) -> Program | None:
     return _ACTIONS[action](program, position)
 
 
-def trapped(program: Program, position: int) -> Program:
-    """The program with a trap in the instruction's place."""
-    return _patched(program, position, [(_OPCODE, op_number("trap"))])
-
-
 def _replaced(program: Program, position: int) -> Program:
     return _patched(program, position, [(_OPCODE, op_number("nop"))])
 
@@ -89,7 +85,7 @@ def _operand(field: tuple[int, str], step: int) -> Callable[[Program, int], Prog
 
 
 def _offset(step: int) -> Callable[[Program, int], Program]:
-    """The constant part of an address, changed by `step`."""
+    """The constant part of an address, or the number of registers, changed by `step`."""
 
     def change(program: Program, position: int) -> Program:
         return _patched(program, position, [(_IMMEDIATE, _field(program, position, _IMMEDIATE) + step)])
@@ -225,6 +221,8 @@ _ACTIONS: dict[str, Callable[[Program, int], Program | None]] = {
     B_STRIDE: _wrong_b(_STRIDE),
     B_SWIZZLE: _wrong_b(_SWIZZLE),
     WIDER: _wider,
+    MORE_REGISTERS: _offset(8),
+    FEWER_REGISTERS: _offset(-8),
     OTHER_BOUND: _with_other_bound,
 }
 

@@ -16,8 +16,10 @@ from .mutation_actions import (
     B_SWIZZLE,
     EARLIER,
     FEWER_BYTES,
+    FEWER_REGISTERS,
     LATER,
     MORE_BYTES,
+    MORE_REGISTERS,
     NEXT_BARRIER,
     NEXT_COLUMN,
     NEXT_MBARRIER,
@@ -71,9 +73,12 @@ FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("wgmma.mma_async", r"wgmma\.mma_async\.", (B_AWAY, B_STRIDE, B_SWIZZLE)),
     ("tcgen05.mma", r"tcgen05\.mma\.", (NEXT_COLUMN, WIDER, B_AWAY, B_STRIDE, B_SWIZZLE)),
     ("tcgen05.ld, st", r"tcgen05\.(ld|st)\.", (NEXT_COLUMN,)),
+    ("setmaxnreg", r"setmaxnreg\.", (MORE_REGISTERS, FEWER_REGISTERS)),
     (MASKS, r"setp\.(lt|le|gt|ge|lo|ls|hi|hs)\.", (OTHER_BOUND,)),
 )
 """Name, pattern of the opcodes (the first that matches counts) and what is done to them."""
+
+_ORDER_ONLY = {"fence.proxy.async", "fence.mbarrier_init", "wgmma.fence", "tcgen05.fence"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +105,11 @@ class Site:
     @property
     def key(self) -> str:
         return ": ".join(part for part in (self.function, self.callee, f"{self.family} {self.action}") if part)
+
+    @property
+    def orders_only(self) -> bool:
+        """Whether the change moves no value and lets nobody wait: only happens-before can see it."""
+        return self.action in (RELAXED, OF_GLOBAL_MEMORY) or self.family in _ORDER_ONLY
 
     @property
     def label(self) -> str:

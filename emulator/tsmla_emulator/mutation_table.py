@@ -15,16 +15,25 @@ from .mutation_reasons import Reasons
 from .mutation_sites import FAMILIES
 from .provenance import commit
 
-LENGTHS = ((260, 130, 129, 128, 128, 128, 128, 140), (840, 420, 1, 257, 255, 265, 247, 2570))
+LENGTHS = (
+    (260, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128),
+    (840, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 162, 193),
+)
 """Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice; a
-first query tile that sees no key beside one that does; diagonals that cross every column of a tile in rows of both
-halves of Hopper's fragments, in the last tile of a row and in the one before; and so many KV tiles that each of the
-loads of a step meets each of Blackwell's ring slots."""
-DECODE_LENGTHS = (0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4200, 0, 0, 0, 170, 70, 70, 0, 0)
+first query tile that sees no key beside one that does, and two that see none; diagonals that cross every column of a
+tile in rows of both halves of Hopper's fragments, in the last tile of a row and in the one before; and so many KV tiles
+that each of the loads of a step meets each of Blackwell's ring slots."""
+DECODE_LENGTHS = (
+    0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4208, 0, 0, 0, 170, 70, 70, 0, 0, 130, 330, 70, 130, 330, 200, 0, 330,
+)  # fmt: skip
 """Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
-Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for."""
+Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for. Requests of many tiles
+come behind an even and an odd number of tiles; and keys end with a box of 16 within a tile and a page, many tiles
+behind the first."""
+FEW_DECODE_LENGTHS = (70, 0)
+"""Keys of a decode that most mutants do not pass, in a fraction of the time, and in which some CTAs have no work."""
 _KINDS = ("values", "poison", "deadlock", "race")
-_HEAD = ("mutants", "executed", *_KINDS, "other", "caught")
+_HEAD = ("mutants", "executed", *_KINDS, "other", "caught", "redundant", "caught of the others")
 _LENIENT = (
     "PTX orders tcgen05 operations of different threads by `tcgen05.fence` on both sides of a barrier, and ends a",
     "`tcgen05.ld` at `tcgen05.wait::ld` only (PTX ISA 9.7.16.6.3 and 9.7.16.6.4.5). These kernels lack some of either,",
@@ -60,38 +69,44 @@ def listed(symbols: Sequence[str], reasons: Reasons) -> tuple[dict[str, list[str
 
 
 def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], list[Path]]]:
-    """PTX, records, and records for mutants of masks, of each kernel of a tsmla variant, by name, on problems large
-    enough for every ring to wrap, held against torch. A prefill that can is called in pieces that merge, too, and
-    decodes with packs.
+    """PTX, records, and records for mutants of masks, of each kernel of a tsmla variant, by name, held against torch:
+    first a small problem, then some large enough for every ring to wrap. A prefill that can is called in pieces that
+    merge, too, and decodes with packs.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
     from . import check
 
-    made = directory / symbol
-    made.mkdir()
     variant = check.find(symbol)
-    verdict = check.check(variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=made, all_ways=True)
-    if verdict.error:
-        raise NotClean(f"{symbol}: {verdict.error}")
-    records = sorted(made.glob("*.npz"))
+    few, many = (directory / symbol / made for made in ("few", "many"))
+    for made in (few, many):
+        made.mkdir(parents=True)
+    verdicts = (
+        check.check(variant, decode_lengths=FEW_DECODE_LENGTHS, record_to=few, all_ways=True),
+        check.check(
+            variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=many, all_ways=True, at_bounds=True
+        ),
+    )
+    for verdict in verdicts:
+        if verdict.error:
+            raise NotClean(f"{symbol}: {verdict.error}")
+    small, records = (sorted(made.glob("*.npz")) for made in (few, many))
     ptx = records[0].with_suffix(".ptx")
     if not isinstance(variant, DecodeVariant):
-        return {symbol: (ptx, records, [])}
+        return {symbol: (ptx, [*small, *records[:2]], records[2:])}
     rows = check.decode_rows(variant.arch)
     names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
-    of_each = len(records) // len(names)
     found = {}
-    for name in names:
-        found[name] = ptx, records[:2], records[2:of_each]
-        del records[:of_each]
+    for number, name in enumerate(names):
+        first, own = (some[number * len(some) // len(names) :][: len(some) // len(names)] for some in (small, records))
+        found[name] = ptx, [*first, *own[:4]], own[4:]
     return found
 
 
 def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:
     """The page, and a sentence about each survivor without a reason, and about each reason that is no survivor's."""
     results = {name: of_one.results for name, of_one in findings.items()}
-    everything = [result for of_one in results.values() for result in of_one]
+    everything = [(name, result) for name, of_one in results.items() for result in of_one]
     lines = [
         "# Mutation table",
         "",
@@ -103,13 +118,15 @@ def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[st
         "proxy fences of global memory only; commits before the last of what they cover, or behind what comes next. Of",
         "those that place: bulk tensor copies 128 bytes further, loads and stores of shared memory 16; `tcgen05`",
         "operations a column further; products of 8 columns more, or with another address, stride or swizzle of B.",
-        "Of masks: comparisons with the other bound. It counts when a lane of the",
-        "unchanged kernel executes the instruction. It is caught when a check fails under some schedule (eager,",
+        "Of masks: comparisons with the other bound. Of budgets: 8 registers more or fewer. It counts when a lane of",
+        "the unchanged kernel executes the instruction. It is caught when a check fails under some schedule (eager,",
         "late, random seeds, each role starved, warps far ahead of each other): results other than the unchanged",
         "kernel's, which are the same bytes under all schedules; a read of poison; a deadlock; a race that",
         "happens-before finds; or another error (barrier misuse, TMEM allocation, endless loop). The column is",
-        "that of the first check that fails; schedules without happens-before come first, so that `race` says what",
-        "only that check sees.",
+        "that of the first check that fails, in the smallest call in which one does; eager and late without",
+        "happens-before come first, so that `race` says what only that check sees there. Redundant are survivors with",
+        "a reason, which the end of this page gives for each. Mutants that the first four schedules pass are tried",
+        "together under all of them.",
         "",
         f"Date {datetime.date.today()}, commit {commit()}.",
         "",
@@ -119,15 +136,15 @@ def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[st
         "",
         _row("kernel", *_HEAD),
         _row(*"-" * (len(_HEAD) + 1)),
-        *(_row(name, *_counted(of_one)) for name, of_one in results.items()),
-        _row("all", *_counted(everything)),
+        *(_row(name, *_counted([(name, result) for result in of_one], reasons)) for name, of_one in results.items()),
+        _row("all", *_counted(everything, reasons)),
         "",
         _row("instruction", *_HEAD),
         _row(*"-" * (len(_HEAD) + 1)),
     ]
     for family, *_ in FAMILIES:
-        if of_family := [result for result in everything if result.site.family == family]:
-            lines.append(_row(f"`{family}`", *_counted(of_family)))
+        if of_family := [(name, result) for name, result in everything if result.site.family == family]:
+            lines.append(_row(f"`{family}`", *_counted(of_family, reasons)))
     if lenient := {name: of_one.lenient for name, of_one in findings.items() if of_one.lenient}:
         lines += ["", "## Kernels that rely on more than PTX promises", "", *_LENIENT, ""]
         lines += [_row("kernel", "first finding in the unchanged kernel"), _row("-", "-")]
@@ -161,13 +178,17 @@ def _reason(kernel: str, result: Result, reasons: Reasons) -> str | None:
     return f"{known} {covered}" if known else covered
 
 
-def _counted(results: list[Result]) -> list[str]:
-    executed = [result for result in results if result.executed]
-    kinds = collections.Counter(result.kind for result in executed)
+def _counted(results: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
+    """Cells below `_HEAD` for some mutants, each with its kernel."""
+    executed = [(name, result) for name, result in results if result.executed]
+    kinds = collections.Counter(result.kind for _, result in executed)
     caught = len(executed) - kinds.pop("", 0)
     other = caught - sum(kinds[kind] for kind in _KINDS)
-    share = f"{caught} ({100 * caught / len(executed):.1f} %)" if executed else "-"
-    return [str(len(results)), str(len(executed)), *(str(kinds[kind]) for kind in _KINDS), str(other), share]
+    redundant = sum(result.survived and _reason(name, result, reasons) is not None for name, result in executed)
+    matter = len(executed) - redundant
+    share = _percent(caught, matter)
+    counts = (len(results), len(executed), *(kinds[kind] for kind in _KINDS), other, caught, redundant)
+    return [*map(str, counts), share]
 
 
 def _explained(results: dict[str, list[Result]], reasons: Reasons) -> str:
@@ -176,11 +197,16 @@ def _explained(results: dict[str, list[Result]], reasons: Reasons) -> str:
     missing = sum(_reason(name, result, reasons) is None for name, result in survivors)
     seen = executed - len(survivors)
     redundant = len(survivors) - missing
-    share = 100 * seen / max(1, executed - redundant)
+    share = _percent(seen, executed - redundant)
     return (
         f"{len(survivors)} of {executed} mutants survive; {redundant} of them changed an instruction that is "
-        f"redundant, for the reasons below. Of the {executed - redundant} others {seen} are caught ({share:.1f} %)."
+        f"redundant, for the reasons below. Of the {executed - redundant} others {seen} are caught ({share})."
     )
+
+
+def _percent(part: int, whole: int) -> str:
+    """Rounded down, so that 100 means all."""
+    return f"{1000 * part // whole / 10:.1f} %" if whole else "-"
 
 
 def _row(*cells: str) -> str:

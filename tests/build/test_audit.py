@@ -10,10 +10,10 @@ import pytest
 from tsmla import manifest
 from tsmla.elf import MAGIC
 from tsmla.image import DIGEST_SECTION, sealed
-from tsmla.variant import Arch, Dtype, PrefillVariant
+from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 
 from build_aot import cubin, link, matrix
-from build_aot.audit import audit_directory, audit_library, gpu_problems, loading_process, tensor_instructions
+from build_aot.audit import audit_directory, audit_library, gpu_problems, instructions_meant, loading_process
 from build_aot.build import STORE
 from build_aot.errors import AuditError
 
@@ -113,6 +113,7 @@ def test_spilled_registers(library, small_variants):
         (0x79ED, 0, {"tcgen05_st"}),
         (0x75B4, 1 << 21, {"tma_loads"}),
         (0x73B5, 0, {"tma_stores"}),
+        (0x79C8, 0, {"setmaxnreg"}),
     ],
 )
 def test_instructions_that_are_not_meant(library, small_variants, low, high, counted):
@@ -124,18 +125,22 @@ def test_instructions_that_are_not_meant(library, small_variants, low, high, cou
     struct.pack_into("<QQ", data, data.index(code), low, high)
     library.write_bytes(sealed(bytes(data)))
     used = cubin.resources(cubin.images(library)[0])
-    assert {name for name in used if used[name] and name.partition("_")[0] in ("wgmma", "tcgen05", "tma")} == counted
+    kinds = ("wgmma", "tcgen05", "tma", "setmaxnreg")
+    assert {name for name in used if used[name] and name.partition("_")[0] in kinds} == counted
     found = problems(library, small_variants)
-    for name in counted & set(tensor_instructions(small_variants[0])):
+    for name in counted & set(instructions_meant(small_variants[0])):
         assert f"{small_variants[0]} has {name} = 1; it has to be 0" in found
 
 
-def test_tensor_instructions_that_attention_is_meant_to_have():
-    meant = {arch: tensor_instructions(PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, True, True))
+def test_instructions_that_attention_is_meant_to_have():
+    meant = {arch: instructions_meant(PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, True, True))
              for arch in Arch}  # fmt: skip
     assert meant[Arch.SM90A]["wgmma"] and not meant[Arch.SM90A]["tcgen05_mma"]
     for arch in (Arch.SM100A, Arch.SM103A):
-        assert meant[arch] == {"wgmma": False, "tcgen05_mma": True, "tcgen05_mma_2cta": False}
+        wanted = {"wgmma": False, "tcgen05_mma": True, "tcgen05_mma_2cta": False, "setmaxnreg": True}
+        assert meant[arch] == wanted
+    decodes = {arch: instructions_meant(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, True, True)) for arch in Arch}
+    assert [decodes[arch]["setmaxnreg"] for arch in (Arch.SM90A, Arch.SM100A)] == [True, False]
 
 
 def test_attention_without_tensor_instructions(library, described):
@@ -143,6 +148,18 @@ def test_attention_without_tensor_instructions(library, described):
     prefill = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, True, True, True)
     found = "\n".join(gpu_problems(library, with_first_kernel(described, variant=prefill)))
     assert f"{prefill} has wgmma = 0; it has to be above 0" in found
+    assert f"{prefill} has setmaxnreg = 0; it has to be above 0" in found
+
+
+def test_registers_at_launch_that_roles_do_not_share(library, described):
+    """A pack kernel of 64 registers, with one setmaxnreg in the place of its first instruction."""
+    data = bytearray(library.read_bytes())
+    (code,) = [s.data for s in cubin.images(library)[0].sections if s.name.startswith(".text.")]
+    struct.pack_into("<Q", data, data.index(code), 0x79C8)
+    library.write_bytes(sealed(bytes(data)))
+    used = described.kernels[0].resources
+    found = "\n".join(gpu_problems(library, described))
+    assert f"starts with {used['registers']} registers; its roles share {65536 // used['threads'] // 8 * 8} a" in found
 
 
 @pytest.mark.parametrize("resource", ["registers", "static_shared_bytes", "threads"])

@@ -75,7 +75,9 @@ Cluster::Cluster(const Machine& m, u64 index)
     cta->shadow.assign(window, kUnwritten);
     cta->mbarrier_at.assign(window / 8 + 1, -1);
     u32 count = (threads + 31) / 32;
-    cta->register_counts.assign(count, std::min(65536 / (count * 32) / 8 * 8, 256u));
+    u32 registers = std::min(65536 / (count * 32) / 8 * 8, 256u);
+    cta->register_counts.assign(count, registers);
+    cta->register_pool = 32 * count * registers;
     for (u32 i = 0; i < count; i++) {
       auto warp = std::make_unique<Warp>();
       warp->cta = cta.get(), warp->index = i, warp->number = u32(warps.size());

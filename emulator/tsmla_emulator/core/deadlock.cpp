@@ -66,7 +66,7 @@ std::string reason(const Cluster& cluster, const Warp& w, const Group& g) {
     case Wait::Registers: {
       u32 sum = g.argument;
       for (u32 i = 0; i < w.cta->register_counts.size(); i++) sum += i == w.index ? 0 : w.cta->register_counts[i];
-      return text("registers: setmaxnreg.inc %u would make %u of 65536", g.argument, sum * 32);
+      return text("registers: setmaxnreg.inc %u would make %u of %u", g.argument, sum * 32, w.cta->register_pool);
     }
     case Wait::Pair:
       return text("the other CTA of the pair at tcgen05.%s.cta_group::2",

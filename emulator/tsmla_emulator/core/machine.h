@@ -205,6 +205,7 @@ struct Cta {
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<std::shared_ptr<WarpGroup>> warpgroups;
   std::vector<u32> register_counts;  // per warp, as setmaxnreg leaves them
+  u32 register_pool = 0;             // of the CTA: what its warps have at launch, all together
 
   u32 live_warps() const;
 };

@@ -268,7 +268,7 @@ Step op_set_registers(Context& c) {
     fault("budget", "setmaxnreg.%s %u, but the warp has %u registers a thread", grows ? "inc" : "dec", wanted, mine);
   u32 sum = wanted;
   for (u32 i = 0; i < cta.register_counts.size(); i++) sum += i == c.warp.index ? 0 : cta.register_counts[i];
-  if (grows && sum * 32 > 65536) return c.block(Wait::Registers, nullptr, wanted, sum * 32);
+  if (grows && sum * 32 > cta.register_pool) return c.block(Wait::Registers, nullptr, wanted, sum * 32);
   mine = wanted;
   c.warp.role_pc = c.cluster.running_pc;
   c.cluster.progress++;
