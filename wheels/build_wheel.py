@@ -47,12 +47,11 @@ def build_wheel(
     tag = WHEEL_TAGS[host] if kind == "binary" else JIT_TAG
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or archive.EARLIEST) // 2 * 2  # a zip counts in two seconds
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", str(ROOT)]
-    for setting in (f"wheel.tags={tag}", *settings):
+    for setting in (f"wheel.tags={tag}", f"cmake.define.TSMLA_HOST={host}", *settings):
         command += ["--config-settings", setting]
     command += [] if isolated else ["--no-build-isolation"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SKBUILD", "CMAKE_"))}
-    chosen = {**ENVIRONMENT[kind], "TSMLA_HOST": host}
-    environment = {**inherited, "SOURCE_DATE_EPOCH": str(epoch), **chosen, **PINNED}
+    environment = {**inherited, "SOURCE_DATE_EPOCH": str(epoch), **ENVIRONMENT[kind], **PINNED}
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as scratch:
         done = subprocess.run(

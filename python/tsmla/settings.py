@@ -59,13 +59,7 @@ ARCHS = Setting(
     "native",
     "read by the build: what to compile for; native: the architectures of the GPUs present, all where none has kernels",
 )
-HOST = Setting(
-    "TSMLA_HOST",
-    "x86_64, aarch64",
-    "this machine's",
-    "read by the build: the CPU that libraries are for; either can be built on x86-64",
-)
-SETTINGS = (BINARY, BACKEND, CACHE, VERIFY, AOT, ARCHS, HOST)
+SETTINGS = (BINARY, BACKEND, CACHE, VERIFY, AOT, ARCHS)
 
 NOWHERE = Path(os.devnull, "tsmla")
 """A directory that nobody can make, root included: the cache's when it is not set and there is no home directory."""

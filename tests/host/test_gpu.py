@@ -127,7 +127,7 @@ def test_native_is_everything_without_a_gpu(driver, monkeypatch, answers: dict[s
 def test_what_the_build_compiles(driver, monkeypatch, capsys, options: list[str], archs, said: str) -> None:
     driver(count=1)
     built: list = []
-    monkeypatch.setattr(command, "build", lambda variants, *rest: built.extend(variants))
+    monkeypatch.setattr(command, "build", lambda variants, *rest, host: built.extend(variants))
     monkeypatch.setattr(sys, "argv", ["build_aot", *options])
     assert command.main() == 0
     assert tuple(built) == matrix.shipped(archs)

@@ -40,8 +40,8 @@ def test_environment_table(setting):
     assert f"| {name} | {setting.accepted} | {setting.default} | {setting.meaning} |" in README
 
 
-def test_at_most_seven_variables():
-    assert len(SETTINGS) <= 7
+def test_at_most_six_variables():
+    assert len(SETTINGS) <= 6
 
 
 def test_performance():
