@@ -22,6 +22,7 @@ from tsmla.image import HOSTS, read_image
 from tsmla.loader import signature_of
 from tsmla.manifest import LibraryManifest, read_directory, verify_file
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
+from tsmla_kernels.limits import REGISTERS_PER_SM
 
 from . import arm64, cubin, link, matrix, x86
 from .errors import AuditError, BuildError
@@ -31,7 +32,6 @@ _EXPORT_PREFIX = "__tvm_ffi_"
 _PAGE_BYTES = {"x86_64": 1 << 12, "aarch64": 1 << 16}
 """Largest page that a host's kernel may have; Grace's often has 64 KiB."""
 _BEYOND_BASELINE = {"x86_64": x86.beyond_baseline, "aarch64": arm64.beyond_baseline}
-_REGISTERS_PER_SM = 65536
 
 
 def loading_process() -> concurrent.futures.Executor:
@@ -165,7 +165,7 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
         for name, meant in instructions_meant(kernel.variant).items():
             if bool(used[name]) != meant:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be {'above ' * meant}0"
-        if used["setmaxnreg"] and used["registers"] != (all_have := _REGISTERS_PER_SM // used["threads"] // 8 * 8):
+        if used["setmaxnreg"] and used["registers"] != (all_have := REGISTERS_PER_SM // used["threads"] // 8 * 8):
             yield f"{kernel.variant} starts with {used['registers']} registers; its roles share {all_have} a thread"
 
 

@@ -65,7 +65,8 @@ def build(
     with _locked(store.directory):
         if cache:
             _fetch_missing(variants, store, cache, keep_ptx, report)
-        compiled = _compile_missing(variants, store, here, jobs, keep_ptx, cache, report)
+        with_ir = host != here
+        compiled = _compile_missing(variants, store, here, jobs, keep_ptx, with_ir, cache, report)
         kernels = {variant: _must_find(store, variant) for variant in variants}
         objects = store if host == here else _assembled(kernels, store, store_of(out, host), host, jobs, report)
         made = _link_changed(kernels, objects, host, out, report)
@@ -87,8 +88,10 @@ def store_of(out: Path, host: str | None = None) -> ResultStore:
     return ResultStore(out / STORE / host, build_key(host), sources.hashes())
 
 
-def _lacks(store: ResultStore, variant: Variant, keep_ptx: bool) -> bool:
-    return store.find(variant) is None or (keep_ptx and not store.ptx(variant).exists())
+def _lacks(store: ResultStore, variant: Variant, keep_ptx: bool, with_ir: bool = False) -> bool:
+    if store.find(variant) is None or (keep_ptx and not store.ptx(variant).exists()):
+        return True
+    return with_ir and not store.ir(variant).exists()
 
 
 def _fetch_missing(
@@ -109,11 +112,12 @@ def _compile_missing(
     host: str,
     jobs: int,
     keep_ptx: bool,
+    with_ir: bool,
     cache: Cache | None,
     report: Callable[[str], None],
 ) -> int:
-    """Compile what the store lacks; returns how many variants that were."""
-    missing = [variant for variant in variants if _lacks(store, variant, keep_ptx)]
+    """Compile what the store lacks, of another host's objects the IR too; returns how many variants that were."""
+    missing = [variant for variant in variants if _lacks(store, variant, keep_ptx, with_ir)]
     if not missing:
         return 0
     if len(missing) < len(variants):

@@ -64,3 +64,14 @@ def test_an_object_of_this_machine_is_not_linked(small_build, small_variants, tm
     objects = [small_build[0] / ".compiled" / f"{variant}.o" for variant in small_variants]
     with pytest.raises(BuildError):
         link.link(objects, tmp_path / "mixed.so", HOST)
+
+
+@elsewhere
+def test_damaged_ir_is_reported_and_then_compiled_again(own_build, small_variants):
+    chosen = ("--arch", SMALL["arch"], "--family", SMALL["family"], "--out", own_build, "--host", HOST)
+    kept = own_build / ".compiled" / f"{small_variants[0]}.ll.gz"
+    kept.write_bytes(kept.read_bytes()[:-9])
+    ran = build_aot(*chosen)
+    assert ran.status == 1 and "was damaged" in ran.output and "run the build again" in ran.output, ran.output
+    ran = build_aot(*chosen)
+    assert ran.status == 0 and " 1 compiled" in ran.output, ran.output
