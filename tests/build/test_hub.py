@@ -65,7 +65,7 @@ def test_there_is_a_folder_for_each_host_and_cuda_version(hub):
     card = (hub / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: kernels\nlicense: apache-2.0\n")
     assert all(f"| `build/{name}` |" in card for name in names)
-    assert "{" not in card.replace('{tsmla.__name__}', "")
+    assert "{" not in card.replace("{tsmla.__name__}", "")
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -183,7 +183,7 @@ sys.argv[1] = second
 exec({LOAD!r})
 importlib.import_module(f"{{name}}.torch_ops")
 print(first is not loaded, name, first.has_binary_prefill is not loaded.has_binary_prefill)
-print(loaded.binary_status("sm_90a").families["pack"].available, first.binary_status("sm_90a").families["pack"].available)
+print(*(package.binary_status("sm_90a").families["pack"].available for package in (first, loaded)))
 """,
     )
     assert done.stdout.splitlines() == ["True _tsmla_cuda_other True", "True True"], done.stderr
