@@ -93,13 +93,13 @@ def _library_problems(root: Path, platform: str) -> Iterator[str]:
 def _source_problems(root: Path) -> Iterator[str]:
     """Python files that are not those of this checkout."""
     for package, here in (("tsmla", Path("python/tsmla")), ("tsmla_kernels", Path("kernels/tsmla_kernels"))):
-        theirs, ours = _texts(root / package), _texts(audit_wheel.ROOT / here)
+        theirs, ours = texts(root / package), texts(audit_wheel.ROOT / here)
         for file in sorted(theirs.keys() | ours.keys()):
             if theirs.get(file) != ours.get(file):
                 yield f"{package}/{file} is not the one of this checkout"
 
 
-def _texts(package: Path) -> dict[str, bytes]:
+def texts(package: Path) -> dict[str, bytes]:
     files = (path for path in package.rglob("*") if path.name.endswith(audit_wheel.TEXT))
     return {path.relative_to(package).as_posix(): path.read_bytes() for path in files}
 

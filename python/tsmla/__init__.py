@@ -39,8 +39,10 @@ __all__ = [*_MODULE_OF, "__version__"]
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import distributions, version
 
+        if __name__ != "tsmla":  # loaded by Hugging Face's `kernels`, from a folder with this copy's own metadata
+            return next(iter(distributions(name="tsmla", path=__path__))).version
         return version("tsmla")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tsmla' has no attribute {name!r}; it has: {', '.join(__all__)}")

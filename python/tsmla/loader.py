@@ -150,7 +150,7 @@ def _load(path: Path, family: str | None, arch: Arch | None, record: manifest.Li
     _map_runtime()
     try:
         import tvm_ffi
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a system library that it needs is missing
         raise RuntimeLibraryError(f"tvm_ffi cannot be imported: {error}; fix: pip install -U apache-tvm-ffi") from error
     try:
         module = tvm_ffi.load_module(str(path))

@@ -136,7 +136,7 @@ def _search(variant: Variant) -> Resolved:
     raise KernelUnavailable(
         f"no kernel {variant.symbol()} for {variant.arch} ({variant.arch.gpus}); tried\n  "
         + "\n  ".join(text.replace("\n", "\n    ") for text in tried)
-        + f"\n`tsmla probe --arch {variant.arch}` says what this installation can do"
+        + f"\n`tsmla probe --arch {variant.arch}`, or binary_status('{variant.arch}'), says what can be done here"
     )
 
 

@@ -33,7 +33,13 @@ def versions() -> dict[str, str]:
 
 
 def kernel_sources() -> Path:
-    """Directory of the package tsmla_kernels. Raises ModuleNotFoundError when it is not installed."""
+    """Directory of the package tsmla_kernels. Raises ModuleNotFoundError when it is not installed, or is not this
+    package's: it imports `tsmla` by that name, and Hugging Face's `kernels` loads this package under another."""
+    if __package__ != "tsmla":
+        raise ModuleNotFoundError(
+            f"this copy of tsmla, loaded as {__package__}, comes without kernel sources: install tsmla to compile",
+            name="tsmla_kernels",
+        )
     spec = importlib.util.find_spec("tsmla_kernels")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(

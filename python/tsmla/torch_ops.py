@@ -32,7 +32,9 @@ from .read_cache import mla_read_cache
 from .support import DECODE_OUT_DTYPES, prefill_out_dtype
 from .write_cache import mla_write_cache
 
-_library = torch.library.Library("tsmla", "FRAGMENT")
+NAMESPACE = __package__
+"""Of torch.ops: "tsmla", or the name that Hugging Face's `kernels` loads this package under."""
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _TAGS = (
     torch.Tag.pt2_compliant_tag,
     getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),  # kernels rely on callers' strides
@@ -135,7 +137,7 @@ def _register(
     name, first, results = operator.variant.family, operator.given[0].given, _results(operator)
     seconds = _seconds(operator)
     _library.define(schema(operator, function, not_read), tags=_TAGS)
-    overload = getattr(torch.ops.tsmla, name).default
+    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
     positional = tuple(x.name for x in overload._schema.arguments if not x.kwarg_only)
     keywords = tuple(x.name for x in overload._schema.arguments if x.kwarg_only)
     parameters = tuple(inspect.signature(function).parameters)
@@ -157,7 +159,7 @@ def _register(
 
     for device in ("CUDA", "CPU"):  # on a CPU for the error
         _library.impl(name, run, device)
-    torch.library.register_fake(f"tsmla::{name}", fake, lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
     def traced(*arguments: Any) -> Any:
         given = dict(zip(parameters, arguments, strict=True))

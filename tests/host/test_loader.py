@@ -55,6 +55,14 @@ def test_a_variant_that_is_not_there(pack_library: Path) -> None:
         loader.open_library(pack_library).function(PREFILL, check_signature=False)
 
 
+@pytest.mark.parametrize("kind", ["ImportError", "OSError"])
+def test_a_tvm_ffi_that_cannot_be_imported(pack_library: Path, tmp_path: Path, kind: str) -> None:
+    """OSError is what it raises where the system lacks libstdc++.so.6."""
+    (tmp_path / "tvm_ffi.py").write_text(f"raise {kind}('libstdc++.so.6: cannot open shared object file')")
+    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}){OPEN}", pack_library)
+    assert done.stdout.startswith("RuntimeLibraryError tvm_ffi cannot be imported: libstdc++.so.6"), done.stderr
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="absent.so cannot be read: .*No such file"):
         loader.open_library(tmp_path / "absent.so")

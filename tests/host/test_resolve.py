@@ -73,7 +73,7 @@ def test_the_final_error_lists_each_step_and_why(nothing_shipped: Path, steps: l
         f"  shipped: {nothing_shipped}/manifest.json does not exist: this directory holds no finished build",
         "  cached: nothing kept",
         "  jit: no compiler",
-        "`tsmla probe --arch sm_90a` says what this installation can do",
+        "`tsmla probe --arch sm_90a`, or binary_status('sm_90a'), says what can be done here",
     ]
 
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 DOUBLE = Path(__file__).with_name("double.c")
-_FLAGS = ("-shared", "-nostdlib", "-fno-builtin", "-std=c17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wl,-z,now")
+FLAGS = ("-shared", "-nostdlib", "-fno-builtin", "-std=c17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wl,-z,now")
 
 
 class LinkError(RuntimeError):
@@ -34,7 +34,7 @@ def link(exported: Path) -> Path:
         content = exported.read_bytes()
     except OSError as error:
         raise LinkError(f"{exported} cannot be read: {error}") from error
-    key = hashlib.sha256(DOUBLE.read_bytes() + "\0".join(_FLAGS).encode() + content).hexdigest()
+    key = hashlib.sha256(DOUBLE.read_bytes() + "\0".join(FLAGS).encode() + content).hexdigest()
     library = cache_directory() / "libraries" / f"{key[:32]}.so"
     if library.exists():
         return library
@@ -42,7 +42,7 @@ def link(exported: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         made = Path(scratch) / "linked.so"
         quiet = ["-Wno-override-module"] if exported.suffix == ".ll" else []
-        _zig(scratch, *_FLAGS, *quiet, DOUBLE, exported.resolve(), f"-L{_tvm_ffi() / 'lib'}", "-ltvm_ffi", "-o", made)
+        _zig(scratch, *FLAGS, *quiet, DOUBLE, exported.resolve(), f"-L{_tvm_ffi() / 'lib'}", "-ltvm_ffi", "-o", made)
         os.replace(made, library)
     return library
 

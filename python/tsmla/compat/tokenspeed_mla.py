@@ -200,6 +200,6 @@ def get_num_sm(device: torch.device) -> int:
 def has_binary_prefill(path: str | None = None) -> bool:
     """Whether prefill runs from a precompiled library: the one at `path`, else the one that a call would use.
     `tsmla.binary_status` says why not."""
-    import tsmla
+    from .. import has_binary_prefill as in_this_package
 
-    return tsmla.has_binary_prefill(path)
+    return in_this_package(path)
