@@ -17,11 +17,12 @@ import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.plan import FEW_ROWS_DEALS
-from tsmla.row_format import ROWS
+from tsmla.row_format import ROWS, uniform_row
 from tsmla.support import CACHE_DTYPES, LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.tools import selftest_cache
 from tsmla.tools.selftest_cases import CacheCase, cases_of
 from tsmla.tools.selftest_memory import Memory
+from tsmla.tools.selftest_rows import numbers_of, stored
 from tsmla.variant import (
     Arch,
     DecodeVariant,
@@ -79,7 +80,8 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
     found: list[Variant] = []
     for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
         found.append(PackVariant(arch, dtype, out_dtype, *PACK_DIMS, pdl))
-        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl) for lse in _BOOLS]
+        rows = {uniform_row(dtype), *ROWS.values()}
+        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl, row) for lse in _BOOLS for row in rows]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
@@ -203,7 +205,12 @@ def _decode(
     if window is None:
         window = max(key_counts) - q_len - DECODE_HIDDEN
     width = LATENT_DIM + ROPE_DIM
-    dtype = TORCH_DTYPE_OF[variant.dtype]
+    apart = variant.row.apart
+    dtype = torch.bfloat16 if apart else TORCH_DTYPE_OF[variant.dtype]
+
+    def rounded(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers_of(stored(numbers)) if apart else numbers.to(dtype)
+
     pages = [-(-count // page) for count in key_counts]
     limits: list[Any] = [None] * len(q_lens)
     more: dict[str, Any] = {}
@@ -222,12 +229,12 @@ def _decode(
         tables[request, : len(taken)] = taken
         keys = torch.randn(len(taken) * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        seen.append(keys[:count, None].to(dtype))
+        seen.append(rounded(keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
         cache[taken] = keys.unflatten(0, (-1, page))
-    cache = cache.to(dtype)
-    query = (2 * torch.randn(sum(q_lens), heads, width, device="cuda")).to(dtype)
+    query = rounded(2 * torch.randn(sum(q_lens), heads, width, device="cuda"))
+    shaped = query if varies else query.unflatten(0, (-1, q_len))
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)
     scale = width**-0.5
@@ -235,7 +242,7 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        query if varies else query.unflatten(0, (-1, q_len)), cache,
+        stored(shaped) if apart else shaped, stored(cache) if apart else cache.to(dtype),
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
         max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip
@@ -248,7 +255,7 @@ def _decode(
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
-    step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05
+    step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     how = f"{rows} rows, packed" if varies else f"{rows} rows"
     return f"{how}: {measured}", error and f"{how}: {error}"

@@ -45,6 +45,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             "referenced": (1, 0),
             "exchanged": (1, 0),
             "dealt": (1, told),
+            **({"scales": (1, 4)} if variant.row.apart else {}),
             **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
         }
     if kernel == "sm100/prefill":
@@ -71,10 +72,13 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
         return {**found, "values": v} if element == 1 else found
     if kernel == "sm90/decode":
-        columns = [256, 256 + 64] if element == 1 else [128, 128, 128, 128 + 64]
-        pieces = {f"kv{i}": 64 * width * element for i, width in enumerate(columns)}
+        rope = 64 * (2 if variant.row.apart else element)
+        columns = [256, 256] if element == 1 else [128, 128, 128, 128]
+        pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
         halves = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
-        return {"q": 64 * 576 * element, **pieces, "landed": 64 * 576 * element, **halves}
+        scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}
+        row = 512 * element + rope
+        return {"q": 64 * row, **pieces, "landed": 64 * row, **halves, **scales}
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
     if kernel == "sm100/decode pair":

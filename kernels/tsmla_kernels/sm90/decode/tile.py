@@ -12,6 +12,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import select_
 
+from ...parts.alignment import aligned
 from ...parts.hopper import mma
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
@@ -20,6 +21,18 @@ from ...parts.precision import Probabilities
 from ...parts.visible import VisibleKeys
 from .geometry import DecodeGeometry
 from .storage import Shared
+
+
+class Scaling(NamedTuple):
+    """Where rows have scales (`row_scales`): by what products of a query row with keys as they are stored become
+    logarithms of scores, but for the keys' scales; the sums of rows, where `row_sum` has shares of the output; the
+    operation that multiplies rope pieces. Scores are such logarithms as soon as their product is
+    done, so that `scale_log2` is 1. `exponentials` are those of the own tile until they are counted."""
+
+    factors: cute.Tensor
+    totals: cute.Tensor
+    exponentials: cute.Tensor
+    rope_op: object
 
 
 class AttendState(NamedTuple):
@@ -48,10 +61,12 @@ class AttendState(NamedTuple):
     all_keys: VisibleKeys
     shared: Shared
     thread: Int32
+    lane_pair: Int32
     warp: Int32
     first_count: Int32
     first_tile: Int32
     scale_log2: Float32
+    scaling: Scaling | None
     geometry: DecodeGeometry
     probabilities: Probabilities
 
@@ -66,7 +81,10 @@ def start_scores(state: AttendState, index: Int32) -> cute.Tensor:
         edge = state.shared.kv_edges[min(strip, last)]
         if const_expr(strip <= last):
             edge.wait_full(count)
-        mma.issue(state.qk_op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
+        op = state.qk_op
+        if const_expr(state.scaling is not None and strip > last):
+            op = state.scaling.rope_op
+        mma.issue(op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
     return scores
 
 
@@ -75,10 +93,14 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
     """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
     what rows may not see of it, and settle the references that a segment begins with where `make_probabilities`
     supposes that there are some: those of its first tile, or of the tile before which this one `follows`."""
+    if const_expr(state.scaling is not None):
+        scales = _scales(state, index)  # while the product is on its way
     warpgroup.wait_group(0)
     if const_expr(state.geometry.transposes):
         for edge in state.shared.kv_edges:
             edge.release(state.first_count + index)
+    if const_expr(state.scaling is not None):
+        _scale(state, scores, scales)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
     is_edge = state.all_keys.lacks(first_key, state.geometry.tile_kv)
     is_first = Boolean(False)
@@ -92,6 +114,28 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
                 follow(state, await_references(state, index - 1))
             else:
                 _move(state, scores)
+
+
+@cute.jit
+def _scales(state: AttendState, index: Int32) -> cute.Tensor:
+    """(scales of two keys and their logarithms, pairs of columns that this lane has) of tile `index`."""
+    edge, pairs = state.shared.scales_edge, state.shared.folded[0]
+    edge.wait_full(state.first_count + index)
+    scales = cute.make_rmem_tensor((4, cute.size(pairs, mode=[1]) // QUAD), Float32)
+    for pair in cutlass.range_constexpr(cute.size(scales, mode=[1])):
+        place = pairs[None, state.lane_pair + QUAD * pair, edge.stage(state.first_count + index)].iterator
+        cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales[None, pair])
+    return scales
+
+
+@cute.jit
+def _scale(state: AttendState, scores: cute.Tensor, scales: cute.Tensor):
+    """Of products, make logarithms of scores, each with that of its key's scale."""
+    view, factors = rows_columns(scores), state.scaling.factors
+    for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        pair, i = divmod(column, 2)
+        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            view[row, column] = cute.math.fma(view[row, column], scales[i, pair] * factors[row], scales[2 + i, pair])
 
 
 @cute.jit
@@ -154,12 +198,23 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
 @cute.jit
 def _move(state: AttendState, scores: cute.Tensor):
     move_reference(rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2)
+    _rescale_totals(state, state.rescale)
+
+
+@cute.jit
+def _rescale_totals(state: AttendState, rescale: cute.Tensor):
+    if const_expr(state.scaling is not None):
+        totals = state.scaling.totals
+        for row in cutlass.range_constexpr(cute.size(totals)):
+            totals[row] = totals[row] * rescale[row]
 
 
 @cute.jit
 def _exponentiate(state: AttendState, scores: cute.Tensor):
     """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
+    if const_expr(state.scaling is not None):
+        exponentials = state.scaling.exponentials
     sums = exponentiate(
         rows_columns(scores), rows_columns(exponentials), state.reference, state.row_sum, state.scale_log2,
         state.probabilities,
@@ -167,6 +222,25 @@ def _exponentiate(state: AttendState, scores: cute.Tensor):
     state.next_sum.store(sums.load())
     dtype = state.own.element_type
     state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
+
+
+@cute.jit
+def count_exponentials(state: AttendState, index: Int32):
+    """Where rows have scales: add the own tile's exponentials, without their keys' scales, to the sums of rows. It is
+    the last to need these, and nothing waits for it: it has the time of a value product."""
+    if const_expr(state.scaling is not None):
+        edge, totals = state.shared.scales_edge, state.scaling.totals
+        exponentials = rows_columns(state.scaling.exponentials)
+        count = state.first_count + index
+        stage = edge.stage(count)
+        for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
+            inverse = cute.make_rmem_tensor(2, Float32)
+            cute.autovec_copy(state.shared.folded[2][None, state.lane_pair + QUAD * pair, stage], inverse)
+            for row in cutlass.range_constexpr(cute.size(totals)):
+                for i in cutlass.range_constexpr(2):
+                    totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
+        cute.arch.sync_warp()
+        edge.release(count)
 
 
 @cute.jit
@@ -189,6 +263,7 @@ def await_references(state: AttendState, index: Int32) -> cute.Tensor:
 @cute.jit
 def follow(state: AttendState, received: cute.Tensor):
     follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
+    _rescale_totals(state, state.rescale_received)
 
 
 @cute.jit
