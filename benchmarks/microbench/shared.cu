@@ -59,7 +59,7 @@ __device__ inline void moved(u32 at, u32* x) {
 // Warpgroups 0 .. groups - 1 multiply in batches until each did `times`; the one after them moves until they are done.
 // out: begin, end of each; clocks and times of moves; clocks of issuing a batch, of the last one.
 template <int n, bool fp8, bool registers, int batch, int move, int stride>
-__global__ void __launch_bounds__(384, 1) beside(u64* out, float* sink, int groups, int times) {
+__global__ void __launch_bounds__(384, 1) beside(u64* out, float* sink, int groups, int times, u32 toggle) {
   extern __shared__ __align__(1024) char shared[];
   __shared__ volatile int done;
   if (threadIdx.x == 0) done = 0;
@@ -95,13 +95,17 @@ __global__ void __launch_bounds__(384, 1) beside(u64* out, float* sink, int grou
       done = 1;
     }
   } else {
-    u32 at = shared_address(shared) + 98304 + (threadIdx.x / 32 % 4) * 4096;
+    u32 at = shared_address(shared) + 98304 + (threadIdx.x / 32 % 4) * 16384;
     u32 lane = threadIdx.x % 32;
     at += stride == 16 ? lane * 16 : lane * 128 + ((lane & 7) * 16);  // rows of 128 bytes, swizzled
     u64 count = 0, begin = clock_now();
     while (!done) {
 #pragma unroll
-      for (int u = 0; u < 64; u++) moved<move>(at, x);
+      for (int u = 0; u < 64; u++) {  // other addresses each time, and results that are used: ptxas drops repetitions
+        moved<move>(at + u * 128, x);
+        if (move == kLdmatrix || move == kLdmatrixTrans) x[5] ^= x[0];
+      }
+      at ^= toggle;
       count += 64;
     }
     u64 end = clock_now();
@@ -109,7 +113,7 @@ __global__ void __launch_bounds__(384, 1) beside(u64* out, float* sink, int grou
   }
   float sum = 0;
   for (int i = 0; i < n / 2; i++) sum += d[i];
-  sink[threadIdx.x] = sum + x[0] + x[1] + x[2] + x[3] + x[4];
+  sink[threadIdx.x] = sum + x[5] + x[0] + x[1] + x[2] + x[3] + x[4];
 }
 
 template <int n, bool fp8, bool registers, int batch, int move = kNone, int stride = 128>
@@ -117,14 +121,68 @@ void run(const std::string& name, int groups) {
   Numbers<u64> out(8);
   Numbers<float> sink(1024);
   auto* kernel = beside<n, fp8, registers, batch, move, stride>;
-  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 160 * 1024));
-  kernel<<<1, 128 * (groups + (move != kNone)), 160 * 1024>>>(out.device, sink.device, groups, kTimes);
+  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 164 * 1024));
+  kernel<<<1, 128 * (groups + (move != kNone)), 164 * 1024>>>(out.device, sink.device, groups, kTimes, 8192);
   auto& got = out.get();
   u64 first = got[0], last = got[1];
   if (groups == 2) first = std::min(first, got[2]), last = std::max(last, got[3]);
   if (batch) result("shared.wgmma." + name + ".batch" + std::to_string(batch), double(last - first) / kTimes, "clk");
   if (batch) result("shared.issue." + name + ".batch" + std::to_string(batch), double(got[6]), "clk");
   if (move != kNone) result("shared.move." + name + ".batch" + std::to_string(batch), double(got[5]) / double(got[4]), "clk");
+}
+
+// Two warpgroups multiply in batches and pause after each, the second one `late` clocks behind at first. out: clocks of 64
+// turns of each; when each product of the last batch of each was issued.
+template <int batch, bool registers>
+__global__ void __launch_bounds__(256, 1) turns(u64* out, float* sink, int pause, int late) {
+  extern __shared__ __align__(1024) char shared[];
+  for (int i = threadIdx.x; i < 128 * 1024 / 4; i += blockDim.x) reinterpret_cast<u32*>(shared)[i] = 0x3c003c00u + i % 7;
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  int group = threadIdx.x / 128;
+  float d[64];
+  for (int i = 0; i < 64; i++) d[i] = 0;
+  u32 a[4] = {1, 2, 3, 4};
+  u64 da = descriptor(shared_address(shared) + group * 8192), db = descriptor(shared_address(shared) + 32768);
+  u64 begin = 0, issued[batch];
+  if (group)
+    for (u64 start = clock_now(); clock_now() - start < late;) {}
+#pragma unroll 1
+  for (int t = 0; t < 32 + kTimes; t++) {
+    if (t == 32) begin = clock_now();
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < batch; i++) {
+      product<128, false, registers>(d, a, da + (i % 4) * 2, db + (i % 4) * 2);
+      issued[i] = clock_now();
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    for (u64 start = clock_now(); clock_now() - start < pause;) {}
+  }
+  u64 end = clock_now();
+  float sum = 0;
+  for (int i = 0; i < 64; i++) sum += d[i];
+  sink[threadIdx.x] = sum;
+  if (threadIdx.x % 128) return;
+  out[group] = end - begin;
+#pragma unroll
+  for (int i = 0; i < batch; i++) out[2 + group * batch + i] = issued[i];
+}
+
+template <int batch, bool registers>
+void in_turn(const std::string& name, int pause, int late) {
+  Numbers<u64> out(2 + 2 * batch);
+  Numbers<float> sink(1024);
+  auto* kernel = turns<batch, registers>;
+  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 164 * 1024));
+  kernel<<<1, 256, 164 * 1024>>>(out.device, sink.device, pause, late);
+  auto& got = out.get();
+  std::string all = name + ".batch" + std::to_string(batch) + ".pause" + std::to_string(pause) + ".late" + std::to_string(late);
+  result("turns." + all, double(got[0]) / kTimes, "clk");
+  u64 first = std::min(got[2], got[2 + batch]);
+  for (int i = 0; i < 2 * batch && late == 300; i++)
+    result("turns." + all + ".issued" + std::to_string(i / batch) + "." + std::to_string(i % batch), double(got[2 + i] - first), "clk");
 }
 
 template <int n, bool fp8, bool registers>
@@ -161,6 +219,13 @@ int main() {
   shape<128, true, false>("e4m3.n128.ss");
   shape<128, true, true>("e4m3.n128.rs");
   shape<160, true, false>("e4m3.n160.ss");
+  for (int late : {0, 300, 700}) {
+    for (int pause : {100, 600, 1200, 1800}) {
+      in_turn<20, false>("ss", pause, late);
+      in_turn<20, true>("rs", pause, late);
+      in_turn<8, true>("rs", pause, late);
+    }
+  }
   moves<kLdmatrix>("ldmatrix");
   moves<kLdmatrixTrans>("ldmatrix_trans");
   moves<kStmatrix>("stmatrix");
