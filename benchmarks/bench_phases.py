@@ -1,7 +1,7 @@
 """Phases of the KV tiles of one CTA of a prefill, on the GPU and in the timing model.
 
     python -m benchmarks.bench_phases DIRECTORY ... [--commit HASH]       on the GPU: kernels that leave stamps
-    python -m benchmarks.bench_phases --model RECORD                      anywhere: the model's phases beside them
+    python -m benchmarks.bench_phases DIRECTORY ... --model RECORD        anywhere: the model's phases beside them
 
 The kernels in DIRECTORIES (`build_aot`, prefill without mask and with LSE) are changed: in place of the LSE, row
 4 n + p of a warpgroup's 64 rows holds the SM's clock (32 bits) at phase p of tile n: 0 before it waits for the tile's
@@ -32,8 +32,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "current")
     options = parser.parse_args()
     if options.model:
-        for dtype, found in json.loads(options.model.read_text())["phases"].items():
-            print(dtype, "measured", found["medians"], "of", found["ctas"], "CTAs; modelled", modelled(dtype))
+        measured = json.loads(options.model.read_text())["phases"]
+        for dtype, phases in map(modelled, options.directories):
+            print(dtype, *PHASES, "a tile: measured", measured[dtype]["medians"], "modelled", phases)
         return
     from . import protocol
 
@@ -84,21 +85,22 @@ def statistics_of(cta: list[list[list[int]]]) -> list[float]:
     return [float(statistics.median(phase)) for phase in found]
 
 
-def modelled(dtype: str) -> list[float]:
-    """The same of the kernel that ships, as the timing model has it."""
-    from tsmla_emulator import check
+def modelled(directory: Path) -> tuple[str, list[float]]:
+    """The dtype and phases of a kernel in such a directory, with its object and PTX, as the timing model has them: from
+    the waits that lie beside its stamps."""
     from tsmla_emulator.timing.machines import H100
-    from tsmla_emulator.timing.problem import PrefillTraced, Shape, _call_prefill
-    from tsmla_emulator.timing.replay import replay
+    from tsmla_emulator.timing.problem import Shape, Traced, _call_prefill
+    from tsmla_emulator.timing.replay import Memory, replay
 
-    from .predict_clocks import _built
+    from .clock_cases import variant_of
+    from .predict_clocks import _compiled
 
-    variant = check.find(f"tsmla_prefill_sm_90a_{dtype}_to_bf16_d192x128_full_lse_nopdl")
+    variant = variant_of(directory)
     shape = Shape(1, QUERIES, TILES * (160 if variant.dtype.bits == 8 else 128), HEADS)
-    found = PrefillTraced(variant, shape, H100.processors, _built)
-    call = found.run(lambda: _call_prefill(variant, found.rows, shape.keys), (0,))
+    found = Traced(variant, shape, H100.processors, lambda v: _compiled(directory, v.symbol()))
+    call = found.run(lambda: _call_prefill(variant, 2 * WARPGROUPS * ROWS, shape.keys), (0,))
     prepared = found.prepared(call, 0, H100)
-    shown = replay(prepared, call.report.traces, found.memory(H100))
+    shown = replay(prepared, call.report.traces, Memory(H100.copy_latency.value, H100.l2.value))
     cta = []
     for group in range(WARPGROUPS):
         own = [one for one in shown.waits if one.warp == 4 * (1 + group)]
@@ -107,7 +109,7 @@ def modelled(dtype: str) -> list[float]:
         # waits: Q, K of tile 0, then K and V of each tile, V; products: the first scores, then scores and values each
         tiles = [[keys[2 * n].start, done[2 * n - 1].end, done[2 * n].start, done[2 * n].end] for n in range(1, TILES)]
         cta.append([[0] * 4, *tiles])
-    return statistics_of(cta)
+    return variant.dtype.value, statistics_of(cta)
 
 
 if __name__ == "__main__":

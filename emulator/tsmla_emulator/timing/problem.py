@@ -74,7 +74,7 @@ class Traced:
     """Kernel runs of a variant at one shape, emulated once and modelled on any machine of the architecture."""
 
     machine_code = True
-    """False: all costs from PTX, by the rules of costs.py."""
+    """False: all costs from PTX, by the rules of costs.py, as always on Blackwell, whose machine code was not tried."""
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
         self.variant, self.shape, self.processors = variant, shape, processors
@@ -87,7 +87,7 @@ class Traced:
         entry = call.module.entries[call.launches[launch].entry]
         if id(entry) not in self._texts:
             text = Text(entry, self.arch)
-            code = instructions(self._library(), entry.name) if self.machine_code else []
+            code = instructions(self._library(), entry.name) if self.machine_code and self.arch == "sm_90a" else []
             if code:
                 opcodes = [instruction.opcode for instruction in entry.instructions]
                 text.placer = Placer(code, opcodes, len(entry.instructions) + 1)
