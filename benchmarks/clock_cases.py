@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
+
+from tsmla.manifest import read_directory
+from tsmla.variant import PrefillVariant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,37 @@ CASES = (
         ("e4m3", "causal", 128, 1, 8192, 128),
     ),
 )
+LATER_CASES = (
+    *_cases(
+        "prefill",
+        ("bf16", "full", 2, 4096, 16384, 128),
+        ("bf16", "causal", 1, 16384, 16384, 128),
+        ("bf16", "causal", 8, 512, 8192, 128),
+        ("bf16", "causal", 2, 2048, 2048, 128),
+        ("e4m3", "full", 2, 4096, 16384, 128),
+        ("e4m3", "causal", 1, 16384, 16384, 128),
+        ("e4m3", "causal", 8, 1024, 8192, 128),
+        ("e4m3", "causal", 2, 2048, 2048, 128),
+    ),
+    *_cases(
+        "decode",
+        ("bf16", "causal", 64, 1, 16384, 16),
+        ("bf16", "causal", 32, 4, 8192, 32),
+        ("bf16", "causal", 8, 1, 65536, 128),
+        ("e4m3", "causal", 64, 1, 16384, 16),
+        ("e4m3", "causal", 32, 4, 8192, 32),
+        ("e4m3", "causal", 8, 1, 65536, 128),
+        ("e4m3", "causal", 16, 2, 32768, 64),
+    ),
+)
+"""Calls that were first measured after machine code was read."""
 VARIANT_SHAPE = (1, 8192, 8192, 128)
-"""Of bf16 prefill without mask, that variants of its kernel are timed at."""
-VARIANT_SYMBOL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse_nopdl"
+"""Of prefill without mask, that variants of its kernels are timed at."""
+
+
+def variant_of(directory: Path) -> PrefillVariant:
+    """The one variant whose changed kernel a directory of `build_aot` holds."""
+    (library,) = read_directory(directory).libraries
+    (kernel,) = library.manifest.kernels
+    assert isinstance(kernel.variant, PrefillVariant), kernel.variant
+    return kernel.variant

@@ -24,7 +24,7 @@ from tsmla_emulator.timing.band import band
 from tsmla_emulator.timing.machines import MACHINES, Value
 from tsmla_emulator.timing.problem import PrefillTraced, Shape, traced
 
-from .clock_cases import CASES, VARIANT_SHAPE, VARIANT_SYMBOL
+from .clock_cases import CASES, LATER_CASES, VARIANT_SHAPE, variant_of
 
 BESIDE = ("beside_fma", "beside_alu", "beside_mufu")
 """What a control in the run that measures may show to be none; `without_contention` is the prediction then."""
@@ -37,18 +37,23 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
     parser.add_argument("--after", type=Path)
+    parser.add_argument("--no-band", action="store_true", help="no least and most: a tenth of the time")
+    parser.add_argument("--no-cases", action="store_true", help="variants only")
     options = parser.parse_args()
     measured = json.loads(options.after.read_text()) if options.after else None
     machine = MACHINES[options.machine]
+    with_band = not measured and not options.no_band
     cases: dict[str, Any] = {}
     variants: dict[str, Any] = {}
-    for case in CASES:
+    for case in () if options.no_cases else (*CASES, *LATER_CASES):
+        if measured and case.name not in measured["cases"]:
+            continue
         found = traced(case.symbol, Shape(*case.shape), machine, _built)
-        cases[case.name] = _said(found, _at(machine, measured and measured["cases"][case.name]["ghz"]), not measured)
+        cases[case.name] = _said(found, _at(machine, measured and measured["cases"][case.name]["ghz"]), with_band)
         print(case.name, cases[case.name], flush=True)
     for directory in options.variants:
         at = _at(machine, measured and measured["variants"][directory.name]["ghz"])
-        variants[directory.name] = _said(_variant(directory), at, not measured)
+        variants[directory.name] = _said(_variant(directory), at, with_band)
         print(directory.name, variants[directory.name], flush=True)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "python -m benchmarks.predict_clocks " + " ".join(sys.argv[1:])
@@ -99,13 +104,12 @@ def _compiled(directory: Path, symbol: str) -> Compiled:
 
 
 def _variant(directory: Path) -> PrefillTraced:
-    from tsmla_emulator import check
-
     changes = directory / "changes.txt"
     stated = re.search(r"tile_kv (\d+)", changes.read_text()) if changes.exists() else None
     tile_kv = int(stated[1]) if stated else None
-    compiled = lambda variant: _compiled(directory, VARIANT_SYMBOL)  # noqa: E731
-    return PrefillTraced(check.find(VARIANT_SYMBOL), Shape(*VARIANT_SHAPE), 132, compiled, tile_kv)
+    changed = variant_of(directory)
+    compiled = lambda variant: _compiled(directory, variant.symbol())  # noqa: E731
+    return PrefillTraced(changed, Shape(*VARIANT_SHAPE), 132, compiled, tile_kv)
 
 
 def _value(value: Any) -> Any:

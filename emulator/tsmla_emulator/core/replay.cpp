@@ -62,6 +62,8 @@ bool Replay::issue_one(Sm& sm, u32 part, u64 now) {
 
 namespace {
 
+constexpr u64 kOperandsRead = 12;  // assumed
+
 bool is_wait(u8 kind) {
   return kind == kWait || kind == kNamedSync || kind == kClusterWait || kind == kStoreWait || kind == kWgmmaWait ||
          kind == kTensorWaitLoad || kind == kTensorWaitStore || kind == kCopyWait || kind == kStall;
@@ -104,7 +106,8 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
       e.ready = std::max(e.ready, w.done[e.pending.back()]);
       e.pending.pop_back();
     }
-    if (!e.pending.empty() || (cost.kind > kFree && !all_before)) {
+    if (!e.pending.empty() || ((cost.kind > kFree || cost.ordered) && !all_before)) {
+      if (cost.ordered) break;
       all_before = false;
       continue;
     }
@@ -114,11 +117,15 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
       continue;
     }
     u64 at = std::max(e.ready, sm.pipe_free[w.part][cost.pipe] / 64);
+    for (u32 i = 0; i < 6; i++)
+      if (cost.awaits >> i & 1) at = std::max(at, w.scoreboards[i]);
     if (at > now) {
       soonest = std::min(soonest, at);
+      if (cost.ordered) break;
       all_before = false;
       continue;
     }
+    if (cost.kind == kWgmma && !admitted(w, number, sm, e.pc, now)) return false;
     e.issued = true;
     sm.issue_free[w.part] = now + cost.slots;
     busy_[w.sm].issue[w.part] += cost.slots;
@@ -131,13 +138,17 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
     }
     u64 result = now + std::max(cost.latency, cost.occupancy);
     if (cost.port) {
-      u64 start = std::max(now, sm.port_free);
-      sm.port_free = start + cost.port;
+      sm.port_free = std::max(now, sm.port_free) + sm.moved(cost.port, cost.loads, now);
       busy_[w.sm].port += cost.port;
-      result = start + cost.port + cost.latency;
+      result = sm.port_free + cost.latency;
     }
     w.done[e.number] = result;
-    w.wake = now + 1;
+    if (cost.sets & 15) w.scoreboards[(cost.sets & 15) - 1] = std::max(w.scoreboards[(cost.sets & 15) - 1], result);
+    if (cost.sets >> 4) {  // operands have been read when what was before in shared memory's queue is done
+      u64& read = w.scoreboards[(cost.sets >> 4) - 1];
+      read = std::max(read, cost.port ? std::max(now, sm.port_free) : now + kOperandsRead);
+    }
+    w.wake = now + std::max<u64>(1, cost.stall);
     u32 pc = e.pc, first = e.first_note, notes = e.notes;
     u64 at_number = e.number;
     while (!w.window.empty() && w.window.front().issued) w.window.pop_front();

@@ -21,7 +21,11 @@ struct Cost {
   u32 occupancy, latency;           // clocks of the pipe; until the result is there
   u32 port;                         // clocks of the SM's shared memory
   u32 value;                        // groups that may be open; clocks of a product; clocks of a stall
+  u32 operands;                     // clocks of shared memory that a product on Hopper reads for
   u32 first, reads, writes;         // register slots: lists[first .. first + reads), then the written ones
+  u8 loads;                         // it reads shared memory
+  u8 ordered, stall, awaits, sets;  // machine code: issued in order; clocks until the next may be; scoreboards that it
+                                    // awaits, a bit each; 1 + the one that its result frees | 16 * (1 + its operands')
 };
 
 struct Parameters {
@@ -29,7 +33,7 @@ struct Parameters {
   u32 barrier_visible, barrier_wake, barrier_ready, barrier_remote;
   u32 named_base, named_warp, cluster_barrier;
   u32 copy_issue, copy_latency, store_latency;
-  u32 wgmma_start, wgmma_tail, wgmma_registers;
+  u32 wgmma_start, wgmma_tail, wgmma_registers, wgmma_queue;
   u32 product_start, product_tail;
   u32 beside[kPipes];  // clocks of a pipe while matrices multiply, in 64ths of its clocks when they do not
   double copy_rate;  // bytes a clock and SM

@@ -73,7 +73,7 @@ void Replay::act(Warp& w, u32 number, Sm& sm, const Cost& cost, u32 pc, u32 firs
       return;
     case kWgmma: {
       Group& g = group_of(w);
-      if (w.wgmmas == g.products.size()) g.products.push_back({cost.value, cost.registers});
+      if (w.wgmmas == g.products.size()) g.products.push_back(&cost);
       g.issued[w.index % 4] = ++w.wgmmas;
       u64 ready = std::min(std::min(g.issued[0], g.issued[1]), std::min(g.issued[2], g.issued[3]));
       for (; g.ready < ready; g.ready++) at(Event::kTensorFree, now + p_.wgmma_start, w.sm, u32(&g - groups_.data()), 1);
@@ -159,6 +159,31 @@ Group& Replay::group_of(const Warp& w) {
   return groups_[at];
 }
 
+bool Replay::admitted(Warp& w, u32 number, Sm& sm, u32 pc, u64 now) {
+  const Group& g = group_of(w);
+  for (u32 i = 0; i < 4; i++)
+    if (i != w.index % 4 && g.issued[i] <= w.wgmmas) return true;
+  if (w.admitted || sm.products < p_.wgmma_queue) {
+    sm.products += !w.admitted;
+    w.admitted = false;
+    return true;
+  }
+  stop(w, pc, now);
+  sm.queue.push_back(number);
+  return false;
+}
+
+void Replay::admit(Sm& sm, u64 now) {
+  sm.products--;
+  if (sm.queue.empty()) return;
+  sm.products++;
+  Warp& w = warps_[sm.queue.front()];
+  sm.queue.pop_front();
+  w.admitted = true;
+  w.wake = now + 1;
+  waits.push_back({u32(&w - warps_.data()), w.waits_at, w.started, w.wake});
+}
+
 void Replay::start_products(u32 s, u64 now) {
   Sm& sm = sms_[s];
   if (sm.tensor_free > now) return;
@@ -177,9 +202,11 @@ void Replay::start_products(u32 s, u64 now) {
     return;
   }
   Group& g = groups_[chosen];
-  auto [clocks, registers] = g.products[g.started++];
+  const Cost& product = *g.products[g.started++];
+  u64 clocks = product.value;
   sm.tensor_free = now + clocks;
-  g.may_start = now + clocks + (registers ? p_.wgmma_registers : 0);
+  sm.operands = std::min<u64>(60, 64 * product.operands / clocks);
+  g.may_start = now + clocks + (product.registers ? p_.wgmma_registers : 0);
   busy_[s].tensor += clocks;
   mark(busy_[s].tensor_bins, now, clocks);
   at(Event::kProductDone, now + clocks, s, chosen);
@@ -193,6 +220,7 @@ void Replay::happens(const Event& e) {
   if (e.type == Event::kProductDone) {
     Group& g = groups_[e.b];
     g.done++;
+    admit(sms_[e.a], e.time);
     for (size_t i = 0; i < g.waiters.size();) {
       if (g.done < g.waiters[i].second) {
         i++;

@@ -35,13 +35,24 @@ struct Meeting {  // named and cluster barriers
 struct Group {  // a warpgroup's products on Hopper
   u32 sm = 0;
   u64 issued[4] = {}, ready = 0, started = 0, done = 0, may_start = 0;
-  std::vector<std::pair<u32, u32>> products;  // clocks, whether A is in registers
+  std::vector<const Cost*> products;
   std::vector<u64> arrived;                   // when each product was there to start
   std::vector<std::pair<u32, u64>> waiters;   // warp, products that must be done
 };
 
+constexpr u64 kLoadsShare = 48;  // measured: beside wgmma, ldmatrix takes four times as long, wherever A is
+
 struct Sm {
   u64 tensor_free = 0, engine_free = 0, copies_free = 0, stores_free = 0, port_free = 0;
+  u64 operands = 0;  // share of shared memory's clocks that the product under way reads in, in 64ths
+  u32 products = 0;       // issued by all their warps and not done
+  std::deque<u32> queue;  // warps that are the last to issue a product, and may when one is done
+
+  // Clocks that warps' accesses to shared memory take, of `clocks` while no product reads there.
+  u64 moved(u64 clocks, bool load, u64 now) const {
+    return tensor_free > now ? clocks * 64 / (64 - (load ? std::max<u64>(operands, kLoadsShare) : operands)) : clocks;
+  }
+
   u64 issue_free[4] = {}, pipe_free[4][kPipes] = {};  // of pipes, in 64ths of a clock
   u32 last_warp[4] = {};
   std::vector<u32> warps[4];
@@ -61,7 +72,8 @@ struct Warp {
   std::deque<Entry> window;
   std::vector<u64> done, writer;
   u64 wake = 0;  // may issue nothing before
-  bool finished = false, fenced = false;
+  u64 scoreboards[6] = {};
+  bool finished = false, fenced = false, admitted = false;
   u64 started = 0;
   u32 waits_at = 0;
   std::deque<u64> wgmma_groups, store_groups, copy_groups;
@@ -103,6 +115,10 @@ class Replay {
   void wait_groups(Warp&, std::deque<u64>& groups, u32 allowed, u32 pc, u64 now);
   void meet(Meeting&, u32 needed, bool waits, u32 number, u64 time);
   Group& group_of(const Warp&);
+  // May this warp issue a product now? The last of its warpgroup to do so may not while too many are under way: it waits
+  // until one is done and `admit` lets the first that waits go on.
+  bool admitted(Warp&, u32 number, Sm&, u32 pc, u64 now);
+  void admit(Sm&, u64 now);
   // Of the products that could start, the one that came first does.
   void start_products(u32 sm, u64 now);
   void happens(const Event&);

@@ -1,6 +1,7 @@
 """What one executed PTX instruction costs a machine: its pipe and clocks, its latency, its use of shared units.
 
-PTX stands for what ptxas makes of it by the rules in RULES; `docs/timing-model.md` says how good a proxy that is.
+Where the machine code that a warp ran is known (placement.py), only effects and waits are taken from here. Elsewhere
+PTX stands for what ptxas makes of it, by the rules in RULES; `docs/timing-model.md` says how good a proxy that is.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+from typing import Any
 
 from ..cost import class_of
 from ..ptx.encoding import COMPLEX_OPS, SPACES, Encoded
@@ -26,6 +28,7 @@ KINDS_OF_REPLAY = (
 """In the order of core/replay.h."""
 PIPES = "none fma alu mufu convert move tensor_memory".split()
 RULES = {
+    "code": "machine code: ptxas's order, stall counts and scoreboards",
     "rate": "the machine table has a rate of its own",
     "moved": "a move, packing or parameter load: ptxas renames",
     "fused": "a product that one sum alone uses, one of two maxima, or a jump over one instruction",
@@ -47,7 +50,13 @@ class Cost:
     latency: int = 0
     port: int = 0
     value: int = 0
+    operands: int = 0
     registers: int = 0
+    loads: int = 0
+    ordered: int = 0
+    stall: int = 0
+    awaits: int = 0
+    sets: int = 0
 
 
 class Text:
@@ -59,6 +68,7 @@ class Text:
         self.encoded = [lower(entry, instruction) for instruction in entry.instructions]
         self.fused = _fused(entry, self.encoded, arch)
         self.operands = _operands(self.encoded)
+        self.placer: Any = None  # a placement.Placer, where the machine code is known
 
 
 def costs_of(text: Text, machine: Machine) -> list[Cost]:
@@ -164,7 +174,7 @@ def _cost(instruction: Instruction, item: Encoded, m: Machine) -> Cost:
         return Cost("integer", pipe="alu", occupancy=1, latency=m.alu_latency.clocks)
     if kind == "across lanes":
         if opcode.startswith("shfl"):
-            return Cost("rate", pipe="move", occupancy=m.shuffle.clocks, latency=m.shuffle_latency.clocks)
+            return Cost("rate", pipe="move", occupancy=m.shuffle.clocks, latency=m.shuffle_latency.clocks, port=1)
         return Cost("other", latency=m.alu_latency.clocks)
     if name in ("load", "store", "atomic"):
         moved = 32 * item.width * max(1, len(item.items))
@@ -172,10 +182,12 @@ def _cost(instruction: Instruction, item: Encoded, m: Machine) -> Cost:
             return Cost("rate", pipe="move", occupancy=m.shuffle.clocks,
                         latency=m.load_latency.clocks if name != "store" else 0)  # fmt: skip
         latency = m.shared_latency.clocks if name != "store" else 0
-        return Cost("rate", pipe="move", occupancy=1, latency=latency, port=-(-moved // 128))
+        return Cost(
+            "rate", pipe="move", occupancy=1, latency=latency, port=-(-moved // 128), loads=int(name != "store")
+        )
     if name in ("ldmatrix", "stmatrix"):
         latency = m.shared_latency.clocks if name == "ldmatrix" else 0
-        return Cost("rate", pipe="move", occupancy=1, latency=latency, port=len(item.items))
+        return Cost("rate", pipe="move", occupancy=1, latency=latency, port=len(item.items), loads=int(latency > 0))
     if kind in ("branch", "synchronise"):
         return Cost("other")
     raise UnknownRate(f"the timing model has no cost for {opcode} at line {instruction.line}")
@@ -207,9 +219,9 @@ def _anchor(instruction: Instruction, item: Encoded, name: str, m: Machine) -> C
         return Cost("anchor", kind, value=item.imm)
     if name == "wgmma":
         from_registers = item.a is None
-        operands = 32 * (item.extra + (0 if from_registers else 64))
-        clocks = max(hopper_mma(item.extra), operands / 128)
-        return Cost("anchor", "wgmma", value=round(clocks), registers=int(from_registers))
+        operands = 32 * (item.extra + (0 if from_registers else 64)) / 128
+        clocks = max(hopper_mma(item.extra), operands)
+        return Cost("anchor", "wgmma", value=round(clocks), operands=round(operands), registers=int(from_registers))
     if name in ("tmem_load", "tmem_store"):
         load = name == "tmem_load"
         rate = m.tensor_load_rate if load else m.tensor_store_rate

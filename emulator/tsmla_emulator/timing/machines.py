@@ -23,6 +23,7 @@ class Value:
 
 
 MEASURED = "measured: microbench-nvidia-h100-80gb-hbm3-20261124T084059.json"
+MEASURED_SHARED = "measured: microbench-nvidia-h100-80gb-hbm3-20261124T121256.json"
 S4 = "B300, github.com/ademeure/QuickRunCUDA, B300_PIPE_CATALOG.md, audited values"
 UMMA = "github.com/SemiAnalysisAI/microbench-blackwell, umma_latency, umma_throughput (B200)"
 ASSUMED = "assumed"
@@ -51,6 +52,7 @@ class Machine:
     shuffle_latency: Value
     shared_latency: Value
     load_latency: Value
+    constant_latency: Value
     barrier_visible: Value
     barrier_wake: Value
     barrier_ready: Value
@@ -71,6 +73,7 @@ class Machine:
     wgmma_start: Value
     wgmma_tail: Value
     wgmma_registers: Value
+    wgmma_queue: Value  # products of an SM that are issued and not done; a warp with one more waits
     beside_fma: Value  # how much longer a pipe takes while wgmma multiplies
     beside_alu: Value
     beside_mufu: Value
@@ -106,6 +109,7 @@ H100 = Machine(
     shuffle_latency=Value(24, MEASURED),
     shared_latency=Value(23, MEASURED),
     load_latency=Value(284, MEASURED + ": L2"),
+    constant_latency=Value(30, ASSUMED),
     barrier_visible=Value(30, MEASURED + ": 88 clk of a handover, divided by assumption"),
     barrier_wake=Value(50, MEASURED + ": 88 clk of a handover, divided by assumption"),
     barrier_ready=Value(36, MEASURED + ": 41 with the loop"),
@@ -126,6 +130,7 @@ H100 = Machine(
     wgmma_start=Value(30, MEASURED + ": 107 clk beyond the product, divided by assumption"),
     wgmma_tail=Value(65, MEASURED + ": 107 clk beyond the product, divided by assumption"),
     wgmma_registers=Value(8, MEASURED + ": one warpgroup, A in registers: 72 clk for N 128, 40 for N 64"),
+    wgmma_queue=Value(7, MEASURED_SHARED + ": the eighth product and later ones are issued when one is done"),
     beside_fma=Value(1.75, MEASURED + ": 1.73 and 1.82 of 1.0", 1, 1.75),
     beside_alu=Value(2.0, MEASURED + ": 4.27 clk of a maximum", 1, 2.0),
     beside_mufu=Value(1.31, MEASURED + ": 10.6 clk of an exponential", 1, 1.37),

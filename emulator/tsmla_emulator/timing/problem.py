@@ -6,13 +6,17 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from .. import check
+from ..host.compile import compile_for_emulation
 from ..machine import Options, Trace
 from ..run import Call, emulated
 from .costs import Text
+from .machine_code import instructions
 from .machines import Machine
+from .placement import Placer
 from .replay import Memory, Prepared, Replayed, replay
 
 TILES_TRACED = (8, 40)
@@ -69,6 +73,9 @@ class Modelled:
 class Traced:
     """Kernel runs of a variant at one shape, emulated once and modelled on any machine of the architecture."""
 
+    machine_code = True
+    """False: all costs from PTX, by the rules of costs.py, as always on Blackwell, whose machine code was not tried."""
+
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
         self.variant, self.shape, self.processors = variant, shape, processors
         self.arch = variant.arch.value
@@ -79,8 +86,16 @@ class Traced:
         """The costs of one of the call's launches."""
         entry = call.module.entries[call.launches[launch].entry]
         if id(entry) not in self._texts:
-            self._texts[id(entry)] = Text(entry, self.arch)
+            text = Text(entry, self.arch)
+            code = instructions(self._library(), entry.name) if self.machine_code and self.arch == "sm_90a" else []
+            if code:
+                opcodes = [instruction.opcode for instruction in entry.instructions]
+                text.placer = Placer(code, opcodes, len(entry.instructions) + 1)
+            self._texts[id(entry)] = text
         return Prepared(self._texts[id(entry)], machine)
+
+    def _library(self) -> Path:
+        return (self._compiled or compile_for_emulation)(self.variant).library
 
     def run(self, operator: Any, clusters: Iterable[int]) -> Call:
         """Emulate chosen clusters of what `operator()` launches."""
@@ -105,7 +120,7 @@ class PrefillTraced(Traced):
 
     def model(self, machine: Machine) -> Modelled:
         """The whole problem on a machine."""
-        memory = Memory(machine.copy_latency.value, machine.l2.value)
+        memory = self.memory(machine)
         ends = []
         for call in self.calls:
             prepared = self.prepared(call, 0, machine)
@@ -117,6 +132,17 @@ class PrefillTraced(Traced):
         clocks = schedule(durations, machine.processors, machine.cta_gap.value)
         details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(len(durations))}
         return Modelled(machine, clocks, machine.launch.value, details, ends[1], prepared, call.report.traces, per_tile)
+
+    def memory(self, machine: Machine) -> Memory:
+        """What a copy finds on average: of the bytes that all CTAs copy, the first time of each comes from HBM."""
+        v, s = self.variant, self.shape
+        keys = (v.d_qk + v.d_v) * v.dtype.bits / 8
+        query = s.queries * s.sequences * s.heads * v.d_qk * v.dtype.bits / 8
+        once = s.keys * s.sequences * s.heads * keys + query
+        new = min(1.0, once / (sum(self.tiles()) * self.tile_kv * keys + query))
+        share = machine.hbm.value * 1e3 / machine.clock.value / machine.processors
+        latency = machine.copy_latency.value + new * (machine.copy_latency_hbm.value - machine.copy_latency.value)
+        return Memory(latency, min(machine.l2.value, share / new))
 
     def tiles(self) -> list[int]:
         """KV tiles of each CTA in the order in which they start: longest first within the heads whose keys fit in L2

@@ -15,8 +15,9 @@ from ..core.binding import core
 from ..cost import polling_loop
 from ..machine import EmulationError, Trace
 from ..ptx.lower import lower
-from .costs import KINDS_OF_REPLAY, PIPES, Text, costs_of, product_clocks
+from .costs import KINDS_OF_REPLAY, PIPES, Cost, Text, costs_of, product_clocks
 from .machines import Machine
+from .placement import NOT_CODE, cost_of
 
 FAILED, IDLE = 1 << 31, 1 << 30
 PRODUCT = 6
@@ -26,14 +27,15 @@ BIN, BINS = 32, 1 << 15
 class _Cost(Structure):
     _fields_ = (
         ("kind", c_uint8), ("pipe", c_uint8), ("slots", c_uint8), ("registers", c_uint8), ("occupancy", c_uint32),
-        ("latency", c_uint32), ("port", c_uint32), ("value", c_uint32), ("first", c_uint32), ("reads", c_uint32),
-        ("writes", c_uint32),
+        ("latency", c_uint32), ("port", c_uint32), ("value", c_uint32), ("operands", c_uint32), ("first", c_uint32),
+        ("reads", c_uint32), ("writes", c_uint32), ("loads", c_uint8), ("ordered", c_uint8), ("stall", c_uint8),
+        ("awaits", c_uint8), ("sets", c_uint8),
     )  # fmt: skip
 
 
 _INTEGERS = (
     "window barrier_visible barrier_wake barrier_ready barrier_remote named_base named_warp cluster_barrier copy_issue "
-    "copy_latency store_latency wgmma_start wgmma_tail wgmma_registers product_start product_tail"
+    "copy_latency store_latency wgmma_start wgmma_tail wgmma_registers wgmma_queue product_start product_tail"
 ).split()
 
 
@@ -91,26 +93,59 @@ class Replayed:
     copied: int
 
 
+def _row(cost: Cost, first: int, reads: int, writes: int) -> _Cost:
+    return _Cost(
+        KINDS_OF_REPLAY.index(cost.kind), PIPES.index(cost.pipe), cost.slots, cost.registers, cost.occupancy,
+        cost.latency, cost.port, cost.value, cost.operands, first, reads, writes, cost.loads, cost.ordered, cost.stall,
+        cost.awaits, cost.sets,
+    )  # fmt: skip
+
+
 class Prepared:
-    """An entry's costs on a machine, made once for many replays."""
+    """An entry's costs on a machine, made once for many replays; of machine code too, where `text.placer` knows it."""
 
     def __init__(self, text: Text, machine: Machine):
-        self.entry, self.machine = text.entry, machine
+        self.entry, self.machine, self.placer = text.entry, machine, text.placer
         self.costs = costs_of(text, machine)
         operands = text.operands
         self.slots = 1 + max((number for pair in operands for numbers in pair for number in numbers), default=0)
-        lists: list[int] = []
-        table = []
+        self._lists: list[int] = []
+        self._rows = []
         for cost, (reads, writes) in zip(self.costs, operands, strict=True):
-            table.append(_Cost(
-                KINDS_OF_REPLAY.index(cost.kind), PIPES.index(cost.pipe), cost.slots, cost.registers, cost.occupancy,
-                cost.latency, cost.port, cost.value, len(lists), len(reads), len(writes),
-            ))  # fmt: skip
-            lists += [*reads, *writes]
-        table.append(_Cost(slots=1))  # falling off the end
-        self.table = (_Cost * len(table))(*table)
-        self.lists = (c_int32 * max(1, len(lists)))(*lists)
+            self._rows.append(_row(cost, len(self._lists), len(reads), len(writes)))
+            self._lists += [*reads, *writes]
+        self._rows.append(_Cost(slots=1))  # falling off the end
+        self.lists = (c_int32 * max(1, len(self._lists)))(*self._lists)
         self._products: dict[tuple[int, int, int], int] = {}
+
+    def table(self) -> Any:
+        """Costs by what traces count: positions in the PTX, then keys of placed traces."""
+        rows = list(self._rows)
+        for position, pc in self.placer.keys if self.placer else ():
+            cost = cost_of((position, pc), self.placer.code, self.costs, self.machine)
+            row = _row(cost, 0, 0, 0)
+            if position == NOT_CODE and pc < len(self.costs):  # PTX, with what it reads and writes
+                ptx = self._rows[pc]
+                row.first, row.reads, row.writes = ptx.first, ptx.reads, ptx.writes
+            rows.append(row)
+        return (_Cost * len(rows))(*rows)
+
+    def position(self, number: int) -> int:
+        """Position in the PTX of what a trace counts; that of no instruction where it is machine code alone."""
+        first = len(self.entry.instructions) + 1
+        if number < first:
+            return number
+        assert self.placer is not None
+        pc = self.placer.keys[number - first][1]
+        return pc if pc != NOT_CODE else first - 1
+
+    def rule(self, number: int) -> str:
+        """The rule of RULES that gave what a trace counts its cost."""
+        first = len(self.entry.instructions) + 1
+        if number >= first and self.placer and self.placer.keys[number - first][0] != NOT_CODE:
+            return "code"
+        position = self.position(number)
+        return self.costs[position].rule if position < len(self.costs) else "other"
 
     def clean(self, trace: Trace) -> tuple[Any, Any]:
         """Instructions without polling, and notes that go with them; products with their clocks."""
@@ -138,7 +173,10 @@ class Prepared:
                 self._products[int(p), int(r[2]), int(r[3])] for p, r in zip(positions, notes[products], strict=True)
             ]
             notes[products, 5] = 0
-        return np.ascontiguousarray(code[keep]), np.ascontiguousarray(notes)
+        positions = np.ascontiguousarray(code[keep])
+        if self.placer:
+            return self.placer.place(positions, notes, self.costs)
+        return positions, np.ascontiguousarray(notes)
 
 
 def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory) -> Replayed:
@@ -161,9 +199,12 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory) -> Repla
     waits, count = POINTER(_Waited)(), c_uint64()
     call = core().tsmla_emulator_replay
     call.restype = c_uint64
-    clocks = call(prepared.table, prepared.lists, c_uint32(prepared.slots), byref(parameters), warps,
+    clocks = call(prepared.table(), prepared.lists, c_uint32(prepared.slots), byref(parameters), warps,
                   c_uint64(len(traces)), busy, byref(waits), byref(count))  # fmt: skip
-    waited = [Waited(traces[w.warp].rank, traces[w.warp].warp, w.pc, w.start, w.end) for w in waits[: count.value]]
+    waited = [
+        Waited(traces[w.warp].rank, traces[w.warp].warp, prepared.position(w.pc), w.start, w.end)
+        for w in waits[: count.value]
+    ]
     core().tsmla_emulator_free.argtypes = (ctypes.c_void_p,)
     core().tsmla_emulator_free(waits)
     if clocks == 2**64 - 1:
@@ -176,7 +217,6 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory) -> Repla
     coverage: collections.Counter[str] = collections.Counter()
     for code, _ in cleaned:
         for position, times in zip(*np.unique(code, return_counts=True), strict=True):
-            rule = prepared.costs[position].rule if position < len(prepared.costs) else "other"
-            coverage[rule] += int(times)
+            coverage[prepared.rule(int(position))] += int(times)
     return Replayed(int(clocks), waited, units, np.array(first.tensor_bins), np.array(first.mufu_bins), coverage,
                     int(first.copied))  # fmt: skip

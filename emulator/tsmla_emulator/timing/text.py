@@ -141,6 +141,8 @@ def coverage(modelled: Modelled) -> list[str]:
     """By which rule executed warp instructions got their cost."""
     total = sum(modelled.shown.coverage.values())
     lines = [f"cost of {total:,} warp instructions of this CTA, polling left out:"]
+    if placer := modelled.prepared.placer:
+        lines = [f"machine code of {placer.matched:,} of {placer.all:,} stretches between anchors found", *lines]
     for rule, times in modelled.shown.coverage.most_common():
         lines.append(f"  {times / total:5.1%} {rule}: {RULES[rule]}")
     return lines

@@ -1,0 +1,116 @@
+"""Phases of the KV tiles of one CTA of a prefill, on the GPU and in the timing model.
+
+    python -m benchmarks.bench_phases DIRECTORY ... [--commit HASH]       on the GPU: kernels that leave stamps
+    python -m benchmarks.bench_phases DIRECTORY ... --model RECORD        anywhere: the model's phases beside them
+
+The kernels in DIRECTORIES (`build_aot`, prefill without mask and with LSE) are changed: in place of the LSE, row
+4 n + p of a warpgroup's 64 rows holds the SM's clock (32 bits) at phase p of tile n: 0 before it waits for the tile's
+keys, 1 after its score product, 2 after its softmax as written, 3 after the value product of the tile before. Tiles 1
+to 15 of 16 have stamps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+PHASES = ("issue, scores ready", "softmax", "values ready", "the rest")
+TILES, WARPGROUPS, ROWS = 16, 2, 64
+QUERIES, HEADS = 8192, 128
+SETTLED = range(6, 14)
+"""Tiles whose medians are compared: neither start nor end."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", type=Path, nargs="*")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--commit")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "current")
+    options = parser.parse_args()
+    if options.model:
+        measured = json.loads(options.model.read_text())["phases"]
+        for dtype, phases in map(modelled, options.directories):
+            print(dtype, *PHASES, "a tile: measured", measured[dtype]["medians"], "modelled", phases)
+        return
+    from . import protocol
+
+    record = {"certificate": protocol.certificate(options.commit), "phases": dict(map(_measured, options.directories))}
+    print(protocol.write_record(options.results, "phases", record))
+
+
+def _measured(directory: Path) -> tuple[str, dict[str, Any]]:
+    import torch
+    from tsmla import tsmla_prefill
+    from tsmla.checks import TORCH_DTYPE_OF
+
+    from . import bench_prefill
+    from .clock_cases import variant_of
+    from .compare_libraries import served_from
+
+    variant = variant_of(directory)
+    keys = TILES * (160 if variant.dtype.bits == 8 else 128)
+    case = bench_prefill.Case.make(1, QUERIES, keys, False, TORCH_DTYPE_OF[variant.dtype])
+    with served_from(directory):
+        for _ in range(3):
+            _, lse = tsmla_prefill(
+                case.query, case.key, case.value, None, case.ends_kv, case.keys, 1, case.scale, is_causal=False,
+                return_lse=True, cum_seq_lens_q=case.ends_q, out=case.output(),
+            )  # fmt: skip
+        torch.cuda.synchronize()
+    stamps = lse.view(torch.int32).reshape(QUERIES // (WARPGROUPS * ROWS), WARPGROUPS, TILES, 4, HEADS).cpu()
+    ctas = [stamps[tile, ..., head].tolist() for tile in range(0, stamps.shape[0], 8) for head in range(0, HEADS, 16)]
+    each = [statistics_of(cta) for cta in ctas]
+    medians = [statistics.median(one[phase] for one in each) for phase in range(5)]
+    return variant.dtype.value, {"medians": medians, "ctas": len(ctas), "one": ctas[len(ctas) // 2]}
+
+
+def statistics_of(cta: list[list[list[int]]]) -> list[float]:
+    """Median clocks of the phases of PHASES and of a tile; of one CTA's stamps by warpgroup, tile and phase."""
+
+    def between(a: int, b: int) -> int:
+        return (b - a) % 2**32
+
+    found: list[list[int]] = [[] for _ in range(5)]
+    for group in cta:
+        for tile in SETTLED:
+            start, scores, softmax, values = group[tile]
+            following = group[tile + 1][0]
+            pairs = ((start, scores), (scores, softmax), (softmax, values), (values, following), (start, following))
+            for phase, (a, b) in enumerate(pairs):
+                found[phase].append(between(a, b))
+    return [float(statistics.median(phase)) for phase in found]
+
+
+def modelled(directory: Path) -> tuple[str, list[float]]:
+    """The dtype and phases of a kernel in such a directory, with its object and PTX, as the timing model has them: from
+    the waits that lie beside its stamps."""
+    from tsmla_emulator.timing.machines import H100
+    from tsmla_emulator.timing.problem import Shape, Traced, _call_prefill
+    from tsmla_emulator.timing.replay import Memory, replay
+
+    from .clock_cases import variant_of
+    from .predict_clocks import _compiled
+
+    variant = variant_of(directory)
+    shape = Shape(1, QUERIES, TILES * (160 if variant.dtype.bits == 8 else 128), HEADS)
+    found = Traced(variant, shape, H100.processors, lambda v: _compiled(directory, v.symbol()))
+    call = found.run(lambda: _call_prefill(variant, 2 * WARPGROUPS * ROWS, shape.keys), (0,))
+    prepared = found.prepared(call, 0, H100)
+    shown = replay(prepared, call.report.traces, Memory(H100.copy_latency.value, H100.l2.value))
+    cta = []
+    for group in range(WARPGROUPS):
+        own = [one for one in shown.waits if one.warp == 4 * (1 + group)]
+        keys = [one for one in own if prepared.costs[one.position].kind == "wait"]
+        done = [one for one in own if prepared.costs[one.position].kind == "wgmma_wait"]
+        # waits: Q, K of tile 0, then K and V of each tile, V; products: the first scores, then scores and values each
+        tiles = [[keys[2 * n].start, done[2 * n - 1].end, done[2 * n].start, done[2 * n].end] for n in range(1, TILES)]
+        cta.append([[0] * 4, *tiles])
+    return variant.dtype.value, statistics_of(cta)
+
+
+if __name__ == "__main__":
+    main()

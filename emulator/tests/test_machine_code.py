@@ -1,0 +1,129 @@
+"""Machine code in the timing model: read, matched with what a warp ran, and replayed with ptxas's order and waits."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+
+import pytest
+from small_kernels import run, text_of
+from test_core_wgmma import descriptor, results
+from tsmla_emulator import check
+from tsmla_emulator.host.compile import compile_for_emulation
+from tsmla_emulator.machine import parse
+from tsmla_emulator.timing import problem
+from tsmla_emulator.timing.costs import Text
+from tsmla_emulator.timing.machine_code import Coded, instructions
+from tsmla_emulator.timing.machines import H100
+from tsmla_emulator.timing.matching import KINDS, NOTHING, Matcher
+from tsmla_emulator.timing.placement import Placer
+from tsmla_emulator.timing.replay import Memory, Prepared, replay
+
+PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse_nopdl"
+NEAR = Memory(latency=500, rate=64)
+PLAIN = Coded("other", False, None, 1, 0, None, None, 0)
+
+
+def coded(name: str, **values) -> Coded:
+    return dataclasses.replace(PLAIN, name=name, **values)
+
+
+def mix(**counts: int) -> tuple[int, ...]:
+    return tuple(counts.get(kind, 0) for kind in KINDS)
+
+
+def replayed(body: str, code: list[Coded] | None, threads: int = 32, **options) -> int:
+    """Clocks of a kernel, with this machine code or from PTX."""
+    report = run(body, threads=threads, trace=(0,), **options)
+    entry = parse(text_of(body, 0, "sm_90a", threads)).entries["k"]
+    text = Text(entry, "sm_90a")
+    if code is not None:
+        text.placer = Placer(code, [i.opcode for i in entry.instructions], len(entry.instructions) + 1)
+    return replay(Prepared(text, H100), report.traces, NEAR).clocks
+
+
+def test_a_kernel_s_code_holds_what_its_ptx_asks_for():
+    compiled = compile_for_emulation(check.find(PREFILL))
+    entry = next(iter(parse(compiled.ptx.read_text()).entries.values()))
+    code = instructions(compiled.library, entry.name)
+    have = collections.Counter(one.name for one in code)
+    asked = collections.Counter(".".join(i.opcode.split(".")[:2]) for i in entry.instructions)
+    assert have["wgmma"] == asked["wgmma.mma_async"] and have["wgmma_wait"] == asked["wgmma.wait_group"]
+    assert have["arrive"] == asked["mbarrier.arrive"] and have["stmatrix"] == asked["stmatrix.sync"]
+    assert have["load"] == sum(i.opcode.startswith("cp.async.bulk.tensor") and "global.tile" in i.opcode
+                               for i in entry.instructions)  # fmt: skip
+    assert all(0 <= one.target < len(code) for one in code if one.name == "branch")
+    assert {one.stall for one in code if one.name == "wgmma"} <= set(range(16))
+    assert instructions(compiled.library, "another_kernel") == []
+
+
+def test_every_stretch_of_a_prefill_is_found():
+    found = problem.PrefillTraced(check.find(PREFILL), problem.Shape(1, 128, 1024, 1), 132)
+    shown = found.model(H100)
+    placer = shown.prepared.placer
+    assert placer is not None and placer.matched == placer.all > 1000
+    assert shown.shown.coverage["code"] > 0.9 * sum(shown.shown.coverage.values())
+
+
+def test_of_two_ways_the_one_is_taken_whose_instructions_are_there():
+    code = [
+        coded("branch", target=3, guarded=True),
+        *[coded("special")] * 1, coded("branch", target=6),
+        *[coded("fma")] * 3,
+        coded("wait"), coded("exit"),
+    ]  # fmt: skip
+    matcher = Matcher(code)
+    first, last = matcher.stretches(["wait"], [mix(special=1), NOTHING])
+    assert (first.way, first.anchor, last.way) == ((0, 1, 2), 6, ())
+    assert Matcher(code).stretches(["wait"], [mix(fma=3), NOTHING])[0].way == (0, 3, 4, 5)
+
+
+def test_a_loop_runs_as_often_as_its_instructions_did_and_what_has_no_way_is_said():
+    code = [coded("special"), coded("branch", target=0, guarded=True), coded("wait"), coded("exit")]
+    first, _ = Matcher(code).stretches(["wait"], [mix(special=5), NOTHING])
+    assert first.way is not None and first.way.count(0) == 5
+    lost, _ = Matcher([coded("exit"), coded("wait"), coded("exit")]).stretches(["wait"], [NOTHING, NOTHING])
+    assert (lost.way, lost.anchor) == (None, 1)
+
+
+def test_stalls_and_scoreboards_say_when_an_instruction_may_follow():
+    body = 10 * "ex2.approx.ftz.f32 %r1, %r1001;\n"
+    end = [coded("exit")]
+    spaced = replayed(body, [coded("special", size=2, stall=12)] * 10 + end)
+    waiting = replayed(
+        body, [coded("special", size=2, result=0)] + [coded("special", size=2, result=0, awaits=1)] * 9 + end
+    )
+    assert spaced == pytest.approx(9 * 12, abs=16)
+    assert waiting == pytest.approx(9 * H100.special_latency.value, abs=16)
+    assert replayed(body, [coded("special", size=2)] * 10 + end) == pytest.approx(9 * 8, abs=16)
+
+
+def turns(batch: int, pause: int, count: int) -> str:
+    """Both warpgroups multiply in batches and then compute, as microbench/shared.cu has it."""
+    one = (
+        f"wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {results(128)}, {descriptor(0, 16, 1024, 128)}, "
+        f"{descriptor(16384, 16, 1024, 128)}, 1, 1, 1, 0, 0;\n"
+    )
+    return f"""
+    mov.b32 %r600, 0;
+    LOOP:
+    wgmma.fence.sync.aligned;
+    {one * batch}
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    {"ex2.approx.ftz.f32 %r601, %r601;" * pause}
+    add.s32 %r600, %r600, 1;
+    setp.lt.s32 %p1, %r600, {count};
+    @%p1 bra LOOP;
+    """
+
+
+@pytest.mark.parametrize(("pause", "measured"), [(100, 2559.7), (600, 2559.7), (1200, 2643.6), (1800, 3229.7)])
+def test_two_warpgroups_fall_into_turns_as_they_do_on_an_h100(pause, measured):
+    body = "mov.b32 %r601, 0f3F000000;\n" + turns(20, round(pause / H100.special_latency.value), 0)
+    few, many = (
+        replayed(re.sub(r"(%r600, )0(;\n\s*@)", rf"\g<1>{count}\2", body), None, 256, shared=65536, poison=False)
+        for count in (10, 30)
+    )
+    assert (many - few) / 20 == pytest.approx(measured, rel=0.04)  # turns.ss.batch20, shared.cu

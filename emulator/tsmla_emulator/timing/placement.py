@@ -1,0 +1,149 @@
+"""A warp's trace with machine code in place of PTX, wherever its way is known, and what that code costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .costs import Cost
+from .machine_code import Coded
+from .machines import Machine
+from .matching import ANCHORS, Matcher, mix_of
+
+_COUNTERPARTS = {"arrive": "arrive", "load": "load", "store": "store", "copy": "copy", "init": "init"}
+"""Kinds that are no anchors but have an effect -> names of machine_code; the n-th of a stretch is the n-th."""
+NOT_CODE = -1
+
+Key = tuple[int, int]
+"""Position in the machine code, position in the PTX; NOT_CODE for none."""
+
+
+class Placer:
+    """Traces of one kernel as keys: which instruction of the machine code, which of the PTX, or which two that are one.
+
+    keys: all that were placed so far; a placed trace counts from `first`. matched, all: stretches between anchors.
+    """
+
+    def __init__(self, code: Sequence[Coded], opcodes: Sequence[str], first: int):
+        self.code, self.opcodes, self.first = code, opcodes, first
+        self.keys: list[Key] = []
+        self.matched, self.all = 0, 0
+        self._numbers: dict[Key, int] = {}
+        self._matcher = Matcher(code)
+        self._placed: dict[bytes, tuple[Any, Any, tuple[int, int]]] = {}
+
+    def place(self, positions: Any, notes: Any, costs: Sequence[Cost]) -> tuple[Any, Any]:
+        """The trace of a warp (positions in the PTX, notes of effects) with machine code in it."""
+        kept = positions.tobytes()
+        if kept not in self._placed:
+            self._placed[kept] = self._keys_of(positions.tolist(), costs)
+        numbers, moved, (matched, count) = self._placed[kept]
+        self.matched, self.all = self.matched + matched, self.all + count
+        notes = notes.copy()
+        if len(notes):
+            notes[:, 0] = moved[notes[:, 0]]
+            notes = notes[np.argsort(notes[:, 0], kind="stable")]
+        return numbers, np.ascontiguousarray(notes)
+
+    def _keys_of(self, ptx: list[int], costs: Sequence[Cost]) -> tuple[Any, Any, tuple[int, int]]:
+        ends = [at for at, pc in enumerate(ptx) if pc < len(costs) and costs[pc].kind in ANCHORS]
+        starts = [0, *(end + 1 for end in ends)]
+        parts = [range(start, end) for start, end in zip(starts, [*ends, len(ptx)], strict=True)]
+        mixes = [mix_of([self.opcodes[ptx[at]] for at in part if ptx[at] < len(costs)],
+                        [costs[ptx[at]] for at in part if ptx[at] < len(costs)]) for part in parts]  # fmt: skip
+        stretches = self._matcher.stretches([ANCHORS[costs[ptx[at]].kind] for at in ends], mixes)
+        found: list[int] = []
+        moved = np.zeros(len(ptx), np.int64)
+
+        def put(at: int | None, position: int = NOT_CODE) -> None:
+            if at is not None:
+                moved[at] = len(found)
+            found.append(self._number((position, NOT_CODE if at is None else ptx[at])))
+
+        for stretch, part, end in zip(stretches, parts, [*ends, None], strict=True):
+            if stretch.way is None:
+                for at in part:
+                    put(at)
+            else:
+                self._merge(part, ptx, costs, stretch.way, put)
+            if end is not None:
+                put(end, NOT_CODE if stretch.anchor is None else stretch.anchor)
+        known = sum(stretch.way is not None for stretch in stretches)
+        return np.array(found, np.uint32), moved, (known, len(stretches))
+
+    def _merge(self, part: range, ptx: list[int], costs: Sequence[Cost], way: tuple[int, ...], put: Any) -> None:
+        """Puts the machine code of a stretch with the effects of its PTX, each where its counterpart is, else where it
+        lay in the PTX."""
+        effects = [at for at in part if ptx[at] < len(costs) and costs[ptx[at]].kind not in ("plain", "free")]
+        names = [_counterpart(costs[ptx[at]], self.opcodes[ptx[at]]) for at in effects]
+        have = {name: sum(self.code[position].name == name for position in way) for name in set(names)}
+        waiting: dict[str, list[int]] = {}
+        alone = []
+        for at, name in zip(effects, names, strict=True):
+            if have.get(name, 0) > len(waiting.get(name, [])):
+                waiting.setdefault(name, []).append(at)
+            else:
+                alone.append((len(way) * (at - part.start) // max(1, len(part)), at))
+        alone.reverse()
+        for number, position in enumerate(way):
+            while alone and alone[-1][0] <= number:
+                put(alone.pop()[1])
+            own = waiting.get(self.code[position].name)
+            put(own.pop(0) if own else None, position)
+        for _, at in reversed(alone):
+            put(at)
+
+    def _number(self, key: Key) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = self.first + len(self.keys)
+            self.keys.append(key)
+        return self._numbers[key]
+
+
+def _counterpart(cost: Cost, opcode: str) -> str:
+    if cost.kind == "stall":
+        return "registers" if opcode.startswith("setmaxnreg") else "fence"
+    return _COUNTERPARTS.get(cost.kind, "")
+
+
+def cost_of(key: Key, code: Sequence[Coded], ptx: Sequence[Cost], machine: Machine) -> Cost:
+    """What an instruction of a placed trace costs."""
+    position, pc = key
+    if position == NOT_CODE:
+        cost = ptx[pc] if pc < len(ptx) else Cost("other")
+        return cost if cost.kind in ("plain", "free") else dataclasses.replace(cost, ordered=1, slots=0)
+    coded = code[position]
+    cost = _plain(coded, machine) if pc == NOT_CODE else ptx[pc]
+    result = 0 if pc != NOT_CODE or coded.result is None else coded.result + 1
+    operands = 0 if coded.operands is None else coded.operands + 1
+    return dataclasses.replace(
+        cost, rule="code", ordered=1, slots=1, stall=coded.stall, awaits=coded.awaits, sets=result | operands << 4
+    )
+
+
+def _plain(coded: Coded, m: Machine) -> Cost:
+    name = coded.name
+    if name in ("fma", "integer", "fma2"):
+        return Cost("code", pipe="fma", occupancy=m.fma.clocks * (2 if name == "fma2" else 1))
+    if name in ("alu", "maximum"):
+        return Cost("code", pipe="alu", occupancy=m.alu.clocks)
+    if name == "convert":
+        return Cost("code", pipe=m.convert_pipe, occupancy=m.convert.clocks)
+    if name == "special":
+        clocks = m.exponential.clocks if coded.size == 2 else m.special.clocks
+        return Cost("code", pipe="mufu", occupancy=clocks, latency=m.special_latency.clocks)
+    if name == "shuffle":
+        return Cost("code", pipe="move", occupancy=m.shuffle.clocks, latency=m.shuffle_latency.clocks, port=1)
+    if name in ("ldmatrix", "load_shared"):
+        return Cost("code", pipe="move", occupancy=1, latency=m.shared_latency.clocks, port=coded.size, loads=1)
+    if name in ("stmatrix", "store_shared"):
+        return Cost("code", pipe="move", occupancy=1, port=coded.size)
+    if name in ("load_global", "store_global", "copy"):
+        latency = m.load_latency.clocks if name == "load_global" else 0
+        return Cost("code", pipe="move", occupancy=m.shuffle.clocks, latency=latency)
+    if name == "constant":
+        return Cost("code", latency=m.constant_latency.clocks)
+    return Cost("code")
