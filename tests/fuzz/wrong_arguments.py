@@ -71,6 +71,7 @@ def _resized(dim: int, by: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
 SPOIL: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "on the CPU": _cpu,
     "dtype": _dtype,
+    "float64": lambda tensor, index: tensor.double(),
     "more dims": _more_dims,
     "fewer dims": _fewer_dims,
     "gap": _gap,
@@ -165,7 +166,9 @@ WRITE_CACHE = {
     "slot_mapping": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
     "power_of_two_scales": ((), ("yes", 2, 1.0), ()),
     "positions": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
-    "cos_sin_cache": ((*_ANY, *_ALIGNED, "dim 1 -1", "dim 1 +16"), (None, *_NO_TENSORS), ()),
+    "cos_sin_cache": (
+        ("on the CPU", "float64", *_ANY[2:], *_ALIGNED, "dim 1 -1", "dim 1 +16"), (None, *_NO_TENSORS), (),
+    ),
     "rope_interleaved": ((), (None, "yes", 2), ()),
 }
 READ_CACHE = {
