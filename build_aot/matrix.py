@@ -18,6 +18,7 @@ from tsmla.variant import (
     Dtype,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     Variant,
     WriteCacheVariant,
@@ -57,6 +58,7 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
         for dtype in CACHE_DTYPES[name]:
             yield WriteCacheVariant(arch, dtype, row)
             yield ReadCacheVariant(arch, dtype, row)
+            yield QuantizeQVariant(arch, dtype, row)
 
 
 def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant, ...]]:

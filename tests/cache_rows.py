@@ -82,6 +82,19 @@ def scales_of(c: torch.Tensor, format: str, power_of_two: bool) -> torch.Tensor:
     return power_of_two_above(scales) if power_of_two else scales
 
 
+def rotated(k_pe: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rope parts [tokens, 64] turned by their positions; NaN where the table has none."""
+    known = (positions >= 0) & (positions < len(table))
+    if not len(table):
+        return torch.full_like(k_pe, math.nan)
+    cos, sin = table.float()[torch.where(known, positions, 0)].chunk(2, -1)
+    r = k_pe.float()
+    x, y = (r[:, 0::2], r[:, 1::2]) if interleaved else r.chunk(2, -1)
+    pairs = x * cos - y * sin, y * cos + x * sin
+    turned = torch.stack(pairs, -1).flatten(1) if interleaved else torch.cat(pairs, -1)
+    return torch.where(known[:, None], turned, math.nan).to(k_pe.dtype)
+
+
 def stored(
     kv_c: torch.Tensor, k_pe: torch.Tensor, format: str, scale: float = 1.0, power_of_two: bool | None = None
 ) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from tsmla.variant import (
     Dtype,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     WriteCacheVariant,
 )
@@ -26,6 +27,7 @@ PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=Tr
 DECODE = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
 WRITE_CACHE = WriteCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
 READ_CACHE = ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
+QUANTIZE_Q = QuantizeQVariant(Arch.SM90A, Dtype.BF16, ROWS["snapmla"])
 SIGNATURE = "Expects 1 parameters when calling: `stand_in(x: int)`"
 
 

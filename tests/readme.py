@@ -16,6 +16,7 @@ from tsmla.support import (
     PACK_OUT_DTYPES,
     PREFILL_DIMS,
     PREFILL_DTYPES,
+    QUANTIZED_QUERIES,
     ROPE_DIM,
     why_unsupported,
 )
@@ -25,6 +26,7 @@ from tsmla.variant import (
     Dtype,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     WriteCacheVariant,
 )
@@ -107,6 +109,13 @@ def support_table() -> str:
             ],
         )
         for name, dtypes in CACHE_DTYPES.items()
+    ]
+    rows += [
+        (
+            f"`mla_quantize_q`, {', '.join(dtypes)} in, as {name} rows out",
+            [all(why_unsupported(QuantizeQVariant(arch, d, ROWS[name])) is None for d in dtypes) for arch in Arch],
+        )
+        for name, dtypes in QUANTIZED_QUERIES.items()
     ]
     head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
     body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]

@@ -19,8 +19,8 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.plan import FEW_ROWS_DEALS
 from tsmla.row_format import ROWS, uniform_row
 from tsmla.support import CACHE_DTYPES, LATENT_DIM, PREFILL_DIMS, ROPE_DIM
-from tsmla.tools import selftest_cache
-from tsmla.tools.selftest_cases import CacheCase, cases_of
+from tsmla.tools import selftest_cache, selftest_query
+from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_memory import Memory
 from tsmla.tools.selftest_rows import numbers_of, stored
 from tsmla.variant import (
@@ -29,6 +29,7 @@ from tsmla.variant import (
     Dtype,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     Variant,
     WriteCacheVariant,
@@ -86,7 +87,7 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
         for dtype in CACHE_DTYPES[name]:
-            found += [WriteCacheVariant(arch, dtype, row), ReadCacheVariant(arch, dtype, row)]
+            found += [kind(arch, dtype, row) for kind in (WriteCacheVariant, ReadCacheVariant, QuantizeQVariant)]
     return [variant for variant in found if tsmla.why_unsupported(variant) is None]
 
 
@@ -127,7 +128,9 @@ def check(
         if isinstance(variant, PackVariant):
             judged = [_pack(variant)]
         elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
-            judged = [_cache(variant, case) for case in cases_of(variant.family, full=False)]
+            judged = _short_cases(selftest_cache, variant)
+        elif isinstance(variant, QuantizeQVariant):
+            judged = _short_cases(selftest_query, variant)
         elif isinstance(variant, PrefillVariant):
             judged = [_prefill(variant, lengths, merges) for merges in _BOOLS[: 1 + all_ways]]
             if at_bounds:
@@ -174,10 +177,10 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
     return measured, measured if wrong else None
 
 
-def _cache(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase) -> tuple[str, str | None]:
-    """A case of `tsmla selftest`."""
-    found = selftest_cache.check(variant, case, selftest_cache.run(variant, case, Memory()))
-    return f"{found.error:.0f} elements differ from torch", "; ".join(found.problems) or None
+def _short_cases(tests: Any, variant: Variant) -> list[tuple[str, str | None]]:
+    """Those of `tsmla selftest`, which a module of it runs."""
+    found = [tests.check(variant, x, tests.run(variant, x, Memory())) for x in cases_of(variant.family, full=False)]
+    return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
 
 
 def decode_rows(arch: Arch) -> tuple[int, ...]:

@@ -137,10 +137,10 @@ def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
     """Profile a tsmla kernel through its operator; a decode, of one token of `heads` heads, by default of as many as
     fill its larger row tile. Raises ValueError when there is no such kernel, EmulationError."""
     from tsmla.plan import DEALS, deal_of
-    from tsmla.tools import selftest_cache
-    from tsmla.tools.selftest_cases import CacheCase
+    from tsmla.tools import selftest_cache, selftest_query
+    from tsmla.tools.selftest_cases import CacheCase, QueryCase
     from tsmla.tools.selftest_memory import Memory
-    from tsmla.variant import DecodeVariant, PackVariant, ReadCacheVariant, WriteCacheVariant
+    from tsmla.variant import DecodeVariant, PackVariant, QuantizeQVariant, ReadCacheVariant, WriteCacheVariant
 
     from . import check
     from .run import emulated
@@ -155,6 +155,10 @@ def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
             across, unit = 1, f"{ROWS} rows"
             for count in (_SMALL, _LARGE):
                 selftest_cache.run(variant, CacheCase("", count * ROWS, count * ROWS, 1), Memory())
+        elif isinstance(variant, QuantizeQVariant):
+            across, unit = 1, f"{ROWS} rows"
+            for count in (_SMALL, _LARGE):
+                selftest_query.run(variant, QueryCase("", count * ROWS, 1, 1), Memory())
         elif isinstance(variant, DecodeVariant):
             heads = heads or DEALS[variant.arch].row_tile
             tile_kv = deal_of(variant.arch, heads).tile_kv

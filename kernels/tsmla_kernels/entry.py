@@ -15,7 +15,10 @@ from tsmla.variant import Variant
 
 from .parts.precision import numeric
 
-_FIXED = {"float32": cutlass.Float32, "int32": cutlass.Int32, "int64": cutlass.Int64, "int8": cutlass.Int8}
+_FIXED = {
+    "float32": cutlass.Float32, "bfloat16": cutlass.BFloat16, "float8_e4m3fn": cutlass.Float8E4M3FN,
+    "int64": cutlass.Int64, "int32": cutlass.Int32, "int8": cutlass.Int8,
+}  # fmt: skip
 
 
 def fake_arguments(variant: Variant) -> tuple:

@@ -12,6 +12,7 @@ from tsmla.variant import (
     DecodeVariant,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     Variant,
     WriteCacheVariant,
@@ -40,6 +41,8 @@ def recipe(variant: Variant) -> Recipe:
         from .cache.write import WriteCacheKernel as Kernel
     elif isinstance(variant, ReadCacheVariant):
         from .cache.read import ReadCacheKernel as Kernel
+    elif isinstance(variant, QuantizeQVariant):
+        from .cache.query import QuantizeQKernel as Kernel
     elif isinstance(variant, PrefillVariant) and variant.arch is Arch.SM90A:
         from .sm90.prefill.kernel import PrefillKernel as Kernel
     elif isinstance(variant, PrefillVariant):

@@ -8,6 +8,7 @@ from .errors import UnsupportedError as UnsupportedError
 from .pack import mla_kv_pack_quantize_fp8 as mla_kv_pack_quantize_fp8
 from .prefill import tsmla_prefill as tsmla_prefill
 from .prepare import warmup as warmup
+from .quantize_q import mla_quantize_q as mla_quantize_q
 from .read_cache import mla_read_cache as mla_read_cache
 from .resolve import served as served
 from .support import why_unsupported as why_unsupported
@@ -20,6 +21,7 @@ from .variant import DecodeVariant as DecodeVariant
 from .variant import Dtype as Dtype
 from .variant import PackVariant as PackVariant
 from .variant import PrefillVariant as PrefillVariant
+from .variant import QuantizeQVariant as QuantizeQVariant
 from .variant import ReadCacheVariant as ReadCacheVariant
 from .variant import WriteCacheVariant as WriteCacheVariant
 from .workspace import decode_workspace_size as decode_workspace_size

@@ -18,6 +18,7 @@ from .variant import (
     Dtype,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     Variant,
     WriteCacheVariant,
@@ -159,8 +160,9 @@ def _rows(name: str, given: str, shape: tuple[str | int, ...], dtype: str = "dty
     return Argument(name, given, shape, dtype, Strides.ROWS, 16, **more)
 
 
-_OUT: dict[str, Any] = {"dtype": "out_dtype", "left_out": LeftOut.MADE, "written": True}
-_LSE: dict[str, Any] = {"dtype": "float32", "left_out": LeftOut.MADE, "only_with": "lse", "written": True}
+_MADE: dict[str, Any] = {"left_out": LeftOut.MADE, "written": True}
+_OUT = {"dtype": "out_dtype", **_MADE}
+_LSE = {"dtype": "float32", "only_with": "lse", **_MADE}
 
 PREFILL = Operator(
     "tsmla_prefill",
@@ -191,15 +193,24 @@ _SLOTS = ("pages", "page_size")
 _PAGES, _PAGES_OF_ONE = (*_SLOTS, "row_width"), ("pages", 1, "page_size", "row_width")
 _INT64 = ("int64",)
 _APART: dict[str, Any] = {"left_out": LeftOut.EMPTY, "only_apart": True}
+
+
+def _query(rope_dtype: str = "dtype") -> tuple[Argument, Argument]:
+    """Query rows, or the two pieces of them."""
+    return (
+        _rows("query", "query", (*_BATCH, "query_columns"), packed_shape=(*_PACK, "query_columns")),
+        _rows(
+            "q_pe", "query[1]", (*_BATCH, ROPE_DIM), rope_dtype, left_out=LeftOut.EMPTY,
+            packed_shape=(*_PACK, ROPE_DIM),
+        ),
+    )
+
+
 DECODE = Operator(
     "tsmla_decode",
     DecodeVariant,
     (
-        _rows("query", "query", (*_BATCH, "query_columns"), packed_shape=(*_PACK, "query_columns")),
-        _rows(
-            "q_pe", "query[1]", (*_BATCH, ROPE_DIM), "rope_dtype", left_out=LeftOut.EMPTY,
-            packed_shape=(*_PACK, ROPE_DIM),
-        ),
+        *_query("rope_dtype"),
         Argument(
             "kv_cache", "kv_cache", _PAGES, "cache_dtype", Strides.PAGES, 16, also_shape=_PAGES_OF_ONE,
             apart_strides=Strides.ROWS,
@@ -279,11 +290,18 @@ WRITE_CACHE = Operator(
         *_rows_of_keys(),
         Argument("slot_mapping", "slot_mapping", ("tokens",), "int64", align=8, also_dtypes=_INT32),
         *_cache(written=True),
+        Argument("positions", "positions", ("tokens",), "int64", align=8, also_dtypes=_INT32, left_out=LeftOut.EMPTY),
+        _rows(
+            "cos_sin", "cos_sin_cache", ("max_positions", "cos_sin_columns"), "float32", also_dtypes=("dtype",),
+            left_out=LeftOut.EMPTY,
+        ),
         Number("scale", "scale", 1.0),
         Number("power_of_two_scales", "power_of_two_scales", 0),
+        Number("rope_interleaved", "rope_interleaved", 0),
         Number("pdl", "enable_pdl", 0),
     ),
     dtypes=(Dtype.BF16, Dtype.FP16),
+    known={"cos_sin_columns": ROPE_DIM},
 )
 READ_CACHE = Operator(
     "mla_read_cache",
@@ -302,5 +320,27 @@ READ_CACHE = Operator(
     ),
     dtypes=(Dtype.BF16, Dtype.FP16),
 )
+QUANTIZE_Q = Operator(
+    "mla_quantize_q",
+    QuantizeQVariant,
+    (
+        *_query(),
+        *(
+            _rows(f"{name}_out", f"{name}_out", (*_BATCH, columns), dtype, packed_shape=(*_PACK, columns), **_MADE)
+            for name, columns, dtype in (
+                ("nope", LATENT_DIM, "float8_e4m3fn"), ("rope", ROPE_DIM, "bfloat16"),
+            )
+        ),
+        Argument("scale_out", "scale_out", _BATCH, "float32", Strides.ANY, packed_shape=_PACK, **_MADE),
+        Number("power_of_two_scales", "power_of_two_scales", 1),
+        Number("pdl", "enable_pdl", 0),
+    ),
+    dtypes=(Dtype.BF16,),
+    keyed=("query_columns",),
+    known={"query_columns": LATENT_DIM + ROPE_DIM},
+)
 
-OPERATORS = {operator.variant.family: operator for operator in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE)}
+OPERATORS = {
+    operator.variant.family: operator
+    for operator in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
+}

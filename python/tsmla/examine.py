@@ -161,7 +161,9 @@ def kind_source(operator: Operator) -> str:
             facts.append(", ".join(map(str, found)))
             keyed = keyed.difference(found)
         facts += _facts(argument)
-    facts.append(f"(own := type({first.name})), own is {' is '.join(others)} or ({', '.join(others)})")
+    facts.append(f"(own := type({first.name}))")
+    if others:
+        facts.append(f"own is {' is '.join(others)} or ({', '.join(others)})")
     facts.append(" or ".join(f"{x.name}.is_neg()" for x in required))
     rare = [x for x in optional if x.left_out is LeftOut.EMPTY]
     rarely: list[str] = []
@@ -205,11 +207,11 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
 def _facts(argument: Argument) -> list[str]:
     """Expressions for what no kernel checks of a tensor."""
     name, found = argument.name, []
-    if argument.dtype in ("out_dtype", "int32", "int64"):
+    if argument.dtype in ("out_dtype", "int32", "int64") or "dtype" in argument.also_dtypes:
         found.append(f"{name}.dtype")
     if argument.strides is Strides.PAGES:
         found.append(f"{name}.is_contiguous() or {name}.stride()")
-    elif argument.strides is Strides.WHOLE and (len(argument.shape) > 1 or "int64" in argument.also_dtypes):
+    elif argument.strides is Strides.WHOLE and (len(argument.shape) > 1 or argument.also_dtypes):
         found.append(f"{name}.is_contiguous()")
     elif argument.written:
         found.append(f"{name}.is_contiguous() or not overlapping({name})")

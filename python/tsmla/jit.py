@@ -32,7 +32,7 @@ logger = logging.getLogger("tsmla")
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, RecursionError, CacheMiss)
 _MOST_RECORD_BYTES, _MOST_CODE_BYTES = 1 << 20, 1 << 30
-TYPICAL_SECONDS = {"prefill": 6, "decode": 8, "pack": 3, "write_cache": 3, "read_cache": 3}
+TYPICAL_SECONDS = {"prefill": 6, "decode": 8, "pack": 3, "write_cache": 3, "read_cache": 3, "quantize_q": 3}
 """What a compile takes, import of the compiler included, on two cores of a server CPU; shown in a log line only."""
 
 

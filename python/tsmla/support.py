@@ -9,6 +9,7 @@ from .variant import (
     DecodeVariant,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     Variant,
     WriteCacheVariant,
@@ -46,6 +47,8 @@ CACHE_DTYPES = {
     "snapmla": (Dtype.BF16,),
 }
 """Format of a cache's rows (`row_format.ROWS`) -> dtypes that are written to it and read from it."""
+QUANTIZED_QUERIES = {name: dtypes for name, dtypes in CACHE_DTYPES.items() if ROWS[name].apart}
+"""Format of the cache that a query is quantised for, as its rows are -> dtypes of the query."""
 
 
 def why_unsupported(variant: Variant) -> str | None:
@@ -58,6 +61,8 @@ def why_unsupported(variant: Variant) -> str | None:
         return _why_pack(variant)
     if isinstance(variant, WriteCacheVariant | ReadCacheVariant):
         return _why_cache(variant)
+    if isinstance(variant, QuantizeQVariant):
+        return _why_quantize_q(variant)
     raise TypeError(f"not a variant: {variant!r}")
 
 
@@ -120,4 +125,13 @@ def _why_cache(variant: WriteCacheVariant | ReadCacheVariant) -> str | None:
         return f"a cache of {variant.row} cannot be {done}; rows are {_listed(ROWS)}"
     if variant.dtype not in dtypes:
         return f"a cache of {variant.row} is {done} {how} {_listed(dtypes)}, not {variant.dtype}"
+    return None
+
+
+def _why_quantize_q(variant: QuantizeQVariant) -> str | None:
+    dtypes = next((QUANTIZED_QUERIES[name] for name in QUANTIZED_QUERIES if ROWS[name] == variant.row), None)
+    if dtypes is None:
+        return f"a query is not quantised for a cache of {variant.row}; it is for {_listed(QUANTIZED_QUERIES)}"
+    if variant.dtype not in dtypes:
+        return f"a query is quantised from {_listed(dtypes)}, not {variant.dtype}"
     return None

@@ -28,6 +28,7 @@ from .call import Argument, LeftOut, Operator
 from .decode import tsmla_decode
 from .pack import mla_kv_pack_quantize_fp8
 from .prefill import earlier_result, tsmla_prefill
+from .quantize_q import mla_quantize_q
 from .read_cache import mla_read_cache
 from .support import DECODE_OUT_DTYPES, prefill_out_dtype
 from .write_cache import mla_write_cache
@@ -47,12 +48,13 @@ _Size = int | tuple[tuple[str, int], ...]
 
 class _Result(NamedTuple):
     """A result, and how it is made where callers give none. sizes: numbers, and sums of sizes of tensors (their name,
-    a dimension counted from the last); packed_sizes: those of a call whose query tokens are packed. flag: what asks for
-    it; its dtype is then float32."""
+    a dimension counted from the last); packed_sizes: those of a call whose query tokens are packed. dtype: as the table
+    has it. flag: what asks for it."""
 
     name: str
     sizes: tuple[_Size, ...]
     packed_sizes: tuple[_Size, ...]
+    dtype: str
     flag: str
 
 
@@ -114,7 +116,9 @@ def _results(operator: Operator) -> tuple[_Result, ...]:
         return tuple(size_of(size) for size in shape)
 
     return tuple(
-        _Result(argument.given, sizes_of(argument.shape), sizes_of(argument.packed_shape), _flag(argument))
+        _Result(
+            argument.given, sizes_of(argument.shape), sizes_of(argument.packed_shape), argument.dtype, _flag(argument)
+        )
         for argument in operator.given
         if argument.written and argument.left_out is LeftOut.MADE
     )
@@ -176,17 +180,18 @@ def _register(
             given["out"], given["lse"] = earlier_result(given["merge_into"], given["out"], given["lse"])
             given["merges"] = True
         source = given[first]
-        packed = operator is call.DECODE and given["cum_seq_lens_q"] is not None
+        packed = source.ndim == len(operator.given[0].packed_shape)
         returned = []
         for result in results:
             asked, found = not result.flag or given[result.flag], given[result.name]
             if found is None and asked:
                 dtype = given.get(dtype_given) or dtypes.get(source.dtype, source.dtype)
+                dtype = getattr(torch, result.dtype, dtype)
                 shape = [
                     size if isinstance(size, int) else sum([_extent(given[name], index) for name, index in size])
                     for size in (result.packed_sizes if packed else result.sizes)
                 ]
-                found = given[result.name] = source.new_empty(shape, dtype=torch.float32 if result.flag else dtype)
+                found = given[result.name] = source.new_empty(shape, dtype=dtype)
             if asked:
                 returned.append(found)
         overload(*[given[name] for name in positional], **{name: given[name] for name in keywords if name in given})
@@ -211,3 +216,4 @@ DECODE = _register(
 PACK = _register(call.PACK, mla_kv_pack_quantize_fp8, dtype_given="fp8_dtype")
 WRITE_CACHE = _register(call.WRITE_CACHE, mla_write_cache)
 READ_CACHE = _register(call.READ_CACHE, mla_read_cache)
+QUANTIZE_Q = _register(call.QUANTIZE_Q, mla_quantize_q)

@@ -185,8 +185,15 @@ class ReadCacheVariant(_CacheVariant):
     family: ClassVar[str] = "read_cache"
 
 
-Variant = PrefillVariant | DecodeVariant | PackVariant | WriteCacheVariant | ReadCacheVariant
-_CLASSES = (PrefillVariant, DecodeVariant, PackVariant, WriteCacheVariant, ReadCacheVariant)
+@dataclasses.dataclass(frozen=True)
+class QuantizeQVariant(_CacheVariant):
+    """One compiled quantiser of query rows, which become rows of the cache's format."""
+
+    family: ClassVar[str] = "quantize_q"
+
+
+Variant = PrefillVariant | DecodeVariant | PackVariant | WriteCacheVariant | ReadCacheVariant | QuantizeQVariant
+_CLASSES = (PrefillVariant, DecodeVariant, PackVariant, WriteCacheVariant, ReadCacheVariant, QuantizeQVariant)
 
 FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in _CLASSES}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -12,6 +12,7 @@ from . import cache_format, checks, examine, resolve
 from .call import WRITE_CACHE
 from .errors import ArgumentError, TsmlaError
 from .row_format import RowFormat
+from .support import ROPE_DIM
 from .variant import WriteCacheVariant
 
 _OPERATOR = WRITE_CACHE.name
@@ -29,6 +30,9 @@ def mla_write_cache(
     format: str,
     scale: float = 1.0,
     power_of_two_scales: bool | None = None,
+    positions: torch.Tensor | None = None,
+    cos_sin_cache: torch.Tensor | None = None,
+    rope_interleaved: bool | None = None,
     enable_pdl: bool = False,
 ) -> None:
     """Write the key of token t into slot slot_mapping[t] of a paged cache.
@@ -50,15 +54,23 @@ def mla_write_cache(
     vLLM's `concat_and_cache_mla` (csrc/cache_kernels.cu); of "snapmla", the formulas are SnapMLA's
     (docs/cache-formats.md).
 
-    Nothing is allocated, but for a copy of 32-bit slots, and nothing waits for the GPU: calls can be captured in a CUDA
-    graph. Slots of -1, and all others that the cache does not have, are skipped: no value in a device tensor leads
-    outside of the tensors passed. Where several tokens have one slot, each byte of it is from one of them.
+    With positions and cos_sin_cache, r is k_pe[t] rotated by its position p, in float32, and rounded to kv_c's dtype:
+    cos, sin = cos_sin_cache[p].float().chunk(2), x, y = k_pe[t].float()[0::2], [1::2] where rope_interleaved, else its
+    halves, and in the places of x and y are then x * cos - y * sin and y * cos + x * sin, each product and each sum
+    rounded. With a table of kv_c's dtype, products are exact, and these are the bits of vLLM's `rotary_embedding`
+    (csrc/pos_encoding_kernels.cu); with a float32 table, its compiler may leave products unrounded. A position that the
+    table does not have makes r NaN.
+
+    Nothing is allocated, but for copies of 32-bit slots and positions, and nothing waits for the GPU: calls can be
+    captured in a CUDA graph. Slots of -1, and all others that the cache does not have, are skipped: no value in a
+    device tensor leads outside of the tensors passed. Where several tokens have one slot, each byte of it is from one
+    of them.
 
     Args:
         kv_c: [tokens, 512], bf16 or fp16: latent parts, normalised. Here and for k_pe, strided views are fine (both are
             usually slices of one tensor): last dimension contiguous, base address and outer strides multiples of 16
             bytes.
-        k_pe: [tokens, 64] or [tokens, 1, 64], kv_c's dtype: rope parts, rotated.
+        k_pe: [tokens, 64] or [tokens, 1, 64], kv_c's dtype: rope parts, rotated unless positions are given.
         slot_mapping: [tokens] int64 or int32, contiguous. int32 takes one more small launch.
         cache: [pages, page_size, width] to write into, pages of any size. Width and dtype: 576 of kv_c's dtype for
             "bf16" and "fp16"; 576 of e4m3 or uint8 for "e4m3"; 656 of uint8 or e4m3 for "fp8_ds_mla"; 512 of e4m3 or
@@ -71,6 +83,11 @@ def mla_write_cache(
         scale: Python number; what "e4m3" rows are multiplied by when they are read, from 2^-126 on. 1 for all others.
         power_of_two_scales: of formats with scales in or beside their rows; by default of "snapmla", whose rope part
             they divide without an error.
+        positions: [tokens] int64 or int32, contiguous, to rotate rope parts here. int32 takes one more small launch.
+        cos_sin_cache: [any, 64] float32 or kv_c's dtype, with positions: 32 cosines and 32 sines of each position, as
+            vLLM's RotaryEmbedding has them. Last dimension contiguous, address and outer stride multiples of 16 bytes.
+        rope_interleaved: with positions: whether pairs are neighbours (DeepSeek's, GPT-J's) or lie in the two halves
+            (GPT-NeoX's; vLLM's is_neox).
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
 
     Raises:
@@ -82,25 +99,27 @@ def mla_write_cache(
         from . import torch_ops
 
         return torch_ops.WRITE_CACHE(
-            kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, format, scale, power_of_two_scales, enable_pdl
-        )
+            kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, format, scale, power_of_two_scales, positions,
+            cos_sin_cache, rope_interleaved, enable_pdl,
+        )  # fmt: skip
     if not cache_format.is_usual(format, scale):
         format, scale = cache_format.checked(_OPERATOR, format, scale)
-    tensors: tuple[Any, ...] = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache
-    options = format, power_of_two_scales, enable_pdl
+    tensors: tuple[Any, ...] = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, positions, cos_sin_cache
+    options = format, power_of_two_scales, rope_interleaved, enable_pdl
     try:
         cache = cache_format.typed(cache, format)
-        tensors = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache
+        tensors = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, positions, cos_sin_cache
         shape = kv_c.shape
         kind = _kind(tensors, shape, options, cache_format.few_rows(cache))
-        kernel, narrow, no_rope, no_scales, power_of_two, pdl = resolve.calls.get(kind) or resolve.keep(
-            kind, _examined(tensors, options)
-        )
+        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
+        kernel, narrow, no_rope, no_scales, no_positions, no_table, power_of_two, interleaved, pdl = served
         if shape[0]:
             kernel(
                 kv_c, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), slot_mapping.long() if narrow else slot_mapping,
                 cache, no_rope if rope_cache is None else rope_cache, no_scales if scale_cache is None else scale_cache,
-                scale, power_of_two, pdl,
+                no_positions if positions is None else positions.long(),
+                no_table if cos_sin_cache is None else _as_float32(cos_sin_cache),
+                scale, power_of_two, interleaved, pdl,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -112,12 +131,33 @@ def mla_write_cache(
     return None
 
 
-def _examined(
-    tensors: tuple, options: tuple[str, bool | None, bool]
-) -> tuple[Callable[..., None], bool, torch.Tensor, torch.Tensor, int, int]:
-    """The kernel of a call, whether its slots have 32 bits, what stands for tensors that its format does not have, and
-    flags as the kernel takes them, with every check and its error."""
-    format, power_of_two, pdl = options
+class _Served(NamedTuple):
+    """What calls of one kind need besides their arguments: whether slots have 32 bits, what stands for tensors that are
+    left out, and flags as the kernel takes them."""
+
+    kernel: Callable[..., None]
+    narrow: bool
+    no_rope: torch.Tensor
+    no_scales: torch.Tensor
+    no_positions: torch.Tensor
+    no_table: torch.Tensor
+    power_of_two: int
+    interleaved: int
+    pdl: int
+
+
+def _as_float32(table: torch.Tensor) -> torch.Tensor:
+    """The rows of a table of cosines and sines as kernels take them, in words of 32 bits."""
+    if table.dtype is torch.float32:
+        return table
+    if len(table) > 1:
+        return table.view(torch.float32)
+    return table.reshape(-1).view(torch.float32).view(len(table), ROPE_DIM // 2)
+
+
+def _examined(tensors: tuple, options: tuple[str, bool | None, bool | None, bool]) -> _Served:
+    """What serves a call, with every check and its error."""
+    format, power_of_two, interleaved, pdl = options
     pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
     examination = examine.Examination(WRITE_CACHE, tensors)
     row = cache_format.row_of(examination, format)
@@ -125,9 +165,27 @@ def _examined(
     variant = WriteCacheVariant(examination.arch, examination.dtype, row)
     examination.check(variant)
     cache_format.check_size(examination)
-    kv_c, _, slot_mapping, *_ = tensors
-    narrow = slot_mapping.dtype is torch.int32
-    return resolve.kernel(variant), narrow, *cache_format.absent(kv_c, row), int(power_of_two), int(pdl)
+    kv_c, _, slot_mapping, *_, positions, cos_sin_cache = tensors
+    return _Served(
+        resolve.kernel(variant),
+        slot_mapping.dtype is torch.int32,
+        *cache_format.absent(kv_c, row),
+        kv_c.new_empty(0, dtype=torch.int64),
+        kv_c.new_empty((0, ROPE_DIM), dtype=torch.float32),
+        int(power_of_two),
+        int(_pairs_neighbours(positions is not None, cos_sin_cache is not None, interleaved)),
+        int(pdl),
+    )
+
+
+def _pairs_neighbours(positions: bool, table: bool, asked: bool | None) -> bool:
+    """Whether pairs that are rotated are neighbours, of a call that has all or nothing of what rotates them."""
+    given = {"positions": positions, "cos_sin_cache": table, "rope_interleaved": asked is not None}
+    if any(given.values()) and not all(given.values()):
+        missing = next(name for name, there in given.items() if not there)
+        other = next(name for name, there in given.items() if there)
+        raise ArgumentError(f"{_OPERATOR}: {missing} is not given; it goes with {other}")
+    return asked is not None and checks.flag(_OPERATOR, "rope_interleaved", asked)
 
 
 def _rounds_up(row: RowFormat, format: str, asked: bool | None) -> bool:

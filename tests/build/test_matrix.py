@@ -23,6 +23,7 @@ def test_the_promised_kernels_ship():
         ("pack", Arch.SM90A): 8,
         ("pack", Arch.SM100A): 8,
         ("pack", Arch.SM103A): 8,
+        **{("quantize_q", arch): 1 for arch in Arch},
         **{(f"{verb}_cache", arch): 6 for verb in ("write", "read") for arch in Arch},
     }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
-from cache_rows import FORMATS, Cache, difficult, restored, stored
+from cache_rows import FORMATS, Cache, difficult, restored, rotated, stored
 from tsmla import mla_read_cache, mla_write_cache
 
 SCALE = {"e4m3": 0.37}
@@ -74,6 +75,65 @@ def test_rows_of_one_tensor_may_hold_both_pieces(gpu):
     content = stored(*cut(rows), "snapmla")
     assert torch.equal(whole.view(12, 640), torch.cat([content["cache"], content["rope_cache"]], -1))
     assert torch.equal(scales.reshape(12, 1), content["scale_cache"].view(torch.float32))
+
+
+@pytest.mark.parametrize("interleaved", [True, False], ids=["neighbours", "halves"])
+@pytest.mark.parametrize("format, dtype", [FORMATS[0], FORMATS[3], FORMATS[5]], ids=["bf16", "e4m3", "snapmla"])
+def test_rope_parts_are_rotated(gpu, format, dtype, interleaved):
+    """By tables of both dtypes with gaps between rows, positions of both widths, some that no table has."""
+    rows = difficult(26, dtype)
+    slots = torch.randperm(45)[: len(rows)].cuda()
+    angles = torch.randn(40, 32) * 100
+    for table_dtype, narrow in ((torch.float32, True), (dtype, False)):
+        table = torch.full((40, 72), math.nan, dtype=table_dtype, device="cuda")[:, :64]
+        table.copy_(torch.cat([angles.cos(), angles.sin()], -1))
+        positions = torch.randint(0, 40, (len(rows),)).cuda()
+        positions[3::9], positions[5::9] = -1, 40
+        k_pe = rotated(rows[:, 512:], positions, table, interleaved)
+        cache, expected = Cache(format, 9, 5), Cache(format, 9, 5)
+        expected.put(slots, stored(rows[:, :512], k_pe, format, SCALE.get(format, 1.0)))
+        mla_write_cache(
+            *cut(rows), slots, **cache.tensors, format=format, scale=SCALE.get(format, 1.0), cos_sin_cache=table,
+            positions=positions.int() if narrow else positions, rope_interleaved=interleaved,
+        )  # fmt: skip
+        assert not nan_alike(cache, expected)
+
+
+def nan_alike(cache: Cache, expected: Cache) -> dict[str, int]:
+    """Differences but for the bits of NaN that a rotation gives in rows of 16 bits."""
+    if cache.format in ("bf16", "fp16"):
+        for each in (cache, expected):
+            rows = each.tensors["cache"]
+            rows.masked_fill_(rows.isnan(), math.nan)
+    return cache.differences(expected)
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("rows", [0, 1])
+def test_tables_of_hardly_any_position(gpu, rows):
+    table = torch.randn(2, 64, dtype=torch.bfloat16, device="cuda")[:rows].as_strided((rows, 64), (3, 1))
+    keys, slots, positions = difficult(3, torch.bfloat16), torch.arange(3).cuda(), torch.tensor([0, 1, 0]).cuda()
+    cache, expected = Cache("bf16", 1, 3), Cache("bf16", 1, 3)
+    expected.put(slots, stored(keys[:, :512], rotated(keys[:, 512:], positions, table, True), "bf16"))
+    mla_write_cache(
+        *cut(keys), slots, **cache.tensors, format="bf16", positions=positions, cos_sin_cache=table,
+        rope_interleaved=True,
+    )  # fmt: skip
+    assert not nan_alike(cache, expected)
+
+
+@pytest.mark.archs("sm_90a", "sm_100a")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_number_by_scales_of_all_sizes(gpu, dtype):
+    """Quotients are not divisions there (`tsmla_kernels.cache.quotient`), but have the same bits."""
+    numbers = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).cuda()
+    rows = torch.cat([numbers, numbers[: 114 * 576 - len(numbers)]]).view(114, 576)
+    slots = torch.arange(114).cuda()
+    for scale in (2.0**-126, 3.7e-38, 1e-30, 0.37, 1.0, 2 - 2.0**-23, 448.0, 3e9, 2.0**64, 1e30, 3e38):
+        cache, expected = Cache("e4m3", 1, 114), Cache("e4m3", 1, 114)
+        expected.put(slots, stored(*cut(rows), "e4m3", scale))
+        mla_write_cache(*cut(rows), slots, **cache.tensors, format="e4m3", scale=scale)
+        assert not cache.differences(expected), scale
 
 
 def tables_of(ends, starts, tables, pages, page):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tsmla import gpu
-from tsmla.tools import cli, emulated
+from tsmla.tools import cli, demo, emulated
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,15 @@ def test_a_wrong_result_is_an_exit_status(capsys, monkeypatch):
 def test_an_unknown_symbol_names_close_ones(capsys):
     assert cli.main(["verify", "--emulated", emulated.EXAMPLES[0] + "x"]) == 2
     assert emulated.EXAMPLES[0] in capsys.readouterr().err
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("format, size", [("bf16", 1152), ("e4m3", 576), ("fp8_ds_mla", 656), ("snapmla", 644)])
+def test_the_demo_tells_what_a_cache_takes_and_loses(gpu, format, size):
+    text, good = demo._cache(format, 65)
+    assert good and f"{format} rows, {size} bytes a key: 65 keys" in text
+    latent, rope = (float(x) for x in re.findall(r"(\S+) \((?:latent|rope)\)", text))
+    assert (latent == 0) == (format == "bf16") and (rope == 0) == (format != "e4m3")
 
 
 def test_the_demo_runs_both_operators(capsys, tmp_path, monkeypatch):

@@ -14,6 +14,10 @@ from .places import Schedule
 from .plain import Plain
 
 VALUES = ("any bits", "spread", "one outlier", "tiny", "zeros")
+TURNS = ("", "neighbours", "halves")
+"""Not at all, or in which pairs."""
+POSITIONS = 11
+"""Of a table of cosines and sines."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -21,6 +25,7 @@ class CacheCase(Plain):
     """Keys that are written and read back, of which `family` is under test. slots: of each token, any integers, those
     that the cache has all different. narrow: they have 32 bits. row_gap, page_gap: of caches, in 16 bytes. rounded:
     scales of rows are powers of two. requests: rows of each, told by page tables, when they are read; () for slots.
+    turn: how rope parts are rotated when they are written, one of TURNS; by a table of float32, or of the keys' dtype.
     """
 
     family: str = "write_cache"
@@ -37,6 +42,8 @@ class CacheCase(Plain):
     rounded: bool = True
     values: str = "any bits"
     requests: tuple[int, ...] = ()
+    turn: str = ""
+    float32_table: bool = False
     pdl: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
@@ -64,6 +71,6 @@ def cache_cases(draw: Any, variant: WriteCacheVariant | ReadCacheVariant, hostil
     return CacheCase(
         variant.family, format, str(variant.dtype), tuple(draw(st.permutations(own))), pages, page, narrow,
         draw(st.sampled_from((0, 0, 1, 3))), draw(st.sampled_from((0, 0, 1, 5))), draw(st.booleans()), scale,
-        draw(st.booleans()), draw(st.sampled_from(VALUES)), tuple(requests), draw(st.booleans()),
-        draw(st.integers(0, 2**31 - 1)), draw(schedules()),
+        draw(st.booleans()), draw(st.sampled_from(VALUES)), tuple(requests), draw(st.sampled_from(TURNS)),
+        draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 2**31 - 1)), draw(schedules()),
     )  # fmt: skip

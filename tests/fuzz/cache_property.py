@@ -11,10 +11,10 @@ import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.variant import Dtype
 
-from .cache_case import CacheCase
+from .cache_case import POSITIONS, CacheCase
 from .guarded import Guarded
 from .places import Place
-from .reference_cache import E4M3, stored
+from .reference_cache import E4M3, rotated, stored
 
 _WIDTHS = {"bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 512}
 _APART = {"rope_cache": (128, torch.bfloat16), "scale_cache": (4, torch.float32)}
@@ -26,14 +26,9 @@ def check(case: CacheCase, place: Place) -> None:
     keys, count = drawn(case), case.pages * case.page
     own = [(token, slot) for token, slot in enumerate(case.slots) if 0 <= slot < count]
     with place.running(case.schedule):
-        memory, tensors = arranged(case)
-        rows = Guarded(tuple(keys.shape), keys.dtype, (584, 1), keys)
-        slots = torch.tensor(case.slots, dtype=torch.int32 if case.narrow else torch.int64).cuda()
-        scaled = {"power_of_two_scales": case.rounded} if case.format in ("fp8_ds_mla", "snapmla") else {}
-        tsmla.mla_write_cache(
-            rows.tensor[:, :512], rows.tensor[:, 512:], slots, **tensors, format=case.format, scale=case.scale,
-            enable_pdl=case.pdl, **scaled,
-        )  # fmt: skip
+        memory, tensors = _cache(case)
+        rows, given = _write(case, keys, tensors)
+        tsmla.mla_write_cache(**given)
         torch.cuda.synchronize()
         written = torch.zeros(count, dtype=torch.bool)
         written[[slot for _, slot in own]] = True
@@ -43,31 +38,91 @@ def check(case: CacheCase, place: Place) -> None:
             assert not wrong, f"{name}: {wrong}"
         assert not rows.changed(), "kv_c and k_pe: changed"
         held = {name: guarded.tensor.cpu().reshape(count, -1) for name, guarded in memory.items()}
+        turned = _turned(case, keys)
         for token, slot in own:
-            _judge_row(case, keys[token], {name: x[slot] for name, x in held.items()}, f"token {token}, slot {slot}")
+            _judge_row(case, turned[token], {name: x[slot] for name, x in held.items()}, f"token {token}, slot {slot}")
         if case.family == "read_cache":
-            _check_read(case, tensors, held, slots)
+            _check_read(case, tensors, held)
 
 
 def drawn(case: CacheCase) -> torch.Tensor:
     """[tokens, 576] on the CPU."""
-    generator = torch.Generator().manual_seed(case.seed)
-    dtype, shape = TORCH_DTYPE_OF[Dtype(case.dtype)], (len(case.slots), 576)
-    if case.values == "any bits":
+    return random_rows(len(case.slots), TORCH_DTYPE_OF[Dtype(case.dtype)], case.values, case.seed)
+
+
+def random_rows(count: int, dtype: torch.dtype, values: str, seed: int) -> torch.Tensor:
+    """[count, 576] of one of VALUES."""
+    generator, shape = torch.Generator().manual_seed(seed), (count, 576)
+    if values == "any bits":
         return torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16).view(dtype)
     keys = torch.randn(shape, generator=generator)
-    if case.values == "spread":
+    if values == "spread":
         keys = torch.ldexp(keys, torch.randint(-14, 14, shape, generator=generator))
-    elif case.values == "one outlier" and len(keys):
-        keys[case.seed % len(keys), case.seed % 576] *= 5000
-    elif case.values == "tiny":
+    elif values == "one outlier" and count:
+        keys[seed % count, seed % 576] *= 5000
+    elif values == "tiny":
         keys = torch.ldexp(keys, torch.tensor(-130 if dtype is torch.bfloat16 else -20))
-    elif case.values == "zeros":
+    elif values == "zeros":
         keys[:, :512] = 0
     return keys.to(dtype)
 
 
-def arranged(case: CacheCase) -> tuple[dict[str, Guarded], dict[str, torch.Tensor]]:
+def arranged(case: CacheCase, keys: torch.Tensor) -> tuple[dict[str, Guarded], dict[str, Any]]:
+    """The memory and the arguments of the operator under test."""
+    memory, tensors = _cache(case)
+    if case.family == "write_cache":
+        rows, given = _write(case, keys, tensors)
+    else:
+        rows, given, _ = _read(case, tensors)
+    return {**memory, "kv_c and k_pe": rows}, given
+
+
+def _write(case: CacheCase, keys: torch.Tensor, tensors: dict[str, Any]) -> tuple[Guarded, dict[str, Any]]:
+    """The keys' memory, and a write's arguments."""
+    rows = Guarded(tuple(keys.shape), keys.dtype, (584, 1), keys)
+    given = {
+        "kv_c": rows.tensor[:, :512], "k_pe": rows.tensor[:, 512:], "slot_mapping": _slots(case), **tensors,
+        "format": case.format, "scale": case.scale, "enable_pdl": case.pdl,
+    }  # fmt: skip
+    if case.format in ("fp8_ds_mla", "snapmla"):
+        given["power_of_two_scales"] = case.rounded
+    if case.turn:
+        positions, table = _turns(case)
+        given |= {
+            "positions": (positions.int() if case.narrow else positions).cuda(), "cos_sin_cache": table.cuda(),
+            "rope_interleaved": case.turn == "neighbours",
+        }  # fmt: skip
+    return rows, given
+
+
+def _slots(case: CacheCase) -> torch.Tensor:
+    return torch.tensor(case.slots, dtype=torch.int32 if case.narrow else torch.int64).cuda()
+
+
+def _turns(case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions, some of which the table of cosines and sines does not have, and the table."""
+    generator = torch.Generator().manual_seed(case.seed)
+    table = torch.randn(POSITIONS, 64, generator=generator)
+    positions = torch.randint(-1, POSITIONS + 1, (len(case.slots),), generator=generator)
+    return positions, table if case.float32_table else table.to(TORCH_DTYPE_OF[Dtype(case.dtype)])
+
+
+def _turned(case: CacheCase, keys: torch.Tensor) -> torch.Tensor:
+    """The keys as they are written."""
+    if not case.turn:
+        return keys
+    positions, table = _turns(case)
+    found = keys.clone()
+    for key, position in zip(found, positions.tolist(), strict=True):
+        if not 0 <= position < POSITIONS:
+            key[512:] = float("nan")
+            continue
+        cos, sin = table[position].float().numpy().reshape(2, 32)
+        key[512:] = torch.from_numpy(rotated(key[512:].float().numpy(), cos, sin, case.turn == "neighbours"))
+    return found
+
+
+def _cache(case: CacheCase) -> tuple[dict[str, Guarded], dict[str, torch.Tensor]]:
     """The cache's memory, in bytes, and its tensors."""
     first = TORCH_DTYPE_OF[Dtype(case.format)] if case.format in ("bf16", "fp16") else E4M3
     if first is E4M3 and case.as_bytes:
@@ -87,40 +142,68 @@ def _judge_row(case: CacheCase, key: torch.Tensor, held: dict[str, torch.Tensor]
     """One row, as its bytes lie in each tensor of the cache."""
     cache = held["cache"]
     if case.format in ("bf16", "fp16"):
-        assert torch.equal(cache.view(torch.int16), key.view(torch.int16)), f"{where}: not the bits that were given"
+        assert _same(cache.view(key.dtype)[:512], key[:512], nan_as_given=True), f"{where}: not the latent bits given"
+        assert _same(cache.view(key.dtype)[512:], key[512:], not case.turn), f"{where}: rope part"
+        return
+    if case.format == "snapmla":
+        rope, scales = held["rope_cache"].view(torch.bfloat16), held["scale_cache"].view(torch.float32)
+        judge_snapmla(key, cache.numpy(), rope, scales.numpy(), case.rounded, where)
         return
     wanted = stored(key.float().numpy(), case.format, case.scale, case.rounded)
-    codes = cache[: len(wanted["codes"])].numpy()
-    wrong = (codes != wanted["codes"]) & ~((codes & 0x7F == 0x7F) & (wanted["codes"] == 0x7F))
+    _judge_codes(key, cache[: len(wanted["codes"])].numpy(), wanted["codes"], where)
+    if case.format == "fp8_ds_mla":
+        assert _same(cache[528:].view(key.dtype), key[512:], not case.turn), f"{where}: rope part"
+        _judge_scales(cache[512:528].clone().view(torch.float32).numpy(), wanted["scales"], where)
+
+
+def _same(got: torch.Tensor, wanted: torch.Tensor, nan_as_given: bool) -> bool:
+    """Whether 16-bit numbers have the same bits; those of NaN only where it was given."""
+    alike = got.view(torch.int16) == wanted.view(torch.int16)
+    return bool((alike | (not nan_as_given) & got.isnan() & wanted.isnan()).all())
+
+
+def judge_snapmla(
+    key: torch.Tensor, codes: np.ndarray, rope: torch.Tensor, scale: np.ndarray, rounded: bool, where: str
+) -> None:
+    """A row of this format, which is a key or a query."""
+    wanted = stored(key.float().numpy(), "snapmla", 1.0, rounded)
+    _judge_codes(key, codes, wanted["codes"], where)
+    right = torch.from_numpy(wanted["rope"]).bfloat16()
+    assert _same(rope, right, nan_as_given=False), f"{where}: rope part"
+    _judge_scales(scale, wanted["scales"], where)
+
+
+def _judge_codes(key: torch.Tensor, codes: np.ndarray, wanted: np.ndarray, where: str) -> None:
+    wrong = (codes != wanted) & ~((codes & 0x7F == 0x7F) & (wanted == 0x7F))
     if wrong.any():
         at = int(np.argmax(wrong))
-        found, right = codes[at], wanted["codes"][at]
-        raise AssertionError(f"{where}: column {at}, {float(key[at])}, has code {found:#x} instead of {right:#x}")
-    if case.format == "fp8_ds_mla":
-        assert torch.equal(cache[528:].view(torch.int16), key[512:].view(torch.int16)), f"{where}: rope"
-        scales = cache[512:528].clone().view(torch.float32)
-    elif case.format == "snapmla":
-        rope, right = held["rope_cache"].view(torch.bfloat16), torch.from_numpy(wanted["rope"]).bfloat16()
-        alike = (rope.view(torch.int16) == right.view(torch.int16)) | (rope.isnan() & right.isnan())
-        assert alike.all(), f"{where}: rope part"
-        scales = held["scale_cache"].view(torch.float32)
-    else:
-        return
-    right = wanted["scales"]
-    assert np.array_equal(scales.numpy(), right), f"{where}: scales {scales.tolist()} instead of {right}"
+        raise AssertionError(
+            f"{where}: column {at}, {float(key[at])}, has code {codes[at]:#x} instead of {wanted[at]:#x}"
+        )
 
 
-def _check_read(case: CacheCase, tensors: dict[str, Any], held: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
-    count, dtype = case.pages * case.page, TORCH_DTYPE_OF[Dtype(case.dtype)]
-    given: dict[str, Any] = {"indices": slots}
+def _judge_scales(scales: np.ndarray, wanted: np.ndarray, where: str) -> None:
+    assert np.array_equal(scales, wanted), f"{where}: scales {scales} instead of {wanted}"
+
+
+def _read(case: CacheCase, tensors: dict[str, Any]) -> tuple[Guarded, dict[str, Any], list[int]]:
+    """Memory for what is read, a read's arguments, and the slot of each row; -1 where it has none."""
+    count, told = case.pages * case.page, {"indices": _slots(case)}
     places = [slot if 0 <= slot < count else -1 for slot in case.slots]
     if case.requests:
-        given, places = _tables(case)
-    out = Guarded((len(places), 576), dtype, (592, 1))
-    tsmla.mla_read_cache(
-        kv_c=out.tensor[:, :512], k_pe=out.tensor[:, 512:], **tensors, **given, format=case.format, scale=case.scale,
-        enable_pdl=case.pdl,
-    )  # fmt: skip
+        told, places = _tables(case)
+    out = Guarded((len(places), 576), TORCH_DTYPE_OF[Dtype(case.dtype)], (592, 1))
+    given = {
+        "kv_c": out.tensor[:, :512], "k_pe": out.tensor[:, 512:], **tensors, **told, "format": case.format,
+        "scale": case.scale, "enable_pdl": case.pdl,
+    }  # fmt: skip
+    return out, given, places
+
+
+def _check_read(case: CacheCase, tensors: dict[str, Any], held: dict[str, torch.Tensor]) -> None:
+    dtype = TORCH_DTYPE_OF[Dtype(case.dtype)]
+    out, given, places = _read(case, tensors)
+    tsmla.mla_read_cache(**given)
     torch.cuda.synchronize()
     assert not out.changed(torch.ones(len(places), 576, dtype=torch.bool)), "bytes around what is read changed"
     got = out.tensor.cpu()

@@ -6,18 +6,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from tsmla.variant import DecodeVariant, PackVariant, PrefillVariant, ReadCacheVariant, WriteCacheVariant
+from tsmla.variant import (
+    DecodeVariant,
+    PackVariant,
+    PrefillVariant,
+    QuantizeQVariant,
+    ReadCacheVariant,
+    WriteCacheVariant,
+)
 
-from . import cache_property, decode_property, pack_property, prefill_property, refusal_property
+from . import cache_property, decode_property, pack_property, prefill_property, query_property, refusal_property
 from .cache_case import CacheCase, cache_cases
 from .decode_case import DecodeCase, decode_cases, decode_extremes
 from .pack_case import PackCase, pack_cases
 from .places import Schedule
 from .prefill_case import PrefillCase, prefill_cases, prefill_extremes
+from .query_case import QueryCase, query_cases
 from .reference_decode import Sight
 from .refusal_case import Refusal, refusals
 
-Case = PrefillCase | DecodeCase | PackCase | CacheCase | Refusal
+Case = PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase | Refusal
 
 
 class Property(NamedTuple):
@@ -41,12 +49,17 @@ PROPERTIES = {
     "pack refused": Property(PackVariant, refusals, 40, 0.2),
     "write_cache": Property(WriteCacheVariant, cache_cases, 20, 0.5),
     "read_cache": Property(ReadCacheVariant, cache_cases, 20, 0.5),
+    "quantize_q": Property(QuantizeQVariant, query_cases, 20, 0.3),
+    "write_cache refused": Property(WriteCacheVariant, refusals, 40, 0.2),
+    "read_cache refused": Property(ReadCacheVariant, refusals, 40, 0.2),
+    "quantize_q refused": Property(QuantizeQVariant, refusals, 40, 0.2),
 }
 _CHECKS: dict[type, Callable[..., None]] = {
     PrefillCase: prefill_property.check,
     DecodeCase: decode_property.check,
     PackCase: pack_property.check,
     CacheCase: cache_property.check,
+    QueryCase: query_property.check,
     Refusal: refusal_property.check,
 }
 

@@ -44,6 +44,18 @@ def scale_of(block: np.ndarray, whole_row: bool, rounded: bool) -> np.float32:
     return np.float32(scale)
 
 
+def rotated(rope: np.ndarray, cos: np.ndarray, sin: np.ndarray, neighbours: bool) -> np.ndarray:
+    """[64] float32 turned by 32 angles, pair by pair: every product and every sum rounded to float32."""
+    turned = np.empty(64, np.float32)
+    with np.errstate(all="ignore"):
+        for i in range(32):
+            first, second = (2 * i, 2 * i + 1) if neighbours else (i, i + 32)
+            x, y = rope[first], rope[second]
+            turned[first] = x * cos[i] - y * sin[i]
+            turned[second] = y * cos[i] + x * sin[i]
+    return turned
+
+
 def stored(key: np.ndarray, format: str, scale: float, rounded: bool) -> dict[str, np.ndarray]:
     """The numbers of one row ([576] float32) as the format has them: codes, scales, and quotients of the rope part."""
     c, r = key[:512], key[512:]

@@ -6,14 +6,25 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.variant import DecodeVariant, PackVariant, PrefillVariant, Variant
+from tsmla.row_format import ROWS
+from tsmla.variant import (
+    DecodeVariant,
+    PackVariant,
+    PrefillVariant,
+    QuantizeQVariant,
+    ReadCacheVariant,
+    Variant,
+    WriteCacheVariant,
+)
 
 from . import wrong_arguments
+from .cache_case import CacheCase
 from .decode_case import DecodeCase
 from .guarded import LAYOUTS
 from .pack_case import PackCase
 from .plain import Plain
 from .prefill_case import PrefillCase
+from .query_case import QueryCase
 from .reference_decode import Sight
 
 
@@ -23,7 +34,7 @@ class Refusal(Plain):
     wrong values. index: which value or variation. seen: after a right call of the kind, which the operator remembers.
     """
 
-    call: PrefillCase | DecodeCase | PackCase
+    call: PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase
     argument: str
     wrong: str
     index: int = 0
@@ -33,9 +44,16 @@ class Refusal(Plain):
         """The kernel that serves the right call."""
         return self.call.variant(arch)
 
+    @property
+    def family(self) -> str:
+        """Of the operator."""
+        return self.variant("sm_90a").family
+
 
 TABLES = {
-    PrefillCase: wrong_arguments.PREFILL, DecodeCase: wrong_arguments.DECODE, PackCase: wrong_arguments.PACK,
+    "prefill": wrong_arguments.PREFILL, "decode": wrong_arguments.DECODE, "pack": wrong_arguments.PACK,
+    "write_cache": wrong_arguments.WRITE_CACHE, "read_cache": wrong_arguments.READ_CACHE,
+    "quantize_q": wrong_arguments.QUANTIZE_Q,
 }  # fmt: skip
 
 
@@ -52,16 +70,22 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
         call = draw(_prefills(variant))
     elif isinstance(variant, DecodeVariant):
         call = draw(_decodes(variant))
-    else:
-        assert isinstance(variant, PackVariant)
+    elif isinstance(variant, PackVariant):
         call = draw(_packs(variant))
+    elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
+        call = draw(_caches(variant))
+    else:
+        assert isinstance(variant, QuantizeQVariant)
+        call = draw(_queries(variant))
     without = {"lse"} if isinstance(call, PrefillCase) and call.heads_first is None else set()
-    argument = draw(st.sampled_from([name for name in TABLES[type(call)] if name not in without]))
+    if isinstance(call, CacheCase):
+        without = _not_in(call)
+    argument = draw(st.sampled_from([name for name in TABLES[variant.family] if name not in without]))
     if argument == "sinks":
         call = dataclasses.replace(call, sinks=(0.5,) * call.heads, **_ONE_RANK.get(type(call), {}))
     if argument in ("cum_seq_lens_q", "max_q_len") and isinstance(call, DecodeCase):
         call = dataclasses.replace(call, **_PACKED)
-    ways, values, _ = TABLES[type(call)][argument]
+    ways, values, _ = TABLES[variant.family][argument]
     wrong = draw(st.sampled_from((*ways, *["value"] * min(3, len(values)))))
     index = draw(st.integers(0, len(values) - 1 if wrong == "value" else 5))
     return Refusal(call, argument, wrong, index, draw(st.booleans()))
@@ -119,4 +143,44 @@ def _packs(draw: Any, variant: PackVariant) -> PackCase:
         layouts=(*draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2))), "contiguous", "contiguous"),
         rope=(draw(st.sampled_from((2, 3))), "contiguous"),
         pdl=variant.pdl,
+    )
+
+
+@st.composite
+def _caches(draw: Any, variant: WriteCacheVariant | ReadCacheVariant) -> CacheCase:
+    return CacheCase(
+        variant.family,
+        next(name for name, row in ROWS.items() if row == variant.row),
+        str(variant.dtype),
+        slots=(3, 0, -1, 7),
+        pages=3,
+        page=5,
+        narrow=draw(st.booleans()),
+        as_bytes=draw(st.booleans()),
+        requests=draw(st.sampled_from(((), (2, 0, 3)))) if isinstance(variant, ReadCacheVariant) else (),
+        turn=draw(st.sampled_from(("neighbours", "halves"))),
+        float32_table=draw(st.booleans()),
+        pdl=draw(st.booleans()),
+    )
+
+
+def _not_in(call: CacheCase) -> set[str]:
+    """Arguments that this call of the operator does not have."""
+    without = set() if call.format == "snapmla" else {"rope_cache", "scale_cache"}
+    if call.format not in ("fp8_ds_mla", "snapmla"):
+        without.add("power_of_two_scales")
+    return without | ({"indices"} if call.requests else {"block_tables", "cum_seq_lens", "seq_starts"})
+
+
+@st.composite
+def _queries(draw: Any, variant: QuantizeQVariant) -> QueryCase:
+    return QueryCase(
+        3,
+        2,
+        2,
+        packed=draw(st.booleans()),
+        layouts=draw(st.sampled_from((("contiguous",), ("gaps",)))),
+        outs=("contiguous",) * 3,
+        rounded=draw(st.booleans()),
+        pdl=draw(st.booleans()),
     )

@@ -8,26 +8,25 @@ from typing import Any
 import torch
 import tsmla
 
-from . import decode_property, pack_property, prefill_property
-from .decode_case import DecodeCase
+from . import cache_property, decode_property, pack_property, prefill_property, query_property
 from .guarded import Guarded
-from .pack_case import PackCase
 from .places import Place
-from .prefill_case import PrefillCase
 from .refusal_case import TABLES, Refusal
 from .wrong_arguments import SPOIL
 
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    PrefillCase: tsmla.tsmla_prefill, DecodeCase: tsmla.tsmla_decode, PackCase: tsmla.mla_kv_pack_quantize_fp8,
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "prefill": tsmla.tsmla_prefill, "decode": tsmla.tsmla_decode, "pack": tsmla.mla_kv_pack_quantize_fp8,
+    "write_cache": tsmla.mla_write_cache, "read_cache": tsmla.mla_read_cache, "quantize_q": tsmla.mla_quantize_q,
 }  # fmt: skip
-_PROPERTIES: dict[type, Any] = {
-    PrefillCase: prefill_property, DecodeCase: decode_property, PackCase: pack_property,
+_PROPERTIES: dict[str, Any] = {
+    "prefill": prefill_property, "decode": decode_property, "pack": pack_property, "write_cache": cache_property,
+    "read_cache": cache_property, "quantize_q": query_property,
 }  # fmt: skip
 
 
 def check(case: Refusal, place: Place) -> None:
     """Make the wrong call. Raises AssertionError, and what the emulator and a right call raise."""
-    kind = type(case.call)
+    kind = case.family
     operator = _OPERATORS[kind]
     inputs = _PROPERTIES[kind].drawn(case.call)
     _, values, related = TABLES[kind][case.argument]

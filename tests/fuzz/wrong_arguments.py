@@ -71,6 +71,7 @@ def _resized(dim: int, by: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
 SPOIL: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "on the CPU": _cpu,
     "dtype": _dtype,
+    "float64": lambda tensor, index: tensor.double(),
     "more dims": _more_dims,
     "fewer dims": _fewer_dims,
     "gap": _gap,
@@ -149,4 +150,39 @@ PACK: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "k_scale_inv": ((), _SCALES, ()),
     "v_scale_inv": ((), _SCALES, ()),
     "fp8_dtype": ((), (None, torch.bfloat16, torch.uint8, "e4m3"), ()),
+}
+_KEYS: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
+    "kv_c": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 1 +16"), (None, *_NO_TENSORS), ("k_pe",)),
+    "k_pe": (("on the CPU", "dtype", "fewer dims", *_ALIGNED, "dim 0 +1", "dim 1 -1"), (None, *_NO_TENSORS), ()),
+    "cache": (("on the CPU", *_ANY[2:], *_ALIGNED, "dim 2 -1", "dim 2 +16"), (None, *_NO_TENSORS), ("rope_cache",)),
+    "rope_cache": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 -1"), (None, *_NO_TENSORS), ()),
+    "scale_cache": ((*_ANY, "dim 0 +1", "dim 1 -1"), (None, *_NO_TENSORS), ()),
+    "format": ((), (None, 3, "fp8", "BF16", ["bf16"]), ()),
+    "scale": ((), (*_SCALES, 0, -1.0, 1e-39), ()),
+    "enable_pdl": ((), (None, "yes", 2), ()),
+}
+WRITE_CACHE = {
+    **_KEYS,
+    "slot_mapping": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
+    "power_of_two_scales": ((), ("yes", 2, 1.0), ()),
+    "positions": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
+    "cos_sin_cache": (
+        ("on the CPU", "float64", *_ANY[2:], *_ALIGNED, "dim 1 -1", "dim 1 +16"), (None, *_NO_TENSORS), (),
+    ),
+    "rope_interleaved": ((), (None, "yes", 2), ()),
+}
+READ_CACHE = {
+    **_KEYS,
+    "indices": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
+    "block_tables": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ("cum_seq_lens", "seq_starts")),
+    "cum_seq_lens": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ("seq_starts",)),
+    "seq_starts": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ()),
+}
+QUANTIZE_Q: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
+    "query": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +1"), (None, *_NO_TENSORS, (1, 2)), ("_out",)),
+    "nope_out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +1"), _NO_TENSORS, ()),
+    "rope_out": ((*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 +1"), _NO_TENSORS, ()),
+    "scale_out": ((*_ANY, "dim 0 +1", "dim 1 -1"), _NO_TENSORS, ()),
+    "power_of_two_scales": ((), (None, "yes", 2), ()),
+    "enable_pdl": ((), (None, "yes", 2), ()),
 }

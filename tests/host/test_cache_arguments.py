@@ -82,7 +82,7 @@ def test_slots_of_32_bits_are_widened(recorder):
 ])  # fmt: skip
 def test_when_scales_are_powers_of_two(recorder, format, asked, expected):
     mla_write_cache(**call("write", format), power_of_two_scales=asked, enable_pdl=True)
-    assert recorder.launches[-1][-3:] == (1.0, expected, 1)
+    assert recorder.launches[-1][-4:] == (1.0, expected, 0, 1)
 
 
 def test_a_rope_part_of_one_head(recorder):
@@ -184,6 +184,58 @@ def test_what_only_a_write_can_have_wrong(recorder):
             mla_write_cache(**{**call("write"), **change})
     with pytest.raises(ArgumentError, match="power_of_two_scales is False; it must be None, because e4m3 rows have no"):
         mla_write_cache(**call("write", "e4m3"), power_of_two_scales=False)
+    assert recorder.launches == []
+
+
+def rotating(dtype: torch.dtype = BF16, positions: torch.dtype = torch.int64) -> dict:
+    """A right write that rotates rope parts."""
+    turns = {"positions": torch.arange(TOKENS, dtype=positions), "cos_sin_cache": torch.randn(9, 64).to(dtype)}
+    return {**call("write"), **turns, "rope_interleaved": False}
+
+
+@pytest.mark.parametrize("dtype, width", [(BF16, 32), (torch.float32, 64)])
+def test_what_rotates_rope_parts(recorder, dtype, width):
+    """A table in words of 32 bits, at the address where it lies; positions of 64 bits."""
+    for positions in (torch.int64, torch.int32):
+        for interleaved in (True, False):
+            given = {**rotating(dtype, positions), "rope_interleaved": interleaved}
+            mla_write_cache(**given)
+            *_, got, table, _, _, flag, _ = recorder.launches[-1]
+            assert torch.equal(got, given["positions"].long()) and flag == int(interleaved)
+            assert table.shape == (9, width) and table.data_ptr() == given["cos_sin_cache"].data_ptr()
+    mla_write_cache(**call("write"))
+    *_, got, table, _, _, flag, _ = recorder.launches[-1]
+    assert got.shape == (0,) and table.shape == (0, 64) and flag == 0
+
+
+TURNS = {
+    "no table": ({"cos_sin_cache": None}, "cos_sin_cache is not given; it goes with positions"),
+    "no positions": ({"positions": None}, "positions is not given; it goes with cos_sin_cache"),
+    "no pairs": ({"rope_interleaved": None}, "rope_interleaved is not given; it goes with positions"),
+    "pairs in words": ({"rope_interleaved": "yes"}, "rope_interleaved is 'yes'; it must be True or False"),
+    "other tokens": ({"positions": torch.arange(6)}, r"positions has shape \[6\]; it must be \[5\]"),
+    "positions of floats": ({"positions": torch.zeros(5)}, "positions is torch.float32; accepted: torch.int64, torch."),
+    "a narrow table": (
+        {"cos_sin_cache": torch.zeros(9, 32)}, r"cos_sin_cache has shape \[9, 32\]; it must be \[max_positions, 64\]",
+    ),
+    "a table of fp16": (
+        {"cos_sin_cache": torch.zeros(9, 64).half()}, "cos_sin_cache is torch.float16; accepted: torch.float32",
+    ),
+    "a table with odd pitch": (
+        {"cos_sin_cache": torch.zeros(9, 66, dtype=BF16)[:, :64]}, r"cos_sin_cache has strides \(66, 1\) of 2-byte",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+@pytest.mark.parametrize("case", TURNS)
+def test_what_rotates_wrongly_is_named(recorder, case, seen):
+    change, message = TURNS[case]
+    if seen:
+        mla_write_cache(**rotating())
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f"^mla_write_cache: {message}"):
+        mla_write_cache(**{**rotating(), **change})
     assert recorder.launches == []
 
 

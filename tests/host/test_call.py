@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import tsmla
-from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
+from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from refusing import refusing
 from tsmla import checks, examine, resolve, support
 from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
@@ -21,19 +21,19 @@ from tsmla.row_format import ROWS
 from tsmla.variant import Arch, Dtype, Variant
 from tsmla_kernels import registry
 
-VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE)
+VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
 APART_ROWS = {"row": ROWS["snapmla"]}
 DECODE_APART = dataclasses.replace(DECODE, dtype=Dtype.E4M3, **APART_ROWS)
 FORMS = (
     *((variant, False) for variant in VARIANTS), (DECODE, True), (READ_CACHE, True), (DECODE_APART, False),
-    (DECODE_APART, True),
+    (DECODE_APART, True), (QUANTIZE_Q, True),
     (dataclasses.replace(WRITE_CACHE, **APART_ROWS), False), (dataclasses.replace(READ_CACHE, **APART_ROWS), True),
 )  # fmt: skip
 """Variants, and whether query tokens of all requests lie one behind the other, or keys are told by page tables."""
 SIZES = {
     "tokens_q": 5, "tokens_kv": 7, "heads_q": 4, "heads_kv": 2, "batch_size": 3, "batch": 3, "requests": 3, "q_len": 2,
     "heads": 6, "pages": 10, "page_size": 64, "width": 4, "bytes": 1 << 24, "tokens": 5, "d_query": 128, "d_key": 128,
-    "query_columns": 512, "row_width": 656,
+    "query_columns": 512, "row_width": 656, "max_positions": 9, "cos_sin_columns": 64,
 }  # fmt: skip
 NUMBERS: dict[str, dict[str, Any]] = {
     "prefill": {"softmax_scale": 0.125, "k_scale": 2.0, "v_scale": 3.0, "output_scale": 5.0, "batch_size": 3,
@@ -42,14 +42,17 @@ NUMBERS: dict[str, dict[str, Any]] = {
                "cp_rank": 0, "cp_interleave_size": 16, "lse_includes_sink": True, "max_seq_len": 300,
                "batch_invariant": True, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "pack": {"k_scale_inv": 2.0, "v_scale_inv": 3.0},
-    "write_cache": {"scale": 1.0, "power_of_two_scales": True, "enable_pdl": True},
+    "write_cache": {"scale": 1.0, "power_of_two_scales": True, "rope_interleaved": True, "enable_pdl": True},
     "read_cache": {"scale": 1.0, "enable_pdl": True},
+    "quantize_q": {"power_of_two_scales": True, "enable_pdl": True},
 }  # fmt: skip
 APART: dict[str, dict[str, Any]] = {
     "decode": {"sinks": None, "cp_world": 4, "cp_rank": 2, "lse_includes_sink": False, "batch_invariant": False}
 }
 """Arguments that do not go together with others, and whose numbers differ from theirs."""
 PACKED = {"max_q_len": 2}
+TOGETHER = {"positions", "cos_sin_cache", "rope_interleaved"}
+"""Arguments of which a call has all or none."""
 PARTS, Q_LEN = "the plan's (`plan_decode`)", "max_q_len, or query's q_len"
 
 
@@ -109,7 +112,8 @@ def call_of(variant: Variant, packed: bool = False) -> dict[str, Any]:
 
 
 def results_of(given: dict[str, Any]) -> list[torch.Tensor]:
-    return [given[name] for name in ("out", "lse", "k_out", "v_out") if name in given]
+    names = ("out", "lse", "k_out", "v_out", "nope_out", "rope_out", "scale_out")
+    return [given[name] for name in names if name in given]
 
 
 def paired(given: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +200,8 @@ def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
     for argument in operator.given:
         if argument.name == "indices" or argument.only_apart:  # what must be given for it; what nobody may give
             continue
-        given = {name: value for name, value in call_of(variant).items() if name != argument.given}
+        without = TOGETHER if argument.given in TOGETHER else {argument.given}
+        given = {name: value for name, value in call_of(variant).items() if name not in without}
         if argument.left_out is LeftOut.REFUSED:
             named = rf"^{operator.name}: {argument.given}(\[0\])? is a NoneType; it must"
             with pytest.raises(tsmla.ArgumentError, match=named):
@@ -229,7 +234,7 @@ SPOILED = {
     "float64": lambda tensor: tensor.double(),
     "longer": lambda tensor: torch.cat((tensor, tensor)),
 }
-ANY_ARE_RIGHT = {("workspace", "longer"), ("kv_cache", "longer"), ("cache", "longer")}
+ANY_ARE_RIGHT = {("workspace", "longer"), ("kv_cache", "longer"), ("cache", "longer"), ("cos_sin", "longer")}
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -245,7 +250,8 @@ def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, lau
             function_of(variant)(**paired(right))
         launches.clear()
         wrong = {**right, argument.given: SPOILED[how](right[argument.given])}
-        alone = argument.name == "workspace" or not {"rope_cache", "kv_cache[1]"} & {*right}  # with the cache's sizes
+        apart = {"rope_cache", "kv_cache[1]"} & {*right}
+        alone = argument.name not in ("cache", "kv_cache") or not apart  # whose sizes are the cache's
         if alone and (argument.name, how) in ANY_ARE_RIGHT or (how, argument.strides) == ("gaps", Strides.ANY):
             function_of(variant)(**paired(wrong))
         else:

@@ -49,7 +49,7 @@ def test_probe_exit_status(shipped: Path, capsys, arguments: list[str], status: 
     assert cli.main(["probe", "--json", *arguments]) == status
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is (status == 0)
-    assert set(report["families"]) == {"prefill", "pack", "decode", "write_cache", "read_cache"}
+    assert set(report["families"]) == {"prefill", "pack", "decode", "write_cache", "read_cache", "quantize_q"}
 
 
 def test_probe_of_an_unknown_architecture(capsys) -> None:

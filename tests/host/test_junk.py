@@ -132,7 +132,8 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "kv_c": zeros(5, 512), "k_pe": zeros(5, 1, 64), "slot_mapping": torch.arange(5),
             "cache": zeros(4, 16, 512, dtype=torch.uint8), "rope_cache": zeros(4, 16, 64),
             "scale_cache": zeros(4, 16, dtype=torch.float32), "format": "snapmla", "scale": 1.0,
-            "power_of_two_scales": None, "enable_pdl": False,
+            "power_of_two_scales": None, "positions": torch.arange(5), "cos_sin_cache": zeros(9, 64),
+            "rope_interleaved": True, "enable_pdl": False,
         },
     ),
     "read_cache": (
@@ -142,6 +143,14 @@ OPERATORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "indices": None, "block_tables": zeros(3, 2, dtype=torch.int32), "cum_seq_lens": lengths(0, 1, 1, 5),
             "seq_starts": lengths(0, 1, 2), "rope_cache": None, "scale_cache": None, "format": "e4m3", "scale": 0.5,
             "enable_pdl": False,
+        },
+    ),
+    "quantize_q": (
+        tsmla.mla_quantize_q,
+        {
+            "query": (zeros(2, 3, 4, 512), zeros(2, 3, 4, 64)), "power_of_two_scales": True,
+            "nope_out": zeros(2, 3, 4, 512, dtype=torch.float8_e4m3fn), "rope_out": zeros(2, 3, 4, 64),
+            "scale_out": zeros(2, 3, 4, dtype=torch.float32), "enable_pdl": False,
         },
     ),
 }  # fmt: skip

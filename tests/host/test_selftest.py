@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tsmla
-from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE, library_manifest
+from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, library_manifest
 from tsmla import gpu, manifest, toolchain
 from tsmla.tools import cli, emulated, records, selftest_family
 from tsmla.tools.selftest_cases import cases_of
@@ -134,7 +134,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "objs"
     directory.mkdir()
     libraries = []
-    for variant in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE):
+    for variant in (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q):
         file = directory / manifest.library_file(variant.family, variant.arch, "x86_64")
         file.write_bytes(variant.symbol().encode())
         libraries.append(manifest.LibraryRecord.of_file(file, library_manifest(variant)))
@@ -156,7 +156,7 @@ def test_all_good(installed: Path, own_records: Path, stand_in, capsys) -> None:
     assert cli.main(["selftest"]) == 0
     printed = capsys.readouterr().out
     assert all(f"{v}: ok, 1 cases, error at most 0.50" in printed for v in (PREFILL, DECODE, PACK))
-    assert "NVIDIA H200: 5 kernels, 0 wrong" in printed
+    assert "NVIDIA H200: 6 kernels, 0 wrong" in printed
     assert f"on record for sm_90a: {records.UNVERIFIED}" in printed
 
 
@@ -164,7 +164,7 @@ def test_something_wrong_is_an_exit_status(installed: Path, stand_in, capsys) ->
     stand_in(**{DECODE.symbol(): "wrong"})
     assert cli.main(["selftest"]) == 1
     printed = capsys.readouterr().out
-    assert f"{DECODE}: WRONG: a tile: output is off" in printed and "5 kernels, 1 wrong" in printed
+    assert f"{DECODE}: WRONG: a tile: output is off" in printed and "6 kernels, 1 wrong" in printed
     assert cli.main(["selftest", "--family", "prefill", "pack"]) == 0
     assert "2 kernels, 0 wrong" in capsys.readouterr().out
     assert cli.main(["selftest", "--kernel", DECODE.symbol()]) == 1
@@ -179,7 +179,7 @@ def test_full_json_is_the_record(installed: Path, own_records: Path, stand_in, c
     assert record["gpu"] == "NVIDIA H200" and record["torch"] == "2.11.0" and record["arch"] == "sm_90a"
     assert record["source_digest"] == toolchain.source_digest()
     assert record["libraries"] == {file.name: manifest.file_sha256(file) for file in installed.glob("*.so")}
-    assert [kernel["repeats"] for kernel in record["kernels"]] == [100] * 5
+    assert [kernel["repeats"] for kernel in record["kernels"]] == [100] * 6
     assert records.passed(record, Arch.SM90A) and not records.passed(record, Arch.SM100A)
     (own_records / "selftest_sm_90a.json").write_text(printed)
     passed = f"selftest passed on NVIDIA H200, {record['date']}"

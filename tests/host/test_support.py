@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
+from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla import support
 from tsmla.row_format import RowFormat, Scales, uniform_row
 from tsmla.support import PACK_MAX_DIM, PACK_VECTOR, PREFILL_DIMS, PREFILL_DTYPES, why_unsupported
@@ -52,6 +52,11 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
             ("in the row), rope bf16 64 is written from bf16, not fp16",),
         ),
         (dataclasses.replace(READ_CACHE, row=DECODE.row, dtype=Dtype.E4M3), ("is read as bf16, not e4m3",)),
+        (dataclasses.replace(QUANTIZE_Q, dtype=Dtype.FP16), ("a query is quantised from bf16, not fp16",)),
+        (
+            dataclasses.replace(QUANTIZE_Q, row=WRITE_CACHE.row),
+            ("not quantised for a cache of latent e4m3 512 (a float32 scale for every 128", "it is for snapmla"),
+        ),
         (
             dataclasses.replace(WRITE_CACHE, row=uniform_row(Dtype.E5M2)),
             ("latent e5m2 512, rope e5m2 64 cannot be written; rows are bf16, fp16, e4m3, fp8_ds_mla, snapmla",),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from traced_calls import arguments, attention
 from tsmla import ArgumentError, checks, resolve, torch_ops
-from tsmla.call import DECODE, OPERATORS, PACK, PREFILL, READ_CACHE, WRITE_CACHE, Number, Operator
+from tsmla.call import DECODE, OPERATORS, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, Number, Operator
 from tsmla.variant import Arch, Variant
 
 BATCH, TOKENS, HEADS, PAGES = 2, 5, 4, 6
@@ -43,10 +43,12 @@ SCHEMAS = {
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
     "write_cache": "tsmla::write_cache(Tensor kv_c, Tensor k_pe, Tensor slot_mapping, Tensor(a!) cache, str format, *, "
     "Tensor(b!)? rope_cache=None, Tensor(c!)? scale_cache=None, float scale=1., bool? power_of_two_scales=None, "
-    "bool enable_pdl=False) -> ()",
+    "Tensor? positions=None, Tensor? cos_sin_cache=None, bool? rope_interleaved=None, bool enable_pdl=False) -> ()",
     "read_cache": "tsmla::read_cache(Tensor cache, Tensor(a!) kv_c, Tensor(b!) k_pe, str format, *, "
     "Tensor? indices=None, Tensor? block_tables=None, Tensor? cum_seq_lens=None, Tensor? seq_starts=None, "
     "Tensor? rope_cache=None, Tensor? scale_cache=None, float scale=1., bool enable_pdl=False) -> ()",
+    "quantize_q": "tsmla::quantize_q(Tensor query, Tensor(a!) nope_out, Tensor(b!) rope_out, Tensor(c!) scale_out, *, "
+    "bool power_of_two_scales=True, bool enable_pdl=False, Tensor? query_pe=None) -> ()",
 }
 
 
@@ -115,6 +117,9 @@ def required(operator: Operator) -> dict[str, Any]:
     if operator is READ_CACHE:
         return {"cache": torch.zeros(PAGES, 64, 656, dtype=torch.uint8), "kv_c": random(TOKENS, 512),
                 "k_pe": random(TOKENS, 64), "format": "fp8_ds_mla"}  # fmt: skip
+    if operator is QUANTIZE_Q:
+        return {"query": random(BATCH, 1, HEADS, 576), "nope_out": torch.empty(BATCH, 1, HEADS, 512, dtype=E4M3),
+                "rope_out": random(BATCH, 1, HEADS, 64), "scale_out": torch.zeros(BATCH, 1, HEADS)}  # fmt: skip
     return {"k_nope": random(TOKENS, HEADS, 128), "k_pe": random(TOKENS, 64), "v": random(TOKENS, HEADS, 128),
             "k_out": torch.empty(TOKENS, HEADS, 192, dtype=E4M3), "v_out": torch.empty(TOKENS, HEADS, 128, dtype=E4M3),
             "fp8_dtype": E4M3}  # fmt: skip
@@ -130,10 +135,13 @@ def optional(operator: Operator) -> dict[str, Any]:
                 "lse": torch.zeros(BATCH, 1, HEADS), "sinks": torch.randn(HEADS), "window_left": 5, "lse_base": 2.0,
                 "lse_includes_sink": True, "output_scale": 0.5, "batch_invariant": True}  # fmt: skip
     if operator is WRITE_CACHE:
-        return {"power_of_two_scales": True, "enable_pdl": True}
+        return {"power_of_two_scales": True, "enable_pdl": True, "positions": torch.arange(TOKENS),
+                "cos_sin_cache": torch.randn(9, 64), "rope_interleaved": True}  # fmt: skip
     if operator is READ_CACHE:
         return {"block_tables": ints(*range(PAGES)).view(BATCH, -1), "cum_seq_lens": ints(0, 2, TOKENS),
                 "seq_starts": ints(0, 70), "enable_pdl": True}  # fmt: skip
+    if operator is QUANTIZE_Q:
+        return {"power_of_two_scales": False, "enable_pdl": True}
     return {"k_scale_inv": 2.0, "v_scale_inv": 0.25}
 
 
@@ -191,6 +199,8 @@ def test_opcheck(stand_ins, operator, data) -> None:
     chosen = data.draw(st.sets(st.sampled_from(sorted(optional(operator)))))
     if fewest(operator):
         chosen = data.draw(st.sampled_from((set(), {*optional(operator)})))
+    rotates = {"positions", "cos_sin_cache", "rope_interleaved"}
+    chosen = chosen | rotates if chosen & rotates else chosen
     if not {"sinks", "lse"} <= chosen:
         chosen -= {"lse_includes_sink"}
     options = {name: value for name, value in optional(operator).items() if name in chosen} or fewest(operator)
@@ -199,11 +209,13 @@ def test_opcheck(stand_ins, operator, data) -> None:
     assert set(found.values()) == {"SUCCESS"}
 
 
-def test_opcheck_of_pack(stand_ins) -> None:
+@pytest.mark.parametrize("operator", [PACK, QUANTIZE_Q], ids=lambda operator: operator.name)
+def test_opcheck_of_what_writes_fp8(stand_ins, operator) -> None:
     """torch cannot compare FP8 tensors in its other tests; `test_inputs_are_left_alone` stands for the schema's."""
     tests = ("test_autograd_registration", "test_faketensor")
-    arguments = tuple(required(PACK).values())
-    found = torch.library.opcheck(torch.ops.tsmla.pack.default, arguments, optional(PACK), test_utils=tests)
+    overload = getattr(torch.ops.tsmla, operator.variant.family).default
+    arguments = tuple(required(operator).values())
+    found = torch.library.opcheck(overload, arguments, optional(operator), test_utils=tests)
     assert set(found.values()) == {"SUCCESS"}
 
 

@@ -8,7 +8,7 @@ import itertools
 import re
 
 import pytest
-from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
+from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla.errors import ArgumentError
 from tsmla.row_format import Piece, RowFormat, Scales
 from tsmla.support import why_unsupported
@@ -16,7 +16,7 @@ from tsmla.tools.variant_text import accepted, variant_of
 from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, Variant, variant_from_dict
 from tsmla_kernels.registry import recipe
 
-EXAMPLES = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE)
+EXAMPLES = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
 
 
 def other_values(value: object) -> list[object]:
@@ -40,7 +40,7 @@ def other_rows(row: RowFormat) -> list[object]:
         changed.append(RowFormat(row.pieces, Scales(piece.name, columns, in_row)))
     for piece, in_row in itertools.product(row.pieces, (True, False)):
         changed.append(RowFormat(row.pieces, Scales(piece.name, piece.columns, in_row, whole_row=True)))
-    return changed
+    return [other for other in changed if other != row]
 
 
 def perturbed() -> list[tuple[Variant, str, object]]:
@@ -91,7 +91,8 @@ def test_json_values_come_back_as_the_same_variant(variant: Variant) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"family": "sparse"}, "family is 'sparse'; known families: prefill, decode, pack, write_cache, read_cache"),
+        ({"family": "sparse"}, "family is 'sparse'; known families: prefill, decode, pack, write_cache, read_cache, "
+         "quantize_q"),
         ({"colour": 1}, "missing or unknown fields: colour"),
         ({"lse": 1}, "field lse is 1, not a bool"),
         ({"d_qk": "192"}, "field d_qk is '192', not a int"),

@@ -14,7 +14,7 @@ from tsmla.variant import ReadCacheVariant
 
 from ..entry import host_entry
 from ..parts.precision import numeric
-from .rows import HALVES, LANES, ROPE_LANES, VECTOR, WARPS, Row, exists, latent_column, rope_column, row_vector
+from .rows import HALVES, LANES, ROPE_VECTOR, VECTOR, WARPS, Row, exists, latent_column, rope_column, row_vector
 
 
 class ReadCacheKernel:
@@ -71,7 +71,7 @@ class ReadCacheKernel:
                 if (position >= 0) & (position < Int64(block_tables.shape[1]) * Int64(cache.shape[1])):
                     column, place = divmod(Int32(position), page_size)
                     page = block_tables[request, column]
-            parts = [cute.make_rmem_tensor(VECTOR, self.dtype) for _ in range(HALVES + 1)]
+            parts = [cute.make_rmem_tensor(count, self.dtype) for count in (*[VECTOR] * HALVES, ROPE_VECTOR)]
             for part in parts:
                 part.fill(0.0)
             if (page >= 0) & (page < cache.shape[0]):
@@ -83,8 +83,7 @@ class ReadCacheKernel:
                 parts[HALVES].store(self._read(rope, self._rope_scale(row, lane, scale)))
             for half in cutlass.range_constexpr(HALVES):
                 row_vector(kv_c, token, latent_column(half, lane)).store(parts[half].load())
-            if lane < ROPE_LANES:
-                row_vector(k_pe, token, rope_column(lane)).store(parts[HALVES].load())
+            row_vector(k_pe, token, rope_column(lane), ROPE_VECTOR).store(parts[HALVES].load())
 
     def _scale(self, row: Row, half: int, lane: Int32, scale: Float32) -> Float32 | None:
         """What a half of the latent piece is multiplied by; None where it is read as it is."""

@@ -1,14 +1,13 @@
-"""Where the pieces of a cache's rows lie, and how a warp shares one row.
+"""Where the pieces of rows lie, and how a warp shares one row.
 
 Rows are addressed by 64-bit bytes. A warp has one row. Of the latent piece a lane has 8 columns of the first half and 8
-of the second, so that every load and store of a warp is contiguous; of the rope piece, 8 columns of the first 8 lanes.
+of the second, and 2 of the rope piece, so that every load and store of a warp is contiguous.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import Numeric
@@ -19,15 +18,18 @@ VECTOR = 8
 LANES = 32
 HALVES = 2
 """Of the latent piece, one behind the other, each as wide as a warp's lanes reach at a time."""
-ROPE_LANES = 8
+ROPE_VECTOR = 2
+"""Columns of the rope piece that a lane has."""
 WARPS = 4
 """Rows of a CTA."""
 
 
-def vector(dtype: type[Numeric], address: Int64) -> cute.Tensor:
-    """The VECTOR elements in global memory at an address that is a multiple of their bytes."""
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=VECTOR * dtype.width // 8)
-    return cute.make_tensor(pointer, cute.make_layout(VECTOR))
+def vector(dtype: type[Numeric], start: Int64, column: Int32, count: int = VECTOR) -> cute.Tensor:
+    """The elements in global memory that begin at a column of the row or piece that starts at this byte. Their address
+    is a multiple of their bytes."""
+    address = start + Int64(column) * (dtype.width // 8)
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=count * dtype.width // 8)
+    return cute.make_tensor(pointer, cute.make_layout(count))
 
 
 def row_address(tensor: cute.Tensor, *place: Int32) -> Int64:
@@ -39,10 +41,9 @@ def row_address(tensor: cute.Tensor, *place: Int32) -> Int64:
     return address
 
 
-def row_vector(rows: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
-    """The VECTOR elements of [rows, columns] that begin at a column."""
-    dtype = rows.element_type
-    return vector(dtype, row_address(rows, row) + Int64(column) * (dtype.width // 8))
+def row_vector(rows: cute.Tensor, row: Int32, column: Int32, count: int = VECTOR) -> cute.Tensor:
+    """Elements of [rows, columns] that begin at a column."""
+    return vector(rows.element_type, row_address(rows, row), column, count)
 
 
 def latent_column(half: int, lane: Int32) -> Int32:
@@ -51,8 +52,8 @@ def latent_column(half: int, lane: Int32) -> Int32:
 
 
 def rope_column(lane: Int32) -> Int32:
-    """The first of a lane's rope columns. Lanes that have none repeat the last one's, without a branch."""
-    return cutlass.min(lane, ROPE_LANES - 1) * VECTOR
+    """The first of a lane's rope columns."""
+    return lane * ROPE_VECTOR
 
 
 def exists(slot: Int64, pages: Int32, page_size: Int32) -> Boolean:
@@ -70,21 +71,22 @@ class Row:
     scales: Int64 | None
 
     @classmethod
-    def of(cls, format: RowFormat, tensors: tuple[cute.Tensor, ...], page: Int32, place: Int32) -> Row:
-        """The row at a place of a page. tensors: cache, rope_cache and scale_cache."""
-        start = row_address(tensors[0], page, place)
+    def of(cls, format: RowFormat, tensors: tuple[cute.Tensor, ...], *place: Int32) -> Row:
+        """The row at a place: in a cache, a page and a row of it. tensors: of pieces and scales, if these lie apart;
+        else the first has it all."""
+        start = row_address(tensors[0], *place)
         if format.apart:
-            return cls(format, start, *(row_address(tensor, page, place) for tensor in tensors[1:]))
+            return cls(format, start, *(row_address(tensor, *place) for tensor in tensors[1:]))
         scales = None if format.scales_offset is None else start + format.scales_offset
         return cls(format, start, start + format.offset("rope"), scales)
 
     def latent_vector(self, dtype: type[Numeric], half: int, lane: Int32) -> cute.Tensor:
         """A lane's columns of a half of the latent piece, which is of this type."""
-        return vector(dtype, self.latent + Int64(latent_column(half, lane)) * (dtype.width // 8))
+        return vector(dtype, self.latent, latent_column(half, lane))
 
     def rope_vector(self, dtype: type[Numeric], lane: Int32) -> cute.Tensor:
         """A lane's columns of the rope piece, which is of this type."""
-        return vector(dtype, self.rope + Int64(rope_column(lane)) * (dtype.width // 8))
+        return vector(dtype, self.rope, rope_column(lane), ROPE_VECTOR)
 
     def scale(self, half: int, lane: Int32) -> cute.Tensor:
         """The scale of a lane's columns in a half of the latent piece."""

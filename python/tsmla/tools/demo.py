@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import gpu, resolve, toolchain
 from ..errors import ManifestError, UnsupportedError
 from ..manifest import MANIFEST_FILE
+from ..row_format import ROWS, SCALE_BYTES
 from . import emulated
 from .verify import verify_directory
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 RMSE_LIMIT = 1e-2
 """Relative RMSE allowed against float64: four times the rounding step of bf16, far below an all-zero output's 1."""
+FP8_LIMIT = 0.05
+"""Of numbers rounded to e4m3, whose rounding step is 1/16."""
 
 
 def demo() -> int:
@@ -30,7 +34,7 @@ def demo() -> int:
 
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     torch.manual_seed(0)
-    good = [_show(run) for run in (_pack, _prefill, _decode)]
+    good = [_show(run) for run in (_pack, _prefill, _decode, *(functools.partial(_cache, name) for name in ROWS))]
     for variant, step in resolve.served().items():
         print(f"ran {variant.symbol()}: {step}")
     return 0 if all(good) else 1
@@ -148,6 +152,44 @@ def _decode() -> tuple[str, bool]:
         f"relative RMSE {rmse:.1e} and LSE error {lse_error:.1e} against float64; {times}"
     )
     return text, rmse < RMSE_LIMIT and lse_error < RMSE_LIMIT
+
+
+def _cache(format: str, count: int = 1024) -> tuple[str, bool]:
+    """Keys through a cache of this format: what they take there, and what is lost. Keys are normal numbers; the rope
+    parts, and one latent number of every 64th key, are 20 times as large."""
+    import torch
+
+    from ..checks import TORCH_DTYPE_OF
+    from ..read_cache import mla_read_cache
+    from ..support import CACHE_DTYPES, LATENT_DIM, ROPE_DIM
+    from ..write_cache import mla_write_cache
+
+    row, page = ROWS[format], 64
+    dtype = TORCH_DTYPE_OF[CACHE_DTYPES[format][0]]
+    kv_c, k_pe = (torch.randn(count, width, device="cuda") for width in (LATENT_DIM, ROPE_DIM))
+    kv_c[::64, 77] *= 20
+    kv_c, k_pe = kv_c.to(dtype), (k_pe * 20).to(dtype)
+
+    def tensor(width: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((-(-count // page), page, width), math.nan, device="cuda").to(dtype)
+
+    first, rope = (TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces)
+    cache = {"cache": tensor((LATENT_DIM if row.apart else row.bytes // first.itemsize), first)}
+    size = row.bytes
+    if row.apart:
+        cache |= {"rope_cache": tensor(ROPE_DIM, rope), "scale_cache": tensor(1, torch.float32)[..., 0]}
+        size += SCALE_BYTES * row.scales_per_row
+    slots = torch.randperm(count, device="cuda")
+    got = torch.empty_like(kv_c), torch.empty_like(k_pe)
+    mla_write_cache(kv_c, k_pe, slots, **cache, format=format)
+    mla_read_cache(kv_c=got[0], k_pe=got[1], indices=slots, **cache, format=format)
+    both = zip(got, (kv_c, k_pe), strict=True)
+    errors = [float((read.double() - key.double()).norm() / key.double().norm()) for read, key in both]
+    text = (
+        f"cache of {format} rows, {size} bytes a key: {count} keys written and read with relative RMSE "
+        f"{errors[0]:.1e} (latent) and {errors[1]:.1e} (rope)"
+    )
+    return text, max(errors) < (FP8_LIMIT if first.itemsize == 1 else 1e-30)
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,9 +13,9 @@ from ..read_cache import mla_read_cache
 from ..row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, ROWS, RowFormat
 from ..variant import Dtype, ReadCacheVariant, WriteCacheVariant
 from ..write_cache import mla_write_cache
-from .selftest_cases import CacheCase
+from .selftest_cases import CacheCase, QueryCase
 from .selftest_memory import Memory, bits, surrounded
-from .selftest_reference import Judged
+from .selftest_reference import Judged, compared
 
 _GAP = 32
 """Elements between the rows of strided tensors: bytes that are a multiple of 16 in every dtype."""
@@ -32,7 +32,7 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
     if isinstance(variant, WriteCacheVariant):
         cache = _cache(case, row, memory)
         mla_write_cache(
-            *_keys(case, dtype), slots, **cache, format=format, scale=scale, enable_pdl=case.pdl,
+            *keys(case, dtype), slots, **cache, format=format, scale=scale, enable_pdl=case.pdl,
             power_of_two_scales=case.power_of_two if row.scales else None,
         )  # fmt: skip
         return _pieces(cache, row)
@@ -47,15 +47,7 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
 
 def check(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, results: _Tensors) -> Judged:
     """Hold the results of `run` against torch: equal bytes, or any NaN for a NaN."""
-    problems, wrong = [], 0
-    for name, expected in _expected(case, variant).items():
-        got = results[name]
-        both_nan = expected.float().isnan() & got.float().isnan()
-        differing = int(((bits(got) != bits(expected)) & ~both_nan).sum())
-        if differing:
-            problems.append(f"{differing} of {got.numel()} elements of {name} differ from torch's")
-        wrong += differing
-    return Judged(float(wrong), problems)
+    return compared(results, _expected(case, variant))
 
 
 def _scale(case: CacheCase, row: RowFormat) -> float:
@@ -102,8 +94,9 @@ def _places(case: CacheCase) -> torch.Tensor:
 
 
 @functools.lru_cache(_KEPT)
-def _keys(case: CacheCase, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """kv_c and k_pe: all 16-bit patterns, else normal numbers over 28 powers of two, some rows all 0."""
+def keys(case: CacheCase | QueryCase, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """kv_c and k_pe, or rows of a query: all 16-bit patterns, else normal numbers over 28 powers of two, some rows all
+    0."""
     whole = surrounded((case.tokens, 576), dtype)
     if case.patterns:
         numbers = torch.arange(whole.numel(), device="cuda") % 2**16 - 2**15
@@ -148,15 +141,16 @@ def _pieces(cache: _Tensors, row: RowFormat) -> _Tensors:
     return pieces
 
 
-def _stored(case: CacheCase, row: RowFormat, dtype: torch.dtype) -> _Tensors:
+def stored(case: CacheCase | QueryCase, row: RowFormat, dtype: torch.dtype) -> _Tensors:
     """What each token's row holds, by the formulas of `mla_write_cache`."""
-    kv_c, k_pe = _keys(case, dtype)
+    kv_c, k_pe = keys(case, dtype)
     latent, rope = (TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces)
 
     def rounded(quotients: torch.Tensor, to: torch.dtype) -> torch.Tensor:
         return (quotients.clamp(-LARGEST_E4M3, LARGEST_E4M3) if to is _E4M3 else quotients).to(to)
 
     if row.scales is None:
+        assert isinstance(case, CacheCase)
         scale = torch.tensor(_scale(case, row), device="cuda")
         return {"latent": rounded(kv_c.float() / scale, latent), "rope": rounded(k_pe.float() / scale, rope)}
     blocks = kv_c.float().unflatten(1, (row.scales_per_row, -1))
@@ -178,7 +172,7 @@ def _put(case: CacheCase, row: RowFormat, dtype: torch.dtype, cache: _Tensors) -
     slots, pieces = _slots(case), _pieces(cache, row)
     kept = (slots >= 0) & (slots < case.pages * case.page)
     page, place = slots[kept] // case.page, slots[kept] % case.page
-    for name, values in _stored(case, row, dtype).items():
+    for name, values in stored(case, row, dtype).items():
         bits(pieces[name])[page, place] = bits(values.contiguous())[kept]
     return pieces
 

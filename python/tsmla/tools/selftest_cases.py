@@ -94,7 +94,28 @@ class CacheCase:
     short: bool = False
 
 
-Case = PrefillCase | DecodeCase | PackCase | CacheCase
+@dataclasses.dataclass(frozen=True)
+class QueryCase:
+    """A query that is quantised. patterns: its elements are all 16-bit patterns there are. power_of_two: scales are
+    rounded so. strided: it is given in pieces, and rows of results lie apart. pdl: as the operator has it."""
+
+    name: str
+    batch: int
+    q_len: int
+    heads: int
+    patterns: bool = False
+    power_of_two: bool = True
+    strided: bool = False
+    pdl: bool = False
+    short: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Rows: what `CacheCase` calls tokens."""
+        return self.batch * self.q_len * self.heads
+
+
+Case = PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase
 
 _PREFILL = (
     PrefillCase(
@@ -188,8 +209,17 @@ _CACHE = (
     CacheCase("8192 tokens", 8192, 200, 64, 7.0, strided=True),
 )
 
+_QUANTIZE_Q = (
+    QueryCase("strided", 3, 2, 7, strided=True, short=True),
+    QueryCase("arbitrary scales", 1, 1, 5, power_of_two=False, pdl=True, short=True),
+    QueryCase("every number", 8, 1, 128, patterns=True),
+    QueryCase("every number, arbitrary scales", 8, 1, 128, patterns=True, power_of_two=False),
+    QueryCase("128 requests, two tokens, 16 heads", 128, 2, 16, strided=True),
+)
+
 _ALL: dict[str, tuple[Case, ...]] = {
     "prefill": _PREFILL, "decode": _DECODE, "pack": _PACK, "write_cache": _CACHE, "read_cache": _CACHE,
+    "quantize_q": _QUANTIZE_Q,
 }  # fmt: skip
 
 

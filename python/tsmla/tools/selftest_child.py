@@ -19,7 +19,7 @@ import torch
 
 from .. import resolve
 from ..variant import Arch, Variant, variant_from_dict
-from . import selftest_cache, selftest_decode, selftest_pack, selftest_prefill
+from . import selftest_cache, selftest_decode, selftest_pack, selftest_prefill, selftest_query
 from .selftest_cases import Case, cases_of
 from .selftest_memory import Memory, bits
 from .selftest_protocol import Job, Outcome
@@ -28,7 +28,7 @@ Say = Callable[[dict[str, Any]], None]
 
 _CALLS: dict[str, Any] = {
     "prefill": selftest_prefill, "decode": selftest_decode, "pack": selftest_pack, "write_cache": selftest_cache,
-    "read_cache": selftest_cache,
+    "read_cache": selftest_cache, "quantize_q": selftest_query,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ..pack import mla_kv_pack_quantize_fp8
 from ..variant import PackVariant
 from .selftest_cases import PackCase
 from .selftest_memory import Memory, bits, surrounded
-from .selftest_reference import Judged
+from .selftest_reference import Judged, compared
 
 _GAP = 16
 """Elements between the rows of strided outputs."""
@@ -36,15 +36,7 @@ def run(variant: PackVariant, case: PackCase, memory: Memory) -> dict[str, torch
 
 def check(variant: PackVariant, case: PackCase, results: dict[str, torch.Tensor]) -> Judged:
     """Hold the results of `run` against torch: equal bytes, or any NaN for a NaN."""
-    problems, wrong = [], 0
-    for name, expected in _expected(case, _without_pdl(variant)).items():
-        got = results[name]
-        both_nan = expected.float().isnan() & got.float().isnan()
-        differing = int(((bits(got) != bits(expected)) & ~both_nan).sum())
-        if differing:
-            problems.append(f"{differing} of {got.numel()} elements of {name} differ from torch's")
-        wrong += differing
-    return Judged(float(wrong), problems)
+    return compared(results, _expected(case, _without_pdl(variant)))
 
 
 def _without_pdl(variant: PackVariant) -> PackVariant:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from .selftest_memory import bits
+
 LARGEST_ERROR = 1e6
 """Errors are told as a fraction of what is allowed, those above this, and NaN, as this."""
 _PRODUCTS_AT_A_TIME, _FRACTION_BITS = 32, 13
@@ -38,6 +40,19 @@ class Judged(NamedTuple):
 
     error: float
     problems: list[str]
+
+
+def compared(results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Judged:
+    """Results of which every bit is known: equal bits, or any NaN for a NaN. The error is the number of others."""
+    problems, wrong = [], 0
+    for name, want in expected.items():
+        got = results[name]
+        both_nan = want.float().isnan() & got.float().isnan()
+        differing = int(((bits(got) != bits(want)) & ~both_nan).sum())
+        if differing:
+            problems.append(f"{differing} of {got.numel()} elements of {name} differ from torch's")
+        wrong += differing
+    return Judged(float(wrong), problems)
 
 
 def attend(

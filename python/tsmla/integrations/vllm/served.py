@@ -17,6 +17,8 @@ DTYPES = [torch.float16, torch.bfloat16]
 FP8_CACHES = ("fp8", "fp8_e4m3")
 OWN_CACHES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CACHES = ["auto", *OWN_CACHES, *FP8_CACHES]
+ROWS_NOT_DECODED = ("fp8_ds_mla",)
+"""Formats of tsmla's that vLLM has under the same name, whose rows decode does not read."""
 PAGES = [16, 32, 64, 128]
 PREFERRED_PAGE = 64
 
@@ -52,7 +54,12 @@ def why_not_decoded(
             yield f"tsmla decodes cache rows of {ROW} ({LATENT_DIM} latent and {ROPE_DIM} rope), not of {head_size}"
         if dtype not in DTYPES:
             yield f"tsmla serves models in {' and '.join(map(_name, DTYPES))}, not in {_name(dtype)}"
-        if cache is not None and cache not in CACHES:
+        if cache in ROWS_NOT_DECODED:
+            yield (
+                f"tsmla writes and reads {cache} rows (mla_write_cache, mla_read_cache) but has no decode of them yet; "
+                f"it decodes caches of {', '.join(CACHES)}"
+            )
+        elif cache is not None and cache not in CACHES:
             yield f"tsmla reads caches of {', '.join(CACHES)}, not of {cache}"
         elif cache in FP8_CACHES and dtype is not torch.bfloat16:
             yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {_name(dtype)}"

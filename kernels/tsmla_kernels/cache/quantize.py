@@ -1,0 +1,118 @@
+"""What a row of a cache's format is made from, a warp for each row: largest magnitudes are found by shuffles, and
+divisions are rounded to nearest, as PyTorch's are, so that the bytes are those of the formulas that `mla_write_cache`
+states. Keys become rows so, and queries, too."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cutlass_dsl import Numeric, select_
+from tsmla.row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, RowFormat
+from tsmla.variant import QuantizeQVariant, WriteCacheVariant
+
+from ..parts.precision import numeric
+from .quotient import quotients, reciprocal_of
+from .rows import HALVES, LANES, ROPE_VECTOR, VECTOR, Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantizer:
+    """Makes rows of a format from elements of `dtype`. A lane has VECTOR columns of each half of the latent piece, and
+    ROPE_VECTOR of the rope piece. scale_halves: of the latent piece, those that have scales of their own; where they
+    share one, 1. scale_lanes: that share a scale."""
+
+    row: RowFormat
+    dtype: type[Numeric]
+    latent_dtype: type[Numeric]
+    rope_dtype: type[Numeric]
+    scale_halves: int
+    scale_lanes: int
+
+    @classmethod
+    def of(cls, variant: WriteCacheVariant | QuantizeQVariant) -> Quantizer:
+        columns = variant.row.scales.columns if variant.row.scales else 0
+        return cls(
+            variant.row,
+            numeric(variant.dtype),
+            numeric(variant.cache_dtype),
+            numeric(variant.rope_dtype),
+            HALVES if columns <= LANES * VECTOR else 1,
+            min(columns // VECTOR, LANES),
+        )
+
+    def scales(self, latent: list[cute.TensorSSA], scale: Float32 | None, power_of_two: Int32) -> list[Float32]:
+        """What the lane's columns of each half are divided by. scale: of the whole cache, where its rows have none."""
+        scales = self.row.scales
+        if scales is None:
+            return [scale] * HALVES
+        largest = [_largest(part) for part in latent]
+        if self.scale_halves < HALVES:
+            largest = [cute.arch.fmax(*largest)]
+        found = []
+        for amax in largest:
+            for step in range(self.scale_lanes.bit_length() - 1):
+                amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, 1 << step))
+            found.append(_scale_of(amax, power_of_two, scales.whole_row))
+        return (found * HALVES)[:HALVES]
+
+    @cute.jit
+    def store(
+        self,
+        row: cutlass.Constexpr[Row],
+        lane: Int32,
+        latent: list[cute.TensorSSA],
+        rope: cute.TensorSSA,
+        scales: list[Float32],
+    ) -> None:
+        """Write a row: its pieces, and its scales where it has any."""
+        if cutlass.const_expr(self.rope_dtype is not self.dtype):
+            rope = quotients(rope, reciprocal_of(scales[0]))
+        elif cutlass.const_expr(self.row.scales is not None and self.row.scales.whole_row):
+            rope = _divided(rope, scales[0])
+        row.rope_vector(self.rope_dtype, lane).store(rope.to(self.rope_dtype))
+        for half in cutlass.range_constexpr(HALVES):
+            part = latent[half]
+            if cutlass.const_expr(self.latent_dtype is not self.dtype):
+                part = quotients(part, reciprocal_of(scales[half]))
+            row.latent_vector(self.latent_dtype, half, lane).store(part.to(self.latent_dtype))
+        if cutlass.const_expr(self.row.scales is not None):
+            if lane % self.scale_lanes == 0:
+                for half in cutlass.range_constexpr(self.scale_halves):
+                    row.store_scale(half, lane, scales[half])
+
+
+@cute.jit
+def _divided(values: cute.TensorSSA, scale: Float32) -> cute.TensorSSA:
+    """The lane's rope columns by the scale, rounded to nearest: a product where the scale is a power of two."""
+    result = cute.make_rmem_tensor(ROPE_VECTOR, Float32)
+    if scale.bitcast(Int32) & _MANTISSA == 0:
+        result.store(values.to(Float32) * (Float32(1.0) / scale))
+    else:
+        result.store(values.to(Float32) / scale)
+    return result.load()
+
+
+def _largest(values: cute.TensorSSA) -> Float32:
+    """The largest magnitude of the lane's values. NaN counts for nothing."""
+    largest = Float32(0.0)
+    for i in range(VECTOR):
+        largest = cute.arch.fmax(largest, cute.math.abs(Float32(values[i])))
+    return largest
+
+
+def _scale_of(amax: Float32, power_of_two: Int32, whole_row: bool) -> Float32:
+    """The scale of values of which `amax` is the largest magnitude, as `mla_write_cache` defines it."""
+    if whole_row:
+        quotient = cute.arch.fmax(amax, LEAST_AMAX) / LARGEST_E4M3
+    else:
+        quotient = cute.arch.fmax(amax / LARGEST_E4M3, LEAST_SCALE)
+    above = ((quotient.bitcast(Int32) + _MANTISSA) & ~_MANTISSA).bitcast(Float32)
+    scale = Float32(select_(power_of_two != 0, above, quotient))
+    return Float32(select_(amax == 0.0, Float32(1.0), scale)) if whole_row else scale
+
+
+_MANTISSA = (1 << 23) - 1
+"""Bits of a float32 below its exponent: adding them carries into it unless the number is a power of two."""
