@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import check
-from ..machine import Options, Trace
+from ..machine import Launch, Options, Trace
 from ..run import Call, emulated
 from .costs import Text
 from .machines import Machine
@@ -214,13 +214,18 @@ class DecodeTraced(Traced):
         prepared = self.prepared(self.call, 1, machine)
         own = [t for t in self.call.report.traces if t.launch == 1 and t.cluster == 0]
         one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
-        threads = launch.block[0] * launch.block[1] * launch.block[2]
-        at_once = machine.processors * max(1, min(32, 2048 // threads))
-        waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
         from tsmla.plan import PARTIAL_ROW
 
-        moved = self.partials * PARTIAL_ROW * 4 / machine.processors / machine.l2_own.value
-        return max(waves * one, moved + one)
+        return combine_clocks(launch, one, self.partials * PARTIAL_ROW * 4, machine)
+
+
+def combine_clocks(launch: Launch, one: float, partial_bytes: float, machine: Machine) -> float:
+    """A kernel that joins partial results, of whose CTAs one alone takes `one`."""
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    at_once = machine.processors * max(1, min(32, 2048 // threads))
+    waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
+    moved = partial_bytes / machine.processors / machine.l2_own.value
+    return max(waves * one, moved + one)
 
 
 def schedule(durations: list[float], processors: int, gap: float) -> float:
@@ -235,11 +240,24 @@ def schedule(durations: list[float], processors: int, gap: float) -> float:
     return last
 
 
-def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) -> PrefillTraced | DecodeTraced:
-    """A variant's kernel at a shape, emulated; `compiled` as `emulated` takes it. Raises ValueError for an operator
-    that the model does not know."""
+def arch_of(symbol: str) -> str:
+    """The architecture of a kernel of tsmla or of a peer. Raises ValueError for a symbol that nobody has."""
+    from .peers import peers
+
+    peer = peers().get(symbol)
+    return peer.arch if peer else check.find(symbol).arch.value
+
+
+def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) -> Any:
+    """A variant's kernel or a peer's at a shape, emulated, whose `model(machine)` gives a `Modelled`; `compiled` as
+    `emulated` takes it. Raises ValueError for an operator that the model does not know, and where a peer's package is
+    not there."""
     from tsmla.variant import DecodeVariant, PrefillVariant
 
+    from . import peers
+
+    if symbol in peers.peers():
+        return peers.traced(symbol, shape, machine)
     variant = check.find(symbol)
     if isinstance(variant, PrefillVariant):
         return PrefillTraced(variant, shape, machine.processors, compiled)

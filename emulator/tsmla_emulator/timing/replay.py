@@ -19,7 +19,7 @@ from .costs import KINDS_OF_REPLAY, PIPES, Text, costs_of, product_clocks
 from .machines import Machine
 
 FAILED, IDLE = 1 << 31, 1 << 30
-PRODUCT = 6
+STORE, PRODUCT = 4, 6
 BIN, BINS = 32, 1 << 15
 
 
@@ -110,10 +110,13 @@ class Prepared:
         table.append(_Cost(slots=1))  # falling off the end
         self.table = (_Cost * len(table))(*table)
         self.lists = (c_int32 * max(1, len(lists)))(*lists)
+        opcodes = (instruction.opcode for instruction in self.entry.instructions)
+        self._boxes = np.array([*(opcode.startswith("cp.async.bulk.tensor") for opcode in opcodes), False])
         self._products: dict[tuple[int, int, int], int] = {}
 
     def clean(self, trace: Trace) -> tuple[Any, Any]:
-        """Instructions without polling, and notes that go with them; products with their clocks."""
+        """Instructions without polling, and notes that go with them; products with their clocks. Lanes that store the
+        same box store it once: the machine's instruction is of the warp."""
         flagged = trace.instructions
         code = flagged & np.uint32(~(FAILED | IDLE) & 0xFFFFFFFF)
         keep = np.ones(len(code), bool)
@@ -124,6 +127,9 @@ class Prepared:
         moved = np.cumsum(keep) - 1
         notes = trace.notes.copy()
         if len(notes):
+            again = np.zeros(len(notes), bool)
+            again[1:] = (notes[1:] == notes[:-1]).all(axis=1) & (notes[1:, 1] == STORE)
+            notes = notes[~(again & self._boxes[code[notes[:, 0]]])]
             notes[:, 0] = moved[notes[:, 0]]
         for row in notes[notes[:, 1] == PRODUCT] if len(notes) else ():
             position = int(code[keep][row[0]])
