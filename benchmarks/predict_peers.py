@@ -35,9 +35,8 @@ USE_CASES = ((1, 8192, 8192), (1, 8192, 32768), (1, 8192, 65536), (4, 512, 81920
 OSS_US = (1881, 10935, 23084, 7759, 15290)
 BARS_US = (1252, 7243, 15240, 5510, 10560)
 DECODES = (
-    (4, 4, 81920, 16), (8, 4, 81920, 16), (16, 4, 81920, 16), (4, 4, 81920, 32), (16, 4, 81920, 32),
-    (1, 1, 8192, 128), (32, 1, 8192, 128), (64, 1, 8192, 128), (128, 1, 8192, 128), (32, 4, 8192, 128),
-    (128, 1, 8192, 16), (1, 1, 8192, 16),
+    (4, 4, 81920, 16), (16, 4, 81920, 16), (4, 4, 81920, 32), (1, 1, 8192, 128), (128, 1, 8192, 128),
+    (32, 4, 8192, 128), (128, 1, 8192, 16),
 )  # fmt: skip
 OF_MACHINE = {"B200": "sm_100a", "GB200": "sm_100a", "B300": "sm_103a", "GB300": "sm_103a"}
 
@@ -181,18 +180,19 @@ def _said(symbol: str, shape: tuple[int, int, int, int], machine: Machine) -> di
 
 
 def _found(symbol: str, shape: Sequence[int], processors: int) -> Any:
-    """What the model has of a call; a peer's prefill is emulated once for all shapes and machines."""
-    sizes = Shape(*shape)
-    peer = peers.peers().get(symbol)
-    if peer and peer.family == "prefill":
-        return peers.PeerPrefill(peer, sizes, _seen(symbol))
-    machine = next(machine for machine in MACHINES.values() if machine.processors == processors)
-    return traced(symbol, sizes, machine)
+    """What the model has of a call; a prefill is emulated once for all shapes and machines."""
+    if "prefill" in symbol:
+        return _prefill_of(symbol, processors).at(Shape(*shape))
+    return traced(symbol, Shape(*shape), _machine_of(processors))
 
 
 @functools.cache
-def _seen(symbol: str) -> list[peers.Seen]:
-    return peers.seen_prefill(peers.peers()[symbol])
+def _prefill_of(symbol: str, processors: int) -> Any:
+    return traced(symbol, Shape(1, 1024, 1024, 1), _machine_of(processors))
+
+
+def _machine_of(processors: int) -> Machine:
+    return next(machine for machine in MACHINES.values() if machine.processors == processors)
 
 
 def _shown(said: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the call itself, for which every cluster stands: peers cut keys into equal split
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import dataclasses
 import multiprocessing
 from collections.abc import Sequence
@@ -124,11 +125,20 @@ class PeerPrefill(_Replays):
             if (found := _clusters(call.launches[-1])) != 1:
                 raise ValueError(f"{peer.name}: {found} clusters for {peer.rows} query rows, not one")
         self.ctas = _ctas(calls[0].launches[-1])
+        self._ends: dict[Machine, list[Replayed]] = {}
+
+    def at(self, shape: Shape) -> PeerPrefill:
+        """The same kernel at another shape, without emulating it again."""
+        other = copy.copy(self)
+        other.shape = shape
+        return other
 
     def model(self, machine: Machine) -> Modelled:
         """The whole problem on a machine."""
-        memory = Memory(machine.copy_latency.value, machine.l2.value)
-        ends = [self.replayed(call, len(call.launches) - 1, machine, memory) for call in self.calls]
+        if machine not in self._ends:
+            memory = Memory(machine.copy_latency.value, machine.l2.value)
+            self._ends[machine] = [self.replayed(c, len(c.launches) - 1, machine, memory) for c in self.calls]
+        ends = self._ends[machine]
         few, many = TILES_TRACED
         per_tile = (ends[1].clocks - ends[0].clocks) / (many - few)
         first = ends[0].clocks - few * per_tile
