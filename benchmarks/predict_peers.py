@@ -3,9 +3,9 @@
     python -m benchmarks.predict_peers [PART ...] [--commit HASH]
 
 hopper: what `bench_clocks --peer` measures. published: calls whose time on Blackwell somebody has published. prefill-,
-decode-e4m3 and -bf16: our kernels and tokenspeed-mla's on the same machine, with the range of their ratio over the band: each number
-that is uncertain takes its extreme for both. The packages must be installed; `python -m tsmla_emulator.controls` says
-how.
+decode-e4m3 and -bf16: our kernels and tokenspeed-mla's on the same machine, with the range of their ratio over the
+band: each number that is uncertain takes its extreme for both. The packages must be installed;
+`python -m tsmla_emulator.controls` says how.
 """
 
 from __future__ import annotations
