@@ -1,6 +1,6 @@
 """What the emulator's timing model says of other packages' kernels, and of ours beside them; no GPU.
 
-    python -m benchmarks.predict_peers [PART ...] [--commit HASH]
+    python -m benchmarks.predict_peers [PART ...] [--only TEXT] [--commit HASH]
 
 hopper: what `bench_clocks --peer` measures. published: calls whose time on Blackwell somebody has published. prefill-,
 decode-e4m3 and -bf16: our kernels and tokenspeed-mla's on the same machine, with the range of their ratio over the
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tsmla_emulator.machine import EmulationError
 from tsmla_emulator.timing import peers
 from tsmla_emulator.timing.band import outcomes
 from tsmla_emulator.timing.machines import MACHINES, Machine
@@ -80,11 +81,19 @@ def _published() -> list[Published]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help="what to model; all by default")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
     options = parser.parse_args()
     for part in options.parts or PARTS:
-        cases = PARTS[part]()
+        cases: dict[str, Any] = {}
+        for name, case in PARTS[part]().items():
+            if options.only in name:
+                try:
+                    cases[name] = case()
+                except (EmulationError, ValueError) as error:  # the others are worth having
+                    cases[name] = {"of": [], "refused": str(error)}
+                print(name, {key: value for key, value in cases[name].items() if "details" not in key}, flush=True)
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         names = sorted({name.split("_")[0] for case in cases.values() for name in case["of"]} - {"tsmla"})
         record = {
@@ -101,22 +110,26 @@ def main() -> None:
         print(path)
 
 
-def _hopper() -> dict[str, Any]:
-    return {case.name: _said(case.symbol, case.shape, MACHINES["H100"]) for case in PEER_CASES}
+Cases = dict[str, Callable[[], dict[str, Any]]]
 
 
-def _with_published() -> dict[str, Any]:
-    cases = {}
-    for one in _published():
-        said = _said(one.symbol, one.shape, MACHINES[one.machine])
-        key = "us" if one.us else "tflops"
-        published = one.us or one.tflops
-        assert published
-        longer = said["us"] / published if one.us else published / said["tflops"]
-        said |= {"published": published, "unit": key, "source": one.source, "time_over_published": round(longer, 3)}
-        print({name: said[name] for name in ("published", "unit", "time_over_published")}, flush=True)
-        cases[f"{one.symbol} {Shape(*one.shape)} {one.machine}"] = said
-    return cases
+def _hopper() -> Cases:
+    return {case.name: functools.partial(_said, case.symbol, case.shape, MACHINES["H100"]) for case in PEER_CASES}
+
+
+def _with_published() -> Cases:
+    return {
+        f"{one.symbol} {Shape(*one.shape)} {one.machine}": functools.partial(_held, one) for one in _published()
+    }  # fmt: skip
+
+
+def _held(one: Published) -> dict[str, Any]:
+    said = _said(one.symbol, one.shape, MACHINES[one.machine])
+    published = one.us or one.tflops
+    assert published
+    longer = said["us"] / published if one.us else published / said["tflops"]
+    unit = "us" if one.us else "tflops"
+    return said | {"published": published, "unit": unit, "source": one.source, "time_over_published": round(longer, 3)}
 
 
 def _beside(family: str, machine: str, dtype: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
@@ -130,7 +143,7 @@ def _beside(family: str, machine: str, dtype: str, shape: tuple[int, int, int, i
     both = outcomes(first, model), outcomes(other, model)
     ratios = {key: both[0][key] / both[1][key] for key in both[0]}
     least, most = (pick(ratios, key=lambda key: ratios[key]) for pick in (min, max))
-    return _shown({
+    return {
         "of": [ours, theirs],
         "us": round(mine.microseconds, 1),
         "peer_us": round(peers_.microseconds, 1),
@@ -141,19 +154,19 @@ def _beside(family: str, machine: str, dtype: str, shape: tuple[int, int, int, i
         "most": [round(ratios[most], 3), f"{most[0]} {most[1]:g}"],
         "details": {k: round(v, 1) for k, v in mine.details.items()},
         "peer_details": {k: round(v, 1) for k, v in peers_.details.items()},
-    })  # fmt: skip
+    }
 
 
-def _prefill(dtype: str) -> dict[str, Any]:
+def _prefill(dtype: str) -> Cases:
     return {
-        f"{machine} {Shape(*shape, 128)}": _beside("prefill", machine, dtype, (*shape, 128))
+        f"{machine} {Shape(*shape, 128)}": functools.partial(_beside, "prefill", machine, dtype, (*shape, 128))
         for machine in ("B200", "B300") for shape in USE_CASES
     }  # fmt: skip
 
 
-def _decode(dtype: str) -> dict[str, Any]:
+def _decode(dtype: str) -> Cases:
     return {
-        f"{machine} {Shape(*shape)}": _beside("decode", machine, dtype, shape)
+        f"{machine} {Shape(*shape)}": functools.partial(_beside, "decode", machine, dtype, shape)
         for machine, shapes in (("B200", DECODES), ("B300", DECODES[:2])) for shape in shapes
     }  # fmt: skip
 
@@ -177,7 +190,7 @@ def _said(symbol: str, shape: tuple[int, int, int, int], machine: Machine) -> di
         pairs = queries * keys - (queries * (queries - 1) // 2 if symbol.endswith("_causal") else 0)
         flop = 2 * sum(peers.peers()[symbol].dims) * heads * sequences * pairs
         said["tflops"] = round(flop / modelled.microseconds / 1e6, 1)
-    return _shown(said)
+    return said
 
 
 def _found(symbol: str, shape: Sequence[int], processors: int) -> Any:
@@ -196,12 +209,7 @@ def _machine_of(processors: int) -> Machine:
     return next(machine for machine in MACHINES.values() if machine.processors == processors)
 
 
-def _shown(said: dict[str, Any]) -> dict[str, Any]:
-    print({key: value for key, value in said.items() if "details" not in key}, flush=True)
-    return said
-
-
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[], Cases]] = {
     "hopper": _hopper,
     "published": _with_published,
     **{f"prefill-{dtype}": functools.partial(_prefill, dtype) for dtype in ("e4m3", "bf16")},
