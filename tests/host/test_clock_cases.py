@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks import predict_peers
-from benchmarks.clock_cases import CASES, PEER_CASES
 from tsmla_emulator import check
 from tsmla_emulator.timing import peers
+
+from benchmarks import predict_peers
+from benchmarks.clock_cases import CASES, PEER_CASES
 
 
 def test_cases_name_kernels_that_are_there():
