@@ -30,7 +30,6 @@ from tsmla_emulator.timing.problem import Shape, traced
 from .clock_cases import PEER_CASES
 
 FLASH_ATTN_4, TOKENSPEED = "flash-attn-4_prefill_{}_bf16_d{}_{}", "tokenspeed-mla_{}_{}_{}_d{}"
-CUDNN = "nvidia-cudnn-frontend_prefill_sm_100a_bf16_d192x128_{}"
 USE_CASES = ((1, 8192, 8192), (1, 8192, 32768), (1, 8192, 65536), (4, 512, 81920), (4, 1024, 81920))
 """UC1 to UC5 of tokenspeed-mla: sequences, queries, keys; 128 heads, e4m3, causal."""
 OSS_US = (1881, 10935, 23084, 7759, 15290)
@@ -70,11 +69,6 @@ def _published() -> list[Published]:
         (8, 4, 81920, 32, 80.4), (16, 4, 81920, 32, 148.1),
     ):  # fmt: skip
         found.append(Published(decode, (requests, queries, keys, heads), "B200", "plot", us=us))
-    for length, full, causal in ((8192, 1759, 1585), (16384, 1812, 1678)):
-        for mask, said in (("full", full), ("causal", causal)):
-            found.append(Published(CUDNN.format(mask), (2, length, length, 128), "GB200",
-                                   "cuDNN 9.22, its closed library; this is the frontend's open kernel",
-                                   tflops=said))  # fmt: skip
     return found
 
 

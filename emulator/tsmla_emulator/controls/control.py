@@ -74,7 +74,6 @@ class Peer:
     rows: int = 0
     persistent: bool = False
     section: int = 0
-    lenient_tensor: bool = False
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from . import reference
-from .control import Control, Package, Peer, Values
+from .control import Control, Package, Values
 
 PACKAGE = Package("nvidia-cudnn-frontend", "1.32.0")
 QUERIES, KEYS = 300, 700
@@ -30,18 +30,16 @@ def _entry(api: Any) -> tuple[Any, Any, list[str]]:
     return kernel, kernel, list(prepared._host_parameter_order(api._k_mod._host))
 
 
-def _run(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query, key and value [sequences, tokens, heads, dim]; out, and LSE [sequences, heads, tokens, 1]."""
+def _prefill(causal: bool) -> Values:
     # Kernels that an earlier process compiled would be loaded, not compiled.
     os.environ["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] = "1"
     from cudnn.sdpa.fwd import SdpaFwdDslSm100, prepared
 
-    sequences, queries, heads, _ = query.shape
-    out = torch.empty(sequences, queries, heads, 128, dtype=torch.bfloat16, device="cuda")
-    lse = torch.empty(sequences, heads, queries, 1, device="cuda")
-    q, k, v, o = (tensor.transpose(1, 2) for tensor in (query, key, value, out))
+    heads, scale = 2, 192**-0.5
+    query, key, value = reference.packed([QUERIES], [KEYS], heads, torch.bfloat16)
+    out = torch.empty(QUERIES, heads, 128, dtype=torch.bfloat16, device="cuda")
+    lse = torch.empty(1, heads, QUERIES, 1, device="cuda")
+    q, k, v, o = (tensor[None].transpose(1, 2) for tensor in (query, key, value, out))
     plan = SdpaFwdDslSm100(q, k, v, o, lse, is_causal=causal, causal_bottom_right=causal, scale_softmax=scale)
     plan.check_support()
     with mock.patch.object(prepared, "_positional_order", _entry):
@@ -52,15 +50,8 @@ def _run(
     arguments = prepared.bind_dense(spec, facts, None, 0)
     arguments[spec.index["scale_softmax_log2"]] = scale * math.log2(math.e)
     plan._compiled_kernel(*arguments)
-    return out, lse
-
-
-def _prefill(causal: bool) -> Values:
-    query, key, value = reference.packed([QUERIES], [KEYS], 2, torch.bfloat16)
-    scale = 192**-0.5
-    out, lse = _run(query[None], key[None], value[None], causal, scale)
     expected = reference.attention(query.cpu(), key.cpu(), value.cpu(), scale, causal)
-    return reference.compared(out[0], lse[0, :, :, 0].T, [expected])
+    return reference.compared(out, lse[0, :, :, 0].T, [expected])
 
 
 def controls() -> list[Control]:
@@ -68,17 +59,4 @@ def controls() -> list[Control]:
         Control(f"prefill, bf16, {'causal' if causal else 'full'}", PACKAGE, "sm_100a",
                 functools.partial(_prefill, causal), BF16, lenient_tensor=True)
         for causal in (True, False)
-    ]  # fmt: skip
-
-
-def _fixed(causal: bool, sequences: int, queries: int, keys: int, heads: int) -> None:
-    _run(*reference.batched(sequences, queries, keys, heads, (192, 128), torch.bfloat16), causal, 192**-0.5)
-
-
-def peers() -> list[Peer]:
-    """Its clusters ask for further row tiles, of which a trace of one cluster has none: each is taken to start anew."""
-    return [
-        Peer(PACKAGE, "prefill", "sm_100a", "bf16", (192, 128), functools.partial(_fixed, causal), causal, rows=512,
-             lenient_tensor=True)
-        for causal in (False, True)
     ]  # fmt: skip

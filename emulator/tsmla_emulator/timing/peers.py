@@ -14,6 +14,7 @@ import multiprocessing
 from collections.abc import Sequence
 
 from .. import machine as interpreter
+from ..controls import flash_attn_4, tokenspeed_mla
 from ..controls.control import Peer
 from ..machine import Launch, Options, Trace
 from ..run import emulated
@@ -39,9 +40,7 @@ class Seen:
 
 def peers() -> dict[str, Peer]:
     """All that the model knows, by name; their packages need not be installed."""
-    from ..controls.__main__ import SOURCES
-
-    return {peer.name: peer for source in SOURCES for peer in source.peers()}
+    return {peer.name: peer for source in (flash_attn_4, tokenspeed_mla) for peer in source.peers()}
 
 
 def seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
@@ -57,7 +56,7 @@ def seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
 
 
 def _seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
-    options = Options(trace=(0,), only_traced=True, lenient_tensor=peer.lenient_tensor)
+    options = Options(trace=(0,), only_traced=True)
     found = []
     with emulated(peer.arch, options, adopt_compiles=True, processors=processors) as gpu:
         for shape in shapes:
