@@ -1,11 +1,13 @@
 """Clocks of the SM that whole calls take: what the timing model of the emulator is held against.
 
     python -m benchmarks.bench_clocks [--predictions FILE] [--variants DIRECTORY ...] [--commit HASH]
+    python -m benchmarks.bench_clocks --peer flash-attn-4=flash_attn.cute:flash_attn_func [--predictions FILE]
 
 Before and after a call a small kernel notes every SM's clock; what the two take alone is measured and taken off, so
 that the numbers hold at whatever clock the GPU runs, launches included. Each launch stands alone, from a cold L2.
 DIRECTORIES hold libraries of changed prefill kernels (`build_aot`), those of a dtype timed in turn at one shape.
---predictions prints the errors.
+--predictions prints the errors. --peer times another package's kernels instead of ours: its function takes query, key
+and value [sequences, tokens, heads, dim] and `causal`; results are compared with float32 before anything is timed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tsmla import tsmla_prefill
 from tsmla.checks import TORCH_DTYPE_OF
 
 from . import bench_decode, bench_prefill, protocol
-from .clock_cases import CASES, LATER_CASES, VARIANT_SHAPE, ClockCase, variant_of
+from .clock_cases import CASES, LATER_CASES, PEER_CASES, VARIANT_SHAPE, ClockCase, PeerCase, variant_of
 from .compare_libraries import served_from
 
 SPIN_CYCLES = 2_000_000
@@ -76,6 +78,7 @@ def main() -> None:
     protocol.add_arguments(parser, seconds=None)
     parser.add_argument("--predictions", type=Path)
     parser.add_argument("--variants", type=Path, nargs="*", default=[])
+    parser.add_argument("--peer", metavar="NAME=MODULE:FUNCTION", type=protocol.other)
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     predicted = json.loads(options.predictions.read_text()) if options.predictions else {"cases": {}, "variants": {}}
@@ -83,9 +86,13 @@ def main() -> None:
     variants: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch, protocol.Monitor() as monitor:
         marks = Marks(Path(scratch))
-        for case in (*CASES, *LATER_CASES):
+        cases: Any = (*CASES, *LATER_CASES)
+        if options.peer:
+            cases = [case for case in PEER_CASES if case.package == options.peer[0]]
+        for case in cases:
             try:
-                results[case.name] = _measured(marks, {case.name: _launch(case)}, options.rounds)[case.name]
+                launch = _launch_peer(case, options.peer[1]) if isinstance(case, PeerCase) else _launch(case)
+                results[case.name] = _measured(marks, {case.name: launch}, options.rounds)[case.name]
             except (RuntimeError, NotImplementedError, ValueError) as error:  # the others are worth having
                 print(f"{case.name}: {error}", file=sys.stderr)
             torch.cuda.empty_cache()
@@ -101,7 +108,8 @@ def main() -> None:
         "sm_clock_mhz": [min(clocks), max(clocks)] if clocks else None,
         "cases": results, "variants": variants,
     }  # fmt: skip
-    path = protocol.write_record(options.results, "clocks", record)
+    name = f"clocks-{options.peer[0]}" if options.peer else "clocks"
+    path = protocol.write_record(options.results, name, record)
     for measured, kind in ((results, "cases"), (variants, "variants")):
         rows = [(name, got["clocks"], got["ghz"], modelled := predicted[kind].get(name, {}).get("clocks"),
                  modelled and 100 * (modelled / got["clocks"] - 1)) for name, got in measured.items()]  # fmt: skip
@@ -140,6 +148,31 @@ def _launch(case: ClockCase) -> Callable[[], Any]:
         return bench_prefill.Case.make(sequences, queries, keys, case.mask == "causal", dtype).ours()
     made = bench_decode.Case.make(sequences, queries, keys, heads, bench_decode.FIXED, bench_decode.DTYPES[case.dtype])
     return made.ours()
+
+
+def _launch_peer(case: PeerCase, function: Callable[..., Any]) -> Callable[[], Any]:
+    """Raises RuntimeError where results are not attention's."""
+    sequences, queries, keys, heads = case.shape
+    d_qk, d_v = case.dims
+    query, key, value = (
+        torch.randn(sequences, tokens, heads, dim, device="cuda", dtype=torch.bfloat16)
+        for tokens, dim in ((queries, d_qk), (keys, d_qk), (keys, d_v))
+    )
+
+    def launch() -> torch.Tensor:
+        made = function(query, key, value, causal=case.causal)
+        return made[0] if isinstance(made, tuple) else made
+
+    rows, of = 64, (sequences - 1, heads - 1)  # the last rows of the last head
+    scores = query[of[0], -rows:, of[1]].float() @ key[of[0], :, of[1]].float().T * d_qk**-0.5
+    if case.causal:
+        scores += torch.full_like(scores, -torch.inf).triu(1 + keys - rows)
+    expected = scores.softmax(-1) @ value[of[0], :, of[1]].float()
+    got = launch()[of[0], -rows:, of[1]].float()
+    difference = float((got - expected).norm() / expected.norm())
+    if not difference < bench_prefill.MAX_DIFFERENCE[2]:
+        raise RuntimeError(f"results differ from float32 by {difference:.2e} (relative RMS)")
+    return launch
 
 
 def _variants(directories: list[Path]) -> tuple[Any, dict[str, Callable[[], Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,33 @@ class ClockCase:
             out = "bf16" if self.dtype in ("e4m3", "e5m2") else self.dtype
             return f"tsmla_prefill_sm_90a_{self.dtype}_to_{out}_d192x128_{self.mask}_lse_nopdl"
         return f"tsmla_decode_sm_90a_{self.dtype}_to_bf16_d512x64_nolse_nopdl"
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerCase:
+    """One call of another package's kernel; `symbol` as the timing model names it, the shape as above."""
+
+    symbol: str
+    shape: tuple[int, int, int, int]
+
+    @property
+    def package(self) -> str:
+        return self.symbol.split("_")[0]
+
+    @property
+    def name(self) -> str:
+        return f"{self.symbol} {'x'.join(map(str, self.shape))}"
+
+    @property
+    def causal(self) -> bool:
+        return self.symbol.endswith("_causal")
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Of query and key, and of value."""
+        found = re.search(r"_d(\d+)x(\d+)_", self.symbol)
+        assert found
+        return int(found[1]), int(found[2])
 
 
 def _cases(family: str, *rows: tuple[Any, ...]) -> tuple[ClockCase, ...]:
@@ -89,6 +117,18 @@ LATER_CASES = (
     ),
 )
 """Calls that were first measured after machine code was read."""
+_FLASH_ATTN_4 = "flash-attn-4_prefill_sm_90a_bf16"
+PEER_CASES = (
+    PeerCase(f"{_FLASH_ATTN_4}_d128x128_full", (16, 2048, 2048, 16)),
+    PeerCase(f"{_FLASH_ATTN_4}_d128x128_full", (4, 8192, 8192, 16)),
+    PeerCase(f"{_FLASH_ATTN_4}_d128x128_full", (1, 32768, 32768, 16)),
+    PeerCase(f"{_FLASH_ATTN_4}_d128x128_causal", (4, 8192, 8192, 16)),
+    PeerCase(f"{_FLASH_ATTN_4}_d128x128_causal", (1, 32768, 32768, 16)),
+    PeerCase(f"{_FLASH_ATTN_4}_d192x128_full", (1, 8192, 8192, 128)),
+    PeerCase(f"{_FLASH_ATTN_4}_d192x128_causal", (1, 8192, 8192, 128)),
+    PeerCase(f"{_FLASH_ATTN_4}_d192x128_causal", (1, 8192, 32768, 128)),
+)
+"""32K tokens and 16 heads, as its authors time it; and ours."""
 VARIANT_SHAPE = (1, 8192, 8192, 128)
 """Of prefill without mask, that variants of its kernels are timed at."""
 

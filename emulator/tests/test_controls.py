@@ -72,7 +72,7 @@ def test_table():
 
 def ran(monkeypatch, capsys, seen: Seen, *arguments: str) -> tuple[int, str]:
     monkeypatch.setattr(command, "_apart", lambda control, seed: seen)
-    monkeypatch.setattr(command, "_lacking", lambda packages: [])
+    monkeypatch.setattr(command, "lacking", lambda packages: [])
     monkeypatch.setattr(command.Stated, "read", lambda path: AS_STATED)
     source = type("Source", (), {"controls": staticmethod(lambda: [CONTROL])})
     monkeypatch.setattr(command, "SOURCES", (source,))

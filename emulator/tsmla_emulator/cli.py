@@ -50,8 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "model how long kernels take: clk, busy units, waits by edge, a timeline; see docs/timing-model.md"
     timing = commands.add_parser("time", help=text, description=text)
     timing.set_defaults(run=_time)
-    timing.add_argument("symbols", nargs="+", metavar="SYMBOL", help="prefill and decode kernels of tsmla")
-    timing.add_argument("--shape", nargs="+", required=True, metavar="SxQxKxH",
+    timing.add_argument("symbols", nargs="*", metavar="SYMBOL", help="prefill and decode kernels of tsmla, or a peer's")
+    timing.add_argument("--peers", action="store_true", help="print what kernels of other packages the model knows")
+    timing.add_argument("--shape", nargs="+", default=[], metavar="SxQxKxH",
                         help="sequences x queries x keys x heads, such as 1x8Kx8Kx128")  # fmt: skip
     timing.add_argument("--machine", help="H100, H200, B200, GB200, B300, GB300; default: by architecture")
     timing.add_argument("--clock", type=float, metavar="MHZ", help="SM clock; memory is so many bytes a clock")
@@ -156,13 +157,18 @@ def _profile(given: argparse.Namespace) -> int:
 
 
 def _time(given: argparse.Namespace) -> int:
-    from . import check
     from .timing import text
     from .timing.machines import MACHINES, OF_ARCH
-    from .timing.problem import Shape, traced
+    from .timing.peers import peers
+    from .timing.problem import Shape, arch_of, traced
 
+    if given.peers:
+        print(*peers(), sep="\n")
+        return 0
+    if not given.symbols or not given.shape:
+        raise ValueError("time takes symbols of kernels and --shape, or --peers")
     for symbol in given.symbols:
-        name = given.machine or OF_ARCH[check.find(symbol).arch.value]
+        name = given.machine or OF_ARCH[arch_of(symbol)]
         if name not in MACHINES:
             raise ValueError(f"no machine {name!r}; there are {', '.join(MACHINES)}")
         machine = MACHINES[name]

@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.list:
         print(*(control.title for control in chosen), sep="\n")
         return 0
-    if lacking := _lacking({control.package for control in chosen}):
-        print(*lacking, sep="\n", file=sys.stderr)
+    if missing := lacking({control.package for control in chosen}):
+        print(*missing, sep="\n", file=sys.stderr)
         return 2
     seed = random.randrange(1 << 31) if given.seed is None else given.seed
     command = shlex.join(["python", "-m", "tsmla_emulator.controls", *given.names, "--seed", str(seed)])
@@ -50,7 +50,7 @@ def _named(control: Control, names: Sequence[str]) -> bool:
     return not names or any(fnmatch.fnmatch(control.title, f"*{name}*") for name in names)
 
 
-def _lacking(packages: set[Package]) -> list[str]:
+def lacking(packages: set[Package]) -> list[str]:
     """What to install, a command for each package that is not there as its findings are stated for."""
     found = []
     for package in (*sorted(packages, key=lambda p: p.name), Package("nvidia-cutlass-dsl", CUTLASS)):

@@ -54,6 +54,34 @@ class Control:
         return f"{self.package.name} {self.arch} {self.name}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A package's kernel that the timing model knows.
+
+    dims: of query and key, and of value. call: calls the operator for (sequences, queries, keys, heads) on the device
+    "cuda", inputs of its own making. rows: query rows of a cluster of its prefill. persistent: clusters take several
+    row tiles, one after the other. section: bytes of keys and values whose heads a prefill runs together, the longest
+    row tiles first, in powers of two; 0 where row tiles follow each other in the order of rows, heads, sequences.
+    """
+
+    package: Package
+    family: Literal["prefill", "decode"]
+    arch: str
+    dtype: Literal["bf16", "e4m3"]
+    dims: tuple[int, int]
+    call: Callable[[int, int, int, int], object]
+    causal: bool = True
+    rows: int = 0
+    persistent: bool = False
+    section: int = 0
+
+    @property
+    def name(self) -> str:
+        """As tsmla's symbols: package, family, architecture, dtype, dims and, of a prefill, the mask."""
+        mask = {"prefill": "_causal" if self.causal else "_full", "decode": ""}[self.family]
+        return f"{self.package.name}_{self.family}_{self.arch}_{self.dtype}_d{self.dims[0]}x{self.dims[1]}{mask}"
+
+
 @dataclasses.dataclass
 class Seen:
     """What a control did.

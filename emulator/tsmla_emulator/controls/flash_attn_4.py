@@ -7,7 +7,7 @@ import functools
 import torch
 
 from . import reference
-from .control import Control, Package, Values
+from .control import Control, Package, Peer, Values
 
 PACKAGE = Package("flash-attn-4", "4.0.0b36", ("quack-kernels", "torch-c-dlpack-ext", "einops", "triton"))
 LENGTHS = ((300, 70, 1), (300, 200, 130))
@@ -42,3 +42,26 @@ def controls() -> list[Control]:
             ("sm_100a", torch.bfloat16, "bf16", True, BF16), ("sm_100a", torch.float8_e4m3fn, "fp8", False, FP8),
         )
     ]  # fmt: skip
+
+
+def _fixed(
+    dtype: torch.dtype, dims: tuple[int, int], causal: bool, sequences: int, queries: int, keys: int, heads: int
+) -> None:
+    """The entry for sequences of one length, without LSE, as its authors time it."""
+    from flash_attn.cute import flash_attn_func
+
+    with torch.no_grad():
+        flash_attn_func(*reference.batched(sequences, queries, keys, heads, dims, dtype), causal=causal)
+
+
+def peers() -> list[Peer]:
+    """On Blackwell two CTAs share products where nothing is hidden, and stay for many row tiles."""
+    found = []
+    for arch in ("sm_90a", "sm_100a", "sm_103a"):
+        for dims in ((128, 128), (192, 128)):
+            for causal in (False, True):
+                rows = 128 if arch == "sm_90a" else 256 if causal else 512
+                call = functools.partial(_fixed, torch.bfloat16, dims, causal)
+                found.append(Peer(PACKAGE, "prefill", arch, "bf16", dims, call, causal, rows,
+                                  persistent=rows == 512, section=50 * 2**20 if causal else 0))  # fmt: skip
+    return found

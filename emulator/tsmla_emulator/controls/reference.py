@@ -25,6 +25,15 @@ def packed(
     return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
+def batched(
+    sequences: int, queries: int, keys: int, heads: int, dims: tuple[int, int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Standard normal query, key and value [sequences, tokens, heads, dim] on the GPU; dims: of query, of value."""
+    sizes = (queries, dims[0]), (keys, dims[0]), (keys, dims[1])
+    query, key, value = (torch.randn(sequences, tokens, heads, dim, device="cuda").to(dtype) for tokens, dim in sizes)
+    return query, key, value
+
+
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
 from . import reference
-from .control import Control, Package, Values
+from .control import Control, Package, Peer, Values
 
 PACKAGE = Package("tokenspeed-mla", "2.0.4", ("tokenspeed-triton",))
 PREFILL_LENGTHS = ((300, 70, 1), (300, 200, 130))
@@ -21,28 +22,47 @@ FP16 = Values(out=4e-4, lse=1e-4)
 """Weights of softmax have the inputs' type. Seen 2026-11-24: two thirds of these for `out`, a tenth for the LSE."""
 
 
-def _prefill(dtype: torch.dtype, causal: bool) -> Values:
+def _ragged(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths_q: Sequence[int], lengths_kv: Sequence[int],
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Packs [tokens, heads, dim] of sequences of these lengths; out and LSE."""
     from tokenspeed_mla import tokenspeed_mla_prefill
 
+    return tokenspeed_mla_prefill(
+        query, key, value, torch.tensor(lengths_kv, dtype=torch.int32, device="cuda"), reference.ends(lengths_kv),
+        max(lengths_kv), len(lengths_kv), 192**-0.5, is_causal=causal, return_lse=True,
+        cum_seq_lens_q=reference.ends(lengths_q), max_seq_len_q=max(lengths_q),
+    )  # fmt: skip
+
+
+def _prefill(dtype: torch.dtype, causal: bool) -> Values:
     lengths_q, lengths_kv = PREFILL_LENGTHS
     heads, scale = 2, 192**-0.5
     query, key, value = reference.packed(lengths_q, lengths_kv, heads, dtype)
-    out, lse = tokenspeed_mla_prefill(
-        query, key, value, torch.tensor(lengths_kv, dtype=torch.int32, device="cuda"), reference.ends(lengths_kv),
-        max(lengths_kv), len(lengths_kv), scale, is_causal=causal, return_lse=True,
-        cum_seq_lens_q=reference.ends(lengths_q), max_seq_len_q=max(lengths_q),
-    )  # fmt: skip
+    out, lse = _ragged(query, key, value, lengths_q, lengths_kv, causal)
     sequences = zip(
         query.cpu().split(lengths_q), key.cpu().split(lengths_kv), value.cpu().split(lengths_kv), strict=True
     )
     return reference.compared(out, lse, [reference.attention(*one, scale, causal) for one in sequences])
 
 
+def _paged(
+    query: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: Sequence[int], workspace: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Query [requests, tokens, heads, 576], cache [pages, page, 576], a row of page numbers and keys of each request,
+    bytes of scratch; out and LSE."""
+    from tokenspeed_mla import tokenspeed_mla_decode
+
+    return tokenspeed_mla_decode(
+        query, cache, torch.empty(workspace, dtype=torch.int8, device="cuda"), 512, 64, tables.to("cuda"),
+        torch.tensor(lengths, dtype=torch.int32, device="cuda"), max(lengths), 576**-0.5, return_lse=True,
+    )  # fmt: skip
+
+
 def _decode(
     dtype: torch.dtype, heads: int, q_len: int, lengths: tuple[int, ...] = DECODE_LENGTHS, spare: int = 1
 ) -> Values:
-    from tokenspeed_mla import tokenspeed_mla_decode
-
     scale, pages = 576**-0.5, [-(-length // PAGE) for length in lengths]
     order = torch.randperm(sum(pages)).int()
     tables = torch.zeros(len(lengths), max(pages) + spare, dtype=torch.int32)
@@ -53,10 +73,7 @@ def _decode(
         keys[taken[: reference.FAINT // PAGE].long()] *= 0.05
     cache = keys.to(dtype)
     query = (4 * torch.randn(len(lengths), q_len, heads, 576, device="cuda")).to(dtype)
-    out, lse = tokenspeed_mla_decode(
-        query, cache, torch.empty(1 << 24, dtype=torch.int8, device="cuda"), 512, 64, tables.to("cuda"),
-        torch.tensor(lengths, dtype=torch.int32, device="cuda"), max(lengths), scale, return_lse=True,
-    )  # fmt: skip
+    out, lse = _paged(query, cache, tables, lengths, 1 << 24)
     expected = []
     for asked, table, length in zip(query.cpu(), tables, lengths, strict=True):
         seen = cache.cpu()[table.long()].reshape(-1, 1, 576)[:length]
@@ -87,4 +104,34 @@ def controls() -> list[Control]:
     ):
         call = functools.partial(_decode, dtype, heads, q_len, **more)
         found.append(Control(f"decode, {name}", PACKAGE, arch, call, limits))
+    return found
+
+
+def _prefill_of(
+    dtype: torch.dtype, causal: bool, sequences: int, queries: int, keys: int, heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    packs = (x.flatten(0, 1) for x in reference.batched(sequences, queries, keys, heads, (192, 128), dtype))
+    return _ragged(*packs, [queries] * sequences, [keys] * sequences, causal)
+
+
+def _decode_of(
+    dtype: torch.dtype, requests: int, queries: int, keys: int, heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Requests share pages: what keys hold does not matter to time."""
+    held, pages = 64, -(-keys // PAGE)
+    tables = (torch.arange(pages + 1, dtype=torch.int32) % held).repeat(requests, 1)
+    cache = torch.randn(held, PAGE, 576, device="cuda").to(dtype)
+    query = torch.randn(requests, queries, heads, 576, device="cuda").to(dtype)
+    most_splits, row_bytes = 64, 4 * 513
+    return _paged(query, cache, tables, [keys] * requests, requests * queries * heads * most_splits * row_bytes)
+
+
+def peers() -> list[Peer]:
+    found = []
+    for arch in ("sm_100a", "sm_103a"):
+        for name, dtype in (("e4m3", torch.float8_e4m3fn), ("bf16", torch.bfloat16)):
+            for causal in (False, True):
+                call = functools.partial(_prefill_of, dtype, causal)
+                found.append(Peer(PACKAGE, "prefill", arch, name, (192, 128), call, causal, rows=256))
+            found.append(Peer(PACKAGE, "decode", arch, name, (512, 64), functools.partial(_decode_of, dtype)))
     return found

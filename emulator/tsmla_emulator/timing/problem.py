@@ -3,6 +3,7 @@ follow each other on a GPU's SMs."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import heapq
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from typing import Any
 
 from .. import check
 from ..host.compile import compile_for_emulation
-from ..machine import Options, Trace
+from ..machine import Launch, Options, Trace
 from ..run import Call, emulated
 from .costs import Text
 from .machine_code import instructions
@@ -117,21 +118,30 @@ class PrefillTraced(Traced):
         self.calls = [
             self.run(lambda n=n: _call_prefill(variant, self.rows, n * self.tile_kv), (0,)) for n in TILES_TRACED
         ]
+        self._ends: dict[tuple[Machine, Memory], list[Replayed]] = {}
+
+    def at(self, shape: Shape) -> PrefillTraced:
+        """The same kernel at another shape, without emulating it again."""
+        other = copy.copy(self)
+        other.shape = shape
+        return other
 
     def model(self, machine: Machine) -> Modelled:
         """The whole problem on a machine."""
         memory = self.memory(machine)
-        ends = []
-        for call in self.calls:
-            prepared = self.prepared(call, 0, machine)
-            ends.append(replay(prepared, call.report.traces, memory))
+        if (machine, memory) not in self._ends:
+            self._ends[machine, memory] = [
+                replay(self.prepared(call, 0, machine), call.report.traces, memory) for call in self.calls
+            ]
+        ends, prepared = self._ends[machine, memory], self.prepared(self.calls[1], 0, machine)
         few, many = TILES_TRACED
         per_tile = (ends[1].clocks - ends[0].clocks) / (many - few)
         fixed = ends[0].clocks - few * per_tile
         durations = [fixed + tiles * per_tile for tiles in self.tiles()]
         clocks = schedule(durations, machine.processors, machine.cta_gap.value)
         details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(len(durations))}
-        return Modelled(machine, clocks, machine.launch.value, details, ends[1], prepared, call.report.traces, per_tile)
+        return Modelled(machine, clocks, machine.launch.value, details, ends[1], prepared,
+                        self.calls[1].report.traces, per_tile)  # fmt: skip
 
     def memory(self, machine: Machine) -> Memory:
         """What a copy finds on average: of the bytes that all CTAs copy, the first time of each comes from HBM."""
@@ -240,14 +250,19 @@ class DecodeTraced(Traced):
         prepared = self.prepared(self.call, 1, machine)
         own = [t for t in self.call.report.traces if t.launch == 1 and t.cluster == 0]
         one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
-        threads = launch.block[0] * launch.block[1] * launch.block[2]
-        at_once = machine.processors * max(1, min(32, 2048 // threads))
-        waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
         from ..decode_time import partial_row_bytes
 
         row_bytes = partial_row_bytes(self.variant.arch, self.variant.dtype)
-        moved = self.partials * row_bytes / machine.processors / machine.l2_own.value
-        return max(waves * one, moved + one)
+        return combine_clocks(launch, one, self.partials * row_bytes, machine)
+
+
+def combine_clocks(launch: Launch, one: float, partial_bytes: float, machine: Machine) -> float:
+    """A kernel that joins partial results, of whose CTAs one alone takes `one`."""
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    at_once = machine.processors * max(1, min(32, 2048 // threads))
+    waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
+    moved = partial_bytes / machine.processors / machine.l2_own.value
+    return max(waves * one, moved + one)
 
 
 def schedule(durations: list[float], processors: int, gap: float) -> float:
@@ -262,11 +277,24 @@ def schedule(durations: list[float], processors: int, gap: float) -> float:
     return last
 
 
-def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) -> PrefillTraced | DecodeTraced:
-    """A variant's kernel at a shape, emulated; `compiled` as `emulated` takes it. Raises ValueError for an operator
-    that the model does not know."""
+def arch_of(symbol: str) -> str:
+    """The architecture of a kernel of tsmla or of a peer. Raises ValueError for a symbol that nobody has."""
+    from .peers import peers
+
+    peer = peers().get(symbol)
+    return peer.arch if peer else check.find(symbol).arch.value
+
+
+def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) -> Any:
+    """A variant's kernel or a peer's at a shape, emulated, whose `model(machine)` gives a `Modelled`; `compiled` as
+    `emulated` takes it. Raises ValueError for an operator that the model does not know, and where a peer's package is
+    not there."""
     from tsmla.variant import DecodeVariant, PrefillVariant
 
+    from . import peers
+
+    if symbol in peers.peers():
+        return peers.traced(symbol, shape, machine)
     variant = check.find(symbol)
     if isinstance(variant, PrefillVariant):
         return PrefillTraced(variant, shape, machine.processors, compiled)

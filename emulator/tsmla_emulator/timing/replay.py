@@ -20,7 +20,7 @@ from .machines import Machine
 from .placement import NOT_CODE, cost_of
 
 FAILED, IDLE = 1 << 31, 1 << 30
-PRODUCT = 6
+STORE, PRODUCT = 4, 6
 BIN, BINS = 32, 1 << 15
 
 
@@ -116,6 +116,8 @@ class Prepared:
             self._lists += [*reads, *writes]
         self._rows.append(_Cost(slots=1))  # falling off the end
         self.lists = (c_int32 * max(1, len(self._lists)))(*self._lists)
+        opcodes = (instruction.opcode for instruction in self.entry.instructions)
+        self._boxes = np.array([*(opcode.startswith("cp.async.bulk.tensor") for opcode in opcodes), False])
         self._products: dict[tuple[int, int, int], int] = {}
 
     def table(self) -> Any:
@@ -148,7 +150,8 @@ class Prepared:
         return self.costs[position].rule if position < len(self.costs) else "other"
 
     def clean(self, trace: Trace) -> tuple[Any, Any]:
-        """Instructions without polling, and notes that go with them; products with their clocks."""
+        """Instructions without polling, and notes that go with them; products with their clocks. Lanes that store the
+        same box store it once: the machine's instruction is of the warp."""
         flagged = trace.instructions
         code = flagged & np.uint32(~(FAILED | IDLE) & 0xFFFFFFFF)
         keep = np.ones(len(code), bool)
@@ -159,6 +162,9 @@ class Prepared:
         moved = np.cumsum(keep) - 1
         notes = trace.notes.copy()
         if len(notes):
+            again = np.zeros(len(notes), bool)
+            again[1:] = (notes[1:] == notes[:-1]).all(axis=1) & (notes[1:, 1] == STORE)
+            notes = notes[~(again & self._boxes[code[notes[:, 0]]])]
             notes[:, 0] = moved[notes[:, 0]]
         for row in notes[notes[:, 1] == PRODUCT] if len(notes) else ():
             position = int(code[keep][row[0]])

@@ -1,0 +1,215 @@
+"""What the emulator's timing model says of other packages' kernels, and of ours beside them; no GPU.
+
+    python -m benchmarks.predict_peers [PART ...] [--only TEXT] [--commit HASH]
+
+hopper: what `bench_clocks --peer` measures. published: calls whose time on Blackwell somebody has published. prefill-,
+decode-e4m3 and -bf16: our kernels and tokenspeed-mla's on the same machine, with the range of their ratio over the
+band: each number that is uncertain takes its extreme for both. The packages must be installed;
+`python -m tsmla_emulator.controls` says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tsmla_emulator.machine import EmulationError
+from tsmla_emulator.timing import peers
+from tsmla_emulator.timing.band import outcomes
+from tsmla_emulator.timing.machines import MACHINES, Machine
+from tsmla_emulator.timing.problem import Shape, traced
+
+from .clock_cases import PEER_CASES
+
+FLASH_ATTN_4, TOKENSPEED = "flash-attn-4_prefill_{}_bf16_d{}_{}", "tokenspeed-mla_{}_{}_{}_d{}"
+USE_CASES = ((1, 8192, 8192), (1, 8192, 32768), (1, 8192, 65536), (4, 512, 81920), (4, 1024, 81920))
+"""UC1 to UC5 of tokenspeed-mla: sequences, queries, keys; 128 heads, e4m3, causal."""
+OSS_US = (1881, 10935, 23084, 7759, 15290)
+DECODES = (
+    (4, 4, 81920, 16), (128, 1, 8192, 128), (16, 4, 81920, 16), (1, 1, 8192, 128), (32, 4, 8192, 128),
+    (128, 1, 8192, 16), (4, 4, 81920, 32),
+)  # fmt: skip
+"""Requests, query tokens, keys, heads; the first two on B300, too."""
+OF_MACHINE = {"B200": "sm_100a", "GB200": "sm_100a", "B300": "sm_103a", "GB300": "sm_103a"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A published time. `us` or `tflops`, and who says so of which kernel."""
+
+    symbol: str
+    shape: tuple[int, int, int, int]
+    machine: str
+    source: str
+    us: float | None = None
+    tflops: float | None = None
+
+
+def _published() -> list[Published]:
+    found = []
+    blog = "flash-attn-4's authors, B200 bf16 head dim 128; version and heads not the package's: "
+    for sequences, length, full, causal in ((16, 2048, 1379, 1033), (4, 8192, 1507, 1401), (1, 32768, 1564, 1545)):
+        for mask, said in (("full", full), ("causal", causal)):
+            symbol = FLASH_ATTN_4.format("sm_100a", "128x128", mask)
+            found.append(Published(symbol, (sequences, length, length, 16), "B200", blog + mask, tflops=said))
+    for (sequences, queries, keys), us in zip(USE_CASES, OSS_US, strict=True):
+        symbol = TOKENSPEED.format("prefill", "sm_100a", "e4m3", "192x128_causal")
+        found.append(Published(symbol, (sequences, queries, keys, 128), "B200", "plot, open kernel", us=us))
+    decode = TOKENSPEED.format("decode", "sm_100a", "e4m3", "512x64")
+    for requests, queries, keys, heads, us in (
+        (4, 4, 81920, 16, 47.8), (8, 4, 81920, 16, 76.6), (16, 4, 81920, 16, 146.3), (4, 4, 81920, 32, 49.5),
+        (8, 4, 81920, 32, 80.4), (16, 4, 81920, 32, 148.1),
+    ):  # fmt: skip
+        found.append(Published(decode, (requests, queries, keys, heads), "B200", "plot", us=us))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help="what to model; all by default")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
+    options = parser.parse_args()
+    for part in options.parts or PARTS:
+        cases: dict[str, Any] = {}
+        for name, case in PARTS[part]().items():
+            if options.only in name:
+                try:
+                    cases[name] = case()
+                except (EmulationError, ValueError) as error:  # the others are worth having
+                    cases[name] = {"of": [], "refused": str(error)}
+                print(name, {key: value for key, value in cases[name].items() if "details" not in key}, flush=True)
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        names = sorted({name.split("_")[0] for case in cases.values() for name in case["of"]} - {"tsmla"})
+        record = {
+            "modelled": True,
+            "date": now,
+            "command": "python -m benchmarks.predict_peers " + " ".join(sys.argv[1:]),
+            "commit": options.commit,
+            "packages": {name: importlib.metadata.version(name) for name in names},
+            "cases": cases,
+            "variants": {},
+        }
+        path = options.results / f"peers-{part}-modelled-{now[:19].replace(':', '').replace('-', '')}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        print(path)
+
+
+Cases = dict[str, Callable[[], dict[str, Any]]]
+
+
+def _hopper() -> Cases:
+    return {case.name: functools.partial(_said, case.symbol, case.shape, MACHINES["H100"]) for case in PEER_CASES}
+
+
+def _with_published() -> Cases:
+    return {
+        f"{one.symbol} {Shape(*one.shape)} {one.machine}": functools.partial(_held, one) for one in _published()
+    }  # fmt: skip
+
+
+def _held(one: Published) -> dict[str, Any]:
+    said = _said(one.symbol, one.shape, MACHINES[one.machine])
+    published = one.us or one.tflops
+    assert published
+    longer = said["us"] / published if one.us else published / said["tflops"]
+    unit = "us" if one.us else "tflops"
+    return said | {"published": published, "unit": unit, "source": one.source, "time_over_published": round(longer, 3)}
+
+
+def _beside(family: str, machine: str, dtype: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    arch, dims = OF_MACHINE[machine], "192x128" if family == "prefill" else "512x64"
+    mask = "_causal" if family == "prefill" else ""
+    ours = f"tsmla_{family}_{arch}_{dtype}_to_bf16_d{dims}{mask}_nolse_nopdl"
+    theirs = TOKENSPEED.format(family, arch, dtype, dims) + mask
+    model = MACHINES[machine]
+    first, other = _found(ours, shape, model.processors), _found(theirs, shape, model.processors)
+    mine, peers_ = first.model(model), other.model(model)
+    both = outcomes(first, model), outcomes(other, model)
+    ratios = {key: both[0][key] / both[1][key] for key in both[0]}
+    least, most = (pick(ratios, key=lambda key: ratios[key]) for pick in (min, max))
+    return {
+        "of": [ours, theirs],
+        "us": round(mine.microseconds, 1),
+        "peer_us": round(peers_.microseconds, 1),
+        "per_tile": round(mine.per_tile, 1),
+        "peer_per_tile": round(peers_.per_tile, 1),
+        "ratio": round(mine.microseconds / peers_.microseconds, 3),
+        "least": [round(ratios[least], 3), f"{least[0]} {least[1]:g}"],
+        "most": [round(ratios[most], 3), f"{most[0]} {most[1]:g}"],
+        "details": {k: round(v, 1) for k, v in mine.details.items()},
+        "peer_details": {k: round(v, 1) for k, v in peers_.details.items()},
+    }
+
+
+def _prefill(dtype: str) -> Cases:
+    return {
+        f"{machine} {Shape(*shape, 128)}": functools.partial(_beside, "prefill", machine, dtype, (*shape, 128))
+        for machine in ("B200", "B300") for shape in USE_CASES
+    }  # fmt: skip
+
+
+def _decode(dtype: str) -> Cases:
+    return {
+        f"{machine} {Shape(*shape)}": functools.partial(_beside, "decode", machine, dtype, shape)
+        for machine, shapes in (("B200", DECODES), ("B300", DECODES[:2])) for shape in shapes
+    }  # fmt: skip
+
+
+def _said(symbol: str, shape: tuple[int, int, int, int], machine: Machine) -> dict[str, Any]:
+    found = _found(symbol, shape, machine.processors)
+    modelled = found.model(machine)
+    clocks = modelled.clocks + modelled.launch
+    every = [clocks, *outcomes(found, machine).values()]
+    said: dict[str, Any] = {
+        "of": [symbol],
+        "clocks": round(clocks),
+        "least": round(min(every)),
+        "most": round(max(every)),
+        "us": round(modelled.microseconds, 1),
+        "per_tile": round(modelled.per_tile, 1),
+        "details": {name: round(value, 1) for name, value in modelled.details.items()},
+    }
+    if "prefill" in symbol:
+        sequences, queries, keys, heads = shape
+        pairs = queries * keys - (queries * (queries - 1) // 2 if symbol.endswith("_causal") else 0)
+        flop = 2 * sum(peers.peers()[symbol].dims) * heads * sequences * pairs
+        said["tflops"] = round(flop / modelled.microseconds / 1e6, 1)
+    return said
+
+
+def _found(symbol: str, shape: Sequence[int], processors: int) -> Any:
+    """What the model has of a call; a prefill is emulated once for all shapes and machines."""
+    if "prefill" in symbol:
+        return _prefill_of(symbol, processors).at(Shape(*shape))
+    return traced(symbol, Shape(*shape), _machine_of(processors))
+
+
+@functools.cache
+def _prefill_of(symbol: str, processors: int) -> Any:
+    return traced(symbol, Shape(1, 1024, 1024, 1), _machine_of(processors))
+
+
+def _machine_of(processors: int) -> Machine:
+    return next(machine for machine in MACHINES.values() if machine.processors == processors)
+
+
+PARTS: dict[str, Callable[[], Cases]] = {
+    "hopper": _hopper,
+    "published": _with_published,
+    **{f"prefill-{dtype}": functools.partial(_prefill, dtype) for dtype in ("e4m3", "bf16")},
+    **{f"decode-{dtype}": functools.partial(_decode, dtype) for dtype in ("e4m3", "bf16")},
+}
+
+
+if __name__ == "__main__":
+    main()
