@@ -23,7 +23,7 @@ class Value:
 
 
 MEASURED = "measured: microbench-nvidia-h100-80gb-hbm3-20261124T084059.json"
-MEASURED_SHARED = "measured: microbench-nvidia-h100-80gb-hbm3-20261124T121256.json"
+MEASURED_SHARED = "measured: microbench-shared-nvidia-h100-80gb-hbm3-20261124T121256.json"
 S4 = "B300, github.com/ademeure/QuickRunCUDA, B300_PIPE_CATALOG.md, audited values"
 UMMA = "github.com/SemiAnalysisAI/microbench-blackwell, umma_latency, umma_throughput (B200)"
 ASSUMED = "assumed"
