@@ -71,7 +71,7 @@ def mla_quantize_q(
     options = power_of_two_scales, enable_pdl
     try:
         packed = given[0].ndim == 3
-        tensors = tuple(x if x is None else x.unsqueeze(0) for x in given) if packed else given
+        tensors: tuple[Any, ...] = tuple(x if x is None else x.unsqueeze(0) for x in given) if packed else given
         *outer, _ = shape = tensors[0].shape
         rows = outer[0] * outer[1] * outer[2]
         kind = _kind(tensors, shape, options, rows <= _MAX_ROWS)

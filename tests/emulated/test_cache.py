@@ -129,7 +129,7 @@ def test_every_number_by_scales_of_all_sizes(gpu, dtype):
     numbers = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).cuda()
     rows = torch.cat([numbers, numbers[: 114 * 576 - len(numbers)]]).view(114, 576)
     slots = torch.arange(114).cuda()
-    for scale in (2.0**-126, 3.7e-38, 1e-30, 0.37, 1.0, 2 - 2.0**-23, 448.0, 3e9, 2.0**64, 1e30, 3e38):
+    for scale in (2.0**-126, 3.7e-38, 1e-30, 0.37, 1.0, 2 - 2.0**-23, 448.0, 3e9, 2.0**64, 1e30, 1.5 * 2.0**127):
         cache, expected = Cache("e4m3", 1, 114), Cache("e4m3", 1, 114)
         expected.put(slots, stored(*cut(rows), "e4m3", scale))
         mla_write_cache(*cut(rows), slots, **cache.tensors, format="e4m3", scale=scale)

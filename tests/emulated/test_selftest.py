@@ -22,6 +22,7 @@ from tsmla.variant import (
     Dtype,
     PackVariant,
     PrefillVariant,
+    QuantizeQVariant,
     ReadCacheVariant,
     WriteCacheVariant,
 )
@@ -34,7 +35,8 @@ PREFILL = PrefillVariant(ARCH, Dtype.BF16, Dtype.BF16, 128, 128, causal=True, ls
 DECODE = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False)
 WRITE = WriteCacheVariant(ARCH, Dtype.BF16, ROWS["snapmla"])
 READ = ReadCacheVariant(ARCH, Dtype.BF16, ROWS["fp8_ds_mla"])
-BYTES = (PACK, WRITE, READ)
+QUERY = QuantizeQVariant(ARCH, Dtype.BF16, ROWS["snapmla"])
+BYTES = (PACK, WRITE, READ, QUERY)
 """Kernels whose every byte is compared."""
 JOB = Job([], full=False, repeats=2, steps=("emulated",), emulated=ARCH)
 
@@ -70,10 +72,11 @@ def without(text: str, replacement: str):
         (PACK, "cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e5m2x2.f32", "differ from torch's"),
         (WRITE, "div.rn.f32", "mul.f32", "differ from torch's"),
         (READ, "mul.f32", "add.f32", "differ from torch's"),
+        (QUERY, "max.f32", "min.f32", "differ from torch's"),
         (PREFILL, "ex2.approx.ftz.f32", "neg.f32", "output is off by"),
         (PREFILL, "fence.mbarrier_init.release.cluster;", "trap;", "EmulationError: "),
     ],
-    ids=["another format", "products for quotients", "sums for products", "no exponentials", "a trap"],
+    ids=["another format", "no quotients", "sums for products", "least for largest", "no exponentials", "a trap"],
 )
 def test_a_broken_kernel_is_reported(compiled_kernels, variant, text, replacement, problem):
     outcome = run(variant, compiled_kernels, rewrite=without(text, replacement))

@@ -30,7 +30,7 @@ def check(case: QueryCase, place: Place) -> None:
     results[2] = results[2][..., None]
     for (name, (width, dtype)), got in zip(_RESULTS.items(), results, strict=True):
         assert got.dtype == dtype and got.shape == (*case.outer, width), f"{name} is {got.dtype} of {tuple(got.shape)}"
-    nope, rope, scales = (got.reshape(len(rows), -1) for got in results)
+    nope, rope, scales = (got.reshape(len(rows), got.shape[-1]) for got in results)
     for index, row in enumerate(rows):
         codes = nope[index].view(torch.uint8).numpy()
         judge_snapmla(row, codes, rope[index], np.asarray(scales[index]), case.rounded, f"row {index}")

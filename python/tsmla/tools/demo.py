@@ -34,7 +34,8 @@ def demo() -> int:
 
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     torch.manual_seed(0)
-    good = [_show(run) for run in (_pack, _prefill, _decode, *(functools.partial(_cache, name) for name in ROWS))]
+    caches = [functools.partial(_cache, format) for format in ROWS]
+    good = [*map(_show, (_pack, _prefill, _decode)), *map(_show, caches)]
     for variant, step in resolve.served().items():
         print(f"ran {variant.symbol()}: {step}")
     return 0 if all(good) else 1
@@ -174,7 +175,7 @@ def _cache(format: str, count: int = 1024) -> tuple[str, bool]:
         return torch.full((-(-count // page), page, width), math.nan, device="cuda").to(dtype)
 
     first, rope = (TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces)
-    cache = {"cache": tensor((LATENT_DIM if row.apart else row.bytes // first.itemsize), first)}
+    cache: dict[str, Any] = {"cache": tensor((LATENT_DIM if row.apart else row.bytes // first.itemsize), first)}
     size = row.bytes
     if row.apart:
         cache |= {"rope_cache": tensor(ROPE_DIM, rope), "scale_cache": tensor(1, torch.float32)[..., 0]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
     format = next(name for name, known in ROWS.items() if known == row)
     scale, slots = _scale(case, row), _slots(case)
     if isinstance(variant, WriteCacheVariant):
-        cache = _cache(case, row, memory)
+        cache: dict[str, Any] = _cache(case, row, memory)
         mla_write_cache(
             *keys(case, dtype), slots, **cache, format=format, scale=scale, enable_pdl=case.pdl,
             power_of_two_scales=case.power_of_two if row.scales else None,
