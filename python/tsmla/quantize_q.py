@@ -66,7 +66,7 @@ def mla_quantize_q(
         return torch_ops.QUANTIZE_Q(query, power_of_two_scales, nope_out, rope_out, scale_out, enable_pdl)
     q_pe = None
     if type(query) is tuple:
-        query, q_pe = examine.pieces(_OPERATOR, "query", query)
+        query, q_pe = examine.pieces(_OPERATOR, "query", query, 2)
     given: tuple[Any, ...] = query, q_pe, nope_out, rope_out, scale_out
     options = power_of_two_scales, enable_pdl
     try:
