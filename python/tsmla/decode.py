@@ -72,7 +72,8 @@ def tsmla_decode(
             each piece its own. Its tokens are the last q_len positions of each request. Any number of heads, any q_len.
             With cum_seq_lens_q, [tokens, heads, 576] or its pieces: those of all requests, one behind the other.
             With a kv_cache of three tensors, a tuple of three: (q_nope e4m3, q_pe bf16, query_scales). A scale is the
-            factor of a whole row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides.
+            factor of a whole row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. Or
+            bf16 as above, which `mla_quantize_q` makes that of first.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
             any page stride that is a multiple of 16 bytes, rows within a page without gaps. Or SnapMLA's rows, as
             `mla_write_cache` writes them under the format "snapmla": a tuple (cache [pages, page_size, 512] e4m3 or
@@ -169,7 +170,7 @@ def tsmla_decode(
         query, q_pe, query_scales = examine.pieces(_OPERATOR, "query", query, 2, 3)
     if type(kv_cache) is tuple:
         kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 3)
-        query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales)
+        query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
         kv_cache = decode_rows.typed(kv_cache)
     tensors = (
         query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,

@@ -8,25 +8,23 @@ import torch
 
 from .call import DECODE
 from .errors import ArgumentError
+from .quantize_q import mla_quantize_q
 from .row_format import ROWS
 
 ROW = ROWS["snapmla"]
 """Its rows: the only ones that lie apart."""
 
 
-def quantised(query: Any, q_pe: Any, query_scales: Any) -> tuple[Any, Any, Any]:
-    """A query's latent piece of 8 bits, its rope piece and its scales, one for each token and head."""
+def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tuple[Any, Any, Any]:
+    """A query's latent piece of 8 bits, its rope piece and its scales, one for each token and head; one of bf16 takes
+    a launch of its own, and memory for what that writes."""
     if query_scales is None and isinstance(query, torch.Tensor) and query.dtype is torch.bfloat16:
-        # A query that is not quantised yet: mla_quantize_q(query if q_pe is None else (query, q_pe)) goes here.
-        raise ArgumentError(
-            f"{DECODE.name}: query is {query.dtype}, and kv_cache has a scale for each key; quantise the query, and "
-            "pass (q_nope, q_pe, query_scales)"
-        )
+        return mla_quantize_q(query if q_pe is None else (query, q_pe), enable_pdl=enable_pdl)
     if query_scales is None:
         given = "one tensor" if q_pe is None else "a tuple of 2"
         raise ArgumentError(
-            f"{DECODE.name}: query is {given}, and kv_cache has a scale for each key; it must be (q_nope, q_pe, "
-            "query_scales)"
+            f"{DECODE.name}: query is {given}, and kv_cache has a scale for each key; it must be bf16 or (q_nope, "
+            "q_pe, query_scales)"
         )
     if isinstance(query_scales, torch.Tensor) and query_scales.shape[-1:] == (1,) and query_scales.ndim > 1:
         query_scales = query_scales.expand(*query_scales.shape[:-1], *query.shape[-2:-1])

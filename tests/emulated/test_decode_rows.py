@@ -17,6 +17,7 @@ from decode_rows import (
     outlier_call,
     relative,
 )
+from tsmla import mla_quantize_q
 from tsmla.support import DECODE_ROWS
 
 ARCHS = [str(arch) for arch, rows in DECODE_ROWS.items() if "snapmla" in rows]
@@ -124,3 +125,13 @@ def test_a_query_of_other_strides_and_one_scale_for_all_heads(gpu):
     changed = {"query": (latent, rope, scaled.queries.scales[..., :1]), "kv_cache": (cache.view(torch.uint8), *others)}
     got, got_lse = run(scaled.problem, **scaled.arguments(**changed))
     assert torch.equal(got, out) and torch.equal(got_lse, lse)
+
+
+def test_a_bf16_query_gives_the_bits_of_a_quantised_one(gpu):
+    scaled = make_scaled([150, 3], 2, 8)
+    query = torch.randn(2, 2, 8, 576, device="cuda").bfloat16()
+    out, lse = run(scaled.problem, **scaled.arguments(query=mla_quantize_q(query)))
+    assert (out != 0).any()
+    for given in (query, (query[..., :512], query[..., 512:])):
+        got, got_lse = run(scaled.problem, **scaled.arguments(query=given))
+        assert torch.equal(got, out) and torch.equal(got_lse, lse)

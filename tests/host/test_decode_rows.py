@@ -68,13 +68,23 @@ def test_a_pack(recorder):
     assert launch[12].shape == (1, 5, HEADS) and launch[12].data_ptr() == given["query"][2].data_ptr()
 
 
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_bf16_query_is_quantised_first(recorder, pieces):
+    """In a launch of its own, whose results decode takes, with the same PDL."""
+    whole = bf16(BATCH, Q_LEN, HEADS, 576)
+    given = scaled(query=(whole[..., :512], whole[..., 512:]) if pieces else whole, enable_pdl=True)
+    tsmla_decode(**given)
+    quantised, launch = recorder.launches
+    assert [variant.family for variant in recorder.variants] == ["quantize_q", "decode"]
+    assert quantised[0].data_ptr() == whole.data_ptr() and quantised[-2:] == (1, 1)
+    for made, taken in zip(quantised[2:5], (*launch[:2], launch[12]), strict=True):
+        assert made.data_ptr() == taken.data_ptr() and made.shape == taken.shape and made.dtype == taken.dtype
+
+
 REFUSED = {
-    "a query that is not quantised": (
-        {"query": bf16(BATCH, Q_LEN, HEADS, 576)}, "query is torch.bfloat16, and kv_cache has a scale for each key"
-    ),
-    "its pieces": (
-        {"query": (bf16(BATCH, Q_LEN, HEADS, 512), bf16(BATCH, Q_LEN, HEADS, 64))},
-        "query is torch.bfloat16, and kv_cache has a scale for each key",
+    "a query of 8 bits in one tensor": (
+        {"query": torch.zeros(BATCH, Q_LEN, HEADS, 576, dtype=E4M3)},
+        "query is one tensor, and kv_cache has a scale for each key; it must be bf16 or (q_nope, q_pe, query_scales)",
     ),
     "a query without scales": (
         {"query": query(BATCH, Q_LEN, HEADS)[:2]}, "query is a tuple of 2, and kv_cache has a scale for each key"
