@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from .alignment import aligned
@@ -43,9 +43,18 @@ def box_with(wanted: Wanted, lookup: Lookup, box: Int32, keys: Int32) -> Box:
 
 
 @cute.jit
-def boxes_view(cache: cute.Tensor, first: cutlass.Constexpr, width: cutlass.Constexpr, chunks: cutlass.Constexpr):
-    """[pages, page size, dims] -> (dims of a swizzled row, 8 rows, chunks, 8-row groups, pages) from dim `first`."""
+def boxes_view(
+    cache: cute.Tensor,
+    first: cutlass.Constexpr,
+    width: cutlass.Constexpr,
+    chunks: cutlass.Constexpr,
+    gaps: cutlass.Constexpr = False,
+):
+    """[pages, page size, dims] -> (dims of a swizzled row, 8 rows, chunks, 8-row groups, pages) from dim `first`. Rows
+    follow each other, unless there may be `gaps` between them."""
     pages, page_size, row = cache.shape
+    if const_expr(gaps):
+        row = cute.assume(cache.stride[1], divby=128 // cache.element_type.width)
     page = page_size * Int64(row)
     if pages > 1:
         page = cache.stride[0]
