@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tsmla import gpu
 from tsmla.manifest import library_file
-from tsmla.row_format import ROWS
+from tsmla.row_format import ROWS, uniform_row
 from tsmla.support import CACHE_DTYPES, PREFILL_DIMS, why_unsupported
 from tsmla.variant import (
     FAMILIES,
@@ -49,7 +49,8 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
     ):
         yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse, pdl=pdl)
     for dtype, out, lse, pdl in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON, OFF_ON):
-        yield DecodeVariant(arch, dtype, out, lse=lse, pdl=pdl)
+        for row in {uniform_row(dtype), *ROWS.values()}:
+            yield DecodeVariant(arch, dtype, out, lse, pdl, row)
     for dtype, out, pack_dims, pdl in itertools.product(Dtype, Dtype, PACK_DIMS, OFF_ON):
         yield PackVariant(arch, dtype, out, *pack_dims, pdl=pdl)
     for name, row in ROWS.items():

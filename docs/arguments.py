@@ -21,7 +21,8 @@ the stride of a dimension of one element means nothing. After these arguments ev
 
 What callers give as a tuple of two is two tensors here: `key[1]` is the second, and `key` stands for the first, or for
 a tensor that is both side by side. So d_query and d_key are d_qk, or the 128 columns of the first piece, and
-query_columns are 576 or 512."""
+query_columns are 576 or 512. A decode's cache may be a tuple of three (SnapMLA's rows, row_width 512 instead of 576), as
+its query then is; other kernels get None for what only such calls have."""
 
 
 def page() -> str:
@@ -52,6 +53,8 @@ def _tensor(operator: Operator, argument: Argument) -> tuple[str, ...]:
     aligned = f"{argument.align}{', outer strides too' if outer and argument.align > 4 else ''}"
     if argument.only_with:
         left_out = "made if asked for"
+    elif argument.only_apart:
+        left_out = "None"
     else:
         left_out = argument.left_out.value if isinstance(argument.left_out, LeftOut) else f"`{argument.left_out}`"
     return (

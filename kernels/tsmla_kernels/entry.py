@@ -32,7 +32,7 @@ def fake_arguments(variant: Variant) -> tuple:
         if not isinstance(argument, Argument):
             number = cutlass.Float32 if isinstance(argument.neutral, float) else cutlass.Int32
             arguments.append(number(argument.neutral))
-        elif argument.only_with and not getattr(variant, argument.only_with):
+        elif not argument.taken_by(variant):
             arguments.append(None)
         else:
             own = collections.defaultdict(cute.sym_int) if argument.left_out is LeftOut.EMPTY else symbols
@@ -43,10 +43,11 @@ def fake_arguments(variant: Variant) -> tuple:
 
 def _fake_tensor(variant: Variant, argument: Argument, shape: tuple) -> Any:
     element = _FIXED.get(argument.dtype) or numeric(getattr(variant, argument.dtype))
-    known = argument.align * 8 // element.width if argument.strides is Strides.ROWS else 1
+    strides = argument.strides_for(variant)
+    known = argument.align * 8 // element.width if strides is Strides.ROWS else 1
     outer = tuple(cute.sym_int64(divisibility=known) for _ in shape[:-1])
     halves = "int64" in argument.also_dtypes  # which the operator rewrites as every second one of 32 bits
-    last = cute.sym_int64() if halves or argument.strides is Strides.ANY else 1
+    last = cute.sym_int64() if halves or strides is Strides.ANY else 1
     return make_fake_tensor(element, shape, (*outer, last), assumed_align=argument.align)
 
 

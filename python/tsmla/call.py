@@ -48,12 +48,13 @@ class Argument:
     call's; one name is one size wherever it stands.
 
     name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
-    first is then the tensor called "key". dtype: a field of the variant, or torch's name. align: bytes of which its
+    first is then the tensor called "key"; "query[2]" of three. dtype: a field of the variant, or torch's name. align: bytes of which its
     address, and free outer strides, are multiples. left_out: a name is the caller's argument that takes its place.
     also_shape, also_dtypes: what callers may give besides; the operator rewrites it. packed_shape: what callers give
     instead where query tokens of all requests lie one behind the other; the operator makes one request of them.
-    only_with: the flag of the variant without which the kernel gets None. written: holds a result. scratch: written,
-    too, and nothing in it outlives a call.
+    only_with: the flag of the variant without which the kernel gets None. only_apart: so does one whose rows do not lie
+    in several tensors (`RowFormat.apart`), and callers give none. apart_strides: how it may lie where rows do. written:
+    holds a result. scratch: written, too, and nothing in it outlives a call.
     """
 
     name: str
@@ -67,8 +68,17 @@ class Argument:
     also_dtypes: tuple[str, ...] = ()
     packed_shape: tuple[str | int, ...] = ()
     only_with: str = ""
+    only_apart: bool = False
+    apart_strides: Strides | None = None
     written: bool = False
     scratch: bool = False
+
+    def taken_by(self, variant: Variant) -> bool:
+        """Whether kernels of a variant take it; others get None."""
+        return (not self.only_with or getattr(variant, self.only_with)) and (not self.only_apart or is_apart(variant))
+
+    def strides_for(self, variant: Variant) -> Strides:
+        return self.apart_strides if self.apart_strides and is_apart(variant) else self.strides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +124,18 @@ class Operator:
         return tuple(found)
 
 
+def is_apart(variant: Variant) -> bool:
+    """Whether a variant's rows lie in several tensors."""
+    return isinstance(variant, DecodeVariant | WriteCacheVariant | ReadCacheVariant) and variant.row.apart
+
+
+def tuples_of(operator: Operator, name: str) -> tuple[int, ...]:
+    """Of how many tensors an argument may be a tuple: a pair, and one more where rows lie apart."""
+    behind = [x for x in operator.given if x.given.startswith(f"{name}[")]
+    least = 3 if behind[0].only_apart else 2
+    return tuple(range(least, 2 + len(behind)))
+
+
 def extent(size: str | int, sizes: Mapping[str, int]) -> int | None:
     """A size such as 576, "heads" or "d_nope + d_rope"; None when something in it is not known."""
     terms = [int(term) if term.isdigit() else sizes.get(term) for term in str(size).split(" + ")]
@@ -124,8 +146,8 @@ def fixed_sizes(variant: Variant) -> dict[str, int]:
     """The sizes that are compiled into a kernel, by the names that shapes have for them."""
     if isinstance(variant, DecodeVariant):
         row = variant.row
-        rope_columns = row.columns - row.value_columns
-        return {"row_columns": row.columns, "value_columns": row.value_columns, "rope_columns": rope_columns}
+        sizes = {"row_width": variant.row_width, "value_columns": row.value_columns}
+        return {**sizes, "query_columns": row.value_columns} if row.apart else sizes
     if isinstance(variant, WriteCacheVariant | ReadCacheVariant):
         return {"row_width": variant.row_width}
     fields = {field.name: getattr(variant, field.name) for field in dataclasses.fields(variant)}
@@ -165,15 +187,23 @@ PREFILL = Operator(
 )
 
 _BATCH, _PACK = ("batch", "q_len", "heads"), ("tokens", "heads")
-_PAGES, _PAGES_OF_ONE = ("pages", "page_size", "row_columns"), ("pages", 1, "page_size", "row_columns")
+_SLOTS = ("pages", "page_size")
+_PAGES, _PAGES_OF_ONE = (*_SLOTS, "row_width"), ("pages", 1, "page_size", "row_width")
 _INT64 = ("int64",)
+_APART: dict[str, Any] = {"left_out": LeftOut.EMPTY, "only_apart": True}
 DECODE = Operator(
     "tsmla_decode",
     DecodeVariant,
     (
         _rows("query", "query", (*_BATCH, "query_columns"), packed_shape=(*_PACK, "query_columns")),
-        _rows("q_pe", "query[1]", (*_BATCH, ROPE_DIM), left_out=LeftOut.EMPTY, packed_shape=(*_PACK, ROPE_DIM)),
-        Argument("kv_cache", "kv_cache", _PAGES, "dtype", Strides.PAGES, 16, also_shape=_PAGES_OF_ONE),
+        _rows(
+            "q_pe", "query[1]", (*_BATCH, ROPE_DIM), "rope_dtype", left_out=LeftOut.EMPTY,
+            packed_shape=(*_PACK, ROPE_DIM),
+        ),
+        Argument(
+            "kv_cache", "kv_cache", _PAGES, "cache_dtype", Strides.PAGES, 16, also_shape=_PAGES_OF_ONE,
+            apart_strides=Strides.ROWS,
+        ),
         Argument("block_tables", "block_tables", ("requests", "width"), strides=Strides.ROWS),
         Argument("seq_lens", "seq_lens", ("requests",), also_dtypes=_INT64),
         Argument("causal_seqs", "causal_seqs", ("requests",), also_dtypes=_INT64, left_out="seq_lens"),
@@ -186,6 +216,9 @@ DECODE = Operator(
         Argument("out", "out", (*_BATCH, "value_columns"), align=16, **_OUT, packed_shape=(*_PACK, "value_columns")),
         Argument("lse", "lse", _BATCH, **_LSE, packed_shape=_PACK),
         Argument("workspace", "workspace_buffer", ("bytes",), "int8", align=16, also_dtypes=("uint8",), scratch=True),
+        Argument("query_scales", "query[2]", _BATCH, "float32", Strides.ANY, packed_shape=_PACK, **_APART),
+        _rows("rope_cache", "kv_cache[1]", (*_SLOTS, ROPE_DIM), "rope_dtype", **_APART),
+        Argument("scale_cache", "kv_cache[2]", _SLOTS, "float32", Strides.ANY, **_APART),
         Number("softmax_scale", "softmax_scale", 1.0),
         Number("output_scale", "output_scale", 1.0),
         Number("causal", "causal_mask", 0),
@@ -200,9 +233,7 @@ DECODE = Operator(
     ),
     dtypes=tuple(DECODE_OUT_DTYPES),
     keyed=(*_BATCH, "requests", "pages", "page_size"),
-    known={
-        "query_columns": LATENT_DIM + ROPE_DIM, "row_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM,
-    },
+    known={"query_columns": LATENT_DIM + ROPE_DIM, "value_columns": LATENT_DIM},
 )
 
 PACK = Operator(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import checks, examine, resolve
+from . import checks, decode_rows, examine, resolve
 from .call import DECODE
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .decode_options import Options, check_options, integers, is_packed
@@ -28,8 +28,8 @@ PAGE_SIZES = (16, 32, 64, 128)
 
 
 def tsmla_decode(
-    query: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-    kv_cache: torch.Tensor,
+    query: torch.Tensor | tuple[torch.Tensor, ...],
+    kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     workspace_buffer: torch.Tensor,
     kv_lora_rank: int,
     qk_rope_head_dim: int,
@@ -71,8 +71,15 @@ def tsmla_decode(
             not copied and give the same bits. Last dimensions contiguous, outer strides free multiples of 16 bytes, of
             each piece its own. Its tokens are the last q_len positions of each request. Any number of heads, any q_len.
             With cum_seq_lens_q, [tokens, heads, 576] or its pieces: those of all requests, one behind the other.
+            With a kv_cache of three tensors, a tuple of three: (q_nope e4m3, q_pe bf16, query_scales). A scale is the
+            factor of a whole row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
-            any page stride that is a multiple of 16 bytes, rows within a page without gaps.
+            any page stride that is a multiple of 16 bytes, rows within a page without gaps. Or SnapMLA's rows, as
+            `mla_write_cache` writes them under the format "snapmla": a tuple (cache [pages, page_size, 512] e4m3 or
+            uint8, rope_cache [pages, page_size, 64] bf16, scale_cache [pages, page_size] float32); strides of pages and
+            rows are then free multiples of 16 bytes, and those of scale_cache any. Scales are positive, powers of two
+            or not; those of a request's keys must lie within 2^100 of each other. A key whose scale is 0 counts as
+            hidden; one that is negative, infinite or NaN makes NaN of the rows that see its key.
         workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
             max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
             nothing in it outlives a call.
@@ -83,7 +90,8 @@ def tsmla_decode(
             ones count as 0, those beyond width * page_size as that. int64 takes one more small launch.
         max_seq_len: at least the longest of `seq_lens`, or of what a captured graph will see: how many CTAs can be
             occupied follows from it, never what is computed.
-        softmax_scale: factor of the scores, times the dequantisation scales of query and cache: from 2^-126 to 1024.
+        softmax_scale: factor of the scores, times the dequantisation scales of query and cache where these have one
+            each, for all: from 2^-126 to 1024.
             Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined.
         output_scale: factor of the output, before it is rounded; not of the LSE.
         out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits. [tokens, heads, 512]
@@ -156,12 +164,16 @@ def tsmla_decode(
         if not checks.is_scores_factor(softmax_scale):
             checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
         output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
-    q_pe = None
+    q_pe = query_scales = rope_cache = scale_cache = None
     if type(query) is tuple:
-        query, q_pe = examine.pieces(_OPERATOR, "query", query)
+        query, q_pe, query_scales = examine.pieces(_OPERATOR, "query", query, 2, 3)
+    if type(kv_cache) is tuple:
+        kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 3)
+        query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales)
+        kv_cache = decode_rows.typed(kv_cache)
     tensors = (
         query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
-        workspace_buffer,
+        workspace_buffer, query_scales, rope_cache, scale_cache,
     )  # fmt: skip
     options = (
         return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
@@ -190,12 +202,13 @@ def tsmla_decode(
             spans = narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q
             parts = parts if shape[0] else 0
             query, rows, row_lse, rope, visible = _as_one_request(query, out, lse, rope, visible, len(seq_lens))
+            query_scales = None if query_scales is None else query_scales.unsqueeze(0)
         if parts:
             kernel(
                 query, rope, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds, spans, visible,
-                no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, softmax_scale, output_scale,
-                1 if causal_mask else 0, window_left, cp_world, cp_rank, cp_interleave_size,
-                1 if lse_includes_sink else 0, 1 if batch_invariant else 0, q_len, parts,
+                no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, query_scales, rope_cache,
+                scale_cache, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
+                cp_interleave_size, 1 if lse_includes_sink else 0, 1 if batch_invariant else 0, q_len, parts,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -234,9 +247,17 @@ class _Served(NamedTuple):
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `Options`), with every check and its error."""
     options = Options(*chosen)
-    query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, *_ = tensors
+    (
+        query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, _, lse, _, query_scales,
+        rope_cache, _,
+    ) = tensors  # fmt: skip
     packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
+    row = None if rope_cache is None else decode_rows.ROW
+    if row:
+        called["kv_cache"] = "kv_cache[0]"
+    elif query_scales is not None:
+        decode_rows.refuse_scales()
     examination = examine.Examination(DECODE, tensors, called, columns, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
@@ -244,8 +265,8 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         checks.flag, _OPERATOR, return_lse=options.return_lse, enable_pdl=options.pdl, causal_mask=options.causal,
         lse_includes_sink=options.lse_includes_sink, batch_invariant=options.batch_invariant,
     )  # fmt: skip
-    wants_lse = return_lse or tensors[-2] is not None
-    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, pdl)
+    wants_lse = return_lse or lse is not None
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, pdl, row)
     if packed:
         assert options.max_q_len is not None
         q_len = checks.integer(_OPERATOR, "max_q_len", options.max_q_len, 1, _LARGEST_INT)

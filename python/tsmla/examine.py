@@ -61,7 +61,7 @@ class Examination:
                 self._check_place(argument)
                 self._check_dtype(argument, variant)
                 self._check_shape(argument)
-                self._check_memory(argument)
+                self._check_memory(argument, argument.strides_for(variant))
 
     def _name(self, argument: Argument) -> str:
         return self._called.get(argument.given, argument.given)
@@ -86,31 +86,38 @@ class Examination:
         wanted = [[size if (n := extent(size, self.sizes)) is None else n for size in shape] for shape in shapes]
         self.sizes |= checks.shape(self.operator.name, self._name(argument), given, *wanted)
 
-    def _check_memory(self, argument: Argument) -> None:
+    def _check_memory(self, argument: Argument, strides: Strides) -> None:
         operator, name, given = self.operator.name, self._name(argument), self.tensors[argument.given]
         assert given is not None
-        if argument.strides is Strides.WHOLE:
+        if strides is Strides.WHOLE:
             checks.contiguous(operator, name, given)
-        elif argument.strides is Strides.ROWS:
+        elif strides is Strides.ROWS:
             checks.last_dim_contiguous(operator, name, given)
-        elif argument.strides is Strides.PAGES:
+        elif strides is Strides.PAGES:
             checks.pages_contiguous(operator, name, given)
         if argument.written:
             checks.no_overlap(operator, name, given)
-        if argument.strides is Strides.ANY:
+        if strides is Strides.ANY:
             checks.address(operator, name, given, argument.align)
         else:
             checks.aligned(operator, name, given, argument.align)
 
 
-def pieces(operator: str, name: str, given: Any) -> tuple:
-    """The two tensors of an argument that may be a pair, the second None where it is one tensor."""
+def pieces(operator: str, name: str, given: Any, *counts: int) -> tuple:
+    """The tensors of an argument that may be a tuple of as many as one of `counts`, and None up to the most."""
     if type(given) is not tuple:
-        return given, None
-    if len(given) != 2 or given[1] is None:
-        what = f"a tuple of {len(given)}" if len(given) != 2 else "a tuple without the second piece"
-        raise ArgumentError(f"{operator}: {name} is {what}; it must be a tensor or a tuple of 2")
-    return given
+        return given, *(None,) * (max(counts) - 1)
+    missing = [index for index, piece in enumerate(given) if piece is None and index > 0]
+    if len(given) not in counts or missing:
+        what = f"a tuple of {len(given)}"
+        if len(given) in counts:
+            what = f"a tuple without the {('second', 'third')[missing[0] - 1]} piece"
+        raise ArgumentError(f"{operator}: {name} is {what}; it must be a tensor or a tuple of {_or(counts)}")
+    return *given, *(None,) * (max(counts) - len(given))
+
+
+def _or(counts: Sequence[int]) -> str:
+    return " or ".join(map(str, counts))
 
 
 def kind_of(operator: Operator) -> Callable[..., tuple]:
@@ -140,7 +147,9 @@ def kind_source(operator: Operator) -> str:
     lines, facts = [], [f"{operator.name!r}, options, fact, {first.name}.get_device(), {first.name}.dtype"]
     for argument in sorted(required, key=lambda argument: -len(named.intersection(argument.shape))):
         name = argument.name
-        if all(isinstance(size, int) or size in keyed or size in operator.known for size in argument.shape):
+        if all(isinstance(size, int) or size in keyed or size in operator.known for size in argument.shape) or (
+            argument.also_shape and argument.shape[0] in keyed
+        ):
             facts.append("shape" if argument is first else f"{name}.shape")
             keyed = keyed.difference(argument.shape)
         elif argument.also_shape:  # the kernel gets one of `shape`'s number of dimensions, or refuses it
@@ -174,7 +183,7 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
     if argument.packed_shape:  # leading sizes are the first argument's, packed or not
         counted = f"{argument.name}.ndim - {sum(isinstance(size, int) for size in argument.shape)}"
         return [f"{argument.name}.ndim, {argument.name}.shape[:{counted}] == {required[0].name}.shape[:{counted}]"]
-    if all(size in keyed for size in argument.shape):
+    if argument.only_apart or all(size in keyed for size in argument.shape):
         return [f"{argument.name}.shape"]
 
     known = {size for x in required for size in x.shape}

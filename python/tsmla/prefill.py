@@ -135,8 +135,8 @@ def tsmla_prefill(
     q_pe = k_pe = None
     merges = 0
     if type(query) is tuple or type(key) is tuple or merge_into is not None:
-        query, q_pe = examine.pieces(_OPERATOR, "query", query)
-        key, k_pe = examine.pieces(_OPERATOR, "key", key)
+        query, q_pe = examine.pieces(_OPERATOR, "query", query, 2)
+        key, k_pe = examine.pieces(_OPERATOR, "key", key, 2)
         if merge_into is not None:
             (out, lse), merges = earlier_result(merge_into, out, lse), 1
     tensors = query, q_pe, key, k_pe, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks

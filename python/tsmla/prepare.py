@@ -47,7 +47,7 @@ def _one_token(variant: Variant) -> tuple[Any, ...]:
     def made(argument: Argument | Number) -> Any:
         if isinstance(argument, Number):
             return argument.neutral
-        if argument.only_with and not getattr(variant, argument.only_with):
+        if not argument.taken_by(variant):
             return None
         shape = [extent(size, sizes) or 1 for size in argument.shape]
         return torch.zeros(shape, dtype=dtype_in_table(variant, argument.dtype), device="cuda")

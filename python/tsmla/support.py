@@ -28,8 +28,11 @@ PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
 LATENT_DIM, ROPE_DIM = (uniform_row(Dtype.BF16).piece(name).columns for name in NAMES)
 """Elements of a decode cache row that are both key and value; those after them, which are key only."""
 DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16, Dtype.E5M2: Dtype.BF16}
-"""Dtype of query and cache -> dtype of the output."""
+"""Dtype of the query -> dtype of the output."""
 DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, tuple(DECODE_OUT_DTYPES))
+DECODE_ROWS: dict[Arch, dict[str, tuple[Dtype, ...]]] = {}
+"""Rows (`row_format.ROWS`) that decode reads besides those of the query's own dtype -> dtypes of the query's latent
+piece."""
 PACK_DTYPES = (Dtype.BF16, Dtype.FP16)
 PACK_OUT_DTYPES = (Dtype.E4M3, Dtype.E5M2)
 PACK_VECTOR = 16
@@ -90,8 +93,11 @@ def _why_decode(variant: DecodeVariant) -> str | None:
         return f"decode for {variant.arch} takes {_listed(dtypes)}, not {variant.dtype}"
     if variant.out_dtype != (out_dtype := DECODE_OUT_DTYPES[variant.dtype]):
         return f"decode of {variant.dtype} writes {out_dtype}, not {variant.out_dtype}"
-    if variant.row != (row := uniform_row(variant.dtype)):
-        return f"decode of {variant.dtype} reads cache rows of {row}, not of {variant.row}"
+    named = DECODE_ROWS.get(variant.arch, {})
+    rows = [uniform_row(variant.dtype), *(ROWS[name] for name in named if variant.dtype in named[name])]
+    if variant.row not in rows:
+        listed = " or ".join(map(str, rows))
+        return f"decode of {variant.dtype} for {variant.arch} reads cache rows of {listed}, not of {variant.row}"
     return None
 
 

@@ -7,8 +7,8 @@ Each is a public function that returns nothing and writes into the results that 
 
 Schemas are written from the functions' parameters and the tables of `call`, which say what tensors are: results,
 scratch memory, or inputs that may be left out. An LSE is computed where one is given to write into. Of an argument that
-may be a pair, the second has a name of its own, `query_pe` beside `query`. For merge_into there is `merges`: whether
-`out` and `lse` hold an earlier result.
+may be a tuple, the second and third have names of their own: `query_pe` and `query_scales` beside `query`. For
+merge_into there is `merges`: whether `out` and `lse` hold an earlier result.
 
 While TorchDynamo traces a public function, it calls PREFILL, DECODE and so on here, which make the results that are not
 given and call the operator. Sizes may be symbols: nothing compares them. Calls that nobody traces do not come here at
@@ -75,14 +75,19 @@ def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[s
             required.append(f"{kind} {name}")
         else:
             optional.append(f"{kind}{'?' if may_be_none else ''} {name}={parameter.default}")
-    optional += [f"Tensor? {second}=None" for second in _seconds(operator).values()]
+    optional += [f"Tensor? {name}=None" for names in _others(operator).values() for name in names]
     return f"{operator.variant.family}({', '.join((*required, '*', *optional))}) -> ()"
 
 
-def _seconds(operator: Operator) -> dict[str, str]:
-    """Arguments that may be pairs, and what their second tensors are called here."""
-    seconds = [x.given.removesuffix("[1]") for x in operator.given if x.given.endswith("[1]")]
-    return {name: f"{name}_pe" for name in seconds}
+def _others(operator: Operator) -> dict[str, tuple[str, ...]]:
+    """Arguments that may be tuples, and what their tensors behind the first are called here."""
+    others: dict[str, tuple[str, ...]] = {}
+    for argument in operator.given:
+        name, bracket, _ = argument.given.partition("[")
+        if bracket:
+            own = f"{name}_pe" if argument.name.endswith("_pe") else argument.name
+            others[name] = (*others.get(name, ()), own)
+    return others
 
 
 def _flag(argument: Argument) -> str:
@@ -133,7 +138,7 @@ def _register(
     """
     dtypes, not_read = dtypes or {}, not_read or {}
     name, first, results = operator.variant.family, operator.given[0].given, _results(operator)
-    seconds = _seconds(operator)
+    others = _others(operator)
     _library.define(schema(operator, function, not_read), tags=_TAGS)
     overload = getattr(torch.ops.tsmla, name).default
     positional = tuple(x.name for x in overload._schema.arguments if not x.kwarg_only)
@@ -142,9 +147,9 @@ def _register(
 
     def run(*given: Any, **options: Any) -> None:
         whole = {**dict(zip(positional, given, strict=True)), **options, **not_read}
-        for name, second in seconds.items():
-            if (pe := whole.pop(second, None)) is not None:
-                whole[name] = whole[name], pe
+        for name, names in others.items():
+            if behind := [tensor for other in names if (tensor := whole.pop(other, None)) is not None]:
+                whole[name] = whole[name], *behind
         if whole.pop("merges", False):
             whole["merge_into"] = whole.pop("out"), whole.pop("lse", None)
         function(**whole)
@@ -161,8 +166,10 @@ def _register(
 
     def traced(*arguments: Any) -> Any:
         given = dict(zip(parameters, arguments, strict=True))
-        for name, second in seconds.items():
-            given[name], given[second] = examine.pieces(operator.name, name, given[name])
+        for name, names in others.items():
+            counts = call.tuples_of(operator, name)
+            found = examine.pieces(operator.name, name, given[name], *counts)
+            given |= zip((name, *names), found, strict=True)
         if given.get("merge_into") is not None:
             given["out"], given["lse"] = earlier_result(given["merge_into"], given["out"], given["lse"])
             given["merges"] = True

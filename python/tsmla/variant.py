@@ -113,10 +113,32 @@ class PackVariant(_Variant):
         ))
 
 
+class _OfRows:
+    """What variants that read or write a cache of `row`s know of its tensors."""
+
+    row: RowFormat
+
+    @property
+    def cache_dtype(self) -> Dtype:
+        """Of the cache's first tensor; where its rows hold pieces of two dtypes, that of the first."""
+        return self.row.pieces[0].dtype
+
+    @property
+    def rope_dtype(self) -> Dtype:
+        return self.row.piece("rope").dtype
+
+    @property
+    def row_width(self) -> int:
+        """Elements of `cache_dtype` in a row of the cache's first tensor."""
+        bytes = self.row.pieces[0].bytes if self.row.apart else self.row.bytes
+        return bytes * 8 // self.cache_dtype.bits
+
+
 @dataclasses.dataclass(frozen=True)
-class DecodeVariant(_Variant):
-    """One compiled absorbed decode over a paged latent cache: a query of `dtype` and a cache of `row`s in, `out_dtype`
-    out, optional base-2 LSE. Where no row is given, it is the `uniform_row` of `dtype`."""
+class DecodeVariant(_OfRows, _Variant):
+    """One compiled absorbed decode over a paged latent cache: a query and a cache of `row`s in, `out_dtype` out,
+    optional base-2 LSE. The query is of `dtype`, but its rope piece is of the row's. Where no row is given, it is the
+    `uniform_row` of `dtype`."""
 
     family: ClassVar[str] = "decode"
     arch: Arch
@@ -139,7 +161,7 @@ class DecodeVariant(_Variant):
 
 
 @dataclasses.dataclass(frozen=True)
-class _CacheVariant(_Variant):
+class _CacheVariant(_OfRows, _Variant):
     """Rows of `dtype`, as projections produce and take them, on one side and a cache of `row`s on the other."""
 
     dtype: Dtype
@@ -147,21 +169,6 @@ class _CacheVariant(_Variant):
 
     def symbol(self) -> str:
         return f"tsmla_{self.family}_{self.arch}_{self.dtype}_{self.row.text(self.dtype)}"
-
-    @property
-    def cache_dtype(self) -> Dtype:
-        """Of the cache's first tensor; where its rows hold pieces of two dtypes, that of the first."""
-        return self.row.pieces[0].dtype
-
-    @property
-    def rope_dtype(self) -> Dtype:
-        return self.row.piece("rope").dtype
-
-    @property
-    def row_width(self) -> int:
-        """Elements of `cache_dtype` in a row of the cache's first tensor."""
-        bytes = self.row.pieces[0].bytes if self.row.apart else self.row.bytes
-        return bytes * 8 // self.cache_dtype.bits
 
 
 @dataclasses.dataclass(frozen=True)

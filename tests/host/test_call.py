@@ -15,16 +15,18 @@ import torch
 import tsmla
 from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
 from refusing import refusing
-from tsmla import checks, examine, resolve
+from tsmla import checks, examine, resolve, support
 from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
 from tsmla.row_format import ROWS
-from tsmla.variant import Arch, Variant
+from tsmla.variant import Arch, Dtype, Variant
 from tsmla_kernels import registry
 
 VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE)
 APART_ROWS = {"row": ROWS["snapmla"]}
+DECODE_APART = dataclasses.replace(DECODE, dtype=Dtype.E4M3, **APART_ROWS)
 FORMS = (
-    *((variant, False) for variant in VARIANTS), (DECODE, True), (READ_CACHE, True),
+    *((variant, False) for variant in VARIANTS), (DECODE, True), (READ_CACHE, True), (DECODE_APART, False),
+    (DECODE_APART, True),
     (dataclasses.replace(WRITE_CACHE, **APART_ROWS), False), (dataclasses.replace(READ_CACHE, **APART_ROWS), True),
 )  # fmt: skip
 """Variants, and whether query tokens of all requests lie one behind the other, or keys are told by page tables."""
@@ -63,6 +65,7 @@ def launches(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
     monkeypatch.setattr("tsmla.decode.multiprocessors", lambda device: 132)
+    monkeypatch.setattr(support, "DECODE_ROWS", dict.fromkeys(Arch, {"snapmla": (Dtype.E4M3,)}))
     return found
 
 
@@ -86,8 +89,8 @@ def given_in(variant: Variant, packed: bool) -> list[Argument]:
         ("decode", False): {"cum_seq_lens_q"}, ("read_cache", True): {"indices"},
         ("read_cache", False): {"block_tables", "cum_seq_lens", "seq_starts"},
     }.get((variant.family, packed), set())  # fmt: skip
-    if format_of(variant) not in ("", "snapmla"):
-        without = {*without, "rope_cache", "scale_cache"}
+    if variant.family in ("decode", "read_cache", "write_cache") and not variant.row.apart:
+        without = {*without, "query_scales", "rope_cache", "scale_cache"}
     return [a for a in operator_of(variant).given if a.name not in without]
 
 
@@ -111,9 +114,12 @@ def results_of(given: dict[str, Any]) -> list[torch.Tensor]:
 
 def paired(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments, of which some are two of the table's tensors."""
-    first = {name: value for name, value in given.items() if not name.endswith("[1]")}
-    seconds = {name.removesuffix("[1]"): value for name, value in given.items() if name not in first}
-    return {**first, **{name: (first[name], value) for name, value in seconds.items() if value is not None}}
+    found = {name: value for name, value in given.items() if "[" not in name}
+    for name, value in given.items():
+        first = name.partition("[")[0]
+        if first != name and value is not None:
+            found[first] = (*(found[first] if type(found[first]) is tuple else (found[first],)), value)
+    return found
 
 
 def test_sizes() -> None:
@@ -126,7 +132,7 @@ def test_sizes() -> None:
 def test_every_tensor_is_a_parameter_of_the_operator(variant) -> None:
     operator, parameters = operator_of(variant), inspect.signature(function_of(variant)).parameters
     for argument in operator.given:
-        name = argument.given.removesuffix("[1]")
+        name = argument.given.partition("[")[0]
         required = parameters[name].default is inspect.Parameter.empty and name == argument.given
         assert required == (argument.left_out is LeftOut.REFUSED)
         assert isinstance(argument.left_out, LeftOut) or argument.left_out in parameters
@@ -149,6 +155,9 @@ def test_kernels_take_what_the_table_says(variant, arch) -> None:
         if isinstance(argument, Number):
             assert type(fake.value) is type(argument.neutral)
             continue
+        if not argument.taken_by(variant):
+            assert fake is None
+            continue
         for size, symbol in zip(argument.shape, fake.shape, strict=True):
             known = extent(size, fixed_sizes(variant))
             key = (argument.name if argument.left_out is LeftOut.EMPTY else "", size)
@@ -169,7 +178,7 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
                 if packed and argument.packed_shape:
                     assert got.data_ptr() == want.data_ptr() and got.shape[1:] == want.shape, argument.name
                     continue
-                if want is None:
+                if want is None and argument.taken_by(variant):
                     got, want = torch.from_dlpack(got).numel(), 0
                 assert got is want or got == want, argument.name
             elif argument.given == PARTS:
@@ -185,7 +194,7 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
 def test_tensors_are_left_out_as_the_table_says(variant, launches) -> None:
     operator = operator_of(variant)
     for argument in operator.given:
-        if argument.name == "indices":  # page tables must be given for it
+        if argument.name == "indices" or argument.only_apart:  # what must be given for it; what nobody may give
             continue
         given = {name: value for name, value in call_of(variant).items() if name != argument.given}
         if argument.left_out is LeftOut.REFUSED:
@@ -236,11 +245,11 @@ def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, lau
             function_of(variant)(**paired(right))
         launches.clear()
         wrong = {**right, argument.given: SPOILED[how](right[argument.given])}
-        alone = "rope_cache" not in right  # whose sizes are the cache's
+        alone = argument.name == "workspace" or not {"rope_cache", "kv_cache[1]"} & {*right}  # with the cache's sizes
         if alone and (argument.name, how) in ANY_ARE_RIGHT or (how, argument.strides) == ("gaps", Strides.ANY):
             function_of(variant)(**paired(wrong))
         else:
-            named = rf"^{operator_of(variant).name}: \w+(\[[01]\])? (is|has|requires) "
+            named = rf"^{operator_of(variant).name}: \w+(\[[012]\])? (is|has|requires) "
             with pytest.raises(tsmla.ArgumentError, match=named):
                 function_of(variant)(**paired(wrong))
             assert launches == []

@@ -63,8 +63,8 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     workspace = arguments[11]
     assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
     parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
-    assert arguments[12:] == (0.125, 0.5, 0, 7, 2, 1, 16, 0, 0, Q_LEN, parts)
-    assert all(type(value) is float for value in arguments[12:14]) and all(type(v) is int for v in arguments[14:])
+    assert arguments[12:] == (None, None, None, 0.125, 0.5, 0, 7, 2, 1, 16, 0, 0, Q_LEN, parts)
+    assert all(type(value) is float for value in arguments[15:17]) and all(type(v) is int for v in arguments[17:])
     assert out.shape == (BATCH, Q_LEN, HEADS, 512) and out.is_contiguous()
     assert lse.shape == (BATCH, Q_LEN, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
 
@@ -77,7 +77,7 @@ def test_lengths_stand_in_for_what_is_not_given(recorder):
     assert arguments[6].shape == (0,) and arguments[6].dtype == torch.int32
     assert arguments[7].shape == (0, 0) and arguments[7].dtype == torch.int32
     assert arguments[8].shape == (0,) and arguments[8].dtype == torch.float32
-    assert arguments[10] is None and arguments[14:20] == (1, -1, 1, 0, 1, 0)
+    assert arguments[10] is None and arguments[17:23] == (1, -1, 1, 0, 1, 0)
 
 
 def test_lengths_of_64_bits_are_narrowed_to_the_nearest(recorder):
@@ -127,7 +127,7 @@ def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
 def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     for call in range(1, 4):
         tsmla_decode(**inputs(output_scale=float(call)))
-    assert len(recorder.variants) == 1 and [launch[13] for launch in recorder.launches] == [1.0, 2.0, 3.0]
+    assert len(recorder.variants) == 1 and [launch[16] for launch in recorder.launches] == [1.0, 2.0, 3.0]
     tsmla_decode(**inputs(), return_lse=True)
     tsmla_decode(**inputs(), enable_pdl=True)
     assert [(v.lse, v.pdl) for v in recorder.variants[1:]] == [(True, False), (False, True)]
@@ -261,7 +261,7 @@ def test_integers_of_other_types_are_integers(recorder):
     integers = {"max_seq_len": 300, "window_left": 5, "cp_world": 2, "cp_rank": 1, "cp_interleave_size": 16}
     for name, value in integers.items():
         tsmla_decode(**inputs(causal_seqs=LENGTHS.clone(), **{**integers, name: np.int64(value)}))
-        given = recorder.launches[-1][15:19]
+        given = recorder.launches[-1][18:22]
         assert given == (5, 2, 1, 16) and all(type(number) is int for number in given)
 
 

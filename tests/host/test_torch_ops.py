@@ -37,7 +37,8 @@ SCHEMAS = {
     "Tensor? causal_seqs=None, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave_size=1, "
     "SymInt min_split_kv=1, Tensor? local_visible_lens=None, float lse_base=2., Tensor? sinks=None, "
     "bool lse_includes_sink=False, Tensor(c!)? lse=None, Tensor? cum_seq_lens_q=None, SymInt? max_q_len=None, "
-    "bool batch_invariant=False, Tensor? query_pe=None) -> ()",
+    "bool batch_invariant=False, Tensor? query_pe=None, Tensor? query_scales=None, Tensor? rope_cache=None, "
+    "Tensor? scale_cache=None) -> ()",
     "pack": "tsmla::pack(Tensor k_nope, Tensor k_pe, Tensor v, Tensor(a!) k_out, Tensor(b!) v_out, "
     "ScalarType fp8_dtype, *, float k_scale_inv=1., float v_scale_inv=1., bool enable_pdl=False) -> ()",
     "write_cache": "tsmla::write_cache(Tensor kv_c, Tensor k_pe, Tensor slot_mapping, Tensor(a!) cache, str format, *, "
@@ -73,7 +74,7 @@ def compute(operator: Operator, given: tuple[Any, ...]) -> None:
             total += place * value
         elif argument.written or argument.scratch:
             results += [] if value is None else [value]
-        elif (value := torch.from_dlpack(value)).numel():
+        elif value is not None and (value := torch.from_dlpack(value)).numel():
             weights = torch.arange(1, value.numel() + 1, dtype=torch.float64).view(value.shape)
             strides = [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
             total += place * (float((value.double() * weights).sum()) / 1e3 + sum(strides))
@@ -146,6 +147,13 @@ def test_schemas_are_what_callers_were_promised(operator) -> None:
     assert str(getattr(torch.ops.tsmla, operator.variant.family).default._schema) == SCHEMAS[operator.variant.family]
 
 
+CALLED = {
+    "query[1]": "query_pe", "key[1]": "key_pe", "query[2]": "query_scales", "kv_cache[1]": "rope_cache",
+    "kv_cache[2]": "scale_cache",
+}  # fmt: skip
+"""What tensors of tuples are called in schemas."""
+
+
 @pytest.mark.parametrize("family", SCHEMAS)
 def test_the_page_has_the_schemas(family) -> None:
     arguments = getattr(torch.ops.tsmla, family).default._schema.arguments
@@ -160,7 +168,8 @@ def test_schemas_say_what_is_written(operator) -> None:
     schema = getattr(torch.ops.tsmla, operator.variant.family).default._schema
     by_name = {argument.name: argument for argument in schema.arguments}
     for argument in operator.given:
-        assert by_name[argument.given.replace("[1]", "_pe")].is_write == (argument.written or argument.scratch)
+        name = CALLED.get(argument.given, argument.given)
+        assert by_name[name].is_write == (argument.written or argument.scratch)
     assert {*required(operator), *optional(operator)} <= set(by_name)
     assert not {*required(operator)} ^ {x.name for x in schema.arguments if not x.kwarg_only}
 

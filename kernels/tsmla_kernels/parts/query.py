@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
+from cutlass.cutlass_dsl import Numeric
 from tsmla.row_format import RowFormat
 
 from .alignment import aligned
 from .division import Divisor, quotient
+from .precision import numeric
 
 REQUEST_LINES, TOKEN_LINES, NO_LINES = 0, 1, 2
 """What the lines of a call's query are."""
@@ -55,15 +57,21 @@ class Query(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class QueryTile:
     """`rows` query rows in shared memory: each piece is chunks of (rows, one swizzled row), the latent piece's of
-    `latent_bytes` a row, the rope piece's all of its columns. The rope piece lies behind the latent one."""
+    `latent_bytes` a row, the rope piece's all of its columns. The rope piece lies behind the latent one. `row` are the
+    pieces of a query row, which may differ in dtype."""
 
     row: RowFormat
     rows: int
     latent_bytes: int
 
     @property
-    def element_bytes(self) -> int:
-        return self.row.dtype.bits // 8
+    def uniform(self) -> bool:
+        """Whether both pieces have one dtype, so that they may be one tensor."""
+        return self.row.piece("latent").dtype is self.row.piece("rope").dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * sum(piece.bytes for piece in self.row.pieces)
 
     @property
     def rope_bytes(self) -> int:
@@ -71,11 +79,17 @@ class QueryTile:
 
     @property
     def rope_offset(self) -> int:
-        return self.rows * self.row.value_columns * self.element_bytes
+        return self.rows * self.row.piece("latent").bytes
+
+    def element_bytes(self, name: str) -> int:
+        return self.row.piece(name).dtype.bits // 8
+
+    def dtype(self, name: str) -> type[Numeric]:
+        return numeric(self.row.piece(name).dtype)
 
     def shape(self, name: str) -> tuple[int, int, int, int]:
         """Of a piece: (columns of a chunk, rows, chunks, 1)."""
-        width = (self.latent_bytes if name == "latent" else self.rope_bytes) // self.element_bytes
+        width = (self.latent_bytes if name == "latent" else self.rope_bytes) // self.element_bytes(name)
         return width, self.rows, self.row.piece(name).columns // width, 1
 
     def layout(self, name: str) -> cute.Layout:
@@ -84,23 +98,25 @@ class QueryTile:
 
     def swizzle(self, name: str) -> cute.Swizzle:
         width, *_ = self.shape(name)
-        return cute.make_swizzle((width * self.element_bytes).bit_length() - 5, 4, 3)
+        return cute.make_swizzle((width * self.element_bytes(name)).bit_length() - 5, 4, 3)
 
 
 @cute.jit
 def query_rows(given, tile: cutlass.Constexpr[QueryTile]) -> QueryRows:
     """On the host. given: `query` is whole rows, or the latent piece where it has its columns only; then `q_pe` is the
-    other piece. The stride of a single head, token or request means nothing, and may be one that a tensor map cannot
-    have: another takes its place."""
+    other piece. It always is where pieces differ in dtype. The stride of a single head, token or request means nothing,
+    and may be one that a tensor map cannot have: another takes its place."""
     batch, q_len, heads, columns = given.query.shape
-    element_bytes, latent_columns = tile.element_bytes, tile.row.value_columns
-    least = VECTOR_BYTES // element_bytes
+    latent_columns = tile.row.value_columns
+    least, rope_least = (VECTOR_BYTES // tile.element_bytes(name) for name in ("latent", "rope"))
     head, token, request = Int64(least), Int64(least), Int64(least)
-    rope_head, rope_token, rope_request = Int64(least), Int64(least), Int64(least)
+    rope_head, rope_token, rope_request = Int64(rope_least), Int64(rope_least), Int64(rope_least)
     whole = Boolean(columns != latent_columns)
+    if const_expr(not tile.uniform):
+        whole = Boolean(False)
     rope_address = given.q_pe.iterator.toint()
     if whole:
-        rope_address = given.query.iterator.toint() + latent_columns * element_bytes
+        rope_address = given.query.iterator.toint() + latent_columns * tile.element_bytes("latent")
     if heads > 1:
         head = Int64(given.query.stride[2])
         rope_head = Int64(given.q_pe.stride[2])
@@ -127,11 +143,11 @@ def query_rows(given, tile: cutlass.Constexpr[QueryTile]) -> QueryRows:
 
     def piece(name, pointer, *strides):
         shape = (batch, q_len, heads, tile.row.piece(name).columns)
-        known = [cute.assume(stride, divby=least) for stride in strides]
+        known = [cute.assume(stride, divby=VECTOR_BYTES // tile.element_bytes(name)) for stride in strides]
         return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*known, 1)))
 
     rope = cute.make_ptr(
-        given.query.element_type, rope_address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES
+        tile.dtype("rope"), rope_address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES
     )
     return QueryRows(
         piece("latent", given.query.iterator, request, token, head),
@@ -166,7 +182,7 @@ def _map_of(
     if lines == TOKEN_LINES:
         length, count, far = Int32(heads), batch * q_len, token
     width, _, chunks, _ = shape = tile.shape(name)
-    near, far = (cute.assume(stride, divby=VECTOR_BYTES // tile.element_bytes) for stride in (near, far))
+    near, far = (cute.assume(stride, divby=VECTOR_BYTES // tile.element_bytes(name)) for stride in (near, far))
     view = cute.make_tensor(
         piece.iterator, cute.make_layout((width, length, chunks, count), stride=(1, near, width, far))
     )
@@ -232,14 +248,14 @@ def copy_rows(
         found = cutlass.min(first_row + row, last_row)
         token = quotient(found, heads)
         place = (request, token, found - token * heads.value, 0)
-        for piece, row_bytes, offset in (
-            (rows.latent, tile.latent_bytes, 0),
-            (rows.rope, tile.rope_bytes, tile.rope_offset),
+        for name, piece, row_bytes, offset in (
+            ("latent", rows.latent, tile.latent_bytes, 0),
+            ("rope", rows.rope, tile.rope_bytes, tile.rope_offset),
         ):
             source = cute.recast_ptr(aligned(cute.domain_offset(place, piece).iterator, VECTOR_BYTES), dtype=Int32)
             line = offset + row * row_bytes
             turned = (row * row_bytes >> 7 & row_bytes // VECTOR_BYTES - 1) * VECTOR_BYTES
-            for step in cutlass.range_constexpr(piece.shape[3] * tile.element_bytes // step_bytes):
+            for step in cutlass.range_constexpr(tile.row.piece(name).bytes // step_bytes):
                 chunk, within = divmod(step * step_bytes, row_bytes)
                 to = chunk * tile.rows * row_bytes + line + ((within + unit) ^ turned)
                 cute.copy(

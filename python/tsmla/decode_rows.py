@@ -1,0 +1,48 @@
+"""A decode's cache whose rows lie in three tensors, and the query that it takes, in three tensors, too."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from .call import DECODE
+from .errors import ArgumentError
+from .row_format import ROWS
+
+ROW = ROWS["snapmla"]
+"""Its rows: the only ones that lie apart."""
+
+
+def quantised(query: Any, q_pe: Any, query_scales: Any) -> tuple[Any, Any, Any]:
+    """A query's latent piece of 8 bits, its rope piece and its scales, one for each token and head."""
+    if query_scales is None and isinstance(query, torch.Tensor) and query.dtype is torch.bfloat16:
+        # A query that is not quantised yet: mla_quantize_q(query if q_pe is None else (query, q_pe)) goes here.
+        raise ArgumentError(
+            f"{DECODE.name}: query is {query.dtype}, and kv_cache has a scale for each key; quantise the query, and "
+            "pass (q_nope, q_pe, query_scales)"
+        )
+    if query_scales is None:
+        given = "one tensor" if q_pe is None else "a tuple of 2"
+        raise ArgumentError(
+            f"{DECODE.name}: query is {given}, and kv_cache has a scale for each key; it must be (q_nope, q_pe, "
+            "query_scales)"
+        )
+    if isinstance(query_scales, torch.Tensor) and query_scales.shape[-1:] == (1,) and query_scales.ndim > 1:
+        query_scales = query_scales.expand(*query_scales.shape[:-1], *query.shape[-2:-1])
+    return query, q_pe, query_scales
+
+
+def typed(cache: Any) -> Any:
+    """A cache's bytes as elements of its rows."""
+    if isinstance(cache, torch.Tensor) and cache.dtype is torch.uint8:
+        return cache.view(torch.float8_e4m3fn)
+    return cache
+
+
+def refuse_scales() -> NoReturn:
+    """Say that a query with scales needs a cache with scales."""
+    raise ArgumentError(
+        f"{DECODE.name}: query is a tuple of 3, and kv_cache is one tensor; query_scales go with a cache of three, "
+        f"(cache, rope_cache, scale_cache), whose rows are {ROW}"
+    )
