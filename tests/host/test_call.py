@@ -175,7 +175,7 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
         for argument, got in zip(operator_of(variant).arguments, launch, strict=True):
             if isinstance(argument, Argument):
                 want = given.get(argument.given)
-                if packed and argument.packed_shape:
+                if packed and argument.packed_shape and argument.taken_by(variant):
                     assert got.data_ptr() == want.data_ptr() and got.shape[1:] == want.shape, argument.name
                     continue
                 if want is None and argument.taken_by(variant):

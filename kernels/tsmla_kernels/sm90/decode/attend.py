@@ -18,21 +18,24 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
-from ...parts.hopper.fragment import rows_columns
+from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, is_ahead
+from ...parts.key_source import KeySource
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
-from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
-from .geometry import OUTPUTS, DecodeGeometry
+from ...parts.row_scales import RowScales, query_scale, unit_of
+from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both, viewers_of
+from .geometry import OUTPUTS, TILE_KV, DecodeGeometry
 from .results import Results, finish
 from .storage import Shared
 from .task import Task
 from .tile import (
     AttendState,
+    Scaling,
     await_references,
     end_scores,
     end_values,
@@ -59,11 +62,14 @@ def attend(
     heads: Divisor,
     results: Results,
     softmax_scale: Float32,
+    scaled: tuple[RowScales, KeySource] | None,
 ):
     """Warpgroup `mine` (0 or 1) of task `number`."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    mma_qk, mma_pv = mmas
+    mma_qk, mma_rope, mma_pv = mmas
     qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
+    rope = qk if mma_rope is None else mma_rope.get_slice(0)
+    of_strip = (*(qk for _ in range(geometry.latent_strips)), rope)
     outputs = tuple(
         cute.make_rmem_tensor(mma_pv.partition_shape_C((64, geometry.value_columns)), Float32) for _ in range(OUTPUTS)
     )
@@ -88,12 +94,15 @@ def attend(
             row_keys[0, position] = keys.first
             row_keys[1, position] = keys.end
         all_keys = seen_by_both(all_keys, keys)
+    scaling = None
+    if const_expr(scaled is not None):
+        scaling = _scaling(scaled, mma_rope.op, view, task, heads, coordinates, softmax_scale * LOG2_E)
     cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
     state = AttendState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
-        q=tuple(qk.make_fragment_A(qk.partition_A(strip)) for strip in shared.q_strips),
-        k=tuple(qk.make_fragment_B(qk.partition_B(strip)) for strip in shared.k_strips),
+        q=tuple(x.make_fragment_A(x.partition_A(strip)) for x, strip in zip(of_strip, shared.q_strips, strict=True)),
+        k=tuple(x.make_fragment_B(x.partition_B(strip)) for x, strip in zip(of_strip, shared.k_strips, strict=True)),
         v=tuple(pv.make_fragment_B(pv.partition_B(values)) for values in shared.values),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
         coordinates=coordinates,
@@ -109,10 +118,12 @@ def attend(
         all_keys=seen_by_all(all_keys),
         shared=shared,
         thread=thread,
+        lane_pair=thread % QUAD,
         warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
         first_count=task.first_count,
         first_tile=task.first_tile,
-        scale_log2=softmax_scale * LOG2_E,
+        scale_log2=softmax_scale * LOG2_E if const_expr(scaling is None) else Float32(1.0),
+        scaling=scaling,
         geometry=geometry,
         probabilities=probabilities,
     )
@@ -139,6 +150,28 @@ def attend(
         if tiles % 2 == 1:
             _received_tile(state, tiles - 1, 1)
     finish(state, mine, number, results)
+
+
+@cute.jit
+def _scaling(
+    scaled: tuple, rope_op: cutlass.Constexpr, view: Visibility, task: Task, heads: Divisor, coordinates: cute.Tensor,
+    scale_log2: Float32,
+) -> Scaling:  # fmt: skip
+    """What a task's rows need of the scales of queries and keys."""
+    scales, source = scaled
+    rows = cute.size(coordinates, mode=[0])
+    factors, totals = (cute.make_rmem_tensor(rows, Float32) for _ in range(2))
+    totals.fill(0.0)
+    factors.fill(0.0)
+    for row in cutlass.range_constexpr(rows):
+        position = coordinates[row, 0][0]
+        if position < task.rows:
+            scale = query_scale(scales.queries, task.request, task.first_row + position, heads)
+            factors[row] = scale * scale_log2
+    unit = Float32(1.0)
+    if task.tiles > 0:
+        unit = unit_of(source, scales.keys, viewers_of(view, task, heads), task.first_tile * TILE_KV)
+    return Scaling(factors, totals, unit, rope_op)
 
 
 @cute.jit

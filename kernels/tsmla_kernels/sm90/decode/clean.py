@@ -1,17 +1,22 @@
-"""Role `clean` of the Hopper decode: one warp that wipes what no row may see."""
+"""Role `clean` of the Hopper decode: one warp that wipes what no row may see and, where rows have scales, brings these.
+"""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...parts.division import Divisor, quotient, remainder
-from ...parts.key_source import BOX_KEYS
-from ...parts.visible import Visibility, hides, seen_by_any, viewers_of
-from .geometry import GROUP_ROWS, DecodeGeometry
+from ...parts.key_source import BOX_KEYS, LANE_BOXES, KeySource, Lookup, Wanted, look_further, look_up, wanted_of
+from ...parts.row_scales import fold, inverse_of, key_scale, unit_of
+from ...parts.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
+from .geometry import FOLDED_WORDS, GROUP_ROWS, TILE_KV, DecodeGeometry
 from .storage import Shared
 from .task import Task, edge_tile
+
+TILES_PER_LOOKUP = LANE_BOXES * BOX_KEYS // TILE_KV
+"""Tiles of a window of pages."""
 
 
 @cute.jit
@@ -27,8 +32,6 @@ def clean(
     row is 0. Returns how many edge tiles it has seen so far. Without `visible`, only the first and the last tile of a
     task can be one."""
     lane = cute.arch.lane_idx()
-    stages = Int32(geometry.stages)
-    at_once = 32 // cute.size(shared.vectors[0], mode=[2])
     hidden = hides(view)
     viewers = viewers_of(view, task, heads)
     visits, step = cutlass.min(task.tiles, 2), task.tiles - 1
@@ -36,28 +39,116 @@ def clean(
         visits, step = task.tiles, Int32(1)
     for visit in cutlass.range(visits, unroll=1):
         index = visit * step
-        tile = task.first_tile + index
-        if edge_tile(task, tile, geometry.tile_kv) | hidden:
-            count = task.first_count + index
-            shared.landed.wait_full(remainder(edges, stages), quotient(edges, stages))
-            first_key = tile * geometry.tile_kv
-            stage = shared.kv_edges[0].stage(count)
-            for start in cutlass.range(0, geometry.tile_kv, 32, unroll=1):
-                key = first_key + start + lane
-                seen = seen_by_any(viewers, key)
-                # Boxes without a key that counts have been copied from where everything is zero.
-                copied = ((key | (BOX_KEYS - 1)) >= task.first_key) & ((key & -BOX_KEYS) < task.end_key)
-                rows = cute.arch.vote_ballot_sync(copied & (not seen))
-                while rows != 0:
-                    first = cute.arch.popc((rows & -rows) - 1) // at_once * at_once
-                    _wipe(shared.vectors, stage, start + first, rows >> first, lane)
-                    rows &= ~(((1 << at_once) - 1) << first)
-            cute.arch.fence_view_async_shared()
-            cute.arch.sync_warp()
-            for strip in cutlass.range_constexpr(geometry.latent_strips):
-                shared.kv_edges[strip].hand_over(count)
+        if edge_tile(task, task.first_tile + index, geometry.tile_kv) | hidden:
+            _clean_tile(shared, geometry, task, viewers, index, edges, lane)
             edges += 1
     return edges
+
+
+@cute.jit
+def bring_scales_and_clean(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    source: KeySource,
+    scales: cute.Tensor,
+    task: Task,
+    view: Visibility,
+    heads: Divisor,
+    edges: Int32,
+) -> Int32:
+    """One warp: what `clean` does and, before, what scores and sums need of the scale of each key of each tile. Scales
+    of a tile are read while those of the one before are folded: a lane reads two, and keeps pages as loaders do."""
+    hidden = hides(view)
+    viewers = viewers_of(view, task, heads)
+    if task.tiles > 0:
+        lane = cute.arch.lane_idx()
+        unit = unit_of(source, scales, viewers, task.first_tile * geometry.tile_kv)
+        inverse_unit = inverse_of(unit)
+        wanted = wanted_of(source, task, geometry.tile_kv // BOX_KEYS)
+        lookup = look_up(wanted)
+        mine = _scales_of(source, scales, lookup, Int32(0), wanted, lane)
+        for index in cutlass.range(task.tiles, unroll=1):
+            found = mine
+            following = index + 1
+            if following < task.tiles:
+                if following % TILES_PER_LOOKUP == 0:
+                    lookup = look_further(wanted, lookup, following // TILES_PER_LOOKUP)
+                mine = _scales_of(source, scales, lookup, following, wanted, lane)
+            count, tile = task.first_count + index, task.first_tile + index
+            is_edge = edge_tile(task, tile, geometry.tile_kv) | hidden
+            shared.scales_edge.wait_empty(count)
+            stage = shared.scales_edge.stage(count)
+            for half in cutlass.range_constexpr(2):
+                key = half * 32 + lane
+                seen = Boolean(True)
+                if is_edge:
+                    seen = seen_by_any(viewers, tile * geometry.tile_kv + key)
+                folded = fold(found[half], seen, unit, inverse_unit)
+                for word in cutlass.range_constexpr(FOLDED_WORDS):
+                    shared.folded[key, word, stage] = folded[word]
+            cute.arch.sync_warp()
+            shared.scales_edge.hand_over(count)
+            if is_edge:
+                _clean_tile(shared, geometry, task, viewers, index, edges, lane)
+                edges += 1
+    return edges
+
+
+@cute.jit
+def _scales_of(
+    source: KeySource, scales: cute.Tensor, lookup: Lookup, index: Int32, wanted: Wanted, lane: Int32
+) -> tuple[Float32, Float32]:
+    """The scales of keys `lane` and `lane` + 32 of tile `index` of the task, which is in the lookup's window."""
+    boxes = TILE_KV // BOX_KEYS
+    found = []
+    for half in cutlass.range_constexpr(2):
+        box = index * boxes + half * 2 + lane // BOX_KEYS
+        page = lookup.page_of(box)
+        found.append(key_scale(source, scales, page, wanted.key_of(box) + lane % BOX_KEYS))
+    return found[0], found[1]
+
+
+@cute.jit
+def _clean_tile(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    task: Task,
+    viewers: Viewers,
+    index: Int32,
+    edges: Int32,
+    lane: Int32,
+) -> None:
+    """Wipe what no row may see of tile `index` of the task, and hand its strips over."""
+    stages = Int32(geometry.stages)
+    count = task.first_count + index
+    shared.landed.wait_full(remainder(edges, stages), quotient(edges, stages))
+    first_key = (task.first_tile + index) * geometry.tile_kv
+    stage = shared.kv_edges[0].stage(count)
+    for start in cutlass.range(0, geometry.tile_kv, 32, unroll=1):
+        key = first_key + start + lane
+        seen = seen_by_any(viewers, key)
+        # Boxes without a key that counts have been copied from where everything is zero.
+        copied = ((key | (BOX_KEYS - 1)) >= task.first_key) & ((key & -BOX_KEYS) < task.end_key)
+        rows = cute.arch.vote_ballot_sync(copied & (not seen))
+        if const_expr(geometry.scaled):
+            _wipe_rows(shared.vectors[: geometry.latent_strips], stage, start, rows, lane)
+            _wipe_rows(shared.vectors[geometry.latent_strips :], stage, start, rows, lane)
+        else:
+            _wipe_rows(shared.vectors, stage, start, rows, lane)
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_warp()
+    for strip in cutlass.range_constexpr(geometry.latent_strips):
+        shared.kv_edges[strip].hand_over(count)
+
+
+@cute.jit
+def _wipe_rows(strips, stage: Int32, start: Int32, rows: Int32, lane: Int32) -> None:
+    """Zero the rows from `start` on of which a bit is set in `rows`, of strips whose lines have as many vectors."""
+    at_once = 32 // cute.size(strips[0], mode=[2])
+    while rows != 0:
+        first = cute.arch.popc((rows & -rows) - 1) // at_once * at_once
+        _wipe(strips, stage, start + first, rows >> first, lane)
+        rows &= ~(((1 << at_once) - 1) << first)
 
 
 @cute.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tsmla.row_format import RowFormat
-from tsmla.variant import Arch, DecodeVariant
+from tsmla.variant import Arch, DecodeVariant, Dtype
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
@@ -18,6 +18,8 @@ GROUP_ROWS = 8
 """Rows of a swizzle pattern."""
 PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
+FOLDED_WORDS = 3
+"""Of a key whose row has a scale (`row_scales.Folded`)."""
 DEALT_AT, REFERENCES_AT = 384, 576
 """Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
 STAGED_HALF = 512
@@ -43,26 +45,38 @@ class DecodeGeometry:
 
     Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
     them with keys contiguous. A strip is free again as soon as it has been transposed and scored.
+
+    Rows with scales lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales, of which the warp that
+    cleans brings what scores and sums need of each key, in a ring of their own.
     """
 
     tile_q: int
     tile_kv: int
     stages: int
     value_stages: int
+    scale_stages: int
     row: RowFormat
 
     @classmethod
     def of(cls, variant: DecodeVariant) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
-        stages, value_stages = {16: (2, 2), 8: (3, 2)}[variant.row.dtype.bits]
-        geometry = cls(tile_q=64, tile_kv=TILE_KV, stages=stages, value_stages=value_stages, row=variant.row)
+        stages, value_stages = {16: (2, 2), 8: (3, 2)}[variant.cache_dtype.bits]
+        scale_stages = 0
+        if variant.row.apart:
+            stages, scale_stages = 2, 4
+        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, variant.row)
         geometry.check()
         return geometry
 
     @property
     def element_bytes(self) -> int:
-        """Of query and cache rows."""
-        return self.row.dtype.bits // 8
+        """Of the latent pieces of query and cache rows, and of probabilities."""
+        return self.row.piece("latent").dtype.bits // 8
+
+    @property
+    def scaled(self) -> bool:
+        """Whether rows have scales."""
+        return self.scale_stages > 0
 
     @property
     def transposes(self) -> bool:
@@ -118,12 +132,19 @@ class DecodeGeometry:
 
     @property
     def q_bytes(self) -> int:
-        return self.tile_q * self.d_qk * self.element_bytes
+        return self.query_tile.bytes
 
     @property
     def strip_bytes(self) -> tuple[int, ...]:
         """One stage of each strip."""
-        return tuple(self.tile_kv * columns * self.element_bytes for columns in self.strips)
+        return tuple(
+            self.tile_kv * columns * dtype.bits // 8
+            for columns, dtype in zip(self.strips, self.strip_dtypes, strict=True)
+        )
+
+    @property
+    def strip_dtypes(self) -> tuple[Dtype, ...]:
+        return (self.row.piece("latent").dtype,) * self.latent_strips + (self.row.piece("rope").dtype,)
 
     @property
     def edge_bytes(self) -> tuple[int, ...]:
@@ -155,9 +176,14 @@ class DecodeGeometry:
         return max(self.probabilities_bytes, 4 * STAGED_HALF_STRIDE)
 
     @property
+    def folded_bytes(self) -> int:
+        """What is told of the scales of a tile's keys."""
+        return self.tile_kv * FOLDED_WORDS * 4
+
+    @property
     def shared_bytes(self) -> int:
         tiles = self.q_bytes + self.stages * sum(self.strip_bytes) + 2 * self.value_stages * self.values_bytes
-        return BARRIER_BYTES + tiles + self.exchange_bytes
+        return BARRIER_BYTES + tiles + self.exchange_bytes + self.scale_stages * self.folded_bytes
 
     @property
     def accumulator_registers(self) -> int:
@@ -165,7 +191,12 @@ class DecodeGeometry:
         return (4 * (self.d_half + self.tile_kv) + 2 * self.element_bytes * self.tile_kv) // 8
 
     def check(self) -> None:
-        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"] and self.row.scales is None, self
+        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
+        scales = self.row.scales
+        if self.scaled:
+            assert scales and scales.whole_row and not scales.in_row and self.transposes, self
+        else:
+            assert scales is None and self.row.dtype.bits == 8 * self.element_bytes, self
         for first, columns in zip(self.first_columns, self.strips, strict=True):
             assert columns % PATTERN_COLUMNS == 0 and first % columns == 0, f"{columns} columns from {first} on: {self}"
         assert sum(self.strips) == self.d_qk and 2 * self.d_half == self.row.value_columns, self

@@ -26,9 +26,10 @@ from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.query import Query, query_of, query_rows
 from ...parts.row_end import Ending, ending_of
+from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility, hides, varies
 from .attend import attend
-from .clean import clean
+from .clean import bring_scales_and_clean, clean
 from .deal import deal
 from .geometry import LOAD_WARPS, PATTERN_COLUMNS, DecodeGeometry
 from .load import load
@@ -47,8 +48,7 @@ class DecodeKernel:
         self.geometry = DecodeGeometry.of(variant)
         self.schedule = DecodeSchedule.of(self.geometry)
         self.deal = DEALS[variant.arch]
-        self.probabilities = Probabilities.of(variant.dtype)
-        self.dtype = numeric(variant.dtype)
+        self.probabilities = Probabilities.of(variant.cache_dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
     __call__ = host_entry(DECODE)
@@ -59,25 +59,32 @@ class DecodeKernel:
         name."""
         geometry = self.geometry
         ending = ending_of(given)
-        mma_qk, mma_pv = self._mmas()
-        layouts = layouts_of(geometry, self.dtype)
+        mma_qk, mma_rope, mma_pv = self._mmas()
+        layouts = layouts_of(geometry)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         batch, q_len, heads, _ = given.query.shape
         parts = given.parts
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         source = key_source(given.kv_cache, given.block_tables)
-        keys = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, geometry.d_qk // PATTERN_COLUMNS)
+        scales = None
+        if const_expr(geometry.scaled):
+            latent_chunks = self.variant.row.value_columns // PATTERN_COLUMNS
+            latent = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, latent_chunks, True)
+            rope = boxes_view(given.rope_cache, 0, PATTERN_COLUMNS, geometry.strips[-1] // PATTERN_COLUMNS, True)
+            scales = RowScales(given.scale_cache, given.query_scales)
+        else:
+            latent = rope = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, geometry.d_qk // PATTERN_COLUMNS)
         (latent_box, latent_tile), (rope_box, rope_tile) = (
             [
                 cpasync.make_tiled_tma_atom(
                     load_op,
                     keys,
-                    cute.make_composed_layout(layouts.swizzle, 0, box_layout(columns, rows)),
-                    box_shape(columns, rows),
+                    cute.make_composed_layout(layouts.swizzles[strip], 0, box_layout(geometry.strips[strip], rows)),
+                    box_shape(geometry.strips[strip], rows),
                 )
                 for rows in (BOX_KEYS, geometry.tile_kv)
             ]
-            for columns in (geometry.d_strip, geometry.strips[-1])
+            for keys, strip in ((latent, 0), (rope, -1))
         )
         view = visibility_in(source, given)
         partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view)
@@ -86,7 +93,7 @@ class DecodeKernel:
         arguments = (
             query, *latent_box, *latent_tile, *rope_box, *rope_tile,
             source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
-            given.softmax_scale, ending, mma_qk, mma_pv,
+            given.softmax_scale, ending, scales, mma_qk, mma_rope, mma_pv,
         )  # fmt: skip
         if varies(view):
             self._attend(True, arguments, parts, given.stream)
@@ -129,7 +136,9 @@ class DecodeKernel:
         page_size: Int32,
         softmax_scale: Float32,
         ending: Ending,
+        scales: RowScales | None,
         mma_qk: cute.TiledMma,
+        mma_rope: cute.TiledMma | None,
         mma_pv: cute.TiledMma,
     ):
         geometry, schedule = self.geometry, self.schedule
@@ -139,7 +148,7 @@ class DecodeKernel:
                 cpasync.prefetch_descriptor(atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
-        shared = shared_of(schedule, self.dtype, base, barriers)
+        shared = shared_of(schedule, base, barriers)
         if warp == 0:
             with cute.arch.elect_one():
                 barriers.init()
@@ -156,7 +165,13 @@ class DecodeKernel:
             elif warp == CLEAN_WARP:
                 task = take(shared.dealt, number)
                 while task.more:
-                    edges = clean(shared, geometry, task, view, terms.heads, edges)
+                    if const_expr(geometry.scaled):
+                        source = KeySource(block_tables, page_size, pages)
+                        edges = bring_scales_and_clean(
+                            shared, geometry, source, scales.keys, task, view, terms.heads, edges
+                        )
+                    else:
+                        edges = clean(shared, geometry, task, view, terms.heads, edges)
                     leave(shared.dealt, number)
                     number += 1
                     task = take(shared.dealt, number)
@@ -194,13 +209,16 @@ class DecodeKernel:
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             results = Results(out, lse, partials, ending)
+            scaling = None
+            if const_expr(geometry.scaled):
+                scaling = scales, KeySource(block_tables, page_size, pages)
             mine = warp // (WARPGROUP // 32) - 1
             number = Int32(0)
             task = take(shared.dealt, number)
             while task.more:
                 attend(
-                    geometry, self.probabilities, mine, (mma_qk, mma_pv), shared, view, number, task, terms.heads,
-                    results, softmax_scale,
+                    geometry, self.probabilities, mine, (mma_qk, mma_rope, mma_pv), shared, view, number, task,
+                    terms.heads, results, softmax_scale, scaling,
                 )  # fmt: skip
                 leave(shared.dealt, number)
                 number += 1
@@ -220,6 +238,8 @@ class DecodeKernel:
         geometry = self.geometry
         columns = geometry.strips[strip]
         place = geometry.first_columns[strip] // columns
+        if geometry.scaled and strip == geometry.latent_strips:  # in a tensor of its own
+            place = 0
         boxes = cute.local_tile(keys, box_shape(columns, rows), (0, 0, place, None, None))
         target, source = cpasync.tma_partition(
             atom,
@@ -230,16 +250,18 @@ class DecodeKernel:
         )
         return atom, source, target
 
-    def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
-        """Scores = Q K^T with both in shared memory; output += P V with P in registers."""
+    def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma | None, cute.TiledMma]:
+        """Scores = Q K^T with both in shared memory, for rope pieces another where they have a dtype of their own;
+        output += P V with P in registers."""
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
         v_major = k_major if self.geometry.transposes else mn_major
         one = (1, 1, 1)
-        qk = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv)
+        qk, rope = (
+            hopper.make_trivial_tiled_mma(dtype, dtype, k_major, k_major, Float32, one, (64, self.geometry.tile_kv))
+            for dtype in (numeric(self.geometry.strip_dtypes[strip]) for strip in (0, -1))
         )
         operands = map(numeric, self.probabilities.operands)
         pv = hopper.make_trivial_tiled_mma(
             *operands, k_major, v_major, Float32, one, (64, self.geometry.value_columns), warpgroup.OperandSource.RMEM
         )
-        return qk, pv
+        return qk, rope if self.geometry.scaled else None, pv

@@ -44,20 +44,24 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
     task = look(state.shared.dealt, number)
     place = number & 1
     leader = state.coordinates[0, 0][1] == 0
-    row_sums = state.shared.row_sums
-    for row in cutlass.range_constexpr(cute.size(state.row_sum)):
-        state.row_sum[row] = quad_sum(state.row_sum[row])
+    row_sums, own_sum = state.shared.row_sums, state.row_sum
+    if const_expr(state.scaling is not None):
+        own_sum = state.scaling.totals
+    for row in cutlass.range_constexpr(cute.size(own_sum)):
+        own_sum[row] = quad_sum(own_sum[row])
         if leader:
-            row_sums[state.coordinates[row, 0][0], mine, place] = state.row_sum[row]
+            row_sums[state.coordinates[row, 0][0], mine, place] = own_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
     partial_lse = results.partials.lse
     factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
     for row in cutlass.range_constexpr(cute.size(factors)):
         position = state.coordinates[row, 0][0]
-        total = state.row_sum[row] + row_sums[position, 1 - mine, place]
+        total = own_sum[row] + row_sums[position, 1 - mine, place]
         end = end_of_row(state.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
         factors[row] = end.factor
+        if const_expr(state.scaling is not None):
+            factors[row] = end.factor * state.scaling.unit
         log_sums[row] = end.log_sum
         if task.slot >= 0 and mine == 0 and leader and position < task.rows:
             partial_lse[task.slot, position] = end.log_sum

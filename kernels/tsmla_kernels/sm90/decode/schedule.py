@@ -18,8 +18,8 @@ WARPS = WARPGROUP // 32
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
-    """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys (warp 1) and deals tasks (warp
-    2); two warpgroups attend; a fourth transposes values where they have 8 bits."""
+    """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys and brings scales of keys (warp
+    1), and deals tasks (warp 2); two warpgroups attend; a fourth transposes values where they have 8 bits."""
 
     geometry: DecodeGeometry
     load_registers: int
@@ -69,7 +69,8 @@ class DecodeSchedule:
 
         `referenced` and `exchanged` have a stage for each pair of warps, one of either attending warpgroup, that hold
         the same rows. The one that scores a tile tells its references, and then hands over its probabilities. The
-        other has read them when it tells those of the next tile. `dealt` are tasks."""
+        other has read them when it tells those of the next tile. `dealt` are tasks. `scales` are what scores and sums
+        need of the scales of a tile's keys."""
         geometry = self.geometry
         scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
         of_pair = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
@@ -92,6 +93,8 @@ class DecodeSchedule:
             EdgeSpec("exchanged", of_pair, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
             EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
         ]
+        if geometry.scaled:
+            edges.append(EdgeSpec("scales", (Warps(self.clean),), (scorer,), geometry.scale_stages, geometry.folded_bytes))
         for name in self.values_names:
             holder = (Warps(self.attend, 2, "the warpgroup whose half it is"),)
             edges.append(EdgeSpec(name, (Warps(self.transpose),), holder, geometry.value_stages, geometry.values_bytes))

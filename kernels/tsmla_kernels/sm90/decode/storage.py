@@ -8,13 +8,14 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
-from cutlass.cutlass_dsl import Numeric
 
 from ...limits import WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
+from ...parts.precision import numeric
 from .geometry import (
     DEALT_AT,
+    FOLDED_WORDS,
     GROUP_ROWS,
     OUTPUTS,
     PATTERN_COLUMNS,
@@ -31,7 +32,8 @@ class Layouts(NamedTuple):
     """Of shared memory; tuples are those of the strips of a cache row. `values` are those of one value MMA. `vectors`
     are (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
 
-    swizzle: cute.Swizzle
+    dtypes: tuple
+    swizzles: tuple
     q_strips: tuple
     keys: tuple
     values: cute.Layout
@@ -41,8 +43,9 @@ class Layouts(NamedTuple):
 class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, a tile of each piece;
     kv_strips), as vectors, as words (q_words), and as addresses (loaded, transposed); what the attending warpgroups
-    exchange, where they stage results, and which keys their rows see; the edges (`DecodeSchedule.edges`), of which
-    `kv_edges` are also `v_edges` where values are multiplied as they were loaded; the tasks."""
+    exchange, where they stage results, and which keys their rows see; what is told of keys' scales (folded: [keys,
+    FOLDED_WORDS, stages]), or None; the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where
+    values are multiplied as they were loaded; the tasks."""
 
     q: tuple
     q_words: cute.Pointer
@@ -58,26 +61,30 @@ class Shared(NamedTuple):
     references: cute.Tensor
     row_sums: cute.Tensor
     row_keys: cute.Tensor
+    folded: cute.Tensor | None
     q_edge: TmaEdge
     kv_edges: tuple
     v_edges: tuple
     landed: Signals
     referenced: Signals
     exchanged: Signals
+    scales_edge: WarpEdge | None
     dealt: Dealt
 
 
-def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
-    """Swizzled patterns of 8 rows and 64 columns. A strip of the cache tile lies in groups of 8 rows, each all of
+def layouts_of(geometry: DecodeGeometry) -> Layouts:
+    """Swizzled patterns of 8 rows and 64 columns, of each strip's dtype. A strip of the cache tile lies in groups of 8 rows, each all of
     its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
     over the tile. Transposed values are rows of keys, stage by stage."""
     kinds = warpgroup.SmemLayoutAtomKind
-    atom = warpgroup.make_smem_layout_atom(kinds.K_SW64 if geometry.transposes else kinds.K_SW128, dtype)
+    kind_of = {1: kinds.K_SW64, 2: kinds.K_SW128}
+    dtypes = tuple(numeric(dtype) for dtype in geometry.strip_dtypes)
+    atoms = [warpgroup.make_smem_layout_atom(kind_of[dtype.width // 8], dtype) for dtype in dtypes]
     pattern = GROUP_ROWS * PATTERN_COLUMNS
     groups = geometry.tile_kv // GROUP_ROWS
-    line = PATTERN_COLUMNS * geometry.element_bytes // 16
     keys, vectors, q_strips = [], [], []
-    for columns in geometry.strips:
+    for columns, dtype in zip(geometry.strips, dtypes, strict=True):
+        line = PATTERN_COLUMNS * dtype.width // 8 // 16
         chunks, stage = columns // PATTERN_COLUMNS, geometry.tile_kv * columns
         rows, row_strides = (GROUP_ROWS, groups), (PATTERN_COLUMNS, chunks * pattern)
         keys.append(
@@ -108,7 +115,8 @@ def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
             stride=((1, pattern), (PATTERN_COLUMNS, d_value // PATTERN_COLUMNS * pattern), geometry.tile_kv * d_value),
         )
     return Layouts(
-        swizzle=atom.inner,
+        dtypes=dtypes,
+        swizzles=tuple(atom.inner for atom in atoms),
         q_strips=tuple(q_strips),
         keys=tuple(keys),
         values=values,
@@ -116,22 +124,24 @@ def layouts_of(geometry: DecodeGeometry, dtype: type[Numeric]) -> Layouts:
     )
 
 
-def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer, barriers: Barriers) -> Shared:
+def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
     """Carve up shared memory from `base` on: barriers and row sums, Q, both rings, the exchange of probabilities."""
     geometry = schedule.geometry
-    layouts = layouts_of(geometry, dtype)
+    layouts = layouts_of(geometry)
+    latent, rope = range(geometry.latent_strips), geometry.latent_strips
 
-    def swizzled(offset, layout):
-        return cute.make_tensor(cute.recast_ptr(base + offset, layouts.swizzle, dtype), layout)
+    def swizzled(offset, layout, strip):
+        pointer = cute.recast_ptr(base + offset, layouts.swizzles[strip], layouts.dtypes[strip])
+        return cute.make_tensor(pointer, layout)
 
     def plain(offset, layout, element):
         return cute.make_tensor(cute.recast_ptr(base + offset, dtype=element), layout)
 
-    def each(places, shapes):
-        return tuple(swizzled(at, layout) for at, layout in zip(places, shapes, strict=True))
+    def each(places, shapes, strips):
+        return tuple(swizzled(*place) for place in zip(places, shapes, strips, strict=True))
 
-    tile, q_line = geometry.query_tile, geometry.tile_q * geometry.element_bytes
-    q_strips = [BARRIER_BYTES + sum(geometry.strips[:i]) * q_line for i in range(len(geometry.strips))]
+    tile = geometry.query_tile
+    q_strips = [BARRIER_BYTES + sum(geometry.strip_bytes[:i]) * tile.rows // geometry.tile_kv for i in (*latent, rope)]
     *strips, transposed = itertools.accumulate(
         (geometry.stages * size for size in geometry.strip_bytes), initial=BARRIER_BYTES + geometry.q_bytes
     )
@@ -143,20 +153,24 @@ def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer
         values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
     row_sums = exchange + geometry.exchanged_bytes
     row_keys = row_sums + geometry.tile_q * 4 * 4
+    folded = exchange + geometry.exchange_bytes
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
     kv_edges = tuple(barriers.edge(name, TmaEdge) for name in schedule.kv_names)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
     return Shared(
         q=(
-            swizzled(BARRIER_BYTES, tile.layout("latent")),
-            swizzled(BARRIER_BYTES + tile.rope_offset, tile.layout("rope")),
+            swizzled(BARRIER_BYTES, tile.layout("latent"), 0),
+            swizzled(BARRIER_BYTES + tile.rope_offset, tile.layout("rope"), rope),
         ),
         q_words=cute.recast_ptr(base + BARRIER_BYTES, dtype=Int32),
-        q_strips=each(q_strips, layouts.q_strips),
-        k_strips=each(strips, layouts.keys),
-        values=each(values, [layouts.values] * len(values)),
-        kv_strips=tuple(cute.recast_ptr(base + at, layouts.swizzle, dtype) for at in strips),
+        q_strips=each(q_strips, layouts.q_strips, (*latent, rope)),
+        k_strips=each(strips, layouts.keys, (*latent, rope)),
+        values=each(values, [layouts.values] * len(values), [0] * len(values)),
+        kv_strips=tuple(
+            cute.recast_ptr(base + at, swizzle, dtype)
+            for at, swizzle, dtype in zip(strips, layouts.swizzles, layouts.dtypes, strict=True)
+        ),
         loaded=tuple((base + at).toint() for at in strips),
         transposed=tuple((base + at).toint() for at in halves),
         vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
@@ -167,12 +181,23 @@ def shared_of(schedule: DecodeSchedule, dtype: type[Numeric], base: cute.Pointer
         references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
         row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
         row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
+        folded=plain(
+            folded,
+            cute.make_layout(
+                (geometry.tile_kv, FOLDED_WORDS, geometry.scale_stages),
+                stride=(1, geometry.tile_kv, geometry.tile_kv * FOLDED_WORDS),
+            ),
+            Float32,
+        )
+        if geometry.scaled
+        else None,
         q_edge=barriers.edge("q", TmaEdge),
         kv_edges=kv_edges,
         v_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
         landed=barriers.edge("landed", Signals),
         referenced=barriers.edge("referenced", Signals),
         exchanged=barriers.edge("exchanged", Signals),
+        scales_edge=barriers.edge("scales", WarpEdge) if geometry.scaled else None,
         dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
     )
 

@@ -22,6 +22,18 @@ from .geometry import DecodeGeometry
 from .storage import Shared
 
 
+class Scaling(NamedTuple):
+    """Where rows have scales (`row_scales`): by what products of a query row with keys as they are stored become
+    logarithms of scores, but for the keys' scales; the sums of rows, where `row_sum` has shares of the output; the
+    output's factor; the operation that multiplies rope pieces. Scores are such logarithms as soon as their product is
+    done, so that `scale_log2` is 1."""
+
+    factors: cute.Tensor
+    totals: cute.Tensor
+    unit: Float32
+    rope_op: object
+
+
 class AttendState(NamedTuple):
     """What a step needs besides the tile number: operands, running state, positions.
 
@@ -48,10 +60,12 @@ class AttendState(NamedTuple):
     all_keys: VisibleKeys
     shared: Shared
     thread: Int32
+    lane_pair: Int32
     warp: Int32
     first_count: Int32
     first_tile: Int32
     scale_log2: Float32
+    scaling: Scaling | None
     geometry: DecodeGeometry
     probabilities: Probabilities
 
@@ -66,7 +80,10 @@ def start_scores(state: AttendState, index: Int32) -> cute.Tensor:
         edge = state.shared.kv_edges[min(strip, last)]
         if const_expr(strip <= last):
             edge.wait_full(count)
-        mma.issue(state.qk_op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
+        op = state.qk_op
+        if const_expr(state.scaling is not None and strip > last):
+            op = state.scaling.rope_op
+        mma.issue(op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
     return scores
 
 
@@ -79,6 +96,8 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
     if const_expr(state.geometry.transposes):
         for edge in state.shared.kv_edges:
             edge.release(state.first_count + index)
+    if const_expr(state.scaling is not None):
+        _scale(state, scores, index)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
     is_edge = state.all_keys.lacks(first_key, state.geometry.tile_kv)
     is_first = Boolean(False)
@@ -92,6 +111,30 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
                 follow(state, await_references(state, index - 1))
             else:
                 _move(state, scores)
+
+
+@cute.jit
+def _scale(state: AttendState, scores: cute.Tensor, index: Int32):
+    """Of products, make logarithms of scores, each with that of its key's scale."""
+    count = state.first_count + index
+    state.shared.scales_edge.wait_full(count)
+    view, stage = rows_columns(scores), state.shared.scales_edge.stage(count)
+    for pair in cutlass.range_constexpr(cute.size(view, mode=[1]) // 2):
+        scale, logarithm = _of_pair(state, pair, 0, stage), _of_pair(state, pair, 1, stage)
+        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            for i in cutlass.range_constexpr(2):
+                factor = scale[i] * state.scaling.factors[row]
+                view[row, 2 * pair + i] = cute.math.fma(view[row, 2 * pair + i], factor, logarithm[i])
+
+
+@cute.jit
+def _of_pair(state: AttendState, pair: cutlass.Constexpr, word: cutlass.Constexpr, stage: Int32) -> cute.Tensor:
+    """Of two neighbouring columns that this lane has: a word of what is told of their keys' scales."""
+    folded = state.shared.folded[None, word, stage]
+    pairs = cute.make_tensor(folded.iterator, cute.make_layout((2, state.geometry.tile_kv // 2)))
+    found = cute.make_rmem_tensor(2, Float32)
+    cute.autovec_copy(pairs[None, state.lane_pair + QUAD * pair], found)
+    return found
 
 
 @cute.jit
@@ -120,8 +163,9 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
     With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
     computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
     because the other warpgroup has less to do until then."""
+    own = index + 1 if const_expr(follows) else index
     if const_expr(_supposes(state)):
-        _exponentiate(state, scores)
+        _exponentiate(state, scores, own)
     parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
         rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
@@ -137,7 +181,7 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
         if const_expr(not follows):
             rescale_outputs(state, state.rescale)
         if const_expr(_supposes(state)):
-            _exponentiate(state, scores)
+            _exponentiate(state, scores, own)
     references = state.shared.references
     cute.arch.sync_warp()  # all lanes have read the references that one of them now writes over
     if state.coordinates[0, 0][1] == 0:
@@ -145,7 +189,7 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
             references[state.coordinates[row, 0][0]] = state.reference[row]
     state.shared.referenced.hand_over(state.warp)
     if const_expr(not _supposes(state)):
-        _exponentiate(state, scores)
+        _exponentiate(state, scores, own)
     state.row_sum.store(state.next_sum.load())
     mma.pin(state.own)
     return moves
@@ -154,10 +198,19 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
 @cute.jit
 def _move(state: AttendState, scores: cute.Tensor):
     move_reference(rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2)
+    _rescale_totals(state, state.rescale)
 
 
 @cute.jit
-def _exponentiate(state: AttendState, scores: cute.Tensor):
+def _rescale_totals(state: AttendState, rescale: cute.Tensor):
+    if const_expr(state.scaling is not None):
+        totals = state.scaling.totals
+        for row in cutlass.range_constexpr(cute.size(totals)):
+            totals[row] = totals[row] * rescale[row]
+
+
+@cute.jit
+def _exponentiate(state: AttendState, scores: cute.Tensor, index: Int32):
     """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
     sums = exponentiate(
@@ -165,8 +218,24 @@ def _exponentiate(state: AttendState, scores: cute.Tensor):
         state.probabilities,
     )  # fmt: skip
     state.next_sum.store(sums.load())
+    if const_expr(state.scaling is not None):
+        _count(state, rows_columns(exponentials), index)
     dtype = state.own.element_type
     state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
+
+
+@cute.jit
+def _count(state: AttendState, exponentials: cute.Tensor, index: Int32):
+    """Add a tile's exponentials (rows, columns), without their keys' scales, to the sums of rows. It is the last to
+    need these."""
+    edge, totals = state.shared.scales_edge, state.scaling.totals
+    count = state.first_count + index
+    for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
+        inverse = _of_pair(state, pair, 2, edge.stage(count))
+        for row in cutlass.range_constexpr(cute.size(totals)):
+            for i in cutlass.range_constexpr(2):
+                totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
+    edge.release(count)
 
 
 @cute.jit
@@ -189,6 +258,7 @@ def await_references(state: AttendState, index: Int32) -> cute.Tensor:
 @cute.jit
 def follow(state: AttendState, received: cute.Tensor):
     follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
+    _rescale_totals(state, state.rescale_received)
 
 
 @cute.jit

@@ -1,0 +1,101 @@
+"""Rows with a scale each: what becomes of the scales of keys and queries, in scores, sums and outputs.
+
+A key is stored as numbers that its scale s_t makes its latent and rope part; a query row likewise, with the scale u. So
+the score of both is u s_t x_t, where x_t is their product as they are stored, and the value s_t c_t. Probabilities of 8
+bits times s_t would lose most of what they hold, or all of it, because scales are far from 1. So the scale is folded
+into the exponent that the row's reference follows:
+
+    y_t = softmax_scale log2(e) u s_t x_t + log2(f_t), where s_t = s f_t
+    p_t = 2^(y_t - reference + bias)
+    output = s sum(p_t c_t) / sum(p_t / f_t)
+    log2-sum-exp = reference - bias + log2(sum(p_t / f_t))
+
+What precision a probability has then depends on its share of the *output*, and references follow y. The *unit* s is a
+power of two, the scale of one of the segment's keys without its fraction: whatever magnitude scales have, those of one
+request are near each other, and f_t is near 1, which float32 would otherwise leave in sums. (SnapMLA multiplies each
+tile's probabilities by s_t, and divides by the tile's largest product, for every tile: docs/cache-formats.md.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+from cutlass.cutlass_dsl import select_
+
+from .division import Divisor, quotient
+from .key_source import KeySource, exists
+from .visible import Viewers, seen_by_any
+
+MOST_INVERSE = 2.0**126
+"""Of a folded scale: finite, so that a probability of 0 times it is 0."""
+_EXPONENT = 0xFF << 23
+_ONE = 127 << 23
+_LEAST_EXPONENT, _MOST_EXPONENT = 1 << 23, 253 << 23
+"""Of units whose inverse is a normal float32, too."""
+
+
+class RowScales(NamedTuple):
+    """Scales of keys [pages, page size], and of query rows [batch, q_len, heads]."""
+
+    keys: cute.Tensor
+    queries: cute.Tensor
+
+
+class Folded(NamedTuple):
+    """What one key's scale becomes: its factor of scores, the logarithm that is added to them, and the factor of its
+    probability in the row's sum."""
+
+    scale: Float32
+    logarithm: Float32
+    inverse: Float32
+
+
+@cute.jit
+def query_scale(queries: cute.Tensor, request: Int32, row: Int32, heads: Divisor) -> Float32:
+    """The scale of query row `row`, which counts the heads of all query tokens. Where query tokens of all requests lie
+    one behind the other, `queries` has one request."""
+    batch, q_len, _ = queries.shape
+    token = quotient(row, heads)
+    line = cutlass.min(request, batch - 1)
+    return queries[line, token - line * q_len, row - token * heads.value]
+
+
+@cute.jit
+def key_scale(source: KeySource, keys: cute.Tensor, page: Int32, key: Int32) -> Float32:
+    """The scale of a key in a page that the cache may not have: its rows are zeros, whatever their scale."""
+    found = Float32(1.0)
+    if exists(source, page):
+        found = keys[page, key & (source.page_size - 1)]
+    return found
+
+
+@cute.jit
+def unit_of(source: KeySource, keys: cute.Tensor, viewers: Viewers, first_tile_key: Int32) -> Float32:
+    """The unit of a segment whose first tile begins with key `first_tile_key`: of its first key that can be seen. No
+    key that is hidden decides it, and where there is none, or its scale is no number, the unit is 1."""
+    key = cutlass.max(first_tile_key, viewers.keys.first)
+    found = Float32(1.0)
+    if seen_by_any(viewers, key):
+        page = source.table[viewers.request, key >> cute.arch.popc(source.page_size - 1)]
+        found = key_scale(source, keys, page, key)
+    exponent = found.bitcast(Int32) & _EXPONENT
+    bounded = cutlass.min(cutlass.max(exponent, _LEAST_EXPONENT), _MOST_EXPONENT)
+    return Int32(select_(exponent == _EXPONENT, Int32(_ONE), bounded)).bitcast(Float32)
+
+
+@cute.jit
+def inverse_of(unit: Float32) -> Float32:
+    """1 / unit, exactly."""
+    return (Int32(254 << 23) - unit.bitcast(Int32)).bitcast(Float32)
+
+
+@cute.jit
+def fold(scale: Float32, seen: Boolean, unit: Float32, inverse_unit: Float32) -> Folded:
+    """Of a key's scale; of one that nobody sees, whatever it holds, numbers that do no harm."""
+    scale = Float32(select_(seen, scale, unit))
+    relative = scale * inverse_unit
+    inverse = cute.arch.fmin(cute.arch.rcp_approx(relative), MOST_INVERSE)
+    return Folded(scale, cute.math.log2(relative, fastmath=True), inverse)

@@ -1,0 +1,185 @@
+"""tsmla_decode of a cache with a scale for each key (SnapMLA's rows), and what it must give, from rows as stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from cache_rows import E4M3, stored
+from decode_reference import LATENT, ROPE, WEIGHT_SCALE, Problem, make_problem, run, with_sinks
+from tensor_cores import truncated_products
+
+ROW_BYTES = 640
+"""Of rows whose latent and rope pieces lie side by side."""
+
+
+@dataclasses.dataclass
+class Stored:
+    """Rows [.., 512], [.., 64] and [..] as they are stored: e4m3, bf16 and float32."""
+
+    latent: torch.Tensor
+    rope: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, power_of_two: bool = True) -> Stored:
+        """Of rows [.., 576] of numbers."""
+        flat = rows.reshape(-1, LATENT + ROPE)
+        bytes = stored(flat[:, :LATENT], flat[:, LATENT:], "snapmla", power_of_two=power_of_two)
+        outer = rows.shape[:-1]
+        return cls(
+            bytes["cache"].view(E4M3).view(*outer, LATENT),
+            bytes["rope_cache"].view(torch.bfloat16).view(*outer, ROPE),
+            bytes["scale_cache"].view(torch.float32).view(outer),
+        )
+
+    def times(self, factor: float | torch.Tensor) -> Stored:
+        """Rows of other magnitude, with the same numbers."""
+        return Stored(self.latent, self.rope, self.scales * factor)
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """[.., 576] in float64."""
+        return torch.cat((self.latent.double(), self.rope.double()), -1) * self.scales.double()[..., None]
+
+    def __getitem__(self, index: Any) -> Stored:
+        return Stored(self.latent[index], self.rope[index], self.scales[index])
+
+
+@dataclasses.dataclass
+class Scaled:
+    """A call: `problem` says lengths, pages and what hides keys; queries [batch, q_len, heads] or [tokens, heads], and
+    each request's keys, as they are stored; the cache's tensors."""
+
+    problem: Problem
+    queries: Stored
+    keys: list[Stored]
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+    def arguments(self, **changes: Any) -> dict[str, Any]:
+        given = (self.queries.latent, self.queries.rope, self.queries.scales)
+        return {"query": given, "kv_cache": self.cache, **changes}
+
+
+def make_scaled(
+    seq_lens: list[int],
+    q_len: int | Sequence[int],
+    heads: int,
+    page_size: int = 64,
+    *,
+    query: torch.Tensor | None = None,
+    keys: list[torch.Tensor] | None = None,
+    key_factor: float = 1.0,
+    query_factor: float = 1.0,
+    power_of_two: bool = True,
+    side_by_side: bool = False,
+    **fields: Any,
+) -> Scaled:
+    """Random inputs, or given numbers, as `make_problem` places them: what no key holds is NaN, scales, too. The
+    scales of keys and queries are multiplied by factors. side_by_side: views of rows of 640 bytes."""
+    problem = make_problem(seq_lens, q_len, heads, page_size=page_size, **fields)
+    if query is not None:
+        problem.query.copy_(query)
+    rows = [x.float() for x in problem.rows] if keys is None else keys
+    queries = Stored.of(problem.query.float(), power_of_two).times(query_factor)
+    kept = [Stored.of(own, power_of_two).times(key_factor) for own in rows]
+    pages = problem.kv_cache.shape[0]
+    row = ROW_BYTES if side_by_side else LATENT + 16
+    pool = torch.full((pages, page_size + 1, row), 0xFF, dtype=torch.uint8, device="cuda")[:, :page_size]
+    latent = pool[..., :LATENT].view(E4M3)
+    if side_by_side:
+        rope = pool[..., LATENT:].view(torch.bfloat16)
+    else:
+        rope = torch.full((pages, page_size, ROPE + 8), math.nan, device="cuda").bfloat16()[..., :ROPE]
+    scales = torch.full((pages, 3 * page_size + 1), math.nan, device="cuda")[:, 1::3]
+    for request, own in enumerate(kept):
+        for page, first in enumerate(range(0, len(own.scales), page_size)):
+            number, piece = int(problem.block_tables[request, page]), own[first : first + page_size]
+            count = len(piece.scales)
+            latent[number, :count], rope[number, :count] = piece.latent, piece.rope
+            scales[number, :count] = piece.scales
+    return Scaled(problem, queries, kept, (latent, rope, scales))
+
+
+def attend_stored(scaled: Scaled, how: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, base-2 LSE) in float64, of keys and queries as they are stored. how: "exact"; "folded", with e4m3
+    weights that hold the scale of their key beside the largest of their row; "cast", with e4m3 of weight times scale as
+    it is, which loses what kernels must not lose."""
+    problem = scaled.problem
+    *outer, heads, _ = problem.query.shape
+    queries = scaled.queries
+    latent, rope = queries.latent.reshape(-1, heads, LATENT), queries.rope.reshape(-1, heads, ROPE)
+    factors = queries.scales.reshape(-1, heads)
+    outputs = torch.zeros(len(latent), heads, LATENT, dtype=torch.float64, device=latent.device)
+    lses = torch.full((len(latent), heads), -math.inf, dtype=torch.float64, device=latent.device)
+    on_hopper = type(latent) is torch.Tensor and latent.is_cuda and torch.cuda.get_device_capability()[0] == 9
+    for request, span in enumerate(problem.spans):
+        for token, place in enumerate(span):
+            seen = problem.keys(request, token)
+            if not seen:
+                continue
+            own = scaled.keys[request][seen.start : seen.stop]
+            c, s = own.latent.double(), own.scales.double()
+            if on_hopper and how != "exact":
+                products = truncated_products(latent[place], own.latent)
+            else:
+                products = latent[place].double() @ c.T
+            products = products + rope[place].double() @ own.rope.double().T
+            scores = products * factors[place].double()[:, None] * s * problem.softmax_scale
+            lse = scores.logsumexp(-1)
+            if how == "exact":
+                weights = (scores - lse[:, None]).exp() * s
+            elif how == "folded":
+                shares = scores + s.log()
+                highest = shares.amax(-1, keepdim=True)
+                rounded = ((shares - highest).exp() * WEIGHT_SCALE).to(E4M3).double() / WEIGHT_SCALE
+                weights = rounded * (highest - lse[:, None]).exp()
+            else:
+                highest = scores.amax(-1, keepdim=True)
+                weights = ((scores - highest).exp() * s).to(E4M3).double() * (highest - lse[:, None]).exp()
+            outputs[place] = weights @ c * problem.output_scale
+            lses[place] = lse / math.log(2)
+    return with_sinks(problem, outputs.unflatten(0, outer), lses.unflatten(0, outer))
+
+
+def check_scaled(scaled: Scaled, **changes: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call the operator and judge what it gives: rows no further from float64 than twice what e4m3 weights in PyTorch
+    are, plus rounding of the output."""
+    out, lse = run(scaled.problem, **scaled.arguments(**changes))
+    judge_scaled(scaled, out, lse)
+    return out, lse
+
+
+def judge_scaled(scaled: Scaled, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    exact, exact_lse = attend_stored(scaled, "exact")
+    plain, plain_lse = attend_stored(scaled, "folded")
+    spoken_for = sorted({token for span in scaled.problem.spans for token in span})
+    heads = out.shape[-2]
+    got, exact, plain = (
+        x.double().reshape(-1, heads, LATENT)[spoken_for].flatten(0, 1) for x in (out, exact, plain)
+    )
+    assert got.isfinite().all(), f"{int((~got.isfinite()).sum())} of {got.numel()} outputs are not finite"
+    size = exact.norm(dim=-1)
+    assert (got[size == 0] == 0).all(), "a row without keys must give 0"
+    kept = size > 0
+    off, plain_off = ((x - exact)[kept].norm(dim=-1) / size[kept] for x in (got, plain))
+    allowed = 2 * plain_off.max() + torch.finfo(out.dtype).eps if kept.any() else 0.0
+    assert (off <= allowed).all(), f"a row is off by {off.max():.2e} of its norm; e4m3 weights: {plain_off.max():.2e}"
+    if lse is not None:
+        got_lse, exact_lse, plain_lse = (
+            x.double().reshape(-1, heads)[spoken_for] for x in (lse, exact_lse, plain_lse)
+        )
+        finite = exact_lse.isfinite()
+        assert torch.equal(got_lse.where(~finite, 0), exact_lse.where(~finite, 0)), "a row without keys: -inf"
+        loss = (plain_lse - exact_lse)[finite].abs().max() if finite.any() else 0.0
+        bound = 2e-5 + 3e-6 * exact_lse[finite].abs() + 2 * loss
+        error = (got_lse - exact_lse)[finite].abs()
+        assert (error <= bound).all(), f"LSE (base 2) is off by {error.max():.2e}"
+
+
+def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """The norm of the difference by that of the exact one, all rows together."""
+    return float((got.double() - exact).norm() / exact.norm())
