@@ -25,13 +25,14 @@ from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities
 from ...parts.query import Map, Query, query_of, query_rows
 from ...parts.row_end import Ending
+from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
 from .finish import Results
 from .geometry import TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .load import KeyMaps, load_keys, load_values
 from .mma import Products, multiply
-from .scales import Scales, load_scales
+from .scales import load_scales
 from .schedule import DecodeSchedule
 from .softmax import attend
 from .storage import layouts_of, shared_of
@@ -79,7 +80,7 @@ class AttentionKernel:
         )
         pair, values = const_expr(geometry.is_pair), geometry.row.value_columns
         v_map = box_map(given.kv_cache, 0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
-        scales = Scales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
+        scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
         results = Results(flat(given.out, values), flat_lse, partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
@@ -103,7 +104,7 @@ class AttentionKernel:
         maps: KeyMaps,
         v_map: Map | None,
         kv_cache: cute.Tensor,
-        scales: Scales | None,
+        scales: RowScales | None,
         block_tables: cute.Tensor,
         view: Visibility,
         terms: Terms,

@@ -34,7 +34,7 @@ ROW_THREADS = 2
 SCALE_SLOTS = 4
 """Tiles whose keys' scales are in shared memory, where keys have scales."""
 SCALE_WORDS = 3
-"""Numbers that softmax needs of a key's scale: the scale, its base-2 logarithm, and its reciprocal."""
+"""What the scale of a key is folded to (`parts/row_scales.Folded`)."""
 assert EXCHANGE_OFFSET + 2 * ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
 
 

@@ -1,56 +1,36 @@
-"""Scales of the Blackwell decode, for cache rows that have one of their own: role `load_scales`, and what softmax does.
+"""Scales of the Blackwell decode, where cache rows have one each (`parts/row_scales.py`): role `load_scales`, and what
+softmax does.
 
-A key's scale sigma is the factor of all of its row: the score of a query row with the scale sigma_q is
-
-    x = (q . k as they are stored) sigma_q sigma softmax_scale,
-
-and the value is sigma times the latent part as it is stored, which alone enters the product with P. A probability times
-sigma does not fit 8 bits (scales are 1e-5 to 1), so sigma goes into the exponent, where the row's reference M takes it
-away again: with the *folded* score y = x log2(e) + log2(sigma),
-
-    p = 2^(y - M + bias),  acc += p * stored latent,  sum += p / sigma,  out = acc / sum,  LSE = M - bias + log2(sum).
-
-What a probability must not exceed, and how much of a row's weight a key has, are questions about p; so the row also has
-the sum of all p, which decides when M moves. (The formulas that this replaces, which quantise P anew in every page:
-SnapMLA, as read in FlagGems' flash_mla_ckv_fp8_per_token.)
+Folded scores are made where scores come out of tensor memory. From there on they are exponents themselves, and all
+that moves references, outputs and sums is as without scales. The row's sum of probabilities decides when its reference
+moves; a second sum, without the keys' scales, is what outputs are divided by.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment, next_unit, segment_of
-from ...parts.division import Divisor, quotient
-from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, exists, look_further, look_up, wanted_of
+from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
+from ...parts.row_scales import RowScales, fold, inverse_of, key_scale, query_scale, unit_of
+from ...parts.visible import viewers_of
 from .assignment import Assignment
-from .geometry import SCALE_WORDS, DecodeGeometry
+from .geometry import DecodeGeometry
 from .storage import Shared
 
-LEAST = 2.0**-100
-"""Smaller scales, among them 0, count as this one, so that reciprocals are finite."""
 AHEAD = 2
 """Tiles whose scales are on their way to registers, besides those in shared memory."""
-_SCALE, _LOGARITHM, _RECIPROCAL = range(SCALE_WORDS)
 _VECTOR = 4
 """Numbers that a thread takes from shared memory at a time."""
 _CHAINS = 4
 
 
-class Scales(NamedTuple):
-    """Of keys [pages, page size], and of query rows [batch, q_len, heads]: float32 with any strides."""
-
-    keys: cute.Tensor
-    queries: cute.Tensor
-
-
 @cute.jit
 def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment):
-    """Scales of all keys of each tile, with their logarithms and reciprocals; numbers where there is no key."""
+    """What scores and sums need of the scale of each key of each tile."""
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     tile = Int32(0)
     unit = assignment.unit
@@ -59,6 +39,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
         if segment.valid and segment.tiles > 0:
             wanted = wanted_of(assignment.source, segment, tile_boxes)
             lookup = look_up(wanted)
+            scale_unit = unit_of_segment(geometry, keys, assignment, segment)
             coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
             for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
                 first = i * tile_boxes
@@ -68,10 +49,28 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
                 if i >= AHEAD:
                     count = tile + i - AHEAD
                     shared.scales_edge.wait_empty(count)
-                    _put(shared, geometry, coming[: geometry.lane_keys], count)
+                    _put(shared, geometry, coming[: geometry.lane_keys], scale_unit, count)
                 coming = (*coming[geometry.lane_keys :], *found)
             tile += segment.tiles
         unit = next_unit(deal, assignment.work, assignment.view, unit)
+
+
+@cute.jit
+def unit_of_segment(
+    geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment, segment: Segment
+) -> Float32:
+    """The unit of the scales of a segment's keys."""
+    viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+    return unit_of(assignment.source, keys, viewers, segment.first_tile * geometry.tile_kv)
+
+
+@cute.jit
+def row_factor(scales: RowScales, segment: Segment, row: Int32, assignment: Assignment, scale_log2: Float32) -> Float32:
+    """By what products of row `row` of a segment with keys as they are stored become exponents, but for the keys'
+    scales."""
+    row = cutlass.min(row, segment.rows - 1)
+    heads = assignment.work.terms.heads
+    return scale_log2 * query_scale(scales.queries, segment.request, segment.first_row + row, heads)
 
 
 @cute.jit
@@ -80,40 +79,25 @@ def _found(
 ) -> tuple:
     """The scales of this lane's keys of the tile that begins with box `first`: every 32nd key."""
     lane = cute.arch.lane_idx()
-    values = cute.make_rmem_tensor(geometry.lane_keys, Float32)
-    values.fill(1.0)
+    values = []
     for index in cutlass.range_constexpr(geometry.lane_keys):
-        page = lookup.page_of(first + (index * 32 + lane) // BOX_KEYS)
-        row = wanted.key_of(first) + index * 32 + lane & (wanted.source.page_size - 1)
-        if exists(wanted.source, page):
-            values[index] = keys[page, row]
-    return tuple(values[index] for index in range(geometry.lane_keys))
+        key = index * 32 + lane
+        page = lookup.page_of(first + key // BOX_KEYS)
+        values.append(key_scale(wanted.source, keys, page, wanted.key_of(first) + key))
+    return tuple(values)
 
 
 @cute.jit
-def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tuple, count: Int32):
-    """This lane's scales of tile number `count`. Whatever was found where no row sees a key, a reciprocal is finite:
-    the key's probability is 0."""
+def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tuple, unit: Float32, count: Int32):
+    """This lane's scales of tile number `count`. Those of keys that no row sees may be anything: their scores are not
+    looked at, and what their probabilities of 0 are multiplied by is finite."""
     place = _stage(shared, geometry, count) + cute.arch.lane_idx()
     for index in cutlass.range_constexpr(geometry.lane_keys):
-        scale = Float32(LEAST) if values[index] < LEAST else values[index]
-        found = place + index * 32
-        found[_SCALE * geometry.tile_kv] = scale
-        found[_LOGARITHM * geometry.tile_kv] = cute.math.log2(scale, fastmath=True)
-        found[_RECIPROCAL * geometry.tile_kv] = cute.arch.fmin(cute.arch.rcp_approx(scale), 1.0 / LEAST)
+        words = fold(values[index], Boolean(True), unit, inverse_of(unit))
+        for word in cutlass.range_constexpr(len(words)):
+            place[word * geometry.tile_kv + index * 32] = words[word]
     cute.arch.sync_warp()
     shared.scales_edge.hand_over(count)
-
-
-@cute.jit
-def row_factor(scales: Scales, segment: Segment, row: Int32, heads: Divisor, scale_log2: Float32) -> Float32:
-    """What makes of a row's scores, times the keys' scales, logarithms of base 2. `row` is one of the segment's."""
-    batch, q_len, _ = scales.queries.shape
-    # Where query tokens of all requests lie one behind the other, `queries` has one request.
-    request = cutlass.min(segment.request, batch - 1)
-    token = quotient(segment.first_row + row, heads)
-    head = segment.first_row + row - token * heads.value
-    return scale_log2 * scales.queries[request, token - request * q_len, head]
 
 
 def folded(
@@ -124,7 +108,7 @@ def folded(
     mine = _mine(shared, geometry, half, count)
     values = []
     for first in range(0, len(scores), _VECTOR):
-        scale, logarithm = (_vector(mine, word * geometry.tile_kv + first) for word in (_SCALE, _LOGARITHM))
+        scale, logarithm = (_vector(mine, word * geometry.tile_kv + first) for word in (0, 1))
         for index in range(0, _VECTOR, 2):
             x = cute.arch.mul_packed_f32x2(scores[first + index : first + index + 2], scale[index : index + 2])
             values += cute.arch.fma_packed_f32x2(x, (factor, factor), logarithm[index : index + 2])
@@ -139,10 +123,10 @@ def unfolded_sum(
     mine = _mine(shared, geometry, half, count)
     chains = [(start, Float32(0.0))] + [(Float32(0.0), Float32(0.0))] * (_CHAINS - 1)
     for first in range(0, len(values), _VECTOR):
-        reciprocal = _vector(mine, _RECIPROCAL * geometry.tile_kv + first)
+        inverse = _vector(mine, 2 * geometry.tile_kv + first)
         for index in range(0, _VECTOR, 2):
             pair, chain = values[first + index : first + index + 2], (first + index) // 2 % _CHAINS
-            chains[chain] = cute.arch.fma_packed_f32x2(pair, reciprocal[index : index + 2], chains[chain])
+            chains[chain] = cute.arch.fma_packed_f32x2(pair, inverse[index : index + 2], chains[chain])
     cute.arch.sync_warp()
     shared.scales_edge.release(count)
     low, high = (cute.arch.add_packed_f32x2(chains[i], chains[i + 1]) for i in (0, 2))
@@ -151,7 +135,7 @@ def unfolded_sum(
 
 
 def _stage(shared: Shared, geometry: DecodeGeometry, count: Int32) -> cute.Pointer:
-    """Vectors of the tile's keys, the first of them _SCALE."""
+    """Vectors of a tile's keys, one for each word of what their scales are folded to."""
     return shared.scales + shared.scales_edge.stage(count) * (geometry.scale_bytes // 4)
 
 

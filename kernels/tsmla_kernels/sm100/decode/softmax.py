@@ -32,11 +32,12 @@ from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.division import quotient
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import BASE_2, end_of_row
+from ...parts.row_scales import RowScales
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .assignment import Assignment, rank_of
 from .finish import HELD_COLUMNS, Results, finish
 from .geometry import ROW_THREADS, ROWS, DecodeGeometry
-from .scales import Scales, folded, row_factor, unfolded_sum
+from .scales import folded, row_factor, unfolded_sum, unit_of_segment
 from .schedule import ROW_BARRIER
 from .storage import Shared
 
@@ -64,11 +65,11 @@ def attend(
     probabilities: cutlass.Constexpr[Probabilities],
     shared: Shared,
     assignment: Assignment,
-    scales: Scales | None,
+    scales: RowScales | None,
     results: Results,
     scale_log2: Float32,
 ):
-    """Scores are folded, and so in units of their exponents, where keys have scales (`scales.py`)."""
+    """Where rows have scales (`scales.py`), scores are exponents from the start."""
     lane = _lane(shared)
     tile = Int32(0)
     exchanges = Int32(0)
@@ -79,17 +80,19 @@ def attend(
         if segment.valid:
             row = rank_of(geometry) * ROWS + lane.row
             keys = _row_keys(assignment, segment, row)
-            factor, unit_score, unfolded = None, scale_log2, ()
+            factor, exponents, unfolded = None, scale_log2, ()
+            scale_unit = Float32(1.0)
             if const_expr(scales is not None):
-                own = cutlass.min(row, segment.rows - 1)
-                factor = row_factor(scales, segment, own, assignment.work.terms.heads, scale_log2)
-                unit_score, unfolded = Float32(1.0), (Float32(0.0),)
+                factor = row_factor(scales, segment, row, assignment, scale_log2)
+                exponents, unfolded = Float32(1.0), (Float32(0.0),)
+                if segment.tiles > 0:
+                    scale_unit = unit_of_segment(geometry, scales.keys, assignment, segment)
             state = RowState(-Float32.inf, Float32(0.0))
             for i in cutlass.range(segment.tiles, unroll=1):
                 first_key = (segment.first_tile + i) * geometry.tile_kv
                 state, unfolded = _tile(
                     geometry, probabilities, shared, lane, keys, state, unfolded,
-                    tile + i, exchanges + i, first_key, i > 0, unit_score, factor,
+                    tile + i, exchanges + i, first_key, i > 0, exponents, factor,
                 )  # fmt: skip
             tile += segment.tiles
             exchanges += segment.tiles
@@ -98,7 +101,9 @@ def attend(
             total = unfolded[0] if const_expr(scales is not None) else state.total
             mine, other = _exchange(shared, lane, total, exchanges)
             exchanges += 1
-            end = end_of_row(state.maximum, unit_score, mine + other, probabilities.bias, BASE_2)
+            end = end_of_row(state.maximum, exponents, mine + other, probabilities.bias, BASE_2)
+            if const_expr(scales is not None):
+                end = end._replace(factor=end.factor * scale_unit)
             finish(geometry, lane, segment, row, end, results)
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
@@ -152,8 +157,8 @@ def _tile(
     scale_log2: Float32,
     factor: Float32 | None,
 ) -> tuple[RowState, tuple]:
-    """Tile number `tile` of the kernel: S to P; `later` when the output already holds earlier tiles. Where keys have
-    scales, `factor` is the row's, and `unfolded` the sum of its exponentials, of which the state has the folded one."""
+    """Tile number `tile` of the kernel: S to P; `later` when the output already holds earlier tiles. Where rows
+    have scales, `factor` is this row's, and `unfolded` its sum without those of keys."""
     columns = geometry.s_columns
     shared.s_edge.wait_full(tile)
     tmem.fence_after()
