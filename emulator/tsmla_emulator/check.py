@@ -17,7 +17,7 @@ import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.plan import FEW_ROWS_DEALS
-from tsmla.row_format import ROWS
+from tsmla.row_format import ROWS, uniform_row
 from tsmla.support import CACHE_DTYPES, LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.tools import selftest_cache
 from tsmla.tools.selftest_cases import CacheCase, cases_of
@@ -33,6 +33,7 @@ from tsmla.variant import (
     WriteCacheVariant,
 )
 
+from . import rows_apart
 from .host.compile import Compiled
 from .machine import Options
 from .run import Call, emulated
@@ -79,7 +80,8 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
     found: list[Variant] = []
     for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
         found.append(PackVariant(arch, dtype, out_dtype, *PACK_DIMS, pdl))
-        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl) for lse in _BOOLS]
+        rows = {uniform_row(dtype): None, **dict.fromkeys(ROWS.values())}
+        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl, row) for row in rows for lse in _BOOLS]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
@@ -222,12 +224,20 @@ def _decode(
         tables[request, : len(taken)] = taken
         keys = torch.randn(len(taken) * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        seen.append(keys[:count, None].to(dtype))
+        seen.append(keys[:count, None].clone())
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
         cache[taken] = keys.unflatten(0, (-1, page))
-    cache = cache.to(dtype)
-    query = (2 * torch.randn(sum(q_lens), heads, width, device="cuda")).to(dtype)
+    numbers = 2 * torch.randn(sum(q_lens), heads, width, device="cuda")
+
+    def given(rows: torch.Tensor) -> Any:
+        """As the operator takes them."""
+        return tuple(rows_apart.stored(variant.row, rows)) if variant.row.apart else rows.to(dtype)
+
+    def as_given(rows: torch.Tensor) -> torch.Tensor:
+        return rows_apart.stored(variant.row, rows).numbers if variant.row.apart else rows.to(dtype)
+
+    query, seen = as_given(numbers), [as_given(rows) for rows in seen]
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)
     scale = width**-0.5
@@ -235,7 +245,7 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        query if varies else query.unflatten(0, (-1, q_len)), cache,
+        given(numbers if varies else numbers.unflatten(0, (-1, q_len))), given(cache),
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
         max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip
