@@ -27,13 +27,13 @@ class Stored:
     @classmethod
     def of(cls, rows: torch.Tensor, power_of_two: bool = True) -> Stored:
         """Of rows [.., 576] of numbers."""
-        flat = rows.reshape(-1, LATENT + ROPE)
+        flat = torch.cat((rows.reshape(-1, LATENT + ROPE), rows.new_zeros(1, LATENT + ROPE)))  # some, in any case
         bytes = stored(flat[:, :LATENT], flat[:, LATENT:], "snapmla", power_of_two=power_of_two)
         outer = rows.shape[:-1]
         return cls(
-            bytes["cache"].view(E4M3).view(*outer, LATENT),
-            bytes["rope_cache"].view(torch.bfloat16).view(*outer, ROPE),
-            bytes["scale_cache"].view(torch.float32).view(outer),
+            bytes["cache"][:-1].view(E4M3).view(*outer, LATENT),
+            bytes["rope_cache"][:-1].view(torch.bfloat16).view(*outer, ROPE),
+            bytes["scale_cache"][:-1].view(torch.float32).view(outer),
         )
 
     def times(self, factor: float | torch.Tensor) -> Stored:
@@ -183,3 +183,31 @@ def judge_scaled(scaled: Scaled, out: torch.Tensor, lse: torch.Tensor | None) ->
 def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
     """The norm of the difference by that of the exact one, all rows together."""
     return float((got.double() - exact).norm() / exact.norm())
+
+
+def keys_with_outliers(seq_lens: list[int], case: str) -> list[torch.Tensor]:
+    """Keys [keys, 576] as models have them: scales from 1e-5 to 1; one token 20 times as large as others; rope parts
+    100 times as large as the rest."""
+    found = []
+    for length in seq_lens:
+        rows = torch.randn(length, LATENT + ROPE, device="cuda")
+        if case == "scales from 1e-5 to 1":
+            rows *= 448 / 4 * 10 ** torch.empty(length, 1, device="cuda").uniform_(-5, 0)
+        elif case == "a token 20 times as large":
+            rows[length // 2, :LATENT] *= 20
+        elif case == "rope 100 times as large":
+            rows[:, LATENT:] *= 100
+        found.append(rows)
+    return found
+
+
+OUTLIERS = ("scales from 1e-5 to 1", "a token 20 times as large", "rope 100 times as large")
+MOST_OFF, MOST_LSE_OFF = 0.03, 2e-3
+"""Against float64 on the same stored rows: of the output relative, of a natural LSE absolute."""
+
+
+def outlier_call(case: str, seq_lens: list[int], heads: int, **fields: Any) -> Scaled:
+    """Scores of a few units, whatever keys have."""
+    keys = keys_with_outliers(seq_lens, case)
+    largest = max(float(own.norm(dim=-1).max()) for own in keys)
+    return make_scaled(seq_lens, 1, heads, keys=keys, softmax_scale=8 / largest, **fields)

@@ -1,0 +1,102 @@
+"""tsmla_decode of caches of other rows: bf16, e4m3, and SnapMLA's, with a scale for each key, in one run.
+
+    python -m benchmarks.bench_decode_rows [--seconds S] [--quick]
+
+The same random keys, pages and queries for all; those with scales are quantised before. Times are of replayed graphs,
+as those of bench_decode.py. `of bf16`: the time by that of bf16 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tsmla import tsmla_decode
+
+from . import protocol
+from .bench_decode import FIXED, LATENT, PAGE, ROPE, Case
+from .protocol import Candidate, Monitor
+
+SHAPES = (
+    *((128, 1, keys, 16, FIXED) for keys in (4096, 8192)),
+    *((requests, 1, 4096, 16, FIXED) for requests in (1, 4, 8, 32)),
+    (1, 1, 1024, 16, FIXED),
+    (1, 1, 8192, 128, FIXED),
+    (32, 1, 8192, 64, FIXED),
+    (128, 1, 4096, 128, FIXED),
+)
+"""Batches that memory bounds, small ones, and one that arithmetic bounds."""
+MAX_DIFFERENCE = 0.08
+"""Relative RMS difference of two rows' results above which one of them is wrong."""
+E4M3 = torch.float8_e4m3fn
+
+
+def scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """SnapMLA's rows of [.., 576] numbers, with scales that are powers of two."""
+    outer = rows.shape[:-1]
+    latent = torch.empty(*outer, LATENT, dtype=E4M3, device="cuda")
+    rope = torch.empty(*outer, ROPE, dtype=torch.bfloat16, device="cuda")
+    scales = torch.empty(outer, device="cuda")
+    for begin in range(0, len(rows), 4096):
+        part, span = rows[begin : begin + 4096].float(), slice(begin, begin + 4096)
+        scale = torch.exp2(torch.ceil(torch.log2(part[..., :LATENT].abs().amax(-1) / 448)))
+        latent[span], rope[span] = part[..., :LATENT] / scale[..., None], part[..., LATENT:] / scale[..., None]
+        scales[span] = scale
+    return latent, rope, scales
+
+
+def snapmla(case: Case) -> Callable[[], torch.Tensor]:
+    """A launch over the case's keys as such rows."""
+    cache, query, out = scaled(case.kv_cache), scaled(case.query), case.output()
+    processors = torch.cuda.get_device_properties(case.kv_cache.device).multi_processor_count
+    workspace = torch.empty(processors * case.heads * max(8, case.q_len) * (LATENT + 1) * 4, dtype=torch.int8, device="cuda")
+
+    def launch() -> torch.Tensor:
+        return tsmla_decode(
+            query, cache, workspace, LATENT, ROPE, case.block_tables, case.seq_lens, case.max_seq_len, case.scale, out=out
+        )
+
+    return launch
+
+
+def e4m3(case: Case) -> Callable[[], torch.Tensor]:
+    return dataclasses.replace(case, query=case.query.to(E4M3), kv_cache=case.kv_cache.to(E4M3)).ours()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    protocol.add_arguments(parser, seconds=0.4)
+    parser.add_argument("--quick", action="store_true", help="isolated launches only")
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    with Monitor() as monitor:
+        for shape in SHAPES:
+            case = Case.make(*shape, torch.bfloat16)
+            launches = {"bf16": case.ours(), "e4m3": e4m3(case), "snapmla": snapmla(case)}
+            protocol.agree({"tsmla": launches["bf16"], **launches}, MAX_DIFFERENCE)
+            candidates = [Candidate(name, launch) for name, launch in launches.items()]
+            for regime in protocol.REGIMES[: 1 if options.quick else None]:
+                timings = protocol.measure(candidates, regime, monitor, options.seconds, graph=True)
+                results.append({"shape": shape, "regime": regime, "timings": timings})
+            del case, launches, candidates
+            torch.cuda.empty_cache()
+    record = {"certificate": protocol.certificate(options.commit), "page": PAGE, "results": results}
+    path = protocol.write_record(options.results, "rows-decode", record)
+    names = ("bf16", "e4m3", "snapmla")
+    header = ("requests", "q_len", "keys", "heads", "regime", *(f"{x} us" for x in names), "e4m3 of bf16", "snapmla of bf16", "MHz")
+    print(protocol.table(header, (_row(result, names) for result in results)))
+    print(path)
+
+
+def _row(result: dict[str, Any], names: tuple[str, ...]) -> tuple[object, ...]:
+    timings = result["timings"]
+    micros = [timings[name].median_us for name in names]
+    others = [f"{time / micros[0]:.3f}" for time in micros[1:]]
+    return *result["shape"][:4], result["regime"], *micros, *others, timings["bf16"].sm_clock_mhz
+
+
+if __name__ == "__main__":
+    main()
