@@ -229,15 +229,7 @@ def _decode(
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
         cache[taken] = keys.unflatten(0, (-1, page))
     numbers = 2 * torch.randn(sum(q_lens), heads, width, device="cuda")
-
-    def given(rows: torch.Tensor) -> Any:
-        """As the operator takes them."""
-        return tuple(rows_apart.stored(variant.row, rows)) if variant.row.apart else rows.to(dtype)
-
-    def as_given(rows: torch.Tensor) -> torch.Tensor:
-        return rows_apart.stored(variant.row, rows).numbers if variant.row.apart else rows.to(dtype)
-
-    query, seen = as_given(numbers), [as_given(rows) for rows in seen]
+    query, seen = rows_apart.rounded(variant, numbers), [rows_apart.rounded(variant, rows) for rows in seen]
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)
     scale = width**-0.5
@@ -245,7 +237,8 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        given(numbers if varies else numbers.unflatten(0, (-1, q_len))), given(cache),
+        rows_apart.given(variant, numbers if varies else numbers.unflatten(0, (-1, q_len))),
+        rows_apart.given(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
         max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip

@@ -190,18 +190,15 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
     """One request. As `max_seq_len` says nothing of its length, that many keys are dealt to as many CTAs as others."""
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPE_OF
     from tsmla.support import LATENT_DIM, ROPE_DIM
 
     from . import rows_apart
 
-    def given(*shape: int) -> Any:
-        numbers = torch.randn(*shape, width, device="cuda")
-        row = variant.row
-        return tuple(rows_apart.stored(row, numbers)) if row.apart else numbers.to(TORCH_DTYPE_OF[variant.dtype])
-
     page, shortest, width = 64, 64, LATENT_DIM + ROPE_DIM
-    query, cache = given(1, 1, heads), given(keys // page, page)
+    query, cache = (
+        rows_apart.given(variant, torch.randn(*outer, width, device="cuda"))
+        for outer in ((1, 1, heads), (keys // page, page))
+    )
     pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]
     length = torch.tensor([keys], dtype=torch.int32, device="cuda")
     workspace = torch.empty(tsmla.decode_workspace_size(1, 1, heads, shortest), dtype=torch.int8, device="cuda")

@@ -1,32 +1,32 @@
-"""Keys and queries of decodes whose rows lie in three tensors, latent, rope and scale: from numbers, and as numbers."""
+"""Keys and queries of a decode from numbers [..., 576]: one tensor or, where rows lie apart, latent, rope and scale."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.row_format import LARGEST_E4M3, RowFormat
+from tsmla.row_format import LARGEST_E4M3
+from tsmla.variant import DecodeVariant
 
 
-class Stored(NamedTuple):
-    """[..., 512], [..., 64], and [...] float32, as the operator takes them."""
-
-    latent: torch.Tensor
-    rope: torch.Tensor
-    scales: torch.Tensor
-
-    @property
-    def numbers(self) -> torch.Tensor:
-        """[..., 576], rounded as they are stored."""
-        return torch.cat([self.latent.double(), self.rope.double()], -1) * self.scales.double()[..., None]
+def given(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
+    """As the operator takes them."""
+    return _pieces(variant, numbers) if variant.row.apart else numbers.to(TORCH_DTYPE_OF[variant.dtype])
 
 
-def stored(row: RowFormat, numbers: torch.Tensor) -> Stored:
-    """Scales that bring the latent part of each row to the range of e4m3; NaN stays NaN."""
-    latent, rope = numbers.float().split([piece.columns for piece in row.pieces], -1)
-    scales = latent.abs().amax(-1) / LARGEST_E4M3
+def rounded(variant: DecodeVariant, numbers: torch.Tensor) -> torch.Tensor:
+    """The numbers that the operator is then given."""
+    if not variant.row.apart:
+        return numbers.to(TORCH_DTYPE_OF[variant.dtype])
+    *pieces, scales = _pieces(variant, numbers)
+    return torch.cat([piece.double() for piece in pieces], -1) * scales.double()[..., None]
+
+
+def _pieces(variant: DecodeVariant, numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Scales bring the latent part of each row to the range of e4m3; NaN stays NaN."""
+    pieces = numbers.float().split([piece.columns for piece in variant.row.pieces], -1)
+    scales = pieces[0].abs().amax(-1) / LARGEST_E4M3
     scales = torch.where(scales == 0, 1.0, scales)
-    types = (TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces)
-    parts = ((part / scales[..., None]).to(dtype) for part, dtype in zip((latent, rope), types, strict=True))
-    return Stored(*parts, scales)
+    dtypes = (TORCH_DTYPE_OF[piece.dtype] for piece in variant.row.pieces)
+    return (*((x / scales[..., None]).to(dtype) for x, dtype in zip(pieces, dtypes, strict=True)), scales)

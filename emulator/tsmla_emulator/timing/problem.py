@@ -204,10 +204,10 @@ class DecodeTraced(Traced):
 
     def _keys_bytes(self) -> float:
         """Bytes of the keys that the first chosen part attends to, each once."""
-        from tsmla.support import LATENT_DIM, ROPE_DIM
+        from tsmla.row_format import SCALE_BYTES
 
-        tiles = self.parts[self.chosen[0]][0]
-        return max(tiles, 1) * self.tile_kv * (LATENT_DIM + ROPE_DIM) * self.variant.dtype.bits / 8
+        tiles, row = self.parts[self.chosen[0]][0], self.variant.row
+        return max(tiles, 1) * self.tile_kv * (row.bytes + SCALE_BYTES * row.apart)
 
     def _combine(self, machine: Machine) -> float:
         launch = self.call.launches[1]
@@ -269,13 +269,16 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     """Requests share pages: what keys hold does not matter here."""
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPE_OF
     from tsmla.support import LATENT_DIM, ROPE_DIM
 
+    from .. import rows_apart
+
     torch.manual_seed(0)
-    dtype, page, pages, width = TORCH_DTYPE_OF[variant.dtype], 64, 64, LATENT_DIM + ROPE_DIM
-    query = torch.randn(shape.sequences, shape.queries, shape.heads, width, device="cuda").to(dtype)
-    cache = torch.randn(pages, page, width, device="cuda").to(dtype)
+    page, pages, width = 64, 64, LATENT_DIM + ROPE_DIM
+    query, cache = (
+        rows_apart.given(variant, torch.randn(*outer, width, device="cuda"))
+        for outer in ((shape.sequences, shape.queries, shape.heads), (pages, page))
+    )
     table = (torch.arange(-(-shape.keys // page), dtype=torch.int32, device="cuda") % pages).repeat(shape.sequences, 1)
     lengths = torch.full((shape.sequences,), shape.keys, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(shape.sequences, shape.queries, shape.heads, shape.keys)
