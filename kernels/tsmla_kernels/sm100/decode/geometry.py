@@ -46,33 +46,26 @@ class DecodeGeometry:
 
     K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time,
     so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of 8 bits, half
-    of 16, whose place is free while the other half is still multiplied.
-
-    A pair's V slots hold all of a tile's keys or, where room is short, half of them: of 16-bit rows, and of 8-bit rows
-    with a 16-bit rope piece, whose K slots are larger. These leave room for one tile's probabilities, too."""
+    of 16, whose place is free while the other half is still multiplied."""
 
     row: RowFormat
     deal: Deal
     k_slots: int
     k_slots_per_tile: int
     v_slots: int
-    v_slots_per_tile: int
-    p_slots: int
 
     @classmethod
     def pair(cls, variant: DecodeVariant) -> DecodeGeometry:
-        """For requests of more than 64 rows."""
-        row, size = variant.row, _element_bytes(variant.row)
-        k_slots_per_tile, v_slots_per_tile, p_slots = 2 * size - 1, size, 2 // size
-        if _is_uniform(row):
-            return cls(row, DEALS[variant.arch], 3, k_slots_per_tile, 2, v_slots_per_tile, p_slots)
-        return cls(row, DEALS[variant.arch], 3, k_slots_per_tile, 3, 2, 1)
+        """For requests of more than 64 rows. A third slot of 8-bit keys with a 16-bit rope piece does not fit."""
+        size = _element_bytes(variant.row)
+        k_slots = 3 if _is_uniform(variant.row) else 2
+        return cls(variant.row, DEALS[variant.arch], k_slots, k_slots_per_tile=2 * size - 1, v_slots=2)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of up to 64 rows."""
         size = _element_bytes(variant.row)
-        return cls(variant.row, FEW_ROWS_DEALS[variant.arch], 4, size, 0, size, 2 // size)
+        return cls(variant.row, FEW_ROWS_DEALS[variant.arch], k_slots=4, k_slots_per_tile=size, v_slots=0)
 
     def __post_init__(self) -> None:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
@@ -84,7 +77,7 @@ class DecodeGeometry:
         assert self.row_chunks % self.k_cuts == 0 and (self.k_cuts == 1 or self.tail == 0), self
         assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
         if self.is_pair:
-            assert self.v_slots >= self.v_slots_per_tile and self.v_keys % BOX_KEYS == 0, self
+            assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
         for size in (self.q_bytes, self.k_wide_bytes, self.k_tail_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
             assert size % ATOM == 0, self
         assert LANE_BOXES * BOX_KEYS % self.tile_kv == 0, self
@@ -178,6 +171,10 @@ class DecodeGeometry:
         return self.v_dims // self.chunk
 
     @property
+    def v_slots_per_tile(self) -> int:
+        return self.element_bytes
+
+    @property
     def v_keys(self) -> int:
         """Keys of one V slot."""
         return self.tile_kv // self.v_slots_per_tile
@@ -186,6 +183,10 @@ class DecodeGeometry:
     def v_bytes(self) -> int:
         """One V slot."""
         return self.v_keys * self.v_chunks * SWIZZLE
+
+    @property
+    def p_slots(self) -> int:
+        return 2 // self.element_bytes
 
     @property
     def p_row_bytes(self) -> int:
