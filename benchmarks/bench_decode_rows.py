@@ -52,12 +52,14 @@ def snapmla(case: Case) -> Callable[[], torch.Tensor]:
     """A launch over the case's keys as such rows."""
     cache, query, out = scaled(case.kv_cache), scaled(case.query), case.output()
     processors = torch.cuda.get_device_properties(case.kv_cache.device).multi_processor_count
-    workspace = torch.empty(processors * case.heads * max(8, case.q_len) * (LATENT + 1) * 4, dtype=torch.int8, device="cuda")
+    size = processors * case.heads * max(8, case.q_len) * (LATENT + 1) * 4
+    workspace = torch.empty(size, dtype=torch.int8, device="cuda")
 
     def launch() -> torch.Tensor:
         return tsmla_decode(
-            query, cache, workspace, LATENT, ROPE, case.block_tables, case.seq_lens, case.max_seq_len, case.scale, out=out
-        )
+            query, cache, workspace, LATENT, ROPE, case.block_tables, case.seq_lens, case.max_seq_len, case.scale,
+            out=out,
+        )  # fmt: skip
 
     return launch
 
@@ -86,7 +88,8 @@ def main() -> None:
     record = {"certificate": protocol.certificate(options.commit), "page": PAGE, "results": results}
     path = protocol.write_record(options.results, "rows-decode", record)
     names = ("bf16", "e4m3", "snapmla")
-    header = ("requests", "q_len", "keys", "heads", "regime", *(f"{x} us" for x in names), "e4m3 of bf16", "snapmla of bf16", "MHz")
+    shape = ("requests", "q_len", "keys", "heads", "regime")
+    header = (*shape, *(f"{name} us" for name in names), "e4m3 of bf16", "snapmla of bf16", "MHz")
     print(protocol.table(header, (_row(result, names) for result in results)))
     print(path)
 

@@ -31,10 +31,13 @@ SECTIONS = (
     ("Hopper prefill, 8-bit inputs", HOPPER_PREFILL, (8,)),
     ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
+    ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), True),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
     ("Blackwell decode, requests of up to 64 query rows", BLACKWELL_SOLO, (16, 8)),
     ("Blackwell decode, requests of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
+    ("Blackwell decode with a scale for each key, up to 64 query rows", BLACKWELL_SOLO, (8,), True),
+    ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), True),
 )
 
 BEGINNING = """\
@@ -73,8 +76,9 @@ def page() -> str:
     return "\n".join([BEGINNING, *(section(*each) for each in SECTIONS)])
 
 
-def section(title: str, kernel: str, widths: tuple[int, ...]) -> str:
-    schedules = [shown(kernel, bits) for bits in widths]
+def section(title: str, kernel: str, widths: tuple[int, ...], apart: bool = False) -> str:
+    """apart: of decodes whose rows lie in several tensors."""
+    schedules = [shown(kernel, bits, apart) for bits in widths]
     first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
     edges = list(zip(*tables, strict=True))
     lines = [
@@ -107,14 +111,14 @@ def section(title: str, kernel: str, widths: tuple[int, ...]) -> str:
     return "\n".join([*lines, "", f"Barriers take {used} bytes of the {room} that are kept for them.", ""])
 
 
-def shown(kernel: str, bits: int) -> Any:
+def shown(kernel: str, bits: int, apart: bool) -> Any:
     """A kernel's schedule with inputs of so many bits: that of the first such variant."""
     return next(
         schedules_of(v)[kernel]
         for v in VARIANTS
         if v.dtype.bits == bits
         and kernel in schedules_of(v)
-        and (isinstance(v, DecodeVariant) or (v.causal and v.d_qk == 192))
+        and (v.row.apart == apart if isinstance(v, DecodeVariant) else v.causal and v.d_qk == 192)
     )
 
 

@@ -10,6 +10,7 @@ from tsmla.row_format import ROWS
 from tsmla.support import (
     CACHE_DTYPES,
     DECODE_OUT_DTYPES,
+    DECODE_ROWS,
     LATENT_DIM,
     PACK_DTYPES,
     PACK_OUT_DTYPES,
@@ -87,6 +88,14 @@ def support_table() -> str:
     ]
     rows += [
         (
+            f"`tsmla_decode`, cache of {name} rows, query {', '.join(_decoded(name))}",
+            [all(_why_row(arch, dtype, name) is None for dtype in _decoded(name)) for arch in Arch],
+        )
+        for name in ROWS
+        if _decoded(name)
+    ]
+    rows += [
+        (
             f"`mla_write_cache`, `mla_read_cache`, {name} rows, {', '.join(dtypes)} outside of the cache",
             [
                 all(
@@ -102,6 +111,15 @@ def support_table() -> str:
     head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
     body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+
+
+def _decoded(name: str) -> tuple[Dtype, ...]:
+    """Dtypes of queries for which some decode reads such rows besides those of the query's own dtype."""
+    return next((rows[name] for rows in DECODE_ROWS.values() if name in rows), ())
+
+
+def _why_row(arch: Arch, dtype: Dtype, name: str) -> str | None:
+    return why_unsupported(DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], lse=True, pdl=False, row=ROWS[name]))
 
 
 def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int) -> PrefillVariant:

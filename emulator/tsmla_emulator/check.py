@@ -22,6 +22,7 @@ from tsmla.support import CACHE_DTYPES, LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.tools import selftest_cache
 from tsmla.tools.selftest_cases import CacheCase, cases_of
 from tsmla.tools.selftest_memory import Memory
+from tsmla.tools.selftest_rows import numbers_of, stored
 from tsmla.variant import (
     Arch,
     DecodeVariant,
@@ -33,7 +34,6 @@ from tsmla.variant import (
     WriteCacheVariant,
 )
 
-from . import rows_apart
 from .host.compile import Compiled
 from .machine import Options
 from .run import Call, emulated
@@ -80,8 +80,8 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
     found: list[Variant] = []
     for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
         found.append(PackVariant(arch, dtype, out_dtype, *PACK_DIMS, pdl))
-        rows = {uniform_row(dtype): None, **dict.fromkeys(ROWS.values())}
-        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl, row) for row in rows for lse in _BOOLS]
+        rows = {uniform_row(dtype), *ROWS.values()}
+        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl, row) for lse in _BOOLS for row in rows]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
             found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
@@ -180,6 +180,11 @@ def _cache(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase) -> tu
     return f"{found.error:.0f} elements differ from torch", "; ".join(found.problems) or None
 
 
+def given(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
+    """Keys or queries [..., 576] of a decode as the operator takes them."""
+    return stored(numbers) if variant.row.apart else numbers.to(TORCH_DTYPE_OF[variant.dtype])
+
+
 def decode_rows(arch: Arch) -> tuple[int, ...]:
     """Rows of the small decodes that reach every kernel of a variant."""
     few = FEW_ROWS_DEALS.get(arch)
@@ -205,7 +210,12 @@ def _decode(
     if window is None:
         window = max(key_counts) - q_len - DECODE_HIDDEN
     width = LATENT_DIM + ROPE_DIM
-    dtype = TORCH_DTYPE_OF[variant.dtype]
+    apart = variant.row.apart
+    dtype = torch.bfloat16 if apart else TORCH_DTYPE_OF[variant.dtype]
+
+    def rounded(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers_of(stored(numbers)) if apart else numbers.to(dtype)
+
     pages = [-(-count // page) for count in key_counts]
     limits: list[Any] = [None] * len(q_lens)
     more: dict[str, Any] = {}
@@ -224,12 +234,12 @@ def _decode(
         tables[request, : len(taken)] = taken
         keys = torch.randn(len(taken) * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        seen.append(keys[:count, None].clone())
+        seen.append(rounded(keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
         cache[taken] = keys.unflatten(0, (-1, page))
-    numbers = 2 * torch.randn(sum(q_lens), heads, width, device="cuda")
-    query, seen = rows_apart.rounded(variant, numbers), [rows_apart.rounded(variant, rows) for rows in seen]
+    query = rounded(2 * torch.randn(sum(q_lens), heads, width, device="cuda"))
+    shaped = query if varies else query.unflatten(0, (-1, q_len))
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)
     scale = width**-0.5
@@ -237,8 +247,7 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        rows_apart.given(variant, numbers if varies else numbers.unflatten(0, (-1, q_len))),
-        rows_apart.given(variant, cache),
+        given(variant, shaped), given(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
         max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip
@@ -251,7 +260,7 @@ def _decode(
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     # Weights of 8-bit kernels have 8 bits, too: half a step of e4m3 each, at random.
-    step = torch.finfo(out.dtype).eps if dtype.itemsize == 2 else 0.05
+    step = torch.finfo(out.dtype).eps if variant.dtype.bits == 16 else 0.05
     measured, error = _judged(out, lse, expected, expected_lse / math.log(2), step)
     how = f"{rows} rows, packed" if varies else f"{rows} rows"
     return f"{how}: {measured}", error and f"{how}: {error}"

@@ -192,11 +192,11 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
     import tsmla
     from tsmla.support import LATENT_DIM, ROPE_DIM
 
-    from . import rows_apart
+    from . import check
 
     page, shortest, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
-        rows_apart.given(variant, torch.randn(*outer, width, device="cuda"))
+        check.given(variant, torch.randn(*outer, width, device="cuda"))
         for outer in ((1, 1, heads), (keys // page, page))
     )
     pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]

@@ -48,13 +48,13 @@ class Argument:
     call's; one name is one size wherever it stands.
 
     name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
-    first is then the tensor called "key"; "query[2]" of three. dtype: a field of the variant, or torch's name. align: bytes of which its
-    address, and free outer strides, are multiples. left_out: a name is the caller's argument that takes its place.
-    also_shape, also_dtypes: what callers may give besides; the operator rewrites it. packed_shape: what callers give
-    instead where query tokens of all requests lie one behind the other; the operator makes one request of them.
-    only_with: the flag of the variant without which the kernel gets None. only_apart: so does one whose rows do not lie
-    in several tensors (`RowFormat.apart`), and callers give none. apart_strides: how it may lie where rows do. written:
-    holds a result. scratch: written, too, and nothing in it outlives a call.
+    first is then the tensor called "key"; "query[2]" is the third of three. dtype: a field of the variant, or torch's
+    name. align: bytes of which its address, and free outer strides, are multiples. left_out: a name is the caller's
+    argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
+    packed_shape: what callers give instead where query tokens of all requests lie one behind the other; the operator
+    makes one request of them. only_with: the flag of the variant without which the kernel gets None. only_apart: so
+    does one whose rows do not lie in several tensors (`RowFormat.apart`), and callers give none. apart_strides: how it
+    may lie where rows do. written: holds a result. scratch: written, too, and nothing in it outlives a call.
     """
 
     name: str

@@ -7,7 +7,16 @@ import math
 import pytest
 import torch
 from decode_reference import Sight
-from decode_rows import MOST_LSE_OFF, MOST_OFF, OUTLIERS, attend_stored, check_scaled, make_scaled, outlier_call, relative
+from decode_rows import (
+    MOST_LSE_OFF,
+    MOST_OFF,
+    OUTLIERS,
+    attend_stored,
+    check_scaled,
+    make_scaled,
+    outlier_call,
+    relative,
+)
 from tsmla.support import DECODE_ROWS
 from tsmla.variant import Arch
 

@@ -62,6 +62,7 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
     geometry = HopperGeometry.of(variant)
     assert sum(geometry.strip_bytes) == geometry.tile_kv * variant.row.bytes
     assert geometry.q_bytes == geometry.tile_q * variant.row.bytes
+    assert geometry.scaled == variant.row.apart and geometry.shared_bytes <= SHARED_BYTES_PER_CTA
     *latent, rope = zip(geometry.first_columns, geometry.strips, strict=True)
     assert rope == (variant.row.first_column("rope"), variant.row.piece("rope").columns)
     columns = [column for first, size in latent for column in range(first, first + size)]

@@ -54,7 +54,10 @@ def test_what_is_no_pair_of_cuda_tensors_is_refused():
     for pieces, message in (
         ([1.0], "query is a list; it must be a CUDA tensor"),
         ((1.0, 2.0, 3.0, 4.0), "query is a tuple of 4; it must be a tensor or a tuple of 2 or 3"),
-        ((bf16(3, 2, 4, 512), None), "query is a tuple without the second piece; it must be a tensor or a tuple of 2 or 3"),
+        (
+            (bf16(3, 2, 4, 512), None),
+            "query is a tuple without the second piece; it must be a tensor or a tuple of 2 or 3",
+        ),
         ((None, bf16(3, 2, 4, 64)), "query[0] is a NoneType; it must be a CUDA tensor"),
         ((bf16(3, 2, 4, 512), bf16(3, 2, 4, 64)), "query[0] is on cpu; it must be a CUDA tensor"),
     ):

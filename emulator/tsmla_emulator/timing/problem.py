@@ -271,12 +271,10 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     import tsmla
     from tsmla.support import LATENT_DIM, ROPE_DIM
 
-    from .. import rows_apart
-
     torch.manual_seed(0)
     page, pages, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
-        rows_apart.given(variant, torch.randn(*outer, width, device="cuda"))
+        check.given(variant, torch.randn(*outer, width, device="cuda"))
         for outer in ((shape.sequences, shape.queries, shape.heads), (pages, page))
     )
     table = (torch.arange(-(-shape.keys // page), dtype=torch.int32, device="cuda") % pages).repeat(shape.sequences, 1)

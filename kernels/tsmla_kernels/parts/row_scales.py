@@ -73,15 +73,26 @@ def key_scale(source: KeySource, keys: cute.Tensor, page: Int32, key: Int32) -> 
 
 
 @cute.jit
-def unit_of(source: KeySource, keys: cute.Tensor, viewers: Viewers, first_tile_key: Int32) -> Float32:
-    """The unit of a segment whose first tile begins with key `first_tile_key`: of its first key that can be seen. No
-    key that is hidden decides it, and where there is none, or its scale is no number, the unit is 1."""
-    key = cutlass.max(first_tile_key, viewers.keys.first)
+def first_scale(source: KeySource, keys: cute.Tensor, viewers: Viewers, first_tile_key: Int32) -> Float32:
+    """The scale that a segment's unit is of, where its first tile begins with key `first_tile_key`: of its first key
+    that can be seen. No key that is hidden decides it: where there is no other, it is 1."""
+    key = deciding_key(viewers, first_tile_key)
     found = Float32(1.0)
     if seen_by_any(viewers, key):
         page = source.table[viewers.request, key >> cute.arch.popc(source.page_size - 1)]
         found = key_scale(source, keys, page, key)
-    exponent = found.bitcast(Int32) & _EXPONENT
+    return found
+
+
+def deciding_key(viewers: Viewers, first_tile_key: Int32) -> Int32:
+    """Which key that is."""
+    return cutlass.max(first_tile_key, viewers.keys.first)
+
+
+@cute.jit
+def unit_of(scale: Float32) -> Float32:
+    """The power of two in a scale; 1 for what is no number."""
+    exponent = scale.bitcast(Int32) & _EXPONENT
     bounded = cutlass.min(cutlass.max(exponent, _LEAST_EXPONENT), _MOST_EXPONENT)
     return Int32(select_(exponent == _EXPONENT, Int32(_ONE), bounded)).bitcast(Float32)
 

@@ -17,6 +17,7 @@ from ..workspace import decode_workspace_size
 from .selftest_cases import DecodeCase
 from .selftest_memory import Memory, is_poison, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
+from .selftest_rows import numbers_of, stored
 
 _ROW = LATENT_DIM + ROPE_DIM
 _SCALE = _ROW**-0.5
@@ -33,14 +34,15 @@ _KEPT = 32
 
 
 class _Problem(NamedTuple):
-    """query: [tokens, heads, 576] of all requests, and a pack's rows behind them. given: what the operator takes.
+    """query: [tokens, heads, 576] of all requests, and a pack's rows behind them. given: what the operator takes; where
+    rows have scales, query and cache are three tensors each, and `query` and `rows` the numbers that these stand for.
     rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers. bounds:
     keys over all ranks. visible: [tokens]."""
 
     query: torch.Tensor
-    given: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    given: torch.Tensor | tuple[torch.Tensor, ...]
     rows: list[torch.Tensor]
-    cache: torch.Tensor
+    cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     tables: torch.Tensor
     lengths: torch.Tensor
     bounds: torch.Tensor
@@ -49,7 +51,7 @@ class _Problem(NamedTuple):
 
 def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, torch.Tensor]:
     """Call the operator so that `variant` serves; results and workspace in memory of `memory`."""
-    given = _problem(case, variant.dtype)
+    given = _problem(case, variant.dtype, variant.row.apart)
     longest = max(rows.shape[0] for rows in given.rows)
     q_len = max(case.own_q_lens)
     size = decode_workspace_size(len(case.lengths), q_len, case.heads, longest, varies=bool(case.q_lens))
@@ -73,7 +75,7 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
 
 def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:
     """Hold the results of `run` against float64."""
-    exact, plain = _expected(case, variant.dtype)
+    exact, plain = _expected(case, variant.dtype, variant.row.apart)
     tokens = sum(case.own_q_lens)
     out = results["out"].view(-1, case.heads, LATENT_DIM)
     lse = results["lse"].view(-1, case.heads) if variant.lse else exact.lse
@@ -89,11 +91,13 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
 
 
 @functools.lru_cache(_KEPT)
-def _problem(case: DecodeCase, dtype: Dtype) -> _Problem:
-    torch_dtype = TORCH_DTYPE_OF[dtype]
+def _problem(case: DecodeCase, dtype: Dtype, scaled: bool) -> _Problem:
+    """scaled: rows have scales."""
+    torch_dtype = torch.bfloat16 if scaled else TORCH_DTYPE_OF[dtype]
 
     def random(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, device="cuda") * case.magnitude).to(torch_dtype)
+        numbers = torch.randn(shape, device="cuda") * case.magnitude
+        return numbers_of(stored(numbers)) if scaled else numbers.to(torch_dtype)
 
     rows = [random(int(_own(case, length).sum()), _ROW) for length in case.lengths]
     pages = [-(-own.shape[0] // case.page) for own in rows]
@@ -109,13 +113,18 @@ def _problem(case: DecodeCase, dtype: Dtype) -> _Problem:
     query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, _ROW), torch_dtype)
     query[:tokens] = random(tokens, case.heads, _ROW)
     joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, _ROW)
-    given = (_heads_first(joined[..., :LATENT_DIM]), joined[..., LATENT_DIM:]) if case.pieces else joined
+    given: torch.Tensor | tuple[torch.Tensor, ...] = joined
+    if scaled:
+        latent, rope, scales = stored(joined)
+        given = (_heads_first(latent) if case.pieces else latent, rope, scales)
+    elif case.pieces:
+        given = _heads_first(joined[..., :LATENT_DIM]), joined[..., LATENT_DIM:]
     visible = None
     if case.visible:
         visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
     return _Problem(
-        query, given, rows, cache, tables.to("cuda"), _lengths(own.shape[0] for own in rows), _lengths(case.lengths),
-        visible,
+        query, given, rows, stored(cache) if scaled else cache, tables.to("cuda"),
+        _lengths(own.shape[0] for own in rows), _lengths(case.lengths), visible,
     )  # fmt: skip
 
 
@@ -143,9 +152,9 @@ def _own(case: DecodeCase, length: int) -> torch.Tensor:
 
 
 @functools.lru_cache(_KEPT)
-def _expected(case: DecodeCase, dtype: Dtype) -> tuple[Attended, Attended]:
+def _expected(case: DecodeCase, dtype: Dtype, scaled: bool) -> tuple[Attended, Attended]:
     """In float64, and plain, [tokens, heads, ..]; LSE base 2."""
-    given = _problem(case, dtype)
+    given = _problem(case, dtype, scaled)
     both = []
     for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
         parts = []

@@ -15,7 +15,7 @@ from cutlass import Boolean, Float32, Int32
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.row_scales import RowScales, fold, inverse_of, key_scale, query_scale, unit_of
+from ...parts.row_scales import RowScales, first_scale, fold, inverse_of, key_scale, query_scale, unit_of
 from ...parts.visible import viewers_of
 from .assignment import Assignment
 from .geometry import DecodeGeometry
@@ -61,7 +61,7 @@ def unit_of_segment(
 ) -> Float32:
     """The unit of the scales of a segment's keys."""
     viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
-    return unit_of(assignment.source, keys, viewers, segment.first_tile * geometry.tile_kv)
+    return unit_of(first_scale(assignment.source, keys, viewers, segment.first_tile * geometry.tile_kv))
 
 
 @cute.jit

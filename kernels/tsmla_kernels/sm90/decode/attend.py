@@ -27,7 +27,7 @@ from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, is_ahead
 from ...parts.key_source import KeySource
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
-from ...parts.row_scales import RowScales, query_scale, unit_of
+from ...parts.row_scales import RowScales, first_scale, query_scale, unit_of
 from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both, viewers_of
 from .geometry import OUTPUTS, TILE_KV, DecodeGeometry
 from .results import Results, finish
@@ -37,6 +37,7 @@ from .tile import (
     AttendState,
     Scaling,
     await_references,
+    count_exponentials,
     end_scores,
     end_values,
     follow,
@@ -96,7 +97,10 @@ def attend(
         all_keys = seen_by_both(all_keys, keys)
     scaling = None
     if const_expr(scaled is not None):
-        scaling = _scaling(scaled, mma_rope.op, view, task, heads, coordinates, softmax_scale * LOG2_E)
+        scores_shape = mma_qk.partition_shape_C((64, geometry.tile_kv))
+        scaling = _scaling(
+            scaled, mma_rope.op, view, task, heads, coordinates, scores_shape, softmax_scale * LOG2_E
+        )
     cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
     state = AttendState(
         qk_op=mma_qk.op,
@@ -155,7 +159,7 @@ def attend(
 @cute.jit
 def _scaling(
     scaled: tuple, rope_op: cutlass.Constexpr, view: Visibility, task: Task, heads: Divisor, coordinates: cute.Tensor,
-    scale_log2: Float32,
+    scores_shape: cutlass.Constexpr, scale_log2: Float32,
 ) -> Scaling:  # fmt: skip
     """What a task's rows need of the scales of queries and keys."""
     scales, source = scaled
@@ -168,10 +172,10 @@ def _scaling(
         if position < task.rows:
             scale = query_scale(scales.queries, task.request, task.first_row + position, heads)
             factors[row] = scale * scale_log2
-    unit = Float32(1.0)
+    scale = Float32(1.0)
     if task.tiles > 0:
-        unit = unit_of(source, scales.keys, viewers_of(view, task, heads), task.first_tile * TILE_KV)
-    return Scaling(factors, totals, unit, rope_op)
+        scale = first_scale(source, scales.keys, viewers_of(view, task, heads), task.first_tile * TILE_KV)
+    return Scaling(factors, totals, cute.make_rmem_tensor(scores_shape, Float32), unit_of(scale), rope_op)
 
 
 @cute.jit
@@ -181,6 +185,7 @@ def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     make_probabilities(state, scores, index, False)
     give(state)
     start_values(state, state.own, index, mine)
+    count_exponentials(state, index)
     end_values(state, index, mine)
 
 
@@ -204,6 +209,7 @@ def _received_and_own_tile(state: AttendState, index: Int32, mine: cutlass.Const
     take(state, index)
     give(state)
     start_values(state, state.received, index, mine)
+    count_exponentials(state, index + 1)
     end_values(state, index, mine)
     if moves:
         rescale_outputs(state, state.rescale)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass.cutlass_dsl import select_
 
 from ...parts.division import Divisor, quotient, remainder
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, KeySource, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.row_scales import fold, inverse_of, key_scale, unit_of
+from ...parts.row_scales import deciding_key, fold, inverse_of, key_scale, unit_of
 from ...parts.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
 from .geometry import FOLDED_WORDS, GROUP_ROWS, TILE_KV, DecodeGeometry
 from .storage import Shared
@@ -62,11 +63,15 @@ def bring_scales_and_clean(
     viewers = viewers_of(view, task, heads)
     if task.tiles > 0:
         lane = cute.arch.lane_idx()
-        unit = unit_of(source, scales, viewers, task.first_tile * geometry.tile_kv)
-        inverse_unit = inverse_of(unit)
         wanted = wanted_of(source, task, geometry.tile_kv // BOX_KEYS)
         lookup = look_up(wanted)
         mine = _scales_of(source, scales, lookup, Int32(0), wanted, lane)
+        first_tile_key = task.first_tile * geometry.tile_kv
+        first = deciding_key(viewers, first_tile_key)  # in the first tile
+        place = first - first_tile_key
+        scale = cute.arch.shuffle_sync(Float32(select_(place < 32, mine[0], mine[1])), place & 31)
+        unit = unit_of(Float32(select_(seen_by_any(viewers, first), scale, Float32(1.0))))
+        inverse_unit = inverse_of(unit)
         for index in cutlass.range(task.tiles, unroll=1):
             found = mine
             following = index + 1
@@ -85,7 +90,7 @@ def bring_scales_and_clean(
                     seen = seen_by_any(viewers, tile * geometry.tile_kv + key)
                 folded = fold(found[half], seen, unit, inverse_unit)
                 for word in cutlass.range_constexpr(FOLDED_WORDS):
-                    shared.folded[key, word, stage] = folded[word]
+                    shared.folded[word][key % 2, key // 2, stage] = folded[word]
             cute.arch.sync_warp()
             shared.scales_edge.hand_over(count)
             if is_edge:

@@ -94,7 +94,8 @@ class DecodeSchedule:
             EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
         ]
         if geometry.scaled:
-            edges.append(EdgeSpec("scales", (Warps(self.clean),), (scorer,), geometry.scale_stages, geometry.folded_bytes))
+            told, size = (Warps(self.clean),), geometry.folded_bytes
+            edges.append(EdgeSpec("scales", told, (scorer,), geometry.scale_stages, size))
         for name in self.values_names:
             holder = (Warps(self.attend, 2, "the warpgroup whose half it is"),)
             edges.append(EdgeSpec(name, (Warps(self.transpose),), holder, geometry.value_stages, geometry.values_bytes))

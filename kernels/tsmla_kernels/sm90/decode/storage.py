@@ -15,7 +15,6 @@ from ...parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
 from ...parts.precision import numeric
 from .geometry import (
     DEALT_AT,
-    FOLDED_WORDS,
     GROUP_ROWS,
     OUTPUTS,
     PATTERN_COLUMNS,
@@ -43,9 +42,10 @@ class Layouts(NamedTuple):
 class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, a tile of each piece;
     kv_strips), as vectors, as words (q_words), and as addresses (loaded, transposed); what the attending warpgroups
-    exchange, where they stage results, and which keys their rows see; what is told of keys' scales (folded: [keys,
-    FOLDED_WORDS, stages]), or None; the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where
-    values are multiplied as they were loaded; the tasks."""
+    exchange, where they stage results, and which keys their rows see; what is told of keys' scales, or None (folded: of
+    each word, [2 keys, pairs of keys, stages]; those of a pair that scores need are 16 bytes); the edges
+    (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are multiplied as they were loaded;
+    the tasks."""
 
     q: tuple
     q_words: cute.Pointer
@@ -61,7 +61,7 @@ class Shared(NamedTuple):
     references: cute.Tensor
     row_sums: cute.Tensor
     row_keys: cute.Tensor
-    folded: cute.Tensor | None
+    folded: tuple | None
     q_edge: TmaEdge
     kv_edges: tuple
     v_edges: tuple
@@ -73,9 +73,9 @@ class Shared(NamedTuple):
 
 
 def layouts_of(geometry: DecodeGeometry) -> Layouts:
-    """Swizzled patterns of 8 rows and 64 columns, of each strip's dtype. A strip of the cache tile lies in groups of 8 rows, each all of
-    its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides are constant
-    over the tile. Transposed values are rows of keys, stage by stage."""
+    """Swizzled patterns of 8 rows and 64 columns, of each strip's dtype. A strip of the cache tile lies in groups of 8
+    rows, each all of its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides
+    are constant over the tile. Transposed values are rows of keys, stage by stage."""
     kinds = warpgroup.SmemLayoutAtomKind
     kind_of = {1: kinds.K_SW64, 2: kinds.K_SW128}
     dtypes = tuple(numeric(dtype) for dtype in geometry.strip_dtypes)
@@ -153,7 +153,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
     row_sums = exchange + geometry.exchanged_bytes
     row_keys = row_sums + geometry.tile_q * 4 * 4
-    folded = exchange + geometry.exchange_bytes
+    folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
     kv_edges = tuple(barriers.edge(name, TmaEdge) for name in schedule.kv_names)
@@ -181,13 +181,11 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
         row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
         row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
-        folded=plain(
-            folded,
-            cute.make_layout(
-                (geometry.tile_kv, FOLDED_WORDS, geometry.scale_stages),
-                stride=(1, geometry.tile_kv, geometry.tile_kv * FOLDED_WORDS),
-            ),
-            Float32,
+        folded=tuple(
+            plain(
+                folded + at * 4, cute.make_layout((2, geometry.tile_kv // 2, stages), stride=(1, apart, words)), Float32
+            )
+            for at, apart in ((0, 4), (2, 4), (2 * geometry.tile_kv, 2))
         )
         if geometry.scaled
         else None,

@@ -12,6 +12,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cutlass_dsl import select_
 
+from ...parts.alignment import aligned
 from ...parts.hopper import mma
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
@@ -26,10 +27,11 @@ class Scaling(NamedTuple):
     """Where rows have scales (`row_scales`): by what products of a query row with keys as they are stored become
     logarithms of scores, but for the keys' scales; the sums of rows, where `row_sum` has shares of the output; the
     output's factor; the operation that multiplies rope pieces. Scores are such logarithms as soon as their product is
-    done, so that `scale_log2` is 1."""
+    done, so that `scale_log2` is 1. `exponentials` are those of the own tile until they are counted."""
 
     factors: cute.Tensor
     totals: cute.Tensor
+    exponentials: cute.Tensor
     unit: Float32
     rope_op: object
 
@@ -92,12 +94,14 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
     """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
     what rows may not see of it, and settle the references that a segment begins with where `make_probabilities`
     supposes that there are some: those of its first tile, or of the tile before which this one `follows`."""
+    if const_expr(state.scaling is not None):
+        scales = _scales(state, index)  # while the product is on its way
     warpgroup.wait_group(0)
     if const_expr(state.geometry.transposes):
         for edge in state.shared.kv_edges:
             edge.release(state.first_count + index)
     if const_expr(state.scaling is not None):
-        _scale(state, scores, index)
+        _scale(state, scores, scales)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
     is_edge = state.all_keys.lacks(first_key, state.geometry.tile_kv)
     is_first = Boolean(False)
@@ -114,27 +118,25 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
 
 
 @cute.jit
-def _scale(state: AttendState, scores: cute.Tensor, index: Int32):
-    """Of products, make logarithms of scores, each with that of its key's scale."""
-    count = state.first_count + index
-    state.shared.scales_edge.wait_full(count)
-    view, stage = rows_columns(scores), state.shared.scales_edge.stage(count)
-    for pair in cutlass.range_constexpr(cute.size(view, mode=[1]) // 2):
-        scale, logarithm = _of_pair(state, pair, 0, stage), _of_pair(state, pair, 1, stage)
-        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-            for i in cutlass.range_constexpr(2):
-                factor = scale[i] * state.scaling.factors[row]
-                view[row, 2 * pair + i] = cute.math.fma(view[row, 2 * pair + i], factor, logarithm[i])
+def _scales(state: AttendState, index: Int32) -> cute.Tensor:
+    """(scales of two keys and their logarithms, pairs of columns that this lane has) of tile `index`."""
+    edge, pairs = state.shared.scales_edge, state.shared.folded[0]
+    edge.wait_full(state.first_count + index)
+    scales = cute.make_rmem_tensor((4, cute.size(pairs, mode=[1]) // QUAD), Float32)
+    for pair in cutlass.range_constexpr(cute.size(scales, mode=[1])):
+        place = pairs[None, state.lane_pair + QUAD * pair, edge.stage(state.first_count + index)].iterator
+        cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales[None, pair])
+    return scales
 
 
 @cute.jit
-def _of_pair(state: AttendState, pair: cutlass.Constexpr, word: cutlass.Constexpr, stage: Int32) -> cute.Tensor:
-    """Of two neighbouring columns that this lane has: a word of what is told of their keys' scales."""
-    folded = state.shared.folded[None, word, stage]
-    pairs = cute.make_tensor(folded.iterator, cute.make_layout((2, state.geometry.tile_kv // 2)))
-    found = cute.make_rmem_tensor(2, Float32)
-    cute.autovec_copy(pairs[None, state.lane_pair + QUAD * pair], found)
-    return found
+def _scale(state: AttendState, scores: cute.Tensor, scales: cute.Tensor):
+    """Of products, make logarithms of scores, each with that of its key's scale."""
+    view, factors = rows_columns(scores), state.scaling.factors
+    for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        pair, i = divmod(column, 2)
+        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            view[row, column] = cute.math.fma(view[row, column], scales[i, pair] * factors[row], scales[2 + i, pair])
 
 
 @cute.jit
@@ -163,9 +165,8 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
     With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
     computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
     because the other warpgroup has less to do until then."""
-    own = index + 1 if const_expr(follows) else index
     if const_expr(_supposes(state)):
-        _exponentiate(state, scores, own)
+        _exponentiate(state, scores)
     parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
         rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
@@ -181,7 +182,7 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
         if const_expr(not follows):
             rescale_outputs(state, state.rescale)
         if const_expr(_supposes(state)):
-            _exponentiate(state, scores, own)
+            _exponentiate(state, scores)
     references = state.shared.references
     cute.arch.sync_warp()  # all lanes have read the references that one of them now writes over
     if state.coordinates[0, 0][1] == 0:
@@ -189,7 +190,7 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
             references[state.coordinates[row, 0][0]] = state.reference[row]
     state.shared.referenced.hand_over(state.warp)
     if const_expr(not _supposes(state)):
-        _exponentiate(state, scores, own)
+        _exponentiate(state, scores)
     state.row_sum.store(state.next_sum.load())
     mma.pin(state.own)
     return moves
@@ -210,32 +211,37 @@ def _rescale_totals(state: AttendState, rescale: cute.Tensor):
 
 
 @cute.jit
-def _exponentiate(state: AttendState, scores: cute.Tensor, index: Int32):
+def _exponentiate(state: AttendState, scores: cute.Tensor):
     """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
+    if const_expr(state.scaling is not None):
+        exponentials = state.scaling.exponentials
     sums = exponentiate(
         rows_columns(scores), rows_columns(exponentials), state.reference, state.row_sum, state.scale_log2,
         state.probabilities,
     )  # fmt: skip
     state.next_sum.store(sums.load())
-    if const_expr(state.scaling is not None):
-        _count(state, rows_columns(exponentials), index)
     dtype = state.own.element_type
     state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
 
 
 @cute.jit
-def _count(state: AttendState, exponentials: cute.Tensor, index: Int32):
-    """Add a tile's exponentials (rows, columns), without their keys' scales, to the sums of rows. It is the last to
-    need these."""
-    edge, totals = state.shared.scales_edge, state.scaling.totals
-    count = state.first_count + index
-    for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
-        inverse = _of_pair(state, pair, 2, edge.stage(count))
-        for row in cutlass.range_constexpr(cute.size(totals)):
-            for i in cutlass.range_constexpr(2):
-                totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
-    edge.release(count)
+def count_exponentials(state: AttendState, index: Int32):
+    """Where rows have scales: add the own tile's exponentials, without their keys' scales, to the sums of rows. It is
+    the last to need these, and nothing waits for it: it has the time of a value product."""
+    if const_expr(state.scaling is not None):
+        edge, totals = state.shared.scales_edge, state.scaling.totals
+        exponentials = rows_columns(state.scaling.exponentials)
+        count = state.first_count + index
+        stage = edge.stage(count)
+        for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
+            inverse = cute.make_rmem_tensor(2, Float32)
+            cute.autovec_copy(state.shared.folded[2][None, state.lane_pair + QUAD * pair, stage], inverse)
+            for row in cutlass.range_constexpr(cute.size(totals)):
+                for i in cutlass.range_constexpr(2):
+                    totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
+        cute.arch.sync_warp()
+        edge.release(count)
 
 
 @cute.jit
