@@ -27,7 +27,7 @@ from cutlass.cutlass_dsl import select_
 
 from .division import Divisor, quotient
 from .key_source import KeySource, exists
-from .visible import Viewers, seen_by_any
+from .visible import Viewers
 
 MOST_INVERSE = 2.0**126
 """Of a folded scale: finite, so that a probability of 0 times it is 0."""
@@ -72,20 +72,9 @@ def key_scale(source: KeySource, keys: cute.Tensor, page: Int32, key: Int32) -> 
     return found
 
 
-@cute.jit
-def first_scale(source: KeySource, keys: cute.Tensor, viewers: Viewers, first_tile_key: Int32) -> Float32:
-    """The scale that a segment's unit is of, where its first tile begins with key `first_tile_key`: of its first key
-    that can be seen. No key that is hidden decides it: where there is no other, it is 1."""
-    key = deciding_key(viewers, first_tile_key)
-    found = Float32(1.0)
-    if seen_by_any(viewers, key):
-        page = source.table[viewers.request, key >> cute.arch.popc(source.page_size - 1)]
-        found = key_scale(source, keys, page, key)
-    return found
-
-
 def deciding_key(viewers: Viewers, first_tile_key: Int32) -> Int32:
-    """Which key that is."""
+    """The key whose scale decides a segment's unit, where its first tile begins with key `first_tile_key`: its first
+    key that may be seen. A key that is hidden decides nothing: the unit is then that of 1."""
     return cutlass.max(first_tile_key, viewers.keys.first)
 
 

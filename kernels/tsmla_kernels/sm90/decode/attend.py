@@ -24,12 +24,11 @@ from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, is_ahead
-from ...parts.key_source import KeySource
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
-from ...parts.row_scales import RowScales, first_scale, query_scale, unit_of
-from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both, viewers_of
-from .geometry import OUTPUTS, TILE_KV, DecodeGeometry
+from ...parts.row_scales import RowScales, query_scale
+from ...parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
+from .geometry import OUTPUTS, DecodeGeometry
 from .results import Results, finish
 from .storage import Shared
 from .task import Task
@@ -63,7 +62,7 @@ def attend(
     heads: Divisor,
     results: Results,
     softmax_scale: Float32,
-    scaled: tuple[RowScales, KeySource] | None,
+    scales: RowScales | None,
 ):
     """Warpgroup `mine` (0 or 1) of task `number`."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -96,10 +95,10 @@ def attend(
             row_keys[1, position] = keys.end
         all_keys = seen_by_both(all_keys, keys)
     scaling = None
-    if const_expr(scaled is not None):
+    if const_expr(scales is not None):
         scores_shape = mma_qk.partition_shape_C((64, geometry.tile_kv))
         scaling = _scaling(
-            scaled, mma_rope.op, view, task, heads, coordinates, scores_shape, softmax_scale * LOG2_E
+            scales.queries, mma_rope.op, task, heads, coordinates, scores_shape, softmax_scale * LOG2_E
         )
     cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
     state = AttendState(
@@ -158,11 +157,10 @@ def attend(
 
 @cute.jit
 def _scaling(
-    scaled: tuple, rope_op: cutlass.Constexpr, view: Visibility, task: Task, heads: Divisor, coordinates: cute.Tensor,
+    queries: cute.Tensor, rope_op: cutlass.Constexpr, task: Task, heads: Divisor, coordinates: cute.Tensor,
     scores_shape: cutlass.Constexpr, scale_log2: Float32,
 ) -> Scaling:  # fmt: skip
-    """What a task's rows need of the scales of queries and keys."""
-    scales, source = scaled
+    """What a task's rows need of the `queries`' scales, and what they add up beside `row_sum`."""
     rows = cute.size(coordinates, mode=[0])
     factors, totals = (cute.make_rmem_tensor(rows, Float32) for _ in range(2))
     totals.fill(0.0)
@@ -170,12 +168,9 @@ def _scaling(
     for row in cutlass.range_constexpr(rows):
         position = coordinates[row, 0][0]
         if position < task.rows:
-            scale = query_scale(scales.queries, task.request, task.first_row + position, heads)
+            scale = query_scale(queries, task.request, task.first_row + position, heads)
             factors[row] = scale * scale_log2
-    scale = Float32(1.0)
-    if task.tiles > 0:
-        scale = first_scale(source, scales.keys, viewers_of(view, task, heads), task.first_tile * TILE_KV)
-    return Scaling(factors, totals, cute.make_rmem_tensor(scores_shape, Float32), unit_of(scale), rope_op)
+    return Scaling(factors, totals, cute.make_rmem_tensor(scores_shape, Float32), rope_op)
 
 
 @cute.jit

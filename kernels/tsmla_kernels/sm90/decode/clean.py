@@ -12,7 +12,7 @@ from ...parts.division import Divisor, quotient, remainder
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, KeySource, Lookup, Wanted, look_further, look_up, wanted_of
 from ...parts.row_scales import deciding_key, fold, inverse_of, key_scale, unit_of
 from ...parts.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
-from .geometry import FOLDED_WORDS, GROUP_ROWS, TILE_KV, DecodeGeometry
+from .geometry import FOLDED_WORDS, GROUP_ROWS, TASK_RING, TILE_KV, DecodeGeometry
 from .storage import Shared
 from .task import Task, edge_tile
 
@@ -53,64 +53,85 @@ def bring_scales_and_clean(
     source: KeySource,
     scales: cute.Tensor,
     task: Task,
+    number: Int32,
     view: Visibility,
     heads: Divisor,
     edges: Int32,
 ) -> Int32:
-    """One warp: what `clean` does and, before, what scores and sums need of the scale of each key of each tile. Scales
-    of a tile are read while those of the one before are folded: a lane reads two, and keeps pages as loaders do."""
-    hidden = hides(view)
+    """One warp: what `clean` does to each tile of task `number` and, before, what scores and sums need of the scales of
+    its keys. A lane reads two scales of a tile, and those of two tiles while it folds those of the two before: it moves
+    what it has read from register to register once for each turn, and waits for it there."""
+    lane = cute.arch.lane_idx()
     viewers = viewers_of(view, task, heads)
     if task.tiles > 0:
-        lane = cute.arch.lane_idx()
         wanted = wanted_of(source, task, geometry.tile_kv // BOX_KEYS)
         lookup = look_up(wanted)
-        mine = _scales_of(source, scales, lookup, Int32(0), wanted, lane)
+        one, other = _scales_of(source, scales, lookup, Int32(0), wanted, lane)
         first_tile_key = task.first_tile * geometry.tile_kv
         first = deciding_key(viewers, first_tile_key)  # in the first tile
         place = first - first_tile_key
-        scale = cute.arch.shuffle_sync(Float32(select_(place < 32, mine[0], mine[1])), place & 31)
+        scale = cute.arch.shuffle_sync(Float32(select_(place < 32, one[0], one[1])), place & 31)
         unit = unit_of(Float32(select_(seen_by_any(viewers, first), scale, Float32(1.0))))
-        inverse_unit = inverse_of(unit)
-        for index in cutlass.range(task.tiles, unroll=1):
-            found = mine
-            following = index + 1
+        if lane == 0:
+            shared.units[number & TASK_RING - 1] = unit
+        for turn in cutlass.range((task.tiles + 1) // 2, unroll=1):
+            index, following = 2 * turn, 2 * turn + 2
+            now, then = one, other
             if following < task.tiles:
                 if following % TILES_PER_LOOKUP == 0:
                     lookup = look_further(wanted, lookup, following // TILES_PER_LOOKUP)
-                mine = _scales_of(source, scales, lookup, following, wanted, lane)
-            count, tile = task.first_count + index, task.first_tile + index
-            is_edge = edge_tile(task, tile, geometry.tile_kv) | hidden
-            shared.scales_edge.wait_empty(count)
-            stage = shared.scales_edge.stage(count)
-            for half in cutlass.range_constexpr(2):
-                key = half * 32 + lane
-                seen = Boolean(True)
-                if is_edge:
-                    seen = seen_by_any(viewers, tile * geometry.tile_kv + key)
-                folded = fold(found[half], seen, unit, inverse_unit)
-                for word in cutlass.range_constexpr(FOLDED_WORDS):
-                    shared.folded[word][key % 2, key // 2, stage] = folded[word]
-            cute.arch.sync_warp()
-            shared.scales_edge.hand_over(count)
-            if is_edge:
-                _clean_tile(shared, geometry, task, viewers, index, edges, lane)
-                edges += 1
+                one, other = _scales_of(source, scales, lookup, following, wanted, lane)
+            edges = _bring(shared, geometry, task, viewers, index, now, unit, edges, lane)
+            if index + 1 < task.tiles:
+                edges = _bring(shared, geometry, task, viewers, index + 1, then, unit, edges, lane)
+    return edges
+
+
+@cute.jit
+def _bring(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    task: Task,
+    viewers: Viewers,
+    index: Int32,
+    scales: tuple[Float32, Float32],
+    unit: Float32,
+    edges: Int32,
+    lane: Int32,
+) -> Int32:
+    """Fold the scales of tile `index` of the task, hand them over, and clean it if need be."""
+    count, tile = task.first_count + index, task.first_tile + index
+    is_edge = edge_tile(task, tile, geometry.tile_kv) | hides(viewers.view)
+    shared.scales_edge.wait_empty(count)
+    stage = shared.scales_edge.stage(count)
+    for half in cutlass.range_constexpr(2):
+        key = half * 32 + lane
+        seen = Boolean(True)
+        if is_edge:
+            seen = seen_by_any(viewers, tile * geometry.tile_kv + key)
+        folded = fold(scales[half], seen, unit, inverse_of(unit))
+        for word in cutlass.range_constexpr(FOLDED_WORDS):
+            shared.folded[word][key % 2, key // 2, stage] = folded[word]
+    cute.arch.sync_warp()
+    shared.scales_edge.hand_over(count)
+    if is_edge:
+        _clean_tile(shared, geometry, task, viewers, index, edges, lane)
+        edges += 1
     return edges
 
 
 @cute.jit
 def _scales_of(
     source: KeySource, scales: cute.Tensor, lookup: Lookup, index: Int32, wanted: Wanted, lane: Int32
-) -> tuple[Float32, Float32]:
-    """The scales of keys `lane` and `lane` + 32 of tile `index` of the task, which is in the lookup's window."""
-    boxes = TILE_KV // BOX_KEYS
+) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:
+    """The scales of keys `lane` and `lane` + 32 of tile `index` of the task and of the next, which are in the lookup's
+    window."""
     found = []
-    for half in cutlass.range_constexpr(2):
-        box = index * boxes + half * 2 + lane // BOX_KEYS
+    for half in cutlass.range_constexpr(4):
+        box = index * (TILE_KV // BOX_KEYS) + half * 2 + lane // BOX_KEYS
         page = lookup.page_of(box)
         found.append(key_scale(source, scales, page, wanted.key_of(box) + lane % BOX_KEYS))
-    return found[0], found[1]
+    return (found[0], found[1]), (found[2], found[3])
 
 
 @cute.jit

@@ -20,8 +20,9 @@ PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 FOLDED_WORDS = 3
 """Of a key whose row has a scale (`row_scales.Folded`)."""
-DEALT_AT, REFERENCES_AT = 384, 576
-"""Bytes: where the tasks lie, behind the barriers, and the references of the rows."""
+DEALT_AT, REFERENCES_AT, UNITS_AT = 384, 576, 832
+"""Bytes: where the tasks lie, behind the barriers, the references of the rows, and the units of tasks (`row_scales`).
+"""
 STAGED_HALF = 512
 """Bytes that a warp stages of eight rows of the result: 16 a lane."""
 STAGED_HALF_STRIDE = WARPGROUP // 32 * STAGED_HALF

@@ -168,7 +168,7 @@ class DecodeKernel:
                     if const_expr(geometry.scaled):
                         source = KeySource(block_tables, page_size, pages)
                         edges = bring_scales_and_clean(
-                            shared, geometry, source, scales.keys, task, view, terms.heads, edges
+                            shared, geometry, source, scales.keys, task, number, view, terms.heads, edges
                         )
                     else:
                         edges = clean(shared, geometry, task, view, terms.heads, edges)
@@ -209,16 +209,13 @@ class DecodeKernel:
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             results = Results(out, lse, partials, ending)
-            scaling = None
-            if const_expr(geometry.scaled):
-                scaling = scales, KeySource(block_tables, page_size, pages)
             mine = warp // (WARPGROUP // 32) - 1
             number = Int32(0)
             task = take(shared.dealt, number)
             while task.more:
                 attend(
                     geometry, self.probabilities, mine, (mma_qk, mma_rope, mma_pv), shared, view, number, task,
-                    terms.heads, results, softmax_scale, scaling,
+                    terms.heads, results, softmax_scale, scales,
                 )  # fmt: skip
                 leave(shared.dealt, number)
                 number += 1

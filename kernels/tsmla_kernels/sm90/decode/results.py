@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
+from cutlass.cutlass_dsl import select_
 
 from ...parts.alignment import aligned, shared_vector
 from ...parts.hopper.fragment import QUAD, rows_columns
@@ -15,7 +16,7 @@ from ...parts.hopper.softmax import quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import packed_words
 from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
-from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE
+from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE, TASK_RING
 from .schedule import PAIR_BARRIER
 from .task import look
 from .tile import AttendState
@@ -52,6 +53,10 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         if leader:
             row_sums[state.coordinates[row, 0][0], mine, place] = own_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
+    unit = Float32(1.0)
+    if const_expr(state.scaling is not None):  # told before the scales of a first tile; a task without one has none
+        told = state.shared.units[number & TASK_RING - 1]
+        unit = Float32(select_(task.tiles > 0, told, unit))
     rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
     partial_lse = results.partials.lse
     factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
@@ -61,7 +66,7 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         end = end_of_row(state.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
         factors[row] = end.factor
         if const_expr(state.scaling is not None):
-            factors[row] = end.factor * state.scaling.unit
+            factors[row] = end.factor * unit
         log_sums[row] = end.log_sum
         if task.slot >= 0 and mine == 0 and leader and position < task.rows:
             partial_lse[task.slot, position] = end.log_sum

@@ -21,6 +21,7 @@ from .geometry import (
     REFERENCES_AT,
     TASK_RING,
     TASK_WORDS,
+    UNITS_AT,
     DecodeGeometry,
 )
 from .schedule import DecodeSchedule
@@ -43,7 +44,7 @@ class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, a tile of each piece;
     kv_strips), as vectors, as words (q_words), and as addresses (loaded, transposed); what the attending warpgroups
     exchange, where they stage results, and which keys their rows see; what is told of keys' scales, or None (folded: of
-    each word, [2 keys, pairs of keys, stages]; those of a pair that scores need are 16 bytes); the edges
+    each word, [2 keys, pairs of keys, stages]; those of a pair that scores need are 16 bytes), and the units of tasks; the edges
     (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are multiplied as they were loaded;
     the tasks."""
 
@@ -62,6 +63,7 @@ class Shared(NamedTuple):
     row_sums: cute.Tensor
     row_keys: cute.Tensor
     folded: tuple | None
+    units: cute.Tensor
     q_edge: TmaEdge
     kv_edges: tuple
     v_edges: tuple
@@ -157,7 +159,8 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
     kv_edges = tuple(barriers.edge(name, TmaEdge) for name in schedule.kv_names)
-    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= BARRIER_BYTES - geometry.tile_q * 4
+    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= UNITS_AT - geometry.tile_q * 4
+    assert UNITS_AT + TASK_RING * 4 <= BARRIER_BYTES
     return Shared(
         q=(
             swizzled(BARRIER_BYTES, tile.layout("latent"), 0),
@@ -189,6 +192,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         )
         if geometry.scaled
         else None,
+        units=plain(UNITS_AT, cute.make_layout(TASK_RING), Float32),
         q_edge=barriers.edge("q", TmaEdge),
         kv_edges=kv_edges,
         v_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,

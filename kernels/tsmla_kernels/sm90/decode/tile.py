@@ -26,13 +26,12 @@ from .storage import Shared
 class Scaling(NamedTuple):
     """Where rows have scales (`row_scales`): by what products of a query row with keys as they are stored become
     logarithms of scores, but for the keys' scales; the sums of rows, where `row_sum` has shares of the output; the
-    output's factor; the operation that multiplies rope pieces. Scores are such logarithms as soon as their product is
+    operation that multiplies rope pieces. Scores are such logarithms as soon as their product is
     done, so that `scale_log2` is 1. `exponentials` are those of the own tile until they are counted."""
 
     factors: cute.Tensor
     totals: cute.Tensor
     exponentials: cute.Tensor
-    unit: Float32
     rope_op: object
 
 

@@ -1,0 +1,120 @@
+"""tsmla_decode without a GPU: a cache with a scale for each key, and the query that it takes.
+
+CPU tensors pass for CUDA ones here, and a recorder stands where the compiled kernel would.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from decode_calls import BATCH, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs, on_one_gpu
+from refusing import Recorder
+from tsmla import ArgumentError, UnsupportedError, support
+from tsmla.decode import tsmla_decode
+from tsmla.row_format import ROWS
+from tsmla.variant import Arch, DecodeVariant, Dtype
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def recorder(monkeypatch, recorder: Recorder) -> Recorder:
+    on_one_gpu(monkeypatch)
+    monkeypatch.setattr(support, "DECODE_ROWS", {Arch.SM90A: {"snapmla": (Dtype.E4M3,)}})
+    return recorder
+
+
+def query(*outer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.zeros(*outer, 512, dtype=E4M3), bf16(*outer, 64), torch.ones(outer)
+
+
+def cache(page: int = PAGE) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.zeros(PAGES, page, 512, dtype=E4M3), bf16(PAGES, page, 64), torch.ones(PAGES, page)
+
+
+def scaled(**changes) -> dict:
+    return inputs(**{"query": query(BATCH, Q_LEN, HEADS), "kv_cache": cache(), **changes})
+
+
+def test_three_tensors_each_are_launched_as_they_are(recorder):
+    given = scaled()
+    for _ in range(2):
+        out = tsmla_decode(**given)
+        launch = recorder.launches.pop()
+        assert launch[:2] == given["query"][:2] and launch[2] is given["kv_cache"][0]
+        assert launch[12] is given["query"][2] and launch[13:15] == given["kv_cache"][1:]
+        assert out.dtype == torch.bfloat16 and out.shape == (BATCH, Q_LEN, HEADS, 512)
+    row = ROWS["snapmla"]
+    assert recorder.variants == [DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, False, False, row)]
+
+
+def test_bytes_views_and_one_scale_of_all_heads(recorder):
+    rows = torch.zeros(PAGES, PAGE, 640, dtype=torch.uint8)
+    latent, rope, _ = query(BATCH, Q_LEN, HEADS)
+    scales = torch.ones(BATCH, Q_LEN, 1)
+    views = rows[..., :512], rows[..., 512:].view(torch.bfloat16), torch.ones(PAGES, 2 * PAGE)[:, ::2]
+    tsmla_decode(**scaled(query=(latent, rope, scales), kv_cache=views))
+    launch = recorder.launches[0]
+    assert launch[2].dtype == E4M3 and launch[2].data_ptr() == rows.data_ptr() and launch[2].stride(1) == 640
+    assert launch[12].shape == (BATCH, Q_LEN, HEADS) and launch[12].data_ptr() == scales.data_ptr()
+
+
+def test_a_pack(recorder):
+    given = scaled(query=query(5, HEADS), cum_seq_lens_q=torch.tensor([0, 1, 2, 5], dtype=torch.int32), max_q_len=3)
+    tsmla_decode(**given)
+    launch = recorder.launches[0]
+    assert launch[12].shape == (1, 5, HEADS) and launch[12].data_ptr() == given["query"][2].data_ptr()
+
+
+REFUSED = {
+    "a query that is not quantised": (
+        {"query": bf16(BATCH, Q_LEN, HEADS, 576)}, "query is torch.bfloat16, and kv_cache has a scale for each key"
+    ),
+    "its pieces": (
+        {"query": (bf16(BATCH, Q_LEN, HEADS, 512), bf16(BATCH, Q_LEN, HEADS, 64))},
+        "query is torch.bfloat16, and kv_cache has a scale for each key",
+    ),
+    "a query without scales": (
+        {"query": query(BATCH, Q_LEN, HEADS)[:2]}, "query is a tuple of 2, and kv_cache has a scale for each key"
+    ),
+    "scales for a plain cache": (
+        {"kv_cache": torch.zeros(PAGES, PAGE, 576, dtype=E4M3)}, "query is a tuple of 3, and kv_cache is one tensor"
+    ),
+    "a pair of caches": ({"kv_cache": cache()[:2]}, "kv_cache is a tuple of 2; it must be a tensor or a tuple of 3"),
+    "no scale_cache": ({"kv_cache": (*cache()[:2], None)}, "kv_cache is a tuple without the third piece"),
+    "an e4m3 rope": (
+        {"kv_cache": (cache()[0], cache()[1].to(E4M3), cache()[2])}, "kv_cache[1] is torch.float8_e4m3fn; accepted"
+    ),
+    "whole rows": (
+        {"kv_cache": (torch.zeros(PAGES, PAGE, 576, dtype=E4M3), *cache()[1:])}, "kv_cache[0] has shape [10, 64, 576]"
+    ),
+    "scales of other pages": (
+        {"kv_cache": (*cache()[:2], torch.ones(PAGES, PAGE + 1))}, "kv_cache[2] has shape [10, 65]"
+    ),
+    "scales of other heads": (
+        {"query": (*query(BATCH, Q_LEN, HEADS)[:2], torch.ones(BATCH, Q_LEN, 3))}, "query[2] has shape [3, 2, 3]"
+    ),
+    "rows of odd strides": (
+        {"kv_cache": (torch.zeros(PAGES, PAGE, 520, dtype=E4M3)[..., :512], *cache()[1:])},
+        "kv_cache[0] has strides (33280, 520, 1) of 1-byte elements",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(recorder, changes, message):
+    """On the first call of a kind, and after a right one."""
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=f"^tsmla_decode: {re.escape(message)}"):
+            tsmla_decode(**scaled(**changes))
+        assert not recorder.launches
+        tsmla_decode(**scaled())
+        recorder.launches.clear()
+
+
+def test_an_architecture_without_the_kernel_says_so(recorder, monkeypatch):
+    monkeypatch.setattr(support, "DECODE_ROWS", {})
+    with pytest.raises(UnsupportedError, match="decode of e4m3 for sm_90a reads cache rows of latent e4m3 512, rope e4m3"):
+        tsmla_decode(**scaled())
