@@ -15,8 +15,8 @@ from cutlass import Boolean, Float32, Int32
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.row_scales import RowScales, first_scale, fold, inverse_of, key_scale, query_scale, unit_of
-from ...parts.visible import viewers_of
+from ...parts.row_scales import RowScales, deciding_key, fold, inverse_of, key_scale, query_scale, unit_of
+from ...parts.visible import seen_by_any, viewers_of
 from .assignment import Assignment
 from .geometry import DecodeGeometry
 from .storage import Shared
@@ -60,8 +60,14 @@ def unit_of_segment(
     geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment, segment: Segment
 ) -> Float32:
     """The unit of the scales of a segment's keys."""
+    source = assignment.source
     viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
-    return unit_of(first_scale(assignment.source, keys, viewers, segment.first_tile * geometry.tile_kv))
+    key = deciding_key(viewers, segment.first_tile * geometry.tile_kv)
+    scale = Float32(1.0)
+    if seen_by_any(viewers, key):
+        page = source.table[segment.request, key >> cute.arch.popc(source.page_size - 1)]
+        scale = key_scale(source, keys, page, key)
+    return unit_of(scale)
 
 
 @cute.jit
