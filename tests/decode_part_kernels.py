@@ -19,6 +19,7 @@ from tsmla_kernels.parts.decode_line import LaneWork, Terms, Work, deal_work, in
 from tsmla_kernels.parts.decode_work import first_unit, next_unit, segment_of
 from tsmla_kernels.parts.key_source import key_source, visibility_in
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
+from tsmla_kernels.parts.precision import PartialRows
 from tsmla_kernels.parts.row_end import ending_of
 from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
 
@@ -115,23 +116,24 @@ class SegmentLister:
 class Combiner:
     """What every decode kernel launches behind its attention."""
 
-    def __init__(self, deal: Deal, pdl: bool):
+    def __init__(self, deal: Deal, pdl: bool, kept: PartialRows):
         self.deal = deal
         self.pdl = pdl
+        self.kept = kept
 
     __call__ = host_entry(DECODE)
 
     def launch(self, given):
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
-        partials = partials_of(columns, row_tile, given, view)
-        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream)
+        partials = partials_of(columns, row_tile, given, view, self.kept.dtype)
+        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream, self.kept.bias)
 
 
 @functools.lru_cache(maxsize=8)
-def compiled_combiner(deal: Deal, variant: DecodeVariant):
+def compiled_combiner(deal: Deal, variant: DecodeVariant, kept: PartialRows):
     """The combiner for one deal as `Emulation.adopt` takes it, with a decode kernel's arguments."""
-    return cute.compile(Combiner(deal, variant.pdl), *fake_arguments(variant), options=_options(variant.arch))
+    return cute.compile(Combiner(deal, variant.pdl, kept), *fake_arguments(variant), options=_options(variant.arch))
 
 
 @functools.lru_cache(maxsize=8)

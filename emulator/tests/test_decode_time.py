@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tsmla_emulator.decode_time import HBM, PROBLEMS, SHAPES, equal_splits_us, least_us
+from tsmla.support import LATENT_DIM
+from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla_emulator.decode_time import HBM, PROBLEMS, SHAPES, equal_splits_us, least_us, partial_row_bytes
+from tsmla_kernels.sm100.decode.geometry import DecodeGeometry
 
 FASTEST = max(HBM.values())
 """Bytes a second, when plans differ most: what memory does not hide is seen."""
@@ -19,3 +22,11 @@ def test_no_plan_is_slower_than_equal_splits(problem: tuple[int, int, int, int])
 def test_one_request_with_many_keys_is_faster(shape: tuple[int, int, int]) -> None:
     """Where the published leader is weakest: it has at most 64 parts, or 32 pairs, at one request."""
     assert least_us(*shape, 1, FASTEST) < 0.9 * equal_splits_us(*shape, 1, FASTEST)
+
+
+@pytest.mark.parametrize("dtype", Dtype, ids=str)
+def test_partial_rows_are_as_long_as_kernels_make_them(dtype: Dtype) -> None:
+    variant = DecodeVariant(Arch.SM100A, dtype, Dtype.BF16, lse=False, pdl=False)
+    bits = DecodeGeometry.solo(variant).partial_rows.dtype.width
+    assert partial_row_bytes(variant.arch, dtype) == LATENT_DIM * bits // 8 + 4
+    assert partial_row_bytes(Arch.SM90A, dtype) == LATENT_DIM * 4 + 4

@@ -16,7 +16,7 @@ import itertools
 
 from tsmla.plan import PARTIAL_ROW, cut, deal_of, plan_decode, row_tiling, segments
 from tsmla.support import LATENT_DIM, ROPE_DIM
-from tsmla.variant import Arch
+from tsmla.variant import Arch, Dtype
 
 from .rates import RATES, blackwell_mma
 
@@ -33,6 +33,7 @@ HBM = {
     "best read rate measured on a B200": 7.26e12,
     "what the published leader reached at 16 requests, all of its time counted": 5.16e12,
 }
+PEER_PARTIAL_ROW_BYTES = PARTIAL_ROW * 4
 PEER_SOLO_CLOCKS = 1504.0
 """tokenspeed-mla 2.0.4's MMAs of 64 rows on 128 keys, by `profile`."""
 PUBLISHED_US = {
@@ -49,6 +50,12 @@ SHAPES = tuple(itertools.product((16, 32, 128), (1, 4), (8192, 81920)))
 """(heads, q_len, keys)."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROBLEMS = tuple((*shape, batch) for shape in SHAPES for batch in BATCHES)
+
+
+def partial_row_bytes(arch: Arch, dtype: Dtype, scaled: bool = False) -> int:
+    """Of a partial result of our kernels: the output, in float16 where Blackwell's values are e4m3 without scales of
+    their own, and its LSE."""
+    return LATENT_DIM * (2 if arch is not Arch.SM90A and dtype is Dtype.E4M3 and not scaled else 4) + 4
 
 
 def tile_clocks(arch: Arch, rows: int, element_bytes: int) -> float:
@@ -75,7 +82,8 @@ def least_us(heads: int, q_len: int, keys: int, batch: int, hbm: float) -> float
     partials = sum(s.slot >= 0 for part in done for s in part) * min(rows, deal.row_tile)
     loaded = LATENT_DIM + ROPE_DIM if deal.sms == 1 else (2 * LATENT_DIM + ROPE_DIM) // 2
     clocks = max(tile_clocks(ARCH, rows, 1), deal.tile_kv * loaded / SM_BYTES_PER_CLOCK)
-    return _time([[s.tiles for s in part] for part in done], clocks, batch * keys, partials, hbm)
+    partial_bytes = partials * partial_row_bytes(ARCH, Dtype.E4M3)
+    return _time([[s.tiles for s in part] for part in done], clocks, batch * keys, partial_bytes, hbm)
 
 
 def equal_splits_us(heads: int, q_len: int, keys: int, batch: int, hbm: float) -> float:
@@ -92,17 +100,18 @@ def equal_splits_us(heads: int, q_len: int, keys: int, batch: int, hbm: float) -
     splits = -(-tiles // each)
     busiest = [each] * -(-batch * row_tiles * splits // places)
     clocks = max(clocks, tile_kv * (2 * LATENT_DIM + ROPE_DIM) / ctas / SM_BYTES_PER_CLOCK)
-    return _time([busiest], clocks, batch * keys, batch * splits * rows if splits > 1 else 0, hbm)
+    partial_bytes = batch * splits * rows * PEER_PARTIAL_ROW_BYTES if splits > 1 else 0
+    return _time([busiest], clocks, batch * keys, partial_bytes, hbm)
 
 
-def _time(parts: list[list[int]], tile: float, keys: int, partials: int, hbm: float) -> float:
-    """us, from the KV tiles of each part's segments, a tile's clocks, keys of all requests, rows of partial results."""
+def _time(parts: list[list[int]], tile: float, keys: int, partial_bytes: int, hbm: float) -> float:
+    """us, from the KV tiles of each part's segments, a tile's clocks, keys of all requests, bytes of partial results.
+    """
     per_tile = tile / RATES[ARCH].clock
     busiest = max(NEXT_SEGMENT_US * len(part) + sum(part) * per_tile for part in parts)
     attend = FIRST_SEGMENT_US + max(busiest - NEXT_SEGMENT_US, keys * (LATENT_DIM + ROPE_DIM) / hbm * 1e6)
-    partial_bytes = partials * PARTIAL_ROW * 4
     l2 = RATES[ARCH].processors * SM_BYTES_PER_CLOCK * RATES[ARCH].clock * 1e6
-    return START_US + attend + (COMBINE_US + partial_bytes * (1 / hbm + 1 / l2) * 1e6 if partials else 0.0)
+    return START_US + attend + (COMBINE_US + partial_bytes * (1 / hbm + 1 / l2) * 1e6 if partial_bytes else 0.0)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from .support import LATENT_DIM
 from .variant import Arch
 
 PARTIAL_ROW = LATENT_DIM + 1
-"""float32 words that a row of a partial result takes: the output and its LSE."""
+"""float32 words that a row of a partial result takes at most: the output and its LSE."""
 RECORD_BYTES = 32
 """Of what attention tells the combine about a row tile; the layout is in the device's `parts/partials.py`."""
 MAX_GROUP = 8

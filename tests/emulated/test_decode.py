@@ -75,6 +75,20 @@ def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu, heavy, dtyp
     check(problem)
 
 
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_splits_keep_the_largest_and_the_smallest_values_of_eight_bits(gpu, dtype):
+    """Averages of the smallest cancel: kept in fewer bits of too small numbers, little would be left of them."""
+    limits = torch.finfo(dtype)
+    rows = torch.full((700, 576), limits.max)
+    rows[:, :256] = limits.smallest_normal * limits.eps * torch.randn(700, 256).sign()
+    problem = make_problem([700], 1, 16, dtype, rows=[rows.to(dtype).to("cuda")])
+    problem.query.copy_(torch.zeros(problem.query.shape))
+    out, _ = check(problem)
+    got, exact = out.double()[..., :256], attend(problem, torch.float64)[0][..., :256]
+    assert exact.count_nonzero() > 0.9 * exact.numel()
+    assert (got - exact).norm() <= 2**-8 * exact.norm()
+
+
 def test_visible_lengths_of_each_query_token(gpu):
     visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
     check(make_problem([190, 66], 3, 16, visible=visible, sight=Sight(causal=False)))

@@ -6,15 +6,19 @@ import math
 
 import pytest
 import torch
+from cutlass import Float16, Float32
 from decode_part_kernels import compiled_combiner
 from decode_records import records
 from tsmla.plan import PARTIAL_ROW, RECORD_BYTES, Deal, cut, row_tiling, segments
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla_kernels.parts.precision import PartialRows
 
 DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)
 VARIANT = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
 TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+FLOAT32 = PartialRows()
+KEPT = {Float32: torch.float32, Float16: torch.float16}
 GUARD = 123.0
 
 CASES = {
@@ -31,14 +35,15 @@ CASES = {
 }
 
 
-def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5):
-    """Fill the workspace as attention kernels would; returns (what was written, what must be, which rows were cut)."""
+def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, kept: PartialRows = FLOAT32):
+    """Fill the workspace as attention kernels would, which keep partial rows as `kept` says; returns (what was written,
+    what must be, which rows were cut)."""
     seq_lens, q_len, heads, parts = case
     rows, tiling = q_len * heads, row_tiling(q_len * heads, DEAL.row_tile)
     lengths = [-(-n // DEAL.tile_kv) for n in seq_lens]
     stored, slots = min(DEAL.row_tile, rows), 2 * parts
     line = cut(DEAL, tiling, parts, slots, lengths)
-    partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan)
+    partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan, dtype=KEPT[kept.dtype])
     partial_lse = torch.full((slots, stored), math.nan)
     pieces: dict[tuple[int, int], list[int]] = {}
     tiles = [[n] * tiling.row_tiles for n in lengths]
@@ -46,7 +51,7 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5):
         for segment in segments(DEAL, tiling, line, lengths, tiles, part):
             if segment.slot >= 0:
                 count = min(stored, rows - segment.row_tile * DEAL.row_tile)
-                partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM)
+                partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM) * 2.0**kept.bias
                 partial_lse[segment.slot, :count] = torch.randn(count) * 20
                 # Rows that see no key: the first in every piece, the second in the last piece only.
                 for row in [0, 1][: 2 if segment.first else 1]:
@@ -63,6 +68,7 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5):
         lses = partial_lse[slot_list, :count].double() * math.log(2)
         weights = torch.softmax(lses, 0).nan_to_num(0.0)
         expected[request, span] = (weights[..., None] * partial_rows[slot_list, :count].double()).sum(0) * output_scale
+        expected[request, span] *= 0.5**kept.bias
         expected_lse[request, span] = lses.logsumexp(0) / math.log(2)
         was_cut[request, span] = True
 
@@ -77,10 +83,11 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5):
     cache = torch.empty((1, 64, 576), dtype=dtype, device="cuda")
     lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
     told = torch.tensor(records(DEAL, tiling, line, rows, lengths, tiles, parts), dtype=torch.int32)
-    floats = (told.view(torch.float32).flatten(), partial_rows.flatten(), partial_lse.flatten())
-    workspace = cuda(torch.cat(floats).view(torch.int8))
-    assert workspace.numel() == len(told) * RECORD_BYTES + slots * stored * PARTIAL_ROW * 4
-    kernel = gpu.emulation.adopt(compiled_combiner(DEAL, variant), lambda name: name in ("out", "lse"))
+    held = torch.cat([x.view(torch.int8).flatten() for x in (told, partial_rows, partial_lse)])
+    workspace = torch.full((len(told) * RECORD_BYTES + slots * stored * PARTIAL_ROW * 4,), -1, dtype=torch.int8)
+    workspace[: len(held)] = held
+    workspace = cuda(workspace)
+    kernel = gpu.emulation.adopt(compiled_combiner(DEAL, variant, kept), lambda name: name in ("out", "lse"))
     kernel(
         query, query.new_empty((0, 0, 0, 64)), cache, lens[:, None], lens, lens, lens.new_empty(0),
         lens.new_empty((0, 0)), query.new_empty(0, dtype=torch.float32), out, lse, workspace, 1.0, output_scale, 0, -1,
@@ -110,3 +117,12 @@ def test_other_variants(gpu, lse, pdl):
     assert torch.allclose(out, expected, rtol=2**-11, atol=1e-6)
     assert (got_lse is not None) == lse
     assert got_lse is None or torch.allclose(got_lse, expected_lse, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.archs("sm_100a")
+@pytest.mark.parametrize("name", ["one unit, few pieces", "one unit, many pieces", "two row tiles, few units"])
+def test_rows_kept_in_16_bits(gpu, name):
+    variant = DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    (out, lse), (expected, expected_lse), _ = run(gpu, CASES[name], variant, kept=PartialRows.of(Dtype.E4M3))
+    assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
+    assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)

@@ -1,4 +1,5 @@
-"""As what probabilities enter value products: what each kernel stores and multiplies is what `Probabilities` say."""
+"""As what probabilities enter value products, and partial results are kept: what each kernel stores and multiplies is
+what `Probabilities` say, and the types hold what they must."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import DECODE_DTYPES, PREFILL_DTYPES
 from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 from tsmla_kernels.parts.blackwell import umma
-from tsmla_kernels.parts.precision import Probabilities, numeric
+from tsmla_kernels.parts.precision import PartialRows, Probabilities, numeric
 from tsmla_kernels.sm90.decode.kernel import DecodeKernel as HopperDecode
 from tsmla_kernels.sm90.prefill.kernel import PrefillKernel as HopperPrefill
 from tsmla_kernels.sm100.decode.kernel import DecodeKernel as BlackwellDecode
@@ -31,6 +32,15 @@ def test_the_type_holds_the_largest_exponential(dtype):
 @pytest.mark.parametrize("dtype", [Dtype.E4M3, Dtype.E5M2], ids=str)
 def test_eight_bit_probabilities_have_the_more_precise_type(dtype):
     assert Probabilities.of(dtype).dtype is Dtype.E4M3
+
+
+def test_float16_holds_averages_of_the_largest_and_the_smallest_values():
+    """Probabilities are rounded up to less than twice. Where one of 2^12 keys has the smallest value and the others 0,
+    8 bits of it are left, as many as bf16 has."""
+    kept, values, held = PartialRows.of(Dtype.E4M3), torch.finfo(torch.float8_e4m3fn), torch.finfo(torch.float16)
+    assert kept.dtype is numeric(Dtype.FP16)
+    assert 2 * values.max * 2.0**kept.bias <= held.max
+    assert values.smallest_normal * values.eps * 2.0 ** (kept.bias - 12) >= held.smallest_normal * held.eps * 2.0**7
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.arch is not Arch.SM90A], ids=str)

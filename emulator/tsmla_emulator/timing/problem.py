@@ -217,9 +217,10 @@ class DecodeTraced(Traced):
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         at_once = machine.processors * max(1, min(32, 2048 // threads))
         waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
-        from tsmla.plan import PARTIAL_ROW
+        from ..decode_time import partial_row_bytes
 
-        moved = self.partials * PARTIAL_ROW * 4 / machine.processors / machine.l2_own.value
+        row_bytes = partial_row_bytes(self.variant.arch, self.variant.dtype, self.variant.row.scales is not None)
+        moved = self.partials * row_bytes / machine.processors / machine.l2_own.value
         return max(waves * one, moved + one)
 
 

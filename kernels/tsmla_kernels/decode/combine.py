@@ -21,9 +21,9 @@ from ..parts.row_end import BASE_2, Ending, count_sink, end_of_row
 
 WARPS = 8
 LANE_WORDS = 32
-"""float32 words that a lane has on their way at a time."""
+"""32-bit words that a lane has on their way at a time."""
 VECTOR = 4
-"""Words of one load."""
+"""Columns of one load."""
 WARP_COLUMNS = 32 * VECTOR
 """What a warp loads of a row at once."""
 FEW_PARTIALS = 4
@@ -52,8 +52,10 @@ def launch_combine(
     lse: cute.Tensor | None,
     ending: Ending,
     stream,
+    bias: cutlass.Constexpr[int] = 0,
 ):
-    """Launch behind the attention kernel that had the same `partials`."""
+    """Launch behind the attention kernel that had the same `partials`, whose rows are times 2 ** `bias`."""
+    ending = ending._replace(output_scale=ending.output_scale * 0.5**bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
     slices = Int32(1)
@@ -155,8 +157,9 @@ def _weighted_sum(
     """A warp's part of row `row` of the record's rows: `vectors` x WARP_COLUMNS from `column` on, of as many partials
     as are on their way together, then of `turns` times as many further on, and so on; `turn` says which are the first.
     These are on their way before the highest LSE is looked for."""
-    together = const_expr(LANE_WORDS // (vectors * VECTOR))
-    loaded = cute.make_rmem_tensor(cute.make_layout((VECTOR, vectors, together)), Float32)
+    dtype = partials.rows.element_type
+    together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * VECTOR))
+    loaded = cute.make_rmem_tensor(cute.make_layout((VECTOR, vectors, together)), dtype)
     sums = cute.make_rmem_tensor(cute.make_layout((VECTOR, vectors)), Float32)
     sums.fill(0.0)
     lane = cute.arch.lane_idx()
@@ -182,7 +185,7 @@ def _weighted_sum(
             weight = cute.arch.shuffle_sync(mine, i)
             total += weight
             for j in cutlass.range_constexpr(vectors):
-                sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load() * weight)
+                sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load().to(Float32) * weight)
     return WeightedSum(sums, total, highest)
 
 

@@ -7,9 +7,9 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
   where units may have other numbers of row tiles, part p has record p, for the last unit that starts in its positions:
   those before it end there as well. All are written in every call, so that the combine need not know how the work was
   dealt;
-- the rows of `slots` partials, as many as fit, [slots, stored, columns] float32, normalised; stored = min(row tile,
-  most rows of a request). Row i of a slot is row i of its row tile. A row that sees no key of its segment is 0. Every
-  row of a row tile must be written, only those are read;
+- the rows of `slots` partials, as many as fit in float32, [slots, stored, columns], normalised; stored = min(row tile,
+  most rows of a request), kept as `PartialRows` says. Row i of a slot is row i of its row tile. A row that sees no key
+  of its segment is 0. Every row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key.
 """
 
@@ -55,9 +55,10 @@ def partials_of(
     row_tile: Int32,
     given,
     view: Visibility,
+    dtype: cutlass.Constexpr = Float32,
 ) -> Partials:
     """The workspace of a call that writes rows of `columns` columns, with no slots where units must not be split.
-    given: what the call's table lists, by name."""
+    given: what the call's table lists, by name. dtype: of the partials' rows."""
     workspace, parts = given.workspace, given.parts
     rows = view.q_len * given.query.shape[2]
     tiling = row_tiling(rows, row_tile)
@@ -69,7 +70,7 @@ def partials_of(
     if given.batch_invariant != 0:
         slots = Int32(0)
     slot_stride = Int64(stored) * columns
-    rows_at = aligned(cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=Float32), 16)
+    rows_at = aligned(cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=dtype), 16)
     return Partials(
         cute.make_tensor(
             cute.recast_ptr(workspace.iterator, dtype=Int32),
@@ -79,7 +80,8 @@ def partials_of(
             rows_at, cute.make_layout((slots, stored, columns), stride=(slot_stride, columns, 1))
         ),
         cute.make_tensor(
-            aligned(rows_at + slots * slot_stride, 4), cute.make_layout((slots, stored), stride=(stored, 1))
+            aligned(cute.recast_ptr(rows_at + slots * slot_stride, dtype=Float32), 4),
+            cute.make_layout((slots, stored), stride=(stored, 1)),
         ),
         slots,
     )

@@ -77,3 +77,19 @@ class Probabilities:
         one = 2.0**self.bias
         heavy = total * (parts * self.heavy)
         return cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**self.slack), one)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialRows:
+    """What rows of partial results are kept as: `dtype`, times 2 ** `bias`, which the combine takes out again."""
+
+    dtype: type[Numeric] = Float32
+    bias: int = 0
+
+    @classmethod
+    def of(cls, values: Dtype) -> PartialRows:
+        """Averages of e4m3 values take half of the bytes as float16, which has 3 bits more than the bf16 that they end
+        as. Probabilities are rounded up to less than twice, so averages are below 2 x 448, which times 2^6 is below
+        65,504; and what is lost of small ones is 2^-31, the smallest value being 2^-9. e5m2 reaches as far down as
+        float16 does: averages of its small values are lost."""
+        return cls(cutlass.Float16, 6) if values is Dtype.E4M3 else cls()

@@ -123,14 +123,23 @@ class AttentionKernel:
             with cute.arch.elect_one():
                 barriers.init()
             cute.arch.mbarrier_init_fence()
-        _meet(geometry)
-        shared = shared_of(geometry, base, barriers, cute.make_tensor(tensor_address, 1)[0])
+            for copied in (query.latent, query.rope, maps.k_wide, maps.k_tail, v_map):
+                if const_expr(copied is not None):
+                    cpasync.prefetch_descriptor(copied.atom)
+        # CTAs of a pair need each other, and tensor memory, only when work is dealt.
+        if const_expr(geometry.is_pair):
+            cute.arch.cluster_arrive()
+        else:
+            _meet(geometry)
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, part)
         source, first = key_source(kv_cache, block_tables), first_unit(geometry.deal, work, view)
         assignment = Assignment(kv_cache, source, view, work, first)
+        if const_expr(geometry.is_pair):
+            cute.arch.cluster_wait()
+        shared = shared_of(geometry, base, barriers, cute.make_tensor(tensor_address, 1)[0])
 
         if warp < schedule.softmax_warps:
             attend(geometry, self.probabilities, shared, assignment, scales, results, scale_log2)
@@ -139,6 +148,8 @@ class AttentionKernel:
                 multiply(self.products, shared, assignment)
         elif warp == schedule.key_warp:
             load_keys(shared, geometry, query, maps, assignment, results.partials.records)
+            # The combine's CTAs may come now. Earlier, all would go where CTAs leave first: to few SMs.
+            cute.arch.griddepcontrol_launch_dependents()
         elif const_expr(geometry.is_pair):
             if warp == schedule.value_warp:
                 load_values(shared, geometry, v_map, assignment)
@@ -146,7 +157,6 @@ class AttentionKernel:
             if warp == schedule.scale_warp:
                 load_scales(shared, geometry, scales.keys, assignment)
 
-        cute.arch.griddepcontrol_launch_dependents()
         # No CTA may leave while products, copies or arrivals still reach into it.
         tmem.fence_before()
         _meet(geometry)

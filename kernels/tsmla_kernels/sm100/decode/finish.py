@@ -44,7 +44,7 @@ def finish(
 ):
     """Write this thread's part of row `row` of the segment, whose `end` is base 2."""
     whole = segment.slot < 0
-    factor, row_lse = end.factor, end.log_sum
+    factor, row_lse = end.factor * 2.0**geometry.partial_rows.bias, end.log_sum
     mine = row < segment.rows
     flat_row = Int64(segment.first_row) + row
     if whole:

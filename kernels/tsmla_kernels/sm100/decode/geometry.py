@@ -16,6 +16,7 @@ from tsmla.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
 from ...parts.key_source import BOX_KEYS, LANE_BOXES
+from ...parts.precision import PartialRows
 from ...parts.query import QueryTile
 
 SWIZZLE = 128
@@ -132,6 +133,11 @@ class DecodeGeometry:
     @property
     def q_bytes(self) -> int:
         return self.q_wide_bytes + ROWS * self.tail_bytes
+
+    @property
+    def partial_rows(self) -> PartialRows:
+        """Values that scales are factors of may be of any magnitude, which float16 does not hold."""
+        return PartialRows() if self.row.scales else PartialRows.of(self.row.dtype)
 
     @property
     def k_cuts(self) -> int:

@@ -44,9 +44,10 @@ class DecodeKernel:
         row_tile = Int32(self.pair.geometry.deal.row_tile)
         if few_rows:
             row_tile = Int32(self.solo.geometry.deal.row_tile)
-        partials = partials_of(self.variant.row.value_columns, row_tile, given, view)
+        kept = self.solo.geometry.partial_rows
+        partials = partials_of(self.variant.row.value_columns, row_tile, given, view, kept.dtype)
         if few_rows:
             self.solo.launch(given, view, partials, scale_log2, ending)
         else:
             self.pair.launch(given, view, partials, scale_log2, ending)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept.bias)
