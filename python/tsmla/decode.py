@@ -205,7 +205,8 @@ def tsmla_decode(
             query_scales = None if query_scales is None else query_scales.unsqueeze(0)
         if parts:
             kernel(
-                query, rope, kv_cache.squeeze(1) if flat else kv_cache, block_tables, lengths, bounds, spans, visible,
+                query, rope, kv_cache.squeeze(1) if flat else kv_cache,  # type: ignore[union-attr]
+                block_tables, lengths, bounds, spans, visible,
                 no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, query_scales, rope_cache,
                 scale_cache, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
                 cp_interleave_size, 1 if lse_includes_sink else 0, 1 if batch_invariant else 0, q_len, parts,
@@ -253,7 +254,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     ) = tensors  # fmt: skip
     packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
-    row = None if rope_cache is None else decode_rows.ROW
+    row: Any = None if rope_cache is None else decode_rows.ROW
     if row:
         called["kv_cache"] = "kv_cache[0]"
     elif query_scales is not None:

@@ -44,9 +44,9 @@ class Shared(NamedTuple):
     """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, a tile of each piece;
     kv_strips), as vectors, as words (q_words), and as addresses (loaded, transposed); what the attending warpgroups
     exchange, where they stage results, and which keys their rows see; what is told of keys' scales, or None (folded: of
-    each word, [2 keys, pairs of keys, stages]; those of a pair that scores need are 16 bytes), and the units of tasks; the edges
-    (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are multiplied as they were loaded;
-    the tasks."""
+    each word, [2 keys, pairs of keys, stages]; those of a pair that scores need are 16 bytes), and the units of tasks;
+    the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are multiplied as they were
+    loaded; the tasks."""
 
     q: tuple
     q_words: cute.Pointer
