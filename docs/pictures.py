@@ -36,6 +36,8 @@ SECTIONS = (
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
     ("Blackwell decode, requests of up to 64 query rows", BLACKWELL_SOLO, (16, 8)),
     ("Blackwell decode, requests of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
+    ("Blackwell decode with a scale for each key, up to 64 query rows", BLACKWELL_SOLO, (8,), True),
+    ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), True),
 )
 
 BEGINNING = """\

@@ -183,6 +183,11 @@ def _short_cases(tests: Any, variant: Variant) -> list[tuple[str, str | None]]:
     return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
 
 
+def given(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
+    """Keys or queries [..., 576] of a decode as the operator takes them."""
+    return stored(numbers) if variant.row.apart else numbers.to(TORCH_DTYPE_OF[variant.dtype])
+
+
 def decode_rows(arch: Arch) -> tuple[int, ...]:
     """Rows of the small decodes that reach every kernel of a variant."""
     few = FEW_ROWS_DEALS.get(arch)
@@ -245,7 +250,7 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        stored(shaped) if apart else shaped, stored(cache) if apart else cache.to(dtype),
+        given(variant, shaped), given(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
         max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip

@@ -52,9 +52,10 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROBLEMS = tuple((*shape, batch) for shape in SHAPES for batch in BATCHES)
 
 
-def partial_row_bytes(arch: Arch, dtype: Dtype) -> int:
-    """Of a partial result of our kernels: the output, in float16 where Blackwell's values are e4m3, and its LSE."""
-    return LATENT_DIM * (2 if arch is not Arch.SM90A and dtype is Dtype.E4M3 else 4) + 4
+def partial_row_bytes(arch: Arch, dtype: Dtype, scaled: bool = False) -> int:
+    """Of a partial result of our kernels: the output, in float16 where Blackwell's values are e4m3 without scales of
+    their own, and its LSE."""
+    return LATENT_DIM * (2 if arch is not Arch.SM90A and dtype is Dtype.E4M3 and not scaled else 4) + 4
 
 
 def tile_clocks(arch: Arch, rows: int, element_bytes: int) -> float:

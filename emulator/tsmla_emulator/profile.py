@@ -194,13 +194,14 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
     """One request. As `max_seq_len` says nothing of its length, that many keys are dealt to as many CTAs as others."""
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPE_OF
     from tsmla.support import LATENT_DIM, ROPE_DIM
 
-    dtype = TORCH_DTYPE_OF[variant.dtype]
+    from . import check
+
     page, shortest, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
-        torch.randn(*shape, width, device="cuda").to(dtype) for shape in ((1, 1, heads), (keys // page, page))
+        check.given(variant, torch.randn(*outer, width, device="cuda"))
+        for outer in ((1, 1, heads), (keys // page, page))
     )
     pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]
     length = torch.tensor([keys], dtype=torch.int32, device="cuda")

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 from tsmla.dtype import Dtype
-from tsmla.row_format import Piece, RowFormat, Scales, uniform_row
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
+from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant
 from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
 from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperGeometry
@@ -17,21 +17,32 @@ from tsmla_kernels.sm100.decode.schedule import DecodeSchedule
 from build_aot.matrix import shipped
 
 DECODES = [v for v in shipped() if isinstance(v, DecodeVariant)]
-VARIANTS = [v for v in DECODES if v.arch is not Arch.SM90A]
+SNAPMLA = [
+    DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False, row=ROWS["snapmla"])
+    for arch in (Arch.SM100A, Arch.SM103A)
+]
+VARIANTS = [*(v for v in DECODES if v.arch is not Arch.SM90A and v not in SNAPMLA), *SNAPMLA]
 HOPPER = [v for v in DECODES if v.arch is Arch.SM90A]
 KINDS = {"pair": DecodeGeometry.pair, "solo": DecodeGeometry.solo}
+
+
+def _piece_bytes(variant):
+    """Of a key, without its scale."""
+    return sum(piece.bytes for piece in variant.row.pieces)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_shipped_variants_are_within_budget(variant, kind):
     geometry = KINDS[kind](variant)
-    element = variant.dtype.bits // 8
-    row = (LATENT_DIM + ROPE_DIM) * element
+    element, row = variant.dtype.bits // 8, _piece_bytes(variant)
     keys = geometry.k_slots * geometry.k_keys * row // geometry.k_cuts
     values = geometry.v_slots * geometry.v_keys * LATENT_DIM // 2 * element
     probabilities = geometry.p_slots * 64 * geometry.tile_kv * element
-    assert geometry.shared_bytes == CONTROL_BYTES + 64 * row + keys + values + probabilities <= SHARED_BYTES_PER_CTA
+    scales = geometry.scale_slots * geometry.tile_kv * 3 * 4
+    assert (scales > 0) == (variant.row.scales is not None)
+    parts = CONTROL_BYTES + 64 * row + keys + values + probabilities + scales
+    assert geometry.shared_bytes == parts <= SHARED_BYTES_PER_CTA
     assert geometry.s_column >= LATENT_DIM // 2, "scores would overwrite the output"
     assert geometry.s_column + 2 * geometry.s_columns <= TMEM_COLUMNS
     schedule = DecodeSchedule(geometry)
@@ -40,8 +51,7 @@ def test_shipped_variants_are_within_budget(variant, kind):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_each_cta_brings_its_part_of_a_tile(variant):
-    pair, solo = DecodeGeometry.pair(variant), DecodeGeometry.solo(variant)
-    row = (LATENT_DIM + ROPE_DIM) * variant.dtype.bits // 8
+    pair, solo, row = DecodeGeometry.pair(variant), DecodeGeometry.solo(variant), _piece_bytes(variant)
     assert 2 * pair.k_slots_per_tile * pair.k_bytes == pair.tile_kv * row
     assert solo.k_slots_per_tile * solo.k_bytes == solo.tile_kv * row
     assert solo.k_slots >= 2 * solo.k_slots_per_tile, "no tile could be under way while another is multiplied"
@@ -63,11 +73,13 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_blackwell_cuts_a_row_in_chunks_and_a_rest(variant):
+def test_blackwell_cuts_a_row_in_chunks_and_a_tail(variant):
+    uniform = len({piece.dtype for piece in variant.row.pieces}) == 1
+    tail = (64 if variant.dtype.bits == 8 else 0) if uniform else 128
     for of in KINDS.values():
         geometry = of(variant)
-        assert geometry.row_chunks * geometry.chunk + geometry.narrow == variant.row.columns
-        assert geometry.narrow_bytes == (64 if variant.row.dtype.bits == 8 else 0)
+        assert geometry.row_chunks * geometry.chunk + geometry.tail == variant.row.columns
+        assert geometry.tail_bytes == tail
         dims = [
             half * geometry.lane_dims + block * geometry.block_dims + column
             for half in range(2)
@@ -95,7 +107,7 @@ def test_rows_that_a_geometry_cannot_hold_are_refused(pieces):
 
 
 @pytest.mark.parametrize("make", [*KINDS.values(), HopperGeometry.of])
-def test_scales_are_refused(make):
+def test_scales_of_parts_of_a_row_are_refused(make):
     arch = Arch.SM90A if make == HopperGeometry.of else Arch.SM100A
     row = RowFormat(uniform_row(Dtype.E4M3).pieces, Scales("latent", 128, in_row=True))
     with pytest.raises(AssertionError):

@@ -60,7 +60,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         }
     pair = kernel == "sm100/decode pair"
     rows = 8 if pair else 4
-    return {"q": (1 + pair, 1), "k": (1, 1), **({"v": (2, 1)} if pair else {}), "s": (1, rows), "p": (rows, 1)}
+    found = {"q": (1 + pair, 1), "k": (1, 1), **({"v": (2, 1)} if pair else {}), "s": (1, rows), "p": (rows, 1)}
+    return {**found, "scales": (1, 4)} if variant.row.apart else found
 
 
 def sizes(variant, kernel: str) -> dict[str, int]:
@@ -81,10 +82,15 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         return {"q": 64 * row, **pieces, "landed": 64 * row, **halves, **scales}
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
+    row = 512 * element + 64 * (2 if variant.row.apart else element)
     if kernel == "sm100/decode pair":
-        k = 128 * 576 * element // (3 if element == 2 else 1)
-        return {"q": 128 * 576 * element, "k": k, "v": 128 * 512 * element // element, "p": 128 * 128 * element}
-    return {"q": 64 * 576 * element, "k": 64 * 576 * element // element, "p": 64 * 64 * element}
+        k = 128 * row // (3 if element == 2 else 1)
+        return {"q": 128 * row, "k": k, "v": 128 * 512, "p": 128 * 128 * element, **_scales(variant, 128)}
+    return {"q": 64 * row, "k": 64 * row // element, "p": 64 * 64 * element, **_scales(variant, 64)}
+
+
+def _scales(variant, keys: int) -> dict[str, int]:
+    return {"scales": keys * 3 * 4} if variant.row.apart else {}
 
 
 def test_every_kernel_has_a_table():

@@ -240,10 +240,10 @@ class DecodeTraced(Traced):
 
     def _keys_bytes(self) -> float:
         """Bytes of the keys that the first chosen part attends to, each once."""
-        from tsmla.support import LATENT_DIM, ROPE_DIM
+        from tsmla.row_format import SCALE_BYTES
 
-        tiles = self.parts[self.chosen[0]][0]
-        return max(tiles, 1) * self.tile_kv * (LATENT_DIM + ROPE_DIM) * self.variant.dtype.bits / 8
+        tiles, row = self.parts[self.chosen[0]][0], self.variant.row
+        return max(tiles, 1) * self.tile_kv * (row.bytes + SCALE_BYTES * row.apart)
 
     def _combine(self, machine: Machine) -> float:
         launch = self.call.launches[1]
@@ -252,7 +252,7 @@ class DecodeTraced(Traced):
         one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
         from ..decode_time import partial_row_bytes
 
-        row_bytes = partial_row_bytes(self.variant.arch, self.variant.dtype)
+        row_bytes = partial_row_bytes(self.variant.arch, self.variant.dtype, self.variant.row.scales is not None)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
 
 
@@ -324,13 +324,14 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     """Requests share pages: what keys hold does not matter here."""
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPE_OF
     from tsmla.support import LATENT_DIM, ROPE_DIM
 
     torch.manual_seed(0)
-    dtype, page, pages, width = TORCH_DTYPE_OF[variant.dtype], 64, 64, LATENT_DIM + ROPE_DIM
-    query = torch.randn(shape.sequences, shape.queries, shape.heads, width, device="cuda").to(dtype)
-    cache = torch.randn(pages, page, width, device="cuda").to(dtype)
+    page, pages, width = 64, 64, LATENT_DIM + ROPE_DIM
+    query, cache = (
+        check.given(variant, torch.randn(*outer, width, device="cuda"))
+        for outer in ((shape.sequences, shape.queries, shape.heads), (pages, page))
+    )
     table = (torch.arange(-(-shape.keys // page), dtype=torch.int32, device="cuda") % pages).repeat(shape.sequences, 1)
     lengths = torch.full((shape.sequences,), shape.keys, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(shape.sequences, shape.queries, shape.heads, shape.keys)

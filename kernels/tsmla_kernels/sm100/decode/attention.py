@@ -22,15 +22,17 @@ from ...parts.decode_work import first_unit
 from ...parts.key_source import BOX_KEYS, key_source
 from ...parts.partials import Partials
 from ...parts.pipeline import Barriers
-from ...parts.precision import Probabilities, numeric
+from ...parts.precision import Probabilities
 from ...parts.query import Map, Query, query_of, query_rows
 from ...parts.row_end import Ending
+from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
 from .finish import Results
 from .geometry import TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .load import KeyMaps, load_keys, load_values
 from .mma import Products, multiply
+from .scales import load_scales
 from .schedule import DecodeSchedule
 from .softmax import attend
 from .storage import layouts_of, shared_of
@@ -44,8 +46,7 @@ class AttentionKernel:
         self.geometry = geometry
         self.schedule = DecodeSchedule(geometry)
         self.probabilities = Probabilities.of(variant.dtype)
-        self.products = Products(variant.dtype, self.probabilities, geometry)
-        self.dtype = numeric(variant.dtype)
+        self.products = Products(self.probabilities, geometry)
 
     @cute.jit
     def launch(self, given, view: Visibility, partials: Partials, scale_log2: Float32, ending: Ending):
@@ -57,28 +58,36 @@ class AttentionKernel:
         load_op = cpasync.CopyBulkTensorTileG2SOp(CtaGroup.TWO if geometry.is_pair else CtaGroup.ONE)
         layouts = layouts_of(geometry)
 
-        def box_map(first, width, chunks, box_chunks, layout):
-            boxes = paged.boxes_view(given.kv_cache, first, width, chunks)
+        apart = geometry.row.apart
+        rope_cache, rope_column = given.kv_cache, geometry.row_chunks * geometry.chunk
+        if const_expr(apart):
+            rope_cache, rope_column = given.rope_cache, 0
+
+        def box_map(cache, first, width, chunks, box_chunks, layout):
+            boxes = paged.boxes_view(cache, first, width, chunks, apart)
             tiler = (width, paged.GROUP, box_chunks, BOX_KEYS // paged.GROUP, 1)
             return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
 
         def flat(tensor, *dims):
             return cute.make_tensor(tensor.iterator, cute.make_layout((rows, *dims), stride=(*dims, 1)))
 
-        wide, narrow, chunks = geometry.chunk, geometry.narrow, geometry.row_chunks
-        has_narrow = const_expr(narrow > 0)
+        wide, tail, chunks = geometry.chunk, geometry.tail, geometry.row_chunks
+        has_tail = const_expr(tail > 0)
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         maps = KeyMaps(
-            k_wide=box_map(0, wide, chunks, geometry.k_chunks, layouts.k_box),
-            k_narrow=box_map(chunks * wide, narrow, 1, 1, layouts.k_narrow_box) if has_narrow else None,
+            k_wide=box_map(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box),
+            k_tail=box_map(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box) if has_tail else None,
         )
         pair, values = const_expr(geometry.is_pair), geometry.row.value_columns
-        v_map = box_map(0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
+        v_map = box_map(given.kv_cache, 0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
+        scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
         results = Results(flat(given.out, values), flat_lse, partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
-        self.kernel(query, maps, v_map, given.kv_cache, given.block_tables, view, terms, results, scale_log2).launch(
+        self.kernel(
+            query, maps, v_map, given.kv_cache, scales, given.block_tables, view, terms, results, scale_log2
+        ).launch(
             grid=(geometry.ctas * given.parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             cluster=(geometry.ctas, 1, 1),
@@ -95,6 +104,7 @@ class AttentionKernel:
         maps: KeyMaps,
         v_map: Map | None,
         kv_cache: cute.Tensor,
+        scales: RowScales | None,
         block_tables: cute.Tensor,
         view: Visibility,
         terms: Terms,
@@ -113,7 +123,7 @@ class AttentionKernel:
             with cute.arch.elect_one():
                 barriers.init()
             cute.arch.mbarrier_init_fence()
-            for copied in (query.latent, query.rope, maps.k_wide, maps.k_narrow, v_map):
+            for copied in (query.latent, query.rope, maps.k_wide, maps.k_tail, v_map):
                 if const_expr(copied is not None):
                     cpasync.prefetch_descriptor(copied.atom)
         # CTAs of a pair need each other, and tensor memory, only when work is dealt.
@@ -129,10 +139,10 @@ class AttentionKernel:
         assignment = Assignment(kv_cache, source, view, work, first)
         if const_expr(geometry.is_pair):
             cute.arch.cluster_wait()
-        shared = shared_of(geometry, self.dtype, base, barriers, cute.make_tensor(tensor_address, 1)[0])
+        shared = shared_of(geometry, base, barriers, cute.make_tensor(tensor_address, 1)[0])
 
         if warp < schedule.softmax_warps:
-            attend(geometry, self.probabilities, shared, assignment, results, scale_log2)
+            attend(geometry, self.probabilities, shared, assignment, scales, results, scale_log2)
         elif warp == schedule.mma_warp:
             if is_leader(geometry):
                 multiply(self.products, shared, assignment)
@@ -143,6 +153,9 @@ class AttentionKernel:
         elif const_expr(geometry.is_pair):
             if warp == schedule.value_warp:
                 load_values(shared, geometry, v_map, assignment)
+        if const_expr(geometry.row.scales):
+            if warp == schedule.scale_warp:
+                load_scales(shared, geometry, scales.keys, assignment)
 
         # No CTA may leave while products, copies or arrivals still reach into it.
         tmem.fence_before()

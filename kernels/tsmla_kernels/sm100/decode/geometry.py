@@ -32,14 +32,18 @@ TENSOR_ADDRESS_OFFSET = 512
 EXCHANGE_OFFSET = 1024
 ROW_THREADS = 2
 """Softmax threads that share a query row, each with half of the keys and of the output's dims."""
+SCALE_SLOTS = 4
+"""Tiles whose keys' scales are in shared memory, where keys have scales."""
+SCALE_WORDS = 3
+"""What the scale of a key is folded to (`parts/row_scales.Folded`)."""
 assert EXCHANGE_OFFSET + 2 * ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeGeometry:
     """Sizes of one CTA. Query and cache rows are cut into chunks of 128 bytes, the most that a swizzled row holds; the
-    latent piece is whole chunks. `narrow` is what is left of a row behind its last whole chunk: the 64 bytes of an
-    e4m3 rope piece, nothing of a 16-bit row.
+    latent piece is whole chunks. `tail` is what is left of a row behind its last chunk of the latent dtype: half a
+    chunk of an 8-bit row, nothing of a 16-bit one, the rope piece where it has another dtype.
 
     K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time,
     so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of 8 bits, half
@@ -53,25 +57,29 @@ class DecodeGeometry:
 
     @classmethod
     def pair(cls, variant: DecodeVariant) -> DecodeGeometry:
-        """For requests of more than 64 rows."""
-        size = variant.row.dtype.bits // 8
-        return cls(variant.row, DEALS[variant.arch], k_slots=3, k_slots_per_tile=2 * size - 1, v_slots=2)
+        """For requests of more than 64 rows. A third slot of 8-bit keys with a 16-bit rope piece does not fit."""
+        size = _element_bytes(variant.row)
+        k_slots = 3 if _is_uniform(variant.row) else 2
+        return cls(variant.row, DEALS[variant.arch], k_slots, k_slots_per_tile=2 * size - 1, v_slots=2)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of up to 64 rows."""
-        size = variant.row.dtype.bits // 8
+        size = _element_bytes(variant.row)
         return cls(variant.row, FEW_ROWS_DEALS[variant.arch], k_slots=4, k_slots_per_tile=size, v_slots=0)
 
     def __post_init__(self) -> None:
-        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"] and self.row.scales is None, self
+        assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
+        assert _is_uniform(self.row) == (self.row.scales is None), self
+        assert self.row.scales is None or (self.row.scales.whole_row and not self.row.scales.in_row), self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
+        assert self.tail_bytes in (0, SWIZZLE // 2, SWIZZLE), self
         assert self.deal.row_tile == self.ctas * ROWS, self
-        assert self.row_chunks % self.k_cuts == 0 and (self.k_cuts == 1 or self.narrow == 0), self
+        assert self.row_chunks % self.k_cuts == 0 and (self.k_cuts == 1 or self.tail == 0), self
         assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
         if self.is_pair:
             assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
-        for size in (self.q_bytes, self.k_wide_bytes, self.k_narrow_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
+        for size in (self.q_bytes, self.k_wide_bytes, self.k_tail_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
             assert size % ATOM == 0, self
         assert LANE_BOXES * BOX_KEYS % self.tile_kv == 0, self
         assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
@@ -79,8 +87,8 @@ class DecodeGeometry:
 
     @property
     def element_bytes(self) -> int:
-        """Of query and cache rows."""
-        return self.row.dtype.bits // 8
+        """Of the latent pieces of query and cache rows, and of probabilities."""
+        return _element_bytes(self.row)
 
     @property
     def tile_kv(self) -> int:
@@ -102,16 +110,17 @@ class DecodeGeometry:
 
     @property
     def row_chunks(self) -> int:
-        return self.row.columns // self.chunk
+        """Whole chunks of the latent dtype."""
+        return (self.row.columns if _is_uniform(self.row) else self.row.value_columns) // self.chunk
 
     @property
-    def narrow(self) -> int:
-        """Elements of a row behind its last whole chunk."""
-        return self.row.columns % self.chunk
+    def tail(self) -> int:
+        """Elements of a row behind these."""
+        return self.row.columns - self.row_chunks * self.chunk
 
     @property
-    def narrow_bytes(self) -> int:
-        return self.narrow * self.element_bytes
+    def tail_bytes(self) -> int:
+        return self.tail * self.row.piece("rope").dtype.bits // 8
 
     @property
     def q_wide_bytes(self) -> int:
@@ -123,11 +132,12 @@ class DecodeGeometry:
 
     @property
     def q_bytes(self) -> int:
-        return self.q_wide_bytes + ROWS * self.narrow_bytes
+        return self.q_wide_bytes + ROWS * self.tail_bytes
 
     @property
     def partial_rows(self) -> PartialRows:
-        return PartialRows.of(self.row.dtype)
+        """Values that scales are factors of may be of any magnitude, which float16 does not hold."""
+        return PartialRows() if self.row.scales else PartialRows.of(self.row.dtype)
 
     @property
     def k_cuts(self) -> int:
@@ -146,16 +156,16 @@ class DecodeGeometry:
 
     @property
     def k_wide_bytes(self) -> int:
-        """Of one K slot; the slots' narrow parts lie behind all of these."""
+        """Of one K slot; the slots' tail parts lie behind all of these."""
         return self.k_keys * self.k_chunks * SWIZZLE
 
     @property
-    def k_narrow_bytes(self) -> int:
-        return self.k_keys * self.narrow_bytes
+    def k_tail_bytes(self) -> int:
+        return self.k_keys * self.tail_bytes
 
     @property
     def k_bytes(self) -> int:
-        return self.k_wide_bytes + self.k_narrow_bytes
+        return self.k_wide_bytes + self.k_tail_bytes
 
     @property
     def v_dims(self) -> int:
@@ -203,20 +213,39 @@ class DecodeGeometry:
         return self.q_offset + self.q_bytes
 
     @property
-    def k_narrow_offset(self) -> int:
+    def k_tail_offset(self) -> int:
         return self.k_offset + self.k_slots * self.k_wide_bytes
 
     @property
     def v_offset(self) -> int:
-        return self.k_narrow_offset + self.k_slots * self.k_narrow_bytes
+        return self.k_tail_offset + self.k_slots * self.k_tail_bytes
 
     @property
     def p_offset(self) -> int:
         return self.v_offset + self.v_slots * self.v_bytes
 
     @property
-    def shared_bytes(self) -> int:
+    def scale_slots(self) -> int:
+        """Tiles whose keys' scales are in shared memory."""
+        return SCALE_SLOTS if self.row.scales else 0
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of one tile: SCALE_WORDS vectors, each of the tile's keys in their order."""
+        return 4 * SCALE_WORDS * self.tile_kv
+
+    @property
+    def lane_keys(self) -> int:
+        """Keys of a tile whose scales one lane of a warp brings."""
+        return self.tile_kv // 32
+
+    @property
+    def scale_offset(self) -> int:
         return self.p_offset + self.p_slots * self.p_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.scale_offset + self.scale_slots * self.scale_bytes
 
     @property
     def s_columns(self) -> int:
@@ -242,3 +271,12 @@ class DecodeGeometry:
     def s_column(self) -> int:
         """First column of the scores."""
         return self.o_columns
+
+
+def _element_bytes(row: RowFormat) -> int:
+    return row.pieces[0].dtype.bits // 8
+
+
+def _is_uniform(row: RowFormat) -> bool:
+    """Whether all pieces have one dtype."""
+    return len({piece.dtype for piece in row.pieces}) == 1

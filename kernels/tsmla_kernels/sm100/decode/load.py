@@ -29,10 +29,10 @@ ALL_KEYS = (1 << BOX_KEYS) - 1
 
 
 class KeyMaps(NamedTuple):
-    """Wide and narrow parts of cache rows; the narrow one is None where rows have no such part."""
+    """Wide and tail parts of cache rows; the tail one is None where rows have no such part."""
 
     k_wide: Map
-    k_narrow: Map | None
+    k_tail: Map | None
 
 
 @cute.jit
@@ -112,8 +112,8 @@ def _load_slot(
                 paged.copy_box_keys(assignment.cache, Int32(0), wide, assignment.source, keys, box, words)
             else:
                 _copy_wide(shared, geometry, maps, box, slot, chunk, index)
-            if const_expr(geometry.narrow > 0):
-                _copy_narrow(shared, geometry, maps, box, slot, index)
+            if const_expr(geometry.tail > 0):
+                _copy_tail(shared, geometry, maps, box, slot, index)
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
     if is_leader(geometry):
@@ -135,8 +135,8 @@ def _copy_boxes(
     for index in cutlass.range_constexpr(geometry.k_keys // BOX_KEYS):
         box = paged.box_at(wanted, lookup, first + index)
         _copy_wide(shared, geometry, maps, box, slot, chunk, index)
-        if const_expr(geometry.narrow > 0):
-            _copy_narrow(shared, geometry, maps, box, slot, index)
+        if const_expr(geometry.tail > 0):
+            _copy_tail(shared, geometry, maps, box, slot, index)
 
 
 @cute.jit
@@ -150,13 +150,13 @@ def _copy_wide(
 
 
 @cute.jit
-def _copy_narrow(
+def _copy_tail(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, index
 ):
-    place = slot * geometry.k_narrow_bytes + index * (BOX_KEYS * geometry.narrow_bytes)
-    tiler = _box_tiler(geometry.narrow, 1)
-    target = _at(shared.k_narrow, place)
-    paged.copy_box(maps.k_narrow.atom, maps.k_narrow.view, tiler, 0, box, target, shared.k_edge.full(slot))
+    place = slot * geometry.k_tail_bytes + index * (BOX_KEYS * geometry.tail_bytes)
+    tiler = _box_tiler(geometry.tail, 1)
+    target = _at(shared.k_tail, place)
+    paged.copy_box(maps.k_tail.atom, maps.k_tail.view, tiler, 0, box, target, shared.k_edge.full(slot))
 
 
 @cute.jit

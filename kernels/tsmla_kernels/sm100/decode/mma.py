@@ -9,7 +9,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
-from tsmla.variant import Dtype
+from tsmla.row_format import NAMES
 
 from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import next_unit, segment_of
@@ -23,18 +23,21 @@ HALVES = 2
 
 
 class Products:
-    """The two products of a variant as MMA facts: scores = Q K^T, output += P V, all operands in shared memory."""
+    """The two products of a variant as MMA facts: scores = Q K^T, output += P V, all operands in shared memory. A rope
+    piece of another dtype than the latent one adds to the same scores, by instructions of another kind."""
 
-    def __init__(self, dtype: Dtype, probabilities: Probabilities, geometry: DecodeGeometry):
+    def __init__(self, probabilities: Probabilities, geometry: DecodeGeometry):
+        latent, rope = (geometry.row.piece(name).dtype for name in NAMES)
         self.geometry = geometry
         self.form = umma.PAIR_HALVED if geometry.is_pair else umma.ONE_HALVED
-        self.kind = umma.kind_of(dtype)
+        self.kind, self.tail_kind = umma.kind_of(latent), umma.kind_of(rope)
         rows = geometry.deal.row_tile
-        self.scores = umma.instruction(dtype, dtype, rows, geometry.tile_kv, False)
+        self.scores = umma.instruction(latent, latent, rows, geometry.tile_kv, False)
+        self.tail_scores = umma.instruction(rope, rope, rows, geometry.tile_kv, False)
         self.values = umma.instruction(*probabilities.operands, rows, geometry.row.value_columns // HALVES, True)
         self.q = umma.operand(SWIZZLE)
         self.k = umma.operand(SWIZZLE, geometry.k_chunks * ATOM)
-        self.narrow = umma.operand(geometry.narrow_bytes) if geometry.narrow else 0
+        self.tail = umma.operand(geometry.tail_bytes) if geometry.tail else 0
         self.p = umma.operand(geometry.p_row_bytes)
         chunks = geometry.v_chunks if geometry.is_pair else geometry.k_chunks
         self.v = umma.operand(SWIZZLE, chunks * ATOM, ATOM)
@@ -43,10 +46,12 @@ class Products:
         self.v_slots = geometry.v_slots_per_tile if geometry.is_pair else geometry.k_slots_per_tile
         self.v_slot_keys = geometry.tile_kv // self.v_slots
 
-    def issue(self, accumulator: Int32, a: Int64, b: Int64, a_bytes: int, b_bytes: int, instruction: int, keep):
-        """One MMA of operands that lie `a_bytes` and `b_bytes` behind descriptors."""
+    def issue(
+        self, accumulator: Int32, a: Int64, b: Int64, a_bytes: int, b_bytes: int, instruction: int, keep, kind: str = ""
+    ):
+        """One MMA of operands that lie `a_bytes` and `b_bytes` behind descriptors, of the latent dtype or of `kind`."""
         a, b = a + (a_bytes >> 4), b + (b_bytes >> 4)
-        umma.multiply(self.kind, accumulator, a, b, instruction, keep, self.form)
+        umma.multiply(kind or self.kind, accumulator, a, b, instruction, keep, self.form)
 
 
 @cute.jit
@@ -102,11 +107,11 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
                 for step in cutlass.range_constexpr(0, SWIZZLE, umma.K_BYTES):
                     q_bytes, k_bytes = row_chunk * ROWS * SWIZZLE + step, chunk * ATOM + step
                     products.issue(target, q, k, q_bytes, k_bytes, products.scores, row_chunk + step > 0)
-            if const_expr(geometry.narrow > 0):
-                q = umma.at(products.narrow, shared.q + geometry.q_wide_bytes)
-                k = umma.at(products.narrow, shared.k_narrow_at + slot * geometry.k_narrow_bytes)
-                for step in cutlass.range_constexpr(0, geometry.narrow_bytes, umma.K_BYTES):
-                    products.issue(target, q, k, step, step, products.scores, True)
+            if const_expr(geometry.tail > 0):
+                q = umma.at(products.tail, shared.q + geometry.q_wide_bytes)
+                k = umma.at(products.tail, shared.k_tail_at + slot * geometry.k_tail_bytes)
+                for step in cutlass.range_constexpr(0, geometry.tail_bytes, umma.K_BYTES):
+                    products.issue(target, q, k, step, step, products.tail_scores, True, products.tail_kind)
             if const_expr(geometry.is_pair):
                 shared.k_edge.release_after_mmas(count)
             if const_expr(index == geometry.k_cuts - 1):

@@ -24,12 +24,13 @@ class DecodeSchedule:
     mma_warp: int = 4
     key_warp: int = 5
     value_warp: int = 6
+    scale_warp: int = 7
     threads: int = 256
     registers: int = 255
 
     def __post_init__(self) -> None:
         assert self.threads % 128 == 0 and self.threads * self.registers <= REGISTERS_PER_SM, self
-        assert max(self.mma_warp, self.key_warp, self.value_warp) < self.threads // 32, self
+        assert max(self.mma_warp, self.key_warp, self.value_warp, self.scale_warp) < self.threads // 32, self
 
     @property
     def attend(self) -> Role:
@@ -49,15 +50,20 @@ class DecodeSchedule:
         return Role("load_values", (self.value_warp,), self.registers, self.geometry.ctas)
 
     @property
+    def load_scales(self) -> Role:
+        return Role("load_scales", (self.scale_warp,), self.registers, self.geometry.ctas)
+
+    @property
     def roles(self) -> tuple[Role, ...]:
         values = (self.load_values,) if self.geometry.is_pair else ()
-        return (self.attend, self.multiply, self.load_keys, *values)
+        scales = (self.load_scales,) if self.geometry.scale_slots else ()
+        return (self.attend, self.multiply, self.load_keys, *values, *scales)
 
     @property
     def edges(self) -> EdgeTable:
         """Copies of both CTAs of a pair complete on the leader's barriers, and the leader announces their bytes. Values
         are there when the other CTA's lanes, too, have written what they copy themselves. Solo, keys are also the
-        values."""
+        values. Scales of keys stay within a CTA: each brings those of all keys."""
         geometry = self.geometry
         ctas, products, keys = geometry.ctas, (TensorCore(self.multiply),), (Copies(self.load_keys),)
         attend, tile_scores = (Warps(self.attend),), ctas * 4 * self.geometry.s_columns * 128
@@ -78,4 +84,8 @@ class DecodeSchedule:
             EdgeSpec("s", products, attend, S_SLOTS, tile_scores),
             EdgeSpec("p", attend, products, geometry.p_slots, ctas * geometry.p_bytes),
         ]
+        if geometry.scale_slots:
+            own = "this CTA's" if geometry.is_pair else ""
+            bring, take = ((Warps(role, ctas, own),) for role in (self.load_scales, self.attend))
+            edges.append(EdgeSpec("scales", bring, take, geometry.scale_slots, geometry.scale_bytes))
         return EdgeTable(tuple(edges), TENSOR_ADDRESS_OFFSET)

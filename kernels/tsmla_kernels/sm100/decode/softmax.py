@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...parts.alignment import aligned
 from ...parts.blackwell import tmem
@@ -32,10 +32,12 @@ from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.division import quotient
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import BASE_2, end_of_row
+from ...parts.row_scales import RowScales
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .assignment import Assignment, rank_of
 from .finish import HELD_COLUMNS, Results, finish
 from .geometry import ROW_THREADS, ROWS, DecodeGeometry
+from .scales import folded, row_factor, unfolded_sum, unit_of_segment
 from .schedule import ROW_BARRIER
 from .storage import Shared
 
@@ -63,9 +65,11 @@ def attend(
     probabilities: cutlass.Constexpr[Probabilities],
     shared: Shared,
     assignment: Assignment,
+    scales: RowScales | None,
     results: Results,
     scale_log2: Float32,
 ):
+    """Where rows have scales (`scales.py`), scores are exponents from the start."""
     lane = _lane(shared)
     tile = Int32(0)
     exchanges = Int32(0)
@@ -76,20 +80,30 @@ def attend(
         if segment.valid:
             row = rank_of(geometry) * ROWS + lane.row
             keys = _row_keys(assignment, segment, row)
+            factor, exponents, unfolded = None, scale_log2, ()
+            scale_unit = Float32(1.0)
+            if const_expr(scales is not None):
+                factor = row_factor(scales, segment, row, assignment, scale_log2)
+                exponents, unfolded = Float32(1.0), (Float32(0.0),)
+                if segment.tiles > 0:
+                    scale_unit = unit_of_segment(geometry, scales.keys, assignment, segment)
             state = RowState(-Float32.inf, Float32(0.0))
             for i in cutlass.range(segment.tiles, unroll=1):
                 first_key = (segment.first_tile + i) * geometry.tile_kv
-                state = _tile(
-                    geometry, probabilities, shared, lane, keys, state,
-                    tile + i, exchanges + i, first_key, i > 0, scale_log2,
+                state, unfolded = _tile(
+                    geometry, probabilities, shared, lane, keys, state, unfolded,
+                    tile + i, exchanges + i, first_key, i > 0, exponents, factor,
                 )  # fmt: skip
             tile += segment.tiles
             exchanges += segment.tiles
             if segment.tiles > 0:
                 _wait_output(geometry, shared, tile)
-            mine, other = _exchange(shared, lane, state.total, exchanges)
+            total = unfolded[0] if const_expr(scales is not None) else state.total
+            mine, other = _exchange(shared, lane, total, exchanges)
             exchanges += 1
-            end = end_of_row(state.maximum, scale_log2, mine + other, probabilities.bias, BASE_2)
+            end = end_of_row(state.maximum, exponents, mine + other, probabilities.bias, BASE_2)
+            if const_expr(scales is not None):
+                end = end._replace(factor=end.factor * scale_unit)
             finish(geometry, lane, segment, row, end, results)
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
@@ -135,13 +149,16 @@ def _tile(
     lane: Lane,
     keys: RowKeys,
     state: RowState,
+    unfolded: tuple,
     tile: Int32,
     exchanged: Int32,
     first_key: Int32,
     later: Boolean,
     scale_log2: Float32,
-) -> RowState:
-    """Tile number `tile` of the kernel: S to P; `later` when the output already holds earlier tiles."""
+    factor: Float32 | None,
+) -> tuple[RowState, tuple]:
+    """Tile number `tile` of the kernel: S to P; `later` when the output already holds earlier tiles. Where rows
+    have scales, `factor` is this row's, and `unfolded` its sum without those of keys."""
     columns = geometry.s_columns
     shared.s_edge.wait_full(tile)
     tmem.fence_after()
@@ -149,6 +166,8 @@ def _tile(
     tmem.wait_loads()
     tmem.fence_before()
     shared.s_edge.release(tile)
+    if const_expr(factor is not None):
+        scores = folded(shared, geometry, lane.half, scores, factor, tile)
     if keys.all.lacks(first_key, geometry.tile_kv):
         mine = first_key + lane.half * columns
         scores = mask_outside(scores, keys.mine.first - mine, keys.mine.end - mine)
@@ -157,11 +176,12 @@ def _tile(
     maximum = cute.arch.fmax(state.maximum, cute.arch.fmax(one, other))
     total = state.total
     if cute.arch.vote_any_sync(maximum != state.maximum):
-        factor = rescale_factor(state.maximum, maximum, scale_log2, True)
-        total *= factor
+        rescale = rescale_factor(state.maximum, maximum, scale_log2, True)
+        total *= rescale
+        unfolded = tuple(earlier * rescale for earlier in unfolded)
         if later:
             _wait_output(geometry, shared, tile)
-            _rescale(geometry, lane, factor)
+            _rescale(geometry, lane, rescale)
     offset = offset_of(maximum, scale_log2, probabilities.bias, True)
     values = exponentials(scores, scale_log2, offset, 0, 0)
     shared.p_edge.wait_empty(tile)
@@ -169,7 +189,9 @@ def _tile(
     cute.arch.fence_view_async_shared()
     tmem.fence_before()
     shared.p_edge.hand_over(tile)
-    return RowState(maximum, sum_of(values, total))
+    if const_expr(factor is not None):
+        unfolded = (unfolded_sum(shared, geometry, lane.half, values, unfolded[0], tile),)
+    return RowState(maximum, sum_of(values, total)), unfolded
 
 
 @cute.jit

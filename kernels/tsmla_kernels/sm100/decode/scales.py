@@ -1,0 +1,157 @@
+"""Scales of the Blackwell decode, where cache rows have one each (`parts/row_scales.py`): role `load_scales`, and what
+softmax does.
+
+Folded scores are made where scores come out of tensor memory. From there on they are exponents themselves, and all
+that moves references, outputs and sums is as without scales. The row's sum of probabilities decides when its reference
+moves; a second sum, without the keys' scales, is what outputs are divided by.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from ...parts.alignment import aligned
+from ...parts.decode_work import Segment, next_unit, segment_of
+from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
+from ...parts.row_scales import RowScales, deciding_key, fold, inverse_of, key_scale, query_scale, unit_of
+from ...parts.visible import seen_by_any, viewers_of
+from .assignment import Assignment
+from .geometry import DecodeGeometry
+from .storage import Shared
+
+AHEAD = 2
+"""Tiles whose scales are on their way to registers, besides those in shared memory."""
+_VECTOR = 4
+"""Numbers that a thread takes from shared memory at a time."""
+_CHAINS = 4
+
+
+@cute.jit
+def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment):
+    """What scores and sums need of the scale of each key of each tile."""
+    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
+    tile = Int32(0)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(deal, assignment.work, assignment.view, unit)
+        if segment.valid and segment.tiles > 0:
+            wanted = wanted_of(assignment.source, segment, tile_boxes)
+            lookup = look_up(wanted)
+            scale_unit = unit_of_segment(geometry, keys, assignment, segment)
+            coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
+            for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
+                first = i * tile_boxes
+                if i > 0 and first % LANE_BOXES == 0:
+                    lookup = look_further(wanted, lookup, first // LANE_BOXES)
+                found = _found(geometry, keys, wanted, lookup, first)
+                if i >= AHEAD:
+                    count = tile + i - AHEAD
+                    shared.scales_edge.wait_empty(count)
+                    _put(shared, geometry, coming[: geometry.lane_keys], scale_unit, count)
+                coming = (*coming[geometry.lane_keys :], *found)
+            tile += segment.tiles
+        unit = next_unit(deal, assignment.work, assignment.view, unit)
+
+
+@cute.jit
+def unit_of_segment(
+    geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment, segment: Segment
+) -> Float32:
+    """The unit of the scales of a segment's keys."""
+    source = assignment.source
+    viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+    key = deciding_key(viewers, segment.first_tile * geometry.tile_kv)
+    scale = Float32(1.0)
+    if seen_by_any(viewers, key):
+        page = source.table[segment.request, key >> cute.arch.popc(source.page_size - 1)]
+        scale = key_scale(source, keys, page, key)
+    return unit_of(scale)
+
+
+@cute.jit
+def row_factor(scales: RowScales, segment: Segment, row: Int32, assignment: Assignment, scale_log2: Float32) -> Float32:
+    """By what products of row `row` of a segment with keys as they are stored become exponents, but for the keys'
+    scales."""
+    row = cutlass.min(row, segment.rows - 1)
+    heads = assignment.work.terms.heads
+    return scale_log2 * query_scale(scales.queries, segment.request, segment.first_row + row, heads)
+
+
+@cute.jit
+def _found(
+    geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, wanted: Wanted, lookup: Lookup, first: Int32
+) -> tuple:
+    """The scales of this lane's keys of the tile that begins with box `first`: every 32nd key."""
+    lane = cute.arch.lane_idx()
+    values = []
+    for index in cutlass.range_constexpr(geometry.lane_keys):
+        key = index * 32 + lane
+        page = lookup.page_of(first + key // BOX_KEYS)
+        values.append(key_scale(wanted.source, keys, page, wanted.key_of(first) + key))
+    return tuple(values)
+
+
+@cute.jit
+def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tuple, unit: Float32, count: Int32):
+    """This lane's scales of tile number `count`. Those of keys that no row sees may be anything: their scores are not
+    looked at, and what their probabilities of 0 are multiplied by is finite."""
+    place = _stage(shared, geometry, count) + cute.arch.lane_idx()
+    for index in cutlass.range_constexpr(geometry.lane_keys):
+        words = fold(values[index], Boolean(True), unit, inverse_of(unit))
+        for word in cutlass.range_constexpr(len(words)):
+            place[word * geometry.tile_kv + index * 32] = words[word]
+    cute.arch.sync_warp()
+    shared.scales_edge.hand_over(count)
+
+
+def folded(
+    shared: Shared, geometry: DecodeGeometry, half: Int32, scores: list, factor: Float32, count: Int32
+) -> list:
+    """The folded scores of this thread's half of the keys of tile number `count`, whose scales are there then."""
+    shared.scales_edge.wait_full(count)
+    mine = _mine(shared, geometry, half, count)
+    values = []
+    for first in range(0, len(scores), _VECTOR):
+        scale, logarithm = (_vector(mine, word * geometry.tile_kv + first) for word in (0, 1))
+        for index in range(0, _VECTOR, 2):
+            x = cute.arch.mul_packed_f32x2(scores[first + index : first + index + 2], scale[index : index + 2])
+            values += cute.arch.fma_packed_f32x2(x, (factor, factor), logarithm[index : index + 2])
+    return values
+
+
+def unfolded_sum(
+    shared: Shared, geometry: DecodeGeometry, half: Int32, values: list, start: Float32, count: Int32
+) -> Float32:
+    """start + this thread's probabilities of tile number `count`, each divided by its key's scale. The scales are not
+    needed any more."""
+    mine = _mine(shared, geometry, half, count)
+    chains = [(start, Float32(0.0))] + [(Float32(0.0), Float32(0.0))] * (_CHAINS - 1)
+    for first in range(0, len(values), _VECTOR):
+        inverse = _vector(mine, 2 * geometry.tile_kv + first)
+        for index in range(0, _VECTOR, 2):
+            pair, chain = values[first + index : first + index + 2], (first + index) // 2 % _CHAINS
+            chains[chain] = cute.arch.fma_packed_f32x2(pair, inverse[index : index + 2], chains[chain])
+    cute.arch.sync_warp()
+    shared.scales_edge.release(count)
+    low, high = (cute.arch.add_packed_f32x2(chains[i], chains[i + 1]) for i in (0, 2))
+    both = cute.arch.add_packed_f32x2(low, high)
+    return both[0] + both[1]
+
+
+def _stage(shared: Shared, geometry: DecodeGeometry, count: Int32) -> cute.Pointer:
+    """Vectors of a tile's keys, one for each word of what their scales are folded to."""
+    return shared.scales + shared.scales_edge.stage(count) * (geometry.scale_bytes // 4)
+
+
+def _mine(shared: Shared, geometry: DecodeGeometry, half: Int32, count: Int32) -> cute.Pointer:
+    """The first vector's number for the first key of a thread's half of the tile."""
+    return _stage(shared, geometry, count) + half * geometry.s_columns
+
+
+def _vector(mine: cute.Pointer, first: int) -> list:
+    """_VECTOR numbers from number `first` on, which all lanes of a warp read together."""
+    values = cute.make_rmem_tensor(_VECTOR, Float32)
+    cute.autovec_copy(cute.make_tensor(aligned(mine + first, 4 * _VECTOR), _VECTOR), values)
+    return [values[index] for index in range(_VECTOR)]
