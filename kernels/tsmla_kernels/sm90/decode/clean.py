@@ -59,31 +59,27 @@ def bring_scales_and_clean(
     edges: Int32,
 ) -> Int32:
     """One warp: what `clean` does to each tile of task `number` and, before, what scores and sums need of the scales of
-    its keys. A lane reads two scales of a tile, and those of two tiles while it folds those of the two before: it moves
-    what it has read from register to register once for each turn, and waits for it there."""
+    its keys. A lane reads two scales of a tile, while it folds those of the tile before."""
     lane = cute.arch.lane_idx()
     viewers = viewers_of(view, task, heads)
     if task.tiles > 0:
         wanted = wanted_of(source, task, geometry.tile_kv // BOX_KEYS)
         lookup = look_up(wanted)
-        one, other = _scales_of(source, scales, lookup, Int32(0), wanted, lane)
+        mine = _scales_of(source, scales, lookup, Int32(0), wanted, lane)
         first_tile_key = task.first_tile * geometry.tile_kv
         first = deciding_key(viewers, first_tile_key)  # in the first tile
         place = first - first_tile_key
-        scale = cute.arch.shuffle_sync(Float32(select_(place < 32, one[0], one[1])), place & 31)
+        scale = cute.arch.shuffle_sync(Float32(select_(place < 32, mine[0], mine[1])), place & 31)
         unit = unit_of(Float32(select_(seen_by_any(viewers, first), scale, Float32(1.0))))
         if lane == 0:
             shared.units[number & TASK_RING - 1] = unit
-        for turn in cutlass.range((task.tiles + 1) // 2, unroll=1):
-            index, following = 2 * turn, 2 * turn + 2
-            now, then = one, other
+        for index in cutlass.range(task.tiles, unroll=1):
+            found, following = mine, index + 1
             if following < task.tiles:
                 if following % TILES_PER_LOOKUP == 0:
                     lookup = look_further(wanted, lookup, following // TILES_PER_LOOKUP)
-                one, other = _scales_of(source, scales, lookup, following, wanted, lane)
-            edges = _bring(shared, geometry, task, viewers, index, now, unit, edges, lane)
-            if index + 1 < task.tiles:
-                edges = _bring(shared, geometry, task, viewers, index + 1, then, unit, edges, lane)
+                mine = _scales_of(source, scales, lookup, following, wanted, lane)
+            edges = _bring(shared, geometry, task, viewers, index, found, unit, edges, lane)
     return edges
 
 
@@ -123,15 +119,14 @@ def _bring(
 @cute.jit
 def _scales_of(
     source: KeySource, scales: cute.Tensor, lookup: Lookup, index: Int32, wanted: Wanted, lane: Int32
-) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:
-    """The scales of keys `lane` and `lane` + 32 of tile `index` of the task and of the next, which are in the lookup's
-    window."""
+) -> tuple[Float32, Float32]:
+    """The scales of keys `lane` and `lane` + 32 of tile `index` of the task, which is in the lookup's window."""
     found = []
-    for half in cutlass.range_constexpr(4):
+    for half in cutlass.range_constexpr(2):
         box = index * (TILE_KV // BOX_KEYS) + half * 2 + lane // BOX_KEYS
         page = lookup.page_of(box)
         found.append(key_scale(source, scales, page, wanted.key_of(box) + lane % BOX_KEYS))
-    return (found[0], found[1]), (found[2], found[3])
+    return found[0], found[1]
 
 
 @cute.jit

@@ -8,7 +8,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
-from cutlass.cutlass_dsl import select_
 
 from ...parts.alignment import aligned, shared_vector
 from ...parts.hopper.fragment import QUAD, rows_columns
@@ -54,9 +53,8 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
             row_sums[state.coordinates[row, 0][0], mine, place] = own_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     unit = Float32(1.0)
-    if const_expr(state.scaling is not None):  # told before the scales of a first tile; a task without one has none
-        told = state.shared.units[number & TASK_RING - 1]
-        unit = Float32(select_(task.tiles > 0, told, unit))
+    if const_expr(state.scaling is not None):
+        unit = _unit(state.shared.units, number, task.tiles)
     rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
     partial_lse = results.partials.lse
     factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
@@ -99,6 +97,15 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
                 lane = state.coordinates[row, 0][1] // 2
                 for i in cutlass.range_constexpr(OUTPUTS):
                     _store_partial_row(partial, columns[i], lane, rows_columns(state.outputs[i]), row, factors[row])
+
+
+@cute.jit
+def _unit(units: cute.Tensor, number: Int32, tiles: Int32) -> Float32:
+    """The unit of task `number`, which was told before the scales of its first tile, if it has one."""
+    unit = Float32(1.0)
+    if tiles > 0:
+        unit = units[number & TASK_RING - 1]
+    return unit
 
 
 @cute.jit
