@@ -9,9 +9,6 @@ from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
 from ...parts.hopper.storage import BARRIER_BYTES
 from .geometry import PrefillGeometry
 
-EPILOGUE_BARRIER = 1
-"""First of `attend_warpgroups` named barriers: the warpgroup's output rows are in shared memory."""
-
 
 @dataclasses.dataclass(frozen=True)
 class PrefillSchedule:
@@ -61,7 +58,7 @@ class PrefillSchedule:
         groups = self.attend_warpgroups
         one_group = (Warps(self.attend, groups, "the warpgroup whose rows they are"),)
         edges = [
-            EdgeSpec("q", load, one_group, groups, geometry.q_bytes // groups, once=True),
+            EdgeSpec("q", load, one_group, groups, geometry.q_bytes // groups),
             EdgeSpec("k", load, attend, stages, geometry.k_bytes),
             EdgeSpec("v", load, transpose if self.transpose_warps else attend, stages, geometry.v_bytes),
         ]
