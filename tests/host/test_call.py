@@ -14,6 +14,7 @@ import pytest
 import torch
 import tsmla
 from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
+from launches import SMS, processors
 from refusing import refusing
 from tsmla import checks, examine, resolve
 from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
@@ -48,7 +49,7 @@ APART: dict[str, dict[str, Any]] = {
 }
 """Arguments that do not go together with others, and whose numbers differ from theirs."""
 PACKED = {"max_q_len": 2}
-PARTS, Q_LEN = "the plan's (`plan_decode`)", "max_q_len, or query's q_len"
+PARTS, Q_LEN, PROCESSORS = "the plan's (`plan_decode`)", "max_q_len, or query's q_len", "the GPU's SMs"
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def launches(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(resolve, "kernel", kernel)
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-    monkeypatch.setattr("tsmla.decode.multiprocessors", lambda device: 132)
+    processors(monkeypatch)
     return found
 
 
@@ -176,6 +177,8 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
                 assert got > 0
             elif argument.given == Q_LEN:
                 assert got == SIZES["q_len"]
+            elif argument.given == PROCESSORS:
+                assert got == SMS
             else:
                 want = math.prod(given.get(factor, argument.neutral) for factor in argument.given.split(" * "))
                 assert got == want and type(got) is type(argument.neutral), argument.name

@@ -1,4 +1,4 @@
-"""Role `load` of the Hopper prefill: one warp that fills Q once a task, and the K and V rings in the work ranges' order."""
+"""Role `load` of the Hopper prefill: one warp that fills Q, and the K and V rings in the work ranges' order."""
 
 from __future__ import annotations
 

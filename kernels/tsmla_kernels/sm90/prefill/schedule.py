@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...limits import REGISTERS_PER_SM, WARPGROUP
+from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
 from ...parts.hopper.storage import BARRIER_BYTES
 from .geometry import PrefillGeometry
@@ -72,5 +72,5 @@ class PrefillSchedule:
         for registers in (self.load_registers, self.attend_registers):
             assert registers % 8 == 0 and 24 <= registers <= 256, self
         total = WARPGROUP * (self.load_registers + self.attend_warpgroups * self.attend_registers)
-        assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
+        assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
         assert self.geometry.accumulator_registers + 24 <= self.attend_registers, self

@@ -64,7 +64,8 @@ def tasks_of(deal: Deal, cta: Int32) -> tuple[Int32, Int32]:
 
 
 class Tasks:
-    """A CTA's query tiles: `one`, or `count` in a `table` in shared memory. `geometry` and `causal` are the variant's."""
+    """A CTA's query tiles: `one`, or `count` in a `table` in shared memory [words, tasks]. `geometry` and `causal` are
+    the variant's."""
 
     def __init__(
         self,
