@@ -9,10 +9,16 @@ from tsmla.variant import Arch, PrefillVariant
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
 
+TASKS_AT = BARRIER_BYTES // 2
+"""Where a CTA's tasks lie in shared memory, behind the barriers."""
+TASK_WORDS = 6
+"""Of 32 bits: a query tile's head and number, its sequence's rows and keys."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PrefillGeometry:
-    """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows.
+    """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows; or so
+    up to `tasks` times, one after the other.
 
     8-bit values are transposed in shared memory, into a ring of their own: their MMA reads them with keys contiguous.
     """
@@ -87,4 +93,5 @@ class PrefillGeometry:
         assert self.d_v * self.element_bytes % 128 == 0, self
         for size in (self.q_bytes * 64 // self.tile_q, self.k_bytes, self.v_bytes):
             assert size % TILE_ALIGNMENT == 0, self
+        assert 4 * TASK_WORDS * self.tasks <= BARRIER_BYTES - TASKS_AT, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

@@ -25,11 +25,11 @@ from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from .attend import attend
-from .geometry import PrefillGeometry
+from .geometry import TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
-from .tasks import TASKS_AT, WORDS, Deal, Tasks, deal_of, tasks_of
+from .tasks import Deal, Tasks, deal_of, tasks_of
 from .transpose import transpose_values
 
 
@@ -136,7 +136,7 @@ class PrefillKernel:
         if const_expr(geometry.tasks > 1):
             first, count = tasks_of(deal, cta)
             table = cute.make_tensor(
-                cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((WORDS, geometry.tasks))
+                cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
             )
             tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, count, table)
             if warp < count:

@@ -6,8 +6,7 @@ import dataclasses
 
 from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
-from ...parts.hopper.storage import BARRIER_BYTES
-from .geometry import PrefillGeometry
+from .geometry import TASKS_AT, PrefillGeometry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ class PrefillSchedule:
         ]
         if self.transpose_warps:
             edges.append(EdgeSpec("values", transpose, attend, stages, geometry.v_bytes))
-        return EdgeTable(tuple(edges), BARRIER_BYTES)
+        return EdgeTable(tuple(edges), TASKS_AT)
 
     def check(self) -> None:
         assert 0 <= self.transpose_warps < WARPGROUP // 32, self

@@ -13,18 +13,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
-from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.seqlen import Span
 from ...parts.tile_scheduler import L2_SECTION_BYTES, QueryTile
 from ...parts.work_range import WorkRange, work_range
-from .geometry import PrefillGeometry
+from .geometry import TASK_WORDS, PrefillGeometry
 
 SINGLE_TILES = 4
 """CTAs with one tile, of those that run side by side, as many times over."""
-TASKS_AT = BARRIER_BYTES // 2
-"""Where tasks lie in shared memory, behind the barriers."""
-WORDS = 6
-"""Of a task in shared memory, 32 bits each."""
 
 
 class Deal(NamedTuple):
@@ -40,8 +35,9 @@ def deal_of(
     geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], heads: Int32, heads_kv: Int32,
     processors: Int32,
 ) -> Deal:  # fmt: skip
-    """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side. Whatever
-    sequences the rows are of, there are no fewer tiles than are dealt here.
+    """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side. However the
+    query's rows are divided into sequences, they are of no fewer tiles than these; tiles of rows that are of none
+    (lengths are known on the GPU only) turn out to be no work.
 
     A CTA takes no more tiles than leave the keys and values that CTAs need at the same time in L2: the heads that they
     work on are as many as they have tiles, divided by the tiles of a head."""
@@ -109,7 +105,7 @@ class Tasks:
         """Without rows where there is none."""
         if self.one is not None:
             return self.one
-        head, tile, *spans = (self.table[index, task] for index in range(WORDS))
+        head, tile, *spans = (self.table[index, task] for index in range(TASK_WORDS))
         return QueryTile(Boolean(True), head, tile, Span(*spans[:2]), Span(*spans[2:]))
 
     def work(self, tile: QueryTile) -> WorkRange:
