@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 import torch
 import tsmla
-<<<<<<< HEAD
 from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
-=======
-from examples import DECODE, PACK, PREFILL, READ_CACHE, WRITE_CACHE
 from launches import SMS, processors
->>>>>>> hopper
 from refusing import refusing
 from tsmla import checks, examine, resolve, support
 from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
@@ -56,13 +52,9 @@ APART: dict[str, dict[str, Any]] = {
 }
 """Arguments that do not go together with others, and whose numbers differ from theirs."""
 PACKED = {"max_q_len": 2}
-<<<<<<< HEAD
 TOGETHER = {"positions", "cos_sin_cache", "rope_interleaved"}
 """Arguments of which a call has all or none."""
-PARTS, Q_LEN = "the plan's (`plan_decode`)", "max_q_len, or query's q_len"
-=======
 PARTS, Q_LEN, PROCESSORS = "the plan's (`plan_decode`)", "max_q_len, or query's q_len", "the GPU's SMs"
->>>>>>> hopper
 
 
 @pytest.fixture
@@ -76,12 +68,8 @@ def launches(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(resolve, "kernel", kernel)
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-<<<<<<< HEAD
-    monkeypatch.setattr("tsmla.decode.multiprocessors", lambda device: 132)
-    monkeypatch.setattr(support, "DECODE_ROWS", dict.fromkeys(Arch, {"snapmla": (Dtype.E4M3,)}))
-=======
     processors(monkeypatch)
->>>>>>> hopper
+    monkeypatch.setattr(support, "DECODE_ROWS", dict.fromkeys(Arch, {"snapmla": (Dtype.E4M3,)}))
     return found
 
 
