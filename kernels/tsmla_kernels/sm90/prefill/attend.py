@@ -159,6 +159,7 @@ def attend_task(
     if const_expr(variant.lse):
         if earlier.merges != 0:
             add_earlier(mma_pv, thread, output, factor, kept, earlier.out, tile.head, tile.q, first_row)
+            cute.arch.sync_warp()  # other lanes of the quad store what this one has read
         store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
     store_output(output, out, coordinates, tile.head, tile.q, first_row)
 
