@@ -19,6 +19,7 @@ from tsmla.support import (
     why_unsupported,
 )
 from tsmla.variant import (
+    SHIPPED_ARCHS,
     Arch,
     DecodeVariant,
     Dtype,
@@ -62,7 +63,10 @@ def support_table() -> str:
     rows = [
         (
             f"`tsmla_prefill`, {dtype} in, {out} out, head dims {dims}",
-            [all(why_unsupported(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
+            [
+                all(why_unsupported(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS)
+                for arch in SHIPPED_ARCHS
+            ],
         )
         for dtype in Dtype
         for out in Dtype
@@ -71,7 +75,10 @@ def support_table() -> str:
     rows += [
         (
             f"`tsmla_decode`, {dtype} in, {out_dtype} out, latent {LATENT_DIM}, rope {ROPE_DIM}",
-            [why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None for arch in Arch],
+            [
+                why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None
+                for arch in SHIPPED_ARCHS
+            ],
         )
         for dtype, out_dtype in DECODE_OUT_DTYPES.items()
     ]
@@ -80,7 +87,7 @@ def support_table() -> str:
             f"`mla_kv_pack_quantize_fp8`, {dtype} in, {', '.join(PACK_OUT_DTYPES)} out",
             [
                 why_unsupported(PackVariant(arch, dtype, PACK_OUT_DTYPES[0], 128, 64, 128, False)) is None
-                for arch in Arch
+                for arch in SHIPPED_ARCHS
             ],
         )
         for dtype in PACK_DTYPES
@@ -94,12 +101,12 @@ def support_table() -> str:
                     for kind in (WriteCacheVariant, ReadCacheVariant)
                     for dtype in dtypes
                 )
-                for arch in Arch
+                for arch in SHIPPED_ARCHS
             ],
         )
         for name, dtypes in CACHE_DTYPES.items()
     ]
-    head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
+    head = ["operator", *(f"{arch} ({arch.gpus})" for arch in SHIPPED_ARCHS)]
     body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
 

@@ -162,7 +162,7 @@ def _time(given: argparse.Namespace) -> int:
     from .timing.problem import Shape, traced
 
     for symbol in given.symbols:
-        name = given.machine or OF_ARCH[check.find(symbol).arch.value]
+        name = given.machine or OF_ARCH.get(arch := check.find(symbol).arch.value, f"of {arch}")
         if name not in MACHINES:
             raise ValueError(f"no machine {name!r}; there are {', '.join(MACHINES)}")
         machine = MACHINES[name]
