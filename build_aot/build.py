@@ -26,7 +26,7 @@ from tsmla.manifest import (
     verify_file,
     write_directory,
 )
-from tsmla.variant import Variant
+from tsmla.variant import SHIPPED_ARCHS, Arch, Variant
 
 from . import link, matrix, sources
 from .audit import audit_library, loading_process
@@ -57,6 +57,7 @@ def build(
     machine, where it says what parameters it takes.
     """
     start = time.perf_counter()
+    _check_compiler({variant.arch for variant in variants})
     here = link.host()
     host = host or here
     link.runtime_directories()
@@ -79,6 +80,19 @@ def build(
         f"{len(variants) - compiled} reused, {time.perf_counter() - start:.1f} s"
     )
     return made
+
+
+def _check_compiler(archs: set[Arch]) -> None:
+    """Raises BuildError unless the compiler here is the one that libraries for all of these are built with."""
+    for arch in sorted(archs):
+        if reason := toolchain.why_not_compiled(arch):
+            raise BuildError(reason)
+    if 13 in toolchain.installed_compilers() and (shipping := sorted(archs & {*SHIPPED_ARCHS})):
+        raise BuildError(
+            f"the compiler of CUDA 13 is installed, whose code needs a CUDA 13 driver: libraries for "
+            f"{', '.join(shipping)} are built with that of CUDA 12. Build them in an environment without "
+            f"{toolchain.CUDA_13_COMPILER}"
+        )
 
 
 def store_of(out: Path, host: str | None = None) -> ResultStore:

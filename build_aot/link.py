@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tsmla import toolchain
 from tsmla.elf import SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, Elf, ElfError, Symbol
 from tsmla.image import DIGEST_BYTES, DIGEST_SECTION, MANIFEST_SECTION, sealed
 
@@ -54,12 +55,7 @@ def host() -> str:
 def runtime_directories() -> tuple[Path, Path]:
     """Where libcute_dsl_runtime.so and libtvm_ffi.so lie. Imports neither package. Raises BuildError."""
     cutlass, tvm_ffi = _package("nvidia_cutlass_dsl", "nvidia-cutlass-dsl"), _package("tvm_ffi", "apache-tvm-ffi")
-    if (cutlass / "cu13" / "lib").exists():
-        raise BuildError(
-            f"{cutlass} has the cu13 compiler, whose code needs a CUDA 13 driver: libraries are built with cu12. "
-            "Uninstall nvidia-cutlass-dsl-libs-cu13, or build in an environment without the cu13 extra"
-        )
-    return cutlass / "cu12" / "lib", tvm_ffi / "lib"
+    return cutlass / f"cu{max(toolchain.installed_compilers(), default=12)}" / "lib", tvm_ffi / "lib"
 
 
 def assemble(ir: str, obj: Path, host: str) -> None:

@@ -1,4 +1,4 @@
-"""What ships: every combination listed here that `why_unsupported` lets through, for every architecture."""
+"""What ships: every combination listed here that `why_unsupported` lets through, for every architecture that ships."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tsmla.row_format import ROWS, uniform_row
 from tsmla.support import CACHE_DTYPES, PREFILL_DIMS, why_unsupported
 from tsmla.variant import (
     FAMILIES,
+    SHIPPED_ARCHS,
     Arch,
     DecodeVariant,
     Dtype,
@@ -36,9 +37,10 @@ NATIVE = "native"
 
 
 def shipped(
-    archs: Iterable[Arch | str] = tuple(Arch), families: Iterable[str] = tuple(FAMILIES)
+    archs: Iterable[Arch | str] = SHIPPED_ARCHS, families: Iterable[str] = tuple(FAMILIES)
 ) -> tuple[Variant, ...]:
-    """The shipped variants of these architectures and operator families, in symbol order."""
+    """The shipped variants of these operator families, in symbol order; for an architecture that does not ship, those
+    that would."""
     wanted = set(families)
     candidates = (variant for arch in archs for variant in _candidates(Arch(arch)) if variant.family in wanted)
     return tuple(sorted((v for v in candidates if why_unsupported(v) is None), key=lambda v: v.symbol()))
@@ -70,10 +72,10 @@ def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant
 
 
 def native() -> tuple[tuple[Arch, ...], str]:
-    """The architectures of the GPUs present, all architectures where no GPU present has kernels, and a sentence that
+    """The architectures of the GPUs present, all that ship where no GPU present can have kernels, and a sentence that
     says which and why."""
     found, reason = gpu.capabilities()
-    archs = tuple(arch for arch in Arch if arch.capability in found) or tuple(Arch)
+    archs = tuple(arch for arch in Arch if arch.capability in found) or SHIPPED_ARCHS
     if found:
         reason = "GPUs present: " + ", ".join(f"{n} x {_described(*pair)}" for pair, n in Counter(found).items())
     return archs, f"compiling for {', '.join(archs)} (set TSMLA_ARCHS to choose); {reason}"
@@ -86,9 +88,9 @@ def _described(major: int, minor: int) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that choose a part of the matrix, --arch and --family, each a list, and what it is for, --host."""
-    archs, families = [arch.value for arch in Arch], list(FAMILIES)
-    text = f"one or more of {', '.join(archs)}; default all; {NATIVE}: those of the GPUs present"
-    parser.add_argument("--arch", choices=[NATIVE, *archs], nargs="+", default=archs, help=text, metavar="ARCH")
+    archs, ships, families = [arch.value for arch in Arch], [arch.value for arch in SHIPPED_ARCHS], list(FAMILIES)
+    text = f"one or more of {', '.join(archs)}; default {', '.join(ships)}; {NATIVE}: those of the GPUs present"
+    parser.add_argument("--arch", choices=[NATIVE, *archs], nargs="+", default=ships, help=text, metavar="ARCH")
     text = f"one or more of {', '.join(families)}; default all"
     parser.add_argument("--family", choices=families, nargs="+", default=families, help=text, metavar="FAMILY")
     hosts = sorted(ZIG_TARGETS)

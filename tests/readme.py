@@ -21,6 +21,7 @@ from tsmla.support import (
     why_unsupported,
 )
 from tsmla.variant import (
+    SHIPPED_ARCHS,
     Arch,
     DecodeVariant,
     Dtype,
@@ -65,7 +66,10 @@ def support_table() -> str:
     rows = [
         (
             f"`tsmla_prefill`, {dtype} in, {out} out, head dims {dims}",
-            [all(why_unsupported(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS) for arch in Arch],
+            [
+                all(why_unsupported(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS)
+                for arch in SHIPPED_ARCHS
+            ],
         )
         for dtype in Dtype
         for out in Dtype
@@ -74,7 +78,10 @@ def support_table() -> str:
     rows += [
         (
             f"`tsmla_decode`, {dtype} in, {out_dtype} out, latent {LATENT_DIM}, rope {ROPE_DIM}",
-            [why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None for arch in Arch],
+            [
+                why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None
+                for arch in SHIPPED_ARCHS
+            ],
         )
         for dtype, out_dtype in DECODE_OUT_DTYPES.items()
     ]
@@ -83,7 +90,7 @@ def support_table() -> str:
             f"`mla_kv_pack_quantize_fp8`, {dtype} in, {', '.join(PACK_OUT_DTYPES)} out",
             [
                 why_unsupported(PackVariant(arch, dtype, PACK_OUT_DTYPES[0], 128, 64, 128, False)) is None
-                for arch in Arch
+                for arch in SHIPPED_ARCHS
             ],
         )
         for dtype in PACK_DTYPES
@@ -91,7 +98,7 @@ def support_table() -> str:
     rows += [
         (
             f"`tsmla_decode`, cache of {name} rows, query {', '.join(_decoded(name))}",
-            [all(_why_row(arch, dtype, name) is None for dtype in _decoded(name)) for arch in Arch],
+            [all(_why_row(arch, dtype, name) is None for dtype in _decoded(name)) for arch in SHIPPED_ARCHS],
         )
         for name in ROWS
         if _decoded(name)
@@ -105,7 +112,7 @@ def support_table() -> str:
                     for kind in (WriteCacheVariant, ReadCacheVariant)
                     for dtype in dtypes
                 )
-                for arch in Arch
+                for arch in SHIPPED_ARCHS
             ],
         )
         for name, dtypes in CACHE_DTYPES.items()
@@ -113,11 +120,11 @@ def support_table() -> str:
     rows += [
         (
             f"`mla_quantize_q`, {', '.join(dtypes)} in, as {name} rows out",
-            [all(why_unsupported(QuantizeQVariant(arch, d, ROWS[name])) is None for d in dtypes) for arch in Arch],
+            [all(why_unsupported(QuantizeQVariant(arch, d, ROWS[name])) is None for d in dtypes) for arch in SHIPPED_ARCHS],
         )
         for name, dtypes in QUANTIZED_QUERIES.items()
     ]
-    head = ["operator", *(f"{arch} ({arch.gpus})" for arch in Arch)]
+    head = ["operator", *(f"{arch} ({arch.gpus})" for arch in SHIPPED_ARCHS)]
     body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
 

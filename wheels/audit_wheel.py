@@ -27,7 +27,7 @@ from tsmla import elf, toolchain  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
 from tsmla.loader import WHEEL_TAGS  # noqa: E402
 from tsmla.manifest import read_directory  # noqa: E402
-from tsmla.variant import Arch  # noqa: E402
+from tsmla.variant import SHIPPED_ARCHS  # noqa: E402
 
 from build_aot import matrix  # noqa: E402
 from build_aot.audit import audit_directory  # noqa: E402
@@ -39,7 +39,7 @@ HOSTS = {tag: host for host, tag in WHEEL_TAGS.items()}
 PACKAGES = {"tsmla", "tsmla_kernels"}
 LIBRARIES = "tsmla/objs"
 TEXT = (".py", ".pyi", "py.typed")
-SELFTESTS = {f"tsmla/records/selftest_{arch}.json" for arch in Arch}
+SELFTESTS = {f"tsmla/records/selftest_{arch}.json" for arch in SHIPPED_ARCHS}
 """Records that a wheel may hold, of GPUs that its kernels have run on."""
 METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/tsmla.cdx.json")
 """All that a wheel's .dist-info directory holds."""

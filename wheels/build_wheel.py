@@ -25,10 +25,10 @@ sys.path.insert(0, str(ROOT / "python"))
 import archive  # noqa: E402
 import sbom  # noqa: E402
 from tsmla.loader import WHEEL_TAGS  # noqa: E402
-from tsmla.variant import Arch  # noqa: E402
+from tsmla.variant import SHIPPED_ARCHS  # noqa: E402
 
 JIT_TAG = "py3-none-any"
-ENVIRONMENT = {"binary": {"TSMLA_AOT": "1", "TSMLA_ARCHS": ";".join(Arch)}, "jit": {"TSMLA_AOT": "0"}}
+ENVIRONMENT = {"binary": {"TSMLA_AOT": "1", "TSMLA_ARCHS": ";".join(SHIPPED_ARCHS)}, "jit": {"TSMLA_AOT": "0"}}
 """Neither the GPUs of this machine nor its environment choose what a wheel holds."""
 PINNED = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (ROOT / "constraints.txt").as_uri())
 """Versions of the tools that pip installs for the build: the first for pip before 25.3, the second from it on."""

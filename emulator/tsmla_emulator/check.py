@@ -24,6 +24,7 @@ from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_memory import Memory
 from tsmla.tools.selftest_rows import numbers_of, stored
 from tsmla.variant import (
+    SHIPPED_ARCHS,
     Arch,
     DecodeVariant,
     Dtype,
@@ -78,7 +79,7 @@ class Verdict:
     calls: tuple[Call, ...]
 
 
-def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
+def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
     """Every variant that can be built, of the head dims that models use, for these architectures."""
     found: list[Variant] = []
     for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
@@ -95,7 +96,7 @@ def variants(archs: Iterable[Arch] = Arch) -> list[Variant]:
 
 def find(symbol: str) -> Variant:
     """The variant of a symbol. Raises ValueError with the closest symbols that exist, three at most."""
-    known = {variant.symbol(): variant for variant in variants()}
+    known = {variant.symbol(): variant for variant in variants(Arch)}
     if symbol not in known:
         close = difflib.get_close_matches(symbol, known, 3, 0.3)
         hint = "close to it:\n  " + "\n  ".join(close) if close else "`tsmla list` prints those that are installed"

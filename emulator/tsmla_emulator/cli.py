@@ -168,7 +168,7 @@ def _time(given: argparse.Namespace) -> int:
     if not given.symbols or not given.shape:
         raise ValueError("time takes symbols of kernels and --shape, or --peers")
     for symbol in given.symbols:
-        name = given.machine or OF_ARCH[arch_of(symbol)]
+        name = given.machine or OF_ARCH.get(arch := arch_of(symbol), f"of {arch}")
         if name not in MACHINES:
             raise ValueError(f"no machine {name!r}; there are {', '.join(MACHINES)}")
         machine = MACHINES[name]

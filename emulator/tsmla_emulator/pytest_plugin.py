@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tsmla.variant import SHIPPED_ARCHS
 
 from .machine import Options
 from .run import GPUS, Emulation, emulated
@@ -55,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "gpu" not in metafunc.fixturenames:
         return
     mark = metafunc.definition.get_closest_marker("archs")
-    archs = mark.args if mark else tuple(GPUS)
+    archs = mark.args if mark else SHIPPED_ARCHS
     if metafunc.config.getoption("--gpu", "emulated") == "device":
         metafunc.parametrize("gpu", [archs], ids=["device"], indirect=True)
         return

@@ -34,8 +34,14 @@ from .ptx.model import Entry
 if TYPE_CHECKING:
     from .host.compile import Compiled
 
-GPUS = {"sm_90a": Gpu((9, 0), 132), "sm_100a": Gpu((10, 0), 148), "sm_103a": Gpu((10, 3), 148)}
-"""Processor counts are those of H200, B200 and B300; only host code that asks for them sees them."""
+GPUS = {
+    "sm_90a": Gpu((9, 0), 132),
+    "sm_100a": Gpu((10, 0), 148),
+    "sm_103a": Gpu((10, 3), 148),
+    "sm_107a": Gpu((10, 7), 204),
+}
+"""Processor counts are those of H200, B200 and B300, and what is said of Rubin; only host code that asks for them sees
+them. Rubin's CTAs have the shared memory of the others here: kernels use no more."""
 
 Rewrite = Callable[[Module], Module]
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from .errors import ArgumentError, UnsupportedError
-from .variant import Arch, Dtype, Variant
+from .variant import SHIPPED_ARCHS, Arch, Dtype, Variant
 
 TORCH_DTYPES: dict[torch.dtype, Dtype] = {
     torch.bfloat16: Dtype.BF16,
@@ -44,7 +44,7 @@ def arch_of(device: torch.device) -> Arch:
         capability = torch.cuda.get_device_capability(index)
         arch = Arch.from_capability(*capability)
         if arch is None:
-            known = ", ".join(f"{a} ({a.gpus})" for a in Arch)
+            known = ", ".join(f"{a} ({a.gpus})" for a in SHIPPED_ARCHS)
             raise UnsupportedError(
                 f"GPU {index} is {torch.cuda.get_device_name(index)} with compute capability "
                 f"{capability[0]}.{capability[1]}; tsmla has kernels for {known}"

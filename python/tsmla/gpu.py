@@ -6,7 +6,7 @@ import ctypes
 import functools
 import sys
 
-from .variant import Arch
+from .variant import SHIPPED_ARCHS, Arch
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 """CUdevice_attribute values of cuda.h."""
@@ -68,6 +68,6 @@ def current_arch() -> tuple[Arch | None, str]:
     major, minor = found[index]
     arch = Arch.from_capability(major, minor)
     if arch is None:
-        known = ", ".join(f"{a} ({a.gpus})" for a in Arch)
+        known = ", ".join(f"{a} ({a.gpus})" for a in SHIPPED_ARCHS)
         return None, f"GPU {index} has compute capability {major}.{minor}; tsmla has kernels for {known}"
     return arch, f"GPU {index} runs {arch} ({arch.gpus})"

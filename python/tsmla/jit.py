@@ -60,8 +60,10 @@ def compile_now(variant: Variant) -> tuple[Callable[..., None], str]:
 
     Processes that want the same entry take turns: the first compiles, the others load what it wrote. Returns the
     kernel, and "jit" or, from a process that found another's entry when its turn came, "cached".
-    Raises CompileError when the compiler is missing or fails.
+    Raises CompileError when the compiler is missing, cannot make code for the architecture, or fails.
     """
+    if reason := toolchain.why_not_compiled(variant.arch):
+        raise CompileError(reason)
     entry = _entry(variant)
     with _locked(entry) as writable:
         if writable:

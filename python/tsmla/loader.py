@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from . import gpu, image, manifest, toolchain
 from .errors import LibraryError, ManifestError, RuntimeLibraryError
-from .variant import Arch, Variant
+from .variant import SHIPPED_ARCHS, Arch, Variant
 
 RUNTIME_FILE = "libcute_dsl_runtime.so"
 INSTALL = f"pip install -U 'nvidia-cutlass-dsl>={toolchain.MIN_RUNTIME}'"
@@ -147,6 +147,7 @@ def _load(path: Path, family: str | None, arch: Arch | None, record: manifest.Li
             raise LibraryError(f"{path} is for {host} hosts; this one is {platform.machine()}{_where_to_get_it()}")
     _check_purpose(path, said, family, arch)
     _check_runtime_version(path, said.min_runtime)
+    _check_runtime_cuda(path, said.arch)
     _map_runtime()
     try:
         import tvm_ffi
@@ -184,6 +185,17 @@ def _check_runtime_version(path: Path, needed: str) -> None:
         return  # the runtime library came from CUTE_DSL_LIBS, whose version nobody records; its symbols did resolve
     if _release(installed) < _release(needed):
         raise RuntimeLibraryError(f"{path} needs nvidia-cutlass-dsl {needed}, {installed} is installed; fix: {INSTALL}")
+
+
+def _check_runtime_cuda(path: Path, arch: Arch) -> None:
+    """Host code for what does not ship is made by CUDA 13's compiler: it sets cudaFuncAttributeSharedMemoryMode, which
+    CUDA 12 has not, and a launch fails where that fails."""
+    if arch in SHIPPED_ARCHS or 13 in toolchain.installed_compilers():
+        return
+    if (file := runtime_library()).parent.parent.name == "cu12":
+        raise RuntimeLibraryError(
+            f"{path} needs {RUNTIME_FILE} of CUDA 13; {file} is of CUDA 12. Fix: pip install 'nvidia-cutlass-dsl[cu13]'"
+        )
 
 
 def _release(version: str) -> tuple[int, ...]:

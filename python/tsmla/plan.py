@@ -55,10 +55,12 @@ DEALS = {
     Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1),
     Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
+    Arch.SM107A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
 }
 FEW_ROWS_DEALS = {
     Arch.SM100A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
     Arch.SM103A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
+    Arch.SM107A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
 }
 """Of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
 

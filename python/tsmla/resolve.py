@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from . import jit, loader, manifest, settings, toolchain
 from .errors import KernelUnavailable, LibraryError, SettingError, TsmlaError, UnsupportedError
 from .support import why_unsupported
-from .variant import Arch, Variant
+from .variant import SHIPPED_ARCHS, Arch, Variant
 
 logger = logging.getLogger("tsmla")
 
@@ -93,7 +93,8 @@ def shipped_library(family: str, arch: Arch) -> loader.Library:
     record = next((r for r in records if (r.manifest.family, r.manifest.arch) == (family, arch)), None)
     if record is None:
         held = ", ".join(r.file for r in records) or "nothing"
-        raise LibraryError(f"{directory} has no {family} library for {arch}; it holds: {held}")
+        how = "" if arch in SHIPPED_ARCHS else "; those are built on request: docs/deployment.md, " + arch.gpus
+        raise LibraryError(f"{directory} has no {family} library for {arch}; it holds: {held}{how}")
     library = loader.open_library(directory / record.file, family=family, arch=arch, record=record)
     _check_sources(library)
     return library

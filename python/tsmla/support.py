@@ -24,6 +24,7 @@ PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
     Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16,), **_PREFILL_EIGHT_BITS},
     Arch.SM100A: _PREFILL_BLACKWELL,
     Arch.SM103A: _PREFILL_BLACKWELL,
+    Arch.SM107A: _PREFILL_BLACKWELL,
 }
 """Input dtype -> the output dtypes there are, what is written unless asked for something else first."""
 LATENT_DIM, ROPE_DIM = (uniform_row(Dtype.BF16).piece(name).columns for name in NAMES)

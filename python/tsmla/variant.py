@@ -21,6 +21,7 @@ class Arch(str, enum.Enum):
     SM90A = "sm_90a"
     SM100A = "sm_100a"
     SM103A = "sm_103a"
+    SM107A = "sm_107a"
 
     __str__ = str.__str__
 
@@ -33,12 +34,17 @@ class Arch(str, enum.Enum):
     @property
     def gpus(self) -> str:
         """Products a person would know it by."""
-        return {"sm_90a": "H100, H200", "sm_100a": "B200, GB200", "sm_103a": "B300, GB300"}[self.value]
+        return _GPUS[self.value]
 
     @classmethod
     def from_capability(cls, major: int, minor: int) -> Arch | None:
         """The architecture whose code a GPU of this compute capability runs; None when there is none."""
         return next((arch for arch in cls if arch.capability == (major, minor)), None)
+
+
+_GPUS = {"sm_90a": "H100, H200", "sm_100a": "B200, GB200", "sm_103a": "B300, GB300", "sm_107a": "Rubin"}
+SHIPPED_ARCHS = (Arch.SM90A, Arch.SM100A, Arch.SM103A)
+"""Architectures that wheels have kernels for and tests run on; kernels for any other are compiled on request."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from tsmla.support import why_unsupported
-from tsmla.variant import FAMILIES, Arch
+from tsmla.variant import FAMILIES, SHIPPED_ARCHS, Arch
 
 from build_aot import matrix
 
@@ -23,8 +23,8 @@ def test_the_promised_kernels_ship():
         ("pack", Arch.SM90A): 8,
         ("pack", Arch.SM100A): 8,
         ("pack", Arch.SM103A): 8,
-        **{("quantize_q", arch): 1 for arch in Arch},
-        **{(f"{verb}_cache", arch): 6 for verb in ("write", "read") for arch in Arch},
+        **{("quantize_q", arch): 1 for arch in SHIPPED_ARCHS},
+        **{(f"{verb}_cache", arch): 6 for verb in ("write", "read") for arch in SHIPPED_ARCHS},
     }
 
 
@@ -34,7 +34,7 @@ def test_every_shipped_variant_is_supported_and_has_its_own_symbol():
     assert len({variant.symbol() for variant in shipped}) == len(shipped)
 
 
-@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("arch", SHIPPED_ARCHS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_part_of_the_matrix_is_what_the_whole_has_of_it(arch, family):
     part = matrix.shipped([arch], [family])

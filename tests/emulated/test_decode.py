@@ -12,10 +12,10 @@ from decode_reference import Sight, attend, check, make_problem, merged, run, sh
 from tsmla.checks import TORCH_DTYPES
 from tsmla.plan import plan_decode
 from tsmla.support import DECODE_DTYPES
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.variant import SHIPPED_ARCHS, Arch, DecodeVariant, Dtype
 
-ARCHS = [str(arch) for arch in DECODE_DTYPES]
-DTYPES = [(str(arch), torch_dtype) for arch in DECODE_DTYPES for torch_dtype, ours in TORCH_DTYPES.items()
+ARCHS = [str(arch) for arch in SHIPPED_ARCHS]
+DTYPES = [(str(arch), torch_dtype) for arch in SHIPPED_ARCHS for torch_dtype, ours in TORCH_DTYPES.items()
           if ours in DECODE_DTYPES[arch]]  # fmt: skip
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 

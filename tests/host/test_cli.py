@@ -139,7 +139,7 @@ def test_warmup_of_a_variant_in_words(shipped: Path, capsys) -> None:
 
 WORDS = "family=pack,arch=sm_90a,dtype=bf16,out_dtype=e4m3,d_nope=128,d_rope=64,d_v=128,pdl=false"
 MALFORMED = {
-    "foo": "'foo' is not FIELD=VALUE; accepted:\n  family=prefill,arch=sm_90a|sm_100a|sm_103a,",
+    "foo": "'foo' is not FIELD=VALUE; accepted:\n  family=prefill,arch=sm_90a|sm_100a|sm_103a|sm_107a,",
     "": "'' is not FIELD=VALUE",
     "family=pick": f"family is 'pick'; known families: {', '.join(FAMILIES)}; accepted:\n  family=prefill,",
     "family=pack": "missing or unknown fields: arch, d_nope,",
@@ -205,7 +205,7 @@ def test_verify_emulated_names_few_symbols(capsys, symbol: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "name --arch (sm_90a, sm_100a, sm_103a) or --variant"),
+        ([], "name --arch (sm_90a, sm_100a, sm_103a, sm_107a) or --variant"),
         (["--variant", "family=pack"], "missing or unknown fields: arch"),
         (["--variant", "pack"], "--variant pack: "),
     ],

@@ -15,7 +15,7 @@ from tsmla.tools import cli, emulated, records, selftest_family
 from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_family import Limits, run_family
 from tsmla.tools.selftest_protocol import Job
-from tsmla.variant import FAMILIES, Arch
+from tsmla.variant import FAMILIES, SHIPPED_ARCHS, Arch
 
 from build_aot.matrix import shipped as matrix
 
@@ -228,7 +228,7 @@ def test_status_and_probe_say_what_ran_on_hardware(shipped: Path, own_records: P
 
 def test_records_that_ship_are_of_complete_runs_that_passed() -> None:
     files = {file.name: json.loads(file.read_text()) for file in records.DIRECTORY.glob("*.json")}
-    expected = {records.record_file(arch).name: arch for arch in Arch}
+    expected = {records.record_file(arch).name: arch for arch in SHIPPED_ARCHS}
     assert all(records.passed(record, expected[name]) for name, record in files.items())
 
 

@@ -81,6 +81,7 @@ def test_what_is_served(capability, cache, block):
     ("changes", "sentence"),
     [
         ({"device_capability": DeviceCapability(12, 0)}, "kernels for compute capability 9.0 .*this GPU's is 12.0"),
+        ({"device_capability": DeviceCapability(10, 7)}, "kernels for compute capability 9.0 .*this GPU's is 10.7"),
         ({"device_capability": None}, "this GPU's is none"),
         ({"head_size": 320}, "rows of 576 .512 latent and 64 rope., not of 320"),
         ({"dtype": torch.float32}, "models in float16 and bfloat16, not in float32"),

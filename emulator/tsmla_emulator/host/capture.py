@@ -23,7 +23,7 @@ from .memory import Extent, block_at
 from .tensor import EmulatedTensor
 from .tensor_map import DRIVER_DTYPES, SWIZZLES, TensorMap
 
-_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
+_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER, _SHARED_MEMORY_MODE = 8, 14, 16
 _STATIC_SHARED = 1
 _REFUSED = 999
 
@@ -187,6 +187,8 @@ class Library:
             limits.dynamic_shared = value
         elif number == _NON_PORTABLE_CLUSTER:
             limits.non_portable_cluster = bool(value)
+        elif number == _SHARED_MEMORY_MODE:
+            pass  # what CUDA 13's host code sets for sm_107a; the sizes above are checked all the same
         else:
             raise EmulationError(
                 f"not implemented: host code sets attribute {number} of {kernel.decode()}", kind="not implemented"

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tsmla import jit
+from tsmla import jit, toolchain
 from tsmla.variant import Variant, variant_from_dict
 
 from . import call_sites
@@ -48,10 +48,12 @@ class Compiled:
 def compile_for_emulation(variant: Variant, compiler: Compiler | None = None) -> Compiled:
     """The variant's files, compiled now (2 to 10 s) unless the same compilers made them of the same sources before.
 
-    Another copy of the sources compiles anew: the PTX names files, and messages quote them.
+    Another copy of the sources compiles anew: the PTX names files, and messages quote them. Raises CompileError.
 
     compiler: the process to do it; None starts one when there is something to do.
     """
+    if reason := toolchain.why_not_compiled(variant.arch):
+        raise CompileError(reason)
     key = json.dumps(jit.cache_key(), sort_keys=True) + _sources()
     key += "".join(Path(file).read_text("utf-8") for file in (__file__, call_sites.__file__))
     directory = cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32] / variant.symbol()

@@ -34,7 +34,7 @@ class PrefillSchedule:
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillSchedule:
         ultra = variant.arch is Arch.SM103A
-        emulated = 0 if ultra else 2
+        emulated = 2 if variant.arch is Arch.SM100A else 0
         # Found by the audit: with 48 registers the MMA thread of 16-bit tiles without a mask spills its descriptors,
         # with 184 the softmax of masked ones does.
         roomy = variant.dtype.bits == 16 and variant.d_qk == 192 and not variant.causal

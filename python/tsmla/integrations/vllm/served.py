@@ -9,7 +9,7 @@ import torch
 
 from tsmla.checks import TORCH_DTYPES
 from tsmla.support import LATENT_DIM, PREFILL_DIMS, PREFILL_DTYPES, ROPE_DIM
-from tsmla.variant import Arch, Dtype
+from tsmla.variant import SHIPPED_ARCHS, Arch, Dtype
 
 ROW = LATENT_DIM + ROPE_DIM
 DTYPES = [torch.float16, torch.bfloat16]
@@ -24,14 +24,16 @@ PREFERRED_PAGE = 64
 
 
 def arch_of(capability: Any) -> Arch | None:
-    """The architecture of vLLM's DeviceCapability; None for None, and for GPUs without kernels."""
-    return None if capability is None else Arch.from_capability(capability.major, capability.minor)
+    """The architecture of vLLM's DeviceCapability; None for None, and for GPUs that no kernels ship for: vLLM takes a
+    backend before anybody asks whether kernels have been built."""
+    found = None if capability is None else Arch.from_capability(capability.major, capability.minor)
+    return found if found in SHIPPED_ARCHS else None
 
 
 def why_no_gpu(capability: Any) -> str | None:
     if arch_of(capability) is not None:
         return None
-    known = ", ".join(f"{a.capability[0]}.{a.capability[1]} ({a.gpus})" for a in Arch)
+    known = ", ".join(f"{a.capability[0]}.{a.capability[1]} ({a.gpus})" for a in SHIPPED_ARCHS)
     found = "none" if capability is None else f"{capability.major}.{capability.minor}"
     return f"tsmla has kernels for compute capability {known}; this GPU's is {found}"
 
