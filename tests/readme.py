@@ -120,7 +120,10 @@ def support_table() -> str:
     rows += [
         (
             f"`mla_quantize_q`, {', '.join(dtypes)} in, as {name} rows out",
-            [all(why_unsupported(QuantizeQVariant(arch, d, ROWS[name])) is None for d in dtypes) for arch in SHIPPED_ARCHS],
+            [
+                all(why_unsupported(QuantizeQVariant(arch, d, ROWS[name])) is None for d in dtypes)
+                for arch in SHIPPED_ARCHS
+            ],
         )
         for name, dtypes in QUANTIZED_QUERIES.items()
     ]
