@@ -10,10 +10,10 @@ import torch
 from decode_queries import laid_out
 from decode_reference import Sight, attend, check, judge, make_problem, merged, run, sharded
 from tsmla.plan import plan_decode
-from tsmla.support import DECODE_DTYPES
+from tsmla.variant import SHIPPED_ARCHS
 from tsmla.workspace import decode_workspace_size
 
-pytestmark = pytest.mark.archs(*map(str, DECODE_DTYPES))
+pytestmark = pytest.mark.archs(*map(str, SHIPPED_ARCHS))
 
 CASES = {
     "short ones among long ones": ([300, 65, 0, 200, 7, 140], [1, 17, 2, 64, 0, 5], 16, Sight()),
