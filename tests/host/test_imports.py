@@ -20,11 +20,12 @@ EMULATED = TSMLA / "tools" / "emulated.py"
 HEAVY = {"torch", "tvm_ffi", "cutlass"}
 BOTTOM = {f"tsmla.{name}" for name in ("dtype", "row_format", "variant", "support", "plan", "call")}
 TENSOR_MODULES = {
-    "cache_format", "checks", "decode", "decode_options", "examine", "integrations.padding",
+    "cache_format", "checks", "decode", "decode_options", "decode_rows", "examine", "integrations.padding",
     "integrations.transformers", "lengths", "pack", "prefill", "quantize_q", "read_cache", "torch_ops", "workspace",
     "write_cache",
 } | {
-    f"tools.selftest_{name}" for name in ("cache", "child", "decode", "memory", "pack", "prefill", "query", "reference")
+    f"tools.selftest_{name}"
+    for name in ("cache", "child", "decode", "memory", "pack", "prefill", "query", "reference", "rows")
 }
 """Modules of tsmla that handle tensors and so import torch."""
 PLUG_INS = {

@@ -63,8 +63,11 @@ def test_hopper_products(variant, monkeypatch):
     made = []
     monkeypatch.setattr("cutlass.utils.hopper_helpers.make_trivial_tiled_mma", lambda *given: made.append(given[:2]))
     kernel._mmas()
-    element = numeric(variant.dtype)
-    assert made == [(element, element), tuple(map(numeric, Probabilities.of(variant.dtype).operands))]
+    pieces = [variant.dtype]
+    if isinstance(variant, DecodeVariant):
+        pieces = [piece.dtype for piece in variant.row.pieces]
+    scores = [(numeric(dtype), numeric(dtype)) for dtype in pieces]
+    assert made == [*scores, tuple(map(numeric, Probabilities.of(variant.dtype).operands))]
 
 
 def test_every_dtype_is_held_against_its_probabilities():
