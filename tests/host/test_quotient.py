@@ -35,7 +35,8 @@ def decision(quotient: np.ndarray) -> np.ndarray:
 def test_quotients_lie_where_those_of_divisions_do(bits):
     generator = np.random.default_rng()
     random = generator.integers(0, 2**23, SCALES)
-    significands = np.concatenate([random, np.arange(SPECIAL), 2**23 - 1 - np.arange(SPECIAL)])
+    short = np.arange(2**7) << 16  # of few bits, by which numbers of few bits can be divided exactly
+    significands = np.concatenate([random, np.arange(SPECIAL), 2**23 - 1 - np.arange(SPECIAL), short])
     scale = (significands.astype(np.int32) | 0x3F800000).view(F32)[:, None]
     high, low = reciprocal(scale)
     x = (F32(1) + np.arange(2 ** (bits - 1), dtype=F32) * F32(2.0 ** (1 - bits)))[:: 1 if bits == 8 else 7]
