@@ -36,8 +36,9 @@ class PrefillSchedule:
         ultra = variant.arch is Arch.SM103A
         emulated = 2 if variant.arch is Arch.SM100A else 0
         # Found by the audit: with 48 registers the MMA thread of 16-bit tiles without a mask spills its descriptors,
-        # with 184 the softmax of masked ones does.
-        roomy = variant.dtype.bits == 16 and variant.d_qk == 192 and not variant.causal
+        # with 184 the softmax of masked ones does. CUDA 13's compiler, which Rubin needs, spills in 8-bit ones, too.
+        wide = variant.dtype.bits == 16 and variant.d_qk == 192
+        roomy = (wide or variant.arch is Arch.SM107A) and not variant.causal
         softmax, issue = (184, 64) if roomy else (192, 48)
         crossed = variant.dtype.bits == 8
         schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra, crossed)
