@@ -164,7 +164,7 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
 WRITE_CACHE = {
     **_KEYS,
     "slot_mapping": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
-    "power_of_two_scales": ((), ("yes", 2, 1.0), ()),
+    "power_of_two_scales": ((), ("yes", 2, 1.5), ()),
     "positions": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),
     "cos_sin_cache": (
         ("on the CPU", "float64", *_ANY[2:], *_ALIGNED, "dim 1 -1", "dim 1 +16"), (None, *_NO_TENSORS), (),
