@@ -38,4 +38,5 @@ def test_what_builds_cannot_publish_and_what_publishes_runs_nothing():
         if "run:" in job:
             assert rights <= {"contents"} and "contents: write" not in job, name
         assert ("id-token" in rights) == (name in ("attest", "publish"))
+    assert "wheels/build_hub.py dist/*manylinux*.whl --out hub\n" in release["build"]
     assert "run:" not in release["publish"] and "cache" not in "".join(release.values())
