@@ -165,6 +165,8 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
         for name, meant in instructions_meant(kernel.variant).items():
             if bool(used[name]) != meant:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be {'above ' * meant}0"
+        if 0 < used["wgmma"] <= used["wgmma_waits"]:
+            yield f"{kernel.variant} waits for each of its {used['wgmma']} wgmma: ptxas has serialised them"
         if used["setmaxnreg"] and used["registers"] != (all_have := registers_at_launch(used["threads"])):
             yield f"{kernel.variant} starts with {used['registers']} registers; its roles share {all_have} a thread"
 

@@ -48,12 +48,13 @@ from tsmla_emulator.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs"
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
+SEVERAL_TILES = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
 DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
 RACE = Options(async_mode="late", happens_before=True)
 QUICK = [("eager", Options()), ("late", Options(async_mode="late")), ("late", RACE)]
-FENCE = "fence.proxy.async.shared::cta;"
+FENCE = "fence.mbarrier_init.release.cluster;"
 ONLY_HAPPENS_BEFORE_SEES = {
     "fence.mbarrier_init", "fence.proxy.async", "wgmma.fence", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
     "griddepcontrol.wait", "tcgen05.wait::ld", "tcgen05.fence",
@@ -235,14 +236,14 @@ def test_barriers_of_a_decodes_pair_are_missed(kernels):
 
 
 def test_an_instruction_that_another_makes_up_for_names_it(kernels):
-    """A kernel with each proxy fence twice: either is redundant, both are not."""
+    """A kernel with its fence behind the barriers' initialisation twice: either is redundant, both are not."""
     ptx, records, _ = kernels[PREFILL]
     subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), records)
-    fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
+    fences = [site for site in taken_away(subject) if site.family == "fence.mbarrier_init"]
     first, second = map(subject.try_out, fences)
     assert first.survived and second.survived
     first, second = find_covers(subject, [first, second])
-    key = "sm90/prefill/attend.attend: arch.fence_view_async_shared: fence.proxy.async removed"
+    key = "sm90/prefill/kernel.kernel: arch.mbarrier_init_fence: fence.mbarrier_init removed"
     assert (first.cover, second.cover) == ("", f"{key} (1 of 2)")
     findings = {"twice": mutate.Findings([first, second])}
     page, problems = mutation_table.render(findings, Reasons(), ["mutate"])
@@ -254,7 +255,7 @@ def test_mutants_are_settled_together_as_they_would_be_alone(kernels):
     """Either of two fences may go and one must stay; a wait beside them that none makes up for is caught."""
     ptx, records, _ = kernels[PREFILL]
     subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), records)
-    fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
+    fences = [site for site in taken_away(subject) if site.family == "fence.mbarrier_init"]
     waits = [site for site in subject.sites if "k.wait_full" in site.key and "wait always true" in site.key]
     assert len(fences) == 2 and waits
     for order in ([*fences, *waits], [*waits, *reversed(fences)]):
@@ -296,7 +297,7 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
     assert {
         "sm90/prefill/attend._scores: k.wait_full: mbarrier.try_wait always true",
         "sm90/prefill/attend._scores: mma.issue: wgmma.fence removed",
-        "sm90/prefill/attend.attend: arch.cp_async_bulk_wait_group: cp.async.bulk.wait_group removed",
+        "sm90/prefill/attend.attend_task: q.release: mbarrier.arrive removed",
     } <= keys
     label = "sm100/decode/mma._scores: s.wait_empty: mbarrier.try_wait always true"
     assert label in {site.label for site in subject_of(*kernels[f"{DECODE}, 10 rows"]).sites}
@@ -306,7 +307,7 @@ def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
     """With two more waits at its beginning and lines that lie elsewhere, names of today stand for what they did."""
     ptx, records, _ = kernels[PREFILL]
     before = {site.label: site.text for site in subject_of(ptx, records).sites}
-    wait = next(line for line in ptx.splitlines() if "cp.async.bulk.wait_group" in line)
+    wait = next(line for line in ptx.splitlines() if "wgmma.wait_group" in line)
     head, body = ptx.split("\tmov.u32 ", 1)
     moved = subject_of(f"{head}\t{wait}\n\t{wait}\n\tmov.u32 {body}".replace(".py:", ".py:1"), records)
     after = {site.label: site.text for site in moved.sites}

@@ -175,11 +175,11 @@ def _scores(state: AttendState, count: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _values(state: AttendState, count: Int32, fence: cutlass.Constexpr):
+def _values(state: AttendState, count: Int32):
     """Start adding tile `count`'s value product to the output."""
     values = state.v[None, None, None, state.v_edge.stage(count)]
     state.v_edge.wait_full(count)
-    mma.issue(state.pv_op, state.output, state.probabilities, values, True, fence)
+    mma.issue(state.pv_op, state.output, state.probabilities, values, True)
 
 
 @cute.jit
@@ -228,12 +228,9 @@ def _first(state: AttendState):
 
 @cute.jit
 def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
-    """Scores of tile `count` while the values of the tile before are added; then its softmax.
-
-    The fence of the score product covers the output and the probabilities, last touched in the step before.
-    """
+    """Scores of tile `count` while the values of the tile before are added; then its softmax."""
     scores = _scores(state, count)
-    _values(state, count - 1, False)
+    _values(state, count - 1)
     warpgroup.wait_group(1)
     state.k_edge.release(count)
     moves = _softmax(state, scores, count, masked, False)
@@ -248,6 +245,6 @@ def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
 def _last(state: AttendState):
     """Values of the last tile."""
     last = state.first + state.work.tiles - 1
-    _values(state, last, True)
+    _values(state, last)
     warpgroup.wait_group(0)
     state.v_edge.release(last)
