@@ -22,7 +22,7 @@ from tsmla.image import HOSTS, read_image
 from tsmla.loader import signature_of
 from tsmla.manifest import LibraryManifest, read_directory, verify_file
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
-from tsmla_kernels.limits import REGISTERS_PER_SM
+from tsmla_kernels.limits import registers_at_launch
 
 from . import arm64, cubin, link, matrix, x86
 from .errors import AuditError, BuildError
@@ -165,7 +165,9 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
         for name, meant in instructions_meant(kernel.variant).items():
             if bool(used[name]) != meant:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be {'above ' * meant}0"
-        if used["setmaxnreg"] and used["registers"] != (all_have := REGISTERS_PER_SM // used["threads"] // 8 * 8):
+        if 0 < used["wgmma"] <= used["wgmma_waits"]:
+            yield f"{kernel.variant} waits for each of its {used['wgmma']} wgmma: ptxas has serialised them"
+        if used["setmaxnreg"] and used["registers"] != (all_have := registers_at_launch(used["threads"])):
             yield f"{kernel.variant} starts with {used['registers']} registers; its roles share {all_have} a thread"
 
 

@@ -30,6 +30,7 @@ RESOURCES = (
     "spill_stores",
     "spill_loads",
     "wgmma",
+    "wgmma_waits",
     "tcgen05_mma",
     "tcgen05_mma_2cta",
     "tcgen05_ld",
@@ -42,7 +43,8 @@ RESOURCES = (
 over the variant's GPU kernels, the others the sum. threads is the block size the code is compiled for (0: not stated),
 registers are per thread. static_shared_bytes counts what the code declares, not what a launch adds. spill_stores and
 spill_loads count instructions that write or read local memory; wgmma, tcgen05_*, tma_* and setmaxnreg count the
-instructions of that kind in the code, tcgen05_mma_2cta those of tcgen05_mma that two CTAs execute together."""
+instructions of that kind in the code, wgmma_waits those that wait for wgmma, tcgen05_mma_2cta those of tcgen05_mma that
+two CTAs execute together."""
 FORBIDDEN = ("stack_bytes", "local_bytes", "spill_stores", "spill_loads")
 """Resources that have to be zero in everything that ships."""
 
@@ -54,6 +56,7 @@ _OPCODES = {
     "spill_stores": (0xFFF, 0x387),  # STL
     "spill_loads": (0xFFF, 0x983),  # LDL
     "wgmma": (0x1FC, 0x1F0),  # HGMMA 0x1F0, QGMMA 0x1F3
+    "wgmma_waits": (1 << 80 | 0x1FF, 1 << 80 | 0x1C5),  # WARPGROUP.DEPBAR
     "tcgen05_mma": (0x1FF, 0x1EA),  # UTCHMMA, UTCQMMA
     "tcgen05_mma_2cta": (1 << 85 | 0x1FF, 1 << 85 | 0x1EA),  # UTC?MMA.2CTA
     "tcgen05_ld": (0x1FF, 0x1EE),  # LDTM

@@ -47,13 +47,18 @@ from tsmla_emulator.ptx.model import Call
 from tsmla_emulator.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs"
+REASONS = Reasons.read(DOCS / "mutation-reasons.json")
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
+SEVERAL_TILES = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
 DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
+LENGTHS_OF_SEVERAL_TILES = ((200, 390, 178), (60, 400, 20))
+"""Two CTAs have four query tiles each: with one KV tile, none, one and none; with three, one, three and two. Where the
+next query tile has two, the waits for the places of their keys come first, and the query's are free by then."""
 RACE = Options(async_mode="late", happens_before=True)
 QUICK = [("eager", Options()), ("late", Options(async_mode="late")), ("late", RACE)]
-FENCE = "fence.proxy.async.shared::cta;"
+FENCE = "fence.mbarrier_init.release.cluster;"
 ONLY_HAPPENS_BEFORE_SEES = {
     "fence.mbarrier_init", "fence.proxy.async", "wgmma.fence", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group",
     "griddepcontrol.wait", "tcgen05.wait::ld", "tcgen05.fence",
@@ -108,7 +113,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
             unreached.append(site.label)
     assert not unreached
     results = sum(families.values(), [])
-    survivors = [result.site.label for result in results if result.survived]
+    survivors = [result.site.label for result in results if result.survived and not REASONS.of(symbol, result.site)]
     assert len(survivors) <= 0.05 * len(results), survivors
     assert not [label for label in survivors if label.startswith("tcgen05.")]
     for family, of_family in families.items():
@@ -116,7 +121,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
         assert caught, f"no check saw any {family} missing"
         if family in ONLY_HAPPENS_BEFORE_SEES:
             assert caught <= {"race", "exit"}, family
-    assert len(families) == {PREFILL: 11, BLACKWELL: 12, PACK: 1}[symbol]
+    assert len(families) == {PREFILL: 8, BLACKWELL: 12, PACK: 1}[symbol]
     if symbol != PACK:
         assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}
 
@@ -137,12 +142,13 @@ def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
 
 @pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
 def test_instructions_that_are_wrong_are_caught(kernels, name):
-    """Equivalent: another number where one instruction serves all who meet; a wait or an arrival that orders nothing
-    which others do not; and a count of a barrier that nobody waits for."""
+    """Equivalent, but for those with a reason in the table: another number where one instruction serves all who meet; a
+    wait or an arrival that orders nothing which others do not; and a count of a barrier that nobody waits for."""
     subject = subject_of(*kernels[name])
     subject.require_clean()
     results = [subject.try_out(site) for site in subject.sites if site.action in WRONG]
-    survived = [(result.site.family, result.site.action) for result in results if result.survived]
+    left = [result.site for result in results if result.survived]
+    survived = [(site.family, site.action) for site in left if not REASONS.of(name, site)]
     assert {action for _, action in survived} <= {RELAXED, ONE_MORE, ONE_LESS, NEXT_BARRIER}
     assert len(survived) <= 0.15 * len(results), survived
     of_counts = [result for result in results if result.site.family == "mbarrier.init"]
@@ -159,7 +165,7 @@ def test_instructions_that_are_misplaced_are_caught(kernels, name):
     for site in subject.sites:
         if site.action in MISPLACED:
             kinds[site.family, site.action].append(site)
-    possible = {PREFILL: set(MISPLACED) - {NEXT_COLUMN, WIDER}, BLACKWELL: set(MISPLACED)}
+    possible = {PREFILL: set(MISPLACED) - {NEXT_COLUMN, NEXT_ROW, WIDER}, BLACKWELL: set(MISPLACED)}
     assert {action for _, action in kinds} == possible.get(name, set(MISPLACED) - {LATER})
     may_survive = {LATER, NEXT_MBARRIER, PARITY_0, PARITY_1, OTHER_BOUND, NEXT_COLUMN, WIDER}
     for (_, action), of_kind in kinds.items():
@@ -235,14 +241,14 @@ def test_barriers_of_a_decodes_pair_are_missed(kernels):
 
 
 def test_an_instruction_that_another_makes_up_for_names_it(kernels):
-    """A kernel with each proxy fence twice: either is redundant, both are not."""
+    """A kernel with its fence behind the barriers' initialisation twice: either is redundant, both are not."""
     ptx, records, _ = kernels[PREFILL]
     subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), records)
-    fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
+    fences = [site for site in taken_away(subject) if site.family == "fence.mbarrier_init"]
     first, second = map(subject.try_out, fences)
     assert first.survived and second.survived
     first, second = find_covers(subject, [first, second])
-    key = "sm90/prefill/attend.attend: arch.fence_view_async_shared: fence.proxy.async removed"
+    key = "sm90/prefill/kernel.kernel: arch.mbarrier_init_fence: fence.mbarrier_init removed"
     assert (first.cover, second.cover) == ("", f"{key} (1 of 2)")
     findings = {"twice": mutate.Findings([first, second])}
     page, problems = mutation_table.render(findings, Reasons(), ["mutate"])
@@ -254,7 +260,7 @@ def test_mutants_are_settled_together_as_they_would_be_alone(kernels):
     """Either of two fences may go and one must stay; a wait beside them that none makes up for is caught."""
     ptx, records, _ = kernels[PREFILL]
     subject = subject_of(ptx.replace(FENCE, f"{FENCE}\n\t{FENCE}"), records)
-    fences = [site for site in taken_away(subject) if site.family == "fence.proxy.async"]
+    fences = [site for site in taken_away(subject) if site.family == "fence.mbarrier_init"]
     waits = [site for site in subject.sites if "k.wait_full" in site.key and "wait always true" in site.key]
     assert len(fences) == 2 and waits
     for order in ([*fences, *waits], [*waits, *reversed(fences)]):
@@ -296,7 +302,7 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
     assert {
         "sm90/prefill/attend._scores: k.wait_full: mbarrier.try_wait always true",
         "sm90/prefill/attend._scores: mma.issue: wgmma.fence removed",
-        "sm90/prefill/attend.attend: arch.cp_async_bulk_wait_group: cp.async.bulk.wait_group removed",
+        "sm90/prefill/attend.attend_task: q.release: mbarrier.arrive removed",
     } <= keys
     label = "sm100/decode/mma._scores: s.wait_empty: mbarrier.try_wait always true"
     assert label in {site.label for site in subject_of(*kernels[f"{DECODE}, 10 rows"]).sites}
@@ -306,7 +312,7 @@ def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
     """With two more waits at its beginning and lines that lie elsewhere, names of today stand for what they did."""
     ptx, records, _ = kernels[PREFILL]
     before = {site.label: site.text for site in subject_of(ptx, records).sites}
-    wait = next(line for line in ptx.splitlines() if "cp.async.bulk.wait_group" in line)
+    wait = next(line for line in ptx.splitlines() if "wgmma.wait_group" in line)
     head, body = ptx.split("\tmov.u32 ", 1)
     moved = subject_of(f"{head}\t{wait}\n\t{wait}\n\tmov.u32 {body}".replace(".py:", ".py:1"), records)
     after = {site.label: site.text for site in moved.sites}
@@ -359,13 +365,12 @@ def test_calls_are_read_as_written():
 
 def test_shipped_reasons_are_for_kernels_of_the_table_and_for_mutants_that_exist(kernels):
     """Of the kernels compiled here all names fit; the whole table is rendered by hand."""
-    shipped = Reasons.read(DOCS / "mutation-reasons.json")
     table = (DOCS / "mutation-table.md").read_text()
-    for name in shipped.of_kernels:
+    for name in REASONS.of_kernels:
         assert f"| {name} |" in table
     for name, (ptx, records, _) in kernels.items():
-        assert not [*shipped.wrong(name, subject_of(ptx, records).sites)]
-    assert shipped.of_kernels.keys() & kernels.keys()
+        assert not [*REASONS.wrong(name, subject_of(ptx, records).sites)]
+    assert REASONS.of_kernels.keys() & kernels.keys()
 
 
 def test_what_is_never_executed_does_not_count(kernels):
@@ -376,14 +381,22 @@ def test_what_is_never_executed_does_not_count(kernels):
     assert reached.kind == "race" and not unreachable.executed and not unreachable.survived
 
 
-@pytest.mark.parametrize("mode", ["eager", "late"])
-def test_output_over_the_other_warpgroups_queries_is_a_race(kernels, mode):
-    """Slices of the output once lay at a stride of 64 d_v where those of Q, whose place they take, have 64 d_qk."""
-    ptx, (record, *_), _ = kernels[PREFILL]
-    stride, wrong = f"{64 * 192}, -{64 * 192};", f"{64 * 128}, -{64 * 128};"
-    assert ptx.count(stride) == 1
-    options = dataclasses.replace(RACE, async_mode=mode)
-    record.run(machine.parse(ptx), options)
-    with pytest.raises(EmulationError, match="read by the asynchronous operation that .* and write by CTA") as it:
-        record.run(machine.parse(ptx.replace(stride, wrong)), options)
-    assert it.value.kind == "race" and "stmatrix" in str(it.value)
+def test_earlier_results_that_another_lane_stores_over_are_a_race(kernels):
+    """Lanes of a quad exchange what they store, so that one once overwrote what another had yet to add."""
+    subject = subject_of(*kernels[PREFILL])
+    (site,) = [site for site in subject.sites if site.family == WHOLE_WARP]
+    assert site.key == "sm90/prefill/attend.attend_task: arch.sync_warp: bar.warp.sync removed"
+    assert subject.try_out(site).kind == "race"
+
+
+def test_the_turn_to_a_ctas_next_query_tile_is_missed(tmp_path):
+    """The query's places, which are filled again, and the words that tell roles their tiles: in one small call."""
+    verdict = check.check(check.find(SEVERAL_TILES), lengths=LENGTHS_OF_SEVERAL_TILES, record_to=tmp_path)
+    assert verdict.error is None and verdict.calls[0].launches[0].grid == (12, 1, 1)
+    (path,) = tmp_path.glob("*.npz")
+    subject = subject_of(path.with_suffix(".ptx").read_text(), [Record(path)])
+    subject.require_clean()
+    turn = [site for site in subject.sites if site.callee.startswith("q.") or "sm90/prefill/tasks." in site.key]
+    results = [subject.try_out(site) for site in turn]
+    assert len(results) > 30 and all(result.executed for result in results)
+    assert not [result.site.label for result in results if not result.kind]

@@ -58,6 +58,8 @@ every column of a tile of 64 keys lie the first key that a row sees and the last
 with a tile, and with a page in the middle of one, behind which the table has no entry."""
 DECODE_HIDING = (70, 0, 170, 330, 130, 200, 4192)
 """Keys of a decode with visible lengths: they end so, too, many tiles behind the first of a CTA."""
+PREFILL_SMS = 1
+"""SMs of a small prefill: so few that a CTA of Hopper's takes several query tiles where its kernel can."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
@@ -122,7 +124,7 @@ def check(
     PREFILL_BOUNDS, and decodes in these ways with visible lengths and with DECODE_BOUNDS.
     """
     torch.manual_seed(seed)
-    sms = DECODE_SMS if isinstance(variant, DecodeVariant) else None
+    sms = {DecodeVariant: DECODE_SMS, PrefillVariant: PREFILL_SMS}.get(type(variant))
     with emulated(
         variant.arch.value, options, record_to=record_to, compiled=compiled, processors=sms
     ) as gpu:

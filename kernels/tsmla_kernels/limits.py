@@ -15,6 +15,12 @@ TILE_ALIGNMENT = 1024
 """The 128-byte swizzle pattern repeats every 1024 bytes, so each tile starts on such a boundary."""
 
 
+def registers_at_launch(threads: int) -> int:
+    """Of each thread where a CTA of so many has an SM for itself: registers are given out in eights. `setmaxnreg` moves
+    what a CTA was launched with, not what the SM has besides (PTX ISA)."""
+    return REGISTERS_PER_SM // threads // 8 * 8
+
+
 def swizzle_bytes(row_bytes: int) -> int:
     """Over how many bytes the rows of a K-major tile are swizzled: the largest span that divides them."""
     return next(span for span in (128, 64, 32) if row_bytes % span == 0)

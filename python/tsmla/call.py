@@ -182,6 +182,7 @@ PREFILL = Operator(
         Number("output_scale", "v_scale * output_scale", 1.0),
         Number("lse_includes_sink", "lse_includes_sink", 0),
         Number("merges", "merge_into", 0),
+        Number("processors", "the GPU's SMs", 1),
     ),
     dtypes=tuple(Dtype),
     keyed=("heads_q", "heads_kv", "d_query", "d_key"),

@@ -14,6 +14,7 @@ from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .errors import ArgumentError, TsmlaError
 from .support import NOPE_DIM, ROPE_DIM, prefill_out_dtype
 from .variant import PrefillVariant
+from .workspace import multiprocessors
 
 _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
@@ -144,7 +145,7 @@ def tsmla_prefill(
     try:
         shape = query.shape  # type: ignore[union-attr]
         kind = _kind(tensors, shape, options, cum_seq_lens.numel() == batch_size + 1)
-        kernel, heads, d_v, new_out, new_lse, no_sinks, joined = resolve.calls.get(kind) or resolve.keep(
+        kernel, heads, d_v, sms, new_out, new_lse, no_sinks, joined = resolve.calls.get(kind) or resolve.keep(
             kind, _examined(tensors, options, batch_size, merges)
         )
         tokens = shape[0]
@@ -158,7 +159,7 @@ def tsmla_prefill(
                 key, joined if k_pe is None else k_pe if k_pe.ndim != 2 else k_pe.unsqueeze(1),
                 value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
                 no_sinks if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
-                merges,
+                merges, sms,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options, batch_size, merges)
@@ -195,9 +196,9 @@ def _examined(
     options: tuple[bool, bool, bool, bool, torch.dtype | None],
     batch_size: int,
     merges: int,
-) -> tuple[Callable[..., None], int, int, torch.Tensor, torch.Tensor, Any, Any]:
-    """The kernel of a call, its query heads, d_v, empty tensors of the dtypes of the output and the LSE, and its words
-    for no sinks and for what is joined, with every check and its error."""
+) -> tuple[Callable[..., None], int, int, int, torch.Tensor, torch.Tensor, Any, Any]:
+    """The kernel of a call, its query heads, d_v, its GPU's SMs, empty tensors of the dtypes of the output and the LSE,
+    and its words for no sinks and for what is joined, with every check and its error."""
     *flags, out_dtype = options
     causal, return_lse, pdl, _ = checks.each(
         checks.flag, _OPERATOR,
@@ -237,7 +238,8 @@ def _examined(
         )
     results = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
     words = query.new_empty(0, dtype=torch.float32), query.new_empty((0, 1, ROPE_DIM))
-    return resolve.kernel(variant), heads, variant.d_v, *results, *map(_converted, words)
+    sms = multiprocessors(examination.device)
+    return resolve.kernel(variant), heads, variant.d_v, sms, *results, *map(_converted, words)
 
 
 def _converted(tensor: torch.Tensor) -> Any:

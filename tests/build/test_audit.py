@@ -107,6 +107,7 @@ def test_spilled_registers(library, small_variants):
     [
         (0x79F0, 0, {"wgmma"}),
         (0x7DF3, 0, {"wgmma"}),
+        (0x79C5, 1 << 16, {"wgmma_waits"}),
         (0x75EA, 0, {"tcgen05_mma"}),
         (0x79EA, 1 << 21, {"tcgen05_mma", "tcgen05_mma_2cta"}),
         (0x79EE, 1 << 21, {"tcgen05_ld"}),
@@ -160,6 +161,20 @@ def test_registers_at_launch_that_roles_do_not_share(library, described):
     used = described.kernels[0].resources
     found = "\n".join(gpu_problems(library, described))
     assert f"starts with {used['registers']} registers; its roles share {65536 // used['threads'] // 8 * 8} a" in found
+
+
+@pytest.mark.parametrize(("waits", "serialised"), [(1, False), (2, True)])
+def test_products_that_ptxas_has_serialised(library, described, waits, serialised):
+    """A pack kernel that begins with two products and waits for both, or for each."""
+    data = bytearray(library.read_bytes())
+    (code,) = [s.data for s in cubin.images(library)[0].sections if s.name.startswith(".text.")]
+    instructions = [(0x79F0, 0)] * 2 + [(0x79C5, 1 << 16)] * waits
+    begin = data.index(code)
+    for number, words in enumerate(instructions):
+        struct.pack_into("<QQ", data, begin + 16 * number, *words)
+    library.write_bytes(sealed(bytes(data)))
+    found = "\n".join(gpu_problems(library, described))
+    assert ("waits for each of its 2 wgmma: ptxas has serialised them" in found) == serialised
 
 
 @pytest.mark.parametrize("resource", ["registers", "static_shared_bytes", "threads"])

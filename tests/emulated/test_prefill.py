@@ -24,6 +24,9 @@ LENGTHS = {
     "several tiles": ([257], [513]),
     "a first query tile without keys": ([257, 129, 300], [16, 1, 100]),
 }
+SEVERAL_TILES = [([257, 130], [513, 200]), ([257, 0, 130, 140], [16, 7, 0, 100])]
+"""CTAs with tiles of one head and of two, of two sequences, of heads in pairs and not; without keys before and behind
+others; and CTAs with one tile."""
 
 
 def check(problem: Problem, causal: bool, lse: bool = True, **options) -> torch.Tensor:
@@ -54,6 +57,17 @@ def test_eight_bits_against_float64(gpu, lengths, causal):
         *lengths, 2, 1, 192, 128, torch.float8_e4m3fn, "cuda", slack=3, padded_entries=2, strided=True
     )
     check(problem, causal)
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
+def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, causal):
+    """Hopper's kernels of 8 bits give CTAs several query tiles where there are more than run side by side."""
+    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    check(make_problem(*lengths, 4, 2, 192, 128, torch.float8_e4m3fn, "cuda", slack=3, padded_entries=2), causal)
+    if gpu.emulation is not None:  # one tile each would be as many CTAs for every head
+        assert gpu.emulation.calls[-1].launches[0].grid[0] % 4 != 0
 
 
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)

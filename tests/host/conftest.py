@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import launches
 import pytest
 from examples import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
 from refusing import Recorder
@@ -118,4 +119,5 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(resolve, "kernel", recorder)
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
+    launches.processors(monkeypatch)
     return recorder

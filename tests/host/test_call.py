@@ -14,6 +14,7 @@ import pytest
 import torch
 import tsmla
 from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
+from launches import SMS, processors
 from refusing import refusing
 from tsmla import checks, examine, resolve, support
 from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
@@ -53,7 +54,7 @@ APART: dict[str, dict[str, Any]] = {
 PACKED = {"max_q_len": 2}
 TOGETHER = {"positions", "cos_sin_cache", "rope_interleaved"}
 """Arguments of which a call has all or none."""
-PARTS, Q_LEN = "the plan's (`plan_decode`)", "max_q_len, or query's q_len"
+PARTS, Q_LEN, PROCESSORS = "the plan's (`plan_decode`)", "max_q_len, or query's q_len", "the GPU's SMs"
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def launches(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(resolve, "kernel", kernel)
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
-    monkeypatch.setattr("tsmla.decode.multiprocessors", lambda device: 132)
+    processors(monkeypatch)
     monkeypatch.setattr(support, "DECODE_ROWS", dict.fromkeys(Arch, {"snapmla": (Dtype.E4M3,)}))
     return found
 
@@ -189,6 +190,8 @@ def test_operators_launch_in_the_order_of_the_table(variant, packed, launches) -
                 assert got > 0
             elif argument.given == Q_LEN:
                 assert got == SIZES["q_len"]
+            elif argument.given == PROCESSORS:
+                assert got == SMS
             else:
                 want = math.prod(given.get(factor, argument.neutral) for factor in argument.given.split(" * "))
                 assert got == want and type(got) is type(argument.neutral), argument.name

@@ -9,6 +9,8 @@ shuffles, arrivals, copies).
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import itertools
 from collections.abc import Sequence
 
 from .costs import Cost
@@ -98,13 +100,21 @@ class Matcher:
         return self._found[key]
 
     def _search(self, start: int, anchor: str, mix: Mix) -> list[tuple[int, float, tuple[int, ...]]]:
+        """Goes on where least is beyond the mix: a kernel's loop around all of its loops has more ways than are tried."""
         best: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
-        stack: list[tuple[int, Mix, tuple[int, ...]]] = [(start, NOTHING, ())]
+        open_ways: list[tuple[int, int, int, Mix, tuple[int, ...]]] = []
+        numbers = itertools.count()
+
+        def put(position: int, so_far: Mix, way: tuple[int, ...]) -> None:
+            beyond = sum(w * max(0, a - b) for w, a, b in zip(_WEIGHTS, so_far, mix, strict=True))
+            heapq.heappush(open_ways, (beyond, next(numbers), position, so_far, way))
+
+        put(start, NOTHING, ())
         seen = set()
         for _ in range(MOST_STEPS):
-            if not stack:
+            if not open_ways:
                 break
-            position, so_far, way = stack.pop()
+            _, _, position, so_far, way = heapq.heappop(open_ways)
             if (position, so_far) in seen:
                 continue
             seen.add((position, so_far))
@@ -122,11 +132,11 @@ class Matcher:
             if coded.name == "branch":
                 assert coded.target is not None
                 if coded.guarded:
-                    stack.append((end + 1, so_far, (*way, end)))
+                    put(end + 1, so_far, (*way, end))
                 if 0 <= coded.target < len(self.code) and not self._slow[end]:
-                    stack.append((coded.target, so_far, (*way, end)))
+                    put(coded.target, so_far, (*way, end))
             elif coded.guarded and (coded.name == "exit" or coded.name in self._anchors):
-                stack.append((end + 1, so_far, (*way, end)))
+                put(end + 1, so_far, (*way, end))
         return [(end, *min(ways)) for end, ways in best.items()]
 
     def _run(self, position: int) -> tuple[tuple[int, ...], Mix, int]:

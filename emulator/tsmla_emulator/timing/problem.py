@@ -18,10 +18,12 @@ from .costs import Text
 from .machine_code import instructions
 from .machines import Machine
 from .placement import Placer
+from .prefill_grid import SINGLE_TILES, kv_tiles, query_tiles_of
 from .replay import Memory, Prepared, Replayed, replay
 
 TILES_TRACED = (8, 40)
-"""KV tiles of the two prefill CTAs that are replayed; the clocks of others lie on the line through both."""
+"""KV tiles of the two prefill CTAs that are replayed; the clocks of others lie on the line through both. Where a CTA can
+take several query tiles, one that takes as many as it can is replayed, too, with the fewer KV tiles for each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +100,18 @@ class Traced:
     def _library(self) -> Path:
         return (self._compiled or compile_for_emulation)(self.variant).library
 
-    def run(self, operator: Any, clusters: Iterable[int]) -> Call:
-        """Emulate chosen clusters of what `operator()` launches."""
+    def run(self, operator: Any, clusters: Iterable[int], processors: int | None = None) -> Call:
+        """Emulate chosen clusters of what `operator()` launches, on a GPU of the problem's SMs or of so many."""
         options = Options(trace=tuple(clusters), only_traced=True)
-        sms = self.processors
+        sms = processors or self.processors
         with emulated(self.arch, options, compiled=self._compiled, processors=sms) as gpu:
             operator()
         return gpu.calls[-1]
 
 
 class PrefillTraced(Traced):
-    """One CTA of a prefill at two numbers of KV tiles; when causal, the one that ends at the last key."""
+    """One CTA of a prefill at two numbers of KV tiles (when causal, the one that ends at the last key), and one with
+    several query tiles where the kernel has such."""
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None, tile_kv: int | None = None):
         super().__init__(variant, shape, processors, compiled)
@@ -118,6 +121,10 @@ class PrefillTraced(Traced):
         self.calls = [
             self.run(lambda n=n: _call_prefill(variant, self.rows, n * self.tile_kv), (0,)) for n in TILES_TRACED
         ]
+        self.most = query_tiles_of(variant)
+        if self.most > 1:  # of one SM and so many heads, the first CTA has as many query tiles as it can
+            keys, heads = TILES_TRACED[0] * self.tile_kv, SINGLE_TILES + self.most
+            self.calls.append(self.run(lambda: _call_prefill(variant, self.rows, keys, heads), (0,), processors=1))
         self._ends: dict[tuple[Machine, Memory], list[Replayed]] = {}
 
     def at(self, shape: Shape) -> PrefillTraced:
@@ -137,9 +144,14 @@ class PrefillTraced(Traced):
         few, many = TILES_TRACED
         per_tile = (ends[1].clocks - ends[0].clocks) / (many - few)
         fixed = ends[0].clocks - few * per_tile
-        durations = [fixed + tiles * per_tile for tiles in self.tiles()]
+        further = 0.0
+        if self.most > 1:
+            further = (ends[2].clocks - ends[0].clocks) / (self.most - 1) - few * per_tile
+        durations = [fixed + (len(own) - 1) * further + sum(own) * per_tile for own in self.tiles()]
         clocks = schedule(durations, machine.processors, machine.cta_gap.value)
         details = {"per KV tile": per_tile, "beside tiles, a CTA": fixed, "CTAs": float(len(durations))}
+        if self.most > 1:
+            details["beside tiles, a further query tile"] = further
         return Modelled(machine, clocks, machine.launch.value, details, ends[1], prepared,
                         self.calls[1].report.traces, per_tile)  # fmt: skip
 
@@ -149,28 +161,14 @@ class PrefillTraced(Traced):
         keys = (v.d_qk + v.d_v) * v.dtype.bits / 8
         query = s.queries * s.sequences * s.heads * v.d_qk * v.dtype.bits / 8
         once = s.keys * s.sequences * s.heads * keys + query
-        new = min(1.0, once / (sum(self.tiles()) * self.tile_kv * keys + query))
+        new = min(1.0, once / (sum(map(sum, self.tiles())) * self.tile_kv * keys + query))
         share = machine.hbm.value * 1e3 / machine.clock.value / machine.processors
         latency = machine.copy_latency.value + new * (machine.copy_latency_hbm.value - machine.copy_latency.value)
         return Memory(latency, min(machine.l2.value, share / new))
 
-    def tiles(self) -> list[int]:
-        """KV tiles of each CTA in the order in which they start: longest first within the heads whose keys fit in L2
-        together (parts/tile_scheduler.py)."""
-        v, s = self.variant, self.shape
-        row_bytes = (v.d_qk + v.d_v) * v.dtype.bits // 8
-        count = -(-s.queries // self.rows)
-        section = min(max(24 * 2**20 // (s.keys * row_bytes), 1), s.heads)
-        found = []
-        for _ in range(s.sequences):
-            for first in range(0, s.heads, section):
-                here = min(section, s.heads - first)
-                for tile in reversed(range(count)):
-                    seen = s.keys
-                    if v.causal:
-                        seen = min(s.keys, s.keys - s.queries + min((tile + 1) * self.rows, s.queries))
-                    found += [-(-max(seen, 0) // self.tile_kv)] * here
-        return found
+    def tiles(self) -> list[list[int]]:
+        """KV tiles of each CTA's query tiles, in the order in which CTAs start."""
+        return kv_tiles(self.variant, self.shape, self.processors, self.rows, self.tile_kv)
 
 
 class DecodeTraced(Traced):
@@ -303,7 +301,7 @@ def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) ->
     raise ValueError(f"{symbol}: the timing model knows prefill and decode")
 
 
-def _call_prefill(variant: Any, rows: int, keys: int) -> None:
+def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:
     import torch
     import tsmla
     from tsmla.checks import TORCH_DTYPE_OF
@@ -311,7 +309,7 @@ def _call_prefill(variant: Any, rows: int, keys: int) -> None:
     torch.manual_seed(0)
     dtype = TORCH_DTYPE_OF[variant.dtype]
     q, k, v = (
-        torch.randn(tokens, 1, dim, device="cuda").to(dtype)
+        torch.randn(tokens, heads, dim, device="cuda").to(dtype)
         for tokens, dim in ((rows, variant.d_qk), (keys, variant.d_qk), (keys, variant.d_v))
     )
     ends_q, ends_kv = (torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (rows, keys))

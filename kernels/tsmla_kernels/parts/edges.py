@@ -108,8 +108,7 @@ class EdgeSpec:
     A stage is full when all of `filled_by` have arrived (and the announced bytes have landed), empty when all of
     `emptied_by` have. `read_by` are roles that wait until it is full and do not say when they have left it. An edge
     that NOBODY empties has no barriers that say "empty". Of one whose stages are filled `once`, nobody says it or waits
-    for it; those barriers are initialised all the same, because without them ptxas orders the first instructions of
-    Hopper's prefill differently, and that has not been measured.
+    for it; those barriers are initialised all the same.
     """
 
     name: str

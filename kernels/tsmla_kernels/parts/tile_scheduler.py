@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 
 from .division import quotient
 from .seqlen import Span, apart, span_of
@@ -51,9 +51,12 @@ def query_tile(
     heads_per_kv_head: Int32,
     tile_q: cutlass.Constexpr,
     kv_row_bytes: cutlass.Constexpr,
+    paired: Int32 | None = None,
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
-    together.
+    together. With `paired`, the heads whose tiles all have numbers below it come before the others, head by head, and
+    a head's tiles in pairs: the last and the first, the last but one and the second, ...; that is where one CTA takes
+    tiles that follow each other, which then are as much work as any other CTA's, with the same keys.
 
     A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
     there are no more tiles than CTAs. Keys may be shared."""
@@ -88,19 +91,37 @@ def query_tile(
     head = Int32(0)
     tile = Int32(0)
     if found:
-        kv_heads = cutlass.max(quotient(Int32(L2_SECTION_BYTES), cutlass.max(kv.length, 1) * kv_row_bytes), 1)
-        section_heads = cutlass.min(kv_heads * heads_per_kv_head, heads)
-        index = cta - first_cta
-        section = quotient(index, section_heads * tiles)
-        first_head = section * section_heads
-        here = cutlass.min(section_heads, heads - first_head)
-        within = index - first_head * tiles
-        group = quotient(within, NEIGHBOURS * here)
-        rest = within - group * NEIGHBOURS * here
-        alone = tiles - group * NEIGHBOURS < NEIGHBOURS
-        head = first_head + cutlass.select_(alone, rest, rest // NEIGHBOURS)
-        tile = tiles - 1 - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
+        first_head, index = Int32(0), cta - first_cta
+        if const_expr(paired is not None):
+            first_head = cutlass.min(quotient(cutlass.max(paired - first_cta, 0), tiles), heads)
+            index -= first_head * tiles
+        head, tile = _sectioned(
+            index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes
+        )
+        if index < 0:
+            head = quotient(index + first_head * tiles, tiles)
+            place = cta - first_cta - head * tiles
+            tile = cutlass.select_(place % 2 == 0, tiles - 1 - place // 2, place // 2)
     return QueryTile(found, head, tile, q, kv)
+
+
+@cute.jit
+def _sectioned(
+    index: Int32, first_head: Int32, heads: Int32, heads_per_kv_head: Int32, tiles: Int32, kv_bytes: Int32
+) -> tuple[Int32, Int32]:
+    """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first."""
+    kv_heads = cutlass.max(quotient(Int32(L2_SECTION_BYTES), cutlass.max(kv_bytes, 1)), 1)
+    section_heads = cutlass.min(kv_heads * heads_per_kv_head, heads)
+    section = quotient(index, section_heads * tiles)
+    before = section * section_heads
+    here = cutlass.min(section_heads, heads - before)
+    within = index - before * tiles
+    group = quotient(within, NEIGHBOURS * here)
+    rest = within - group * NEIGHBOURS * here
+    alone = tiles - group * NEIGHBOURS < NEIGHBOURS
+    head = first_head + before + cutlass.select_(alone, rest, rest // NEIGHBOURS)
+    tile = tiles - 1 - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
+    return head, tile
 
 
 @cute.jit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import warp
+from cutlass import Float32, Int32, const_expr
+from cutlass.cutlass_dsl import select_
 
 from ..alignment import aligned
 from ..row_end import with_earlier
@@ -14,13 +14,44 @@ from .fragment import QUAD, rows_columns
 
 
 @cute.jit
-def stage_output(tiled_mma: cute.TiledMma, thread: Int32, accumulator: cute.Tensor, shared: cute.Tensor) -> None:
-    """Round the accumulator to the type of `shared` (64 rows, dim) and store it there, this thread's part."""
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), shared.element_type)
-    copy = cute.make_tiled_copy_C(atom, tiled_mma).get_slice(thread)
-    rounded = cute.make_rmem_tensor_like(accumulator, shared.element_type)
-    rounded.store(accumulator.load().to(shared.element_type))
-    cute.copy(copy, copy.retile(rounded), copy.partition_D(shared))
+def store_output(
+    accumulator: cute.Tensor, out: cute.Tensor, coordinates: cute.Tensor, head: Int32, span: Span, first_row: Int32
+) -> None:
+    """Round the accumulator to the 16-bit type of `out` [tokens, heads, dim] and store it there; rows past the span are
+    skipped. Of every 32 columns of a row, each lane of a quad stores 8 that lie together."""
+    lane = cute.arch.lane_idx() % QUAD
+    rounded = cute.make_rmem_tensor_like(accumulator, out.element_type)
+    rounded.store(accumulator.load().to(out.element_type))
+    words = cute.recast_tensor(rounded, Int32)
+    rows = cute.size(coordinates, mode=[0])
+    for row in cutlass.range_constexpr(rows):
+        position = first_row + coordinates[row, 0][0]
+        lines = []
+        for start in cutlass.range_constexpr(row, cute.size(words), rows * QUAD):
+            line = cute.make_rmem_tensor(QUAD, Int32)
+            for block in cutlass.range_constexpr(QUAD):
+                line[block] = words[start + rows * block]
+            _transpose_in_quad(line, lane)
+            lines.append(line)
+        if position < span.length:
+            target = out[span.start + position, head, None]
+            for number, line in enumerate(lines):
+                place = aligned(target.iterator + (QUAD * number + lane) * 8, 16)
+                cute.autovec_copy(line, cute.recast_tensor(cute.make_tensor(place, cute.make_layout(8)), Int32))
+
+
+@cute.jit
+def _transpose_in_quad(words: cute.Tensor, lane: Int32) -> None:
+    """Word i of lane j of a quad changes places with word j of lane i."""
+    for bit in cutlass.range_constexpr(QUAD.bit_length() - 1):
+        step = 1 << bit
+        upper = (lane & step) != 0
+        for index in cutlass.range_constexpr(QUAD):
+            if const_expr(index & step == 0):
+                low, high = words[index], words[index + step]
+                received = cute.arch.shuffle_sync_bfly(select_(upper, low, high), step)
+                words[index] = select_(upper, received, low)
+                words[index + step] = select_(upper, high, received)
 
 
 @cute.jit

@@ -16,18 +16,16 @@ def issue(
     a: cute.Tensor,
     b: cute.Tensor,
     keep: Boolean | bool,
-    fence: cutlass.Constexpr = True,
 ) -> None:
     """Start accumulator = a b^T (plus the accumulator when `keep`) and commit it as one group; does not wait.
 
-    `fence` orders this warp's earlier accesses of the accumulator's and a's registers before the product. Without it
-    they must have come before the fence of a product issued earlier.
+    The fence orders this warp's earlier accesses of the accumulator's and a's registers before the product. PTX asks for
+    none where the fence of a product issued earlier covers them; ptxas then adds one, or serialises all products.
 
     The atom is built here, per call: one that is mutated across a loop is not folded by the compiler.
     """
     atom = cute.make_mma_atom(mma_op)
-    if const_expr(fence):
-        warpgroup.fence()
+    warpgroup.fence()
     for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
         atom.set(warpgroup.Field.ACCUMULATE, keep if const_expr(k == 0) else True)
         cute.gemm(atom, accumulator, a[None, None, k], b[None, None, k], accumulator)

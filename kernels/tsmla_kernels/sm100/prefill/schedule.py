@@ -6,7 +6,7 @@ import dataclasses
 
 from tsmla.variant import Arch, PrefillVariant
 
-from ...limits import REGISTERS_PER_SM, WARPGROUP
+from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Role, TensorCore, Warps
 from .geometry import PrefillGeometry
 
@@ -111,5 +111,5 @@ class PrefillSchedule:
         budgets = (self.softmax_registers, self.correct_registers, self.issue_registers)
         assert all(registers % 8 == 0 and 24 <= registers <= 256 for registers in budgets), self
         total = WARPGROUP * (2 * self.softmax_registers + self.correct_registers + self.issue_registers)
-        assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
+        assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
         assert 0 <= self.emulated_pairs <= 16, self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...limits import REGISTERS_PER_SM, WARPGROUP
+from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Role, Warps
 from .geometry import DEALT_AT, LOAD_WARPS, TASK_RING, TASK_WORDS, DecodeGeometry
 
@@ -113,5 +113,5 @@ class DecodeSchedule:
 
     def check(self) -> None:
         total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.transpose_registers)
-        assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
+        assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
         assert self.geometry.accumulator_registers + 24 <= self.attend_registers, self

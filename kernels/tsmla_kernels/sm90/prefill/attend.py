@@ -11,9 +11,8 @@ from cutlass.cute.nvgpu import warpgroup
 from tsmla.variant import Dtype, PrefillVariant
 
 from ...limits import WARPGROUP
-from ...parts import tma
 from ...parts.hopper import lazy_softmax, mma
-from ...parts.hopper.epilogue import add_earlier, load_lse, stage_output, store_lse
+from ...parts.hopper.epilogue import add_earlier, load_lse, store_lse, store_output
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
@@ -21,12 +20,12 @@ from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
-from .schedule import EPILOGUE_BARRIER
 from .storage import Shared
+from .tasks import Tasks
 
 
 class AttendState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions."""
+    """What a step needs besides the tile number: operands, running state, positions. `first` tiles came before."""
 
     qk_op: object
     pv_op: object
@@ -46,6 +45,7 @@ class AttendState(NamedTuple):
     len_q: Int32
     len_kv: Int32
     work: WorkRange
+    first: Int32
     scale_log2: Float32
     tile_kv: int
     causal: bool
@@ -60,10 +60,30 @@ def is_lazy(dtype: Dtype) -> bool:
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tasks: Tasks,
     softmax_scale: Float32, ending: Ending, earlier: Earlier | None,
 ):  # fmt: skip
-    """`mmas` are the score and value MMAs, `out` is (copy atom, one head's rows)."""
+    """`mmas` are the score and value MMAs; `out` [tokens, heads, dim] and `lse` the call's."""
+    filled = Int32(0)
+    first = Int32(0)
+    for task in cutlass.range(tasks.count, unroll=1):
+        tile = tasks.tile(task)
+        work = tasks.work(tile)
+        if tile.q.length > 0:
+            last = task == tasks.count - 1
+            attend_task(
+                variant, mmas, shared, out, lse, tile, work, softmax_scale, ending, earlier, filled, first, last
+            )
+        filled += cutlass.min(work.tiles, 1)
+        first += work.tiles
+
+
+@cute.jit
+def attend_task(
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
+    softmax_scale: Float32, ending: Ending, earlier: Earlier | None, filled: Int32, first: Int32, last: Boolean,
+):  # fmt: skip
+    """Q has been `filled` so often before, and `first` tiles of K and V were visited; `last` is that of the CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     mma_qk, mma_pv = mmas
@@ -79,7 +99,7 @@ def attend(
     state = AttendState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
-        q=qk.make_fragment_A(qk.partition_A(shared.q))[None, None, None, group],
+        q=qk.make_fragment_A(qk.partition_A(shared.q[None, None, group])),
         k=qk.make_fragment_B(qk.partition_B(shared.k)),
         v=pv.make_fragment_B(pv.partition_B(shared.values)),
         scores_shape=mma_qk.partition_shape_C((64, tile_kv)),
@@ -95,6 +115,7 @@ def attend(
         len_q=tile.q.length,
         len_kv=tile.kv.length,
         work=work,
+        first=first,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
@@ -104,18 +125,21 @@ def attend(
     reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant.dtype) else -Float32.inf)
     row_sum.fill(0.0)
     if work.tiles > 0:
-        shared.q_edge.wait_full(group)
+        groups = cute.size(shared.q, mode=[2])
+        shared.q_edge.wait_full(filled * groups + group)
         _first(state)
-        unmasked = cutlass.max(work.masked, 1)
+        unmasked = first + cutlass.max(work.masked, 1)
         if const_expr(variant.causal):
-            for count in cutlass.range(1, unmasked, unroll=1):
+            for count in cutlass.range(first + 1, unmasked, unroll=1):
                 _step(state, count, True)
-        for count in cutlass.range(unmasked, work.tiles, unroll=1):
+        for count in cutlass.range(unmasked, first + work.tiles, unroll=1):
             _step(state, count, False)
+        shared.q_edge.release(filled * groups + group)
         _last(state)
 
     if const_expr(variant.pdl):
-        cute.arch.griddepcontrol_launch_dependents()
+        if last:
+            cute.arch.griddepcontrol_launch_dependents()
     totals = [quad_sum(row_sum[row]) for row in range(rows)]
     if const_expr(variant.lse):
         row_lse.fill(-Float32.inf)
@@ -135,37 +159,27 @@ def attend(
     if const_expr(variant.lse):
         if earlier.merges != 0:
             add_earlier(mma_pv, thread, output, factor, kept, earlier.out, tile.head, tile.q, first_row)
+            cute.arch.sync_warp()  # other lanes of the quad store what this one has read
         store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
-    out_shared = shared.out[None, None, group]
-    # The output takes Q's place, so every warp of the group must have finished its products.
-    cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + group, number_of_threads=WARPGROUP)
-    stage_output(mma_pv, thread, output, out_shared)
-    cute.arch.fence_view_async_shared()
-    cute.arch.barrier(barrier_id=EPILOGUE_BARRIER + group, number_of_threads=WARPGROUP)
-    if cute.arch.make_warp_uniform(thread // 32) == 0:
-        source, target = tma.tiles_of(out[0], out[1], (64, d_v), shared.out)
-        groups = cute.size(shared.q, mode=[2])
-        with cute.arch.elect_one():
-            cute.copy(out[0], source[None, group], target[None, tile.tile * groups + group])
-            cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+    store_output(output, out, coordinates, tile.head, tile.q, first_row)
 
 
 @cute.jit
 def _scores(state: AttendState, count: Int32) -> cute.Tensor:
     """Start the score product of tile `count`."""
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
+    keys = state.k[None, None, None, state.k_edge.stage(count)]
     state.k_edge.wait_full(count)
-    mma.issue(state.qk_op, scores, state.q, state.k[None, None, None, state.k_edge.stage(count)], False)
+    mma.issue(state.qk_op, scores, state.q, keys, False)
     return scores
 
 
 @cute.jit
-def _values(state: AttendState, count: Int32, fence: cutlass.Constexpr):
+def _values(state: AttendState, count: Int32):
     """Start adding tile `count`'s value product to the output."""
-    state.v_edge.wait_full(count)
     values = state.v[None, None, None, state.v_edge.stage(count)]
-    mma.issue(state.pv_op, state.output, state.probabilities, values, True, fence)
+    state.v_edge.wait_full(count)
+    mma.issue(state.pv_op, state.output, state.probabilities, values, True)
 
 
 @cute.jit
@@ -175,7 +189,7 @@ def _softmax(
     """Replace the scores of a tile by exponentials. Returns whether earlier output must be rescaled."""
     view = rows_columns(scores)
     if const_expr(masked):
-        first_column = tile_at(state.work, count) * state.tile_kv
+        first_column = tile_at(state.work, count - state.first) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     moves = Boolean(True)
     if const_expr(is_lazy(state.precision.dtype)):
@@ -205,21 +219,18 @@ def _round(state: AttendState, scores: cute.Tensor):
 @cute.jit
 def _first(state: AttendState):
     """Scores and softmax of the first tile."""
-    scores = _scores(state, Int32(0))
+    scores = _scores(state, state.first)
     warpgroup.wait_group(0)
-    state.k_edge.release(Int32(0))
-    _softmax(state, scores, Int32(0), True, True)
+    state.k_edge.release(state.first)
+    _softmax(state, scores, state.first, True, True)
     _round(state, scores)
 
 
 @cute.jit
 def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
-    """Scores of tile `count` while the values of the tile before are added; then its softmax.
-
-    The fence of the score product covers the output and the probabilities, last touched in the step before.
-    """
+    """Scores of tile `count` while the values of the tile before are added; then its softmax."""
     scores = _scores(state, count)
-    _values(state, count - 1, False)
+    _values(state, count - 1)
     warpgroup.wait_group(1)
     state.k_edge.release(count)
     moves = _softmax(state, scores, count, masked, False)
@@ -233,5 +244,7 @@ def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
 @cute.jit
 def _last(state: AttendState):
     """Values of the last tile."""
-    _values(state, state.work.tiles - 1, True)
+    last = state.first + state.work.tiles - 1
+    _values(state, last)
     warpgroup.wait_group(0)
+    state.v_edge.release(last)

@@ -9,10 +9,16 @@ from tsmla.variant import Arch, PrefillVariant
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
 
+TASKS_AT = BARRIER_BYTES // 2
+"""Where a CTA's tasks lie in shared memory, behind the barriers."""
+TASK_WORDS = 6
+"""Of 32 bits: a query tile's head and number, its sequence's rows and keys."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PrefillGeometry:
-    """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows.
+    """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows; or so
+    up to `tasks` times, one after the other.
 
     8-bit values are transposed in shared memory, into a ring of their own: their MMA reads them with keys contiguous.
     """
@@ -22,8 +28,8 @@ class PrefillGeometry:
     d_qk: int
     d_v: int
     stages: int
+    tasks: int
     element_bytes: int
-    out_element_bytes: int
     transposes_values: bool
 
     @classmethod
@@ -36,8 +42,8 @@ class PrefillGeometry:
             d_qk=variant.d_qk,
             d_v=variant.d_v,
             stages=2,
+            tasks=4 if small else 1,
             element_bytes=variant.dtype.bits // 8,
-            out_element_bytes=variant.out_dtype.bits // 8,
             transposes_values=small,
         )
         geometry.check()
@@ -53,11 +59,6 @@ class PrefillGeometry:
         return self.tile_q * self.d_qk * self.element_bytes
 
     @property
-    def q_slot_bytes(self) -> int:
-        """What one warpgroup has for its 64 rows of Q, and then for those of the output."""
-        return 64 * max(self.d_qk * self.element_bytes, self.d_v * self.out_element_bytes)
-
-    @property
     def k_bytes(self) -> int:
         """One stage."""
         return self.tile_kv * self.d_qk * self.element_bytes
@@ -68,14 +69,17 @@ class PrefillGeometry:
         return self.tile_kv * self.d_v * self.element_bytes
 
     @property
+    def kv_row_bytes(self) -> int:
+        """A key and its value."""
+        return (self.d_qk + self.d_v) * self.element_bytes
+
+    @property
     def value_rings(self) -> int:
         return 2 if self.transposes_values else 1
 
     @property
     def shared_bytes(self) -> int:
-        """The output takes Q's place, 64 rows by 64 rows, once a warpgroup's last score has been computed."""
-        slots = self.tile_q // 64 * self.q_slot_bytes
-        return BARRIER_BYTES + slots + self.stages * (self.k_bytes + self.value_rings * self.v_bytes)
+        return BARRIER_BYTES + self.q_bytes + self.stages * (self.k_bytes + self.value_rings * self.v_bytes)
 
     @property
     def accumulator_registers(self) -> int:
@@ -87,7 +91,7 @@ class PrefillGeometry:
         assert self.tile_q % 64 == 0 and self.tile_kv % k_step == 0 and self.tile_kv <= 256, self
         assert self.d_qk * self.element_bytes % 64 == 0, self
         assert self.d_v * self.element_bytes % 128 == 0, self
-        assert self.d_v * self.out_element_bytes % 128 == 0, self
-        for size in (self.q_slot_bytes, self.k_bytes, self.v_bytes):
+        for size in (self.q_bytes * 64 // self.tile_q, self.k_bytes, self.v_bytes):
             assert size % TILE_ALIGNMENT == 0, self
+        assert 4 * TASK_WORDS * self.tasks <= BARRIER_BYTES - TASKS_AT, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"

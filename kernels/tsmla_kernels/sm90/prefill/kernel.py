@@ -7,6 +7,8 @@ warpgroup the score product of one KV tile overlaps the value product of the one
 
 from __future__ import annotations
 
+import functools
+
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
@@ -18,17 +20,16 @@ from tsmla.variant import PrefillVariant
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT, WARPGROUP
 from ...parts import tma
-from ...parts.division import quotient
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
-from ...parts.work_range import work_range
 from .attend import attend
-from .geometry import PrefillGeometry
+from .geometry import TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
+from .tasks import Deal, Tasks, deal_of, tasks_of
 from .transpose import transpose_values
 
 
@@ -50,7 +51,6 @@ class PrefillKernel:
         mma_qk, mma_pv = self._mmas()
         layouts = self._layouts()
         load_op = cpasync.CopyBulkTensorTileG2SOp()
-        store_op = cpasync.CopyBulkTensorTileS2GOp()
         q_maps, k_maps = (
             tuple(tuple(cpasync.make_tiled_tma_atom(load_op, piece, box, (rows, columns))) for piece in pieces)
             for pieces, box, rows in (
@@ -64,21 +64,22 @@ class PrefillKernel:
             cute.select(layouts.v, mode=[0, 1]),
             (geometry.tile_kv, geometry.d_v),
         )
-        out_map = cpasync.make_tiled_tma_atom(
-            store_op,
-            tma.clippable(tma.rows_first(given.out)),
-            cute.select(layouts.out, mode=[0, 1]),
-            (64, geometry.d_v),
-        )
         heads = given.q.shape[1]
-        tiles = tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.tile_q)
+        tiles = heads * tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.tile_q)
+        heads_kv = given.k.shape[1]
+        deal = None
+        ctas = tiles
+        if const_expr(geometry.tasks > 1):
+            rows = (given.q.shape[0], given.k.shape[0])
+            deal = deal_of(geometry, rows, heads, heads_kv, given.processors)
+            ctas -= deal.many * (deal.most - 1)
         self.kernel(
-            q_maps, k_maps, v_map[0], v_map[1], out_map[0], out_map[1],
+            q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
-            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given),
+            heads, heads // heads_kv, given.softmax_scale, ending_of(given),
             Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
         ).launch(
-            grid=(tiles * heads, 1, 1),
+            grid=(ctas, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=geometry.shared_bytes,
             stream=given.stream,
@@ -93,8 +94,8 @@ class PrefillKernel:
         k: tuple,
         v_atom: cute.CopyAtom,
         v: cute.Tensor,
-        out_atom: cute.CopyAtom,
         out: cute.Tensor,
+        deal: Deal | None,
         lse: cute.Tensor | None,
         cum_seq_lens_q: cute.Tensor,
         cum_seq_lens_kv: cute.Tensor,
@@ -111,9 +112,9 @@ class PrefillKernel:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
-        shared = shared_of(schedule, self._layouts(), self.dtype, self.out_dtype, base, barriers)
+        shared = shared_of(schedule, self._layouts(), self.dtype, base, barriers)
         if warp == 1:  # 0 loads: it looks for its tile meanwhile
-            for atom in (*(atom for atom, _ in (*q, *k)), v_atom, out_atom):
+            for atom in (*(atom for atom, _ in (*q, *k)), v_atom):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
                 barriers.init()
@@ -121,55 +122,45 @@ class PrefillKernel:
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
 
-        tile = query_tile(
-            cute.arch.block_idx()[0],
-            cum_seq_lens_q,
-            cum_seq_lens_kv,
-            rows,
-            heads,
-            heads_per_kv_head,
-            geometry.tile_q,
-            (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
+        tile_of = functools.partial(
+            query_tile,
+            cum_seq_lens_q=cum_seq_lens_q,
+            cum_seq_lens_kv=cum_seq_lens_kv,
+            rows=rows,
+            heads=heads,
+            heads_per_kv_head=heads_per_kv_head,
+            tile_q=geometry.tile_q,
+            kv_row_bytes=geometry.kv_row_bytes,
         )
-        cute.arch.sync_threads()
-        if tile.valid:
-            first_row = tile.tile * geometry.tile_q
-            work = work_range(
-                first_row, geometry.tile_q, geometry.tile_kv, tile.q.length, tile.kv.length, self.variant.causal
+        cta = cute.arch.block_idx()[0]
+        if const_expr(geometry.tasks > 1):
+            first, count = tasks_of(deal, cta)
+            table = cute.make_tensor(
+                cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
             )
-            if warp < WARPGROUP // 32:
-                cute.arch.setmaxregister_decrease(schedule.load_registers)
-                if warp == 0:
-                    kv_head = quotient(tile.head, heads_per_kv_head)
-                    load(
-                        tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in q),
-                        tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in k),
-                        (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
-                        shared,
-                        geometry,
-                        tile.tile,
-                        work,
-                    )
-                if const_expr(schedule.transpose_warps > 0):
-                    if warp > 0 and warp <= schedule.transpose_warps:
-                        transpose_values(shared, warp - 1, schedule.transpose_warps, work)
-            else:
-                cute.arch.setmaxregister_increase(schedule.attend_registers)
-                attend(
-                    self.variant,
-                    (mma_qk, mma_pv),
-                    shared,
-                    (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
-                    lse,
-                    tile,
-                    work,
-                    softmax_scale,
-                    ending,
-                    earlier,
-                )
+            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, count, table)
+            if warp < count:
+                tile = tile_of(first + warp, paired=deal.many * deal.most)
+                with cute.arch.elect_one():
+                    tasks.write(warp, tile)
+        else:
+            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, 1, one=tile_of(cta))
+        cute.arch.sync_threads()
+        if warp < WARPGROUP // 32:
+            cute.arch.setmaxregister_decrease(schedule.load_registers)
+            if warp == 0:
+                load(q, k, (v_atom, v), shared, geometry, tasks)
+            if const_expr(schedule.transpose_warps > 0):
+                if warp > 0 and warp <= schedule.transpose_warps:
+                    transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)
+        else:
+            cute.arch.setmaxregister_increase(schedule.attend_registers)
+            attend(
+                self.variant, (mma_qk, mma_pv), shared, out, lse, tasks, softmax_scale, ending, earlier
+            )
 
     def _layouts(self) -> Layouts:
-        return layouts_of(self.geometry, self.schedule.attend_warpgroups, self.dtype, self.out_dtype)
+        return layouts_of(self.geometry, self.schedule.attend_warpgroups, self.dtype)
 
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
         """Scores = Q K^T with Q and K in shared memory; output += P V with P in registers."""

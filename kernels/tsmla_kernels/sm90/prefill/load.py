@@ -1,4 +1,4 @@
-"""Role `load` of the Hopper prefill: one warp that fills Q once, and the K and V rings in the work range's order."""
+"""Role `load` of the Hopper prefill: one warp that fills Q, and the K and V rings in the work ranges' order."""
 
 from __future__ import annotations
 
@@ -7,17 +7,45 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ...parts import tma
+from ...parts.division import quotient
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .storage import Shared
+from .tasks import Tasks
 
 
 @cute.jit
-def load(
-    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange
-):
+def load(q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks):
+    """`q` and `k` are pieces, each, as `v`, (copy atom, what its tensor map describes)."""
+    filled = Int32(0)
+    first = Int32(0)
+    for task in cutlass.range(tasks.count, unroll=1):
+        tile = tasks.tile(task)
+        work = tasks.work(tile)
+        if work.tiles > 0:
+            kv_head = quotient(tile.head, tasks.heads_per_kv_head)
+            load_task(
+                tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in q),
+                tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in k),
+                (v[0], tma.clipped_head_rows(v[1], kv_head, tile.kv)),
+                shared,
+                geometry,
+                tile.tile,
+                work,
+                filled,
+                first,
+            )
+            filled += 1
+            first += work.tiles
+
+
+@cute.jit
+def load_task(
+    q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange,
+    filled: Int32, first: Int32,
+):  # fmt: skip
     """`q` and `k` are pieces, each, as `v`, (copy atom, one head's rows). V runs one tile behind K, in the order they
-    are used.
+    are used. Q has been `filled` so often before, and `first` tiles of K and V have been loaded.
 
     The first warpgroup's rows of Q and the first K come before the other rows: so it starts sooner, and softmax of one
     warpgroup falls together with products of another, not with its softmax."""
@@ -25,17 +53,20 @@ def load(
     q_boxes = _boxes(q, shared.q, (64, geometry.box_columns))
     k_boxes = _boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns))
     v_box = ((v[0], *tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)),)
-    if work.tiles > 0:
-        for group in cutlass.range_constexpr(groups):
-            barrier = shared.q_edge.announce(Int32(group))
-            for atom, stages, tiles in q_boxes:
-                cute.copy(atom, tiles[None, query_tile * groups + group], stages[None, group], tma_bar_ptr=barrier)
-            if const_expr(group == 0):
-                _copy(k_boxes, shared.k_edge, Int32(0), work, shared.k_edge.announce(Int32(0)))
-        for count in cutlass.range(1, work.tiles, unroll=1):
-            _fill(k_boxes, shared.k_edge, count, work)
-            _fill(v_box, shared.v_edge, count - 1, work)
-        _fill(v_box, shared.v_edge, work.tiles - 1, work)
+    for group in cutlass.range_constexpr(groups):
+        barrier = shared.q_edge.acquire(filled * groups + group)
+        for atom, stages, tiles in q_boxes:
+            cute.copy(atom, tiles[None, query_tile * groups + group], stages[None, group], tma_bar_ptr=barrier)
+        if const_expr(group == 0):
+            _fill(k_boxes, shared.k_edge, first, Int32(0), work)
+            if work.tiles > 1:
+                _fill(k_boxes, shared.k_edge, first, Int32(1), work)
+    if work.tiles > 1:
+        _fill(v_box, shared.v_edge, first, Int32(0), work)
+    for count in cutlass.range(2, work.tiles, unroll=1):
+        _fill(k_boxes, shared.k_edge, first, count, work)
+        _fill(v_box, shared.v_edge, first, count - 1, work)
+    _fill(v_box, shared.v_edge, first, work.tiles - 1, work)
 
 
 def _boxes(pieces: tuple, shared: cute.Tensor, shape: tuple[int, int]) -> tuple:
@@ -49,11 +80,9 @@ def _boxes(pieces: tuple, shared: cute.Tensor, shape: tuple[int, int]) -> tuple:
 
 
 @cute.jit
-def _fill(boxes, edge, count: Int32, work: WorkRange):
-    _copy(boxes, edge, count, work, edge.acquire(count))
-
-
-@cute.jit
-def _copy(boxes, edge, count: Int32, work: WorkRange, barrier: cute.Pointer) -> None:
+def _fill(boxes, edge, first: Int32, count: Int32, work: WorkRange):
+    barrier = edge.acquire(first + count)
     for atom, stages, tiles in boxes:
-        cute.copy(atom, tiles[None, tile_at(work, count)], stages[None, edge.stage(count)], tma_bar_ptr=barrier)
+        cute.copy(
+            atom, tiles[None, tile_at(work, count)], stages[None, edge.stage(first + count)], tma_bar_ptr=barrier
+        )

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...limits import REGISTERS_PER_SM, WARPGROUP
+from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import Copies, EdgeSpec, EdgeTable, Role, Warps
-from ...parts.hopper.storage import BARRIER_BYTES
-from .geometry import PrefillGeometry
-
-EPILOGUE_BARRIER = 1
-"""First of `attend_warpgroups` named barriers: the warpgroup's output rows are in shared memory."""
+from .geometry import TASKS_AT, PrefillGeometry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +57,13 @@ class PrefillSchedule:
         groups = self.attend_warpgroups
         one_group = (Warps(self.attend, groups, "the warpgroup whose rows they are"),)
         edges = [
-            EdgeSpec("q", load, one_group, groups, geometry.q_bytes // groups, once=True),
+            EdgeSpec("q", load, one_group, groups, geometry.q_bytes // groups),
             EdgeSpec("k", load, attend, stages, geometry.k_bytes),
             EdgeSpec("v", load, transpose if self.transpose_warps else attend, stages, geometry.v_bytes),
         ]
         if self.transpose_warps:
             edges.append(EdgeSpec("values", transpose, attend, stages, geometry.v_bytes))
-        return EdgeTable(tuple(edges), BARRIER_BYTES)
+        return EdgeTable(tuple(edges), TASKS_AT)
 
     def check(self) -> None:
         assert 0 <= self.transpose_warps < WARPGROUP // 32, self
@@ -75,5 +71,5 @@ class PrefillSchedule:
         for registers in (self.load_registers, self.attend_registers):
             assert registers % 8 == 0 and 24 <= registers <= 256, self
         total = WARPGROUP * (self.load_registers + self.attend_warpgroups * self.attend_registers)
-        assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
+        assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
         assert self.geometry.accumulator_registers + 24 <= self.attend_registers, self

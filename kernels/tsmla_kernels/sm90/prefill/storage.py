@@ -31,7 +31,6 @@ class Layouts(NamedTuple):
     k_box: cute.ComposedLayout
     v: cute.ComposedLayout
     values: cute.ComposedLayout
-    out: cute.ComposedLayout
 
 
 class Shared(NamedTuple):
@@ -44,18 +43,14 @@ class Shared(NamedTuple):
     k: cute.Tensor
     v: cute.Tensor
     values: cute.Tensor
-    out: cute.Tensor
     q_edge: TmaEdge
     k_edge: TmaEdge
     v_edge: TmaEdge
     values_edge: TmaEdge | WarpEdge
 
 
-def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric], out_dtype: type[Numeric]) -> Layouts:
-    """Swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup).
-
-    A warpgroup's output takes the place of its own Q slice, which the other warpgroup does not read.
-    """
+def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric]) -> Layouts:
+    """Swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup)."""
 
     def tile(rows, dim, element):
         atom = warpgroup.make_smem_layout_atom(_SWIZZLES[swizzle_bytes(dim * element.width // 8)], element)
@@ -66,15 +61,13 @@ def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric], out
         return cute.make_composed_layout(layout.inner, layout.offset, cute.append(layout.outer, steps))
 
     tile_kv, d_qk, d_v, stages = geometry.tile_kv, geometry.d_qk, geometry.d_v, geometry.stages
-    slot = geometry.q_slot_bytes
     return Layouts(
-        q=repeated(tile(64, d_qk, dtype), groups, slot * 8 // dtype.width),
+        q=repeated(tile(64, d_qk, dtype), groups, 64 * d_qk),
         k=repeated(tile(tile_kv, d_qk, dtype), stages, tile_kv * d_qk),
         q_box=tile(64, geometry.box_columns, dtype),
         k_box=tile(tile_kv, geometry.box_columns, dtype),
         v=repeated(tile(tile_kv, d_v, dtype), stages, tile_kv * d_v),
         values=repeated(tile(d_v, tile_kv, dtype), stages, tile_kv * d_v),
-        out=repeated(tile(64, d_v, out_dtype), groups, slot * 8 // out_dtype.width),
     )
 
 
@@ -82,11 +75,10 @@ def shared_of(
     schedule: PrefillSchedule,
     layouts: Layouts,
     dtype: type[Numeric],
-    out_dtype: type[Numeric],
     base: cute.Pointer,
     barriers: Barriers,
 ) -> Shared:
-    """Carve up shared memory from `base` on: barriers, Q (whose place each warpgroup's output takes), K ring, V ring,
+    """Carve up shared memory from `base` on: barriers, Q, K ring, V ring,
     and the ring of transposed values."""
     geometry = schedule.geometry
 
@@ -94,7 +86,7 @@ def shared_of(
         pointer = cute.recast_ptr(base + offset, layout.inner, element)
         return cute.make_tensor(pointer, layout.outer)
 
-    k_offset = BARRIER_BYTES + schedule.attend_warpgroups * geometry.q_slot_bytes
+    k_offset = BARRIER_BYTES + geometry.q_bytes
     v_offset = k_offset + geometry.stages * geometry.k_bytes
     v = tensor(v_offset, layouts.v, dtype)
     v_edge = barriers.edge("v", TmaEdge)
@@ -109,7 +101,6 @@ def shared_of(
         k=tensor(k_offset, layouts.k, dtype),
         v=v,
         values=values,
-        out=tensor(BARRIER_BYTES, layouts.out, out_dtype),
         q_edge=barriers.edge("q", TmaEdge),
         k_edge=barriers.edge("k", TmaEdge),
         v_edge=v_edge,

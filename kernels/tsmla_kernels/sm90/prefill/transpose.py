@@ -7,14 +7,17 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...parts.hopper.transpose import transpose
-from ...parts.work_range import WorkRange
 from .storage import Shared
+from .tasks import Tasks
 
 
 @cute.jit
-def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, work: WorkRange):
+def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
     """Warp `part` of `parts`, from `shared.v` to `shared.values`."""
-    for count in cutlass.range(work.tiles, unroll=1):
+    tiles = Int32(0)
+    for task in cutlass.range(tasks.count, unroll=1):
+        tiles += tasks.work(tasks.tile(task)).tiles
+    for count in cutlass.range(tiles, unroll=1):
         shared.v_edge.wait_full(count)
         shared.values_edge.wait_empty(count)
         transpose(

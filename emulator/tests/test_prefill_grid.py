@@ -1,0 +1,72 @@
+"""The timing model's CTAs of a prefill are those that its kernel launches, and several query tiles of one cost less."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import tsmla
+from tsmla.checks import TORCH_DTYPE_OF
+from tsmla_emulator import check, machine
+from tsmla_emulator.machine import Report
+from tsmla_emulator.run import emulated
+from tsmla_emulator.timing import prefill_grid, problem
+from tsmla_emulator.timing.machines import H100
+
+SEVERAL = check.find("tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl")
+ONE = check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl")
+
+
+def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int:
+    """CTAs that a call launches on a GPU of so many SMs, which runs nothing."""
+    seen = []
+
+    def note(module, launches, regions, options):
+        seen.extend(launches)
+        return Report()
+
+    monkeypatch.setattr(machine, "run_launches", note)
+    with emulated("sm_90a", processors=processors):
+        q, k, v = (
+            torch.zeros(tokens, shape.heads, dim, device="cuda", dtype=TORCH_DTYPE_OF[variant.dtype])
+            for tokens, dim in ((shape.queries, 192), (shape.keys, 192), (shape.keys, 128))
+        )
+        ends = [torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (shape.keys, shape.queries)]
+        tsmla.tsmla_prefill(q, k, v, None, ends[0], shape.keys, 1, 0.1, True, True, ends[1], shape.queries)
+    return seen[0].grid[0]
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "processors", "tiles_of_a_cta"),
+    [
+        (130, 130, 2, 1, {1}),  # fewer tiles than four for each SM
+        (1000, 1000, 3, 1, {1, 4}),
+        (1000, 1000, 3, 3, {1, 4}),
+        (300, 50000, 3, 1, {1, 2}),  # of four tiles, keys would leave L2
+        (300, 90000, 3, 1, {1}),
+    ],
+)
+def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, processors, tiles_of_a_cta):
+    shape = problem.Shape(1, queries, keys, heads)
+    for variant, some in ((SEVERAL, tiles_of_a_cta), (ONE, {1})):
+        ctas = prefill_grid.kv_tiles(variant, shape, processors, 128, 160)
+        assert len(ctas) == launched(variant, shape, processors, monkeypatch)
+        assert {len(own) for own in ctas} == some
+        assert sum(map(len, ctas)) == heads * -(-queries // 128)
+
+
+def test_a_head_s_longest_tile_stands_beside_its_shortest():
+    variant = SimpleNamespace(arch=SEVERAL.arch, dtype=SEVERAL.dtype, d_qk=192, d_v=128, causal=True)
+    (first, second, *alone) = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 640, 3), 1, 128, 160)
+    assert (first, second) == ([4, 1, 4, 2], [3, 4, 4, 4]) and alone == [[4], [3], [3], [2], [2], [1], [1]]
+
+
+def test_a_further_query_tile_costs_less_than_a_cta():
+    found = problem.PrefillTraced(SEVERAL, problem.Shape(1, 2048, 2048, 128), 132)
+    modelled = found.model(H100)
+    placer = modelled.prepared.placer
+    assert placer is not None and placer.matched == placer.all > 1000
+    details = modelled.details
+    assert 0 < details["beside tiles, a further query tile"] < 0.5 * details["beside tiles, a CTA"]
+    assert details["CTAs"] == len(found.tiles()) < 2048 // 128 * 128
