@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-for directory in (ROOT, ROOT / "tests"):
+for directory in (ROOT, ROOT / "tests", ROOT / "emulator"):
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
 
