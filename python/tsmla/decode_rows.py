@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .call import DECODE
+from .call import DECODE, QUANTIZE_Q
 from .errors import ArgumentError
 from .quantize_q import mla_quantize_q
 from .row_format import ROWS
@@ -19,7 +19,10 @@ def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tupl
     """A query's latent piece of 8 bits, its rope piece and its scales, one for each token and head; one of bf16 takes
     a launch of its own, and memory for what that writes."""
     if query_scales is None and isinstance(query, torch.Tensor) and query.dtype is torch.bfloat16:
-        return mla_quantize_q(query if q_pe is None else (query, q_pe), enable_pdl=enable_pdl)
+        try:
+            return mla_quantize_q(query if q_pe is None else (query, q_pe), enable_pdl=enable_pdl)
+        except ArgumentError as error:
+            raise ArgumentError(str(error).replace(QUANTIZE_Q.name, DECODE.name, 1)) from None
     if query_scales is None:
         given = "one tensor" if q_pe is None else "a tuple of 2"
         raise ArgumentError(
