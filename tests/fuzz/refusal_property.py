@@ -54,7 +54,8 @@ def check(case: Refusal, place: Place) -> None:
         else:
             raise AssertionError(f"{case.argument} = {_shown(wrong_one)} was accepted")
         torch.cuda.synchronize()
-        assert launched() <= before + _quantises(given), f"{launched() - before} kernels were launched before it was refused: {said}"
+        more = launched() - before
+        assert more <= _quantises(given), f"{more} kernels were launched before it was refused: {said}"
         for name, guarded in memory.items():
             wrong = guarded.changed()
             assert not wrong, f"{name}: {wrong}"
