@@ -78,6 +78,10 @@ FOUND: dict[str, Case] = {
     "decode: a wrong bf16 query for rows with a scale each": Refusal(
         DecodeCase(dtype="e4m3", rows="snapmla", scaling=Scaling(quantised=False)), "query", "gap"
     ),
+    "decode: no query beside scales that are one for all heads": Refusal(
+        DecodeCase(dtype="e4m3", rows="snapmla", heads=2, scaling=Scaling(query_scales="one for all heads")),
+        "query[0]", "value", 1,
+    ),
 }  # fmt: skip
 
 
