@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .call import DECODE
+from .call import DECODE, QUANTIZE_Q
 from .errors import ArgumentError
 from .quantize_q import mla_quantize_q
 from .row_format import ROWS
@@ -19,15 +19,19 @@ def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tupl
     """A query's latent piece of 8 bits, its rope piece and its scales, one for each token and head; one of bf16 takes
     a launch of its own, and memory for what that writes."""
     if query_scales is None and isinstance(query, torch.Tensor) and query.dtype is torch.bfloat16:
-        return mla_quantize_q(query if q_pe is None else (query, q_pe), enable_pdl=enable_pdl)
+        try:
+            return mla_quantize_q(query if q_pe is None else (query, q_pe), enable_pdl=enable_pdl)
+        except ArgumentError as error:
+            raise ArgumentError(str(error).replace(QUANTIZE_Q.name, DECODE.name, 1)) from None
     if query_scales is None:
         given = "one tensor" if q_pe is None else "a tuple of 2"
         raise ArgumentError(
             f"{DECODE.name}: query is {given}, and kv_cache has a scale for each key; it must be bf16 or (q_nope, "
             "q_pe, query_scales)"
         )
-    if isinstance(query_scales, torch.Tensor) and query_scales.shape[-1:] == (1,) and query_scales.ndim > 1:
-        query_scales = query_scales.expand(*query_scales.shape[:-1], *query.shape[-2:-1])
+    given = isinstance(query, torch.Tensor) and isinstance(query_scales, torch.Tensor)
+    if given and query_scales.shape[-1:] == (1,) and query_scales.ndim == query.ndim - 1 > 0:
+        query_scales = query_scales.expand(*query_scales.shape[:-1], query.shape[-2])
     return query, q_pe, query_scales
 
 

@@ -49,7 +49,8 @@ def test_bytes_of_difficult_rows(gpu, rounded):
 
 
 @pytest.mark.parametrize(
-    "layout, shape, packed", zip(LAYOUTS, [(3, 2, 5), (1, 1, 1), (1, 9, 3)] * 2, [False, False, True] * 2, strict=True)
+    "layout, shape, packed",
+    [*zip(LAYOUTS, [(3, 2, 5), (1, 1, 1), (1, 9, 3)] * 2, [False, False, True] * 2, strict=True)],
 )
 def test_strides_of_their_own(gpu, layout, shape, packed):
     """Joined queries and pieces in any order, results with guards between their rows, packed tokens or requests."""

@@ -14,7 +14,7 @@ from tsmla.variant import Dtype
 from .cache_case import POSITIONS, CacheCase
 from .guarded import Guarded
 from .places import Place
-from .reference_cache import E4M3, rotated, stored
+from .reference_cache import E4M3, numbers, rotated, stored
 
 _WIDTHS = {"bf16": 1152, "fp16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 512}
 _APART = {"rope_cache": (128, torch.bfloat16), "scale_cache": (4, torch.float32)}
@@ -210,7 +210,7 @@ def _check_read(case: CacheCase, tensors: dict[str, Any], held: dict[str, torch.
     for row, place in enumerate(places):
         right = torch.zeros(576, dtype=dtype)
         if place >= 0:
-            right = _restored({name: x[place] for name, x in held.items()}, case, dtype)
+            right = numbers(case.format, {name: x[place] for name, x in held.items()}, case.scale).float().to(dtype)
         alike = (got[row].view(torch.int16) == right.view(torch.int16)) | (got[row].isnan() & right.isnan())
         assert alike.all(), f"row {row}, slot {place}: {int((~alike).sum())} of 576 elements are wrong"
 
@@ -229,18 +229,3 @@ def _tables(case: CacheCase) -> tuple[dict[str, torch.Tensor], list[int]]:
     ends = torch.tensor([0, *itertools.accumulate(case.requests)])
     given = {"block_tables": tables, "cum_seq_lens": ends, "seq_starts": starts}
     return {name: x.int().cuda() for name, x in given.items()}, [*places, -1]
-
-
-def _restored(held: dict[str, torch.Tensor], case: CacheCase, dtype: torch.dtype) -> torch.Tensor:
-    """What one row's bytes are read as."""
-    cache = held["cache"].contiguous()
-    if case.format in ("bf16", "fp16"):
-        return cache.view(dtype)
-    numbers = cache[: 576 if case.format == "e4m3" else 512].view(E4M3).float()
-    if case.format == "e4m3":
-        return (numbers * torch.tensor(case.scale)).to(dtype)
-    if case.format == "snapmla":
-        rope, scale = held["rope_cache"].contiguous().view(torch.bfloat16), held["scale_cache"].contiguous()
-        return (torch.cat([numbers, rope.float()]) * scale.view(torch.float32)).to(dtype)
-    scales = cache[512:528].clone().view(torch.float32).repeat_interleave(128)
-    return torch.cat([(numbers * scales).to(dtype), cache[528:].clone().view(torch.bfloat16)])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.row_format import ROWS
 from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
@@ -17,6 +18,7 @@ from .drawing import FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, s
 from .places import Schedule
 from .plain import Plain
 from .reference_decode import Sight, counted_length, seen_keys
+from .scaled_rows import Scaling, name_of, scalings
 
 WIDTH = LATENT_DIM + ROPE_DIM
 VALUES = ("normal", "growing", "uniform", "one heavy key")
@@ -48,10 +50,13 @@ class DecodeCase(Plain):
     extra rows or columns between pages, rows of visible lengths and rows of the table. offset: bytes / 16 by which
     addresses miss multiples of 256. query: one of QUERIES. spare: bytes of workspace beyond what is needed. longer: of
     max_seq_len beyond the longest request. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are
-    then the query's, q_len is max_q_len, and visible is one row of all tokens. wide_q: int64 ones.
+    then the query's, q_len is max_q_len, and visible is one row of all tokens. wide_q: int64 ones. rows: the name of
+    the cache's rows, where they have scales; `scaling` is about these.
     """
 
     dtype: str = "bf16"
+    rows: str | None = None
+    scaling: Scaling = Scaling()
     seq_lens: tuple[int, ...] = (1,)
     q_len: int = 1
     heads: int = 1
@@ -117,6 +122,21 @@ class DecodeCase(Plain):
     def max_seq_len(self) -> int:
         return min(max([1, *self.lengths]) + self.longer, INT32[1])
 
+    @property
+    def rows_apart(self) -> bool:
+        """Whether the cache has three tensors."""
+        return self.rows is not None and ROWS[self.rows].apart
+
+    @property
+    def quantises(self) -> bool:
+        """Whether the query is bf16 and the cache needs one with scales."""
+        return self.rows_apart and not self.scaling.quantised
+
+    @property
+    def computed(self) -> list[int]:
+        """The query tokens that requests have."""
+        return [token for request in range(self.batch) for token in self.query_tokens(request)]
+
     def query_tokens(self, request: int) -> range:
         """The request's query tokens, counted over all requests."""
         if self.ends_q is None:
@@ -138,13 +158,14 @@ class DecodeCase(Plain):
     def variant(self, arch: str) -> DecodeVariant:
         """The kernel that serves the call on this architecture, if there is one."""
         dtype = Dtype(self.dtype)
-        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, self.pdl)
+        row = ROWS[self.rows] if self.rows else None
+        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, self.pdl, row)  # type: ignore[arg-type]
 
 
 @st.composite
 def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> DecodeCase:
     """Any call that the contract allows and this kernel serves. hostile: device tensors may hold any values."""
-    fields = draw(_fields(variant))
+    fields = draw(_fields(variant, hostile))
     rows = fields["q_len"] * fields["heads"]
     seq_lens = draw(_lengths(rows))
     page = draw(st.sampled_from(_PAGES))
@@ -198,16 +219,17 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
 @st.composite
 def decode_extremes(draw: Any, variant: DecodeVariant, hostile: bool = True) -> DecodeCase:
     """Calls whose scores are as large, or whose scales are as small, as numbers allow."""
-    fields = draw(_fields(variant))
+    fields = draw(_fields(variant, hostile=False))
     seq_lens = tuple(draw(st.lists(st.integers(1, 300), min_size=1, max_size=2)))
-    scale, magnitude = draw(magnitude_for(variant.dtype, WIDTH))
+    scale, magnitude = draw(magnitude_for(Dtype.BF16 if variant.row.scales else variant.dtype, WIDTH))
+    fields["scaling"] = dataclasses.replace(fields["scaling"], exponent=0)
     return DecodeCase(
         **fields, seq_lens=seq_lens, width=5, softmax_scale=scale, magnitude=magnitude, extreme=True
     )
 
 
 @st.composite
-def _fields(draw: Any, variant: DecodeVariant) -> dict[str, Any]:
+def _fields(draw: Any, variant: DecodeVariant, hostile: bool) -> dict[str, Any]:
     """Everything but lengths, what is seen, and numbers."""
     rows = draw(st.one_of(st.sampled_from(_ROWS), st.integers(1, 140)))
     q_len = draw(st.sampled_from([n for n in (1, 1, 2, 3, 4, 7, 16, rows) if n <= rows and n <= 70]))
@@ -215,6 +237,8 @@ def _fields(draw: Any, variant: DecodeVariant) -> dict[str, Any]:
     return {
         **draw(heads_sinks(heads)),
         "dtype": str(variant.dtype),
+        "rows": name_of(variant.row),
+        "scaling": draw(scalings(variant.row, hostile)),
         "q_len": q_len,
         "heads": heads,
         "lse": variant.lse,
@@ -222,7 +246,7 @@ def _fields(draw: Any, variant: DecodeVariant) -> dict[str, Any]:
         "lse_base": draw(st.sampled_from((2.0, 2.0, math.e))),
         "wide_lengths": draw(st.booleans()),
         "wide_causal": draw(st.booleans()),
-        "cache_dims": draw(st.sampled_from((3, 4))),
+        "cache_dims": 3 if variant.row.apart else draw(st.sampled_from((3, 4))),
         "page_gap": draw(st.sampled_from((0, 0, 1, 5))),
         "visible_gap": draw(st.sampled_from((0, 0, 1))),
         "table_gap": draw(st.sampled_from((0, 0, 1, 3))),

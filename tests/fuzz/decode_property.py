@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import tsmla
 from tsmla.support import LATENT_DIM, ROPE_DIM
 
-from .decode_case import QUERIES, WIDTH, DecodeCase
+from .decode_case import QUERIES, DecodeCase
+from .decode_inputs import Inputs, drawn
 from .guarded import Guarded, contiguous
 from .places import Place
 from .reference_attention import Rows, attend, judge, judge_extreme, precision, tells_apart, with_sinks
-from .reference_decode import pages_of
-
-_SPARE_PAGES = 3
-
-
-class Inputs(NamedTuple):
-    """On the CPU: query, cache [pages, page, 576], page table, and the keys of each request in order."""
-
-    query: torch.Tensor
-    cache: torch.Tensor
-    table: torch.Tensor
-    keys: list[torch.Tensor]
 
 
 def check(case: DecodeCase, place: Place) -> None:
@@ -40,21 +29,28 @@ def check(case: DecodeCase, place: Place) -> None:
             may_change = torch.ones(guarded.tensor.shape, dtype=torch.bool) if name in ("out", "workspace") else None
             if name == "out":
                 may_change = torch.zeros(may_change.flatten(0, -3).shape, dtype=torch.bool)
-                may_change[computed(case)] = True
+                may_change[case.computed] = True
                 may_change = may_change.view(guarded.tensor.shape)
             wrong = guarded.changed(may_change)
             assert not wrong, f"{name}: {wrong}"
-    assert out.dtype == case.written and out.shape == (*inputs.query.shape[:-1], LATENT_DIM)
+    numbers = inputs.query.numbers
+    assert out.dtype == case.written and out.shape == (*numbers.shape[:-1], LATENT_DIM)
     given_precision = precision(case.torch_dtype, out.dtype, place.device and place.arch == "sm_90a")
-    parts = []
-    tokens = computed(case)
+    parts, tokens, flat_out = [], [], out.flatten(0, -3)
     for request in range(case.batch):
-        own = case.query_tokens(request)
-        seen = case.seen(request).repeat_interleave(case.heads, 0)
-        query, keys = inputs.query.flatten(0, -3)[own.start : own.stop].flatten(0, 1), inputs.keys[request]
+        own, keys = case.query_tokens(request), inputs.keys[request]
+        seen = (case.seen(request) & keys.counted).repeat_interleave(case.heads, 0)
         if not own:
             continue
-        parts.append(attend(query, keys, keys[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score))
+        if (spoilt := (seen & keys.spoiling).any(-1)).any():
+            got = flat_out[own.start : own.stop].flatten(0, 1)[spoilt]
+            assert case.sinks is not None or got.isnan().all(), f"request {request}: rows are not NaN, but a scale is"
+            continue
+        tokens += own
+        query, rows = numbers.flatten(0, -3)[own.start : own.stop].flatten(0, 1), keys.numbers
+        parts.append(
+            attend(query, rows, rows[:, :LATENT_DIM], seen, case.softmax_scale, given_precision.score, keys.scales)
+        )
     if not parts:
         return
     if lse is not None:
@@ -64,76 +60,7 @@ def check(case: DecodeCase, place: Place) -> None:
     expected = with_sinks(Rows.joined(parts), sinks, case.lse_includes_sink)
     judged = judge if tells_apart(expected, given_precision) and not case.extreme else judge_extreme
     flat_lse = None if lse is None else lse.flatten()
-    judged(expected, out.flatten(0, -3)[tokens].flatten(0, 1), flat_lse, case.output_scale, given_precision)
-
-
-def computed(case: DecodeCase) -> list[int]:
-    """The query tokens that requests have."""
-    return [token for request in range(case.batch) for token in case.query_tokens(request)]
-
-
-def drawn(case: DecodeCase) -> Inputs:
-    """Random keys in random pages, with `unseen` in every row of the cache that no query token sees."""
-    generator = torch.Generator().manual_seed(case.seed)
-    used = [-(-length // case.page) for length in case.lengths]
-    common = min([case.shared, *used])
-    pages = common + sum(count - common for count in used) + _SPARE_PAGES
-    order = torch.randperm(pages, generator=generator).tolist()
-    first, order = order[:common], order[common:]
-    if case.unused is None:
-        table = torch.randint(-(2**31), 2**31, (case.batch, case.width), generator=generator)
-    else:
-        table = torch.full((case.batch, case.width), case.unused)
-    for request, count in enumerate(used):
-        own = [*first, *(order.pop() for _ in range(count - common))]
-        table[request, :count] = torch.tensor(own, dtype=torch.int64)
-    for request, column, value in case.missing:
-        table[request, column] = value
-    cache = torch.randn(pages, case.page, WIDTH, generator=generator) * case.magnitude
-    shape = (case.batch, case.q_len) if case.ends_q is None else (case.tokens,)
-    query = torch.randn(*shape, case.heads, WIDTH, generator=generator) * case.magnitude
-    seen_rows = torch.zeros(pages, case.page, dtype=torch.bool)
-    places = []
-    for request, length in enumerate(case.lengths):
-        at = pages_of(table[request].tolist(), length, case.page)
-        places.append(at)
-        someone = case.seen(request).any(0).tolist()
-        for key, ((page, row), seen) in enumerate(zip(at, someone, strict=True)):
-            if 0 <= page < pages:
-                seen_rows[page, row] |= seen
-                if case.values == "growing" and (case.shared == 0 or request == 0):
-                    cache[page, row, LATENT_DIM:] *= 0.02 + 3 * key / length
-                if case.values == "one heavy key" and key == case.seed % length and not case.shared:
-                    cache[page, row, LATENT_DIM:] *= 12
-    if case.values == "uniform":
-        query.zero_()
-    if case.ends_q is not None:
-        used_tokens = torch.zeros(case.tokens, dtype=torch.bool)
-        used_tokens[computed(case)] = True
-        query[~used_tokens] = math.nan
-    filler = torch.tensor(math.nan if case.dtype == "e4m3" else case.unseen)
-    cache = torch.where(seen_rows[..., None], cache, filler).to(case.torch_dtype)
-    zero = torch.zeros(WIDTH, dtype=cache.dtype)
-    keys = [
-        torch.stack([cache[at] if 0 <= at[0] < pages else zero for at in request]) if request else cache[0, :0]
-        for request in places
-    ]
-    return Inputs(query.to(case.torch_dtype), cache, table.to(torch.int32), keys)
-
-
-def _query(case: DecodeCase, query: torch.Tensor, put: Callable[..., torch.Tensor], offset: int) -> tuple:
-    """The query, or its pieces, where the case has them."""
-    layouts = QUERIES[case.query]
-    pieces = (query,) if len(layouts) == 1 else query.split((LATENT_DIM, ROPE_DIM), -1)
-    found = []
-    packed = 4 - query.ndim
-    for name, piece, (order, gap) in zip(("query", "q_pe"), pieces, layouts, strict=False):
-        strides, next_stride = [0] * (query.ndim - 1) + [1], piece.shape[-1] + gap
-        for dim in reversed([dim - packed for dim in order if dim >= packed]):
-            strides[dim] = next_stride
-            next_stride *= piece.shape[dim]
-        found.append(put(name, piece, tuple(strides), offset))
-    return tuple(found)
+    judged(expected, flat_out[tokens].flatten(0, 1), flat_lse, case.output_scale, given_precision)
 
 
 def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict[str, Any]]:
@@ -155,11 +82,8 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         memory[name] = Guarded(shape, dtype, None, None, offset)
         return memory[name].tensor
 
-    cache = inputs.cache if case.cache_dims == 3 else inputs.cache[:, None]
-    strides = contiguous(tuple(cache.shape))
-    cache_strides = ((case.page + case.page_gap) * WIDTH, *strides[1:])
     table_strides = (case.width + case.table_gap, 1)
-    *outer, heads, _ = inputs.query.shape
+    *outer, heads, _ = inputs.query.numbers.shape
     batch, q_len, packed = case.batch, case.q_len, case.ends_q is not None
     size = tsmla.decode_workspace_size(batch, q_len, heads, case.max_seq_len, varies=packed) + case.spare
     visible = None
@@ -172,8 +96,8 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
     total = case.causal_seqs
     sinks = None if case.sinks is None else put("sinks", torch.tensor(case.sinks))
     return memory, {
-        "query": tensors if len(tensors := _query(case, inputs.query, put, offset)) > 1 else tensors[0],
-        "kv_cache": put("kv_cache", cache, cache_strides, offset),
+        "query": tensors if len(tensors := _query(case, inputs.query.given, put)) > 1 else tensors[0],
+        "kv_cache": tensors if len(tensors := _cache(case, inputs.cache, put)) > 1 else tensors[0],
         "workspace_buffer": space("workspace", (size,), getattr(torch, case.workspace)),
         "kv_lora_rank": LATENT_DIM,
         "qk_rope_head_dim": ROPE_DIM,
@@ -200,3 +124,68 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "cum_seq_lens_q": lengths("cum_seq_lens_q", case.ends_q, case.wide_q) if packed else None,
         "max_q_len": q_len if packed else None,
     }
+
+
+def _query(case: DecodeCase, given: tuple[torch.Tensor, ...], put: Callable[..., torch.Tensor]) -> tuple:
+    """The query, or its pieces, where the case has them."""
+    layouts = QUERIES[case.query]
+    pieces, scales = given[:2], given[2:]
+    found = []
+    packed = 4 - pieces[0].ndim
+    for name, piece, (order, gap) in zip(("query", "q_pe"), pieces, layouts * 2, strict=False):
+        strides = _ordered(piece.shape[:-1], [dim - packed for dim in order if dim >= packed], piece.shape[-1] + gap)
+        found.append(put(name, piece, (*strides, 1), 16 * case.offset))
+    for scale in scales:
+        layout, dims = case.scaling.query_scales, list(range(scale.ndim))
+        dims = [dims[-1], *dims[:-1]] if layout == "heads first" else dims
+        strides = _ordered(scale.shape, dims, 3 if layout == "gaps" else 1)
+        if layout == "one for all heads":
+            found.append(put("query_scales", scale[..., :1]))
+        else:
+            found.append(put("query_scales", scale, strides))
+    return tuple(found)
+
+
+def _ordered(shape: torch.Size, order: list[int], innermost: int) -> tuple[int, ...]:
+    """Strides of a tensor whose dimensions lie in this order, the last of them so many elements from one to the next.
+    """
+    strides = [0] * len(shape)
+    for dim in reversed(order):
+        strides[dim] = innermost
+        innermost *= shape[dim]
+    return tuple(strides)
+
+
+def _cache(case: DecodeCase, cache: dict[str, torch.Tensor], put: Callable[..., torch.Tensor]) -> tuple:
+    """The cache's tensor, or its three."""
+    first = cache["cache"]
+    if len(cache) > 1:
+        return _cache_apart(case, cache, put)
+    if case.rows is not None and not case.scaling.as_bytes:
+        first = first.view(torch.float8_e4m3fn)
+    first = first if case.cache_dims == 3 else first[:, None]
+    strides = contiguous(tuple(first.shape))
+    width = first.shape[-1]
+    return (put("kv_cache", first, ((case.page + case.page_gap) * width, *strides[1:]), 16 * case.offset),)
+
+
+def _cache_apart(
+    case: DecodeCase, cache: dict[str, torch.Tensor], put: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Three tensors, of which the first two may share rows."""
+    latent, rope, scales = cache["cache"], cache["rope_cache"], cache["scale_cache"]
+    gaps = case.scaling.places == "gaps"
+    scale_strides = ((1 + 2 * gaps) * case.page + case.page_gap, 1 + 2 * gaps)
+    if case.scaling.places == "side by side":
+        both = torch.cat([latent.view(torch.uint8), rope.view(torch.uint8)], -1)
+        rows = put("kv_cache", both, ((case.page + case.page_gap) * 640, 640, 1), 16 * case.offset)
+        first, second = rows[..., :512], rows[..., 512:].view(torch.bfloat16)
+        first = first if case.scaling.as_bytes else first.view(latent.dtype)
+    else:
+        latent = latent.view(torch.uint8) if case.scaling.as_bytes else latent
+        found = []
+        for name, piece in (("kv_cache", latent), ("rope_cache", rope)):
+            row, more = piece.shape[-1] + 16 // piece.itemsize * gaps, 16 // piece.itemsize * case.page_gap
+            found.append(put(name, piece, (case.page * row + more, row, 1), 16 * case.offset))
+        first, second = found
+    return first, second, put("scale_cache", scales, scale_strides)

@@ -24,6 +24,7 @@ from .prefill_case import PrefillCase, prefill_cases, prefill_extremes
 from .query_case import QueryCase, query_cases
 from .reference_decode import Sight
 from .refusal_case import Refusal, refusals
+from .scaled_rows import Scaling
 
 Case = PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase | Refusal
 
@@ -71,5 +72,5 @@ def check(case: Case, place: Any) -> None:
 
 def case_of(text: str) -> Case:
     """The case whose repr this is."""
-    names = {kind.__name__: kind for kind in (*_CHECKS, Schedule, Sight)}
+    names = {kind.__name__: kind for kind in (*_CHECKS, Schedule, Sight, Scaling)}
     return eval(text, {"__builtins__": {}}, {**names, "nan": float("nan"), "inf": float("inf")})

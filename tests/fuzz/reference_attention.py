@@ -19,7 +19,8 @@ _SCORES_8_BITS_ON_HOPPER = 2.0**-11
 """The same where tensor cores keep 13 bits behind the leading one of the largest addend, in each of four steps (128
 dims) to 18 (576), whose losses need not cancel (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). Of 6,000 random calls on
 an H200, one lost 1.4 x 2**-12."""
-
+_LOGARITHM = 2.0**-21
+"""What an exponent may be off, relative to the logarithm that is added to it: twice what the instruction may."""
 
 _FAR = 30
 """e ** -30 of the largest weight is nothing beside it, whatever the number of keys in a case."""
@@ -51,8 +52,9 @@ class Rows:
 
     mass: sum of weight x |value|. walk: square root of the sum of their squares, which is how far off the output is for
     each unit of random error in the weights. weakest: root of the sum of squared values, times the largest weight.
-    products: the largest sum of |query x key| products, scaled. largest: score by magnitude. low, high: the range of
-    the values of keys that may have the largest score, for what float32 makes of scores; None if it was not asked for.
+    products: the largest sum of |query x key| products, scaled. largest: score by magnitude. exponents: what logarithms
+    of keys' scales add to scores, by magnitude. low, high: the range of the values of keys that may have the largest
+    score, for what float32 makes of scores; None if it was not asked for.
     """
 
     out: torch.Tensor
@@ -62,6 +64,7 @@ class Rows:
     weakest: torch.Tensor
     products: torch.Tensor
     largest: torch.Tensor
+    exponents: torch.Tensor
     low: torch.Tensor | None
     high: torch.Tensor | None
 
@@ -79,16 +82,18 @@ def attend(
     seen: torch.Tensor,
     scale: float,
     score_error: float | None = None,
+    scales: torch.Tensor | None = None,
 ) -> Rows:
     """q [rows, d], k [keys, d], v [keys, d_v]; seen [rows, keys] says which keys a row sees. Keys that no row sees do
-    not matter, NaN or not. score_error: as `Precision.score`, where the values' range is wanted."""
+    not matter, NaN or not. score_error: as `Precision.score`, where the values' range is wanted. scales [keys]: of keys
+    that are stored divided by them, whose probabilities a kernel rounds times their scales; positive if seen."""
     anyone = seen.any(0)
     q, k, v, seen = q.double(), k[anyone].double(), v[anyone].double(), seen[:, anyone]
     rows, dims = len(q), v.shape[1]
     if not seen.shape[1]:
         nothing, none = torch.zeros(rows, dims, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
         ends = None if score_error is None else nothing
-        return Rows(nothing, none - math.inf, nothing, nothing, nothing, none, none, ends, ends)
+        return Rows(nothing, none - math.inf, nothing, nothing, nothing, none, none, none, ends, ends)
     scores = (q @ k.T * scale).masked_fill(~seen, -math.inf)
     magnitudes = (q.abs() @ k.abs().T * scale).masked_fill(~seen, 0)
     top = scores.amax(-1)
@@ -100,9 +105,11 @@ def attend(
     if score_error is not None:
         near = seen & (scores >= (top - _FAR - 4 * (score_error * products + 2.0**-22 * largest))[:, None])
         low, high = _end(v, near, torch.amin, math.inf), _end(v, near, torch.amax, -math.inf)
-    weakest = weights.amax(-1, keepdim=True) * (seen.double() @ v.square()).sqrt()
+    scales = torch.ones(len(v), dtype=torch.float64) if scales is None else scales.double()[anyone]
+    weakest = (weights * scales).amax(-1, keepdim=True) * (seen.double() @ (v / scales[:, None]).square()).sqrt()
+    exponents = torch.full((rows,), float((scales.max() / scales.min()).log()), dtype=torch.float64)
     walk = (weights.square() @ v.square()).sqrt()
-    return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, products, largest, low, high)
+    return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, products, largest, exponents, low, high)
 
 
 def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
@@ -111,13 +118,14 @@ def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
         return rows
     sinks = sinks.double()
     share = torch.sigmoid(torch.where(rows.lse == -math.inf, 0.0, rows.lse - sinks))[:, None]
-    flushed = torch.where(share == 1, 0.0, 2.0**-110)  # float32 has no factors below 2 ** -126
+    shrunk = torch.where(share == 1, 0.0, 1.0)
     return dataclasses.replace(
         rows,
         out=rows.out * share,
         lse=torch.logaddexp(rows.lse, sinks) if in_lse else rows.lse,
-        mass=rows.mass * share + flushed,
-        walk=rows.walk * share + flushed,
+        # float32 has no factors, and no products, below 2 ** -126
+        mass=rows.mass * share + shrunk * (2.0**-110 * rows.mass + 2.0**-126),
+        walk=rows.walk * share + shrunk * (2.0**-110 * rows.walk + 2.0**-126),
         weakest=rows.weakest * share,
         # The share is anything where scores are not told apart.
         low=None if rows.low is None else rows.low.clamp_max(0) * (sinks > -math.inf)[:, None]
@@ -141,7 +149,8 @@ def tells_apart(expected: Rows, given: Precision) -> bool:
 
 def _drift(expected: Rows, given: Precision) -> torch.Tensor:
     """[rows, 1]: by how much the exponent of a weight may be off."""
-    return 2 * (given.score * expected.products + 2.0**-23 * expected.largest)[:, None]
+    lost = given.score * expected.products + 2.0**-23 * expected.largest + _LOGARITHM * expected.exponents
+    return 2 * lost[:, None]
 
 
 def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: float, given: Precision) -> None:
@@ -171,6 +180,7 @@ def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: f
     if lse is not None:
         off = (lse.double() - expected.lse)[~empty].abs()
         bound = 1e-5 + 2e-6 * expected.lse[~empty].abs() + given.score * expected.products[~empty]
+        bound += _LOGARITHM * expected.exponents[~empty]
         _within(off, bound, lse[~empty], expected.lse[~empty], "LSE")
 
 
@@ -190,6 +200,7 @@ def judge_extreme(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, f
         off = (lse.double() - expected.lse)[~empty].abs()
         size = expected.largest.maximum(expected.lse.abs())[~empty]
         bound = 1e-5 + 1e-6 * size + given.score * expected.products[~empty]
+        bound += _LOGARITHM * expected.exponents[~empty]
         _within(off, bound, lse[~empty], expected.lse[~empty], "LSE")
 
 

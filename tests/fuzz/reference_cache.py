@@ -1,4 +1,4 @@
-"""What a row of a cache must hold, number by number in float64 and NumPy, and what it is read as."""
+"""What a row of a cache must hold, number by number in float64 and NumPy, and the numbers that it stands for."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def quotients(values: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
         return np.asarray(values, np.float32) / np.asarray(scale, np.float32)
 
 
-def code(number: float) -> int:
-    """The e4m3 code nearest to a number, ties to the even one, saturated; 0x7f for NaN."""
-    if math.isnan(number):
-        return 0x7F
-    magnitude = min(abs(number), 448.0)
-    above = int(np.searchsorted(_NUMBERS, magnitude))
-    best = min((i for i in (above - 1, above) if 0 <= i < 127), key=lambda i: (abs(_NUMBERS[i] - magnitude), i % 2))
-    return best | (0x80 if math.copysign(1.0, number) < 0 else 0)
+def codes(numbers: np.ndarray) -> np.ndarray:
+    """The e4m3 code nearest to each number, ties to the even one, saturated; 0x7f for NaN."""
+    numbers = np.asarray(numbers, np.float64)
+    magnitudes = np.minimum(np.abs(numbers), 448.0)
+    above = np.clip(np.searchsorted(_NUMBERS, magnitudes), 1, 126)
+    down, up = magnitudes - _NUMBERS[above - 1], _NUMBERS[above] - magnitudes
+    nearest = np.where((up < down) | ((up == down) & (above % 2 == 0)), above, above - 1)
+    return np.where(np.isnan(numbers), 0x7F, nearest | np.where(np.signbit(numbers), 0x80, 0))
 
 
 def scale_of(block: np.ndarray, whole_row: bool, rounded: bool) -> np.float32:
@@ -60,11 +60,27 @@ def stored(key: np.ndarray, format: str, scale: float, rounded: bool) -> dict[st
     """The numbers of one row ([576] float32) as the format has them: codes, scales, and quotients of the rope part."""
     c, r = key[:512], key[512:]
     if format == "e4m3":
-        return {"codes": np.array([code(float(x)) for x in quotients(key, scale)])}
+        return {"codes": codes(quotients(key, scale))}
     if format == "snapmla":
         s = scale_of(c, True, rounded)
-        return {"codes": np.array([code(float(x)) for x in quotients(c, s)]), "scales": np.array([s]),
+        return {"codes": codes(quotients(c, s)), "scales": np.array([s]),
                 "rope": quotients(r, s)}  # fmt: skip
     scales = np.array([scale_of(block, False, rounded) for block in c.reshape(4, 128)], np.float32)
     divided = quotients(c.reshape(4, 128), scales[:, None]).ravel()
-    return {"codes": np.array([code(float(x)) for x in divided]), "scales": scales}
+    return {"codes": codes(divided), "scales": scales}
+
+
+def numbers(format: str, rows: dict[str, torch.Tensor], scale: float = 1.0) -> torch.Tensor:
+    """[..., 576] in float64 that rows stand for, told by their bytes [..., bytes] in each of the cache's tensors."""
+    first = rows["cache"].contiguous()
+    if format in ("bf16", "fp16"):
+        return first.view(torch.bfloat16 if format == "bf16" else torch.float16).double()
+    if format == "e4m3":
+        return first.view(E4M3).double() * torch.tensor(scale).double()
+    latent = first[..., :512].contiguous().view(E4M3).double()
+    if format == "snapmla":
+        scales = rows["scale_cache"].contiguous().view(torch.float32).double()
+        rope = rows["rope_cache"].contiguous().view(torch.bfloat16).double()
+        return torch.cat([latent, rope], -1) * scales
+    scales, rope = first[..., 512:528].contiguous().view(torch.float32), first[..., 528:].contiguous()
+    return torch.cat([latent * scales.double().repeat_interleave(128, -1), rope.view(torch.bfloat16).double()], -1)

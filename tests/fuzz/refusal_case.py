@@ -26,13 +26,14 @@ from .plain import Plain
 from .prefill_case import PrefillCase
 from .query_case import QueryCase
 from .reference_decode import Sight
+from .scaled_rows import name_of, scalings
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Refusal(Plain):
-    """A call that is right but for one argument. wrong: in what, a key of SPOIL, or "value" for one of the argument's
-    wrong values. index: which value or variation. seen: after a right call of the kind, which the operator remembers.
-    """
+    """A call that is right but for one argument, or one of a tuple ("query[1]"). wrong: in what, a key of SPOIL, or
+    "value" for one of the argument's wrong values. index: which value or variation. seen: after a right call of the
+    kind, which the operator remembers."""
 
     call: PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase
     argument: str
@@ -80,12 +81,18 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
     without = {"lse"} if isinstance(call, PrefillCase) and call.heads_first is None else set()
     if isinstance(call, CacheCase):
         without = _not_in(call)
+    whole = set()
+    if isinstance(call, DecodeCase):
+        pieces = _pieces(call)
+        whole = {piece.split("[")[0] for piece in pieces}
+        without = {name for name in TABLES["decode"] if name.endswith("]")} - pieces
     argument = draw(st.sampled_from([name for name in TABLES[variant.family] if name not in without]))
     if argument == "sinks":
         call = dataclasses.replace(call, sinks=(0.5,) * call.heads, **_ONE_RANK.get(type(call), {}))
     if argument in ("cum_seq_lens_q", "max_q_len") and isinstance(call, DecodeCase):
         call = dataclasses.replace(call, **_PACKED)
     ways, values, _ = TABLES[variant.family][argument]
+    ways = () if argument in whole else ways
     wrong = draw(st.sampled_from((*ways, *["value"] * min(3, len(values)))))
     index = draw(st.integers(0, len(values) - 1 if wrong == "value" else 5))
     return Refusal(call, argument, wrong, index, draw(st.booleans()))
@@ -116,6 +123,9 @@ def _prefills(draw: Any, variant: PrefillVariant) -> PrefillCase:
 def _decodes(draw: Any, variant: DecodeVariant) -> DecodeCase:
     return DecodeCase(
         dtype=str(variant.dtype),
+        rows=name_of(variant.row),
+        scaling=draw(scalings(variant.row, hostile=False)),
+        query=draw(st.sampled_from(("joined", "pieces"))),
         seq_lens=(5, 20, 1),
         q_len=2,
         heads=draw(st.sampled_from((2, 3))),
@@ -131,6 +141,13 @@ def _decodes(draw: Any, variant: DecodeVariant) -> DecodeCase:
         out="given",
         workspace=draw(st.sampled_from(("int8", "uint8"))),
     )
+
+
+def _pieces(call: DecodeCase) -> set[str]:
+    """Names of arguments that are elements of tuples."""
+    queries = 3 if call.rows_apart and not call.quantises else 2 if call.query == "pieces" else 0
+    counts = {"query": queries, "kv_cache": 3 if call.rows_apart else 0}
+    return {f"{name}[{index}]" for name, count in counts.items() for index in range(count)}
 
 
 @st.composite

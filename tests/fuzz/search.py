@@ -12,7 +12,7 @@ from typing import Any
 
 import hypothesis
 import torch
-from tsmla.variant import DecodeVariant, Variant
+from tsmla.variant import Variant
 
 from build_aot.matrix import shipped
 
@@ -72,11 +72,11 @@ def search(
     """Run random cases of one property for so long, but at least `least` of them, and add to `found`. Each new kind of
     failure is made smaller, for `shrinking` seconds, and reported. Equal seeds draw equal cases.
 
-    kernels: whose cases; by default all that ship for the architecture and that cases are drawn of.
+    kernels: whose cases; by default all that ship for the architecture.
     """
     chance = random.Random(f"{seed} {name} {place.arch}")
     family = PROPERTIES[name].family
-    kernels = kernels or [v for v in shipped() if isinstance(v, family) and str(v.arch) == place.arch and _is_drawn(v)]
+    kernels = kernels or [v for v in shipped() if isinstance(v, family) and str(v.arch) == place.arch]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # cases are small, and CPUs often busy with other things
     try:
@@ -86,11 +86,6 @@ def search(
             _search_kernel(name, place, kernel, limit, chance.getrandbits(64), found, hostile, shrinking, report)
     finally:
         torch.set_num_threads(threads)
-
-
-def _is_drawn(variant: Variant) -> bool:
-    """No case of a decode has a cache in several tensors."""
-    return not (isinstance(variant, DecodeVariant) and variant.row.apart)
 
 
 def _search_kernel(

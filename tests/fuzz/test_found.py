@@ -12,6 +12,7 @@ from .prefill_case import PrefillCase
 from .properties import Case, case_of, check
 from .reference_decode import Sight
 from .refusal_case import Refusal
+from .scaled_rows import Scaling
 
 FOUND: dict[str, Case] = {
     "prefill: more queries than a tile has, one key": PrefillCase(ends_q=(0, 129), tokens_q=129),
@@ -71,6 +72,16 @@ FOUND: dict[str, Case] = {
         dtype="fp16", q_len=2, sinks=(-1e30,), lse_includes_sink=True, extreme=True
     ),
     "decode: a large scale": DecodeCase(dtype="fp16", softmax_scale=2.0**10, magnitude=2.0**3, extreme=True),
+    "decode: a first key that its scale of 0 hides, before others of 4 and more": DecodeCase(
+        dtype="e4m3", rows="snapmla", scaling=Scaling(exponent=30, special=((0, 0, 0.0),)), seq_lens=(70,), width=2
+    ),
+    "decode: a wrong bf16 query for rows with a scale each": Refusal(
+        DecodeCase(dtype="e4m3", rows="snapmla", scaling=Scaling(quantised=False)), "query", "gap"
+    ),
+    "decode: no query beside scales that are one for all heads": Refusal(
+        DecodeCase(dtype="e4m3", rows="snapmla", heads=2, scaling=Scaling(query_scales="one for all heads")),
+        "query[0]", "value", 1,
+    ),
 }  # fmt: skip
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 import tsmla
-from tsmla.variant import Variant
 
 from .decode_case import DecodeCase
 from .pack_case import PackCase
 from .places import Place
 from .prefill_case import PrefillCase
-from .properties import case_of, check
+from .properties import Case, case_of, check
 from .search import Found, search
 
 _PREFILL, _DECODE, _PACK = tsmla.tsmla_prefill, tsmla.tsmla_decode, tsmla.mla_kv_pack_quantize_fp8
@@ -89,6 +88,19 @@ def _decode_changes_input(**given: Any) -> Any:
     return result
 
 
+def _decode_with_scales_of_next_key(**given: Any) -> Any:
+    cache, rope, scales = given["kv_cache"]
+    return _DECODE(**{**given, "kv_cache": (cache, rope, scales.roll(1, 1))})
+
+
+def _decode_with_one_query_scale(**given: Any) -> Any:
+    """The first head's for all heads."""
+    if len(given["query"]) == 3:
+        latent, rope, scales = given["query"]
+        given["query"] = latent, rope, scales[..., :1].contiguous()
+    return _DECODE(**given)
+
+
 def _pack_truncates(**given: Any) -> Any:
     """Codes one lower, where that changes a number by little."""
     results = _PACK(**given)
@@ -97,31 +109,31 @@ def _pack_truncates(**given: Any) -> Any:
     return results
 
 
-_KERNELS: dict[str, Variant] = {
-    "prefill": PrefillCase().variant("sm_90a"), "decode": DecodeCase().variant("sm_90a"),
-    "pack": PackCase().variant("sm_90a"),
-}  # fmt: skip
-BROKEN: list[tuple[str, str, Callable[..., Any]]] = [
-    ("prefill", "tsmla_prefill", _prefill_scaled),
-    ("prefill", "tsmla_prefill", _prefill_in_base_2),
-    ("prefill", "tsmla_prefill", _prefill_left_aligned),
-    ("prefill", "tsmla_prefill", _prefill_of_next_head),
-    ("prefill", "tsmla_prefill", _prefill_writes_all),
-    ("decode", "tsmla_decode", _decode_zeroed),
-    ("decode", "tsmla_decode", _decode_without_window),
-    ("decode", "tsmla_decode", _decode_of_rank_0),
-    ("decode", "tsmla_decode", _decode_scribbles),
-    ("decode", "tsmla_decode", _decode_changes_input),
-    ("pack", "mla_kv_pack_quantize_fp8", _pack_truncates),
+_A_PREFILL, _A_DECODE, _A_PACK = PrefillCase(), DecodeCase(), PackCase()
+_OF_SCALED_ROWS = DecodeCase(dtype="e4m3", rows="snapmla")
+BROKEN: list[tuple[Case, str, Callable[..., Any]]] = [
+    (_A_PREFILL, "tsmla_prefill", _prefill_scaled),
+    (_A_PREFILL, "tsmla_prefill", _prefill_in_base_2),
+    (_A_PREFILL, "tsmla_prefill", _prefill_left_aligned),
+    (_A_PREFILL, "tsmla_prefill", _prefill_of_next_head),
+    (_A_PREFILL, "tsmla_prefill", _prefill_writes_all),
+    (_A_DECODE, "tsmla_decode", _decode_zeroed),
+    (_A_DECODE, "tsmla_decode", _decode_without_window),
+    (_A_DECODE, "tsmla_decode", _decode_of_rank_0),
+    (_A_DECODE, "tsmla_decode", _decode_scribbles),
+    (_A_DECODE, "tsmla_decode", _decode_changes_input),
+    (_OF_SCALED_ROWS, "tsmla_decode", _decode_with_scales_of_next_key),
+    (_OF_SCALED_ROWS, "tsmla_decode", _decode_with_one_query_scale),
+    (_A_PACK, "mla_kv_pack_quantize_fp8", _pack_truncates),
 ]
 
 
-@pytest.mark.parametrize("name, operator, broken", BROKEN, ids=[broken.__name__[1:] for *_, broken in BROKEN])
-def test_what_is_broken_is_found(name, operator, broken, seed, monkeypatch):
-    place, found = Place("sm_90a"), Found()
+@pytest.mark.parametrize("case, operator, broken", BROKEN, ids=[broken.__name__[1:] for *_, broken in BROKEN])
+def test_what_is_broken_is_found(case, operator, broken, seed, monkeypatch):
+    place, found, kernel = Place("sm_90a"), Found(), case.variant("sm_90a")
     monkeypatch.setattr(tsmla, operator, broken)
     for turn in range(30):
-        search(name, place, 1.0, seed + turn, found, kernels=[_KERNELS[name]], hostile=False, shrinking=1.0)
+        search(kernel.family, place, 1.0, seed + turn, found, kernels=[kernel], hostile=False, shrinking=1.0)
         if found.failures:
             break
     assert found.failures, f"{found.cases.total()} cases, and none failed; seed {seed}"

@@ -109,14 +109,24 @@ PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "merge_into": ((), (*_NO_TENSORS, (1, 2), (None, None), ()), ()),
 }
 """Argument -> how its tensor can be wrong, values that are wrong, what else an error may speak of."""
+_QUERY = (*_ANY, *_ALIGNED, "dim 0 +1", "dim 3 -1", "dim 3 +16")
 DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
-    "query": (
-        (*_ANY, *_ALIGNED, "dim 0 +1", "dim 3 -1", "dim 3 +16"), (None, *_NO_TENSORS, (1, 2)),
-        ("block_tables", "query[0]"),
-    ),
+    "query": (_QUERY, (None, *_NO_TENSORS, (1, 2), (), (None, None, None)), ("block_tables", "query[0]")),
+    "query[0]": (_QUERY, (None, *_NO_TENSORS), ("block_tables", "query")),
+    "query[1]": (_QUERY, (None, *_NO_TENSORS), ("query is a tuple",)),
+    "query[2]": ((*_ANY, "dim 0 +1", "dim 1 +1", "dim 2 +1"), (None, *_NO_TENSORS), ("query is a tuple",)),
     "kv_cache": (
-        ("on the CPU", "dtype", *_ALIGNED, "rows apart", "dim 1 +1", "dim 2 -1"), (None, *_NO_TENSORS), (),
+        ("on the CPU", "dtype", *_ALIGNED, "rows apart", "dim 1 +1", "dim 2 -1"),
+        (None, *_NO_TENSORS, (), (1, 2), (1, 2, 3)), (),
     ),
+    "kv_cache[0]": (
+        ("on the CPU", "dtype", *_ALIGNED, "more dims", "fewer dims", "dim 0 +1", "dim 1 +1", "dim 2 -1"),
+        (None, *_NO_TENSORS), ("kv_cache[1]", "kv_cache"),
+    ),
+    "kv_cache[1]": (
+        (*_ANY, *_ALIGNED, "dim 0 +1", "dim 1 -1", "dim 2 -1"), (None, *_NO_TENSORS), ("kv_cache is a tuple",),
+    ),
+    "kv_cache[2]": ((*_ANY, "dim 0 +1", "dim 1 -1"), (None, *_NO_TENSORS), ("kv_cache is a tuple",)),
     "workspace_buffer": (("on the CPU", "dtype", "more dims", "fewer dims", "gap", "address", "dim 0 -1"),
                          (None, *_NO_TENSORS), ()),
     "block_tables": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ()),

@@ -31,7 +31,7 @@ from .visible import Viewers
 
 MOST_INVERSE = 2.0**126
 """Of a folded scale: finite, so that a probability of 0 times it is 0."""
-_EXPONENT = 0xFF << 23
+_MAGNITUDE, _EXPONENT = 0x7FFFFFFF, 0xFF << 23
 _ONE = 127 << 23
 _LEAST_EXPONENT, _MOST_EXPONENT = 1 << 23, 253 << 23
 """Of units whose inverse is a normal float32, too."""
@@ -80,10 +80,13 @@ def deciding_key(viewers: Viewers, first_tile_key: Int32) -> Int32:
 
 @cute.jit
 def unit_of(scale: Float32) -> Float32:
-    """The power of two in a scale; 1 for what is no number."""
-    exponent = scale.bitcast(Int32) & _EXPONENT
+    """The power of two in a scale; 1 for what is no number, and for 0, whose key is hidden and says nothing of others.
+    """
+    magnitude = scale.bitcast(Int32) & _MAGNITUDE
+    exponent = magnitude & _EXPONENT
     bounded = cutlass.min(cutlass.max(exponent, _LEAST_EXPONENT), _MOST_EXPONENT)
-    return Int32(select_(exponent == _EXPONENT, Int32(_ONE), bounded)).bitcast(Float32)
+    says_nothing = (magnitude == 0) | (exponent == _EXPONENT)
+    return Int32(select_(says_nothing, Int32(_ONE), bounded)).bitcast(Float32)
 
 
 @cute.jit

@@ -1,0 +1,156 @@
+"""What a call of tsmla_decode reads: random keys and queries as they are stored, and the numbers that these are."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from tsmla.support import LATENT_DIM, ROPE_DIM
+
+from . import reference_cache, scaled_rows
+from .decode_case import QUERIES, WIDTH, DecodeCase
+from .reference_decode import pages_of
+
+_SPARE_PAGES = 3
+
+
+class Keys(NamedTuple):
+    """A request's keys in order: their numbers [keys, 576] in float64, and scales [keys] where each has one that is not
+    in its row."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor | None
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """[keys]: those that are not hidden by their own scale."""
+        return torch.ones(len(self.numbers), dtype=torch.bool) if self.scales is None else self.scales != 0
+
+    @property
+    def spoiling(self) -> torch.Tensor:
+        """[keys]: those that make NaN of rows that see them."""
+        numbers = ~self.numbers.isfinite().all(-1)
+        return numbers if self.scales is None else numbers | ~(self.scales >= 0) | self.scales.isinf()
+
+
+class Queries(NamedTuple):
+    """The tensors that are given, and the numbers [..., heads, 576] that they are, in float64."""
+
+    given: tuple[torch.Tensor, ...]
+    numbers: torch.Tensor
+
+
+class Inputs(NamedTuple):
+    """On the CPU: query, tensors of the cache by name, page table, and the keys of each request."""
+
+    query: Queries
+    cache: dict[str, torch.Tensor]
+    table: torch.Tensor
+    keys: list[Keys]
+
+
+def drawn(case: DecodeCase) -> Inputs:
+    """Random keys in random pages, with `unseen` in every row of the cache that no query token sees."""
+    generator = torch.Generator().manual_seed(case.seed)
+    used = [-(-length // case.page) for length in case.lengths]
+    common = min([case.shared, *used])
+    pages = common + sum(count - common for count in used) + _SPARE_PAGES
+    order = torch.randperm(pages, generator=generator).tolist()
+    first, order = order[:common], order[common:]
+    if case.unused is None:
+        table = torch.randint(-(2**31), 2**31, (case.batch, case.width), generator=generator)
+    else:
+        table = torch.full((case.batch, case.width), case.unused)
+    for request, count in enumerate(used):
+        own = [*first, *(order.pop() for _ in range(count - common))]
+        table[request, :count] = torch.tensor(own, dtype=torch.int64)
+    for request, column, value in case.missing:
+        table[request, column] = value
+    cache = torch.randn(pages, case.page, WIDTH, generator=generator) * case.magnitude
+    shape = (case.batch, case.q_len) if case.ends_q is None else (case.tokens,)
+    query = torch.randn(*shape, case.heads, WIDTH, generator=generator) * case.magnitude
+    seen_rows = torch.zeros(pages, case.page, dtype=torch.bool)
+    places = []
+    for request, length in enumerate(case.lengths):
+        at = pages_of(table[request].tolist(), length, case.page)
+        places.append(at)
+        someone = case.seen(request).any(0).tolist()
+        for key, ((page, row), seen) in enumerate(zip(at, someone, strict=True)):
+            if 0 <= page < pages:
+                seen_rows[page, row] |= seen
+                if case.values == "growing" and (case.shared == 0 or request == 0):
+                    cache[page, row, LATENT_DIM:] *= 0.02 + 3 * key / length
+                if case.values == "one heavy key" and key == case.seed % length and not case.shared:
+                    cache[page, row, LATENT_DIM:] *= 12
+    if case.values == "uniform":
+        query.zero_()
+    if case.ends_q is not None:
+        used_tokens = torch.zeros(case.tokens, dtype=torch.bool)
+        used_tokens[case.computed] = True
+        query[~used_tokens] = math.nan
+    filler = torch.tensor(math.nan if case.dtype == "e4m3" else case.unseen)
+    cache = _cache(case, torch.where(seen_rows[..., None], cache, filler), places, generator)
+    return Inputs(_query(case, query), cache, table.to(torch.int32), _keys(case, cache, places))
+
+
+def _cache(
+    case: DecodeCase, numbers: torch.Tensor, places: list[list[tuple[int, int]]], generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    if case.rows is None:
+        return {"cache": numbers.to(case.torch_dtype)}
+    sizes = scaled_rows.sizes(case.scaling, numbers.shape[:-1], generator) * 2.0**case.scaling.exponent
+    rows = scaled_rows.stored(case.rows, numbers, sizes, _rounded(case))
+    for request, key, scale in case.scaling.special:
+        if request < len(places) and key < len(places[request]) and 0 <= places[request][key][0] < len(numbers):
+            scaled_rows.replace_scale(case.rows, rows, places[request][key], scale)
+    return rows
+
+
+def _rounded(case: DecodeCase) -> bool:
+    return case.scaling.factors == "powers of two"
+
+
+def _keys(case: DecodeCase, cache: dict[str, torch.Tensor], places: list[list[tuple[int, int]]]) -> list[Keys]:
+    rows, scales = cache["cache"].double(), cache.get("scale_cache")
+    if case.rows is not None:
+        rows = reference_cache.numbers(case.rows, scaled_rows.bytes_of(cache))
+        rows = rows if scales is not None else rows.float().bfloat16().double()
+    rows = torch.cat([rows.flatten(0, 1), torch.zeros(1, WIDTH)])  # what pages read as that the cache does not have
+    if scales is not None:
+        scales = torch.cat([scales.flatten(), torch.ones(1)]).double()
+    found = []
+    for request in places:
+        pages = len(cache["cache"])
+        at = [page * case.page + row if 0 <= page < pages else -1 for page, row in request]
+        found.append(Keys(rows[at], None if scales is None else scales[at]))
+    return found
+
+
+def _query(case: DecodeCase, numbers: torch.Tensor) -> Queries:
+    if case.rows is None:
+        query = numbers.to(case.torch_dtype)
+        return Queries(_pieces(case, query), query.double())
+    numbers = numbers * 2.0**-case.scaling.exponent
+    if case.rows_apart and not case.quantises:
+        rows = scaled_rows.stored(case.rows, numbers, torch.ones(numbers.shape[:-1]), _rounded(case))
+        if case.scaling.query_scales == "one for all heads":
+            rows["scale_cache"] = rows["scale_cache"][..., :1].expand(numbers.shape[:-1])
+        return Queries(tuple(rows.values()), reference_cache.numbers(case.rows, scaled_rows.bytes_of(rows)))
+    query = numbers.bfloat16()
+    return Queries(_pieces(case, query), _quantised(query) if case.quantises else query.double())
+
+
+def _pieces(case: DecodeCase, query: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (query,) if len(QUERIES[case.query]) == 1 else query.split((LATENT_DIM, ROPE_DIM), -1)
+
+
+def _quantised(query: torch.Tensor) -> torch.Tensor:
+    """The numbers that a bf16 query [..., 576] becomes by mla_quantize_q, in float64."""
+    found = []
+    for row in query.reshape(-1, WIDTH).float().numpy():
+        parts = reference_cache.stored(row, "snapmla", 1.0, True)
+        codes = torch.from_numpy(parts["codes"]).to(torch.uint8).view(reference_cache.E4M3).double()
+        rope = torch.from_numpy(parts["rope"]).bfloat16().double()
+        found.append(torch.cat([codes, rope]) * float(parts["scales"][0]))
+    return torch.stack(found).reshape(query.shape) if found else query.double()
