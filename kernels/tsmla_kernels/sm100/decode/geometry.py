@@ -64,8 +64,8 @@ class DecodeGeometry:
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
-        """For requests of up to 64 rows. Of 8-bit keys without a 16-bit rope piece a fifth tile fits: one more is on its
-        way while a tile whose output is rescaled keeps its slot for longer."""
+        """For requests of up to 64 rows. A fifth tile fits of 8-bit keys without a 16-bit rope piece, so a load need
+        not wait for a tile whose output is rescaled."""
         size = _element_bytes(variant.row)
         k_slots = 5 if size == 1 and _is_uniform(variant.row) else 4
         return cls(variant.row, FEW_ROWS_DEALS[variant.arch], k_slots, k_slots_per_tile=size, v_slots=0)

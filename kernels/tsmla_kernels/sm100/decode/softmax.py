@@ -35,14 +35,11 @@ from ...parts.row_end import BASE_2, end_of_row
 from ...parts.row_scales import RowScales
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .assignment import Assignment, rank_of
-from .finish import Results, finish
+from .finish import HELD_COLUMNS, Results, finish
 from .geometry import ROW_THREADS, ROWS, DecodeGeometry
 from .scales import folded, row_factor, unfolded_sum, unit_of_segment
 from .schedule import ROW_BARRIER
 from .storage import Shared
-
-RESCALED_COLUMNS = 64
-"""Columns of the output that a thread multiplies while it loads as many others."""
 
 
 class Lane(NamedTuple):
@@ -198,13 +195,14 @@ def _tile(
 
 @cute.jit
 def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
-    """Multiply this thread's part of its output row by `factor`: the next columns are on their way meanwhile."""
-    ahead = tmem.load(lane.address, RESCALED_COLUMNS)
-    for first in cutlass.range_constexpr(0, geometry.o_columns, RESCALED_COLUMNS):
+    """Multiply this thread's part of its output row by `factor`: columns are on their way while those before are
+    multiplied."""
+    ahead = tmem.load(lane.address, HELD_COLUMNS)
+    for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
         tmem.wait_loads()
         values = ahead
-        if const_expr(first + RESCALED_COLUMNS < geometry.o_columns):
-            ahead = tmem.load(lane.address + first + RESCALED_COLUMNS, RESCALED_COLUMNS)
+        if const_expr(first + HELD_COLUMNS < geometry.o_columns):
+            ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
         tmem.store(lane.address + first, scaled(values, factor))
     tmem.wait_stores()
 
