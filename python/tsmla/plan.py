@@ -124,7 +124,7 @@ def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence
     whole = units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= max(chunk + deal.split, memory) + deal.overhead:
         return Line(groups, units_each * longest, longest)
-    cut = max(-(-longest // max(split_groups // units, 1)), deal.least, memory)
+    cut = max(-(-longest // max(split_groups // units, 1)), deal.least)
     cuts = -(-longest // cut)
     if units <= split_groups and cut <= max(chunk + deal.split // 2, memory):
         return Line(units * cuts, cut, cuts * cut)

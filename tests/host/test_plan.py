@@ -158,13 +158,15 @@ def test_equal_pieces_where_they_are_no_longer_than_chunks() -> None:
 
 
 def test_idle_parts_where_memory_is_busy_anyway() -> None:
-    """64 requests on 74 pairs: whole where a pair can read what its neighbours leave, cut where it cannot."""
+    """64 requests on 74 pairs: whole where a pair can read what its neighbours leave, cut where it cannot. One request,
+    which is cut anyway, occupies as many as equal pieces can."""
     tiling, lengths = row_tiling(128, 128), [640] * 64
     pair = DEALS[Arch.SM100A]
     assert cut(pair, tiling, 74, 10**6, lengths) == (74, 640, 640)
     assert cut(dataclasses.replace(pair, draw=16), tiling, 74, 10**6, lengths).unit == 0
-    assert cut(pair, tiling, 74, 10**6, [640]) == (64, 10, 640)
-    assert cut(dataclasses.replace(pair, draw=16), tiling, 74, 10**6, [640]) == (72, 9, 648)
+    for deal in (pair, dataclasses.replace(pair, draw=16)):
+        assert cut(deal, tiling, 74, 10**6, [640]) == (72, 9, 648)
+    assert cut(pair, tiling, 148, 10**6, [1280] * 4) == (148, 35, 1295)
 
 
 @pytest.mark.parametrize(("arch", "sm_count"), [(Arch.SM90A, 132), (Arch.SM100A, 148), (Arch.SM103A, 148)])

@@ -232,8 +232,7 @@ def _cut(
         chunk = terms.units_each * longest
         unit_length = longest
     else:
-        equal = quotient_up(longest, terms.shares)
-        cut = cutlass.max(cutlass.max(equal, memory), deal.least)
+        cut = cutlass.max(quotient_up(longest, terms.shares), deal.least)
         if units <= split_groups and cut <= cutlass.max(chunk + deal.split // 2, memory):
             cuts = quotient_up(longest, cut)
             groups = units * cuts

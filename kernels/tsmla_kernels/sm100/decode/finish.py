@@ -19,7 +19,7 @@ from .geometry import DecodeGeometry
 
 BLOCK = 128
 """Columns of tensor memory that one product of 256 dims fills."""
-HELD_COLUMNS = 32
+HELD_COLUMNS = 64
 """Columns of tensor memory that a thread takes out at a time."""
 
 

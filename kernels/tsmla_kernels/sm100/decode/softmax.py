@@ -174,32 +174,35 @@ def _tile(
     seen = beyond(row_maximum(scores), state, ROW_THREADS, scale_log2, probabilities)
     one, other = _exchange(shared, lane, seen, exchanged)
     maximum = cute.arch.fmax(state.maximum, cute.arch.fmax(one, other))
-    total = state.total
-    if cute.arch.vote_any_sync(maximum != state.maximum):
-        rescale = rescale_factor(state.maximum, maximum, scale_log2, True)
-        total *= rescale
-        unfolded = tuple(earlier * rescale for earlier in unfolded)
-        if later:
-            _wait_output(geometry, shared, tile)
-            _rescale(geometry, lane, rescale)
+    moved = cute.arch.vote_any_sync(maximum != state.maximum)
+    rescale = rescale_factor(state.maximum, maximum, scale_log2, True)
     offset = offset_of(maximum, scale_log2, probabilities.bias, True)
     values = exponentials(scores, scale_log2, offset, 0, 0)
+    total = sum_of(values, state.total * rescale)
     shared.p_edge.wait_empty(tile)
     _store(geometry, probabilities, shared, lane, values, tile)
     cute.arch.fence_view_async_shared()
+    # Last: the output is there when the tile before has been multiplied, for which 8-bit probabilities need not wait.
+    if moved and later:
+        _wait_output(geometry, shared, tile)
+        _rescale(geometry, lane, rescale)
     tmem.fence_before()
     shared.p_edge.hand_over(tile)
     if const_expr(factor is not None):
-        unfolded = (unfolded_sum(shared, geometry, lane.half, values, unfolded[0], tile),)
-    return RowState(maximum, sum_of(values, total)), unfolded
+        unfolded = (unfolded_sum(shared, geometry, lane.half, values, unfolded[0] * rescale, tile),)
+    return RowState(maximum, total), unfolded
 
 
 @cute.jit
 def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
-    """Multiply this thread's part of its output row by `factor`."""
+    """Multiply this thread's part of its output row by `factor`: columns are on their way while those before are
+    multiplied."""
+    ahead = tmem.load(lane.address, HELD_COLUMNS)
     for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
-        values = tmem.load(lane.address + first, HELD_COLUMNS)
         tmem.wait_loads()
+        values = ahead
+        if const_expr(first + HELD_COLUMNS < geometry.o_columns):
+            ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
         tmem.store(lane.address + first, scaled(values, factor))
     tmem.wait_stores()
 
