@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "model how long kernels take: clk, busy units, waits by edge, a timeline; see docs/timing-model.md"
     timing = commands.add_parser("time", help=text, description=text)
     timing.set_defaults(run=_time)
-    timing.add_argument("symbols", nargs="*", metavar="SYMBOL", help="prefill and decode kernels of tsmla, or a peer's")
+    timing.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla, or a peer's")
     timing.add_argument("--peers", action="store_true", help="print what kernels of other packages the model knows")
     timing.add_argument("--shape", nargs="+", default=[], metavar="SxQxKxH",
                         help="sequences x queries x keys x heads, such as 1x8Kx8Kx128")  # fmt: skip

@@ -51,7 +51,8 @@ class Machine:
     shuffle: Value
     shuffle_latency: Value
     shared_latency: Value
-    load_latency: Value
+    load_latency: Value  # from L2
+    load_latency_hbm: Value
     constant_latency: Value
     barrier_visible: Value
     barrier_wake: Value
@@ -109,6 +110,7 @@ H100 = Machine(
     shuffle_latency=Value(24, MEASURED),
     shared_latency=Value(23, MEASURED),
     load_latency=Value(284, MEASURED + ": L2"),
+    load_latency_hbm=Value(638, "HPMLL/NVIDIA-Hopper-Benchmark (H800)"),
     constant_latency=Value(30, ASSUMED),
     barrier_visible=Value(30, MEASURED + ": 88 clk of a handover, divided by assumption"),
     barrier_wake=Value(50, MEASURED + ": 88 clk of a handover, divided by assumption"),
@@ -167,6 +169,7 @@ B200 = dataclasses.replace(
     shuffle_latency=Value(26, S4),
     shared_latency=Value(29, S4),
     load_latency=Value(298, S4),
+    load_latency_hbm=Value(800, S4 + ": 764 to 837"),
     barrier_visible=Value(30, _ON_HOPPER),
     barrier_wake=Value(50, _ON_HOPPER + "; " + S4 + ": 123 of one thread's arrive and wait", 50, 90),
     barrier_ready=Value(36, _ON_HOPPER),

@@ -55,7 +55,8 @@ class Shape:
 class Modelled:
     """What the model says of one call. `clocks`: of the launches after each other; `launch`: what starting them takes.
 
-    details: clocks by part. shown: the cluster whose waits and units are reported. per_tile: clocks of a KV tile.
+    details: clocks by part. shown: the cluster whose waits and units are reported. per_tile: clocks of a KV tile,
+    0 where a kernel has none.
     """
 
     machine: Machine
@@ -256,11 +257,15 @@ class DecodeTraced(Traced):
 
 def combine_clocks(launch: Launch, one: float, partial_bytes: float, machine: Machine) -> float:
     """A kernel that joins partial results, of whose CTAs one alone takes `one`."""
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    at_once = machine.processors * max(1, min(32, 2048 // threads))
+    at_once = machine.processors * resident(launch)
     waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
     moved = partial_bytes / machine.processors / machine.l2_own.value
     return max(waves * one, moved + one)
+
+
+def resident(launch: Launch) -> int:
+    """CTAs that an SM holds at once, by their threads; registers and shared memory are not looked at."""
+    return max(1, min(32, 2048 // (launch.block[0] * launch.block[1] * launch.block[2])))
 
 
 def schedule(durations: list[float], processors: int, gap: float) -> float:
@@ -285,11 +290,11 @@ def arch_of(symbol: str) -> str:
 
 def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) -> Any:
     """A variant's kernel or a peer's at a shape, emulated, whose `model(machine)` gives a `Modelled`; `compiled` as
-    `emulated` takes it. Raises ValueError for an operator that the model does not know, and where a peer's package is
-    not there."""
+    `emulated` takes it. Raises ValueError for a symbol that nobody has, and where a peer's package is not there."""
     from tsmla.variant import DecodeVariant, PrefillVariant
 
     from . import peers
+    from .streams import StreamTraced
 
     if symbol in peers.peers():
         return peers.traced(symbol, shape, machine)
@@ -298,7 +303,7 @@ def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) ->
         return PrefillTraced(variant, shape, machine.processors, compiled)
     if isinstance(variant, DecodeVariant):
         return DecodeTraced(variant, shape, machine.processors, compiled)
-    raise ValueError(f"{symbol}: the timing model knows prefill and decode")
+    return StreamTraced(variant, shape, machine.processors, compiled)
 
 
 def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:

@@ -35,7 +35,7 @@ def report(symbol: str, shape: str, found: Any, machine: Machine, with_band: boo
     ]
     if with_band:
         lines += _band(found, machine, total, mhz)
-    parts = (busy, waits, timeline, coverage)
+    parts = (busy, waits, timeline, coverage) if modelled.per_tile else (busy, coverage)
     return "\n".join([*lines, *(line for part in parts for line in ("", *part(modelled)))])
 
 
@@ -52,11 +52,11 @@ def _band(found: Any, machine: Machine, total: float, mhz: float) -> list[str]:
 
 
 def busy(modelled: Modelled) -> list[str]:
-    """Units of the SM of the CTA shown: share of its time."""
+    """Units of the SM that is shown: share of its time."""
     shown = modelled.shown
     shares = sorted(shown.busy.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {clocks / shown.clocks:.0%}" for name, clocks in shares if clocks >= 0.005 * shown.clocks)
-    return [f"units busy over the {shown.clocks:,} clk of one CTA: {text}"]
+    return [f"units busy over the {shown.clocks:,} clk that were replayed: {text}"]
 
 
 def role_of(prepared: Prepared, trace: Any) -> str:
@@ -140,7 +140,7 @@ def timeline(modelled: Modelled, tiles: float = TILES_SHOWN) -> list[str]:
 def coverage(modelled: Modelled) -> list[str]:
     """By which rule executed warp instructions got their cost."""
     total = sum(modelled.shown.coverage.values())
-    lines = [f"cost of {total:,} warp instructions of this CTA, polling left out:"]
+    lines = [f"cost of {total:,} warp instructions replayed, polling left out:"]
     if placer := modelled.prepared.placer:
         lines = [f"machine code of {placer.matched:,} of {placer.all:,} stretches between anchors found", *lines]
     for rule, times in modelled.shown.coverage.most_common():
