@@ -36,8 +36,8 @@ _KEPT = 32
 
 class _Problem(NamedTuple):
     """query: [tokens, heads, 576] of all requests, and a pack's rows behind them. given: what the operator takes; where
-    rows have scales, `query` and `rows` are the numbers that it and the cache stand for, and where they lie apart, query
-    and cache are three tensors each.
+    rows have scales, `query` and `rows` are the numbers that it and the cache stand for, and where they lie apart, it
+    and the cache are three tensors each.
     rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers. bounds:
     keys over all ranks. visible: [tokens]."""
 
