@@ -8,9 +8,11 @@ in another order, so that eight lanes always meet all banks.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...limits import WARPGROUP
 from ...parts.alignment import shared_vector
@@ -30,6 +32,16 @@ VECTORS = LINE // VECTOR // 2
 """That a lane reads of a strip: one of two halves of a row."""
 
 
+class Lane(NamedTuple):
+    """Where a lane's vectors and its key's scales and rope lie, in bytes from their boxes on. Vectors follow by exclusive
+    or with multiples of VECTOR: addresses that are sums would all be kept in registers."""
+
+    stored: Int32
+    made: Int32
+    scales: Int32
+    rope: Int32
+
+
 @cute.jit
 def convert(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, view: Visibility, heads: Divisor
@@ -38,63 +50,64 @@ def convert(
     that a probability of 0 times such a key is 0."""
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(thread // 32) % (WARPGROUP // 32)
-    lane = cute.arch.lane_idx()
-    row, half = lane // 2, lane % 2
+    row = cute.arch.lane_idx() // 2
+    lane = _lane(geometry)
     viewers = viewers_of(view, task, heads)
     scales = cute.make_rmem_tensor(geometry.latent_strips, Float32)
     for index in cutlass.range(task.tiles, unroll=1):
         count, tile = task.first_count + index, task.first_tile + index
         stage = shared.kv_edges[0].stage(count)
-        is_edge = edge_tile(task, tile, geometry.tile_kv) | hides(view)
-        seen = Boolean(True)
-        if is_edge:
-            seen = seen_by_any(viewers, tile * geometry.tile_kv + warp * BOX_KEYS + row)
+        unseen = Boolean(False)
+        if edge_tile(task, tile, geometry.tile_kv) | hides(view):
+            unseen = not seen_by_any(viewers, tile * geometry.tile_kv + warp * BOX_KEYS + row)
         for strip in cutlass.range_constexpr(geometry.latent_strips):
             shared.kv_edges[strip].wait_full(count)
             box = shared.loaded[strip] + stage * geometry.strip_bytes[strip] + warp * geometry.box_bytes
-            if cutlass.const_expr(strip == 0):
-                cute.autovec_copy(shared_vector(Float32, box + row * geometry.scales_bytes), scales)
-            words = _read(box + geometry.stored_at, row, half)
-            if is_edge:
-                if not seen:
-                    words.fill(0)
-                    scales.fill(0.0)
+            if const_expr(strip == 0):
+                cute.autovec_copy(shared_vector(Float32, box + lane.scales), scales)
+            words = cute.make_rmem_tensor((VECTOR // 4, VECTORS), Int32)
+            for i in cutlass.range_constexpr(VECTORS):
+                cute.autovec_copy(shared_vector(Int32, (box + lane.stored) ^ i * VECTOR), words[None, i])
+            if unseen:
+                words.fill(0)
+                scales.fill(0.0)
+                if const_expr(strip + 1 == geometry.latent_strips):
+                    box_of_rope = stage * geometry.strip_bytes[-1] + warp * (BOX_KEYS * LINE)
+                    _wipe(shared.loaded[-1] + box_of_rope + lane.rope)
             cute.arch.sync_warp()  # all lanes have read what they now write over
-            _write(geometry, words, scales[strip], box, row, half)
-            if cutlass.const_expr(strip + 1 == geometry.latent_strips):
-                if is_edge:
-                    if not seen:
-                        rope = shared.loaded[-1] + stage * geometry.strip_bytes[-1] + (warp * BOX_KEYS + row) * LINE
-                        _wipe(rope + half * (LINE // 2))
+            _write(geometry, words, scales[strip], box + lane.made)
             shared.ready_edges[strip].publish(count)
 
 
 @cute.jit
-def _read(box: Int32, row: Int32, half: Int32) -> cute.Tensor:
-    """(words of a vector, vectors) of this lane's half of its row, in the order of `_places`."""
-    words = cute.make_rmem_tensor((VECTOR // 4, VECTORS), Int32)
-    first = box + row * LINE
-    for i in cutlass.range_constexpr(VECTORS):
-        vector = half * VECTORS + (i ^ half * (VECTORS // 2))
-        cute.autovec_copy(shared_vector(Int32, first + (vector ^ row % GROUP_ROWS) * VECTOR), words[None, i])
-    return words
+def _lane(geometry: cutlass.Constexpr[DecodeGeometry]) -> Lane:
+    """A half of a strip as it is made is a pattern of its own."""
+    lane = cute.arch.lane_idx()
+    row, half = lane // 2, lane % 2
+    line = row % GROUP_ROWS
+    patterns = geometry.d_strip // PATTERN_COLUMNS
+    pattern = (row // GROUP_ROWS * patterns + half) * (GROUP_ROWS * LINE)
+    return Lane(
+        stored=geometry.stored_at + row * LINE + (half * (VECTORS + VECTORS // 2) ^ line) * VECTOR,
+        made=pattern + line * LINE + (half * VECTORS ^ line) * VECTOR,
+        scales=row * geometry.scales_bytes,
+        rope=row * LINE + half * (LINE // 2),
+    )
 
 
 @cute.jit
 def _write(
-    geometry: cutlass.Constexpr[DecodeGeometry], words: cute.Tensor, scale: Float32, box: Int32, row: Int32, half: Int32
+    geometry: cutlass.Constexpr[DecodeGeometry], words: cute.Tensor, scale: Float32, first: Int32
 ) -> None:
-    """What was read, times its scale, rounded: as `mla_read_cache` does. A half of a strip is a pattern of its own."""
+    """What was read, times its scale, rounded: as `mla_read_cache` does."""
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
-    patterns = geometry.d_strip // PATTERN_COLUMNS
-    first = box + (row // GROUP_ROWS * patterns + half) * (GROUP_ROWS * LINE) + row % GROUP_ROWS * LINE
     for i in cutlass.range_constexpr(VECTORS):
         values = cute.recast_tensor(words[None, i], stored).load().to(Float32)
         rounded = cute.make_rmem_tensor((VECTOR * 8 // made.width, made.width // stored.width), made)
         rounded.store((values * scale).to(made).reshape(rounded.shape))
         for part in cutlass.range_constexpr(cute.size(rounded, mode=[1])):
-            vector = (i ^ half * (VECTORS // 2)) * 2 + part
-            cute.autovec_copy(rounded[None, part], shared_vector(made, first + (vector ^ row % GROUP_ROWS) * VECTOR))
+            vector = i * cute.size(rounded, mode=[1]) + part
+            cute.autovec_copy(rounded[None, part], shared_vector(made, first ^ vector * VECTOR))
 
 
 @cute.jit
