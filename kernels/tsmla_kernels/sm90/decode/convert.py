@@ -1,9 +1,9 @@
 """Role `convert` of the Hopper decode: warps that make rows that are multiplied of rows as they are stored, in place.
 
-A warp has the boxes of 16 keys in its place of a tile, strip by strip: its lanes read all of a box before they write, and
+A warp has 16 keys of every tile, strip by strip: its lanes read all that is stored of these before they write, and
 nobody else touches it. A lane has one key and half of a strip's columns, so that the scales of its key stay in its
-registers. Both sides are rows of 128 bytes whose vectors of 16 are swizzled; lanes of the second half take their vectors
-in another order, so that eight lanes always meet all banks.
+registers. Both sides are rows of 128 bytes whose vectors of 16 are swizzled; lanes of the second half take theirs in
+another order, so that eight lanes always meet all banks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ VECTORS = LINE // VECTOR // 2
 
 
 class Lane(NamedTuple):
-    """Where a lane's vectors and its key's scales and rope lie, in bytes from their boxes on. Vectors follow by exclusive
-    or with multiples of VECTOR: addresses that are sums would all be kept in registers."""
+    """Where a lane's vectors and its key's scales and rope lie, in bytes from their boxes on. Vectors follow by
+    exclusive or with multiples of VECTOR: addresses that are sums would all be kept in registers."""
 
     stored: Int32
     made: Int32
@@ -96,9 +96,7 @@ def _lane(geometry: cutlass.Constexpr[DecodeGeometry]) -> Lane:
 
 
 @cute.jit
-def _write(
-    geometry: cutlass.Constexpr[DecodeGeometry], words: cute.Tensor, scale: Float32, first: Int32
-) -> None:
+def _write(geometry: cutlass.Constexpr[DecodeGeometry], words: cute.Tensor, scale: Float32, first: Int32) -> None:
     """What was read, times its scale, rounded: as `mla_read_cache` does."""
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
     for i in cutlass.range_constexpr(VECTORS):

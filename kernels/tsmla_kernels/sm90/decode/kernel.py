@@ -36,18 +36,8 @@ from .geometry import LOAD_WARPS, PATTERN_COLUMNS, DecodeGeometry
 from .load import load
 from .results import Results
 from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
-from .storage import (
-    Layouts,
-    Shared,
-    box_layout,
-    box_shape,
-    layouts_of,
-    shared_of,
-    stages_layout,
-    stored_box,
-    stored_shape,
-    stored_stages,
-)
+from .storage import Shared, box_layout, box_shape, layouts_of, partition, shared_of, stages_layout
+from .stored import partition_stored, stored_maps
 from .task import leave, take
 from .transpose import transpose_values
 
@@ -81,7 +71,7 @@ class DecodeKernel:
         scales = None
         stored_boxes = (None, None)
         if const_expr(geometry.converts):
-            latent_box, rope_box, stored_boxes = self._stored_maps(given, layouts, load_op)
+            latent_box, rope_box, stored_boxes = stored_maps(geometry, given.kv_cache, layouts, load_op)
             latent_tile = rope_tile = (None, None)
         else:
             if const_expr(geometry.scaled):
@@ -201,8 +191,11 @@ class DecodeKernel:
             else:
                 source = KeySource(block_tables, page_size, pages)
                 if const_expr(geometry.converts):
-                    boxes, tiles = self._partition_stored(
-                        (latent_box_atom, latent_box), (rope_box_atom, rope_box), (scales_box_atom, scales_box), shared
+                    rope = self._partition_strip(
+                        rope_box_atom, rope_box, geometry.latent_strips, BOX_KEYS, shared.kv_strips[-1]
+                    )
+                    boxes, tiles = partition_stored(
+                        geometry, (latent_box_atom, latent_box), rope, (scales_box_atom, scales_box), shared
                     ), None
                 else:
                     boxes = self._partition_strips(
@@ -269,44 +262,7 @@ class DecodeKernel:
         if strip == geometry.latent_strips and (geometry.scaled or geometry.converts):  # a view of their own
             place = 0
         boxes = cute.local_tile(keys, box_shape(columns, rows), (0, 0, place, None, None))
-        return _partition(atom, boxes, cute.make_tensor(shared, stages_layout(geometry, columns, rows)))
-
-    def _stored_maps(self, given, layouts: Layouts, load_op) -> tuple:
-        """(tensor map, cache as it sees it) of boxes of the latent piece as it is stored, of the rope piece, and of the
-        scales of a row."""
-        geometry, row = self.geometry, self.variant.row
-        strip, rope = geometry.d_strip, numeric(row.piece("rope").dtype)
-        views = (
-            (
-                boxes_view(given.kv_cache, 0, strip, geometry.latent_strips),
-                cute.make_composed_layout(layouts.swizzles[0], 0, stored_box(strip)),
-                stored_shape(strip),
-            ),
-            (
-                boxes_view(given.kv_cache, row.offset("rope"), PATTERN_COLUMNS, 1, False, rope),
-                cute.make_composed_layout(layouts.swizzles[-1], 0, box_layout(geometry.strips[-1], BOX_KEYS)),
-                box_shape(geometry.strips[-1], BOX_KEYS),
-            ),
-            (
-                boxes_view(given.kv_cache, row.scales_offset, geometry.scales_bytes, 1),
-                stored_box(geometry.scales_bytes),
-                stored_shape(geometry.scales_bytes),
-            ),
-        )
-        return tuple(cpasync.make_tiled_tma_atom(load_op, *view) for view in views)
-
-    def _partition_stored(self, latent, rope, scales, shared: Shared) -> tuple:
-        """As `_partition_strips`, of boxes of keys as they are stored, with those of scales behind; each argument is
-        (copy atom, cache)."""
-        geometry = self.geometry
-        found = []
-        for strip, place in enumerate(shared.stored_strips):
-            boxes = cute.local_tile(latent[1], stored_shape(geometry.d_strip), (0, 0, strip, None, None))
-            found.append(_partition(latent[0], boxes, cute.make_tensor(place, stored_stages(geometry, geometry.d_strip))))
-        found.append(self._partition_strip(*rope, geometry.latent_strips, BOX_KEYS, shared.kv_strips[-1]))
-        boxes = cute.local_tile(scales[1], stored_shape(geometry.scales_bytes), (0, 0, 0, None, None))
-        places = cute.make_tensor(shared.stored_scales, stored_stages(geometry, geometry.scales_bytes))
-        return *found, _partition(scales[0], boxes, places)
+        return partition(atom, boxes, cute.make_tensor(shared, stages_layout(geometry, columns, rows)))
 
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma | None, cute.TiledMma]:
         """Scores = Q K^T with both in shared memory, for rope pieces another where they have a dtype of their own;
@@ -323,11 +279,3 @@ class DecodeKernel:
             *operands, k_major, v_major, Float32, one, (64, self.geometry.value_columns), warpgroup.OperandSource.RMEM
         )
         return qk, rope if self.geometry.scaled else None, pv
-
-
-def _partition(atom, boxes: cute.Tensor, places: cute.Tensor) -> tuple:
-    """(copy atom, boxes by place in the page and page, shared boxes by place in the tile and stage)."""
-    target, source = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(places, 0, 5), cute.group_modes(boxes, 0, 5)
-    )
-    return atom, source, target

@@ -38,8 +38,9 @@ def load(
 ) -> Int32:
     """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
     `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is quicker where a
-    page holds it; rows that are converted come in boxes only, and `tiles` is None. `clean`, if there is one, waits for the copies of edge tiles, and for those of all tiles if keys in their middle may be
-    `hidden`. Returns how many such tiles there were.
+    page holds it; rows that are converted come in boxes only, and `tiles` is None. `clean`, if there is one, waits for
+    the copies of edge tiles, and for those of all tiles if keys in their middle may be `hidden`. Returns how many such
+    tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist.

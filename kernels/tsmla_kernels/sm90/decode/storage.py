@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from ...limits import WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
-from ...parts.key_source import BOX_KEYS
 from ...parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
 from ...parts.precision import numeric
 from .geometry import (
@@ -237,19 +236,9 @@ def stages_layout(geometry: DecodeGeometry, columns: int, rows: int) -> cute.Lay
     )
 
 
-def stored_shape(row_bytes: int) -> tuple[int, ...]:
-    """Of a bulk copy of 16 keys as they are stored, `row_bytes` of each, in `boxes_view`."""
-    return row_bytes, GROUP_ROWS, 1, BOX_KEYS // GROUP_ROWS, 1
-
-
-def stored_box(row_bytes: int) -> cute.Layout:
-    return cute.make_layout(stored_shape(row_bytes), stride=(1, row_bytes, 0, row_bytes * GROUP_ROWS, 0))
-
-
-def stored_stages(geometry: DecodeGeometry, row_bytes: int) -> cute.Layout:
-    """Such boxes in the places that they take as they are multiplied: (box, boxes in a tile, stages)."""
-    box = stored_box(row_bytes)
-    return cute.make_layout(
-        (*box.shape, geometry.tile_kv // BOX_KEYS, geometry.stages),
-        stride=(*box.stride, geometry.box_bytes, geometry.strip_bytes[0]),
+def partition(atom, boxes: cute.Tensor, places: cute.Tensor) -> tuple:
+    """(copy atom, boxes by place in the page and page, shared boxes by place in the tile and stage)."""
+    target, source = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(places, 0, 5), cute.group_modes(boxes, 0, 5)
     )
+    return atom, source, target
