@@ -22,7 +22,8 @@ the stride of a dimension of one element means nothing. After these arguments ev
 What callers give as a tuple of two is two tensors here: `key[1]` is the second, and `key` stands for the first, or for
 a tensor that is both side by side. So d_query and d_key are d_qk, or the 128 columns of the first piece, and
 query_columns are 576 or 512. A decode's cache may be a tuple of three (SnapMLA's rows, row_width 512 instead of 576),
-as its query then is; other kernels get None for what only such calls have."""
+as its query then is; other kernels get None for what only such calls have. It may have DeepSeek's rows, of row_width
+656, whose *cache_dtype* is e4m3 (or uint8, of the same bits) while query and *rope_dtype* are bf16."""
 
 
 def page() -> str:

@@ -1,4 +1,6 @@
-"""tsmla_decode of a cache with a scale for each key (SnapMLA's rows), and what it must give, from rows as stored."""
+"""tsmla_decode of caches whose rows have scales, and what it must give, from rows as stored: SnapMLA's, with a scale
+for each key, and DeepSeek's 656 bytes, which are attended to as the bf16 rows that `mla_read_cache` makes of them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from cache_rows import E4M3, stored
+from cache_rows import E4M3, restored, stored
 from decode_reference import LATENT, ROPE, WEIGHT_SCALE, Problem, make_problem, run, with_sinks
 from tensor_cores import truncated_products
 
+WHOLE, WHOLE_BYTES = "fp8_ds_mla", 656
+"""Rows with scales that lie in one tensor."""
 ROW_BYTES = 640
 """Of rows whose latent and rope pieces lie side by side."""
 
@@ -102,6 +106,46 @@ def make_scaled(
             latent[number, :count], rope[number, :count] = piece.latent, piece.rope
             scales[number, :count] = piece.scales
     return Scaled(problem, queries, kept, (latent, rope, scales))
+
+
+def make_whole(
+    seq_lens: list[int],
+    q_len: int | Sequence[int],
+    heads: int,
+    page_size: int = 64,
+    *,
+    keys: list[torch.Tensor] | None = None,
+    power_of_two: bool = False,
+    **fields: Any,
+) -> Problem:
+    """A problem whose cache holds DeepSeek's rows of random or given numbers, NaN wherever no key is, and whose `rows`
+    are the bf16 numbers that these are read as."""
+    problem = make_problem(seq_lens, q_len, heads, page_size=page_size, **fields)
+    plain = problem.kv_cache
+    pool = torch.full((len(plain), page_size + 1, WHOLE_BYTES), 0xFF, dtype=torch.uint8, device="cuda")
+    cache = pool[:, :page_size]
+    for request, numbers in enumerate(problem.rows if keys is None else keys):
+        numbers = numbers.bfloat16()
+        if not len(numbers):
+            continue
+        bytes = stored(numbers[:, :LATENT], numbers[:, LATENT:], WHOLE, power_of_two=power_of_two)
+        problem.rows[request] = restored(bytes, WHOLE, torch.bfloat16)
+        for page, first in enumerate(range(0, len(numbers), page_size)):
+            piece = bytes["cache"][first : first + page_size]
+            cache[int(problem.block_tables[request, page]), : len(piece)] = piece
+    problem.kv_cache = cache
+    return problem
+
+
+def as_plain(problem: Problem) -> torch.Tensor:
+    """The bf16 cache that holds a problem's rows in the same pages."""
+    pages, page_size = problem.kv_cache.shape[:2]
+    cache = torch.full((pages, page_size, LATENT + ROPE), math.nan, device="cuda").bfloat16()
+    for request, rows in enumerate(problem.rows):
+        for page, first in enumerate(range(0, len(rows), page_size)):
+            piece = rows[first : first + page_size]
+            cache[int(problem.block_tables[request, page]), : len(piece)] = piece
+    return cache
 
 
 def attend_stored(scaled: Scaled, how: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,12 +17,12 @@ import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.plan import FEW_ROWS_DEALS
-from tsmla.row_format import ROWS, uniform_row
+from tsmla.row_format import ROWS, RowFormat, uniform_row
 from tsmla.support import CACHE_DTYPES, LATENT_DIM, PREFILL_DIMS, ROPE_DIM
 from tsmla.tools import selftest_cache, selftest_query
 from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_memory import Memory
-from tsmla.tools.selftest_rows import numbers_of, stored
+from tsmla.tools.selftest_rows import numbers_in, stored_as
 from tsmla.variant import (
     SHIPPED_ARCHS,
     Arch,
@@ -186,9 +186,19 @@ def _short_cases(tests: Any, variant: Variant) -> list[tuple[str, str | None]]:
     return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
 
 
-def given(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
-    """Keys or queries [..., 576] of a decode as the operator takes them."""
-    return stored(numbers) if variant.row.apart else numbers.to(TORCH_DTYPE_OF[variant.dtype])
+def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
+    """Queries [..., 576] of a decode as the operator takes them."""
+    return stored_as(query_row(variant), numbers)
+
+
+def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
+    """Keys [..., 576] of a decode as the operator takes them."""
+    return stored_as(variant.row, numbers)
+
+
+def query_row(variant: DecodeVariant) -> RowFormat:
+    """How a query row is given: as a key is where rows lie apart, else in the query's dtype."""
+    return variant.row if variant.row.apart else uniform_row(variant.dtype)
 
 
 def decode_rows(arch: Arch) -> tuple[int, ...]:
@@ -216,11 +226,9 @@ def _decode(
     if window is None:
         window = max(key_counts) - q_len - DECODE_HIDDEN
     width = LATENT_DIM + ROPE_DIM
-    apart = variant.row.apart
-    dtype = torch.bfloat16 if apart else TORCH_DTYPE_OF[variant.dtype]
 
-    def rounded(numbers: torch.Tensor) -> torch.Tensor:
-        return numbers_of(stored(numbers)) if apart else numbers.to(dtype)
+    def rounded(row: RowFormat, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers_in(row, stored_as(row, numbers))
 
     pages = [-(-count // page) for count in key_counts]
     limits: list[Any] = [None] * len(q_lens)
@@ -240,11 +248,11 @@ def _decode(
         tables[request, : len(taken)] = taken
         keys = torch.randn(len(taken) * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        seen.append(rounded(keys[:count])[:, None])
+        seen.append(rounded(variant.row, keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
         cache[taken] = keys.unflatten(0, (-1, page))
-    query = rounded(2 * torch.randn(sum(q_lens), heads, width, device="cuda"))
+    query = rounded(query_row(variant), 2 * torch.randn(sum(q_lens), heads, width, device="cuda"))
     shaped = query if varies else query.unflatten(0, (-1, q_len))
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)
@@ -253,7 +261,7 @@ def _decode(
         ends = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32, device="cuda")
         more |= {"cum_seq_lens_q": ends, "max_q_len": q_len}
     result: Any = tsmla.tsmla_decode(
-        given(variant, shaped), given(variant, cache),
+        given_query(variant, shaped), given_cache(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
         max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip

@@ -200,8 +200,8 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
 
     page, shortest, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
-        check.given(variant, torch.randn(*outer, width, device="cuda"))
-        for outer in ((1, 1, heads), (keys // page, page))
+        given(variant, torch.randn(*outer, width, device="cuda"))
+        for given, outer in ((check.given_query, (1, 1, heads)), (check.given_cache, (keys // page, page)))
     )
     pages = torch.arange(keys // page, dtype=torch.int32, device="cuda")[None]
     length = torch.tensor([keys], dtype=torch.int32, device="cuda")

@@ -75,7 +75,10 @@ def tsmla_decode(
             factor of a whole row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. Or
             bf16 as above, which `mla_quantize_q` makes that of first.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
-            any page stride that is a multiple of 16 bytes, rows within a page without gaps. Or SnapMLA's rows, as
+            any page stride that is a multiple of 16 bytes, rows within a page without gaps. Or, for a bf16 query,
+            DeepSeek's rows of 656 bytes ("fp8_ds_mla"): [pages, page_size, 656] or [pages, 1, page_size, 656], uint8 or
+            e4m3, strides as before. Its scales are in the rows, may be any float32, and are no arguments; results are
+            those of the bf16 rows that `mla_read_cache` reads. Or SnapMLA's rows, as
             `mla_write_cache` writes them under the format "snapmla": a tuple (cache [pages, page_size, 512] e4m3 or
             uint8, rope_cache [pages, page_size, 64] bf16, scale_cache [pages, page_size] float32); strides of pages and
             rows are then free multiples of 16 bytes, and those of scale_cache any. Scales are positive, powers of two
@@ -172,6 +175,8 @@ def tsmla_decode(
         kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 3)
         query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
         kv_cache = decode_rows.typed(kv_cache)
+    else:
+        kv_cache = decode_rows.typed_whole(kv_cache)
     tensors = (
         query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
         workspace_buffer, query_scales, rope_cache, scale_cache,
@@ -255,8 +260,8 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     ) = tensors  # fmt: skip
     packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
-    row: Any = None if rope_cache is None else decode_rows.ROW
-    if row:
+    row: Any = decode_rows.row_of(kv_cache, rope_cache)
+    if rope_cache is not None:
         called["kv_cache"] = "kv_cache[0]"
     elif query_scales is not None:
         decode_rows.refuse_scales()

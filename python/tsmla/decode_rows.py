@@ -1,4 +1,4 @@
-"""A decode's cache whose rows lie in three tensors, and the query that it takes, in three tensors, too."""
+"""A decode's cache whose rows are not those of the query's dtype: in one tensor, or, as the query then is, in three."""
 
 from __future__ import annotations
 
@@ -9,10 +9,26 @@ import torch
 from .call import DECODE, QUANTIZE_Q
 from .errors import ArgumentError
 from .quantize_q import mla_quantize_q
-from .row_format import ROWS
+from .row_format import ROWS, RowFormat
 
 ROW = ROWS["snapmla"]
-"""Its rows: the only ones that lie apart."""
+"""The only rows that lie in three tensors."""
+WHOLE = ROWS["fp8_ds_mla"]
+"""The only rows with scales that lie in one tensor. It is told by its width: no other row of 8 bits has it."""
+WIDTH = WHOLE.bytes
+"""Elements of 8 bits."""
+
+
+def row_of(kv_cache: Any, rope_cache: Any) -> RowFormat | None:
+    """The rows of a cache; None for those of the query's dtype."""
+    if rope_cache is not None:
+        return ROW
+    eight_bits = isinstance(kv_cache, torch.Tensor) and kv_cache.dtype is torch.float8_e4m3fn
+    return WHOLE if eight_bits and _is_wide(kv_cache) else None
+
+
+def _is_wide(cache: torch.Tensor) -> bool:
+    return not cache.is_nested and cache.shape[-1:] == (WIDTH,)
 
 
 def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tuple[Any, Any, Any]:
@@ -38,6 +54,13 @@ def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tupl
 def typed(cache: Any) -> Any:
     """A cache's bytes as elements of its rows."""
     if isinstance(cache, torch.Tensor) and cache.dtype is torch.uint8:
+        return cache.view(torch.float8_e4m3fn)
+    return cache
+
+
+def typed_whole(cache: Any) -> Any:
+    """The same, of a cache in one tensor: bytes are rows with scales only."""
+    if isinstance(cache, torch.Tensor) and cache.dtype is torch.uint8 and _is_wide(cache):
         return cache.view(torch.float8_e4m3fn)
     return cache
 

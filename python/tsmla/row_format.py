@@ -2,7 +2,8 @@
 
 The latent piece is key and value, the rope piece is key only. `ROWS` are those that kernels exist for, by the names
 that operators have for them: `mla_write_cache` and `mla_read_cache` take all, decode takes `uniform_row`s, both pieces
-of the query's dtype, without scales (`support.why_unsupported`). docs/cache-formats.md has their pictures and errors.
+of the query's dtype, without scales, and those of `support.DECODE_ROWS`. docs/cache-formats.md has their pictures and
+errors.
 """
 
 from __future__ import annotations

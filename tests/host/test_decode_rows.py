@@ -1,4 +1,4 @@
-"""tsmla_decode without a GPU: a cache with a scale for each key, and the query that it takes.
+"""tsmla_decode without a GPU: caches whose rows have scales, and the queries that they take.
 
 CPU tensors pass for CUDA ones here, and a recorder stands where the compiled kernel would.
 """
@@ -22,7 +22,7 @@ E4M3 = torch.float8_e4m3fn
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
     on_one_gpu(monkeypatch)
-    monkeypatch.setattr(support, "DECODE_ROWS", {Arch.SM90A: {"snapmla": (Dtype.E4M3,)}})
+    monkeypatch.setattr(support, "DECODE_ROWS", {Arch.SM90A: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}})
     return recorder
 
 
@@ -81,6 +81,22 @@ def test_a_bf16_query_is_quantised_first(recorder, pieces):
         assert made.data_ptr() == taken.data_ptr() and made.shape == taken.shape and made.dtype == taken.dtype
 
 
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, E4M3])
+def test_rows_of_656_bytes_are_one_tensor(recorder, dtype, flat):
+    """Bytes or elements, pages apart, query in one or two pieces; nothing else but what a plain cache has."""
+    cache = torch.zeros(PAGES, PAGE + 1, 656, dtype=dtype)[:, :PAGE]
+    whole = bf16(BATCH, Q_LEN, HEADS, 576)
+    for query in (whole, (whole[..., :512], whole[..., 512:])):
+        out = tsmla_decode(**inputs(query=query, kv_cache=cache[:, None] if flat else cache))
+        launch = recorder.launches.pop()
+        assert launch[2].dtype == E4M3 and launch[2].shape == (PAGES, PAGE, 656)
+        assert launch[2].data_ptr() == cache.data_ptr() and launch[2].stride() == cache.stride()
+        assert launch[12:15] == (None, None, None) and out.dtype == torch.bfloat16
+    row = ROWS["fp8_ds_mla"]
+    assert set(recorder.variants) == {DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, False, False, row)}
+
+
 REFUSED = {
     "a query of 8 bits in one tensor": (
         {"query": torch.zeros(BATCH, Q_LEN, HEADS, 576, dtype=E4M3)},
@@ -106,6 +122,27 @@ REFUSED = {
     "scales of other heads": (
         {"query": (*query(BATCH, Q_LEN, HEADS)[:2], torch.ones(BATCH, Q_LEN, 3))}, "query[2] has shape [3, 2, 3]"
     ),
+    "a bf16 cache of 656": (
+        {"query": bf16(BATCH, Q_LEN, HEADS, 576), "kv_cache": bf16(PAGES, PAGE, 656)},
+        "kv_cache has shape [10, 64, 656]; it must be [pages, page_size, 576] or [pages, 1, page_size, 576]",
+    ),
+    "bytes of another width": (
+        {"query": bf16(BATCH, Q_LEN, HEADS, 576), "kv_cache": torch.zeros(PAGES, PAGE, 576, dtype=torch.uint8)},
+        "kv_cache is torch.uint8; accepted: torch.bfloat16",
+    ),
+    "scales beside rows that hold theirs": (
+        {"kv_cache": torch.zeros(PAGES, PAGE, 656, dtype=E4M3)}, "query is a tuple of 3, and kv_cache is one tensor"
+    ),
+    "rows of 656 bytes among three": (
+        {"kv_cache": (torch.zeros(PAGES, PAGE, 656, dtype=E4M3), *cache()[1:])}, "kv_cache[0] has shape [10, 64, 656]"
+    ),
+    "gaps between rows of 656 bytes": (
+        {
+            "query": bf16(BATCH, Q_LEN, HEADS, 576),
+            "kv_cache": torch.zeros(PAGES, PAGE, 672, dtype=torch.uint8)[..., :656],
+        },
+        "kv_cache has strides (43008, 672, 1)",
+    ),
     "rows of odd strides": (
         {"kv_cache": (torch.zeros(PAGES, PAGE, 520, dtype=E4M3)[..., :512], *cache()[1:])},
         "kv_cache[0] has strides (33280, 520, 1) of 1-byte elements",
@@ -128,3 +165,17 @@ def test_an_architecture_without_the_kernel_says_so(recorder, monkeypatch):
     monkeypatch.setattr(support, "DECODE_ROWS", {})
     with pytest.raises(UnsupportedError, match="decode of e4m3 for sm_90a reads cache rows of latent e4m3 512, rope"):
         tsmla_decode(**scaled())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, E4M3, torch.float8_e5m2])
+def test_a_query_of_another_dtype_for_rows_of_656_bytes(recorder, dtype):
+    message = "(a float32 scale for every 128, in the row), rope bf16 64, which take a query of bf16"
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        tsmla_decode(**inputs(dtype, kv_cache=torch.zeros(PAGES, PAGE, 656, dtype=torch.uint8)))
+
+
+def test_an_architecture_without_decode_of_656_bytes_says_so(recorder, monkeypatch):
+    monkeypatch.setattr(support, "DECODE_ROWS", {})
+    cache = torch.zeros(PAGES, PAGE, 656, dtype=torch.uint8)
+    with pytest.raises(UnsupportedError, match="decode of bf16 for sm_90a reads cache rows of latent bf16 512,"):
+        tsmla_decode(**inputs(kv_cache=cache))

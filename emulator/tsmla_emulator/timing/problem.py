@@ -332,8 +332,10 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     torch.manual_seed(0)
     page, pages, width = 64, 64, LATENT_DIM + ROPE_DIM
     query, cache = (
-        check.given(variant, torch.randn(*outer, width, device="cuda"))
-        for outer in ((shape.sequences, shape.queries, shape.heads), (pages, page))
+        given(variant, torch.randn(*outer, width, device="cuda"))
+        for given, outer in (
+            (check.given_query, (shape.sequences, shape.queries, shape.heads)), (check.given_cache, (pages, page))
+        )
     )
     table = (torch.arange(-(-shape.keys // page), dtype=torch.int32, device="cuda") % pages).repeat(shape.sequences, 1)
     lengths = torch.full((shape.sequences,), shape.keys, dtype=torch.int32, device="cuda")

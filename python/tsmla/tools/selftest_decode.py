@@ -11,13 +11,14 @@ import torch
 
 from ..checks import TORCH_DTYPE_OF
 from ..decode import tsmla_decode
+from ..row_format import RowFormat, uniform_row
 from ..support import LATENT_DIM, ROPE_DIM
 from ..variant import DecodeVariant, Dtype
 from ..workspace import decode_workspace_size
 from .selftest_cases import DecodeCase
 from .selftest_memory import Memory, is_poison, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
-from .selftest_rows import numbers_of, stored
+from .selftest_rows import Stored, numbers_in, stored_as
 
 _ROW = LATENT_DIM + ROPE_DIM
 _SCALE = _ROW**-0.5
@@ -35,7 +36,8 @@ _KEPT = 32
 
 class _Problem(NamedTuple):
     """query: [tokens, heads, 576] of all requests, and a pack's rows behind them. given: what the operator takes; where
-    rows have scales, query and cache are three tensors each, and `query` and `rows` the numbers that these stand for.
+    rows have scales, `query` and `rows` are the numbers that it and the cache stand for, and where they lie apart, it
+    and the cache are three tensors each.
     rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers. bounds:
     keys over all ranks. visible: [tokens]."""
 
@@ -51,7 +53,7 @@ class _Problem(NamedTuple):
 
 def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, torch.Tensor]:
     """Call the operator so that `variant` serves; results and workspace in memory of `memory`."""
-    given = _problem(case, variant.dtype, variant.row.apart)
+    given = _problem(case, variant.dtype, variant.row)
     longest = max(rows.shape[0] for rows in given.rows)
     q_len = max(case.own_q_lens)
     size = decode_workspace_size(len(case.lengths), q_len, case.heads, longest, varies=bool(case.q_lens))
@@ -75,7 +77,7 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
 
 def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:
     """Hold the results of `run` against float64."""
-    exact, plain = _expected(case, variant.dtype, variant.row.apart)
+    exact, plain = _expected(case, variant.dtype, variant.row)
     tokens = sum(case.own_q_lens)
     out = results["out"].view(-1, case.heads, LATENT_DIM)
     lse = results["lse"].view(-1, case.heads) if variant.lse else exact.lse
@@ -91,15 +93,15 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
 
 
 @functools.lru_cache(_KEPT)
-def _problem(case: DecodeCase, dtype: Dtype, scaled: bool) -> _Problem:
-    """scaled: rows have scales."""
-    torch_dtype = torch.bfloat16 if scaled else TORCH_DTYPE_OF[dtype]
+def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
+    """row: of the cache, and of the query where rows lie apart."""
+    torch_dtype = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype]
+    query_row = row if row.apart else uniform_row(dtype)
 
-    def random(*shape: int) -> torch.Tensor:
-        numbers = torch.randn(shape, device="cuda") * case.magnitude
-        return numbers_of(stored(numbers)) if scaled else numbers.to(torch_dtype)
+    def random(row: RowFormat, *shape: int) -> torch.Tensor:
+        return numbers_in(row, stored_as(row, torch.randn(shape, device="cuda") * case.magnitude))
 
-    rows = [random(int(_own(case, length).sum()), _ROW) for length in case.lengths]
+    rows = [random(row, int(_own(case, length).sum()), _ROW) for length in case.lengths]
     pages = [-(-own.shape[0] // case.page) for own in rows]
     order = torch.randperm(sum(pages) + _SPARE_PAGES).tolist()
     # Pages lie a row apart, as slices of a larger cache would; that row is never a key's.
@@ -111,11 +113,11 @@ def _problem(case: DecodeCase, dtype: Dtype, scaled: bool) -> _Problem:
             cache[number, : keys.shape[0]] = keys
     tokens = sum(case.own_q_lens)
     query = surrounded((tokens + (_SLACK if case.q_lens else 0), case.heads, _ROW), torch_dtype)
-    query[:tokens] = random(tokens, case.heads, _ROW)
+    query[:tokens] = random(query_row, tokens, case.heads, _ROW)
     joined = query if case.q_lens else query.view(len(rows), case.q_len, case.heads, _ROW)
     given: torch.Tensor | tuple[torch.Tensor, ...] = joined
-    if scaled:
-        latent, rope, scales = stored(joined)
+    if query_row.apart:
+        latent, rope, scales = stored_as(query_row, joined)
         given = (_heads_first(latent) if case.pieces else latent, rope, scales)
     elif case.pieces:
         given = _heads_first(joined[..., :LATENT_DIM]), joined[..., LATENT_DIM:]
@@ -123,9 +125,14 @@ def _problem(case: DecodeCase, dtype: Dtype, scaled: bool) -> _Problem:
     if case.visible:
         visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
     return _Problem(
-        query, given, rows, stored(cache) if scaled else cache, tables.to("cuda"),
+        query, given, rows, _as_given(row, cache), tables.to("cuda"),
         _lengths(own.shape[0] for own in rows), _lengths(case.lengths), visible,
     )  # fmt: skip
+
+
+def _as_given(row: RowFormat, cache: torch.Tensor) -> Stored:
+    """Plain rows stay where they are, pages apart."""
+    return cache if row.scales is None else stored_as(row, cache)
 
 
 def _heads_first(piece: torch.Tensor) -> torch.Tensor:
@@ -152,9 +159,9 @@ def _own(case: DecodeCase, length: int) -> torch.Tensor:
 
 
 @functools.lru_cache(_KEPT)
-def _expected(case: DecodeCase, dtype: Dtype, scaled: bool) -> tuple[Attended, Attended]:
+def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
     """In float64, and plain, [tokens, heads, ..]; LSE base 2."""
-    given = _problem(case, dtype, scaled)
+    given = _problem(case, dtype, row)
     both = []
     for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
         parts = []

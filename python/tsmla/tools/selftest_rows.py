@@ -1,16 +1,47 @@
-"""Rows with a scale each, as `tsmla selftest` makes them: the tensors that hold them, and the numbers of these."""
+"""Rows of a decode's cache as `tsmla selftest` makes them: the tensors that hold them, and the numbers of these."""
 
 from __future__ import annotations
 
 import torch
 
-from ..row_format import LARGEST_E4M3
+from ..checks import TORCH_DTYPE_OF
+from ..row_format import LARGEST_E4M3, RowFormat
 from ..support import LATENT_DIM
 
-Stored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Apart = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Stored = torch.Tensor | Apart
 
 
-def stored(numbers: torch.Tensor) -> Stored:
+def stored_as(row: RowFormat, numbers: torch.Tensor) -> Stored:
+    """Rows [.., 576] of numbers as a cache of `row`s holds them, with powers of two for scales."""
+    if row.scales is None:
+        return numbers.to(TORCH_DTYPE_OF[row.dtype])
+    return stored(numbers) if row.apart else _whole(row, numbers)
+
+
+def numbers_in(row: RowFormat, rows: Stored) -> torch.Tensor:
+    """[.., 576], which a dtype of 16 bits holds exactly where rows have scales."""
+    if isinstance(rows, tuple):
+        return numbers_of(rows)
+    if row.scales is None:
+        return rows
+    codes, scales, rope = rows.split([LATENT_DIM, row.offset("rope") - LATENT_DIM, row.piece("rope").bytes], -1)
+    factors = scales.contiguous().view(torch.float32)
+    latent = codes.float().unflatten(-1, (row.scales_per_row, -1)) * factors[..., None]
+    return torch.cat((latent.flatten(-2).to(torch.bfloat16), rope.contiguous().view(torch.bfloat16)), -1)
+
+
+def _whole(row: RowFormat, numbers: torch.Tensor) -> torch.Tensor:
+    """Rows [.., 656] of e4m3: all that a key has, side by side. What is NaN makes its scale NaN."""
+    latent = numbers[..., :LATENT_DIM].float().unflatten(-1, (row.scales_per_row, -1))
+    largest = latent.abs().amax(-1)
+    scales = torch.where(largest == 0, 1.0, torch.exp2(torch.ceil(torch.log2(largest / LARGEST_E4M3))))
+    codes = (latent / scales[..., None]).to(torch.float8_e4m3fn).flatten(-2)
+    rope = numbers[..., LATENT_DIM:].to(torch.bfloat16).contiguous()
+    return torch.cat([x.view(torch.uint8) for x in (codes, scales, rope)], -1).view(torch.float8_e4m3fn)
+
+
+def stored(numbers: torch.Tensor) -> Apart:
     """Latent piece, rope piece and scales, powers of two, of rows [.., 576]. What is NaN makes its row's scale NaN."""
     latent, rope = numbers[..., :LATENT_DIM].float(), numbers[..., LATENT_DIM:].float()
     largest = latent.abs().amax(-1)
@@ -19,7 +50,7 @@ def stored(numbers: torch.Tensor) -> Stored:
     return (latent / each).to(torch.float8_e4m3fn), (rope / each).to(torch.bfloat16), scales
 
 
-def numbers_of(rows: Stored) -> torch.Tensor:
+def numbers_of(rows: Apart) -> torch.Tensor:
     """[.., 576] bf16, which holds each of them exactly."""
     latent, rope, scales = rows
     return (torch.cat((latent.float(), rope.float()), -1) * scales[..., None]).to(torch.bfloat16)
