@@ -28,14 +28,15 @@ from ...parts.row_end import Ending
 from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
+from .convert import convert_keys
 from .finish import Results
 from .geometry import TENSOR_ADDRESS_OFFSET, DecodeGeometry
-from .load import KeyMaps, load_keys, load_values
+from .load import KeyMaps, load_keys, load_queries, load_values
 from .mma import Products, multiply
 from .scales import load_scales
 from .schedule import DecodeSchedule
 from .softmax import attend
-from .storage import layouts_of, shared_of
+from .storage import Shared, layouts_of, shared_of
 
 
 class AttentionKernel:
@@ -74,12 +75,14 @@ class AttentionKernel:
         wide, tail, chunks = geometry.chunk, geometry.tail, geometry.row_chunks
         has_tail = const_expr(tail > 0)
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
-        maps = KeyMaps(
-            k_wide=box_map(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box),
-            k_tail=box_map(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box) if has_tail else None,
-        )
-        pair, values = const_expr(geometry.is_pair), geometry.row.value_columns
-        v_map = box_map(given.kv_cache, 0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
+        maps, v_map, values = KeyMaps(None, None), None, geometry.row.value_columns
+        if const_expr(not geometry.converts):
+            maps = KeyMaps(
+                k_wide=box_map(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box),
+                k_tail=box_map(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box) if has_tail else None,
+            )
+            if const_expr(geometry.is_pair):
+                v_map = box_map(given.kv_cache, 0, wide, values // wide, geometry.v_chunks, layouts.v_box)
         scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
         results = Results(flat(given.out, values), flat_lse, partials, ending)
@@ -142,7 +145,11 @@ class AttentionKernel:
         shared = shared_of(geometry, base, barriers, cute.make_tensor(tensor_address, 1)[0])
 
         if warp < schedule.softmax_warps:
+            if const_expr(geometry.converts):
+                cute.arch.setmaxregister_increase(schedule.attend.registers)
             attend(geometry, self.probabilities, shared, assignment, scales, results, scale_log2)
+        elif const_expr(geometry.converts):
+            self._convert_and_multiply(warp, shared, query, assignment, results.partials.records)
         elif warp == schedule.mma_warp:
             if is_leader(geometry):
                 multiply(self.products, shared, assignment)
@@ -164,6 +171,24 @@ class AttentionKernel:
             tmem.fence_after()
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tensor_address)
             cute.arch.dealloc_tmem(pointer, TMEM_COLUMNS, is_two_cta=geometry.is_pair)
+
+    @cute.jit
+    def _convert_and_multiply(
+        self, warp: Int32, shared: Shared, query: Query, assignment: Assignment, records: cute.Tensor
+    ):
+        """The roles behind the first warpgroup where rows are converted: registers move between warpgroups."""
+        geometry, schedule = self.geometry, self.schedule
+        if warp < schedule.first_convert_warp:
+            cute.arch.setmaxregister_decrease(schedule.multiply.registers)
+            if warp == schedule.mma_warp:
+                if is_leader(geometry):
+                    multiply(self.products, shared, assignment)
+            elif warp == schedule.query_warp:
+                load_queries(shared, geometry, query, assignment, records)
+        else:
+            cute.arch.setmaxregister_increase(schedule.convert_keys.registers)
+            convert_keys(shared, geometry, warp - schedule.first_convert_warp, assignment)
+            cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit
