@@ -43,11 +43,11 @@ class DecodeSchedule:
     @property
     def registers(self) -> int:
         """Of a thread that issues MMAs or copies."""
-        return 80 if self.geometry.converts else 255
+        return 96 if self.geometry.converts else 255
 
     @property
     def attend(self) -> Role:
-        return Role("attend", tuple(range(self.softmax_warps)), 216 if self.geometry.converts else self.registers, self.geometry.ctas)
+        return Role("attend", tuple(range(self.softmax_warps)), 184 if self.geometry.converts else self.registers, self.geometry.ctas)
 
     @property
     def multiply(self) -> Role:
@@ -74,7 +74,7 @@ class DecodeSchedule:
     def convert_keys(self) -> Role:
         """Of a pair, values too."""
         warps = tuple(self.first_convert_warp + warp for warp in range(CONVERT_WARPS))
-        return Role("convert_keys", warps, 208, self.geometry.ctas)
+        return Role("convert_keys", warps, 224, self.geometry.ctas)
 
     @property
     def roles(self) -> tuple[Role, ...]:
