@@ -31,13 +31,14 @@ SECTIONS = (
     ("Hopper prefill, 8-bit inputs", HOPPER_PREFILL, (8,)),
     ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
-    ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), True),
+    ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), "apart"),
+    ("Hopper decode, cache of 656-byte rows", HOPPER_DECODE, (16,), "in a row"),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
     ("Blackwell decode, requests of up to 64 query rows", BLACKWELL_SOLO, (16, 8)),
     ("Blackwell decode, requests of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
-    ("Blackwell decode with a scale for each key, up to 64 query rows", BLACKWELL_SOLO, (8,), True),
-    ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), True),
+    ("Blackwell decode with a scale for each key, up to 64 query rows", BLACKWELL_SOLO, (8,), "apart"),
+    ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), "apart"),
 )
 
 BEGINNING = """\
@@ -76,9 +77,9 @@ def page() -> str:
     return "\n".join([BEGINNING, *(section(*each) for each in SECTIONS)])
 
 
-def section(title: str, kernel: str, widths: tuple[int, ...], apart: bool = False) -> str:
-    """apart: of decodes whose rows lie in several tensors."""
-    schedules = [shown(kernel, bits, apart) for bits in widths]
+def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "none") -> str:
+    """scales: those of a decode's cache, as `scales_of` tells them."""
+    schedules = [shown(kernel, bits, scales) for bits in widths]
     first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
     edges = list(zip(*tables, strict=True))
     lines = [
@@ -111,14 +112,21 @@ def section(title: str, kernel: str, widths: tuple[int, ...], apart: bool = Fals
     return "\n".join([*lines, "", f"Barriers take {used} bytes of the {room} that are kept for them.", ""])
 
 
-def shown(kernel: str, bits: int, apart: bool) -> Any:
+def scales_of(variant: DecodeVariant) -> str:
+    """Where the scales of cache rows lie."""
+    if variant.row.scales is None:
+        return "none"
+    return "apart" if variant.row.apart else "in a row"
+
+
+def shown(kernel: str, bits: int, scales: str) -> Any:
     """A kernel's schedule with inputs of so many bits: that of the first such variant."""
     return next(
         schedules_of(v)[kernel]
         for v in VARIANTS
         if v.dtype.bits == bits
         and kernel in schedules_of(v)
-        and (v.row.apart == apart if isinstance(v, DecodeVariant) else v.causal and v.d_qk == 192)
+        and (scales_of(v) == scales if isinstance(v, DecodeVariant) else v.causal and v.d_qk == 192)
     )
 
 

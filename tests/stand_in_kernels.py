@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import torch
 from tsmla.call import OPERATORS
 from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.tools.selftest_rows import numbers_in
 from tsmla.variant import Variant
 
 
@@ -24,7 +25,7 @@ class Kernels:
     def __call__(self, variant: Variant) -> Callable[..., None]:
         self.asked.append(variant)
         names = [argument.name for argument in OPERATORS[variant.family].arguments]
-        compute = {"decode": decode, "prefill": prefill, "pack": pack}[variant.family]
+        compute = {"decode": decode, "prefill": prefill, "pack": pack, "read_cache": read_cache}[variant.family]
         return lambda *given: compute(variant, SimpleNamespace(**dict(zip(names, given, strict=True))))
 
 
@@ -46,7 +47,7 @@ def decode(variant: Variant, given: SimpleNamespace) -> None:
     starts = given.cum_seq_lens_q.tolist() or range(0, len(query) + 1, given.q_len)
     for b, length in enumerate(given.seq_lens.tolist()):
         pages = given.block_tables[b, : -(-length // given.kv_cache.shape[1])].long()
-        keys = given.kv_cache[pages].reshape(-1, 576)[:length].double()
+        keys = numbers_in(variant.row, given.kv_cache[pages]).reshape(-1, 576)[:length].double()
         index, interleave = torch.arange(length), given.cp_interleave
         position = index // interleave * interleave * given.cp_world + given.cp_rank * interleave + index % interleave
         bound = int(given.causal_seqs[b])
@@ -93,6 +94,16 @@ def merged(
     base = total.masked_fill(total.isinf(), 0.0)
     own, theirs = torch.exp(lse - base)[..., None], torch.exp(earlier_lse - base)[..., None]
     return own * out.masked_fill(own == 0, 0.0) + theirs * earlier.masked_fill(theirs == 0, 0.0), total
+
+
+def read_cache(variant: Variant, given: SimpleNamespace) -> None:
+    """Of page tables."""
+    starts, first = given.cum_seq_lens.tolist(), given.seq_starts.tolist()
+    for b, table in enumerate(given.block_tables.tolist()):
+        for key in range(starts[b], starts[b + 1]):
+            page, place = divmod(first[b] + key - starts[b], given.cache.shape[1])
+            row = numbers_in(variant.row, given.cache[table[page], place])
+            given.kv_c[key], given.k_pe[key] = row[:512], row[512:]
 
 
 def pack(variant: Variant, given: SimpleNamespace) -> None:

@@ -94,7 +94,7 @@ class MLACommonImpl(MLAAttentionImpl, Generic[M]):
         self.num_heads, self.scale, self.kv_cache_dtype = num_heads, scale, kv_cache_dtype
         self.kv_lora_rank, self.kv_b_proj = kv_lora_rank, kv_b_proj
         self.qk_nope_head_dim, self.qk_rope_head_dim = qk_nope_head_dim, qk_rope_head_dim
-        self.v_head_dim = v_head_dim
+        self.v_head_dim, self.supports_quant_query_input = v_head_dim, True
 
     def _concat_k_nope_k_pe(self, k_nope: Any, k_pe: Any) -> Any:
         import torch

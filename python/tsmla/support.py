@@ -34,7 +34,7 @@ DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3:
 DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, tuple(DECODE_OUT_DTYPES))
 _DECODE_ROWS_BLACKWELL: dict[str, tuple[Dtype, ...]] = {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}
 DECODE_ROWS: dict[Arch, dict[str, tuple[Dtype, ...]]] = {
-    Arch.SM90A: {"snapmla": (Dtype.E4M3,)},
+    Arch.SM90A: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)},
     Arch.SM100A: _DECODE_ROWS_BLACKWELL,
     Arch.SM103A: _DECODE_ROWS_BLACKWELL,
     Arch.SM107A: _DECODE_ROWS_BLACKWELL,

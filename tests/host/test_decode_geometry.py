@@ -60,14 +60,18 @@ def test_each_cta_brings_its_part_of_a_tile(variant):
 @pytest.mark.parametrize("variant", HOPPER, ids=str)
 def test_hopper_loads_each_column_of_a_row_once(variant):
     geometry = HopperGeometry.of(variant)
-    assert sum(geometry.strip_bytes) == geometry.tile_kv * variant.row.bytes
-    assert geometry.q_bytes == geometry.tile_q * variant.row.bytes
+    assert sum(geometry.edge_bytes) == geometry.tile_kv * variant.row.bytes
+    made = 1152 if geometry.converts else variant.row.bytes
+    assert sum(geometry.strip_bytes) == sum(geometry.ready_bytes) == geometry.tile_kv * made
+    assert geometry.q_bytes == geometry.tile_q * made
     assert geometry.scaled == variant.row.apart and geometry.shared_bytes <= SHARED_BYTES_PER_CTA
     *latent, rope = zip(geometry.first_columns, geometry.strips, strict=True)
     assert rope == (variant.row.first_column("rope"), variant.row.piece("rope").columns)
     columns = [column for first, size in latent for column in range(first, first + size)]
     assert columns == list(range(variant.row.value_columns))
     assert sorted(geometry.loaded_strips(0) + geometry.loaded_strips(1)) == list(range(len(latent)))
+    copied = [box for strip in range(len(latent)) for box in geometry.copied_with(strip)]
+    assert sorted(copied) == list(range(len(latent) + 1 + geometry.converts)), "strips, rope, scales"
     written = [place for mine in range(2) for place in geometry.places(mine)]
     assert sorted(written) == list(range(variant.row.value_columns // geometry.value_columns))
 

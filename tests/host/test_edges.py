@@ -38,10 +38,12 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         return {"q": (1, 4), **rings}
     if kernel == "sm90/decode":
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
+        if converts := not variant.row.apart and variant.row.scales is not None:
+            told = 2 + 8 + 4
         return {
             "q": (1, 8),
             **{f"kv{piece}": (1, leave) for piece in range(pieces)},
-            "landed": (pieces, 0),
+            **({f"ready{piece}": (4, 0) for piece in range(pieces)} if converts else {"landed": (pieces, 0)}),
             "referenced": (1, 0),
             "exchanged": (1, 0),
             "dealt": (1, told),
@@ -75,6 +77,10 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     if kernel == "sm90/decode":
         rope = 64 * (2 if variant.row.apart else element)
         columns = [256, 256] if element == 1 else [128, 128, 128, 128]
+        if not variant.row.apart and variant.row.scales is not None:
+            stored = {"kv0": 64 * (128 + 16), "kv1": 64 * 128, "kv2": 64 * 128, "kv3": 64 * (128 + rope)}
+            ready = {f"ready{i}": 64 * 2 * (128 + 64 * (i == 3)) for i in range(4)}
+            return {"q": 64 * 1152, **stored, **ready}
         pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
         halves = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}

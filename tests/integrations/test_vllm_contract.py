@@ -63,7 +63,8 @@ def test_what_vllm_finds_valid(capability):
 
 def test_what_vllm_refuses():
     assert any("this GPU's is 12.0" in reason for reason in validate(DeviceCapability(12, 0)))
-    assert any("caches of auto" in r for r in validate(DeviceCapability(9, 0), kv_cache_dtype="fp8_ds_mla"))
+    assert any("caches of auto" in r for r in validate(DeviceCapability(10, 0), kv_cache_dtype="fp8_ds_mla"))
+    assert validate(DeviceCapability(9, 0), kv_cache_dtype="fp8_ds_mla") == []
     non_causal = validate(DeviceCapability(9, 0), use_non_causal=True)
     says_causal = "causal" in {field.name for field in dataclasses.fields(layer.MLACommonMetadata)}
     assert non_causal == ([] if says_causal else ["non-causal attention not supported"])

@@ -14,6 +14,8 @@ from stand_in_kernels import rows
 from tsmla.integrations.vllm import builder, decode, ready
 from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, alike, uniform
 from tsmla.plan import plan_decode
+from tsmla.row_format import ROWS
+from tsmla.tools.selftest_rows import numbers_in, stored_as
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
 HEADS, PAGE, SCALE = 2, 16, 0.1
@@ -120,6 +122,22 @@ def test_an_fp8_cache_has_the_layers_scales(kernels, make_impl):
     other = types.SimpleNamespace(_q_scale_float=1.0, _k_scale_float=2.0)
     out, _ = impl.forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, None), 30), other)
     close(out, expected(q.float(), [k.float() for k in keys], 1, scale=SCALE * 2.0, out_scale=2.0))
+
+
+def test_a_cache_of_656_bytes_has_its_scales_in_its_rows(kernels, make_impl):
+    """The query stays in bf16, and none of the layer's scales counts."""
+    row = ROWS["fp8_ds_mla"]
+    kept = [stored_as(row, 30 * torch.randn(n, 576)) for n in (30, 4)]
+    keys = [numbers_in(row, x) for x in kept]
+    cache, table, lengths = cached(keys)
+    bytes = stored_as(row, cache).view(torch.uint8)
+    impl = make_impl(cache="fp8_ds_mla")
+    assert not impl.supports_quant_query_input and make_impl(cache="fp8").supports_quant_query_input
+    q = torch.randn(2, HEADS, 512).to(BF16) / 30, torch.randn(2, HEADS, 64).to(BF16) / 30
+    out, _ = impl.forward_mqa(q, bytes, batch(TsmlaDecodeMetadata(table, lengths, None), 30), LAYER)
+    assert out.dtype == BF16 and kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, False, False, row)]
+    want = expected(torch.cat(q, -1), keys, 1)
+    torch.testing.assert_close(out.double(), want, rtol=1.5e-2, atol=0.12)
 
 
 def test_a_sliding_window_counts_the_token_itself(kernels, make_impl):

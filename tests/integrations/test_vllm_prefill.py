@@ -10,7 +10,9 @@ import torch
 from mla_layer import BF16, HEADS, SCALE, Problem, close, expected, inputs, ints
 from tsmla.integrations.vllm import options, ready
 from tsmla.integrations.vllm.prefill import TsmlaPrefill
-from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant
+from tsmla.row_format import ROWS
+from tsmla.tools.selftest_rows import numbers_in, stored_as
+from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant, ReadCacheVariant
 
 pytestmark = pytest.mark.usefixtures("vllm_ops")
 
@@ -84,6 +86,19 @@ def test_context_is_merged_into_it(backend, make_impl, style, chunk):
     problem = Problem([21, 0, 9, 40], [3, 4, 1, 7])
     context = getattr(problem, style)(chunk)
     problem.check(problem.run(make_impl(weight=problem.weight), backend(), context))
+
+
+@pytest.mark.parametrize("style", ["old", "new_style"])
+def test_context_in_rows_of_656_bytes_is_read_by_tsmla(backend, make_impl, kernels, monkeypatch, style):
+    monkeypatch.delattr("vllm._custom_ops.gather_and_maybe_dequant_cache")
+    row = ROWS["fp8_ds_mla"]
+    problem = Problem([21, 0, 9, 40], [3, 4, 1, 7])
+    problem.cache = stored_as(row, problem.cache).view(torch.uint8)
+    for keys, context in zip(problem.keys, problem.contexts, strict=True):
+        keys[:context] = numbers_in(row, stored_as(row, keys[:context]))
+    impl = make_impl(weight=problem.weight, cache="fp8_ds_mla")
+    problem.check(problem.run(impl, backend(), getattr(problem, style)(12)))
+    assert ReadCacheVariant(Arch.SM90A, Dtype.BF16, row) in kernels.asked
 
 
 @pytest.mark.parametrize("style", ["old", "new_style"])

@@ -85,7 +85,12 @@ def test_what_is_served(capability, cache, block):
         ({"device_capability": None}, "this GPU's is none"),
         ({"head_size": 320}, "rows of 576 .512 latent and 64 rope., not of 320"),
         ({"dtype": torch.float32}, "models in float16 and bfloat16, not in float32"),
-        ({"kv_cache_dtype": "fp8_ds_mla"}, "fp8_ds_mla rows .* has no decode of them yet; it decodes caches of auto"),
+        (
+            {"kv_cache_dtype": "fp8_ds_mla", "device_capability": BLACKWELL},
+            "fp8_ds_mla rows .* has no decode of them for sm_100a yet; it decodes caches of auto, .*fp8_e4m3$",
+        ),
+        ({"kv_cache_dtype": "fp8_ds_mla", "dtype": torch.float16}, "fp8_ds_mla cache into bfloat16"),
+        ({"kv_cache_dtype": "fp8_ds_mla", "use_sparse": True}, "without sparse attention"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "not of fp8_e5m2"),
         ({"dtype": torch.float16, "kv_cache_dtype": "fp8"}, "fp8 cache into bfloat16 .*the model is in float16"),
         ({"dtype": torch.float16, "kv_cache_dtype": "bfloat16"}, "bfloat16 does not go with a model in float16"),
@@ -99,6 +104,12 @@ def test_what_is_refused_says_what_is_served(changes, sentence):
 
     reason = why(**changes)
     assert reason is not None and re.search(sentence, reason), reason
+
+
+def test_rows_with_scales_are_served_where_they_are_decoded():
+    assert why(kv_cache_dtype="fp8_ds_mla") is None
+    assert TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576, "fp8_ds_mla") == (7, 64, 656)
+    assert TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576, "fp8") == TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576)
 
 
 def test_float16_is_served_without_fp8():

@@ -49,9 +49,11 @@ def boxes_view(
     width: cutlass.Constexpr,
     chunks: cutlass.Constexpr,
     gaps: cutlass.Constexpr = False,
+    dtype: cutlass.Constexpr = None,
 ):
     """[pages, page size, dims] -> (dims of a swizzled row, 8 rows, chunks, 8-row groups, pages) from dim `first`. Rows
-    follow each other, unless there may be `gaps` between them."""
+    follow each other, unless there may be `gaps` between them. dtype: of the dims there, where a cache of bytes has
+    others, too."""
     pages, page_size, row = cache.shape
     if const_expr(gaps):
         row = cute.assume(cache.stride[1], divby=128 // cache.element_type.width)
@@ -59,8 +61,13 @@ def boxes_view(
     if pages > 1:
         page = cache.stride[0]
     page = cute.assume(page, divby=128 // cache.element_type.width)
+    start = cache.iterator + first
+    if const_expr(dtype is not None):
+        times = dtype.width // cache.element_type.width
+        start, row = cute.recast_ptr(start, dtype=dtype), row // times
+        page = cute.assume(page // times, divby=128 // dtype.width)
     return cute.make_tensor(
-        cache.iterator + first,
+        start,
         cute.make_layout((width, GROUP, chunks, page_size // GROUP, pages), stride=(1, row, width, GROUP * row, page)),
     )
 

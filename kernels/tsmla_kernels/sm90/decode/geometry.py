@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.row_format import RowFormat
+from tsmla.row_format import SCALE_BYTES, RowFormat, uniform_row
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
@@ -47,8 +47,13 @@ class DecodeGeometry:
     Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
     them with keys contiguous. A strip is free again as soon as it has been transposed and scored.
 
-    Rows with scales lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales, of which the warp that
+    Rows with a scale each lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales, of which the warp that
     cleans brings what scores and sums need of each key, in a ring of their own.
+
+    Rows with scales of parts of them are multiplied as rows of the query's dtype, which warps make of what is `stored`,
+    in the place where copies have put it: the 8-bit columns of 16 keys of a strip fill the second half of what these
+    take as 16-bit ones, and the scales of the keys lie in the first half of the first strip. A rope piece is copied to
+    where it is multiplied.
     """
 
     tile_q: int
@@ -57,15 +62,19 @@ class DecodeGeometry:
     value_stages: int
     scale_stages: int
     row: RowFormat
+    stored: RowFormat
 
     @classmethod
     def of(cls, variant: DecodeVariant) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
-        stages, value_stages = {16: (2, 2), 8: (3, 2)}[variant.cache_dtype.bits]
+        row = variant.row
+        if row.scales and row.scales.in_row:
+            row = uniform_row(variant.dtype)
+        stages, value_stages = {16: (2, 2), 8: (3, 2)}[row.piece("latent").dtype.bits]
         scale_stages = 0
-        if variant.row.apart:
+        if row.apart:
             stages, scale_stages = 2, 4
-        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, variant.row)
+        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row)
         geometry.check()
         return geometry
 
@@ -76,8 +85,13 @@ class DecodeGeometry:
 
     @property
     def scaled(self) -> bool:
-        """Whether rows have scales."""
+        """Whether rows as they are multiplied have scales."""
         return self.scale_stages > 0
+
+    @property
+    def converts(self) -> bool:
+        """Whether rows as they are multiplied are made of others, which are `stored`."""
+        return self.stored != self.row
 
     @property
     def transposes(self) -> bool:
@@ -148,10 +162,41 @@ class DecodeGeometry:
         return (self.row.piece("latent").dtype,) * self.latent_strips + (self.row.piece("rope").dtype,)
 
     @property
-    def edge_bytes(self) -> tuple[int, ...]:
-        """What is awaited together: the last latent strip has the rope columns with it."""
+    def ready_bytes(self) -> tuple[int, ...]:
+        """What is multiplied together: the last latent strip has the rope columns with it."""
         *latent, last, rope = self.strip_bytes
         return (*latent, last + rope)
+
+    @property
+    def edge_bytes(self) -> tuple[int, ...]:
+        """What is awaited together: as `ready_bytes`; where rows are converted, what is copied of these, and of the
+        first strip the scales, too."""
+        if not self.converts:
+            return self.ready_bytes
+        first, *others, last = (self.tile_kv * self.d_strip,) * self.latent_strips
+        return (first + self.tile_kv * self.scales_bytes, *others, last + self.strip_bytes[-1])
+
+    @property
+    def scales_bytes(self) -> int:
+        """Of the scales that are stored in a row."""
+        return self.stored.scales_per_row * SCALE_BYTES
+
+    @property
+    def box_bytes(self) -> int:
+        """Of a box of keys in a latent strip as it is multiplied."""
+        return BOX_KEYS * self.d_strip * self.element_bytes
+
+    @property
+    def stored_at(self) -> int:
+        """Where in these `box_bytes` the box lies as it is stored."""
+        return self.box_bytes - BOX_KEYS * self.d_strip
+
+    def copied_with(self, strip: int) -> tuple[int, ...]:
+        """Which boxes come with a latent strip: its own; the rope columns', behind all latent ones, with the last; and
+        those of scales in rows, behind that one, with the first."""
+        rope = (self.latent_strips,) if strip + 1 == self.latent_strips else ()
+        scales = (self.latent_strips + 1,) if strip == 0 and self.converts else ()
+        return (strip, *rope, *scales)
 
     @property
     def values_bytes(self) -> int:
@@ -194,6 +239,13 @@ class DecodeGeometry:
     def check(self) -> None:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
         scales = self.row.scales
+        if self.converts:
+            pieces = [(piece.name, piece.columns) for piece in self.stored.pieces]
+            assert pieces == [(piece.name, piece.columns) for piece in self.row.pieces] and not self.transposes, self
+            assert self.stored.piece("latent").dtype is Dtype.E4M3, self
+            assert self.stored.piece("rope").dtype is self.row.piece("rope").dtype, self
+            assert self.stored.scales and self.stored.scales.columns == self.d_strip == 128, self
+            assert BOX_KEYS * self.scales_bytes <= self.stored_at, self
         if self.scaled:
             assert scales and scales.whole_row and not scales.in_row and self.transposes, self
         else:

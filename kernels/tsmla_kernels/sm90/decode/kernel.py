@@ -30,12 +30,14 @@ from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility, hides, varies
 from .attend import attend
 from .clean import bring_scales_and_clean, clean
+from .convert import convert
 from .deal import deal
 from .geometry import LOAD_WARPS, PATTERN_COLUMNS, DecodeGeometry
 from .load import load
 from .results import Results
 from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
-from .storage import Shared, box_layout, box_shape, layouts_of, shared_of, stages_layout
+from .storage import Shared, box_layout, box_shape, layouts_of, partition, shared_of, stages_layout
+from .stored import partition_stored, stored_maps
 from .task import leave, take
 from .transpose import transpose_values
 
@@ -48,7 +50,7 @@ class DecodeKernel:
         self.geometry = DecodeGeometry.of(variant)
         self.schedule = DecodeSchedule.of(self.geometry)
         self.deal = DEALS[variant.arch]
-        self.probabilities = Probabilities.of(variant.cache_dtype)
+        self.probabilities = Probabilities.of(self.geometry.row.piece("latent").dtype)
         self.out_dtype = numeric(variant.out_dtype)
 
     __call__ = host_entry(DECODE)
@@ -67,31 +69,36 @@ class DecodeKernel:
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         source = key_source(given.kv_cache, given.block_tables)
         scales = None
-        if const_expr(geometry.scaled):
-            latent_chunks = self.variant.row.value_columns // PATTERN_COLUMNS
-            latent = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, latent_chunks, True)
-            rope = boxes_view(given.rope_cache, 0, PATTERN_COLUMNS, geometry.strips[-1] // PATTERN_COLUMNS, True)
-            scales = RowScales(given.scale_cache, given.query_scales)
+        stored_boxes = (None, None)
+        if const_expr(geometry.converts):
+            latent_box, rope_box, stored_boxes = stored_maps(geometry, given.kv_cache, layouts, load_op)
+            latent_tile = rope_tile = (None, None)
         else:
-            latent = rope = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, geometry.d_qk // PATTERN_COLUMNS)
-        (latent_box, latent_tile), (rope_box, rope_tile) = (
-            [
-                cpasync.make_tiled_tma_atom(
-                    load_op,
-                    keys,
-                    cute.make_composed_layout(layouts.swizzles[strip], 0, box_layout(geometry.strips[strip], rows)),
-                    box_shape(geometry.strips[strip], rows),
-                )
-                for rows in (BOX_KEYS, geometry.tile_kv)
-            ]
-            for keys, strip in ((latent, 0), (rope, -1))
-        )
+            if const_expr(geometry.scaled):
+                latent_chunks = self.variant.row.value_columns // PATTERN_COLUMNS
+                latent = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, latent_chunks, True)
+                rope = boxes_view(given.rope_cache, 0, PATTERN_COLUMNS, geometry.strips[-1] // PATTERN_COLUMNS, True)
+                scales = RowScales(given.scale_cache, given.query_scales)
+            else:
+                latent = rope = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, geometry.d_qk // PATTERN_COLUMNS)
+            (latent_box, latent_tile), (rope_box, rope_tile) = (
+                [
+                    cpasync.make_tiled_tma_atom(
+                        load_op,
+                        keys,
+                        cute.make_composed_layout(layouts.swizzles[strip], 0, box_layout(geometry.strips[strip], rows)),
+                        box_shape(geometry.strips[strip], rows),
+                    )
+                    for rows in (BOX_KEYS, geometry.tile_kv)
+                ]
+                for keys, strip in ((latent, 0), (rope, -1))
+            )
         view = visibility_in(source, given)
         partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view)
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         arguments = (
-            query, *latent_box, *latent_tile, *rope_box, *rope_tile,
+            query, *latent_box, *latent_tile, *rope_box, *rope_tile, *stored_boxes,
             source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
             given.softmax_scale, ending, scales, mma_qk, mma_rope, mma_pv,
         )  # fmt: skip
@@ -120,12 +127,14 @@ class DecodeKernel:
         query: Query,
         latent_box_atom: cute.CopyAtom,
         latent_box: cute.Tensor,
-        latent_tile_atom: cute.CopyAtom,
-        latent_tile: cute.Tensor,
+        latent_tile_atom: cute.CopyAtom | None,
+        latent_tile: cute.Tensor | None,
         rope_box_atom: cute.CopyAtom,
         rope_box: cute.Tensor,
-        rope_tile_atom: cute.CopyAtom,
-        rope_tile: cute.Tensor,
+        rope_tile_atom: cute.CopyAtom | None,
+        rope_tile: cute.Tensor | None,
+        scales_box_atom: cute.CopyAtom | None,
+        scales_box: cute.Tensor | None,
         block_tables: cute.Tensor,
         view: Visibility,
         terms: Terms,
@@ -144,7 +153,10 @@ class DecodeKernel:
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARPS[0]:
-            for atom in (query.latent.atom, query.rope.atom, latent_tile_atom, rope_tile_atom):
+            tiles_or_boxes = (latent_tile_atom, rope_tile_atom)
+            if const_expr(geometry.converts):
+                tiles_or_boxes = (latent_box_atom, rope_box_atom, scales_box_atom)
+            for atom in (query.latent.atom, query.rope.atom, *tiles_or_boxes):
                 cpasync.prefetch_descriptor(atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
@@ -163,26 +175,35 @@ class DecodeKernel:
             if warp == DEAL_WARP:
                 deal(self.deal, shared.dealt, view, terms, partials, varying)
             elif warp == CLEAN_WARP:
-                task = take(shared.dealt, number)
-                while task.more:
-                    if const_expr(geometry.scaled):
-                        source = KeySource(block_tables, page_size, pages)
-                        edges = bring_scales_and_clean(
-                            shared, geometry, source, scales.keys, task, number, view, terms.heads, edges
-                        )
-                    else:
-                        edges = clean(shared, geometry, task, view, terms.heads, edges)
-                    leave(shared.dealt, number)
-                    number += 1
+                if const_expr(not geometry.converts):
                     task = take(shared.dealt, number)
+                    while task.more:
+                        if const_expr(geometry.scaled):
+                            source = KeySource(block_tables, page_size, pages)
+                            edges = bring_scales_and_clean(
+                                shared, geometry, source, scales.keys, task, number, view, terms.heads, edges
+                            )
+                        else:
+                            edges = clean(shared, geometry, task, view, terms.heads, edges)
+                        leave(shared.dealt, number)
+                        number += 1
+                        task = take(shared.dealt, number)
             else:
                 source = KeySource(block_tables, page_size, pages)
-                boxes = self._partition_strips(
-                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_KEYS, shared
-                )
-                tiles = self._partition_strips(
-                    (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
-                )
+                if const_expr(geometry.converts):
+                    rope = self._partition_strip(
+                        rope_box_atom, rope_box, geometry.latent_strips, BOX_KEYS, shared.kv_strips[-1]
+                    )
+                    boxes, tiles = partition_stored(
+                        geometry, (latent_box_atom, latent_box), rope, (scales_box_atom, scales_box), shared
+                    ), None
+                else:
+                    boxes = self._partition_strips(
+                        (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_KEYS, shared
+                    )
+                    tiles = self._partition_strips(
+                        (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
+                    )
                 for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
                     if warp == LOAD_WARPS[loader]:
                         task = take(shared.dealt, number)
@@ -197,12 +218,15 @@ class DecodeKernel:
                 # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.
                 cute.arch.griddepcontrol_launch_dependents()
         elif warp >= 3 * WARPGROUP // 32:
-            if const_expr(geometry.transposes):
-                cute.arch.setmaxregister_decrease(schedule.transpose_registers)
+            if const_expr(geometry.transposes or geometry.converts):
+                cute.arch.setmaxregister_decrease(schedule.fourth_registers)
                 number = Int32(0)
                 task = take(shared.dealt, number)
                 while task.more:
-                    transpose_values(shared, geometry, task)
+                    if const_expr(geometry.converts):
+                        convert(shared, geometry, task, view, terms.heads)
+                    else:
+                        transpose_values(shared, geometry, task)
                     leave(shared.dealt, number)
                     number += 1
                     task = take(shared.dealt, number)
@@ -235,17 +259,10 @@ class DecodeKernel:
         geometry = self.geometry
         columns = geometry.strips[strip]
         place = geometry.first_columns[strip] // columns
-        if geometry.scaled and strip == geometry.latent_strips:  # in a tensor of its own
+        if strip == geometry.latent_strips and (geometry.scaled or geometry.converts):  # a view of their own
             place = 0
         boxes = cute.local_tile(keys, box_shape(columns, rows), (0, 0, place, None, None))
-        target, source = cpasync.tma_partition(
-            atom,
-            0,
-            cute.make_layout(1),
-            cute.group_modes(cute.make_tensor(shared, stages_layout(geometry, columns, rows)), 0, 5),
-            cute.group_modes(boxes, 0, 5),
-        )
-        return atom, source, target
+        return partition(atom, boxes, cute.make_tensor(shared, stages_layout(geometry, columns, rows)))
 
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma | None, cute.TiledMma]:
         """Scores = Q K^T with both in shared memory, for rope pieces another where they have a dtype of their own;

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...parts.division import Divisor, remainder
-from ...parts.key_source import BOX_KEYS, KeySource, look_further, look_up, place_in_page, wanted_of
+from ...parts.key_source import BOX_KEYS, KeySource, Lookup, look_further, look_up, place_in_page, wanted_of
 from ...parts.query import NO_LINES, Query, copy_rows, copy_tile
 from .geometry import TILE_KV, DecodeGeometry
 from .storage import Shared
@@ -38,8 +38,9 @@ def load(
 ) -> Int32:
     """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
     `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is quicker where a
-    page holds it. `clean` waits for the copies of edge tiles, and for those of all tiles if keys in their middle may be
-    `hidden`. Returns how many such tiles there were.
+    page holds it; rows that are converted come in boxes only, and `tiles` is None. `clean`, if there is one, waits for
+    the copies of edge tiles, and for those of all tiles if keys in their middle may be `hidden`. Returns how many such
+    tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist.
@@ -66,28 +67,39 @@ def load(
             edge = shared.kv_edges[number]
             edge.wait_empty(count)
             stage = edge.stage(count)
-            barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
-            strips = (number,) if number + 1 < geometry.latent_strips else (number, number + 1)
-            if whole:
-                for strip in strips:
-                    atom, source, target = tiles[strip]
-                    cute.copy(
-                        atom, source[None, tile_place, tile_page], target[None, 0, stage],
-                        tma_bar_ptr=barrier, cache_policy=policy,
-                    )  # fmt: skip
+            strips = geometry.copied_with(number)
+            if const_expr(tiles is None):
+                _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, edge.announce(count), policy)
             else:
-                for box in cutlass.range(BOXES, unroll=1):
-                    page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
-                    place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
+                barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
+                if whole:
                     for strip in strips:
-                        atom, source, target = boxes[strip]
+                        atom, source, target = tiles[strip]
                         cute.copy(
-                            atom, source[None, place, page], target[None, box, stage],
+                            atom, source[None, tile_place, tile_page], target[None, 0, stage],
                             tma_bar_ptr=barrier, cache_policy=policy,
                         )  # fmt: skip
+                else:
+                    _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, barrier, policy)
         if is_edge:
             edges += 1
     return edges
+
+
+@cute.jit
+def _copy_boxes(
+    key_source: KeySource, lookup: Lookup, within: Int32, tile: Int32, boxes, strips: cutlass.Constexpr, stage: Int32,
+    barrier: cute.Pointer, policy: Int64,
+):  # fmt: skip
+    """The boxes of `strips` of a tile, which is number `within` of the lookup."""
+    for box in cutlass.range(BOXES, unroll=1):
+        page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
+        place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
+        for strip in strips:
+            atom, source, target = boxes[strip]
+            cute.copy(
+                atom, source[None, place, page], target[None, box, stage], tma_bar_ptr=barrier, cache_policy=policy,
+            )  # fmt: skip
 
 
 @cute.jit

@@ -19,22 +19,28 @@ WARPS = WARPGROUP // 32
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
     """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys and brings scales of keys (warp
-    1), and deals tasks (warp 2); two warpgroups attend; a fourth transposes values where they have 8 bits."""
+    1), and deals tasks (warp 2); two warpgroups attend; a fourth transposes values where they have 8 bits, or makes of
+    rows what is multiplied, and then cleans, too."""
 
     geometry: DecodeGeometry
     load_registers: int
     attend_registers: int
-    transpose_registers: int
+    fourth_registers: int
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
-        schedule = cls(geometry, 32, 224, 32) if geometry.transposes else cls(geometry, 40, 232, 0)
+        if geometry.transposes:
+            schedule = cls(geometry, 32, 224, 32)
+        elif geometry.converts:
+            schedule = cls(geometry, 40, 216, 40)
+        else:
+            schedule = cls(geometry, 40, 232, 0)
         schedule.check()
         return schedule
 
     @property
     def threads(self) -> int:
-        return (4 if self.transpose_registers else 3) * WARPGROUP
+        return (4 if self.fourth_registers else 3) * WARPGROUP
 
     @property
     def load(self) -> Role:
@@ -54,11 +60,21 @@ class DecodeSchedule:
 
     @property
     def transpose(self) -> Role:
-        return Role("transpose_values", tuple(range(3 * WARPS, self.threads // 32)), self.transpose_registers)
+        return Role("transpose_values", self._fourth, self.fourth_registers)
+
+    @property
+    def convert(self) -> Role:
+        return Role("convert", self._fourth, self.fourth_registers)
+
+    @property
+    def _fourth(self) -> tuple[int, ...]:
+        return tuple(range(3 * WARPS, self.threads // 32))
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        transpose = (self.transpose,) if self.transpose_registers else ()
+        if self.geometry.converts:
+            return (self.load, self.deal, self.attend, self.convert)
+        transpose = (self.transpose,) if self.geometry.transposes else ()
         return (self.load, self.clean, self.deal, self.attend, *transpose)
 
     @property
@@ -66,6 +82,9 @@ class DecodeSchedule:
         """`kv...` are the cache's strips, the rope columns with the last. Copies of a tile at an end of the visible
         keys complete on `landed` instead, all strips on one barrier; `clean` wipes what no row may see, and then fills
         the stages of the strips. `landed` has as many stages as a loading warp may be ahead of the other.
+
+        Where rows are converted, there is no `landed`: `convert` makes zeros of what no row may see, and fills
+        `ready...`, the strips as they are multiplied, which lie where those of `kv...` do and are emptied with them.
 
         `referenced` and `exchanged` have a stage for each pair of warps, one of either attending warpgroup, that hold
         the same rows. The one that scores a tile tells its references, and then hands over its probabilities. The
@@ -81,14 +100,19 @@ class DecodeSchedule:
         told = tuple(Warps(role) for role in self.roles if role != self.deal)
         loader = Warps(self.load, len(LOAD_WARPS), "the warp that loads the query")
         edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), (Warps(self.attend),), 1, geometry.q_bytes)]
+        converters = (self.convert,) if geometry.converts else ()
         for name, size in zip(self.kv_names, geometry.edge_bytes, strict=True):
-            filled_by = (Either(Copies(self.load), Warps(self.clean)),)
-            edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size))
+            filled_by = (Copies(self.load) if converters else Either(Copies(self.load), Warps(self.clean)),)
+            edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size, read_by=converters))
+        for name, size in zip(self.ready_names, geometry.ready_bytes, strict=False):
+            filled_by = (Warps(self.convert),)
+            edges.append(EdgeSpec(name, filled_by, NOBODY, geometry.stages, size, read_by=(self.attend,)))
         tile_bytes, references, probabilities = (
             sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
         )  # fmt: skip
+        if not converters:
+            edges.append(EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)))
         edges += [
-            EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)),
             EdgeSpec("referenced", of_pair, NOBODY, WARPS, references, read_by=(self.attend,)),
             EdgeSpec("exchanged", of_pair, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
             EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
@@ -107,11 +131,16 @@ class DecodeSchedule:
         return tuple(f"kv{strip}" for strip in range(self.geometry.latent_strips))
 
     @property
+    def ready_names(self) -> tuple[str, ...]:
+        """Edges of the strips as they are multiplied, where those are made of what is loaded."""
+        return tuple(f"ready{strip}" for strip in range(self.geometry.latent_strips)) if self.geometry.converts else ()
+
+    @property
     def values_names(self) -> tuple[str, ...]:
         """Edges of the halves of the transposed values."""
         return ("values0", "values1") if self.geometry.transposes else ()
 
     def check(self) -> None:
-        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.transpose_registers)
+        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.fourth_registers)
         assert total <= REGISTERS_PER_SM, f"{total} registers: {self}"
         assert self.geometry.accumulator_registers + 24 <= self.attend_registers, self

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from ...limits import WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
@@ -45,8 +45,9 @@ class Shared(NamedTuple):
     kv_strips), as vectors, as words (q_words), and as addresses (loaded, transposed); what the attending warpgroups
     exchange, where they stage results, and which keys their rows see; what is told of keys' scales, or None (folded: of
     each word, [2 keys, pairs of keys, stages]; those of a pair that scores need are 16 bytes), and the units of tasks;
-    the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `v_edges` where values are multiplied as they were
-    loaded; the tasks."""
+    the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `ready_edges` where nothing is converted, and
+    `v_edges` where values are not transposed; the tasks. Of rows that are converted, TMA sees the latent strips
+    (stored_strips) and the scales (stored_scales) as they are stored."""
 
     q: tuple
     q_words: cute.Pointer
@@ -54,6 +55,8 @@ class Shared(NamedTuple):
     k_strips: tuple
     values: tuple
     kv_strips: tuple
+    stored_strips: tuple
+    stored_scales: cute.Pointer | None
     loaded: tuple
     transposed: tuple
     vectors: tuple
@@ -66,8 +69,9 @@ class Shared(NamedTuple):
     units: cute.Tensor
     q_edge: TmaEdge
     kv_edges: tuple
+    ready_edges: tuple
     v_edges: tuple
-    landed: Signals
+    landed: Signals | None
     referenced: Signals
     exchanged: Signals
     scales_edge: WarpEdge | None
@@ -159,6 +163,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
     kv_edges = tuple(barriers.edge(name, TmaEdge) for name in schedule.kv_names)
+    stored_dtype = numeric(geometry.stored.piece("latent").dtype)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= UNITS_AT - geometry.tile_q * 4
     assert UNITS_AT + TASK_RING * 4 <= BARRIER_BYTES
     return Shared(
@@ -174,6 +179,13 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
             cute.recast_ptr(base + at, swizzle, dtype)
             for at, swizzle, dtype in zip(strips, layouts.swizzles, layouts.dtypes, strict=True)
         ),
+        stored_strips=tuple(
+            cute.recast_ptr(base + at + geometry.stored_at, layouts.swizzles[0], stored_dtype)
+            for at in strips[: geometry.latent_strips]
+        )
+        if geometry.converts
+        else (),
+        stored_scales=cute.recast_ptr(base + strips[0], dtype=stored_dtype) if geometry.converts else None,
         loaded=tuple((base + at).toint() for at in strips),
         transposed=tuple((base + at).toint() for at in halves),
         vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
@@ -195,8 +207,9 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         units=plain(UNITS_AT, cute.make_layout(TASK_RING), Float32),
         q_edge=barriers.edge("q", TmaEdge),
         kv_edges=kv_edges,
+        ready_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
         v_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
-        landed=barriers.edge("landed", Signals),
+        landed=None if geometry.converts else barriers.edge("landed", Signals),
         referenced=barriers.edge("referenced", Signals),
         exchanged=barriers.edge("exchanged", Signals),
         scales_edge=barriers.edge("scales", WarpEdge) if geometry.scaled else None,
@@ -221,3 +234,11 @@ def stages_layout(geometry: DecodeGeometry, columns: int, rows: int) -> cute.Lay
         (*box.shape, geometry.tile_kv // rows, geometry.stages),
         stride=(*box.stride, rows * columns, geometry.tile_kv * columns),
     )
+
+
+def partition(atom, boxes: cute.Tensor, places: cute.Tensor) -> tuple:
+    """(copy atom, boxes by place in the page and page, shared boxes by place in the tile and stage)."""
+    target, source = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(places, 0, 5), cute.group_modes(boxes, 0, 5)
+    )
+    return atom, source, target

@@ -76,9 +76,9 @@ def start_scores(state: AttendState, index: Int32) -> cute.Tensor:
     """Start the score product of a tile, each strip as soon as it is there."""
     count = state.first_count + index
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
-    last = len(state.shared.kv_edges) - 1
+    last = len(state.shared.ready_edges) - 1
     for strip in cutlass.range_constexpr(len(state.k)):
-        edge = state.shared.kv_edges[min(strip, last)]
+        edge = state.shared.ready_edges[min(strip, last)]
         if const_expr(strip <= last):
             edge.wait_full(count)
         op = state.qk_op

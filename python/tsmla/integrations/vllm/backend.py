@@ -9,6 +9,8 @@ import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend, MLACommonMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from tsmla.row_format import ROWS
+
 from . import name_in, served
 from .builder import TsmlaMetadataBuilder
 from .decode import TsmlaImpl
@@ -49,6 +51,14 @@ class TsmlaBackend(MLACommonBackend):
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         """Pages may have any stride, so that layers may share them (asked by vLLM 0.26)."""
         return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """Rows of elements, or of bytes where they have scales (asked by vLLM 0.26)."""
+        row = ROWS[cache_dtype_str].bytes if cache_dtype_str in served.ROWS_CACHES else head_size
+        return num_blocks, block_size, row
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:

@@ -51,6 +51,8 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         """Asked at each call: some KV connectors set the interleaving after the model is built."""
         self._window_left = -1 if sliding_window is None else sliding_window - 1
         self._fp8 = kv_cache_dtype in served.FP8_CACHES
+        if kv_cache_dtype in served.ROWS_CACHES:
+            self.supports_quant_query_input = False  # vLLM would quantise queries as for any cache that it calls fp8
         self._batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
         self._decoded_heads = num_heads * config.parallel_config.decode_context_parallel_size
         self._longest_q = ready.longest_decode(config, TsmlaMetadataBuilder.reorder_batch_threshold)
@@ -92,8 +94,8 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         attn_metadata: TsmlaMetadata,
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache. Returns [tokens, heads, 512] and,
-        under context parallelism, the LSE [tokens, heads]."""
+        """q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache whose rows have no scales. Returns
+        [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads]."""
         decode = attn_metadata.decode
         query: Any = q if decode.starts is not None else in_requests(q, decode.q_len)
         heads = (q[0] if isinstance(q, tuple) else q).shape[1]

@@ -13,7 +13,9 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
 
-from . import context
+from tsmla.read_cache import mla_read_cache
+
+from . import context, served
 from .prefill import Keys, TsmlaPrefill
 
 
@@ -75,6 +77,14 @@ class Prefill:
         """Latent and rope parts of a chunk's keys, in the model's dtype."""
         prefill = self.metadata.prefill
         rows = prefill.chunked_context.workspace
+        rank = self.impl.kv_lora_rank
+        latent, rope = rows[: chunk.keys, :rank], rows[: chunk.keys, None, rank:]
+        if self.impl.kv_cache_dtype in served.ROWS_CACHES:
+            mla_read_cache(
+                cache, latent, rope, block_tables=prefill.block_table[chunk.requests], cum_seq_lens=chunk.starts_kv,
+                seq_starts=chunk.first, format=self.impl.kv_cache_dtype,
+            )  # fmt: skip
+            return latent, rope
         ops.gather_and_maybe_dequant_cache(
             src_cache=cache,
             dst=rows,
@@ -86,8 +96,7 @@ class Prefill:
             scale=k_scale,
             seq_starts=chunk.first,
         )
-        rank = self.impl.kv_lora_rank
-        return rows[: chunk.keys, :rank], rows[: chunk.keys, None, rank:]
+        return latent, rope
 
     def _context_of_all_ranks(
         self, q: torch.Tensor, cache: torch.Tensor, k_scale: torch.Tensor

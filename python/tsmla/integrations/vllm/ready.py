@@ -14,7 +14,8 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.workspace import current_workspace_manager
 
 from tsmla.prepare import warmup
-from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, Variant
+from tsmla.row_format import RowFormat
+from tsmla.variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant, ReadCacheVariant, Variant
 from tsmla.workspace import decode_workspace_size
 
 from . import served
@@ -28,9 +29,14 @@ def arch() -> Arch | None:
     return served.arch_of(current_platform.get_device_capability()) if current_platform.is_cuda() else None
 
 
-def decode_kernels(dtype: Dtype, out_dtype: Dtype, lse: bool) -> None:
-    if (found := arch()) is not None:
-        _load((DecodeVariant(found, dtype, out_dtype, lse, False),))
+def decode_kernels(dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool) -> None:
+    """Where rows have scales, also what reads them for prefills over earlier keys."""
+    if (found := arch()) is None:
+        return
+    variants: list[Variant] = [DecodeVariant(found, dtype, out_dtype, lse, False, row)]
+    if row.scales is not None:
+        variants.append(ReadCacheVariant(found, dtype, row))
+    _load(variants)
 
 
 def prefill_kernels(dtype: Dtype, out_dtype: Dtype, dims: tuple[int, int, int], packed_from: Dtype | None) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tsmla.checks import TORCH_DTYPES
-from tsmla.support import LATENT_DIM, PREFILL_DIMS, PREFILL_DTYPES, ROPE_DIM
+from tsmla.row_format import ROWS, RowFormat, uniform_row
+from tsmla.support import DECODE_ROWS, LATENT_DIM, PREFILL_DIMS, PREFILL_DTYPES, ROPE_DIM
 from tsmla.variant import SHIPPED_ARCHS, Arch, Dtype
 
 ROW = LATENT_DIM + ROPE_DIM
@@ -16,9 +17,9 @@ DTYPES = [torch.float16, torch.bfloat16]
 """Of models."""
 FP8_CACHES = ("fp8", "fp8_e4m3")
 OWN_CACHES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-CACHES = ["auto", *OWN_CACHES, *FP8_CACHES]
-ROWS_NOT_DECODED = ("fp8_ds_mla",)
-"""Formats of tsmla's that vLLM has under the same name, whose rows decode does not read."""
+ROWS_CACHES = ("fp8_ds_mla",)
+"""Formats of tsmla's that vLLM has under the same name, whose rows have scales: decode reads them with a bf16 query."""
+CACHES = ["auto", *OWN_CACHES, *FP8_CACHES, *ROWS_CACHES]
 PAGES = [16, 32, 64, 128]
 PREFERRED_PAGE = 64
 
@@ -56,14 +57,16 @@ def why_not_decoded(
             yield f"tsmla decodes cache rows of {ROW} ({LATENT_DIM} latent and {ROPE_DIM} rope), not of {head_size}"
         if dtype not in DTYPES:
             yield f"tsmla serves models in {' and '.join(map(_name, DTYPES))}, not in {_name(dtype)}"
-        if cache in ROWS_NOT_DECODED:
+        arch = arch_of(capability)
+        if cache in ROWS_CACHES and arch is not None and cache not in DECODE_ROWS[arch]:
+            others = ", ".join(name for name in CACHES if name not in ROWS_CACHES)
             yield (
-                f"tsmla writes and reads {cache} rows (mla_write_cache, mla_read_cache) but has no decode of them yet; "
-                f"it decodes caches of {', '.join(CACHES)}"
+                f"tsmla writes and reads {cache} rows (mla_write_cache, mla_read_cache) but has no decode of them for "
+                f"{arch} yet; it decodes caches of {others}"
             )
         elif cache is not None and cache not in CACHES:
             yield f"tsmla reads caches of {', '.join(CACHES)}, not of {cache}"
-        elif cache in FP8_CACHES and dtype is not torch.bfloat16:
+        elif cache in (*FP8_CACHES, *ROWS_CACHES) and dtype is not torch.bfloat16:
             yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {_name(dtype)}"
         elif OWN_CACHES.get(cache or "", dtype) is not dtype:
             yield f"tsmla decodes with queries of the cache's dtype: {cache} does not go with a model in {_name(dtype)}"
@@ -88,11 +91,12 @@ def why_not_prefilled(arch: Arch | None, dtype: torch.dtype, fp8: bool, dims: tu
     return None
 
 
-def decode_dtypes(dtype: torch.dtype, cache: str) -> tuple[Dtype, Dtype]:
-    """What a decode reads and writes: model's dtype, cache's name in vLLM."""
+def decode_dtypes(dtype: torch.dtype, cache: str) -> tuple[Dtype, Dtype, RowFormat]:
+    """The dtypes of a decode's query and output, and the cache's rows: model's dtype, cache's name in vLLM."""
     if cache in FP8_CACHES:
-        return Dtype.E4M3, Dtype.BF16
-    return TORCH_DTYPES[dtype], TORCH_DTYPES[dtype]
+        return Dtype.E4M3, Dtype.BF16, uniform_row(Dtype.E4M3)
+    own = TORCH_DTYPES[dtype]
+    return own, own, ROWS[cache] if cache in ROWS_CACHES else uniform_row(own)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,0 +1,68 @@
+"""tsmla_decode of DeepSeek's rows of 656 bytes, in emulation: edges of the contract, and the bits of what is read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from decode_reference import Sight, check, run
+from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole
+
+pytestmark = pytest.mark.archs("sm_90a")
+
+CASES = {
+    "around a tile": ([127, 128, 129], 1, 16, 64, {"sight": Sight()}),
+    "short, pages of 16": ([0, 1, 2, 63, 65], 1, 6, 16, {"power_of_two": True}),
+    "window, two row tiles": ([400, 30], 5, 24, 32, {"sight": Sight(window_left=70)}),
+    "a packed batch": ([700, 0, 300], [1, 2, 3], 8, 128, {"output_scale": 0.5}),
+    "not causal": ([190, 66], 3, 16, 64, {"sight": Sight(causal=False)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_against_float64(gpu, case):
+    *shape, page_size, fields = case
+    check(make_whole(*shape, page_size, **fields))
+
+
+def test_everything_that_hides_keys(gpu):
+    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+    sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)
+    check(make_whole([190, 66], 3, 16, 32, visible=visible, causal_seqs=[380, 130], sight=sight))
+
+
+def test_sinks_and_batch_invariance(gpu):
+    sinks = torch.randn(8, device="cuda")
+    problem = make_whole([500, 64, 5], 2, 8, sinks=sinks, lse_includes_sink=True)
+    out, lse = check(problem, batch_invariant=True, enable_pdl=True)
+    alone = {"query": problem.query[:1], "block_tables": problem.block_tables[:1], "out": None}
+    lengths = torch.tensor([500], dtype=torch.int32, device="cuda")
+    got, got_lse = run(problem, seq_lens=lengths, batch_invariant=True, enable_pdl=True, **alone)
+    assert torch.equal(got, out[:1]) and torch.equal(got_lse, lse[:1])
+
+
+@pytest.mark.parametrize("case", ["usual", *OUTLIERS, "scales of any magnitude"])
+def test_it_gives_what_bf16_rows_give(gpu, case):
+    """Rows that `mla_read_cache` reads from them. On Hopper, the very bits."""
+    lengths = [70, 129]
+    keys = keys_with_outliers(lengths, case)
+    if case == "scales of any magnitude":
+        keys = [rows * torch.logspace(-30, 30, len(rows), device="cuda")[:, None] for rows in keys]
+    largest = max(float(own.double().norm(dim=-1).max()) for own in keys)
+    problem = make_whole(lengths, 1, 16, keys=keys, softmax_scale=8 / largest)
+    out, lse = check(problem)
+    if torch.cuda.get_device_capability()[0] == 9:
+        got, got_lse = run(problem, kv_cache=as_plain(problem))
+        assert torch.equal(got, out) and torch.equal(got_lse, lse)
+
+
+def test_a_scale_of_nan_spoils_who_sees_it_only(gpu):
+    problem = make_whole([100, 80], 1, 16)
+    out, _ = run(problem)
+    page = int(problem.block_tables[0, 1])
+    problem.kv_cache[page, 99 % 64, 512:516].view(torch.float32).fill_(math.nan)
+    spoiled, _ = run(problem)
+    assert spoiled[0, ..., :128].isnan().all() and torch.equal(spoiled[1], out[1])
+    problem.seq_lens[0] = 99
+    check(problem)
