@@ -20,7 +20,6 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Vector, const_expr
-
 from tsmla.row_format import SCALE_BYTES
 
 from ...parts.alignment import aligned
@@ -260,6 +259,7 @@ def _fill(
         mine = words[group * plan.key_words :][: plan.key_words]
         vectors = [mine[index : index + VECTOR_WORDS] for index in range(0, plan.vectors * VECTOR_WORDS, VECTOR_WORDS)]
         if const_expr(group > 0):
+            # ptxas mixes no instructions of two groups then; otherwise registers spill.
             cute.arch.sync_warp()
         start = line + (lane.warp * plan.warp_groups + group) * (plan.chunks * ATOM)
         low = start + ((lane.part * (2 * VECTOR_BYTES)) ^ turned)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from tsmla.dtype import Dtype
 from tsmla.plan import DEALS, FEW_ROWS_DEALS, Deal
-from tsmla.row_format import RowFormat, uniform_row
+from tsmla.row_format import NAMES, RowFormat, uniform_row
 from tsmla.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
@@ -78,7 +79,11 @@ class DecodeGeometry:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
         assert _is_uniform(self.row) == (self.row.scales is None), self
         assert self.row.scales is None or (self.row.scales.whole_row and not self.row.scales.in_row), self
-        assert self.stored == self.row or self.tail == 0, self
+        if self.converts:
+            latent, rope = (self.stored.piece(name) for name in NAMES)
+            assert latent.dtype is Dtype.E4M3 and latent.columns == self.row.value_columns and self.tail == 0, self
+            assert rope == self.row.piece("rope") and rope.columns == self.chunk and self.element_bytes == 2, self
+            assert self.stored.scales and self.stored.scales.columns % self.chunk == 0, self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
         assert self.tail_bytes in (0, SWIZZLE // 2, SWIZZLE), self
         assert self.deal.row_tile == self.ctas * ROWS, self

@@ -8,6 +8,8 @@ from ...limits import REGISTERS_PER_SM, WARPGROUP
 from ...parts.edges import Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
 from .geometry import CONVERT_WARPS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
+ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 184, 96, 224
+"""Of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
 
@@ -32,8 +34,8 @@ class DecodeSchedule:
     first_convert_warp: int = 8
 
     def __post_init__(self) -> None:
-        shares = (role.registers for role in (self.attend, self.multiply, self.convert_keys)[: self.threads // WARPGROUP])
-        assert WARPGROUP * sum(shares) <= REGISTERS_PER_SM, self
+        a_role_each = (self.attend, self.multiply, self.convert_keys)[: self.threads // WARPGROUP]
+        assert WARPGROUP * sum(role.registers for role in a_role_each) <= REGISTERS_PER_SM, self
         assert max(warp for role in self.roles for warp in role.warps) < self.threads // 32, self
 
     @property
@@ -43,11 +45,12 @@ class DecodeSchedule:
     @property
     def registers(self) -> int:
         """Of a thread that issues MMAs or copies."""
-        return 96 if self.geometry.converts else 255
+        return ISSUE_REGISTERS if self.geometry.converts else 255
 
     @property
     def attend(self) -> Role:
-        return Role("attend", tuple(range(self.softmax_warps)), 184 if self.geometry.converts else self.registers, self.geometry.ctas)
+        registers = ATTEND_REGISTERS if self.geometry.converts else self.registers
+        return Role("attend", tuple(range(self.softmax_warps)), registers, self.geometry.ctas)
 
     @property
     def multiply(self) -> Role:
@@ -74,7 +77,7 @@ class DecodeSchedule:
     def convert_keys(self) -> Role:
         """Of a pair, values too."""
         warps = tuple(self.first_convert_warp + warp for warp in range(CONVERT_WARPS))
-        return Role("convert_keys", warps, 224, self.geometry.ctas)
+        return Role("convert_keys", warps, CONVERT_REGISTERS, self.geometry.ctas)
 
     @property
     def roles(self) -> tuple[Role, ...]:
