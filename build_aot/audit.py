@@ -176,7 +176,8 @@ def instructions_meant(variant: Variant) -> dict[str, bool]:
     drops every setmaxnreg of a kernel when it does not know its registers at launch, and says so where nobody reads it
     (NVIDIA/cutlass issue 3406)."""
     attention, hopper = isinstance(variant, PrefillVariant | DecodeVariant), variant.arch is Arch.SM90A
-    moves_registers = attention and (hopper or isinstance(variant, PrefillVariant))
+    converts = isinstance(variant, DecodeVariant) and variant.row.scales is not None and not variant.row.apart
+    moves_registers = attention and (hopper or converts or isinstance(variant, PrefillVariant))
     meant = {"wgmma": attention and hopper, "tcgen05_mma": attention and not hopper, "setmaxnreg": moves_registers}
     if isinstance(variant, PrefillVariant):
         meant["tcgen05_mma_2cta"] = False

@@ -39,6 +39,8 @@ SECTIONS = (
     ("Blackwell decode, requests of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
     ("Blackwell decode with a scale for each key, up to 64 query rows", BLACKWELL_SOLO, (8,), "apart"),
     ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), "apart"),
+    ("Blackwell decode, cache of 656-byte rows, up to 64 query rows", BLACKWELL_SOLO, (16,), "in a row"),
+    ("Blackwell decode, cache of 656-byte rows, more than 64 query rows", BLACKWELL_PAIR, (16,), "in a row"),
 )
 
 BEGINNING = """\

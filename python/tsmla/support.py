@@ -32,7 +32,7 @@ LATENT_DIM, ROPE_DIM = (uniform_row(Dtype.BF16).piece(name).columns for name in 
 DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16, Dtype.E5M2: Dtype.BF16}
 """Dtype of the query -> dtype of the output."""
 DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, tuple(DECODE_OUT_DTYPES))
-_DECODE_ROWS_BLACKWELL: dict[str, tuple[Dtype, ...]] = {"snapmla": (Dtype.E4M3,)}
+_DECODE_ROWS_BLACKWELL: dict[str, tuple[Dtype, ...]] = {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}
 DECODE_ROWS: dict[Arch, dict[str, tuple[Dtype, ...]]] = {
     Arch.SM90A: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)},
     Arch.SM100A: _DECODE_ROWS_BLACKWELL,

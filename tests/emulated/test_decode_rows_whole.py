@@ -9,7 +9,7 @@ import torch
 from decode_reference import Sight, check, run
 from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole
 
-pytestmark = pytest.mark.archs("sm_90a")
+pytestmark = pytest.mark.archs("sm_90a", "sm_100a")
 
 CASES = {
     "around a tile": ([127, 128, 129], 1, 16, 64, {"sight": Sight()}),

@@ -27,8 +27,12 @@ KINDS = {"pair": DecodeGeometry.pair, "solo": DecodeGeometry.solo}
 
 
 def _piece_bytes(variant):
-    """Of a key, without its scale."""
-    return sum(piece.bytes for piece in variant.row.pieces)
+    """Of a key as products read it."""
+    return 1152 if _converts(variant) else sum(piece.bytes for piece in variant.row.pieces)
+
+
+def _converts(variant):
+    return variant.row.scales is not None and not variant.row.apart
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,13 +44,16 @@ def test_shipped_variants_are_within_budget(variant, kind):
     values = geometry.v_slots * geometry.v_keys * LATENT_DIM // 2 * element
     probabilities = geometry.p_slots * 64 * geometry.tile_kv * element
     scales = geometry.scale_slots * geometry.tile_kv * 3 * 4
-    assert (scales > 0) == (variant.row.scales is not None)
+    assert (scales > 0) == variant.row.apart
     parts = CONTROL_BYTES + 64 * row + keys + values + probabilities + scales
     assert geometry.shared_bytes == parts <= SHARED_BYTES_PER_CTA
     assert geometry.s_column >= LATENT_DIM // 2, "scores would overwrite the output"
     assert geometry.s_column + 2 * geometry.s_columns <= TMEM_COLUMNS
     schedule = DecodeSchedule(geometry)
-    assert schedule.threads * schedule.registers <= REGISTERS_PER_SM
+    groups = {role.warps[0] // 4: role.registers for role in schedule.roles}
+    assert len(groups) == schedule.threads // 128 == 2 + _converts(variant)
+    assert 128 * sum(groups.values()) <= REGISTERS_PER_SM
+    assert not _converts(variant) or all(registers % 8 == 0 for registers in groups.values()), "setmaxnreg's units"
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -78,7 +85,7 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_blackwell_cuts_a_row_in_chunks_and_a_tail(variant):
-    uniform = len({piece.dtype for piece in variant.row.pieces}) == 1
+    uniform = _converts(variant) or len({piece.dtype for piece in variant.row.pieces}) == 1
     tail = (64 if variant.dtype.bits == 8 else 0) if uniform else 128
     for of in KINDS.values():
         geometry = of(variant)
@@ -125,4 +132,4 @@ def test_sizes_over_budget_are_refused():
     with pytest.raises(AssertionError):
         dataclasses.replace(geometry, deal=dataclasses.replace(geometry.deal, row_tile=64))
     with pytest.raises(AssertionError):
-        dataclasses.replace(DecodeSchedule(geometry), threads=512)
+        dataclasses.replace(DecodeSchedule(geometry), mma_warp=12)

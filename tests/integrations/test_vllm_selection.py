@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import types
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tsmla.integrations import vllm as plugin
 from tsmla.integrations.vllm import __main__ as command
 from tsmla.integrations.vllm import contract, options, served
 from tsmla.integrations.vllm.backend import TsmlaBackend
+from tsmla.variant import Arch
 from vllm.platforms.interface import DeviceCapability
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,10 +87,6 @@ def test_what_is_served(capability, cache, block):
         ({"device_capability": None}, "this GPU's is none"),
         ({"head_size": 320}, "rows of 576 .512 latent and 64 rope., not of 320"),
         ({"dtype": torch.float32}, "models in float16 and bfloat16, not in float32"),
-        (
-            {"kv_cache_dtype": "fp8_ds_mla", "device_capability": BLACKWELL},
-            "fp8_ds_mla rows .* has no decode of them for sm_100a yet; it decodes caches of auto, .*fp8_e4m3$",
-        ),
         ({"kv_cache_dtype": "fp8_ds_mla", "dtype": torch.float16}, "fp8_ds_mla cache into bfloat16"),
         ({"kv_cache_dtype": "fp8_ds_mla", "use_sparse": True}, "without sparse attention"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "not of fp8_e5m2"),
@@ -106,8 +104,12 @@ def test_what_is_refused_says_what_is_served(changes, sentence):
     assert reason is not None and re.search(sentence, reason), reason
 
 
-def test_rows_with_scales_are_served_where_they_are_decoded():
+def test_rows_with_scales_are_served_where_they_are_decoded(monkeypatch):
     assert why(kv_cache_dtype="fp8_ds_mla") is None
+    assert why(kv_cache_dtype="fp8_ds_mla", device_capability=BLACKWELL) is None
+    monkeypatch.setitem(served.DECODE_ROWS, Arch.SM100A, {})
+    sentence = "fp8_ds_mla rows .* has no decode of them for sm_100a yet; it decodes caches of auto, .*fp8_e4m3$"
+    assert re.search(sentence, why(kv_cache_dtype="fp8_ds_mla", device_capability=BLACKWELL) or "")
     assert TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576, "fp8_ds_mla") == (7, 64, 656)
     assert TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576, "fp8") == TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576)
 

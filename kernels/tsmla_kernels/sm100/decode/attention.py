@@ -17,7 +17,7 @@ from tsmla.variant import DecodeVariant
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts import paged
 from ...parts.blackwell import tmem
-from ...parts.decode_line import Terms, deal_work, on_the_line, terms_of
+from ...parts.decode_line import Terms, deal_work, in_lanes, on_the_line, terms_of
 from ...parts.decode_work import first_unit
 from ...parts.key_source import BOX_KEYS, key_source
 from ...parts.partials import Partials
@@ -28,14 +28,15 @@ from ...parts.row_end import Ending
 from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
+from .convert import convert_keys
 from .finish import Results
 from .geometry import TENSOR_ADDRESS_OFFSET, DecodeGeometry
-from .load import KeyMaps, load_keys, load_values
+from .load import KeyMaps, load_keys, load_queries, load_values
 from .mma import Products, multiply
 from .scales import load_scales
 from .schedule import DecodeSchedule
 from .softmax import attend
-from .storage import layouts_of, shared_of
+from .storage import Shared, layouts_of, shared_of
 
 
 class AttentionKernel:
@@ -74,12 +75,14 @@ class AttentionKernel:
         wide, tail, chunks = geometry.chunk, geometry.tail, geometry.row_chunks
         has_tail = const_expr(tail > 0)
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
-        maps = KeyMaps(
-            k_wide=box_map(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box),
-            k_tail=box_map(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box) if has_tail else None,
-        )
-        pair, values = const_expr(geometry.is_pair), geometry.row.value_columns
-        v_map = box_map(given.kv_cache, 0, wide, values // wide, geometry.v_chunks, layouts.v_box) if pair else None
+        maps, v_map, values = KeyMaps(None, None), None, geometry.row.value_columns
+        if const_expr(not geometry.converts):
+            maps = KeyMaps(
+                k_wide=box_map(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box),
+                k_tail=box_map(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box) if has_tail else None,
+            )
+            if const_expr(geometry.is_pair):
+                v_map = box_map(given.kv_cache, 0, wide, values // wide, geometry.v_chunks, layouts.v_box)
         scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
         results = Results(flat(given.out, values), flat_lse, partials, ending)
@@ -133,14 +136,57 @@ class AttentionKernel:
             _meet(geometry)
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
+        start = (barriers, base, kv_cache, block_tables, view, terms)
+        if const_expr(geometry.converts):
+            self._convert_and_attend(warp, start, query, results, scale_log2)
+        else:
+            self._load_and_attend(warp, self._started(*start), query, maps, v_map, scales, results, scale_log2)
+
+        # No CTA may leave while products, copies or arrivals still reach into it.
+        tmem.fence_before()
+        _meet(geometry)
+        if warp == schedule.mma_warp:
+            tmem.fence_after()
+            pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tensor_address)
+            cute.arch.dealloc_tmem(pointer, TMEM_COLUMNS, is_two_cta=geometry.is_pair)
+
+    def _started(
+        self,
+        barriers: Barriers,
+        base: cute.Pointer,
+        kv_cache: cute.Tensor,
+        block_tables: cute.Tensor,
+        view: Visibility,
+        terms: Terms,
+    ) -> tuple[Shared, Assignment]:
+        """Shared memory, and what there is to do, once all CTAs that work together are there."""
+        geometry = self.geometry
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, part)
         source, first = key_source(kv_cache, block_tables), first_unit(geometry.deal, work, view)
         assignment = Assignment(kv_cache, source, view, work, first)
+        if const_expr(geometry.converts):
+            assignment = assignment._replace(work=in_lanes(work))
         if const_expr(geometry.is_pair):
             cute.arch.cluster_wait()
-        shared = shared_of(geometry, base, barriers, cute.make_tensor(tensor_address, 1)[0])
+        tensor_address = cute.recast_ptr(base + TENSOR_ADDRESS_OFFSET, dtype=Int32)
+        return shared_of(geometry, base, barriers, cute.make_tensor(tensor_address, 1)[0]), assignment
 
+    @cute.jit
+    def _load_and_attend(
+        self,
+        warp: Int32,
+        started: tuple,
+        query: Query,
+        maps: KeyMaps,
+        v_map: Map | None,
+        scales: RowScales | None,
+        results: Results,
+        scale_log2: Float32,
+    ):
+        """The roles where products read rows as they are stored."""
+        geometry, schedule = self.geometry, self.schedule
+        shared, assignment = started
         if warp < schedule.softmax_warps:
             attend(geometry, self.probabilities, shared, assignment, scales, results, scale_log2)
         elif warp == schedule.mma_warp:
@@ -157,13 +203,28 @@ class AttentionKernel:
             if warp == schedule.scale_warp:
                 load_scales(shared, geometry, scales.keys, assignment)
 
-        # No CTA may leave while products, copies or arrivals still reach into it.
-        tmem.fence_before()
-        _meet(geometry)
-        if warp == schedule.mma_warp:
-            tmem.fence_after()
-            pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tensor_address)
-            cute.arch.dealloc_tmem(pointer, TMEM_COLUMNS, is_two_cta=geometry.is_pair)
+    @cute.jit
+    def _convert_and_attend(self, warp: Int32, start: tuple, query: Query, results: Results, scale_log2: Float32):
+        """The roles where rows are converted. Each asks on its own what there is to do, behind the move of registers:
+        numbers that live across it must be in registers that all roles have, and ptxas spills them."""
+        geometry, schedule = self.geometry, self.schedule
+        if warp < schedule.softmax_warps:
+            cute.arch.setmaxregister_increase(schedule.attend.registers)
+            shared, assignment = self._started(*start)
+            attend(geometry, self.probabilities, shared, assignment, None, results, scale_log2)
+        elif warp < schedule.first_convert_warp:
+            cute.arch.setmaxregister_decrease(schedule.multiply.registers)
+            shared, assignment = self._started(*start)
+            if warp == schedule.mma_warp:
+                if is_leader(geometry):
+                    multiply(self.products, shared, assignment)
+            elif warp == schedule.query_warp:
+                load_queries(shared, geometry, query, assignment, results.partials.records)
+        else:
+            cute.arch.setmaxregister_increase(schedule.convert_keys.registers)
+            shared, assignment = self._started(*start)
+            convert_keys(shared, geometry, warp - schedule.first_convert_warp, assignment)
+            cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from tsmla.dtype import Dtype
 from tsmla.plan import DEALS, FEW_ROWS_DEALS, Deal
-from tsmla.row_format import RowFormat
+from tsmla.row_format import NAMES, RowFormat, uniform_row
 from tsmla.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
@@ -32,6 +33,8 @@ TENSOR_ADDRESS_OFFSET = 512
 EXCHANGE_OFFSET = 1024
 ROW_THREADS = 2
 """Softmax threads that share a query row, each with half of the keys and of the output's dims."""
+CONVERT_WARPS = 4
+"""Of the role that converts rows, where those of the cache are not what products read."""
 SCALE_SLOTS = 4
 """Tiles whose keys' scales are in shared memory, where keys have scales."""
 SCALE_WORDS = 3
@@ -47,9 +50,13 @@ class DecodeGeometry:
 
     K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time,
     so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of 8 bits, half
-    of 16, whose place is free while the other half is still multiplied."""
+    of 16, whose place is free while the other half is still multiplied.
+
+    `row` is what products read, and `stored` what the cache has: DeepSeek's rows become bf16 on their way to shared
+    memory (`convert.py`), all others are the same."""
 
     row: RowFormat
+    stored: RowFormat
     deal: Deal
     k_slots: int
     k_slots_per_tile: int
@@ -58,22 +65,28 @@ class DecodeGeometry:
     @classmethod
     def pair(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of more than 64 rows. A third slot of 8-bit keys with a 16-bit rope piece does not fit."""
-        size = _element_bytes(variant.row)
-        k_slots = 3 if _is_uniform(variant.row) else 2
-        return cls(variant.row, DEALS[variant.arch], k_slots, k_slots_per_tile=2 * size - 1, v_slots=2)
+        row = _multiplied_row(variant)
+        k_slots, per_tile = 3 if _is_uniform(row) else 2, 2 * _element_bytes(row) - 1
+        return cls(row, variant.row, DEALS[variant.arch], k_slots, per_tile, v_slots=2)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
         """For requests of up to 64 rows. A fifth tile fits of 8-bit keys without a 16-bit rope piece, so a load need
         not wait for a tile whose output is rescaled."""
-        size = _element_bytes(variant.row)
-        k_slots = 5 if size == 1 and _is_uniform(variant.row) else 4
-        return cls(variant.row, FEW_ROWS_DEALS[variant.arch], k_slots, k_slots_per_tile=size, v_slots=0)
+        row = _multiplied_row(variant)
+        size = _element_bytes(row)
+        k_slots = 5 if size == 1 and _is_uniform(row) else 4
+        return cls(row, variant.row, FEW_ROWS_DEALS[variant.arch], k_slots, k_slots_per_tile=size, v_slots=0)
 
     def __post_init__(self) -> None:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
         assert _is_uniform(self.row) == (self.row.scales is None), self
         assert self.row.scales is None or (self.row.scales.whole_row and not self.row.scales.in_row), self
+        if self.converts:
+            latent, rope = (self.stored.piece(name) for name in NAMES)
+            assert latent.dtype is Dtype.E4M3 and latent.columns == self.row.value_columns and self.tail == 0, self
+            assert rope == self.row.piece("rope") and rope.columns == self.chunk and self.element_bytes == 2, self
+            assert self.stored.scales and self.stored.scales.columns % self.chunk == 0, self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
         assert self.tail_bytes in (0, SWIZZLE // 2, SWIZZLE), self
         assert self.deal.row_tile == self.ctas * ROWS, self
@@ -86,6 +99,11 @@ class DecodeGeometry:
         assert LANE_BOXES * BOX_KEYS % self.tile_kv == 0, self
         assert self.s_column + S_SLOTS * self.s_columns <= TMEM_COLUMNS, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, f"{self.shared_bytes} bytes of shared memory: {self}"
+
+    @property
+    def converts(self) -> bool:
+        """Whether rows are converted between the cache and shared memory."""
+        return self.stored != self.row
 
     @property
     def element_bytes(self) -> int:
@@ -273,6 +291,12 @@ class DecodeGeometry:
     def s_column(self) -> int:
         """First column of the scores."""
         return self.o_columns
+
+
+def _multiplied_row(variant: DecodeVariant) -> RowFormat:
+    """Scales in the row are of parts of it, which products cannot take out of their sums."""
+    row = variant.row
+    return row if row.scales is None or row.apart else uniform_row(variant.dtype)
 
 
 def _element_bytes(row: RowFormat) -> int:

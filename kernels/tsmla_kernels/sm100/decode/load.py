@@ -1,4 +1,4 @@
-"""Roles `load_keys` and `load_values` of the Blackwell decode: one warp each.
+"""Roles `load_keys`, `load_values` and `load_queries` of the Blackwell decode: one warp each.
 
 Probabilities of hidden keys are 0, but 0 x NaN is NaN, so what the values' product reads must be zeros outside of the
 unit's keys: boxes without such a key are copied from a page that does not exist, those partly in it are copied by the
@@ -29,9 +29,9 @@ ALL_KEYS = (1 << BOX_KEYS) - 1
 
 
 class KeyMaps(NamedTuple):
-    """Wide and tail parts of cache rows; the tail one is None where rows have no such part."""
+    """Wide and tail parts of cache rows; None where rows have no such part, or do not come by bulk copies."""
 
-    k_wide: Map
+    k_wide: Map | None
     k_tail: Map | None
 
 
@@ -182,6 +182,30 @@ def _load_query(
         else:
             shared.q_edge.hand_over(count)
         copy_tile(query, tile, shared.q_tiles, segment.request, first_row, heads, shared.q_edge.full(0))
+
+
+@cute.jit
+def load_queries(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    query: Query,
+    assignment: Assignment,
+    records: cute.Tensor,
+):
+    """Q of each segment, and the records, where other warps bring keys (`convert.py`)."""
+    segments = Int32(0)
+    if is_leader(geometry):
+        begin_records(assignment.work, records)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(geometry.deal, assignment.work, assignment.view, unit)
+        if segment.valid and segment.tiles > 0:
+            shared.q_edge.wait_empty(segments)
+            _load_query(shared, geometry, query, segment, assignment.work.terms.heads, segments)
+            segments += 1
+        if is_leader(geometry):
+            record_unit(geometry.deal, assignment.work, records, unit, segment)
+        unit = next_unit(geometry.deal, assignment.work, assignment.view, unit)
 
 
 @cute.jit

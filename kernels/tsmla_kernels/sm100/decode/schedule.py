@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...limits import REGISTERS_PER_SM
+from ...limits import REGISTERS_PER_SM, WARPGROUP
 from ...parts.edges import Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
-from .geometry import S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from .geometry import CONVERT_WARPS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
+ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 184, 96, 224
+"""Of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
 
@@ -17,7 +19,10 @@ class DecodeSchedule:
     """Warps of one CTA. Softmax warps come first: warp w reaches tensor-memory lanes 32 (w % 4) .. + 31 only.
 
     One softmax warpgroup: the exponentials take as long on two, and what warps do beside them is done once per warp.
-    All roles have the same registers, so that none are moved between them."""
+    All roles have the same registers, so that none are moved between them.
+
+    Where rows are converted, a third warpgroup does it, in place of the warps that load keys and values. It and softmax
+    then need more registers than all may have, and the second warpgroup gives some."""
 
     geometry: DecodeGeometry
     softmax_warps: int = 4
@@ -25,16 +30,27 @@ class DecodeSchedule:
     key_warp: int = 5
     value_warp: int = 6
     scale_warp: int = 7
-    threads: int = 256
-    registers: int = 255
+    query_warp: int = 5
+    first_convert_warp: int = 8
 
     def __post_init__(self) -> None:
-        assert self.threads % 128 == 0 and self.threads * self.registers <= REGISTERS_PER_SM, self
-        assert max(self.mma_warp, self.key_warp, self.value_warp, self.scale_warp) < self.threads // 32, self
+        a_role_each = (self.attend, self.multiply, self.convert_keys)[: self.threads // WARPGROUP]
+        assert WARPGROUP * sum(role.registers for role in a_role_each) <= REGISTERS_PER_SM, self
+        assert max(warp for role in self.roles for warp in role.warps) < self.threads // 32, self
+
+    @property
+    def threads(self) -> int:
+        return 3 * WARPGROUP if self.geometry.converts else 2 * WARPGROUP
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that issues MMAs or copies."""
+        return ISSUE_REGISTERS if self.geometry.converts else 255
 
     @property
     def attend(self) -> Role:
-        return Role("attend", tuple(range(self.softmax_warps)), self.registers, self.geometry.ctas)
+        registers = ATTEND_REGISTERS if self.geometry.converts else self.registers
+        return Role("attend", tuple(range(self.softmax_warps)), registers, self.geometry.ctas)
 
     @property
     def multiply(self) -> Role:
@@ -54,7 +70,19 @@ class DecodeSchedule:
         return Role("load_scales", (self.scale_warp,), self.registers, self.geometry.ctas)
 
     @property
+    def load_queries(self) -> Role:
+        return Role("load_queries", (self.query_warp,), self.registers, self.geometry.ctas)
+
+    @property
+    def convert_keys(self) -> Role:
+        """Of a pair, values too."""
+        warps = tuple(self.first_convert_warp + warp for warp in range(CONVERT_WARPS))
+        return Role("convert_keys", warps, CONVERT_REGISTERS, self.geometry.ctas)
+
+    @property
     def roles(self) -> tuple[Role, ...]:
+        if self.geometry.converts:
+            return (self.attend, self.multiply, self.load_queries, self.convert_keys)
         values = (self.load_values,) if self.geometry.is_pair else ()
         scales = (self.load_scales,) if self.geometry.scale_slots else ()
         return (self.attend, self.multiply, self.load_keys, *values, *scales)
@@ -63,22 +91,27 @@ class DecodeSchedule:
     def edges(self) -> EdgeTable:
         """Copies of both CTAs of a pair complete on the leader's barriers, and the leader announces their bytes. Values
         are there when the other CTA's lanes, too, have written what they copy themselves. Solo, keys are also the
-        values. Scales of keys stay within a CTA: each brings those of all keys."""
+        values. Scales of keys stay within a CTA: each brings those of all keys. Rows that are converted are there when
+        all warps that do it, of both CTAs, have written theirs."""
         geometry = self.geometry
-        ctas, products, keys = geometry.ctas, (TensorCore(self.multiply),), (Copies(self.load_keys),)
+        ctas, products = geometry.ctas, (TensorCore(self.multiply),)
+        loader = self.load_queries if geometry.converts else self.load_keys
+        keys: tuple[Party, ...] = (Warps(self.convert_keys) if geometry.converts else Copies(self.load_keys),)
         attend, tile_scores = (Warps(self.attend),), ctas * 4 * self.geometry.s_columns * 128
         queries: tuple[Party, ...]
         if geometry.is_pair:
-            own, other = (Warps(self.load_keys, ctas, which) for which in ("the leader's", "the other CTA's"))
-            queries = (Either(*keys, own), other)
+            own, other = (Warps(loader, ctas, which) for which in ("the leader's", "the other CTA's"))
+            queries = (Either(Copies(loader), own), other)
         else:
-            queries = (Either(*keys, Warps(self.load_keys)),)
+            queries = (Either(Copies(loader), Warps(loader)),)
         edges = [
             EdgeSpec("q", queries, products, 1, ctas * geometry.q_bytes),
             EdgeSpec("k", keys, products, geometry.k_slots, ctas * geometry.k_bytes),
         ]
         if geometry.is_pair:
-            values = (Copies(self.load_values), Warps(self.load_values, ctas, "the other CTA's"))
+            values = keys
+            if not geometry.converts:
+                values = (Copies(self.load_values), Warps(self.load_values, ctas, "the other CTA's"))
             edges.append(EdgeSpec("v", values, products, geometry.v_slots, ctas * geometry.v_bytes))
         edges += [
             EdgeSpec("s", products, attend, S_SLOTS, tile_scores),

@@ -1,0 +1,306 @@
+"""Role `convert_keys` of the Blackwell decode, where the cache's rows are of 8 bits with scales in them and products read
+bf16 (DeepSeek's 656-byte rows): four warps bring rows as they are stored, multiply, and write what MMAs read.
+
+A scale is that of one key and 128 columns, so no product can take it out of its sum: each value is multiplied by it in
+float32 and rounded to bf16, as `mla_read_cache` does. Rows go from global memory through registers, not through shared
+memory, whose bandwidth is the bound (kernels/log/blackwell-decode.md); what has been loaded `AHEAD` slots before it is
+needed is what hides memory's latency.
+
+A warp writes swizzle atoms: 8 keys by 64 columns. A lane has 16 columns of one key, which are 16 bytes in the cache and
+two vectors in shared memory; eight lanes that store together have two neighbouring keys, whose swizzles differ in the
+vector, so that no two use the same banks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Vector, const_expr
+from tsmla.row_format import SCALE_BYTES
+
+from ...parts.alignment import aligned
+from ...parts.decode_work import next_unit, segment_of
+from ...parts.key_source import (
+    BOX_KEYS,
+    LANE_BOXES,
+    Lookup,
+    Wanted,
+    exists,
+    look_further,
+    look_up,
+    wanted_of,
+)
+from ...parts.paged import GROUP
+from ...parts.visible import Viewers, seen_bits, viewers_of
+from .assignment import Assignment, rank_of
+from .geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
+from .storage import Shared
+
+AHEAD = 2
+"""Slots that are on their way to registers."""
+VECTOR_BYTES = 16
+VECTOR_WORDS = VECTOR_BYTES // 4
+ROW_LANES = 32 // GROUP
+"""Lanes that share a key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotPlan:
+    """One slot of a tile: which of its edge's, the boxes of the tile that its keys are in, from `first_box` on, and of
+    each row `latent_chunks` chunks from `first_chunk` on and, behind them, the rope piece or not. In a pair, CTA number
+    r has keys `rank_boxes` x r further and columns `rank_chunks` x r further. A scale is that of
+    `scale_chunks` chunks. own_box: its keys are not those of the slot
+    before."""
+
+    edge: str
+    index: int
+    keys: int
+    first_box: int
+    first_chunk: int
+    latent_chunks: int
+    rope: bool
+    scale_chunks: int
+    rank_boxes: int = 0
+    rank_chunks: int = 0
+    own_box: bool = True
+
+    @property
+    def chunks(self) -> int:
+        return self.latent_chunks + self.rope
+
+    @property
+    def first_scale(self) -> int:
+        return self.first_chunk // self.scale_chunks
+
+    @property
+    def scales(self) -> int:
+        return (self.first_chunk + self.latent_chunks - 1) // self.scale_chunks + 1 - self.first_scale
+
+    @property
+    def warp_groups(self) -> int:
+        """Groups of 8 keys that a warp has."""
+        return self.keys // GROUP // CONVERT_WARPS
+
+    @property
+    def vectors(self) -> int:
+        """That a lane loads of one key: one of each latent chunk, and two of the rope piece."""
+        return self.latent_chunks + 2 * self.rope
+
+    @property
+    def key_words(self) -> int:
+        """That a lane loads of one key: vectors, and scales behind them."""
+        return self.vectors * VECTOR_WORDS + self.scales
+
+    @property
+    def words(self) -> int:
+        return self.warp_groups * self.key_words
+
+
+def slot_plans(geometry: DecodeGeometry) -> tuple[SlotPlan, ...]:
+    """A tile's slots, in the order in which they are filled."""
+    latent = geometry.row.value_columns // geometry.chunk
+    slot_boxes, scale_chunks = geometry.k_keys // BOX_KEYS, geometry.stored.scales.columns // geometry.chunk
+    if not geometry.is_pair:
+        return tuple(
+            SlotPlan("k", index, geometry.k_keys, index * slot_boxes, 0, latent, True, scale_chunks)
+            for index in range(geometry.k_slots_per_tile)
+        )
+    keys = [
+        SlotPlan(
+            "k", index, geometry.k_keys, 0, first, min(geometry.k_chunks, latent - first),
+            first + geometry.k_chunks > latent, scale_chunks, rank_boxes=slot_boxes, own_box=index == 0,
+        )
+        for index, first in enumerate(range(0, geometry.row_chunks, geometry.k_chunks))
+    ]  # fmt: skip
+    values = [
+        SlotPlan(
+            "v", index, geometry.v_keys, index * geometry.v_keys // BOX_KEYS, 0, geometry.v_chunks, False,
+            scale_chunks, rank_chunks=geometry.v_chunks,
+        )
+        for index in range(geometry.v_slots_per_tile)
+    ]  # fmt: skip
+    return (*keys, *values)
+
+
+class Lane(NamedTuple):
+    """This warp's number among the converting ones, this CTA's rank, and which key of a group and which vectors of its
+    rows this lane has."""
+
+    warp: Int32
+    rank: Int32
+    key: Int32
+    part: Int32
+
+
+class Found(NamedTuple):
+    """Keys of a box: the address of the first that this lane has a part of, at that part; and a bit for each key from
+    that one on, 1 if it is there and some row sees it."""
+
+    row: Int64
+    keys: Int32
+
+
+@cute.jit
+def convert_keys(
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32, assignment: Assignment
+):
+    """Keys of each segment, and of a pair its values. Those that no row sees become zeros: probabilities of hidden keys
+    are 0, but 0 x NaN is NaN."""
+    plans = slot_plans(geometry)
+    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
+    number = cute.arch.lane_idx()
+    lane = Lane(warp, rank_of(geometry), number // ROW_LANES, number % ROW_LANES)
+    tile = Int32(0)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(deal, assignment.work, assignment.view, unit)
+        if segment.valid and segment.tiles > 0:
+            wanted = wanted_of(assignment.source, segment, tile_boxes)
+            viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+            lookup = look_up(wanted)
+            coming, found = (), Found(Int64(0), Int32(0))
+            for plan in plans[:AHEAD]:
+                if const_expr(plan.own_box):
+                    found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, Int32(0))
+                coming += _load(geometry, plan, lane, found)
+            for i in cutlass.range(segment.tiles, unroll=1):
+                for position in cutlass.range_constexpr(len(plans)):
+                    _fill(shared, geometry, plans[position], lane, coming[: plans[position].words], tile + i)
+                    coming = coming[plans[position].words :]
+                    further, following = divmod(position + AHEAD, len(plans))
+                    plan, first = plans[following], (i + further) * tile_boxes
+                    if const_expr(following == 0):
+                        if first % LANE_BOXES == 0:
+                            lookup = look_further(wanted, lookup, first // LANE_BOXES)
+                    if const_expr(plan.own_box):
+                        found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, first)
+                    coming += _load(geometry, plan, lane, found)
+            tile += segment.tiles
+        unit = next_unit(deal, assignment.work, assignment.view, unit)
+
+
+@cute.jit
+def _find(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    plan: cutlass.Constexpr[SlotPlan],
+    lane: Lane,
+    cache: cute.Tensor,
+    wanted: Wanted,
+    viewers: Viewers,
+    lookup: Lookup,
+    first: Int32,
+) -> Found:
+    """This warp's keys of a slot of the tile that begins with box `first`; they are in one box."""
+    warp_keys = plan.warp_groups * GROUP
+    box = first + plan.first_box + lane.rank * plan.rank_boxes + lane.warp * warp_keys // BOX_KEYS
+    within = lane.warp * warp_keys % BOX_KEYS
+    page, key = lookup.page_of(box), wanted.key_of(box)
+    keys = seen_bits(viewers, key, BOX_KEYS) >> within
+    if not exists(wanted.source, page):
+        keys = Int32(0)
+    place = (key & (wanted.source.page_size - 1)) + within + lane.key
+    row = cache.iterator.toint() + Int64(page) * cache.stride[0] + Int64(place) * geometry.stored.bytes
+    return Found(row + lane.part * VECTOR_BYTES, keys >> lane.key)
+
+
+@cute.jit
+def _load(
+    geometry: cutlass.Constexpr[DecodeGeometry], plan: cutlass.Constexpr[SlotPlan], lane: Lane, found: Found
+) -> tuple:
+    """Start loading this lane's part of a slot: words as they are stored, 0 for keys that are not there."""
+    stored, words = geometry.stored, []
+    for group in cutlass.range_constexpr(plan.warp_groups):
+        vectors = [cute.make_rmem_tensor(VECTOR_WORDS, Int32) for _ in range(plan.vectors)]
+        scales = cute.make_rmem_tensor(plan.scales, Int32)
+        for target in (*vectors, scales):
+            target.fill(0)
+        if found.keys >> group * GROUP & 1 != 0:
+            row = found.row + group * GROUP * stored.bytes
+            mine, place = row, row - lane.part * VECTOR_BYTES + stored.scales_offset
+            if const_expr(plan.rank_chunks > 0):
+                mine += lane.rank * (plan.rank_chunks * geometry.chunk)
+                place += lane.rank * (plan.rank_chunks // plan.scale_chunks * SCALE_BYTES)
+            for chunk in cutlass.range_constexpr(plan.latent_chunks):
+                _bring(mine + (plan.first_chunk + chunk) * geometry.chunk, vectors[chunk], VECTOR_BYTES)
+            if const_expr(plan.rope):
+                for half in cutlass.range_constexpr(2):
+                    rope = row + stored.offset("rope") + _rope_byte(lane, half)
+                    _bring(rope, vectors[plan.latent_chunks + half], VECTOR_BYTES)
+            first = plan.first_scale * SCALE_BYTES
+            _bring(place + first, scales, math.gcd(VECTOR_BYTES, first, plan.scales * SCALE_BYTES))
+        for target in (*vectors, scales):
+            words += [target[index] for index in range(cute.size(target))]
+    return tuple(words)
+
+
+@cute.jit
+def _fill(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    plan: cutlass.Constexpr[SlotPlan],
+    lane: Lane,
+    words: tuple,
+    tile: Int32,
+):
+    """Write this warp's keys of a slot of tile number `tile` as MMAs read them, once the slot is free."""
+    pair_values = const_expr(plan.edge == "v")
+    edge, base = (shared.v_edge, shared.v_words) if pair_values else (shared.k_edge, shared.k_words)
+    per_tile = geometry.v_slots_per_tile if pair_values else geometry.k_slots_per_tile
+    slot_bytes = geometry.v_bytes if pair_values else geometry.k_wide_bytes
+    count = tile * per_tile + plan.index
+    turned = lane.key * VECTOR_BYTES
+    edge.wait_empty(count)
+    line = edge.stage(count) * slot_bytes + lane.key * SWIZZLE
+    for group in cutlass.range_constexpr(plan.warp_groups):
+        mine = words[group * plan.key_words :][: plan.key_words]
+        vectors = [mine[index : index + VECTOR_WORDS] for index in range(0, plan.vectors * VECTOR_WORDS, VECTOR_WORDS)]
+        if const_expr(group > 0):
+            # ptxas mixes no instructions of two groups then; otherwise registers spill.
+            cute.arch.sync_warp()
+        start = line + (lane.warp * plan.warp_groups + group) * (plan.chunks * ATOM)
+        low = start + ((lane.part * (2 * VECTOR_BYTES)) ^ turned)
+        high = low ^ VECTOR_BYTES
+        for chunk in cutlass.range_constexpr(plan.latent_chunks):
+            scale = (plan.first_chunk + chunk) // plan.scale_chunks - plan.first_scale
+            wide = _multiplied(vectors[chunk], mine[plan.vectors * VECTOR_WORDS + scale])
+            _put(base, low + chunk * ATOM, wide[:VECTOR_WORDS])
+            _put(base, high + chunk * ATOM, wide[VECTOR_WORDS:])
+        if const_expr(plan.rope):
+            for half in cutlass.range_constexpr(2):
+                byte = (lane.part * VECTOR_BYTES + _rope_byte(lane, half)) ^ turned
+                _put(base, start + plan.latent_chunks * ATOM + byte, vectors[plan.latent_chunks + half])
+    cute.arch.fence_view_async_shared()
+    edge.hand_over(count)
+
+
+def _rope_byte(lane: Lane, half: int) -> Int32:
+    """A lane has a vector of either half of the rope piece; keys side by side take theirs in the other order, so that
+    lanes that store together reach all banks."""
+    return ((lane.key + half) & 1) * (SWIZZLE // 2)
+
+
+def _multiplied(words: list, scale: Int32) -> list[Int32]:
+    """Numbers of e4m3, four in a word, times a float32 and rounded to bf16, two in a word."""
+    numbers = Vector.from_elements(tuple(words), Int32).bitcast(Float8E4M3FN).to(Float32).to_elements()
+    (factor,) = Vector.from_elements((scale,), Int32).bitcast(Float32).to_elements()
+    products: list[Float32] = []
+    for index in range(0, len(numbers), 2):
+        products += cute.arch.mul_packed_f32x2(numbers[index : index + 2], (factor, factor))
+    return list(Vector.from_elements(tuple(products), Float32).to(BFloat16).bitcast(Int32).to_elements())
+
+
+def _bring(address: Int64, target: cute.Tensor, align: int) -> None:
+    """Load words from an address that is a multiple of `align` bytes."""
+    pointer = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=align)
+    cute.autovec_copy(cute.make_tensor(pointer, cute.size(target)), target)
+
+
+def _put(base: cute.Pointer, byte: Int32, words: list) -> None:
+    mine = cute.make_rmem_tensor(VECTOR_WORDS, Int32)
+    for index in range(VECTOR_WORDS):
+        mine[index] = words[index]
+    cute.autovec_copy(mine, cute.make_tensor(aligned(base + byte // 4, VECTOR_BYTES), VECTOR_WORDS))
