@@ -13,7 +13,7 @@ import pytest
 from small_kernels import text_of
 from tsmla_emulator import check, machine, mutate, mutation_table
 from tsmla_emulator.core.binding import program_of
-from tsmla_emulator.machine import EmulationError, Options
+from tsmla_emulator.machine import Options
 from tsmla_emulator.mutation_actions import (
     B_AWAY,
     B_STRIDE,
