@@ -165,7 +165,7 @@ def test_instructions_that_are_misplaced_are_caught(kernels, name):
     for site in subject.sites:
         if site.action in MISPLACED:
             kinds[site.family, site.action].append(site)
-    possible = {PREFILL: set(MISPLACED) - {NEXT_COLUMN, NEXT_ROW, WIDER}, BLACKWELL: set(MISPLACED)}
+    possible = {PREFILL: set(MISPLACED) - {NEXT_COLUMN, PLACE_FURTHER, WIDER}, BLACKWELL: set(MISPLACED)}
     assert {action for _, action in kinds} == possible.get(name, set(MISPLACED) - {LATER})
     may_survive = {LATER, NEXT_MBARRIER, PARITY_0, PARITY_1, OTHER_BOUND, NEXT_COLUMN, WIDER}
     for (_, action), of_kind in kinds.items():

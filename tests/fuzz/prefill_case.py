@@ -33,7 +33,8 @@ class PrefillCase(Plain):
     "slices" of one tensor, or "expanded" from one head. rope_layouts: of the ropes of query and key, one of LAYOUTS
     each (key's also "flat", without a dimension of heads), where these are given in pieces, whose other layouts are
     then of the first; None where they are joined. heads_first: how an LSE that is given lies. merges: also called
-    again, to continue from an earlier result. offset: bytes / 16 by which addresses miss multiples of 256;
+    again, to continue from an earlier result. processors: SMs of the GPU, where it is emulated; with few, CTAs of some
+    kernels take several query tiles. offset: bytes / 16 by which addresses miss multiples of 256;
     the cumulative lengths miss those of 16. out: "new", or given with its layout. extreme: scores reach beyond what
     float32 tells apart, and the judgement is another one.
     """
@@ -66,6 +67,7 @@ class PrefillCase(Plain):
     rope_layouts: tuple[str | None, str | None] = (None, None)
     heads_first: bool | None = None
     merges: bool = False
+    processors: int = 132
     seed: int = 0
     schedule: Schedule = Schedule()
 
@@ -165,6 +167,7 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
         "rope_layouts": _ropes(draw, variant),
         "heads_first": draw(st.sampled_from((None, False, True))) if variant.lse else None,
         "merges": variant.lse and draw(st.integers(0, 2)) == 2,
+        "processors": draw(st.sampled_from((1, 1, 2, 132))),
         "offset": draw(st.sampled_from((0, 0, 1, 3, 8))),
         "out": draw(st.sampled_from(("new", *LAYOUTS))),
         "unseen": draw(st.sampled_from((math.nan, math.inf, -math.inf))),

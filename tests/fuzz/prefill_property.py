@@ -21,7 +21,7 @@ from .reference_prefill import sequences
 def check(case: PrefillCase, place: Place) -> None:
     """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
     inputs = drawn(case)
-    with place.running(case.schedule):
+    with place.running(case.schedule, case.processors):
         memory, given = arranged(case, inputs)
         result = tsmla.tsmla_prefill(**given)
         torch.cuda.synchronize()

@@ -100,7 +100,7 @@ class Matcher:
         return self._found[key]
 
     def _search(self, start: int, anchor: str, mix: Mix) -> list[tuple[int, float, tuple[int, ...]]]:
-        """Goes on where least is beyond the mix: a kernel's loop around all of its loops has more ways than are tried."""
+        """Goes on where least is beyond the mix: a loop around all others has more ways than are tried."""
         best: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
         open_ways: list[tuple[int, int, int, Mix, tuple[int, ...]]] = []
         numbers = itertools.count()

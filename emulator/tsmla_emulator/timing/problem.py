@@ -22,8 +22,8 @@ from .prefill_grid import SINGLE_TILES, kv_tiles, query_tiles_of
 from .replay import Memory, Prepared, Replayed, replay
 
 TILES_TRACED = (8, 40)
-"""KV tiles of the two prefill CTAs that are replayed; the clocks of others lie on the line through both. Where a CTA can
-take several query tiles, one that takes as many as it can is replayed, too, with the fewer KV tiles for each."""
+"""KV tiles of the two prefill CTAs that are replayed; the clocks of others lie on the line through both. Where a CTA
+can take several query tiles, one that takes as many as it can is replayed, too, with the fewer KV tiles for each."""
 
 
 @dataclasses.dataclass(frozen=True)

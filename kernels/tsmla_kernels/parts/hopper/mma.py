@@ -19,8 +19,8 @@ def issue(
 ) -> None:
     """Start accumulator = a b^T (plus the accumulator when `keep`) and commit it as one group; does not wait.
 
-    The fence orders this warp's earlier accesses of the accumulator's and a's registers before the product. PTX asks for
-    none where the fence of a product issued earlier covers them; ptxas then adds one, or serialises all products.
+    The fence orders this warp's earlier accesses of the accumulator's and a's registers before the product. PTX asks
+    for none where the fence of a product issued earlier covers them; ptxas then adds one, or serialises all products.
 
     The atom is built here, per call: one that is mutated across a loop is not folded by the compiler.
     """
