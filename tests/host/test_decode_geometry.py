@@ -125,6 +125,14 @@ def test_scales_of_parts_of_a_row_are_refused(make):
         make(DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False, row=row))
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=DecodeVariant.symbol)
+def test_no_further_tile_of_keys_would_fit(variant, kind):
+    geometry = kind(variant)
+    with pytest.raises(AssertionError, match="bytes of shared memory"):
+        dataclasses.replace(geometry, k_slots=geometry.k_slots + geometry.k_slots_per_tile)
+
+
 def test_sizes_over_budget_are_refused():
     geometry = DecodeGeometry.pair(VARIANTS[0])
     with pytest.raises(AssertionError, match="bytes of shared memory"):
