@@ -1,10 +1,11 @@
 """What the emulator's timing model says of other packages' kernels, and of ours beside them; no GPU.
 
-    python -m benchmarks.predict_peers [PART ...] [--only TEXT] [--commit HASH]
+    python -m benchmarks.predict_peers [PART ...] [--only TEXT] [--machine-code] [--commit HASH]
 
 hopper: what `bench_clocks --peer` measures. published: calls whose time on Blackwell somebody has published. prefill-,
 decode-e4m3 and -bf16: our kernels and tokenspeed-mla's on the same machine, with the range of their ratio over the
-band: each number that is uncertain takes its extreme for both. The packages must be installed;
+band: each number that is uncertain takes its extreme for both; bf16 prefill beside flash-attn-4's, too. --machine-code:
+costs of all kernels from their machine code, else all from PTX, never a mix. The packages must be installed;
 `python -m tsmla_emulator.controls` says how.
 """
 
@@ -38,6 +39,8 @@ DECODES = (
     (128, 1, 8192, 16), (4, 4, 81920, 32),
 )  # fmt: skip
 """Requests, query tokens, keys, heads; the first two on B300, too."""
+MACHINE_CODE = False
+"""Whether the costs of all kernels are those of their machine code."""
 OF_MACHINE = {"B200": "sm_100a", "GB200": "sm_100a", "B300": "sm_103a", "GB300": "sm_103a"}
 
 
@@ -78,7 +81,10 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
+    parser.add_argument("--machine-code", action="store_true", help="costs from machine code, of ours and theirs")
     options = parser.parse_args()
+    global MACHINE_CODE
+    MACHINE_CODE = options.machine_code
     for part in options.parts or PARTS:
         cases: dict[str, Any] = {}
         for name, case in PARTS[part]().items():
@@ -95,6 +101,7 @@ def main() -> None:
             "date": now,
             "command": "python -m benchmarks.predict_peers " + " ".join(sys.argv[1:]),
             "commit": options.commit,
+            "machine_code": MACHINE_CODE,
             "packages": {name: importlib.metadata.version(name) for name in names},
             "cases": cases,
             "variants": {},
@@ -126,11 +133,15 @@ def _held(one: Published) -> dict[str, Any]:
     return said | {"published": published, "unit": unit, "source": one.source, "time_over_published": round(longer, 3)}
 
 
-def _beside(family: str, machine: str, dtype: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
+def _beside(
+    family: str, machine: str, dtype: str, shape: tuple[int, int, int, int], peer: str = TOKENSPEED
+) -> dict[str, Any]:
     arch, dims = OF_MACHINE[machine], "192x128" if family == "prefill" else "512x64"
     mask = "_causal" if family == "prefill" else ""
     ours = f"tsmla_{family}_{arch}_{dtype}_to_bf16_d{dims}{mask}_nolse_nopdl"
-    theirs = TOKENSPEED.format(family, arch, dtype, dims) + mask
+    theirs = peer.format(family, arch, dtype, dims) + mask
+    if peer == FLASH_ATTN_4:
+        theirs = peer.format(arch, dims, mask[1:])
     model = MACHINES[machine]
     first, other = _found(ours, shape, model.processors), _found(theirs, shape, model.processors)
     mine, peers_ = first.model(model), other.model(model)
@@ -153,8 +164,10 @@ def _beside(family: str, machine: str, dtype: str, shape: tuple[int, int, int, i
 
 def _prefill(dtype: str) -> Cases:
     return {
-        f"{machine} {Shape(*shape, 128)}": functools.partial(_beside, "prefill", machine, dtype, (*shape, 128))
-        for machine in ("B200", "B300") for shape in USE_CASES
+        f"{machine} {Shape(*shape, 128)}{name}":
+            functools.partial(_beside, "prefill", machine, dtype, (*shape, 128), peer)
+        for name, peer in (("", TOKENSPEED), (" flash-attn-4", FLASH_ATTN_4))
+        for machine in ("B200", "B300") for shape in USE_CASES if dtype == "bf16" or not name
     }  # fmt: skip
 
 
@@ -191,12 +204,16 @@ def _found(symbol: str, shape: Sequence[int], processors: int) -> Any:
     """What the model has of a call; a prefill is emulated once for all shapes and machines."""
     if "prefill" in symbol:
         return _prefill_of(symbol, processors).at(Shape(*shape))
-    return traced(symbol, Shape(*shape), _machine_of(processors))
+    return _traced(symbol, Shape(*shape), _machine_of(processors))
 
 
 @functools.cache
 def _prefill_of(symbol: str, processors: int) -> Any:
-    return traced(symbol, Shape(1, 1024, 1024, 1), _machine_of(processors))
+    return _traced(symbol, Shape(1, 1024, 1024, 1), _machine_of(processors))
+
+
+def _traced(symbol: str, shape: Shape, machine: Machine) -> Any:
+    return traced(symbol, shape, machine, machine_code=MACHINE_CODE)
 
 
 def _machine_of(processors: int) -> Machine:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 from small_kernels import run, text_of
 from test_core_wgmma import descriptor, results
@@ -14,8 +15,8 @@ from tsmla_emulator.host.compile import compile_for_emulation
 from tsmla_emulator.machine import parse
 from tsmla_emulator.timing import problem
 from tsmla_emulator.timing.costs import Text
-from tsmla_emulator.timing.machine_code import Coded, instructions
-from tsmla_emulator.timing.machines import H100
+from tsmla_emulator.timing.machine_code import Coded, _decoded, instructions
+from tsmla_emulator.timing.machines import B200, H100
 from tsmla_emulator.timing.matching import KINDS, NOTHING, Matcher
 from tsmla_emulator.timing.placement import Placer
 from tsmla_emulator.timing.replay import Memory, Prepared, replay
@@ -58,6 +59,28 @@ def test_a_kernel_s_code_holds_what_its_ptx_asks_for():
     assert instructions(compiled.library, "another_kernel") == []
 
 
+BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse_nopdl"
+
+
+def test_a_blackwell_kernel_s_code_is_what_its_warps_ran():
+    found = problem.PrefillTraced(check.find(BLACKWELL), problem.Shape(1, 256, 1024, 1), 148)
+    assert not found.machine_code  # by default as was held against a GPU
+    from_ptx = found.model(B200)
+    assert from_ptx.prepared.placer is None
+    other = problem.PrefillTraced(check.find(BLACKWELL), problem.Shape(1, 256, 1024, 1), 148)
+    other.machine_code = True
+    shown = other.model(B200)
+    placer = shown.prepared.placer
+    assert placer is not None and placer.matched == placer.all > 1000
+    assert shown.shown.coverage["code"] > 0.98 * sum(shown.shown.coverage.values())
+    for kind, asked, given in zip(KINDS, placer.asked, placer.given, strict=True):
+        if asked > 1000 or kind == "select":  # of a loop with masks there would be thirty times as many selections
+            assert given == pytest.approx(asked, rel=0.05), kind
+    names = {one.name for one in placer.code}
+    assert {"product", "commit", "tensor_load", "tensor_store", "tensor_fence", "wait"} <= names
+    assert shown.per_tile != from_ptx.per_tile
+
+
 def test_every_stretch_of_a_prefill_is_found():
     found = problem.PrefillTraced(check.find(PREFILL), problem.Shape(1, 128, 1024, 1), 132)
     shown = found.model(H100)
@@ -97,6 +120,65 @@ def test_stalls_and_scoreboards_say_when_an_instruction_may_follow():
     assert spaced == pytest.approx(9 * 12, abs=16)
     assert waiting == pytest.approx(9 * H100.special_latency.value, abs=16)
     assert replayed(body, [coded("special", size=2)] * 10 + end) == pytest.approx(9 * 8, abs=16)
+
+
+WAITED = """
+mov.b32 %r1, smem;
+setp.ne.s32 %p1, %r1000, 0;
+@%p1 bra DONE;
+mbarrier.init.shared.b64 [%r1], 1;
+fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 1024;
+add.s32 %r2, %r1, 1024;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%d100], 1024, [%r1];
+WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0;
+@!%p2 bra WAIT;
+DONE:
+"""
+
+
+@pytest.mark.parametrize(("scoreboard", "more"), [(None, 300), (0, 0)])
+def test_a_warp_goes_on_behind_a_wait_until_it_awaits_its_scoreboard(scoreboard, more):
+    """ptxas asks for a phase early, and branches on the answer where it is needed."""
+    source = np.zeros(1024, np.uint8)
+
+    def taken(between: int) -> int:
+        code = [
+            coded("init"), coded("fence"), coded("arrive"), coded("load"), coded("wait", result=scoreboard),
+            *[coded("special", size=2)] * between, coded("fma", awaits=1), coded("exit"),
+        ]  # fmt: skip
+        report = run(WAITED, source, shared=4096, trace=(0,))
+        entry = parse(text_of(WAITED, 1, "sm_90a", 32)).entries["k"]
+        text = Text(entry, "sm_90a")
+        text.placer = Placer(code, [i.opcode for i in entry.instructions], len(entry.instructions) + 1)
+        found = replay(Prepared(text, H100), report.traces, NEAR)
+        assert any(wait.end - wait.start > 100 for wait in found.waits)  # said to be waited for, one way or the other
+        return found.clocks
+
+    assert taken(40) - taken(2) == pytest.approx(more, abs=20)
+
+
+def test_the_way_with_nothing_too_much_is_found_among_many():
+    """Forty choices in a row, each of an instruction of one of four kinds or none: a million million ways."""
+    kinds = ("shuffle", "load_global", "stmatrix", "convert")
+    code = []
+    for at in range(40):
+        skipped = coded("branch", target=3 * at + 3)
+        code += [coded("branch", target=3 * at + 2, guarded=True), skipped, coded(kinds[at % 4])]
+    code += [coded("copy"), coded("wait"), coded("exit")]
+    first, _ = Matcher(code).stretches(["wait"], [mix(copy=1), NOTHING])
+    assert first.way is not None and not {code[position].name for position in first.way} & {*kinds}
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "name"),
+    [(0x000FD8000B800000, 0x0000012E042C7947, "other"),  # BRA.DIV UR4, as nvdisasm 13.5 has it
+     (0x000EE40000000200, 0x00000000000073C6, "tensor_fence"),  # FENCE.VIEW.ASYNC.T
+     (0x000EB60000000000, 0x00000000000073C6, "fence"),  # FENCE.VIEW.ASYNC.S
+     (0x000FD20000000000, 0x000000FF00027208, "select")],  # FSEL
+)  # fmt: skip
+def test_instructions_of_blackwell_are_named(high, low, name):
+    assert _decoded([high << 64 | low], 0).name == name
 
 
 def turns(batch: int, pause: int, count: int) -> str:

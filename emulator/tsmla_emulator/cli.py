@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="sequences x queries x keys x heads, such as 1x8Kx8Kx128")  # fmt: skip
     timing.add_argument("--machine", help="H100, H200, B200, GB200, B300, GB300; default: by architecture")
     timing.add_argument("--clock", type=float, metavar="MHZ", help="SM clock; memory is so many bytes a clock")
+    timing.add_argument("--machine-code", action=argparse.BooleanOptionalAction,
+                        help="costs from machine code or from PTX; default: as was held against a GPU")  # fmt: skip
     timing.add_argument("--no-band", action="store_true", help="do not vary uncertain numbers")
     text = "change an instruction that synchronises, places or masks, one at a time, and tell which no check catches"
     mutate = commands.add_parser("mutate", help=text, description=text)
@@ -176,7 +178,7 @@ def _time(given: argparse.Namespace) -> int:
             clock = dataclasses.replace(machine.clock, value=given.clock, source="as asked for")
             machine = dataclasses.replace(machine, clock=clock)
         for shape in given.shape:
-            found = traced(symbol, Shape.parse(shape), machine)
+            found = traced(symbol, Shape.parse(shape), machine, machine_code=given.machine_code)
             print(text.report(symbol, shape, found, machine, not given.no_band), flush=True)
     return 0
 

@@ -48,13 +48,15 @@ Rewrite = Callable[[Module], Module]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call that was emulated. `unwritten` counts, per output, the elements that still hold poison."""
+    """One call that was emulated. `unwritten` counts, per output, the elements that still hold poison; `library` is the
+    file that the function is from, None of bare PTX."""
 
     name: str
     launches: tuple[Launch, ...]
     report: Report
     unwritten: dict[str, int]
     module: Module
+    library: Path | None = None
 
 
 class Emulation:
@@ -128,8 +130,9 @@ class Emulation:
         return self.run(entry, module, [launch], reached, extents(reached, names, lambda name: True))
 
     def run(
-        self, name: str, module: Module, launches: list[Launch], arguments: Sequence[Any], touched: list[Extent]
-    ) -> Call:
+        self, name: str, module: Module, launches: list[Launch], arguments: Sequence[Any], touched: list[Extent],
+        library: Path | None = None,
+    ) -> Call:  # fmt: skip
         """Run launches in order over the memory that they may touch, and check what they left behind.
 
         Raises EmulationError, and GuardError when memory outside of every allocation changed.
@@ -149,7 +152,7 @@ class Emulation:
             and (start := argument.data_ptr()) in outputs
             and (count := unwritten(argument))
         }
-        call = Call(name, tuple(launches), report, left, module)
+        call = Call(name, tuple(launches), report, left, module, library)
         self.calls.append(call)
         return call
 
@@ -190,7 +193,7 @@ class Kernel:
         touched = extents(arguments, [*self._parameters], self._writes)
         launches = self._library.record(self.symbol, arguments, self._module, GPUS[self._emulation.arch])
         if launches:
-            self._emulation.run(self.symbol, self._module, launches, arguments, touched)
+            self._emulation.run(self.symbol, self._module, launches, arguments, touched, self._library.path)
 
     def _bound(self, positional: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         """Exported functions take everything by position and have lost their defaults."""

@@ -89,7 +89,7 @@ void Replay::fill(Warp& w) {
         e.pending.push_back(writer);
     }
     for (u32 i = 0; i < cost.writes; i++) w.writer[u32(list[cost.reads + i])] = w.next;
-    w.fenced = is_wait(cost.kind);
+    w.fenced = is_wait(cost.kind) && !(cost.sets & 15);
     w.next++;
     w.window.push_back(std::move(e));
   }
@@ -117,8 +117,11 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
       continue;
     }
     u64 at = std::max(e.ready, sm.pipe_free[w.part][cost.pipe] / 64);
-    for (u32 i = 0; i < 6; i++)
-      if (cost.awaits >> i & 1) at = std::max(at, w.scoreboards[i]);
+    for (u32 i = 0; i < 6; i++) {
+      if (!(cost.awaits >> i & 1)) continue;
+      at = std::max(at, w.tried[i] ? kNever : w.scoreboards[i]);
+      if (w.tried[i] && !w.blocked) w.blocked = true, w.started = now, w.waits_at = w.tried_at[i];
+    }
     if (at > now) {
       soonest = std::min(soonest, at);
       if (cost.ordered) break;
@@ -146,7 +149,7 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
     if (cost.sets & 15) w.scoreboards[(cost.sets & 15) - 1] = std::max(w.scoreboards[(cost.sets & 15) - 1], result);
     if (cost.sets >> 4) {  // operands have been read when what was before in shared memory's queue is done
       u64& read = w.scoreboards[(cost.sets >> 4) - 1];
-      read = std::max(read, cost.port ? std::max(now, sm.port_free) : now + kOperandsRead);
+      read = std::max(read, cost.port ? std::max(now, sm.port_free) : now + std::max<u64>(kOperandsRead, cost.occupancy));
     }
     w.wake = now + std::max<u64>(1, cost.stall);
     u32 pc = e.pc, first = e.first_note, notes = e.notes;

@@ -17,11 +17,15 @@ void Replay::act(Warp& w, u32 number, Sm& sm, const Cost& cost, u32 pc, u32 firs
       for (u32 i = 0; i < notes; i++) at(Event::kArrival, now + visible(note[i].a), note[i].a, note[i].b, note[i].c);
       return;
     case kWait: {
-      stop(w, pc, now);
-      if (!notes) return resume(w, now + 1);
+      s32 scoreboard = s32(cost.sets & 15) - 1;
+      if (scoreboard >= 0)
+        w.tried[scoreboard]++, w.tried_at[scoreboard] = pc;
+      else
+        stop(w, pc, now);
+      if (!notes) return over(w, scoreboard, now + 1);
       Barrier& b = barriers_[note->a];
-      if (b.phase >= note->b) return resume(w, now + p_.barrier_ready);
-      b.waiters.push_back({number, note->b});
+      if (b.phase >= note->b) return over(w, scoreboard, now + p_.barrier_ready);
+      b.waiters.push_back({number, note->b, scoreboard});
       return;
     }
     case kNamedSync:
@@ -101,6 +105,10 @@ void Replay::act(Warp& w, u32 number, Sm& sm, const Cost& cost, u32 pc, u32 firs
       stop(w, pc, now);
       return resume(w, std::max(now + 1, w.tensor_loads));
     case kTensorWaitStore:
+      if (u32 sets = cost.sets & 15) {
+        w.scoreboards[sets - 1] = std::max({w.scoreboards[sets - 1], now + 1, w.tensor_stores});
+        return;
+      }
       stop(w, pc, now);
       return resume(w, std::max(now + 1, w.tensor_stores));
     case kProduct:
@@ -240,11 +248,12 @@ void Replay::happens(const Event& e) {
   b.phase++;
   b.pending = b.expected;
   for (size_t i = 0; i < b.waiters.size();) {
-    if (b.phase < b.waiters[i].second) {
+    const Barrier::Waiter& waiter = b.waiters[i];
+    if (b.phase < waiter.phases) {
       i++;
       continue;
     }
-    resume(warps_[b.waiters[i].first], e.time + p_.barrier_wake);
+    over(warps_[waiter.warp], waiter.scoreboard, e.time + p_.barrier_wake);
     b.waiters.erase(b.waiters.begin() + s64(i));
   }
 }

@@ -24,7 +24,11 @@ struct Event {
 struct Barrier {
   s64 expected = 0, pending = 0, bytes = 0;
   u32 phase = 0;
-  std::vector<std::pair<u32, u32>> waiters;  // warp, phases that must be complete
+  struct Waiter {
+    u32 warp, phases;  // that must be complete
+    s32 scoreboard;    // that is freed then; -1: the warp stands still until then
+  };
+  std::vector<Waiter> waiters;
 };
 
 struct Meeting {  // named and cluster barriers
@@ -73,7 +77,8 @@ struct Warp {
   std::vector<u64> done, writer;
   u64 wake = 0;  // may issue nothing before
   u64 scoreboards[6] = {};
-  bool finished = false, fenced = false, admitted = false;
+  u32 tried[6] = {}, tried_at[6] = {};  // waits that a scoreboard has to free, and where the last of them is
+  bool finished = false, fenced = false, admitted = false, blocked = false;  // blocked: by a wait's scoreboard
   u64 started = 0;
   u32 waits_at = 0;
   std::deque<u64> wgmma_groups, store_groups, copy_groups;
@@ -126,6 +131,21 @@ class Replay {
     w.wake = time;
     w.fenced = false;
     waits.push_back({u32(&w - warps_.data()), w.waits_at, w.started, time});
+  }
+
+  // A wait is over at this time that only a scoreboard holds.
+  void free_scoreboard(Warp& w, u32 scoreboard, u64 time) {
+    w.tried[scoreboard]--;
+    w.scoreboards[scoreboard] = std::max(w.scoreboards[scoreboard], time);
+    if (w.blocked) waits.push_back({u32(&w - warps_.data()), w.waits_at, w.started, time}), w.wake = time;
+    w.blocked = false;
+  }
+
+  void over(Warp& w, s32 scoreboard, u64 time) {
+    if (scoreboard >= 0)
+      free_scoreboard(w, u32(scoreboard), time);
+    else
+      resume(w, time);
   }
 
   // From here on the warp waits, until somebody resumes it.

@@ -19,9 +19,9 @@ ALWAYS = 7  # the predicate that is true
 WAIT, ARRIVE, POLL = "wait", "arrive", "poll"
 _NAMES = {
     **dict.fromkeys(
-        (2, 3, 5, 6, 7, 8, 0xB, 0xC, 0xF, 0x10, 0x11, 0x12, 0x13, 0x16, 0x19, 0x1C, 0x2F, 0x36, 0x46, 0x48), "alu"
+        (2, 3, 5, 6, 7, 0xB, 0xC, 0xF, 0x10, 0x11, 0x12, 0x13, 0x16, 0x19, 0x1C, 0x2F, 0x36, 0x46, 0x48), "alu"
     ),
-    0x09: "maximum", 0x76: "maximum",
+    0x08: "select", 0x09: "maximum", 0x76: "maximum",
     0x20: "fma", 0x21: "fma", 0x23: "fma", 0x24: "integer", 0x25: "integer", 0x27: "integer", 0x30: "integer",
     0x31: "integer", 0x35: "integer", 0x49: "fma2", 0x4A: "fma2", 0x4B: "fma2",
     0x3E: "convert", 0x105: "special", 0x106: "special", 0x109: "special", 0x108: "special",
@@ -74,8 +74,12 @@ def _decoded(words: list[int], position: int) -> Coded:
     guarded, target, size = word >> 12 & 7 != ALWAYS, None, 0
     if word & 0x1FF == 0x1A7:  # SYNCS
         name = WAIT if word >> 72 & 1 else POLL if _after_sleep(words, position) else ARRIVE
+    elif word & 0x1FF == 0x1C6 and word >> 73 & 1:  # FENCE.VIEW.ASYNC.T
+        name = "tensor_fence"
     elif word & 0x1FF == 0x1C5:  # WARPGROUP.DEPBAR, .ARRIVE
         name = "wgmma_wait" if word >> 80 & 1 else "fence"
+    elif name == "branch" and word >> 33 & 1 and word >> 91 & 1:  # BRA.DIV: taken by warps whose lanes went apart
+        name = "other"
     elif name == "branch":
         offset = (word >> 16 & 0xFF) | (word >> 34 & (1 << 48) - 1) << 8
         target = position + 1 + (offset - (1 << 56) * (offset >> 55)) * 4 // BYTES

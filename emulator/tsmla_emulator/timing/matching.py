@@ -22,14 +22,14 @@ ANCHORS = {
     "tensor_load": "tensor_load", "tensor_store": "tensor_store",
 }  # fmt: skip
 """Kinds of costs.KINDS_OF_REPLAY -> names of machine_code."""
-KINDS = "special fma maximum convert shared shuffle global arrive load store copy init".split()
+KINDS = "special fma maximum convert shared shuffle global arrive load store copy init select".split()
 """What tells one way between two anchors from another."""
 _KIND_OF = {
     "special": 0, "fma": 1, "fma2": 1, "maximum": 2, "convert": 3, "ldmatrix": 4, "stmatrix": 4, "load_shared": 4,
     "store_shared": 4, "shuffle": 5, "load_global": 6, "store_global": 6, "arrive": 7, "load": 8, "store": 9,
-    "copy": 10, "init": 11,
+    "copy": 10, "init": 11, "select": 12,
 }  # fmt: skip
-_WEIGHTS = (4, 1, 1, 2, 6, 6, 6, 12, 12, 12, 6, 6)
+_WEIGHTS = (4, 1, 1, 2, 6, 6, 6, 12, 12, 12, 6, 6, 6)
 MOST_STEPS, MOST_STATES = 4000, 8
 LOST = 400.0
 """The price of a stretch for which no way is found."""
@@ -102,19 +102,19 @@ class Matcher:
     def _search(self, start: int, anchor: str, mix: Mix) -> list[tuple[int, float, tuple[int, ...]]]:
         """Goes on where least is beyond the mix: a loop around all others has more ways than are tried."""
         best: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
-        open_ways: list[tuple[int, int, int, Mix, tuple[int, ...]]] = []
-        numbers = itertools.count()
-
-        def put(position: int, so_far: Mix, way: tuple[int, ...]) -> None:
-            beyond = sum(w * max(0, a - b) for w, a, b in zip(_WEIGHTS, so_far, mix, strict=True))
-            heapq.heappush(open_ways, (beyond, next(numbers), position, so_far, way))
-
-        put(start, NOTHING, ())
+        heap: list[tuple[float, int, int, Mix, tuple[int, ...]]] = [(0.0, 0, start, NOTHING, ())]
         seen = set()
+        pushed = itertools.count(1)
+
+        def go(position: int, so_far: Mix, way: tuple[int, ...]) -> None:
+            """First comes what has the least too much of anything; ways are continued latest first among equals."""
+            over = sum(w * max(0, a - b) for w, a, b in zip(_WEIGHTS, so_far, mix, strict=True))
+            heapq.heappush(heap, (over, -next(pushed), position, so_far, way))
+
         for _ in range(MOST_STEPS):
-            if not open_ways:
+            if not heap:
                 break
-            _, _, position, so_far, way = heapq.heappop(open_ways)
+            _, _, position, so_far, way = heapq.heappop(heap)
             if (position, so_far) in seen:
                 continue
             seen.add((position, so_far))
@@ -132,11 +132,11 @@ class Matcher:
             if coded.name == "branch":
                 assert coded.target is not None
                 if coded.guarded:
-                    put(end + 1, so_far, (*way, end))
+                    go(end + 1, so_far, (*way, end))
                 if 0 <= coded.target < len(self.code) and not self._slow[end]:
-                    put(coded.target, so_far, (*way, end))
+                    go(coded.target, so_far, (*way, end))
             elif coded.guarded and (coded.name == "exit" or coded.name in self._anchors):
-                put(end + 1, so_far, (*way, end))
+                go(end + 1, so_far, (*way, end))
         return [(end, *min(ways)) for end, ways in best.items()]
 
     def _run(self, position: int) -> tuple[tuple[int, ...], Mix, int]:
@@ -168,6 +168,15 @@ class Matcher:
         return before == "wait" and "sleep" in after and "wait" in after[: after.index("sleep")]
 
 
+def code_mix(code: Sequence[Coded], way: Sequence[int]) -> Mix:
+    """What these instructions of the machine code are, in KINDS."""
+    mix = [0] * len(KINDS)
+    for position in way:
+        if (name := code[position].name) in _KIND_OF:
+            mix[_KIND_OF[name]] += 1
+    return tuple(mix)
+
+
 def mix_of(opcodes: Sequence[str], costs: Sequence[Cost]) -> Mix:
     """What these PTX instructions are, in KINDS."""
     mix = [0] * len(KINDS)
@@ -191,6 +200,8 @@ def _kind(opcode: str, cost: Cost) -> str | None:
         return "maximum"
     if cost.rule == "rate" and opcode.startswith("cvt"):
         return "convert"
+    if opcode == "selp.f32":
+        return "select"
     if cost.pipe == "move":
         if opcode.startswith("shfl"):
             return "shuffle"

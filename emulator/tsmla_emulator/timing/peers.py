@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import multiprocessing
 from collections.abc import Sequence
+from pathlib import Path
 
 from .. import machine as interpreter
 from ..controls import flash_attn_4, tokenspeed_mla
@@ -20,6 +21,7 @@ from ..machine import Launch, Options, Trace
 from ..run import emulated
 from .costs import Text
 from .machines import Machine
+from .placement import text_of
 from .problem import TILES_TRACED, Modelled, Shape, combine_clocks, schedule
 from .replay import Memory, Prepared, Replayed, replay
 
@@ -31,11 +33,13 @@ PARTIAL_ROW_BYTES = 4 * (512 + 1)
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a call launched, and what the warps of the first cluster of each launch executed."""
+    """What a call launched, and what the warps of the first cluster of each launch executed. library: the file with its
+    machine code."""
 
     ptx: str
     launches: tuple[Launch, ...]
     traces: tuple[Trace, ...]
+    library: Path | None = None
 
 
 def peers() -> dict[str, Peer]:
@@ -62,7 +66,7 @@ def _seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
         for shape in shapes:
             peer.call(shape.sequences, shape.queries, shape.keys, shape.heads)
             call = gpu.calls[-1]
-            found.append(Seen(call.module.text, call.launches, tuple(call.report.traces)))
+            found.append(Seen(call.module.text, call.launches, tuple(call.report.traces), call.library))
     return found
 
 
@@ -84,7 +88,9 @@ def seen_prefill(peer: Peer) -> list[Seen]:
 
 
 class _Replays:
-    """Traces of a peer's calls on any machine."""
+    """Traces of a peer's calls on any machine. machine_code: as `problem.Traced` has it."""
+
+    machine_code = False
 
     def __init__(self, peer: Peer, shape: Shape):
         self.peer, self.shape = peer, shape
@@ -94,7 +100,8 @@ class _Replays:
         name = call.launches[launch].entry
         if (call.ptx, name) not in self._texts:
             module = interpreter.parse(call.ptx)
-            self._texts[call.ptx, name] = Text(module.entries[name], self.peer.arch)
+            library = call.library if self.machine_code else None
+            self._texts[call.ptx, name] = text_of(module.entries[name], self.peer.arch, library)
         return Prepared(self._texts[call.ptx, name], machine)
 
     def replayed(self, call: Seen, launch: int, machine: Machine, memory: Memory) -> Replayed:

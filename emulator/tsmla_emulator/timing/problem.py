@@ -7,17 +7,14 @@ import copy
 import dataclasses
 import heapq
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from .. import check
-from ..host.compile import compile_for_emulation
 from ..machine import Launch, Options, Trace
 from ..run import Call, emulated
 from .costs import Text
-from .machine_code import instructions
 from .machines import Machine
-from .placement import Placer
+from .placement import text_of
 from .prefill_grid import SINGLE_TILES, kv_tiles, query_tiles_of
 from .replay import Memory, Prepared, Replayed, replay
 
@@ -75,14 +72,16 @@ class Modelled:
 
 
 class Traced:
-    """Kernel runs of a variant at one shape, emulated once and modelled on any machine of the architecture."""
+    """Kernel runs of a variant at one shape, emulated once and modelled on any machine of the architecture.
 
-    machine_code = True
-    """False: all costs from PTX, by the rules of costs.py, as always on Blackwell, whose machine code was not tried."""
+    machine_code: whether costs are those of the machine code, where it is found, or all from PTX by the rules of
+    costs.py; to be chosen before the first `model`.
+    """
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
         self.variant, self.shape, self.processors = variant, shape, processors
         self.arch = variant.arch.value
+        self.machine_code = self.arch == "sm_90a"
         self._compiled = compiled
         self._texts: dict[int, Text] = {}
 
@@ -90,16 +89,8 @@ class Traced:
         """The costs of one of the call's launches."""
         entry = call.module.entries[call.launches[launch].entry]
         if id(entry) not in self._texts:
-            text = Text(entry, self.arch)
-            code = instructions(self._library(), entry.name) if self.machine_code and self.arch == "sm_90a" else []
-            if code:
-                opcodes = [instruction.opcode for instruction in entry.instructions]
-                text.placer = Placer(code, opcodes, len(entry.instructions) + 1)
-            self._texts[id(entry)] = text
+            self._texts[id(entry)] = text_of(entry, self.arch, call.library if self.machine_code else None)
         return Prepared(self._texts[id(entry)], machine)
-
-    def _library(self) -> Path:
-        return (self._compiled or compile_for_emulation)(self.variant).library
 
     def run(self, operator: Any, clusters: Iterable[int], processors: int | None = None) -> Call:
         """Emulate chosen clusters of what `operator()` launches, on a GPU of the problem's SMs or of so many."""
@@ -288,9 +279,19 @@ def arch_of(symbol: str) -> str:
     return peer.arch if peer else check.find(symbol).arch.value
 
 
-def traced(symbol: str, shape: Shape, machine: Machine, compiled: Any = None) -> Any:
+def traced(
+    symbol: str, shape: Shape, machine: Machine, compiled: Any = None, machine_code: bool | None = None
+) -> Any:
     """A variant's kernel or a peer's at a shape, emulated, whose `model(machine)` gives a `Modelled`; `compiled` as
-    `emulated` takes it. Raises ValueError for a symbol that nobody has, and where a peer's package is not there."""
+    `emulated` takes it. machine_code: see `Traced`; None where it was held against a GPU: of tsmla's kernels on Hopper.
+    Raises ValueError for a symbol that nobody has, and where a peer's package is not there."""
+    found = _traced(symbol, shape, machine, compiled)
+    if machine_code is not None:
+        found.machine_code = machine_code
+    return found
+
+
+def _traced(symbol: str, shape: Shape, machine: Machine, compiled: Any) -> Any:
     from tsmla.variant import DecodeVariant, PrefillVariant
 
     from . import peers

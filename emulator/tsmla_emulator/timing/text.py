@@ -9,6 +9,7 @@ from ..mutation_sites import place_of
 from .band import outcomes
 from .costs import RULES
 from .machines import Machine
+from .matching import KINDS
 from .problem import Modelled
 from .replay import BIN, Prepared, Waited
 
@@ -142,7 +143,10 @@ def coverage(modelled: Modelled) -> list[str]:
     total = sum(modelled.shown.coverage.values())
     lines = [f"cost of {total:,} warp instructions replayed, polling left out:"]
     if placer := modelled.prepared.placer:
-        lines = [f"machine code of {placer.matched:,} of {placer.all:,} stretches between anchors found", *lines]
+        kinds = [f"{kind} {given / asked:.2f}" for kind, asked, given in
+                 zip(KINDS, placer.asked, placer.given, strict=True) if asked > 0.002 * placer.asked.sum()]  # fmt: skip
+        lines = [f"machine code of {placer.matched:,} of {placer.all:,} stretches between anchors found; of PTX's "
+                 f"instructions it has {', '.join(kinds)}", *lines]  # fmt: skip
     for rule, times in modelled.shown.coverage.most_common():
         lines.append(f"  {times / total:5.1%} {rule}: {RULES[rule]}")
     return lines
