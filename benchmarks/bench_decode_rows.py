@@ -1,4 +1,5 @@
-"""tsmla_decode of caches of other rows: bf16, e4m3, and SnapMLA's, with a scale for each key, in one run.
+"""tsmla_decode of caches of other rows: bf16, e4m3, DeepSeek's 656 bytes, and SnapMLA's, with a scale for each key, in
+one run.
 
     python -m benchmarks.bench_decode_rows [--seconds S] [--quick]
 
@@ -14,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tsmla import tsmla_decode
+from tsmla import mla_write_cache, tsmla_decode
+from tsmla.row_format import ROWS
 
 from . import protocol
 from .bench_decode import FIXED, LATENT, PAGE, ROPE, Case
@@ -68,6 +70,16 @@ def e4m3(case: Case) -> Callable[[], torch.Tensor]:
     return dataclasses.replace(case, query=case.query.to(E4M3), kv_cache=case.kv_cache.to(E4M3)).ours()
 
 
+def fp8_ds_mla(case: Case) -> Callable[[], torch.Tensor]:
+    """A launch over the case's keys as DeepSeek's rows, which `mla_write_cache` makes of them."""
+    pages, page_size = case.kv_cache.shape[:2]
+    cache = torch.empty(pages, page_size, ROWS["fp8_ds_mla"].bytes, dtype=torch.uint8, device="cuda")
+    rows = case.kv_cache.view(-1, LATENT + ROPE)
+    slots = torch.arange(len(rows), device="cuda")
+    mla_write_cache(rows[:, :LATENT], rows[:, LATENT:], slots, cache, format="fp8_ds_mla")
+    return dataclasses.replace(case, kv_cache=cache).ours()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     protocol.add_arguments(parser, seconds=0.4)
@@ -77,7 +89,9 @@ def main() -> None:
     with Monitor() as monitor:
         for shape in SHAPES:
             case = Case.make(*shape, torch.bfloat16)
-            launches = {"bf16": case.ours(), "e4m3": e4m3(case), "snapmla": snapmla(case)}
+            launches = {
+                "bf16": case.ours(), "e4m3": e4m3(case), "fp8_ds_mla": fp8_ds_mla(case), "snapmla": snapmla(case)
+            }  # fmt: skip
             protocol.agree({"tsmla": launches["bf16"], **launches}, MAX_DIFFERENCE)
             candidates = [Candidate(name, launch) for name, launch in launches.items()]
             for regime in protocol.REGIMES[: 1 if options.quick else None]:
@@ -87,9 +101,9 @@ def main() -> None:
             torch.cuda.empty_cache()
     record = {"certificate": protocol.certificate(options.commit), "page": PAGE, "results": results}
     path = protocol.write_record(options.results, "rows-decode", record)
-    names = ("bf16", "e4m3", "snapmla")
+    names = ("bf16", "e4m3", "fp8_ds_mla", "snapmla")
     shape = ("requests", "q_len", "keys", "heads", "regime")
-    header = (*shape, *(f"{name} us" for name in names), "e4m3 of bf16", "snapmla of bf16", "MHz")
+    header = (*shape, *(f"{name} us" for name in names), *(f"{name} of bf16" for name in names[1:]), "MHz")
     print(protocol.table(header, (_row(result, names) for result in results)))
     print(path)
 

@@ -10,7 +10,7 @@ import torch
 from decode_reference import Problem, Sight
 from decode_reference import attend as attend_decode
 from tsmla import gpu, resolve
-from tsmla.row_format import ROWS
+from tsmla.row_format import ROWS, uniform_row
 from tsmla.tools import cli, emulated, selftest_decode, selftest_pack, selftest_prefill
 from tsmla.tools.selftest_cases import DecodeCase, PrefillCase
 from tsmla.tools.selftest_child import run_kernel
@@ -168,8 +168,8 @@ def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal,
         "small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5, q_lens=q_lens
     )
     with emulation(ARCH):
-        given = selftest_decode._problem(case, Dtype.BF16, False)
-        ours, _ = selftest_decode._expected(case, Dtype.BF16, False)
+        given = selftest_decode._problem(case, Dtype.BF16, uniform_row(Dtype.BF16))
+        ours, _ = selftest_decode._expected(case, Dtype.BF16, uniform_row(Dtype.BF16))
         sight = Sight(causal, window, ranks, ranks - 1, interleave)
         problem = Problem(
             given.given, given.rows, given.cache, given.tables, [len(rows) for rows in given.rows], list(case.lengths),

@@ -89,8 +89,8 @@ def search(
 
 
 def _is_drawn(variant: Variant) -> bool:
-    """No case of a decode has a cache in several tensors."""
-    return not (isinstance(variant, DecodeVariant) and variant.row.apart)
+    """No case of a decode has a cache whose rows have scales."""
+    return not (isinstance(variant, DecodeVariant) and variant.row.scales is not None)
 
 
 def _search_kernel(

@@ -33,21 +33,20 @@ VECTORS = LINE // VECTOR // 2
 
 
 class Lane(NamedTuple):
-    """Where a lane's vectors and its key's scales and rope lie, in bytes from their boxes on. Vectors follow by
+    """Where a lane's vectors and its key's scales lie, in bytes from their boxes on. Vectors follow by
     exclusive or with multiples of VECTOR: addresses that are sums would all be kept in registers."""
 
     stored: Int32
     made: Int32
     scales: Int32
-    rope: Int32
 
 
 @cute.jit
 def convert(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, view: Visibility, heads: Divisor
 ) -> None:
-    """One warpgroup: every tile of a task, each strip as soon as it is there. Keys that no row may see become zeros, so
-    that a probability of 0 times such a key is 0."""
+    """One warpgroup: every tile of a task, each strip as soon as it is there. Values of keys that no row may see become
+    zeros, so that a probability of 0 times such a value is 0; their rope parts only reach scores, which are hidden."""
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(thread // 32) % (WARPGROUP // 32)
     row = cute.arch.lane_idx() // 2
@@ -71,9 +70,6 @@ def convert(
             if unseen:
                 words.fill(0)
                 scales.fill(0.0)
-                if const_expr(strip + 1 == geometry.latent_strips):
-                    box_of_rope = stage * geometry.strip_bytes[-1] + warp * (BOX_KEYS * LINE)
-                    _wipe(shared.loaded[-1] + box_of_rope + lane.rope)
             cute.arch.sync_warp()  # all lanes have read what they now write over
             _write(geometry, words, scales[strip], box + lane.made)
             shared.ready_edges[strip].publish(count)
@@ -91,7 +87,6 @@ def _lane(geometry: cutlass.Constexpr[DecodeGeometry]) -> Lane:
         stored=geometry.stored_at + row * LINE + (half * (VECTORS + VECTORS // 2) ^ line) * VECTOR,
         made=pattern + line * LINE + (half * VECTORS ^ line) * VECTOR,
         scales=row * geometry.scales_bytes,
-        rope=row * LINE + half * (LINE // 2),
     )
 
 
@@ -106,12 +101,3 @@ def _write(geometry: cutlass.Constexpr[DecodeGeometry], words: cute.Tensor, scal
         for part in cutlass.range_constexpr(cute.size(rounded, mode=[1])):
             vector = i * cute.size(rounded, mode=[1]) + part
             cute.autovec_copy(rounded[None, part], shared_vector(made, first ^ vector * VECTOR))
-
-
-@cute.jit
-def _wipe(first: Int32) -> None:
-    """Zeros over half of a rope row."""
-    zeros = cute.make_rmem_tensor(VECTOR // 4, Int32)
-    zeros.fill(0)
-    for i in cutlass.range_constexpr(VECTORS):
-        cute.autovec_copy(zeros, shared_vector(Int32, first + i * VECTOR))

@@ -1,0 +1,65 @@
+"""tsmla_decode of DeepSeek's rows of 656 bytes, on a GPU: against float64, and against bf16 rows in the same pages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from decode_reference import Sight, check, run
+from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole
+from tsmla.support import DECODE_ROWS
+from tsmla.variant import Arch
+
+LENGTHS = {
+    "one key": [1],
+    "around a tile": [63, 64, 65, 127, 128, 129],
+    "empty and short": [0, 1, 0, 5, 16, 17, 31, 33],
+    "long and short": [16512, 3, 0, 700, 8192],
+    "many": [37 * i % 1500 for i in range(70)],
+}
+
+
+@pytest.fixture(autouse=True)
+def decodes(arch: Arch, seed: int) -> None:
+    if "fp8_ds_mla" not in DECODE_ROWS.get(arch, {}):
+        pytest.skip(f"decode for {arch} does not read such rows")
+
+
+@pytest.mark.parametrize("power_of_two", [True, False])
+@pytest.mark.parametrize("q_len, heads", [(1, 16), (4, 16), (1, 128), (2, 128)])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_against_float64(lengths, q_len, heads, power_of_two):
+    check(make_whole(lengths, q_len, heads, power_of_two=power_of_two, output_scale=0.5))
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+def test_pages(page_size):
+    check(make_whole([300, 1, 0, 129, 2000], 3, 16, page_size))
+
+
+@pytest.mark.parametrize("heads, q_len", [(1, 1), (6, 3), (12, 8), (24, 1), (96, 2), (128, 3)])
+@pytest.mark.parametrize("sight", [Sight(causal=False), Sight(window_left=100)], ids=str)
+def test_heads_and_what_hides_keys(heads, q_len, sight):
+    check(make_whole([700, 65, 3], q_len, heads, sight=sight))
+
+
+def test_a_packed_batch():
+    check(make_whole([1100, 0, 300, 70], [1, 2, 0, 65], 16))
+
+
+def test_visible_lengths_of_a_rank():
+    visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
+    sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)
+    check(make_whole([190, 66], 3, 16, 32, visible=visible, causal_seqs=[380, 130], sight=sight))
+
+
+@pytest.mark.parametrize("case", OUTLIERS)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_on_hopper_the_bits_of_bf16_rows(arch, case, heads):
+    lengths = [4096, 300, 70]
+    keys = keys_with_outliers(lengths, case)
+    largest = max(float(own.norm(dim=-1).max()) for own in keys)
+    problem = make_whole(lengths, 2, heads, keys=keys, softmax_scale=8 / largest)
+    out, lse = check(problem)
+    if arch is Arch.SM90A:
+        got, got_lse = run(problem, kv_cache=as_plain(problem))
+        assert torch.equal(got, out) and torch.equal(got_lse, lse)
