@@ -7,6 +7,8 @@ import math
 import pytest
 import tensor_cores
 import torch
+from cache_rows import restored, stored
+from tsmla.row_format import ROWS
 from tsmla.tools.selftest_reference import (
     LARGEST_ERROR,
     Attended,
@@ -16,6 +18,7 @@ from tsmla.tools.selftest_reference import (
     truncated_products,
     with_sinks,
 )
+from tsmla.tools.selftest_rows import numbers_in, stored_as
 
 TOLERANCE = Tolerance(torch.finfo(torch.bfloat16).eps, 0.0, (1e-5, 2e-6))
 
@@ -108,3 +111,19 @@ def test_without_lse_nothing_is_asked_of_it():
     got, exact, plain = kernel()
     got.lse.fill_(math.nan)
     assert judge(got, exact, plain, TOLERANCE, has_lse=False).problems == []
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_stored_and_read_as_formats_say(name):
+    """With powers of two for scales, and NaN where a number is."""
+    row = ROWS[name]
+    numbers = (torch.randn(9, 576) * torch.logspace(-3, 1, 9)[:, None]).bfloat16()
+    kept = stored_as(row, numbers)
+    format_dtype = torch.float16 if name == "fp16" else torch.bfloat16
+    wanted = stored(numbers[:, :512].to(format_dtype), numbers[:, 512:].to(format_dtype), name, power_of_two=True)
+    for got, want in zip(kept if isinstance(kept, tuple) else (kept,), wanted.values(), strict=True):
+        assert torch.equal(got.contiguous().view(torch.uint8).view(9, -1), want.view(9, -1))
+    read = restored(wanted, name, format_dtype)
+    assert torch.equal(numbers_in(row, kept).float(), read.float())
+    numbers[3, 200] = math.nan
+    assert numbers_in(row, stored_as(row, numbers))[3, 200].isnan()

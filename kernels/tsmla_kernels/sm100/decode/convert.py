@@ -1,5 +1,5 @@
-"""Role `convert_keys` of the Blackwell decode, where the cache's rows are of 8 bits with scales in them and products read
-bf16 (DeepSeek's 656-byte rows): four warps bring rows as they are stored, multiply, and write what MMAs read.
+"""Role `convert_keys` of the Blackwell decode, where cache rows hold 8 bits and scales of their parts (DeepSeek's 656
+bytes) and products read bf16: four warps bring rows as they are stored, multiply, and write what MMAs read.
 
 A scale is that of one key and 128 columns, so no product can take it out of its sum: each value is multiplied by it in
 float32 and rounded to bf16, as `mla_read_cache` does. Rows go from global memory through registers, not through shared
