@@ -196,14 +196,20 @@ def _tile(
 @cute.jit
 def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
     """Multiply this thread's part of its output row by `factor`: columns are on their way while those before are
-    multiplied."""
-    ahead = tmem.load(lane.address, HELD_COLUMNS)
-    for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
-        tmem.wait_loads()
-        values = ahead
-        if const_expr(first + HELD_COLUMNS < geometry.o_columns):
-            ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
-        tmem.store(lane.address + first, scaled(values, factor))
+    multiplied. Where rows have scales, their probabilities stay in registers meanwhile, and more would spill."""
+    if const_expr(geometry.scale_slots > 0):
+        for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS // 2):
+            values = tmem.load(lane.address + first, HELD_COLUMNS // 2)
+            tmem.wait_loads()
+            tmem.store(lane.address + first, scaled(values, factor))
+    else:
+        ahead = tmem.load(lane.address, HELD_COLUMNS)
+        for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
+            tmem.wait_loads()
+            values = ahead
+            if const_expr(first + HELD_COLUMNS < geometry.o_columns):
+                ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
+            tmem.store(lane.address + first, scaled(values, factor))
     tmem.wait_stores()
 
 
