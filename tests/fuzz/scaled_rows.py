@@ -16,7 +16,8 @@ from .reference_cache import E4M3
 LATENT = 512
 FACTORS = ("equal", "powers of two", "an outlier", "spread", "far apart")
 """How keys differ in size: not at all, all scales being powers of two or none; one of 64 is 20 times as large as
-others; by up to 1e5; by up to 2^96, which with all else stays below the 2^100 of the contract. No scale is subnormal."""
+others; by up to 1e5; by up to 2^96, which with all else stays below the 2^100 of the contract. No scale is
+subnormal."""
 PLACES = ("contiguous", "gaps", "side by side")
 """How the rows of three tensors lie: each without gaps, with them, or latent and rope piece in rows of 640 bytes."""
 QUERY_SCALES = ("contiguous", "gaps", "heads first", "one for all heads")
