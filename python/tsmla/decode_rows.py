@@ -29,8 +29,8 @@ def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tupl
             f"{DECODE.name}: query is {given}, and kv_cache has a scale for each key; it must be bf16 or (q_nope, "
             "q_pe, query_scales)"
         )
-    given = isinstance(query, torch.Tensor) and isinstance(query_scales, torch.Tensor)
-    if given and query_scales.shape[-1:] == (1,) and query_scales.ndim == query.ndim - 1 > 0:
+    tensors = isinstance(query, torch.Tensor) and isinstance(query_scales, torch.Tensor)
+    if tensors and query_scales.shape[-1:] == (1,) and query_scales.ndim == query.ndim - 1 > 0:
         query_scales = query_scales.expand(*query_scales.shape[:-1], query.shape[-2])
     return query, q_pe, query_scales
 
