@@ -1,8 +1,12 @@
 """What each cache format costs in accuracy: a float64 decode from rows as they are stored, against one from the keys in
-float32. `python -m docs.cache_formats` prints the table of docs/cache-formats.md; a test holds the page to it."""
+float32. `python -m docs.cache_formats` prints the table of docs/cache-formats.md; a test holds the page to it. With
+`--kernels` it prints the page's second table: the same errors of what the operators give, in emulation.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 
 import torch
@@ -106,5 +110,65 @@ def table() -> str:
     return "\n".join(lines)
 
 
+KERNELS = {
+    "`bf16`": "bf16",
+    "`e4m3`, scale 1, query e4m3": "e4m3",
+    "`fp8_ds_mla`, read back as bf16": "fp8_ds_mla",
+    "`snapmla`": "snapmla",
+}
+"""Rows of the second table, and the format that keys are written in."""
+PAGE = 64
+
+
+def of_kernels(format: str, outliers: bool) -> tuple[float, float]:
+    """The same errors of keys that `mla_write_cache` writes and `tsmla_decode` reads, on torch's current GPU: of
+    formats that it does not read, from what `mla_read_cache` makes of them. The query is given as bf16 or e4m3."""
+    import tsmla
+
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(HEADS, LATENT + ROPE, generator=generator, dtype=torch.float64)
+    c, r = keys_of(outliers, generator)
+    exact, exact_lse = decode(query, c, r)
+    eight, kv_c, k_pe = torch.float8_e4m3fn, c.bfloat16().cuda(), r.bfloat16().cuda()
+
+    def room(width: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(KEYS // PAGE, PAGE, width, dtype=dtype, device="cuda")
+
+    first = {"bf16": (576, torch.bfloat16), "fp8_ds_mla": (656, eight), "e4m3": (576, eight), "snapmla": (512, eight)}
+    parts = {"cache": room(*first[format])}
+    if format == "snapmla":
+        parts |= {"rope_cache": room(64, torch.bfloat16), "scale_cache": room(1, torch.float32)[..., 0]}
+    slots = torch.arange(KEYS).cuda()
+    tsmla.mla_write_cache(kv_c, k_pe, slots, **parts, format=format)
+    cache = tuple(parts.values()) if len(parts) > 1 else parts["cache"]
+    if format == "fp8_ds_mla":
+        cache = room(576, torch.bfloat16)
+        rows = cache.view(KEYS, 576)
+        tsmla.mla_read_cache(parts["cache"], rows[:, :512], rows[:, 512:], slots, format=format)
+    given = query.to(eight if format == "e4m3" else torch.bfloat16).cuda()
+    workspace = torch.empty(tsmla.decode_workspace_size(1, 1, HEADS, KEYS), dtype=torch.int8, device="cuda")
+    tables = torch.arange(KEYS // PAGE, dtype=torch.int32).cuda()[None]
+    out, lse = tsmla.tsmla_decode(
+        given[None, None], cache, workspace, 512, 64, tables, torch.tensor([KEYS], dtype=torch.int32).cuda(), KEYS,
+        (LATENT + ROPE) ** -0.5, return_lse=True, lse_base=math.e,
+    )  # fmt: skip
+    got, got_lse = out[0, 0].double().cpu(), lse[0, 0].double().cpu()
+    return float((got - exact).norm() / exact.norm()), float((got_lse - exact_lse).abs().max())
+
+
+def kernel_table(arch: str = "sm_90a") -> str:
+    """As Markdown, of emulated kernels."""
+    from tsmla_emulator.run import Options, emulated
+
+    from tests.built_kernels import OBJECTS, files_in
+
+    lines = ["| rows | output | LSE | output, outliers | LSE, outliers |", "| --- " * 5 + "|"]
+    for name, format in KERNELS.items():
+        with emulated(arch, Options(), compiled=files_in(OBJECTS)):
+            found = (*of_kernels(format, False), *of_kernels(format, True))
+        lines.append(f"| {name} | " + " | ".join(f"{x:.1e}" for x in found) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(kernel_table() if sys.argv[1:] == ["--kernels"] else table())

@@ -222,7 +222,10 @@ def decode_extremes(draw: Any, variant: DecodeVariant, hostile: bool = True) -> 
     fields = draw(_fields(variant, hostile=False))
     seq_lens = tuple(draw(st.lists(st.integers(1, 300), min_size=1, max_size=2)))
     scale, magnitude = draw(magnitude_for(Dtype.BF16 if variant.row.scales else variant.dtype, WIDTH))
-    fields["scaling"] = dataclasses.replace(fields["scaling"], exponent=0)
+    factors = fields["scaling"].factors
+    fields["scaling"] = dataclasses.replace(
+        fields["scaling"], exponent=0, factors="spread" if factors == "far apart" else factors
+    )
     return DecodeCase(
         **fields, seq_lens=seq_lens, width=5, softmax_scale=scale, magnitude=magnitude, extreme=True
     )

@@ -107,7 +107,9 @@ def attend(
         low, high = _end(v, near, torch.amin, math.inf), _end(v, near, torch.amax, -math.inf)
     scales = torch.ones(len(v), dtype=torch.float64) if scales is None else scales.double()[anyone]
     weakest = (weights * scales).amax(-1, keepdim=True) * (seen.double() @ (v / scales[:, None]).square()).sqrt()
-    exponents = torch.full((rows,), float((scales.max() / scales.min()).log()), dtype=torch.float64)
+    ends = scales.min().log(), scales.max().log()
+    most = max(ends[1] - ends[0], *map(abs, ends))  # relative to another key's, or to 1
+    exponents = torch.full((rows,), float(most), dtype=torch.float64)
     walk = (weights.square() @ v.square()).sqrt()
     return Rows(weights @ v, lse, weights @ v.abs(), walk, weakest, products, largest, exponents, low, high)
 

@@ -16,7 +16,8 @@ from .reference_cache import E4M3
 LATENT = 512
 FACTORS = ("equal", "powers of two", "an outlier", "spread", "far apart")
 """How keys differ in size: not at all, all scales being powers of two or none; one of 64 is 20 times as large as
-others; by up to 1e5; by up to 2^96, which with all else stays below the 2^100 of the contract."""
+others; by up to 1e5; by up to 2^96, which with all else stays below the 2^100 of the contract. No scale is
+subnormal."""
 PLACES = ("contiguous", "gaps", "side by side")
 """How the rows of three tensors lie: each without gaps, with them, or latent and rope piece in rows of 640 bytes."""
 QUERY_SCALES = ("contiguous", "gaps", "heads first", "one for all heads")
@@ -51,12 +52,13 @@ def scalings(draw: Any, row: RowFormat, hostile: bool = True) -> Scaling:
     positive number."""
     if row.scales is None:
         return Scaling()
-    exponent = draw(st.sampled_from((0, 0, 0, -100, -30, 30, 100)))
+    factors = draw(st.sampled_from(FACTORS))
+    exponent = draw(st.sampled_from((0, 30) if factors == "far apart" else (0, 0, 0, -60, -30, 30, 60)))
     scale = st.sampled_from((0.0, 2.0 ** (exponent - 40), *(_UNFIT if row.apart else (-0.5,))))
     key = st.sampled_from((0, 1, 2, 63, 64, 127, 128, 300))
     special = st.lists(st.tuples(st.integers(0, 4), key, scale), max_size=3)
     return Scaling(
-        factors=draw(st.sampled_from(FACTORS)),
+        factors=factors,
         exponent=exponent,
         special=tuple(draw(special)) if hostile and draw(st.integers(0, 3)) == 3 else (),
         as_bytes=draw(st.booleans()),

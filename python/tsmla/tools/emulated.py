@@ -12,13 +12,26 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ..errors import ArgumentError
-from ..variant import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from ..row_format import ROWS
+from ..variant import (
+    Arch,
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    QuantizeQVariant,
+    ReadCacheVariant,
+    WriteCacheVariant,
+)
 
 INSTALL = "pip install ./emulator, from a checkout of tsmla"
 EXAMPLES = (
     PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False).symbol(),
     PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False).symbol(),
     DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False).symbol(),
+    WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]).symbol(),
+    ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]).symbol(),
+    QuantizeQVariant(Arch.SM90A, Dtype.BF16, ROWS["snapmla"]).symbol(),
 )
 """What the demo runs: one kernel of each operator."""
 
