@@ -30,18 +30,19 @@ class PrefillSchedule:
     crossed: bool
     """Probabilities of a query tile lie over the scores of the other one, so that the next scores are computed under
     the softmax. Else they lie over their own scores, and the next ones come behind their value product."""
+    turns: bool
 
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillSchedule:
         ultra = variant.arch is Arch.SM103A
-        emulated = 2 if variant.arch is Arch.SM100A else 0
+        emulated = (4 if variant.dtype.bits == 8 else 2) if variant.arch is Arch.SM100A else 0
         # Found by the audit: with 48 registers the MMA thread of 16-bit tiles without a mask spills its descriptors,
         # with 184 the softmax of masked ones does. CUDA 13's compiler, which Rubin needs, spills in 8-bit ones, too.
         wide = variant.dtype.bits == 16 and variant.d_qk == 192
         roomy = (wide or variant.arch is Arch.SM107A) and not variant.causal
         softmax, issue = (184, 64) if roomy else (192, 48)
         crossed = variant.dtype.bits == 8
-        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra, crossed)
+        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra, crossed, crossed and not ultra)
         schedule.check()
         return schedule
 
@@ -93,6 +94,10 @@ class PrefillSchedule:
             own = EdgeSpec("scores_read", (of_tile,), NOBODY, tiles, scores, read_by=(self.multiply, self.softmax))
         else:
             own = EdgeSpec("probabilities_late", (of_tile,), NOBODY, tiles, late, read_by=multiply)
+        turns = EdgeSpec(
+            "turns", (Warps(self.softmax, 4 * tiles, "one of the query tile's warpgroup"),), NOBODY, 4 * tiles,
+            geometry.rows * geometry.tile_kv, read_by=softmax,
+        )  # fmt: skip
         edges = (
             EdgeSpec("q", copies, products, tiles, geometry.q_bytes, read_by=correct, once=True),
             EdgeSpec("ring", copies, products, geometry.ring_slots, geometry.slot_bytes),
@@ -104,6 +109,7 @@ class PrefillSchedule:
             own,
             EdgeSpec("factors_full", (of_tile,), NOBODY, tiles, 4 * geometry.rows, read_by=correct),
             EdgeSpec("output_full", products, NOBODY, tiles, output, read_by=correct + softmax * self.crossed),
+            *((turns,) if self.turns else ()),
         )  # fmt: skip
         return EdgeTable(edges, geometry.tmem_base_offset)
 

@@ -32,6 +32,7 @@ from .storage import Shared
 from .work import TileWork
 
 STORED_COLUMNS = 32
+GROUP = 8
 """Columns whose probabilities are stored together."""
 
 
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     other one take part in."""
 
     tile: Int32
+    warp: Int32
     scores: Int32
     stored: Int32
     factor: cute.Pointer
@@ -89,6 +91,7 @@ def softmax(
     )
     row = Row(
         tile=tile,
+        warp=cute.arch.make_warp_uniform(thread // 32),
         scores=scores,
         stored=across if const_expr(schedule.crossed) else scores,
         factor=shared.factors + (tile * geometry.rows + thread),
@@ -202,13 +205,21 @@ def _make_all(
     added. Returns `total` and their sum."""
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
-    words, sums = [], Sums(total)
-    for chunk in cutlass.range_constexpr(0, tile_kv, STORED_COLUMNS):
+    words, sums, made = [], Sums(total), []
+    if const_expr(row.schedule.turns):
+        _await_turn(row, row.start + event + row.tile - 1)
+    for group in cutlass.range_constexpr(0, tile_kv, GROUP):
         values = exponentials(
-            scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
+            scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs
         )
-        words += packed_words(values, dtype)
-        sums.add(values)
+        if const_expr(group > 0):
+            words += packed_words(made, dtype)
+            sums.add(made)
+        if const_expr(row.schedule.turns and group == tile_kv - 2 * GROUP):
+            row.shared.turns.hand_over(4 * row.tile + row.warp)
+        made = values
+    words += packed_words(made, dtype)
+    sums.add(made)
     # The second query tile's values are added after the first one's next scores have been computed.
     last_there = cutlass.min(row.start + event + row.tile, row.work.tiles - 1)
     _await_readers(row, last_there)
@@ -224,6 +235,11 @@ def _make_all(
 def _await_readers(row: Row, count: Int32) -> None:
     """Until the other query tile, if it visits KV tile number `count`, has read its scores."""
     _wait_full_of(row.shared.scores_read, 1 - row.tile, count - row.other_start)
+
+
+@cute.jit
+def _await_turn(row: Row, count: Int32) -> None:
+    _wait_full_of(row.shared.turns, 4 * (1 - row.tile) + row.warp, count - row.other_start)
 
 
 @cute.jit

@@ -48,6 +48,7 @@ class Shared(NamedTuple):
     scores_read: MmaSignals | None
     factors_full: MmaSignals
     output_full: MmaSignals
+    turns: MmaSignals | None
 
 
 def layouts_of(geometry: PrefillGeometry, dtype: type[Numeric], out_dtype: type[Numeric]) -> Layouts:
@@ -104,4 +105,5 @@ def shared_of(
         scores_read=barriers.edge("scores_read", MmaSignals) if crossed else None,
         factors_full=barriers.edge("factors_full", MmaSignals),
         output_full=barriers.edge("output_full", MmaSignals),
+        turns=barriers.edge("turns", MmaSignals) if "turns" in barriers.table else None,
     )
