@@ -18,7 +18,6 @@ from cutlass import Float32, Int32, const_expr
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op, select_
 
-from ..precision import Probabilities
 from .exp2 import exp2_pair
 
 EMULATION_PERIOD = 16
@@ -64,16 +63,9 @@ def _maximum_of_three(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) 
 
 
 @cute.jit
-def beyond(
-    seen: Float32,
-    state: RowState,
-    parts: cutlass.Constexpr[int],
-    scale_log2: Float32,
-    probabilities: cutlass.Constexpr[Probabilities],
-) -> Float32:
-    """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `state` has the sum
-    of one of `parts` of the row."""
-    growth = probabilities.growth(state.total, parts)
+def beyond(seen: Float32, state: RowState, growth: Float32, scale_log2: Float32) -> Float32:
+    """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `growth` is what
+    `Probabilities.growth` gives."""
     return seen if (seen - state.maximum) * scale_log2 > growth else -Float32.inf
 
 

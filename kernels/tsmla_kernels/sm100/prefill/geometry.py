@@ -26,6 +26,7 @@ class PrefillGeometry:
     element_bytes: int
     out_bytes: int
     ring_slots: int
+    factors: int
     rows: int = 128
     query_tiles: int = 2
     tile_kv: int = 128
@@ -40,6 +41,7 @@ class PrefillGeometry:
             element_bytes=element_bytes,
             out_bytes=variant.out_dtype.bits // 8,
             ring_slots=16 // element_bytes,
+            factors=2 if element_bytes == 1 else 1,
         )
         geometry.check()
         return geometry
@@ -68,17 +70,21 @@ class PrefillGeometry:
         return self.k_slots * self.slot_bytes
 
     @property
+    def header_bytes(self) -> int:
+        return HEADER_BYTES * self.factors
+
+    @property
     def shared_bytes(self) -> int:
-        return HEADER_BYTES + (self.query_tiles * self.q_pitch + self.ring_slots) * self.slot_bytes
+        return self.header_bytes + (self.query_tiles * self.q_pitch + self.ring_slots) * self.slot_bytes
 
     @property
     def factors_offset(self) -> int:
         """Floats for the query tiles' rows: the end of the header, with `kept_offset`."""
-        return HEADER_BYTES - 2 * self.query_tiles * self.rows * 4
+        return self.kept_offset - self.factors * self.query_tiles * self.rows * 4
 
     @property
     def kept_offset(self) -> int:
-        return HEADER_BYTES - self.query_tiles * self.rows * 4
+        return self.header_bytes - self.query_tiles * self.rows * 4
 
     @property
     def tmem_base_offset(self) -> int:

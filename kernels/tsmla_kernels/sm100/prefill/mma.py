@@ -110,17 +110,18 @@ def _go_on_crossed(
     for count in cutlass.range(1, tiles, unroll=1):
         k_first = count * per_tile
         v_first = k_first - geometry.v_slots
+        # All that scores wait for besides the values before them, which take longest to come.
+        _wait_slots(shared, k_first, geometry.k_slots)
+        _await_readers(shared, first, 0, count - 1)
         if count > 1:
             _values(products, places, shared, second, 1, count - 2, v_first - per_tile)
             shared.ring_edge.release_after_mmas(v_first - per_tile, geometry.v_slots)
-        _wait_slots(shared, k_first, geometry.k_slots)
-        _await_readers(shared, first, 0, count - 1)
-        if count == 1:
-            _await_readers(shared, second, 1, Int32(0))
+        else:
+            _await_readers(shared, second, 1, count - 1)
         _scores(products, places, shared, first, 0, count, k_first)
         _wait_slots(shared, v_first, geometry.v_slots)
-        _values(products, places, shared, first, 0, count - 1, v_first)
         _await_readers(shared, second, 1, count - 1)
+        _values(products, places, shared, first, 0, count - 1, v_first)
         _scores(products, places, shared, second, 1, count, k_first)
         shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
     if tiles > 1:

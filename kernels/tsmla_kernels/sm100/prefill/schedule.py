@@ -46,6 +46,16 @@ class PrefillSchedule:
         schedule.check()
         return schedule
 
+    @property
+    def factors(self) -> int:
+        return self.geometry.factors
+
+    def factor_index(self, tile, number):
+        return tile * self.factors + self.factor_place(number)
+
+    def factor_place(self, number):
+        return number % self.factors
+
     threads = 4 * WARPGROUP
     correct_warpgroup = 2
     mma_warp = 12
@@ -107,7 +117,7 @@ class PrefillSchedule:
                 read_by=(self.multiply, self.softmax),
             ),
             own,
-            EdgeSpec("factors_full", (of_tile,), NOBODY, tiles, 4 * geometry.rows, read_by=correct),
+            EdgeSpec("factors_full", (of_tile,), NOBODY, tiles * self.factors, 4 * geometry.rows, read_by=correct),
             EdgeSpec("output_full", products, NOBODY, tiles, output, read_by=correct + softmax * self.crossed),
             *((turns,) if self.turns else ()),
         )  # fmt: skip

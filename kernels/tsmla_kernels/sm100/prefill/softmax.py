@@ -94,7 +94,7 @@ def softmax(
         warp=cute.arch.make_warp_uniform(thread // 32),
         scores=scores,
         stored=across if const_expr(schedule.crossed) else scores,
-        factor=shared.factors + (tile * geometry.rows + thread),
+        factor=shared.factors + (tile * schedule.factors * geometry.rows + thread),
         scale_log2=scale_log2,
         visible=visible,
         work=work,
@@ -129,10 +129,11 @@ def softmax(
             told = cutlass.Boolean(True)
     end = count_sink(ending, head, end, NATURAL, variant.lse)
     if told:
-        if own.events > 0:
-            # The correction has read the last rescale, whose place the factor takes.
-            shared.probabilities_early.wait_full(tile, own.events - 1)
-        _tell_factor(row, end.factor)
+        if const_expr(not schedule.crossed):
+            if own.events > 0:
+                # The correction has read the last rescale, whose place the factor takes.
+                shared.probabilities_early.wait_full(tile, own.events - 1)
+        _tell_factor(row, end.factor, cutlass.max(own.events - 1, 0))
     if const_expr(variant.lse):
         if position < span_q.length:
             lse[span_q.start + position, head] = end.log_sum
@@ -145,6 +146,7 @@ def _step(
     """Scores of one KV tile to probabilities; tells the correction by how much to rescale, and the MMAs to go on."""
     tile_kv = row.geometry.tile_kv
     shared = row.shared
+    growth = row.probabilities.growth(state.total, 1)
     shared.scores_full.wait_full(row.tile, event)
     tmem.fence_after()
     if const_expr(row.schedule.maximum_on_load and not masked):
@@ -163,13 +165,11 @@ def _step(
             _meet_first_readers(row)
         shared.scores_read.hand_over(row.tile)
     may_hide_row = const_expr(masked and row.causal)
-    maximum = cute.arch.fmax(state.maximum, beyond(seen, state, 1, row.scale_log2, row.probabilities))
+    maximum = cute.arch.fmax(state.maximum, beyond(seen, state, growth, row.scale_log2))
     total = Float32(0.0)
     if const_expr(not first):
         factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
-        if const_expr(row.schedule.crossed):
-            shared.probabilities_early.wait_full(row.tile, event - 1)
-        _tell_factor(row, factor)
+        _tell_factor(row, factor, event - 1)
         total = state.total * factor
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
     if const_expr(row.schedule.crossed):
@@ -221,20 +221,15 @@ def _make_all(
     words += packed_words(made, dtype)
     sums.add(made)
     # The second query tile's values are added after the first one's next scores have been computed.
-    last_there = cutlass.min(row.start + event + row.tile, row.work.tiles - 1)
-    _await_readers(row, last_there)
+    over = row.start + event + row.tile
+    there = (over >= row.other_start) & (over < row.work.tiles)
+    _wait_full_of(row.shared.scores_read, 1 - row.tile, over - row.other_start if there else Int32(-1))
     if const_expr(not first):
-        row.shared.output_full.wait_full(row.tile, event - 1)
+        _wait_full_of(row.shared.output_full, row.tile, Int32(-1) if there else event - 1)
     tmem.fence_after()
     tmem.store(row.stored, words)
     _tell(row.shared.probabilities_early, row.tile)
     return sums.total()
-
-
-@cute.jit
-def _await_readers(row: Row, count: Int32) -> None:
-    """Until the other query tile, if it visits KV tile number `count`, has read its scores."""
-    _wait_full_of(row.shared.scores_read, 1 - row.tile, count - row.other_start)
 
 
 @cute.jit
@@ -258,10 +253,10 @@ def _wait_full_of(signals, tile: Int32, event: Int32) -> None:
 
 
 @cute.jit
-def _tell_factor(row: Row, factor: Float32) -> None:
-    place = row.factor
+def _tell_factor(row: Row, factor: Float32, number: Int32) -> None:
+    place = row.factor + row.schedule.factor_place(number) * row.geometry.rows
     place[0] = factor
-    row.shared.factors_full.hand_over(row.tile)
+    row.shared.factors_full.hand_over(row.schedule.factor_index(row.tile, number))
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import Numeric
 
 from ...parts.pipeline import Barriers, MmaSignals, TmaEdge
-from .geometry import HEADER_BYTES, PrefillGeometry
+from .geometry import PrefillGeometry
 
 
 class Layouts(NamedTuple):
@@ -88,7 +88,7 @@ def shared_of(
         pointer = cute.recast_ptr(base + offset, layout.inner, element)
         return cute.make_tensor(pointer, layout.outer)
 
-    q_offset = HEADER_BYTES
+    q_offset = geometry.header_bytes
     ring_offset = q_offset + geometry.query_tiles * geometry.q_pitch * geometry.slot_bytes
     return Shared(
         q=tensor(q_offset, layouts.q, dtype),
