@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import cutlass
@@ -83,7 +84,7 @@ def softmax(
     visible = span_kv.length
     if const_expr(variant.causal):
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
-    probabilities = Probabilities.of(variant.dtype)
+    probabilities = dataclasses.replace(Probabilities.of(variant.dtype), slack=2.75) if const_expr(variant.dtype.bits == 8) else Probabilities.of(variant.dtype)
     scale_log2 = softmax_scale * LOG2_E
     scores, across = (
         tmem.row_address(tmem_base, geometry.tmem_scores + place * geometry.tile_kv, thread // 32)
