@@ -10,6 +10,7 @@ moves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import cutlass
@@ -90,18 +91,43 @@ def offset_of(
 
 
 def exponentials(
-    scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int
-) -> list[Float32]:
-    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`."""
-    values: list[Float32] = []
+    scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int,
+    beside: Iterator[None] = iter(()),
+) -> list[Float32]:  # fmt: skip
+    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`. Steps of
+    the emulated ones, and those of `beside`, come between the others, which the exponential unit takes longest for."""
+    found: list[Float32] = list(scores)
     scale, offsets = (scale_log2, scale_log2), (offset, offset)
-    for index in range(0, len(scores), 2):
-        x = cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
-        if _is_emulated((first + index) // 2, emulated):
-            values += exp2_pair(x)
-        else:
-            values += [cute.math.exp2(part, fastmath=True) for part in x]
-    return values
+
+    def scaled_pair(index: int) -> tuple[Float32, Float32]:
+        return cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
+
+    def emulate(index: int) -> Iterator[None]:
+        found[index : index + 2] = yield from exp2_pair(scaled_pair(index))
+
+    places = range(0, len(scores), 2)
+    apart = [index for index in places if _is_emulated((first + index) // 2, emulated)]
+    steps = [*map(emulate, apart), beside]
+    for index in places:
+        if index not in apart:
+            for place, part in enumerate(scaled_pair(index), index):
+                _advance(steps)
+                found[place] = cute.math.exp2(part, fastmath=True)
+            _advance(steps)
+    for one in steps:
+        finish(one)
+    return found
+
+
+def finish(steps: Iterator[None]) -> None:
+    """All steps that are left."""
+    for _ in steps:
+        pass
+
+
+def _advance(steps: list[Iterator[None]]) -> None:
+    for one in steps:
+        next(one, None)
 
 
 def _is_emulated(pair: int, emulated: int) -> bool:
@@ -124,6 +150,10 @@ class Sums:
         self._pairs = 0
 
     def add(self, values: list[Float32]) -> None:
+        finish(self.adding(values))
+
+    def adding(self, values: list[Float32]) -> Iterator[None]:
+        """`add`, a pair at a time."""
         for index in range(0, len(values), 2):
             pair, chain = values[index : index + 2], self._pairs % _CHAINS
             if chain == len(self._chains):
@@ -131,6 +161,7 @@ class Sums:
             else:
                 self._chains[chain] = cute.arch.add_packed_f32x2(self._chains[chain], pair)
             self._pairs += 1
+            yield
 
     def total(self) -> Float32:
         low = cute.arch.add_packed_f32x2(self._chains[0], self._chains[1])

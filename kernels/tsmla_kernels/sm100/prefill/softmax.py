@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import cutlass
@@ -17,6 +18,7 @@ from ...parts.blackwell.row_softmax import (
     Sums,
     beyond,
     exponentials,
+    finish,
     mask_row,
     offset_of,
     rescale_factor,
@@ -207,20 +209,17 @@ def _make_all(
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
     words, sums, made = [], Sums(total), []
+
     if const_expr(row.schedule.turns):
         _await_turn(row, row.start + event + row.tile - 1)
     for group in cutlass.range_constexpr(0, tile_kv, GROUP):
-        values = exponentials(
-            scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs
+        made = exponentials(
+            scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs,
+            _packed_and_added(made, dtype, words, sums),
         )
-        if const_expr(group > 0):
-            words += packed_words(made, dtype)
-            sums.add(made)
         if const_expr(row.schedule.turns and group == tile_kv - 2 * GROUP):
             row.shared.turns.hand_over(4 * row.tile + row.warp)
-        made = values
-    words += packed_words(made, dtype)
-    sums.add(made)
+    finish(_packed_and_added(made, dtype, words, sums))
     # The second query tile's values are added after the first one's next scores have been computed.
     over = row.start + event + row.tile
     there = (over >= row.other_start) & (over < row.work.tiles)
@@ -231,6 +230,14 @@ def _make_all(
     tmem.store(row.stored, words)
     _tell(row.shared.probabilities_early, row.tile)
     return sums.total()
+
+
+def _packed_and_added(values: list, dtype, words: list, sums: Sums) -> Iterator[None]:
+    """The values as words of `dtype` behind `words`, and added to `sums`, step by step."""
+    for first in range(0, len(values), 4):
+        words += packed_words(values[first : first + 4], dtype)
+        yield
+    yield from sums.adding(values)
 
 
 @cute.jit
