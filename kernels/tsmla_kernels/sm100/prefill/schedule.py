@@ -42,7 +42,7 @@ class PrefillSchedule:
         roomy = (wide or variant.arch is Arch.SM107A) and not variant.causal
         softmax, issue = (184, 64) if roomy else (192, 48)
         crossed = variant.dtype.bits == 8
-        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra, crossed, crossed and not ultra)
+        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra, crossed, crossed)
         schedule.check()
         return schedule
 
