@@ -92,7 +92,7 @@ def offset_of(
 
 def exponentials(
     scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int,
-    beside: Iterator[None] = iter(()),
+    beside: Iterator[None] | None = None,
 ) -> list[Float32]:  # fmt: skip
     """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`. Steps of
     the emulated ones, and those of `beside`, come between the others, which the exponential unit takes longest for."""
@@ -107,7 +107,7 @@ def exponentials(
 
     places = range(0, len(scores), 2)
     apart = [index for index in places if _is_emulated((first + index) // 2, emulated)]
-    steps = [*map(emulate, apart), beside]
+    steps = [*map(emulate, apart), *((beside,) if beside else ())]
     for index in places:
         if index not in apart:
             for place, part in enumerate(scaled_pair(index), index):

@@ -9,7 +9,8 @@ from tsmla.variant import PrefillVariant
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, TMEM_COLUMNS
 
 HEADER_BYTES = 3072
-"""Room ahead of the first tile for mbarriers, the tensor memory address and twice 128 floats per query tile."""
+"""Room ahead of the first tile, for each of `factors`: for mbarriers, the tensor memory address and twice 128 floats
+per query tile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class PrefillGeometry:
     out_bytes: int
     ring_slots: int
     factors: int
+    """Places for a row's factors, used in turn."""
     rows: int = 128
     query_tiles: int = 2
     tile_kv: int = 128
@@ -79,7 +81,7 @@ class PrefillGeometry:
 
     @property
     def factors_offset(self) -> int:
-        """Floats for the query tiles' rows: the end of the header, with `kept_offset`."""
+        """Floats for the query tiles' rows, `factors` times: the end of the header, with `kept_offset`."""
         return self.kept_offset - self.factors * self.query_tiles * self.rows * 4
 
     @property

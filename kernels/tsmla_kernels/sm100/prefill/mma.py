@@ -110,7 +110,7 @@ def _go_on_crossed(
     for count in cutlass.range(1, tiles, unroll=1):
         k_first = count * per_tile
         v_first = k_first - geometry.v_slots
-        # All that scores wait for besides the values before them, which take longest to come.
+        # Scores follow values at once: what else they wait for is awaited before, while probabilities are made.
         _wait_slots(shared, k_first, geometry.k_slots)
         _await_readers(shared, first, 0, count - 1)
         if count > 1:
@@ -132,7 +132,7 @@ def _go_on_crossed(
 @cute.jit
 def _await_readers(shared: Shared, work: TileWork, tile: cutlass.Constexpr, count: Int32) -> None:
     """Until the scores of KV tile number `count`, if this query tile visits it, have been read. Of both query tiles,
-    before the first one's next scores: then whoever awaits readers by parity knows that those before are done."""
+    before the first one's second scores: then whoever awaits readers by parity knows that the first ones are done."""
     if count >= work.start:
         shared.scores_read.wait_full(tile, count - work.start)
         tmem.fence_after()

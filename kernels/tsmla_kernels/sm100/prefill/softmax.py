@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,14 +34,17 @@ from .storage import Shared
 from .work import TileWork
 
 STORED_COLUMNS = 32
+"""Columns whose probabilities are stored together, where they are told in two steps."""
 GROUP = 8
-"""Columns whose probabilities are stored together."""
+"""Columns whose exponentials are computed while those of the group before are packed and added."""
+LAST_COLUMNS = 8
+"""Columns whose exponentials are left when the other query tile's may begin: about what it takes to tell it."""
 
 
 class Row(NamedTuple):
     """What a step needs besides the event's number and the running state. `scores` and `stored` are where in tensor
     memory scores are and probabilities go; `start` and `other_start`, the first KV tiles that this query tile and the
-    other one take part in."""
+    other one take part in; `factor`, this row's first place for factors."""
 
     tile: Int32
     warp: Int32
@@ -86,7 +88,7 @@ def softmax(
     visible = span_kv.length
     if const_expr(variant.causal):
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
-    probabilities = dataclasses.replace(Probabilities.of(variant.dtype), slack=2.75) if const_expr(variant.dtype.bits == 8) else Probabilities.of(variant.dtype)
+    probabilities = schedule.probabilities
     scale_log2 = softmax_scale * LOG2_E
     scores, across = (
         tmem.row_address(tmem_base, geometry.tmem_scores + place * geometry.tile_kv, thread // 32)
@@ -97,7 +99,7 @@ def softmax(
         warp=cute.arch.make_warp_uniform(thread // 32),
         scores=scores,
         stored=across if const_expr(schedule.crossed) else scores,
-        factor=shared.factors + (tile * schedule.factors * geometry.rows + thread),
+        factor=shared.factors + (tile * geometry.factors * geometry.rows + thread),
         scale_log2=scale_log2,
         visible=visible,
         work=work,
@@ -209,18 +211,18 @@ def _make_all(
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
     words, sums, made = [], Sums(total), []
-
-    if const_expr(row.schedule.turns):
-        _await_turn(row, row.start + event + row.tile - 1)
+    # Else both query tiles' exponentials take twice as long at the same time, and none are computed afterwards.
+    _await_turn(row, row.start + event + row.tile - 1)
     for group in cutlass.range_constexpr(0, tile_kv, GROUP):
         made = exponentials(
             scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs,
             _packed_and_added(made, dtype, words, sums),
         )
-        if const_expr(row.schedule.turns and group == tile_kv - 2 * GROUP):
+        if const_expr(group + GROUP == tile_kv - LAST_COLUMNS):
             row.shared.turns.hand_over(4 * row.tile + row.warp)
     finish(_packed_and_added(made, dtype, words, sums))
-    # The second query tile's values are added after the first one's next scores have been computed.
+    # The second query tile's values are added after the first one's next scores have been computed. Where the other
+    # query tile has scores there, they were computed behind the values before.
     over = row.start + event + row.tile
     there = (over >= row.other_start) & (over < row.work.tiles)
     _wait_full_of(row.shared.scores_read, 1 - row.tile, over - row.other_start if there else Int32(-1))
@@ -242,6 +244,7 @@ def _packed_and_added(values: list, dtype, words: list, sums: Sums) -> Iterator[
 
 @cute.jit
 def _await_turn(row: Row, count: Int32) -> None:
+    """Until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for it."""
     _wait_full_of(row.shared.turns, 4 * (1 - row.tile) + row.warp, count - row.other_start)
 
 
@@ -262,9 +265,10 @@ def _wait_full_of(signals, tile: Int32, event: Int32) -> None:
 
 @cute.jit
 def _tell_factor(row: Row, factor: Float32, number: Int32) -> None:
-    place = row.factor + row.schedule.factor_place(number) * row.geometry.rows
-    place[0] = factor
-    row.shared.factors_full.hand_over(row.schedule.factor_index(row.tile, number))
+    """Factor number `number` of this row, to the correction."""
+    place = number % row.geometry.factors
+    (row.factor + place * row.geometry.rows)[0] = factor
+    row.shared.factors_full.hand_over(row.tile * row.geometry.factors + place)
 
 
 @cute.jit

@@ -25,11 +25,14 @@ class Shared(NamedTuple):
     factors: per query tile and row, by what the correction multiplies the output: at each event after the first the
     rescale, at the end the inverse of the sum. Their places are used again without a barrier of their own: the softmax
     writes a factor after it has received scores, which the MMA warp computes only after the correction has arrived for
-    the factor before. Where it computes them sooner, and for the last factor, after which there are no scores, the
-    softmax waits for that arrival itself.
+    the factor before. Where it computes them sooner, there are two places, used in turn. For the last factor, after
+    which there are no scores, the softmax waits for that arrival itself, or for what comes behind it.
 
     output_full: the last values of a query tile are in its output; where probabilities are crossed, those of each
     event.
+
+    turns: of each softmax warp, told shortly before its last exponentials: those of the other query tile's warp in the
+    same quarter of the SM may begin.
 
     kept: as many, by what an earlier result is multiplied; written with the last factor.
     """
@@ -105,5 +108,5 @@ def shared_of(
         scores_read=barriers.edge("scores_read", MmaSignals) if crossed else None,
         factors_full=barriers.edge("factors_full", MmaSignals),
         output_full=barriers.edge("output_full", MmaSignals),
-        turns=barriers.edge("turns", MmaSignals) if "turns" in barriers.table else None,
+        turns=barriers.edge("turns", MmaSignals) if crossed else None,
     )
