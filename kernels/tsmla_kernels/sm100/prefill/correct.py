@@ -71,6 +71,9 @@ def _rescale(
     geometry = schedule.geometry
     event = count - work.start
     if event > 0:
+        if const_expr(schedule.crossed):
+            # A warp must not arrive again for others that have not arrived for the values before.
+            shared.probabilities_early.wait_full(tile, event - 1)
         factor = _factor(geometry, shared, tile, event - 1, thread)
         if cute.arch.vote_any_sync(factor != 1.0):
             if const_expr(schedule.crossed):

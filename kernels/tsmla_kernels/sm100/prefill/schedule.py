@@ -115,7 +115,7 @@ class PrefillSchedule:
             EdgeSpec("scores_full", products, NOBODY, tiles, scores, read_by=softmax),
             EdgeSpec(
                 "probabilities_early", (of_tile, Warps(self.correct)), NOBODY, tiles, early,
-                read_by=multiply + softmax * (not self.crossed),
+                read_by=multiply + (correct if self.crossed else softmax),
             ),
             own,
             EdgeSpec("factors_full", (of_tile,), NOBODY, tiles * geometry.factors, 4 * geometry.rows, read_by=correct),
