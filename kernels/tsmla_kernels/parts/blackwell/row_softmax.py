@@ -94,8 +94,9 @@ def exponentials(
     scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int,
     beside: Iterator[None] | None = None,
 ) -> list[Float32]:  # fmt: skip
-    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`. Steps of
-    the emulated ones, and those of `beside`, come between the others, which the exponential unit takes longest for."""
+    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`. Where
+    there are steps to do `beside` them, these and those of the emulated ones come between the others, which the
+    exponential unit takes longest for."""
     found: list[Float32] = list(scores)
     scale, offsets = (scale_log2, scale_log2), (offset, offset)
 
@@ -107,13 +108,15 @@ def exponentials(
 
     places = range(0, len(scores), 2)
     apart = [index for index in places if _is_emulated((first + index) // 2, emulated)]
-    steps = [*map(emulate, apart), *((beside,) if beside else ())]
+    steps = [*map(emulate, apart), beside] if beside else []
     for index in places:
         if index not in apart:
             for place, part in enumerate(scaled_pair(index), index):
                 _advance(steps)
                 found[place] = cute.math.exp2(part, fastmath=True)
             _advance(steps)
+        elif beside is None:
+            finish(emulate(index))
     for one in steps:
         finish(one)
     return found
