@@ -59,6 +59,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             "scores_read" if small else "probabilities_late": (4, 0),
             "factors_full": (4, 0),
             "output_full": (1, 0),
+            **({"turns": (1, 0)} if small else {}),
         }
     pair = kernel == "sm100/decode pair"
     rows = 8 if pair else 4

@@ -8,6 +8,8 @@ iteration to the relative error, which is at most 2.9e-6; degree 3 (1e-4) is too
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
@@ -18,16 +20,21 @@ SMALLEST = -127.0
 _ROUND = 1.5 * 2.0**23
 
 
-@cute.jit
-def exp2_pair(x: tuple[Float32, Float32]) -> tuple[Float32, Float32]:
-    """(2 ** x[0], 2 ** x[1]), for x up to 126."""
+def exp2_pair(x: tuple[Float32, Float32]) -> Generator[None, None, tuple[Float32, Float32]]:
+    """(2 ** x[0], 2 ** x[1]), for x up to 126. A generator, which yields after each step: every step needs the one
+    before, so the caller puts other instructions between them."""
     x = (cute.arch.fmax(x[0], SMALLEST), cute.arch.fmax(x[1], SMALLEST))
+    yield
     shifted = cute.arch.add_packed_f32x2(x, (_ROUND, _ROUND))
+    yield
     whole = cute.arch.sub_packed_f32x2(shifted, (_ROUND, _ROUND))
+    yield
     f = cute.arch.sub_packed_f32x2(x, whole)
     value = (Float32(POLYNOMIAL[0]), Float32(POLYNOMIAL[0]))
     for coefficient in (*POLYNOMIAL[1:], 1.0):
+        yield
         value = cute.arch.fma_packed_f32x2(value, f, (coefficient, coefficient))
+    yield
     return _scaled(value[0], shifted[0]), _scaled(value[1], shifted[1])
 
 

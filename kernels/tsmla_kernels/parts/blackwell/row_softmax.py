@@ -10,6 +10,7 @@ moves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import cutlass
@@ -18,7 +19,6 @@ from cutlass import Float32, Int32, const_expr
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op, select_
 
-from ..precision import Probabilities
 from .exp2 import exp2_pair
 
 EMULATION_PERIOD = 16
@@ -64,16 +64,9 @@ def _maximum_of_three(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) 
 
 
 @cute.jit
-def beyond(
-    seen: Float32,
-    state: RowState,
-    parts: cutlass.Constexpr[int],
-    scale_log2: Float32,
-    probabilities: cutlass.Constexpr[Probabilities],
-) -> Float32:
-    """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `state` has the sum
-    of one of `parts` of the row."""
-    growth = probabilities.growth(state.total, parts)
+def beyond(seen: Float32, state: RowState, growth: Float32, scale_log2: Float32) -> Float32:
+    """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `growth` is what
+    `Probabilities.growth` gives."""
     return seen if (seen - state.maximum) * scale_log2 > growth else -Float32.inf
 
 
@@ -98,18 +91,46 @@ def offset_of(
 
 
 def exponentials(
-    scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int
-) -> list[Float32]:
-    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`."""
-    values: list[Float32] = []
+    scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int,
+    beside: Iterator[None] | None = None,
+) -> list[Float32]:  # fmt: skip
+    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`. Where
+    there are steps to do `beside` them, these and those of the emulated ones come between the others, which the
+    exponential unit takes longest for."""
+    found: list[Float32] = list(scores)
     scale, offsets = (scale_log2, scale_log2), (offset, offset)
-    for index in range(0, len(scores), 2):
-        x = cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
-        if _is_emulated((first + index) // 2, emulated):
-            values += exp2_pair(x)
-        else:
-            values += [cute.math.exp2(part, fastmath=True) for part in x]
-    return values
+
+    def scaled_pair(index: int) -> tuple[Float32, Float32]:
+        return cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
+
+    def emulate(index: int) -> Iterator[None]:
+        found[index : index + 2] = yield from exp2_pair(scaled_pair(index))
+
+    places = range(0, len(scores), 2)
+    apart = [index for index in places if _is_emulated((first + index) // 2, emulated)]
+    steps = [*map(emulate, apart), beside] if beside else []
+    for index in places:
+        if index not in apart:
+            for place, part in enumerate(scaled_pair(index), index):
+                _advance(steps)
+                found[place] = cute.math.exp2(part, fastmath=True)
+            _advance(steps)
+        elif beside is None:
+            finish(emulate(index))
+    for one in steps:
+        finish(one)
+    return found
+
+
+def finish(steps: Iterator[None]) -> None:
+    """All steps that are left."""
+    for _ in steps:
+        pass
+
+
+def _advance(steps: list[Iterator[None]]) -> None:
+    for one in steps:
+        next(one, None)
 
 
 def _is_emulated(pair: int, emulated: int) -> bool:
@@ -132,6 +153,10 @@ class Sums:
         self._pairs = 0
 
     def add(self, values: list[Float32]) -> None:
+        finish(self.adding(values))
+
+    def adding(self, values: list[Float32]) -> Iterator[None]:
+        """`add`, a pair at a time."""
         for index in range(0, len(values), 2):
             pair, chain = values[index : index + 2], self._pairs % _CHAINS
             if chain == len(self._chains):
@@ -139,6 +164,7 @@ class Sums:
             else:
                 self._chains[chain] = cute.arch.add_packed_f32x2(self._chains[chain], pair)
             self._pairs += 1
+            yield
 
     def total(self) -> Float32:
         low = cute.arch.add_packed_f32x2(self._chains[0], self._chains[1])

@@ -171,7 +171,7 @@ def _tile(
     if keys.all.lacks(first_key, geometry.tile_kv):
         mine = first_key + lane.half * columns
         scores = mask_outside(scores, keys.mine.first - mine, keys.mine.end - mine)
-    seen = beyond(row_maximum(scores), state, ROW_THREADS, scale_log2, probabilities)
+    seen = beyond(row_maximum(scores), state, probabilities.growth(state.total, ROW_THREADS), scale_log2)
     one, other = _exchange(shared, lane, seen, exchanged)
     maximum = cute.arch.fmax(state.maximum, cute.arch.fmax(one, other))
     moved = cute.arch.vote_any_sync(maximum != state.maximum)

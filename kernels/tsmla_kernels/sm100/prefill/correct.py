@@ -71,8 +71,10 @@ def _rescale(
     geometry = schedule.geometry
     event = count - work.start
     if event > 0:
-        shared.factors_full.wait_full(tile, event - 1)
-        factor = shared.factors[tile * geometry.rows + thread]
+        if const_expr(schedule.crossed):
+            # A warp must not arrive again for others that have not arrived for the values before.
+            shared.probabilities_early.wait_full(tile, event - 1)
+        factor = _factor(geometry, shared, tile, event - 1, thread)
         if cute.arch.vote_any_sync(factor != 1.0):
             if const_expr(schedule.crossed):
                 shared.output_full.wait_full(tile, event - 1)
@@ -89,6 +91,16 @@ def _rescale(
 
 
 @cute.jit
+def _factor(
+    geometry: cutlass.Constexpr[PrefillGeometry], shared: Shared, tile: cutlass.Constexpr, number: Int32, thread: Int32
+) -> Float32:
+    """This row's factor number `number`, when it is there."""
+    place = tile * geometry.factors + number % geometry.factors
+    shared.factors_full.wait_full(place, number // geometry.factors)
+    return shared.factors[place * geometry.rows + thread]
+
+
+@cute.jit
 def _write(
     schedule: cutlass.Constexpr[PrefillSchedule], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
     tiles: Int32, thread: Int32, place: QueryTile, earlier: Earlier | None,
@@ -101,8 +113,7 @@ def _write(
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
     factor = Float32(0.0)
     if work.events > 0:
-        shared.factors_full.wait_full(tile, work.events - 1)
-        factor = shared.factors[tile * geometry.rows + thread]
+        factor = _factor(geometry, shared, tile, work.events - 1, thread)
         shared.output_full.wait_full(tile, work.events - 1 if const_expr(schedule.crossed) else Int32(0))
         tmem.fence_after()
     elif tiles > 0:
@@ -111,7 +122,7 @@ def _write(
     if const_expr(earlier is not None):
         if earlier.merges != 0:
             if work.events == 0:
-                shared.factors_full.wait_full(tile, Int32(0))
+                shared.factors_full.wait_full(tile * geometry.factors, Int32(0))
             if work.first_row + thread < place.q.length:
                 kept = shared.kept[tile * geometry.rows + thread]
     for first in cutlass.range_constexpr(0, geometry.d_v, HELD_COLUMNS):

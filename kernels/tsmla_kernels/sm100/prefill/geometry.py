@@ -9,7 +9,8 @@ from tsmla.variant import PrefillVariant
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, TMEM_COLUMNS
 
 HEADER_BYTES = 3072
-"""Room ahead of the first tile for mbarriers, the tensor memory address and twice 128 floats per query tile."""
+"""Room ahead of the first tile, for each of `factors`: for mbarriers, the tensor memory address and twice 128 floats
+per query tile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,8 @@ class PrefillGeometry:
     element_bytes: int
     out_bytes: int
     ring_slots: int
+    factors: int
+    """Places for a row's factors, used in turn."""
     rows: int = 128
     query_tiles: int = 2
     tile_kv: int = 128
@@ -40,6 +43,7 @@ class PrefillGeometry:
             element_bytes=element_bytes,
             out_bytes=variant.out_dtype.bits // 8,
             ring_slots=16 // element_bytes,
+            factors=2 if element_bytes == 1 else 1,
         )
         geometry.check()
         return geometry
@@ -68,17 +72,21 @@ class PrefillGeometry:
         return self.k_slots * self.slot_bytes
 
     @property
+    def header_bytes(self) -> int:
+        return HEADER_BYTES * self.factors
+
+    @property
     def shared_bytes(self) -> int:
-        return HEADER_BYTES + (self.query_tiles * self.q_pitch + self.ring_slots) * self.slot_bytes
+        return self.header_bytes + (self.query_tiles * self.q_pitch + self.ring_slots) * self.slot_bytes
 
     @property
     def factors_offset(self) -> int:
-        """Floats for the query tiles' rows: the end of the header, with `kept_offset`."""
-        return HEADER_BYTES - 2 * self.query_tiles * self.rows * 4
+        """Floats for the query tiles' rows, `factors` times: the end of the header, with `kept_offset`."""
+        return self.kept_offset - self.factors * self.query_tiles * self.rows * 4
 
     @property
     def kept_offset(self) -> int:
-        return HEADER_BYTES - self.query_tiles * self.rows * 4
+        return self.header_bytes - self.query_tiles * self.rows * 4
 
     @property
     def tmem_base_offset(self) -> int:

@@ -110,14 +110,17 @@ def _go_on_crossed(
     for count in cutlass.range(1, tiles, unroll=1):
         k_first = count * per_tile
         v_first = k_first - geometry.v_slots
+        # Scores follow values at once: what else they wait for is awaited before, while probabilities are made.
+        _wait_slots(shared, k_first, geometry.k_slots)
+        _await_readers(shared, first, 0, count - 1)
         if count > 1:
             _values(products, places, shared, second, 1, count - 2, v_first - per_tile)
             shared.ring_edge.release_after_mmas(v_first - per_tile, geometry.v_slots)
-        _wait_slots(shared, k_first, geometry.k_slots)
-        for tile in cutlass.range_constexpr(geometry.query_tiles):
-            _await_readers(shared, works[tile], tile, count - 1)
+        else:
+            _await_readers(shared, second, 1, count - 1)
         _scores(products, places, shared, first, 0, count, k_first)
         _wait_slots(shared, v_first, geometry.v_slots)
+        _await_readers(shared, second, 1, count - 1)
         _values(products, places, shared, first, 0, count - 1, v_first)
         _scores(products, places, shared, second, 1, count, k_first)
         shared.ring_edge.release_after_mmas(k_first, geometry.k_slots)
@@ -129,7 +132,7 @@ def _go_on_crossed(
 @cute.jit
 def _await_readers(shared: Shared, work: TileWork, tile: cutlass.Constexpr, count: Int32) -> None:
     """Until the scores of KV tile number `count`, if this query tile visits it, have been read. Of both query tiles,
-    before the first one's next scores: then whoever awaits readers by parity knows that those before are done."""
+    before the first one's second scores: then whoever awaits readers by parity knows that the first ones are done."""
     if count >= work.start:
         shared.scores_read.wait_full(tile, count - work.start)
         tmem.fence_after()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from tsmla.dtype import Dtype
 from tsmla.variant import Arch, PrefillVariant
 
 from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Role, TensorCore, Warps
+from ...parts.precision import Probabilities
 from .geometry import PrefillGeometry
 
 CORRECT_BARRIER = 1
@@ -20,6 +22,7 @@ class PrefillSchedule:
     output, a thread per row of either tile; of warpgroup 3, one warp issues MMAs, one loads."""
 
     geometry: PrefillGeometry
+    dtype: Dtype
     softmax_registers: int
     correct_registers: int
     issue_registers: int
@@ -34,14 +37,16 @@ class PrefillSchedule:
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillSchedule:
         ultra = variant.arch is Arch.SM103A
-        emulated = 2 if variant.arch is Arch.SM100A else 0
+        emulated = 0
+        if variant.arch is Arch.SM100A:
+            emulated = 4 if variant.dtype.bits == 8 else 2
         # Found by the audit: with 48 registers the MMA thread of 16-bit tiles without a mask spills its descriptors,
         # with 184 the softmax of masked ones does. CUDA 13's compiler, which Rubin needs, spills in 8-bit ones, too.
         wide = variant.dtype.bits == 16 and variant.d_qk == 192
         roomy = (wide or variant.arch is Arch.SM107A) and not variant.causal
         softmax, issue = (184, 64) if roomy else (192, 48)
         crossed = variant.dtype.bits == 8
-        schedule = cls(PrefillGeometry.of(variant), softmax, 80, issue, emulated, ultra, crossed)
+        schedule = cls(PrefillGeometry.of(variant), variant.dtype, softmax, 80, issue, emulated, ultra, crossed)
         schedule.check()
         return schedule
 
@@ -49,6 +54,13 @@ class PrefillSchedule:
     correct_warpgroup = 2
     mma_warp = 12
     load_warp = 13
+
+    @property
+    def probabilities(self) -> Probabilities:
+        """With 8 bits a row keeps its reference for as long as e4m3 holds its probabilities, which is up to 448, or
+        2^8.8: a rescale waits for the values before, and the next ones wait for it."""
+        usual = Probabilities.of(self.dtype)
+        return dataclasses.replace(usual, slack=2.75) if self.crossed else usual
 
     @property
     def softmax(self) -> Role:
@@ -80,8 +92,9 @@ class PrefillSchedule:
         the correction has rescaled, and the rest late.
 
         Where they are crossed, all are there early. Their place is free when the other query tile has read the scores
-        there, and when the values before are in the output; a factor's, when the correction has arrived for the values
-        before."""
+        there, which were computed behind the values before; where it has none, when those are in the output. Factors
+        have two places in turn: what lets scores be written, and the last probabilities, is behind the values for which
+        the correction has read the factor there. `turns` keeps the two query tiles' exponentials apart."""
         geometry, tiles = self.geometry, self.geometry.query_tiles
         copies, products = (Copies(self.load),), (TensorCore(self.multiply),)
         of_tile = Warps(self.softmax, tiles, "the query tile's warpgroup")
@@ -91,19 +104,23 @@ class PrefillSchedule:
         multiply, correct, softmax = (self.multiply,), (self.correct,), (self.softmax,)
         if self.crossed:
             own = EdgeSpec("scores_read", (of_tile,), NOBODY, tiles, scores, read_by=(self.multiply, self.softmax))
+            of_warp = Warps(self.softmax, 4 * tiles, "one of the query tile's")
+            turns = (EdgeSpec("turns", (of_warp,), NOBODY, 4 * tiles, scores // 4, read_by=softmax),)
         else:
             own = EdgeSpec("probabilities_late", (of_tile,), NOBODY, tiles, late, read_by=multiply)
+            turns = ()
         edges = (
             EdgeSpec("q", copies, products, tiles, geometry.q_bytes, read_by=correct, once=True),
             EdgeSpec("ring", copies, products, geometry.ring_slots, geometry.slot_bytes),
             EdgeSpec("scores_full", products, NOBODY, tiles, scores, read_by=softmax),
             EdgeSpec(
                 "probabilities_early", (of_tile, Warps(self.correct)), NOBODY, tiles, early,
-                read_by=(self.multiply, self.softmax),
+                read_by=multiply + (correct if self.crossed else softmax),
             ),
             own,
-            EdgeSpec("factors_full", (of_tile,), NOBODY, tiles, 4 * geometry.rows, read_by=correct),
+            EdgeSpec("factors_full", (of_tile,), NOBODY, tiles * geometry.factors, 4 * geometry.rows, read_by=correct),
             EdgeSpec("output_full", products, NOBODY, tiles, output, read_by=correct + softmax * self.crossed),
+            *turns,
         )  # fmt: skip
         return EdgeTable(edges, geometry.tmem_base_offset)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import cutlass
@@ -16,6 +17,7 @@ from ...parts.blackwell.row_softmax import (
     Sums,
     beyond,
     exponentials,
+    finish,
     mask_row,
     offset_of,
     rescale_factor,
@@ -32,15 +34,20 @@ from .storage import Shared
 from .work import TileWork
 
 STORED_COLUMNS = 32
-"""Columns whose probabilities are stored together."""
+"""Columns whose probabilities are stored together, where they are told in two steps."""
+GROUP = 8
+"""Columns whose exponentials are computed while those of the group before are packed and added."""
+LAST_COLUMNS = 8
+"""Columns whose exponentials are left when the other query tile's may begin: about what it takes to tell it."""
 
 
 class Row(NamedTuple):
     """What a step needs besides the event's number and the running state. `scores` and `stored` are where in tensor
     memory scores are and probabilities go; `start` and `other_start`, the first KV tiles that this query tile and the
-    other one take part in."""
+    other one take part in; `factor`, this row's first place for factors."""
 
     tile: Int32
+    warp: Int32
     scores: Int32
     stored: Int32
     factor: cute.Pointer
@@ -81,7 +88,7 @@ def softmax(
     visible = span_kv.length
     if const_expr(variant.causal):
         visible = cutlass.min(visible, position + 1 + span_kv.length - span_q.length)
-    probabilities = Probabilities.of(variant.dtype)
+    probabilities = schedule.probabilities
     scale_log2 = softmax_scale * LOG2_E
     scores, across = (
         tmem.row_address(tmem_base, geometry.tmem_scores + place * geometry.tile_kv, thread // 32)
@@ -89,9 +96,10 @@ def softmax(
     )
     row = Row(
         tile=tile,
+        warp=cute.arch.make_warp_uniform(thread // 32),
         scores=scores,
         stored=across if const_expr(schedule.crossed) else scores,
-        factor=shared.factors + (tile * geometry.rows + thread),
+        factor=shared.factors + (tile * geometry.factors * geometry.rows + thread),
         scale_log2=scale_log2,
         visible=visible,
         work=work,
@@ -126,10 +134,11 @@ def softmax(
             told = cutlass.Boolean(True)
     end = count_sink(ending, head, end, NATURAL, variant.lse)
     if told:
-        if own.events > 0:
-            # The correction has read the last rescale, whose place the factor takes.
-            shared.probabilities_early.wait_full(tile, own.events - 1)
-        _tell_factor(row, end.factor)
+        if const_expr(not schedule.crossed):
+            if own.events > 0:
+                # The correction has read the last rescale, whose place the factor takes.
+                shared.probabilities_early.wait_full(tile, own.events - 1)
+        _tell_factor(row, end.factor, cutlass.max(own.events - 1, 0))
     if const_expr(variant.lse):
         if position < span_q.length:
             lse[span_q.start + position, head] = end.log_sum
@@ -142,6 +151,7 @@ def _step(
     """Scores of one KV tile to probabilities; tells the correction by how much to rescale, and the MMAs to go on."""
     tile_kv = row.geometry.tile_kv
     shared = row.shared
+    growth = row.probabilities.growth(state.total, 1)
     shared.scores_full.wait_full(row.tile, event)
     tmem.fence_after()
     if const_expr(row.schedule.maximum_on_load and not masked):
@@ -160,13 +170,11 @@ def _step(
             _meet_first_readers(row)
         shared.scores_read.hand_over(row.tile)
     may_hide_row = const_expr(masked and row.causal)
-    maximum = cute.arch.fmax(state.maximum, beyond(seen, state, 1, row.scale_log2, row.probabilities))
+    maximum = cute.arch.fmax(state.maximum, beyond(seen, state, growth, row.scale_log2))
     total = Float32(0.0)
     if const_expr(not first):
         factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
-        if const_expr(row.schedule.crossed):
-            shared.probabilities_early.wait_full(row.tile, event - 1)
-        _tell_factor(row, factor)
+        _tell_factor(row, factor, event - 1)
         total = state.total * factor
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
     if const_expr(row.schedule.crossed):
@@ -202,28 +210,42 @@ def _make_all(
     added. Returns `total` and their sum."""
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
-    words, sums = [], Sums(total)
-    for chunk in cutlass.range_constexpr(0, tile_kv, STORED_COLUMNS):
-        values = exponentials(
-            scores[chunk : chunk + STORED_COLUMNS], row.scale_log2, offset, chunk, row.schedule.emulated_pairs
+    words, sums, made = [], Sums(total), []
+    # Else both query tiles' exponentials take twice as long at the same time, and none are computed afterwards.
+    _await_turn(row, row.start + event + row.tile - 1)
+    for group in cutlass.range_constexpr(0, tile_kv, GROUP):
+        made = exponentials(
+            scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs,
+            _packed_and_added(made, dtype, words, sums),
         )
-        words += packed_words(values, dtype)
-        sums.add(values)
-    # The second query tile's values are added after the first one's next scores have been computed.
-    last_there = cutlass.min(row.start + event + row.tile, row.work.tiles - 1)
-    _await_readers(row, last_there)
+        if const_expr(group + GROUP == tile_kv - LAST_COLUMNS):
+            row.shared.turns.hand_over(4 * row.tile + row.warp)
+    finish(_packed_and_added(made, dtype, words, sums))
+    # The second query tile's values are added after the first one's next scores have been computed. Where the other
+    # query tile has scores there, they were computed behind the values before.
+    over = row.start + event + row.tile
+    there = (over >= row.other_start) & (over < row.work.tiles)
+    _wait_full_of(row.shared.scores_read, 1 - row.tile, over - row.other_start if there else Int32(-1))
     if const_expr(not first):
-        row.shared.output_full.wait_full(row.tile, event - 1)
+        _wait_full_of(row.shared.output_full, row.tile, Int32(-1) if there else event - 1)
     tmem.fence_after()
     tmem.store(row.stored, words)
     _tell(row.shared.probabilities_early, row.tile)
     return sums.total()
 
 
+def _packed_and_added(values: list, dtype, words: list, sums: Sums) -> Iterator[None]:
+    """The values as words of `dtype` behind `words`, and added to `sums`, step by step."""
+    for first in range(0, len(values), 4):
+        words += packed_words(values[first : first + 4], dtype)
+        yield
+    yield from sums.adding(values)
+
+
 @cute.jit
-def _await_readers(row: Row, count: Int32) -> None:
-    """Until the other query tile, if it visits KV tile number `count`, has read its scores."""
-    _wait_full_of(row.shared.scores_read, 1 - row.tile, count - row.other_start)
+def _await_turn(row: Row, count: Int32) -> None:
+    """Until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for it."""
+    _wait_full_of(row.shared.turns, 4 * (1 - row.tile) + row.warp, count - row.other_start)
 
 
 @cute.jit
@@ -242,10 +264,11 @@ def _wait_full_of(signals, tile: Int32, event: Int32) -> None:
 
 
 @cute.jit
-def _tell_factor(row: Row, factor: Float32) -> None:
-    place = row.factor
-    place[0] = factor
-    row.shared.factors_full.hand_over(row.tile)
+def _tell_factor(row: Row, factor: Float32, number: Int32) -> None:
+    """Factor number `number` of this row, to the correction."""
+    place = number % row.geometry.factors
+    (row.factor + place * row.geometry.rows)[0] = factor
+    row.shared.factors_full.hand_over(row.tile * row.geometry.factors + place)
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import Numeric
 
 from ...parts.pipeline import Barriers, MmaSignals, TmaEdge
-from .geometry import HEADER_BYTES, PrefillGeometry
+from .geometry import PrefillGeometry
 
 
 class Layouts(NamedTuple):
@@ -25,11 +25,14 @@ class Shared(NamedTuple):
     factors: per query tile and row, by what the correction multiplies the output: at each event after the first the
     rescale, at the end the inverse of the sum. Their places are used again without a barrier of their own: the softmax
     writes a factor after it has received scores, which the MMA warp computes only after the correction has arrived for
-    the factor before. Where it computes them sooner, and for the last factor, after which there are no scores, the
-    softmax waits for that arrival itself.
+    the factor before. Where it computes them sooner, there are two places, used in turn. For the last factor, after
+    which there are no scores, the softmax waits for that arrival itself, or for what comes behind it.
 
     output_full: the last values of a query tile are in its output; where probabilities are crossed, those of each
     event.
+
+    turns: of each softmax warp, told shortly before its last exponentials: those of the other query tile's warp in the
+    same quarter of the SM may begin.
 
     kept: as many, by what an earlier result is multiplied; written with the last factor.
     """
@@ -48,6 +51,7 @@ class Shared(NamedTuple):
     scores_read: MmaSignals | None
     factors_full: MmaSignals
     output_full: MmaSignals
+    turns: MmaSignals | None
 
 
 def layouts_of(geometry: PrefillGeometry, dtype: type[Numeric], out_dtype: type[Numeric]) -> Layouts:
@@ -87,7 +91,7 @@ def shared_of(
         pointer = cute.recast_ptr(base + offset, layout.inner, element)
         return cute.make_tensor(pointer, layout.outer)
 
-    q_offset = HEADER_BYTES
+    q_offset = geometry.header_bytes
     ring_offset = q_offset + geometry.query_tiles * geometry.q_pitch * geometry.slot_bytes
     return Shared(
         q=tensor(q_offset, layouts.q, dtype),
@@ -104,4 +108,5 @@ def shared_of(
         scores_read=barriers.edge("scores_read", MmaSignals) if crossed else None,
         factors_full=barriers.edge("factors_full", MmaSignals),
         output_full=barriers.edge("output_full", MmaSignals),
+        turns=barriers.edge("turns", MmaSignals) if crossed else None,
     )
