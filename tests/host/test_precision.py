@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.row_format import uniform_row
 from tsmla.support import DECODE_DTYPES, PREFILL_DTYPES
 from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 from tsmla_kernels.parts.blackwell import umma
@@ -27,6 +28,14 @@ def test_the_type_holds_the_largest_exponential(dtype):
     assert largest <= torch.finfo(TORCH_DTYPE_OF[probabilities.dtype]).max
     assert probabilities.operands == (probabilities.dtype, dtype)
     assert probabilities.dtype.bits == dtype.bits
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if isinstance(v, PrefillVariant) and v.arch is not Arch.SM90A])
+def test_the_type_holds_the_largest_exponential_of_a_prefill_that_keeps_its_reference_longer(variant):
+    probabilities = BlackwellPrefill(variant).schedule.probabilities
+    largest = 2.0 ** (probabilities.bias + probabilities.slack)
+    held = torch.tensor(largest).to(TORCH_DTYPE_OF[probabilities.dtype])
+    assert abs(held.double() / largest - 1) <= torch.finfo(held.dtype).eps / 2
 
 
 @pytest.mark.parametrize("dtype", [Dtype.E4M3, Dtype.E5M2], ids=str)
@@ -65,7 +74,9 @@ def test_hopper_products(variant, monkeypatch):
     kernel._mmas()
     pieces = [variant.dtype]
     if isinstance(variant, DecodeVariant):
-        pieces = [piece.dtype for piece in variant.row.pieces]
+        converted = variant.row.scales is not None and variant.row.scales.in_row
+        row = uniform_row(variant.dtype) if converted else variant.row
+        pieces = [piece.dtype for piece in row.pieces]
     scores = [(numeric(dtype), numeric(dtype)) for dtype in pieces]
     assert made == [*scores, tuple(map(numeric, Probabilities.of(variant.dtype).operands))]
 

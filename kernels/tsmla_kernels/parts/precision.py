@@ -44,7 +44,7 @@ class Probabilities:
     dtype: Dtype
     values: Dtype
     bias: int
-    slack: int
+    slack: float
     heavy: float | None = None
 
     @classmethod
