@@ -196,8 +196,9 @@ def _tile(
 @cute.jit
 def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
     """Multiply this thread's part of its output row by `factor`: columns are on their way while those before are
-    multiplied. Where rows have scales, their probabilities stay in registers meanwhile, and more would spill."""
-    if const_expr(geometry.scale_slots > 0):
+    multiplied. Where rows have scales, their probabilities stay in registers meanwhile, and where they are converted,
+    the warps that do so have many registers: more would spill."""
+    if const_expr(geometry.scale_slots > 0 or geometry.converts):
         for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS // 2):
             values = tmem.load(lane.address + first, HELD_COLUMNS // 2)
             tmem.wait_loads()
