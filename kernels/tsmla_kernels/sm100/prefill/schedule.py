@@ -40,9 +40,9 @@ class PrefillSchedule:
         emulated = 0
         if variant.arch is Arch.SM100A:
             emulated = 4 if variant.dtype.bits == 8 else 2
-        # Found by the audit: with 48 registers the MMA thread of 16-bit tiles without a mask spills its descriptors, and
-        # that of 8-bit ones without LSE 14 words; with 184 the softmax of masked 16-bit ones spills. CUDA 13's compiler,
-        # which Rubin needs, spills in 8-bit ones without a mask, too.
+        # Found by the audit: with 48 registers the MMA thread of 16-bit tiles without a mask spills its descriptors,
+        # and that of 8-bit ones without LSE 14 words; with 184 the softmax of masked 16-bit ones spills. CUDA 13's
+        # compiler, which Rubin needs, spills in 8-bit ones without a mask, too.
         wide = variant.dtype.bits == 16 and variant.d_qk == 192
         roomy = (wide or variant.arch is Arch.SM107A) and not variant.causal
         roomy = roomy or (variant.dtype.bits == 8 and not variant.lse)
