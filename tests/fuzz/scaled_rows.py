@@ -54,7 +54,8 @@ def scalings(draw: Any, row: RowFormat, hostile: bool = True) -> Scaling:
         return Scaling()
     factors = draw(st.sampled_from(FACTORS))
     exponent = draw(st.sampled_from((0, 30) if factors == "far apart" else (0, 0, 0, -60, -30, 30, 60)))
-    scale = st.sampled_from((0.0, 2.0 ** (exponent - 40), *(_UNFIT if row.apart else (-0.5,))))
+    unlike = _UNFIT if row.apart else (-(2.0 ** (exponent - 8)),)  # of a usual size, else scores are beyond float32's
+    scale = st.sampled_from((0.0, 2.0 ** (exponent - 40), *unlike))
     key = st.sampled_from((0, 1, 2, 63, 64, 127, 128, 300))
     special = st.lists(st.tuples(st.integers(0, 4), key, scale), max_size=3)
     return Scaling(
