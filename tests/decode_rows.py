@@ -18,6 +18,14 @@ WHOLE, WHOLE_BYTES = "fp8_ds_mla", 656
 """Rows with scales that lie in one tensor."""
 ROW_BYTES = 640
 """Of rows whose latent and rope pieces lie side by side."""
+LENGTHS = {
+    "one key": [1],
+    "around a tile": [63, 64, 65, 127, 128, 129],
+    "empty and short": [0, 1, 0, 5, 16, 17, 31, 33],
+    "long and short": [16512, 3, 0, 700, 8192],
+    "many": [37 * i % 1500 for i in range(70)],
+}
+"""Keys of requests on a GPU, where long calls are cheap."""
 
 
 @dataclasses.dataclass

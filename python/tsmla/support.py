@@ -32,13 +32,9 @@ LATENT_DIM, ROPE_DIM = (uniform_row(Dtype.BF16).piece(name).columns for name in 
 DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16, Dtype.E5M2: Dtype.BF16}
 """Dtype of the query -> dtype of the output."""
 DECODE_DTYPES: dict[Arch, tuple[Dtype, ...]] = dict.fromkeys(Arch, tuple(DECODE_OUT_DTYPES))
-_DECODE_ROWS_BLACKWELL: dict[str, tuple[Dtype, ...]] = {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}
-DECODE_ROWS: dict[Arch, dict[str, tuple[Dtype, ...]]] = {
-    Arch.SM90A: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)},
-    Arch.SM100A: _DECODE_ROWS_BLACKWELL,
-    Arch.SM103A: _DECODE_ROWS_BLACKWELL,
-    Arch.SM107A: _DECODE_ROWS_BLACKWELL,
-}
+DECODE_ROWS: dict[Arch, dict[str, tuple[Dtype, ...]]] = dict.fromkeys(
+    Arch, {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}
+)
 """Rows (`row_format.ROWS`) that decode reads besides those of the query's own dtype -> dtypes of the query's latent
 piece."""
 PACK_DTYPES = (Dtype.BF16, Dtype.FP16)

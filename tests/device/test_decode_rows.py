@@ -8,6 +8,7 @@ import pytest
 import torch
 from decode_reference import Sight
 from decode_rows import (
+    LENGTHS,
     MOST_LSE_OFF,
     MOST_OFF,
     OUTLIERS,
@@ -19,14 +20,6 @@ from decode_rows import (
 )
 from tsmla.support import DECODE_ROWS
 from tsmla.variant import Arch
-
-LENGTHS = {
-    "one key": [1],
-    "around a tile": [63, 64, 65, 127, 128, 129],
-    "empty and short": [0, 1, 0, 5, 16, 17, 31, 33],
-    "long and short": [16512, 3, 0, 700, 8192],
-    "many": [37 * i % 1500 for i in range(70)],
-}
 
 
 @pytest.fixture(autouse=True)

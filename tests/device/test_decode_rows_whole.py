@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from decode_reference import Sight, check, run
-from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole
+from decode_rows import LENGTHS, OUTLIERS, as_plain, keys_with_outliers, make_whole
 from tsmla.support import DECODE_ROWS
 from tsmla.variant import Arch
-
-LENGTHS = {
-    "one key": [1],
-    "around a tile": [63, 64, 65, 127, 128, 129],
-    "empty and short": [0, 1, 0, 5, 16, 17, 31, 33],
-    "long and short": [16512, 3, 0, 700, 8192],
-    "many": [37 * i % 1500 for i in range(70)],
-}
 
 
 @pytest.fixture(autouse=True)
