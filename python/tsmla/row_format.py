@@ -201,3 +201,8 @@ ROWS = {
 }
 """Rows by name. e4m3: one scale for the whole cache, which the call has. fp8_ds_mla: DeepSeek's 656 bytes, under
 vLLM's name. snapmla: SnapMLA's, one scale for each key, pieces and scales in three tensors."""
+
+
+def format_of(row: RowFormat) -> str:
+    """The name in ROWS."""
+    return next(name for name, known in ROWS.items() if known == row)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.row_format import ROWS
+from tsmla.row_format import ROWS, format_of
 from tsmla.variant import Arch, Dtype, ReadCacheVariant, WriteCacheVariant
 
 from .drawing import schedules
@@ -57,7 +57,7 @@ class CacheCase(Plain):
 @st.composite
 def cache_cases(draw: Any, variant: WriteCacheVariant | ReadCacheVariant, hostile: bool = True) -> CacheCase:
     """Any call that the contract allows and this kernel serves."""
-    format = next(name for name, row in ROWS.items() if row == variant.row)
+    format = format_of(variant.row)
     pages, page = draw(st.integers(1, 12)), draw(st.sampled_from((1, 2, 5, 16, 64)))
     count = pages * page
     narrow = draw(st.booleans())

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.row_format import ROWS
+from tsmla.row_format import format_of
 from tsmla.variant import (
     DecodeVariant,
     PackVariant,
@@ -167,7 +167,7 @@ def _packs(draw: Any, variant: PackVariant) -> PackCase:
 def _caches(draw: Any, variant: WriteCacheVariant | ReadCacheVariant) -> CacheCase:
     return CacheCase(
         variant.family,
-        next(name for name, row in ROWS.items() if row == variant.row),
+        format_of(variant.row),
         str(variant.dtype),
         slots=(3, 0, -1, 7),
         pages=3,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tsmla.row_format import ROWS, RowFormat
+from tsmla.row_format import ROWS, RowFormat, format_of
 
 from .plain import Plain
 from .reference_cache import E4M3
@@ -43,7 +43,7 @@ class Scaling(Plain):
 
 def name_of(row: RowFormat) -> str | None:
     """What a case calls rows with scales; None for others, which are those of the query's dtype."""
-    return next(name for name, known in ROWS.items() if known == row) if row.scales else None
+    return format_of(row) if row.scales else None
 
 
 @st.composite

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from tsmla.row_format import SCALE_BYTES, format_of
+
 from ..machine import Launch
 from .machines import Machine
 from .problem import Modelled, Shape, Traced, resident
@@ -120,19 +122,13 @@ def _cache_of(variant: Any) -> dict[str, Any]:
     return given
 
 
-def _format(variant: Any) -> str:
-    from tsmla.row_format import ROWS
-
-    return next(name for name, row in ROWS.items() if row == variant.row)
-
-
 def _call_write(variant: Any) -> None:
     import torch
     import tsmla
 
     kv_c, k_pe = _keys(variant)
     slots = torch.randperm(ROWS_TRACED).to("cuda")
-    tsmla.mla_write_cache(kv_c, k_pe, slots, **_cache_of(variant), format=_format(variant))
+    tsmla.mla_write_cache(kv_c, k_pe, slots, **_cache_of(variant), format=format_of(variant.row))
 
 
 def _call_read(variant: Any) -> None:
@@ -141,7 +137,7 @@ def _call_read(variant: Any) -> None:
 
     kv_c, k_pe = _keys(variant)
     slots = torch.randperm(ROWS_TRACED).to("cuda")
-    tsmla.mla_read_cache(kv_c=kv_c, k_pe=k_pe, indices=slots, **_cache_of(variant), format=_format(variant))
+    tsmla.mla_read_cache(kv_c=kv_c, k_pe=k_pe, indices=slots, **_cache_of(variant), format=format_of(variant.row))
 
 
 def _call_quantize(variant: Any) -> None:
@@ -152,8 +148,6 @@ def _call_quantize(variant: Any) -> None:
 
 def _row_bytes(variant: Any) -> int:
     """One side's row and the other's."""
-    from tsmla.row_format import SCALE_BYTES
-
     row = variant.row
     return int(row.columns * variant.dtype.bits // 8 + row.bytes + SCALE_BYTES * row.apart)
 

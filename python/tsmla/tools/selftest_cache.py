@@ -11,7 +11,7 @@ import torch
 
 from ..checks import TORCH_DTYPE_OF
 from ..read_cache import mla_read_cache
-from ..row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, ROWS, RowFormat
+from ..row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, RowFormat, format_of
 from ..variant import Dtype, ReadCacheVariant, WriteCacheVariant
 from ..write_cache import mla_write_cache
 from .selftest_cases import CacheCase, QueryCase
@@ -28,7 +28,7 @@ _Tensors = dict[str, torch.Tensor]
 def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: Memory) -> _Tensors:
     """Call the operator so that `variant` serves; results in memory of `memory`."""
     row, dtype = variant.row, TORCH_DTYPE_OF[variant.dtype]
-    format = next(name for name, known in ROWS.items() if known == row)
+    format = format_of(row)
     scale, slots = _scale(case, row), _slots(case)
     if isinstance(variant, WriteCacheVariant):
         cache: dict[str, Any] = _cache(case, row, memory)
