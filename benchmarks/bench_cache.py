@@ -1,29 +1,32 @@
-"""mla_write_cache and mla_read_cache against the same formulas in torch and against a copy of as many bytes.
+"""mla_write_cache, mla_read_cache and mla_quantize_q against the same formulas in torch and against a copy of as many
+bytes.
 
     python -m benchmarks.bench_cache [--commit HASH] [--seconds S]
 
 GB/s count what the operator must move: rows of 16 bits on one side, rows of the cache on the other, and a slot for each
-token. "of ceiling" is against the copy of 1 GiB, "of same copy" against a copy that moves as many bytes as the case.
-Where vLLM is installed, its kernels run in turn with the others.
+token; of a rotation also positions and the rows of its table. "of ceiling" is against the copy of 1 GiB, "of same copy"
+against a copy that moves as many bytes as the case. Where vLLM is installed, its kernels run in turn with the others.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from tsmla import mla_read_cache, mla_write_cache
+from tsmla import mla_quantize_q, mla_read_cache, mla_write_cache
 
 from . import protocol
+from .peers import vllm_wheel
 from .protocol import Candidate, Monitor
 
-PAGE, REQUEST = 64, 4096
+PAGE, POSITIONS = 64, 4096
 TOKENS = (8192, 1024, 64)
 FORMATS = {"bf16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 644}
 """Bytes of a key."""
+VERBS = {"write": tuple(FORMATS), "rotate": tuple(FORMATS), "read": tuple(FORMATS), "quantise": ("snapmla",)}
+"""`rotate`: a write that rotates the rope part. `quantise`: of a query, each token and head a row."""
 VLLM = {"bf16": "auto", "e4m3": "fp8", "fp8_ds_mla": "fp8_ds_mla"}
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 HEADER = ("operator", "rows", "tokens", "regime", "tsmla us", "GB/s", "of ceiling", "of same copy", "torch us", "ratio",
@@ -48,37 +51,72 @@ class Case:
             self.others = {"rope_cache": torch.zeros(pages, PAGE, 64, dtype=BF16, device="cuda"),
                            "scale_cache": torch.zeros(pages, PAGE, device="cuda")}  # fmt: skip
         self.scale, self.limit = torch.ones(1, device="cuda"), torch.full((1,), 448.0, device="cuda")
+        self.positions = torch.randint(0, POSITIONS, (tokens,), device="cuda")
+        self.table = torch.randn(POSITIONS, 64, device="cuda")
+        self.tables = torch.randperm(pages - 1, device="cuda", dtype=torch.int32)[None, : tokens // PAGE]
+        self.ends = torch.tensor([0, tokens], device="cuda", dtype=torch.int32)
+        self.request = torch.zeros(tokens, device="cuda", dtype=torch.int32)
         if verb == "read":
+            self.slots = (self.tables[0, :, None] * PAGE + torch.arange(PAGE, device="cuda")).flatten()
+            self.page, self.place = self.slots // PAGE, self.slots % PAGE
             self.write()
 
     @property
     def nbytes(self) -> int:
-        return self.tokens * (1152 + FORMATS[self.format] + 8)
+        """A read finds its slots in the block table: a word for each page."""
+        beside = {"write": 8, "rotate": 16 + 256, "read": 4 / PAGE, "quantise": 0}[self.verb]
+        return int(self.tokens * (1152 + FORMATS[self.format] + beside))
 
     def write(self) -> None:
         mla_write_cache(self.kv_c, self.k_pe, self.slots, self.cache, **self.others, format=self.format)
 
+    def rotate(self) -> None:
+        mla_write_cache(
+            self.kv_c, self.k_pe, self.slots, self.cache, **self.others, format=self.format, positions=self.positions,
+            cos_sin_cache=self.table, rope_interleaved=False,
+        )  # fmt: skip
+
     def read(self) -> None:
-        mla_read_cache(self.cache, self.kv_c, self.k_pe, self.slots, **self.others, format=self.format)
+        mla_read_cache(
+            self.cache, self.kv_c, self.k_pe, **self.others, format=self.format, block_tables=self.tables,
+            cum_seq_lens=self.ends,
+        )  # fmt: skip
+
+    def quantise(self) -> None:
+        self.query = mla_quantize_q(self.rows[:, None])
 
     def torch_write(self) -> None:
+        self.torch_store(self.rows)
+
+    def torch_rotate(self) -> None:
+        cos, sin = self.table[self.positions].chunk(2, -1)
+        x, y = self.k_pe.float().chunk(2, -1)
+        k_pe = torch.cat([x * cos - y * sin, y * cos + x * sin], -1).to(BF16)
+        self.torch_store(torch.cat([self.kv_c, k_pe], -1))
+
+    def torch_quantise(self) -> None:
+        c, r = self.kv_c.float(), self.k_pe.float()
+        scales = torch.exp2(torch.ceil(torch.log2(c.abs().amax(-1, keepdim=True).clamp_min(1e-26) / self.limit)))
+        self.query = (c / scales).to(E4M3)[:, None], (r / scales).to(BF16)[:, None], scales
+
+    def torch_store(self, rows: torch.Tensor) -> None:
         """What a PyTorch engine would do: quantise, then scatter."""
-        place = self.page, self.place
+        kv_c, k_pe, place = rows[:, :512], rows[:, 512:], (self.page, self.place)
         if self.format == "bf16":
-            self.cache[place] = self.rows
+            self.cache[place] = rows
         elif self.format == "e4m3":
-            self.cache.view(E4M3)[place] = (self.rows.float() / self.scale).clamp(-448, 448).to(E4M3)
+            self.cache.view(E4M3)[place] = (rows.float() / self.scale).clamp(-448, 448).to(E4M3)
         elif self.format == "fp8_ds_mla":
-            blocks = self.kv_c.float().view(-1, 4, 128)
+            blocks = kv_c.float().view(-1, 4, 128)
             scales = (blocks.abs().amax(-1, keepdim=True) / self.limit).clamp_min(2.0**-126)
             codes = (blocks / scales).to(E4M3).view(torch.uint8).view(-1, 512)
-            parts = (codes, scales.view(-1, 4).view(torch.uint8), self.k_pe.contiguous().view(torch.uint8))
+            parts = (codes, scales.view(-1, 4).view(torch.uint8), k_pe.contiguous().view(torch.uint8))
             self.cache[place] = torch.cat(parts, -1)
         else:
-            amax = self.kv_c.float().abs().amax(-1, keepdim=True)
+            amax = kv_c.float().abs().amax(-1, keepdim=True)
             scales = torch.exp2(torch.ceil(torch.log2(amax.clamp_min(1e-26) / self.limit)))
-            self.cache.view(E4M3)[place] = (self.kv_c.float() / scales).to(E4M3)
-            self.others["rope_cache"][place] = (self.k_pe.float() / scales).to(BF16)
+            self.cache.view(E4M3)[place] = (kv_c.float() / scales).to(E4M3)
+            self.others["rope_cache"][place] = (k_pe.float() / scales).to(BF16)
             self.others["scale_cache"][place] = scales.view(-1)
 
     def torch_read(self) -> None:
@@ -98,15 +136,18 @@ class Case:
             self.k_pe.copy_(self.others["rope_cache"][self.page, self.place].float() * scales)
 
     def results(self) -> list[torch.Tensor]:
+        if self.verb == "quantise":
+            return list(self.query)
         return [self.rows] if self.verb == "read" else [self.cache, *self.others.values()]
 
     def check(self) -> None:
         """The same bytes from all."""
         found = []
         for candidate in self.candidates()[:-1]:
-            for result in self.results():
-                result.zero_()
-            if self.verb == "write":
+            if self.verb != "quantise":
+                for result in self.results():
+                    result.zero_()
+            if self.verb != "read":
                 self.rows.copy_(torch.linspace(-3, 3, self.rows.numel(), device="cuda").view(self.rows.shape))
             candidate.launch()
             found.append([result.clone() for result in self.results()])
@@ -116,23 +157,31 @@ class Case:
                 raise SystemExit(f"{self.verb} {self.format}: results differ; nothing was measured")
 
     def candidates(self) -> list[Candidate]:
-        ours = getattr(self, self.verb)
+        ours, theirs = getattr(self, self.verb), self.of_vllm()
         found = [Candidate("tsmla", ours), Candidate("torch", getattr(self, f"torch_{self.verb}"))]
-        if self.verb == "write" and self.format in VLLM and (theirs := _vllm()):
-            given = self.kv_c, self.k_pe, self.cache, self.slots, VLLM[self.format], self.scale
-            found.append(Candidate("vLLM", lambda: theirs(*given)))
+        if theirs:
+            found.append(Candidate("vLLM", theirs))
         source = torch.zeros(self.nbytes // 2, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
         return [*found, Candidate("copy", lambda: target.copy_(source))]
 
-
-def _vllm() -> Callable[..., None] | None:
-    """vLLM's `concat_and_cache_mla`, where it is installed."""
-    if importlib.util.find_spec("vllm") is None:
-        return None
-    import vllm._C  # noqa: F401
-
-    return torch.ops._C_cache_ops.concat_and_cache_mla
+    def of_vllm(self) -> Callable[[], None] | None:
+        """vLLM's kernel for the case, where it is installed and has one."""
+        if self.format not in VLLM or self.verb not in ("write", "read"):
+            return None
+        try:
+            operators = vllm_wheel.cache_operators()
+        except (ModuleNotFoundError, FileNotFoundError):
+            return None
+        if self.verb == "write":
+            given = self.kv_c, self.k_pe, self.cache, self.slots, VLLM[self.format], self.scale
+            return lambda: operators.concat_and_cache_mla(*given)
+        paged = self.cache, self.rows, self.tables, self.ends
+        if self.format == "fp8_ds_mla":
+            starts = torch.zeros(1, device="cuda", dtype=torch.int32)
+            return lambda: operators.cp_gather_and_upconvert_fp8_kv_cache(*paged, 1, starts)
+        rest = self.request, self.tokens, VLLM[self.format], self.scale, None
+        return lambda: operators.gather_and_maybe_dequant_cache(*paged, *rest)
 
 
 def main() -> None:
@@ -142,8 +191,8 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         ceilings = protocol.ceilings(monitor)
-        for verb in ("write", "read"):
-            for format in FORMATS:
+        for verb, formats in VERBS.items():
+            for format in formats:
                 for tokens in TOKENS:
                     case = Case(verb, format, tokens)
                     case.check()

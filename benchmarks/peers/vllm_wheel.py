@@ -1,5 +1,5 @@
 """What vLLM runs on Hopper, from the extensions of an installed vLLM (0.26): FlashAttention-3, for prefill and as an
-absorbed MLA decode, and FlashMLA, dense, in 16 and in 8 bits.
+absorbed MLA decode, FlashMLA, dense, in 16 and in 8 bits, and the operators of its caches.
 
 Their callers in vLLM's own sources show the arguments: vllm_flash_attn/flash_attn_interface.py, v1/attention/ops and
 v1/attention/backends/mla.
@@ -118,6 +118,12 @@ def _fa3(
         query, key, value, *new_keys, latent_query, out, ends_q, ends_kv, None, None, seq_lens, most_q, most_kv, pages,
         *left_out, scale, causal, *window, softcap, interleaved, plan, splits, None, sm_margin, None, 1, 0, None,
     )[0]  # fmt: skip
+
+
+def cache_operators() -> Any:
+    """`concat_and_cache_mla` and others, by vLLM's own names. Raises what `_operators` raises."""
+    _operators("_C_stable_libtorch")
+    return torch.ops._C_cache_ops
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""mla_write_cache and mla_read_cache on a GPU: every byte as PyTorch computes it, no byte anywhere else, and the bytes
-of vLLM where it is installed."""
+"""mla_write_cache, mla_read_cache and mla_quantize_q on a GPU: every byte as PyTorch computes it, no byte anywhere
+else, and the bytes of vLLM where it is installed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from cache_rows import FORMATS, Cache, difficult, restored, stored
-from tsmla import mla_read_cache, mla_write_cache
+from cache_rows import FORMATS, Cache, difficult, nan_alike, restored, rotated, stored
+from tsmla import mla_quantize_q, mla_read_cache, mla_write_cache
 
 SCALE = {"e4m3": 0.37}
 FORMAT = pytest.mark.parametrize("format, dtype", FORMATS, ids=[f"{name}-{dtype}" for name, dtype in FORMATS])
@@ -131,14 +131,77 @@ def test_graph_replay_reads_new_inputs(pdl):
         assert same_numbers(got, want)
 
 
-@pytest.mark.parametrize("format, theirs", [("bf16", "auto"), ("e4m3", "fp8"), ("fp8_ds_mla", "fp8_ds_mla")])
+@pytest.mark.parametrize("interleaved", [True, False], ids=["neighbours", "halves"])
+@FORMAT
+def test_rope_parts_are_rotated(format, dtype, interleaved):
+    """Tables of both dtypes, positions of both widths, some that no table has."""
+    tokens, slots = 1000, torch.randperm(1280, device="cuda")[:1000]
+    rows, angles = difficult(tokens, dtype), torch.randn(40, 32, device="cuda") * 100
+    for table_dtype, narrow in ((torch.float32, True), (dtype, False)):
+        table = torch.cat([angles.cos(), angles.sin()], -1).to(table_dtype)
+        positions = torch.randint(-1, 42, (tokens,), device="cuda")
+        k_pe = rotated(rows[:, 512:], positions, table, interleaved)
+        cache, expected = Cache(format, 20, 64), Cache(format, 20, 64)
+        expected.put(slots, stored(rows[:, :512], k_pe, format, SCALE.get(format, 1.0)))
+        mla_write_cache(
+            *cut(rows), slots, **cache.tensors, format=format, scale=SCALE.get(format, 1.0), cos_sin_cache=table,
+            positions=positions.int() if narrow else positions, rope_interleaved=interleaved,
+        )  # fmt: skip
+        assert not nan_alike(cache, expected)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_queries_are_quantised_as_keys_are(rounded):
+    rows = difficult(3072, torch.bfloat16)
+    nope, rope, scale = mla_quantize_q(rows.view(6, 4, 128, 576), power_of_two_scales=rounded)
+    got = {"cache": nope, "rope_cache": rope, "scale_cache": scale[..., None]}
+    for name, want in stored(*cut(rows), "snapmla", power_of_two=rounded).items():
+        assert torch.equal(got[name].view(torch.uint8).flatten(0, -2), want), name
+
+
+def of_vllm():
+    from benchmarks.peers import vllm_wheel
+
+    try:
+        return vllm_wheel.cache_operators()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        pytest.skip(f"compares with vLLM's kernels: {error}")
+
+
+VLLM = pytest.mark.parametrize("format, theirs", [("bf16", "auto"), ("e4m3", "fp8"), ("fp8_ds_mla", "fp8_ds_mla")])
+
+
+@VLLM
 def test_the_bytes_of_vllm(format, theirs):
-    pytest.importorskip("vllm._C", reason="compares with vLLM's kernels, and vLLM is not installed")
+    operators = of_vllm()
     rows, slots = difficult(1000, torch.bfloat16), some_slots(1000, 1280).clamp(-1, 1279).unique()
     rows, scale = rows[: len(slots)], SCALE.get(format, 1.0)
     ours, other = Cache(format, 20, 64, as_uint8=True), Cache(format, 20, 64, as_uint8=True)
     mla_write_cache(*cut(rows), slots, **ours.tensors, format=format, scale=scale)
-    torch.ops._C_cache_ops.concat_and_cache_mla(
+    operators.concat_and_cache_mla(
         *(x.contiguous() for x in cut(rows)), other.tensors["cache"], slots, theirs, torch.tensor(scale, device="cuda")
     )
     assert not ours.differences(other)
+
+
+@VLLM
+def test_the_numbers_that_vllm_reads(format, theirs):
+    operators = of_vllm()
+    rows, scale, tokens = difficult(1280, torch.bfloat16), SCALE.get(format, 1.0), 20 * 64
+    cache = Cache(format, 20, 64, as_uint8=True)
+    cache.put(torch.arange(tokens, device="cuda"), stored(*cut(rows), format, scale))
+    tables = torch.randperm(20, device="cuda").int().view(2, 10)
+    ends = torch.tensor([0, 600, 1000], dtype=torch.int32, device="cuda")
+    starts = torch.tensor([40, 128], dtype=torch.int32, device="cuda")
+    ours, other = (torch.full((1000, 576), math.nan, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    read(cache, ours, block_tables=tables, cum_seq_lens=ends, seq_starts=starts, scale=scale)
+    source = cache.tensors["cache"]
+    if format == "fp8_ds_mla":
+        operators.cp_gather_and_upconvert_fp8_kv_cache(source, other, tables, ends, 2, starts)
+    else:
+        requests = torch.repeat_interleave(torch.arange(2, device="cuda"), ends.diff()).int()
+        stored_as = source.view(torch.bfloat16) if format == "bf16" else source
+        operators.gather_and_maybe_dequant_cache(
+            stored_as, other, tables, ends, requests, 1000, theirs, torch.tensor(scale, device="cuda"), starts
+        )
+    assert same_numbers(ours, other)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from cache_rows import FORMATS, Cache, difficult, restored, rotated, stored
+from cache_rows import FORMATS, Cache, difficult, nan_alike, restored, rotated, stored
 from tsmla import mla_read_cache, mla_write_cache
 
 SCALE = {"e4m3": 0.37}
@@ -97,15 +97,6 @@ def test_rope_parts_are_rotated(gpu, format, dtype, interleaved):
             positions=positions.int() if narrow else positions, rope_interleaved=interleaved,
         )  # fmt: skip
         assert not nan_alike(cache, expected)
-
-
-def nan_alike(cache: Cache, expected: Cache) -> dict[str, int]:
-    """Differences but for the bits of NaN that a rotation gives in rows of 16 bits."""
-    if cache.format in ("bf16", "fp16"):
-        for each in (cache, expected):
-            rows = each.tensors["cache"]
-            rows.masked_fill_(rows.isnan(), math.nan)
-    return cache.differences(expected)
 
 
 @pytest.mark.archs("sm_90a")
