@@ -167,12 +167,9 @@ class Case:
 
     def of_vllm(self) -> Callable[[], None] | None:
         """vLLM's kernel for the case, where it is installed and has one."""
-        if self.format not in VLLM or self.verb not in ("write", "read"):
+        if self.format not in VLLM or self.verb not in ("write", "read") or not vllm_wheel.installed():
             return None
-        try:
-            operators = vllm_wheel.cache_operators()
-        except (ModuleNotFoundError, FileNotFoundError):
-            return None
+        operators = vllm_wheel.cache_operators()
         if self.verb == "write":
             given = self.kv_c, self.k_pe, self.cache, self.slots, VLLM[self.format], self.scale
             return lambda: operators.concat_and_cache_mla(*given)

@@ -4,7 +4,8 @@ one run.
     python -m benchmarks.bench_decode_rows [--seconds S] [--quick]
 
 The same random keys, pages and queries for all; those with scales are quantised before. Times are of replayed graphs,
-as those of bench_decode.py. `of bf16`: the time by that of bf16 rows.
+as those of bench_decode.py. `of bf16`: the time by that of bf16 rows. Where vLLM is installed, FlashMLA's dense decode
+of the bf16 rows and its sparse one of the 656 bytes, which is given all keys, run in turn with ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tsmla.row_format import ROWS
 
 from . import protocol
 from .bench_decode import FIXED, LATENT, PAGE, ROPE, Case
+from .peers import vllm_wheel
 from .protocol import Candidate, Monitor
 
 SHAPES = (
@@ -34,6 +36,8 @@ SHAPES = (
 MAX_DIFFERENCE = 0.08
 """Relative RMS difference of two rows' results above which one of them is wrong."""
 E4M3 = torch.float8_e4m3fn
+OURS = ("bf16", "e4m3", "fp8_ds_mla", "snapmla")
+THEIRS = ("FlashMLA", "FlashMLA sparse")
 
 
 def scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -70,14 +74,24 @@ def e4m3(case: Case) -> Callable[[], torch.Tensor]:
     return dataclasses.replace(case, query=case.query.to(E4M3), kv_cache=case.kv_cache.to(E4M3)).ours()
 
 
-def fp8_ds_mla(case: Case) -> Callable[[], torch.Tensor]:
-    """A launch over the case's keys as DeepSeek's rows, which `mla_write_cache` makes of them."""
+def of_deepseek(case: Case) -> Case:
+    """The case with its keys as DeepSeek's rows, which `mla_write_cache` makes of them."""
     pages, page_size = case.kv_cache.shape[:2]
     cache = torch.empty(pages, page_size, ROWS["fp8_ds_mla"].bytes, dtype=torch.uint8, device="cuda")
     rows = case.kv_cache.view(-1, LATENT + ROPE)
     slots = torch.arange(len(rows), device="cuda")
     mla_write_cache(rows[:, :LATENT], rows[:, LATENT:], slots, cache, format="fp8_ds_mla")
-    return dataclasses.replace(case, kv_cache=cache).ours()
+    return dataclasses.replace(case, kv_cache=cache)
+
+
+def all_launches(case: Case) -> dict[str, Callable[[], torch.Tensor]]:
+    """By the names of `OURS` and, where vLLM is installed, of `THEIRS`."""
+    whole = of_deepseek(case)
+    launches = {"bf16": case.ours(), "e4m3": e4m3(case), "fp8_ds_mla": whole.ours(), "snapmla": snapmla(case)}
+    if not vllm_wheel.installed():
+        return launches
+    theirs = vllm_wheel.flash_mla(case), vllm_wheel.flash_mla_sparse(whole)
+    return launches | {name: launch for name, launch in zip(THEIRS, theirs, strict=True) if launch}
 
 
 def main() -> None:
@@ -89,9 +103,7 @@ def main() -> None:
     with Monitor() as monitor:
         for shape in SHAPES:
             case = Case.make(*shape, torch.bfloat16)
-            launches = {
-                "bf16": case.ours(), "e4m3": e4m3(case), "fp8_ds_mla": fp8_ds_mla(case), "snapmla": snapmla(case)
-            }  # fmt: skip
+            launches = all_launches(case)
             protocol.agree({"tsmla": launches["bf16"], **launches}, MAX_DIFFERENCE)
             candidates = [Candidate(name, launch) for name, launch in launches.items()]
             for regime in protocol.REGIMES[: 1 if options.quick else None]:
@@ -101,7 +113,7 @@ def main() -> None:
             torch.cuda.empty_cache()
     record = {"certificate": protocol.certificate(options.commit), "page": PAGE, "results": results}
     path = protocol.write_record(options.results, "rows-decode", record)
-    names = ("bf16", "e4m3", "fp8_ds_mla", "snapmla")
+    names = (*OURS, *(name for name in THEIRS if name in results[0]["timings"]))
     shape = ("requests", "q_len", "keys", "heads", "regime")
     header = (*shape, *(f"{name} us" for name in names), *(f"{name} of bf16" for name in names[1:]), "MHz")
     print(protocol.table(header, (_row(result, names) for result in results)))

@@ -75,6 +75,31 @@ def flash_mla(case: DecodeCase) -> Launch | None:
     return launch
 
 
+def flash_mla_sparse(case: DecodeCase) -> Launch | None:
+    """FlashMLA's decode of chosen keys of "fp8_ds_mla" rows, which are all of them here. It takes 64 or 128 heads:
+    fewer are filled up, as vLLM's FLASHMLA_SPARSE does."""
+    query = _one_piece(case)
+    if query is None or case.kv_cache.shape[-1] != 656 or case.cum_seq_lens_q is not None or case.keys % 128:
+        return None
+    heads = 64 if case.heads <= 64 else 128
+    filled = torch.zeros(*query.shape[:2], heads, query.shape[-1], dtype=query.dtype, device="cuda")
+    filled[:, :, : case.heads] = query
+    position = torch.arange(case.keys, device="cuda", dtype=torch.int32)
+    slots = case.block_tables[:, position // PAGE] * PAGE + position % PAGE
+    indices = slots[:, None].expand(-1, case.q_len, -1).contiguous()
+    out = torch.empty(*query.shape[:2], heads, LATENT, dtype=query.dtype, device="cuda")
+    plan: list[torch.Tensor | None] = [None, None]
+    absent = (None, None, None)
+
+    def launch() -> torch.Tensor:
+        result, _, *plan[:] = _operators("_flashmla_C").sparse_decode_fwd(
+            filled, case.kv_cache.unsqueeze(-2), indices, None, None, *plan, *absent, LATENT, case.scale, out
+        )
+        return result[:, :, : case.heads]
+
+    return launch
+
+
 def flash_mla_fp8(case: DecodeCase) -> Launch | None:
     """vLLM's FlashMLA for e4m3 queries and caches."""
     query = _one_piece(case)
@@ -118,6 +143,10 @@ def _fa3(
         query, key, value, *new_keys, latent_query, out, ends_q, ends_kv, None, None, seq_lens, most_q, most_kv, pages,
         *left_out, scale, causal, *window, softcap, interleaved, plan, splits, None, sm_margin, None, 1, 0, None,
     )[0]  # fmt: skip
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
 
 
 def cache_operators() -> Any:
