@@ -125,7 +125,7 @@ class Case:
         return self.query[0] if isinstance(self.query, tuple) else self.query
 
     def output(self) -> torch.Tensor:
-        dtype = torch.bfloat16 if self.kv_cache.dtype == torch.float8_e4m3fn else self.kv_cache.dtype
+        dtype = torch.bfloat16 if self.kv_cache.dtype.itemsize == 1 else self.kv_cache.dtype
         return torch.empty(*self.first_piece.shape[:-1], LATENT, device="cuda", dtype=dtype)
 
     def ours(self, **options: Any) -> Callable[[], torch.Tensor]:
