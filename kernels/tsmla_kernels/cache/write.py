@@ -1,6 +1,7 @@
 """Write keys to a paged cache: rotate, quantise and scatter in one pass over memory.
 
-A warp writes one row. It loads its key before it knows the slot.
+A warp writes one row. It loads its key before it knows the slot, and finds scales while a rotation's factors are on
+their way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tsmla.variant import WriteCacheVariant
 
 from ..entry import host_entry
 from .quantize import Quantizer
-from .rotary import rotated
+from .rotary import factors, position_of, rotated
 from .rows import HALVES, LANES, ROPE_VECTOR, WARPS, Row, exists, latent_column, rope_column, row_vector
 
 
@@ -63,9 +64,12 @@ class WriteCacheKernel:
             slot = slot_mapping[token]
             latent = [row_vector(kv_c, token, latent_column(half, lane)).load() for half in range(HALVES)]
             rope = row_vector(k_pe, token, rope_column(lane), ROPE_VECTOR).load()
+            position = position_of(positions, token)
             cute.arch.sync_warp()  # keeps the loads here: the compiler would move them behind the slot's
-            rope = rotated(rope, k_pe, token, lane, positions, cos_sin, rope_interleaved)
+            cos, sin = factors(cos_sin, position, lane, rope_interleaved, kv_c.element_type)
             scales = self.quantizer.scales(latent, scale, power_of_two_scales)
+            if positions.shape[0] > 0:
+                rope = rotated(rope, cos, sin, lane, rope_interleaved)
             if exists(slot, cache.shape[0], cache.shape[1]):
                 page, place = divmod(Int32(slot), page_size)
                 row = Row.of(self.quantizer.row, (cache, rope_cache, scale_cache), page, place)
