@@ -47,20 +47,25 @@ def mask_outside(scores: list, first: Int32, end: Int32) -> list:
     ]
 
 
-def row_maximum(scores: list[Float32]) -> Float32:
-    """The largest score, in several chains so that latencies overlap."""
+def row_maximum(scores: list[Float32], nan: bool = False) -> Float32:
+    """The largest score, in several chains so that latencies overlap. nan: NaN if one is, else NaN is ignored."""
     best = list(scores[:_CHAINS])
     for column in range(_CHAINS, len(scores), 2):
         chain = column // 2 % _CHAINS
-        best[chain] = _maximum_of_three(best[chain], scores[column], scores[column + 1])
-    return cute.arch.fmax(_maximum_of_three(best[0], best[1], best[2]), best[3])
+        best[chain] = _maximum_of_three(best[chain], scores[column], scores[column + 1], nan)
+    return cute.arch.fmax(_maximum_of_three(best[0], best[1], best[2], nan), best[3], nan=nan)
 
 
 @dsl_user_op
-def _maximum_of_three(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
+def _maximum_of_three(a: Float32, b: Float32, c: Float32, nan: bool, *, loc=None, ip=None) -> Float32:
     """One instruction of Blackwell's."""
     a, b, c = (Float32(value).ir_value(loc=loc, ip=ip) for value in (a, b, c))
-    return Float32(nvvm.fmax(a, b, c=c, loc=loc, ip=ip))
+    return Float32(nvvm.fmax(a, b, c=c, nan=nan, loc=loc, ip=ip))
+
+
+def nan_or(value: Float32, seen: Float32) -> Float32:
+    """NaN if `seen` is, else the value."""
+    return Float32(select_(seen == seen, value, seen))
 
 
 @cute.jit
@@ -96,7 +101,7 @@ def exponentials(
 ) -> list[Float32]:  # fmt: skip
     """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`. Where
     there are steps to do `beside` them, these and those of the emulated ones come between the others, which the
-    exponential unit takes longest for."""
+    exponential unit takes longest for. An emulated one makes 0 of NaN."""
     found: list[Float32] = list(scores)
     scale, offsets = (scale_log2, scale_log2), (offset, offset)
 

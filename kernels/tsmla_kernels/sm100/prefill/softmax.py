@@ -19,6 +19,7 @@ from ...parts.blackwell.row_softmax import (
     exponentials,
     finish,
     mask_row,
+    nan_or,
     offset_of,
     rescale_factor,
     row_maximum,
@@ -163,7 +164,7 @@ def _step(
         tmem.wait_loads()
         if const_expr(masked):
             scores = mask_row(scores, row.visible - tile_at(row.work, row.start + event) * tile_kv)
-        seen = row_maximum(scores)
+        seen = row_maximum(scores, nan=row.schedule.emulated_pairs > 0)
     if const_expr(row.schedule.crossed):
         tmem.fence_before()
         if const_expr(first):
@@ -176,6 +177,8 @@ def _step(
         factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
         _tell_factor(row, factor, event - 1)
         total = state.total * factor
+    if const_expr(row.schedule.emulated_pairs > 0):
+        total = nan_or(total, seen)
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
     if const_expr(row.schedule.crossed):
         total = _make_all(row, scores, offset, total, event, first)
