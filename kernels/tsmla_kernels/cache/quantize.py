@@ -59,20 +59,10 @@ class Quantizer:
         return (found * HALVES)[:HALVES]
 
     @cute.jit
-    def store(
-        self,
-        row: cutlass.Constexpr[Row],
-        lane: Int32,
-        latent: list[cute.TensorSSA],
-        rope: cute.TensorSSA,
-        scales: list[Float32],
+    def store_latent(
+        self, row: cutlass.Constexpr[Row], lane: Int32, latent: list[cute.TensorSSA], scales: list[Float32]
     ) -> None:
-        """Write a row: its pieces, and its scales where it has any."""
-        if cutlass.const_expr(self.rope_dtype is not self.dtype):
-            rope = quotients(rope, reciprocal_of(scales[0]))
-        elif cutlass.const_expr(self.row.scales is not None and self.row.scales.whole_row):
-            rope = _divided(rope, scales[0])
-        row.rope_vector(self.rope_dtype, lane).store(rope.to(self.rope_dtype))
+        """Write a row's latent piece, and its scales where it has any."""
         for half in cutlass.range_constexpr(HALVES):
             part = latent[half]
             if cutlass.const_expr(self.latent_dtype is not self.dtype):
@@ -82,6 +72,17 @@ class Quantizer:
             if lane % self.scale_lanes == 0:
                 for half in cutlass.range_constexpr(self.scale_halves):
                     row.store_scale(half, lane, scales[half])
+
+    @cute.jit
+    def store_rope(
+        self, row: cutlass.Constexpr[Row], lane: Int32, rope: cute.TensorSSA, scales: list[Float32]
+    ) -> None:
+        """Write a row's rope piece."""
+        if cutlass.const_expr(self.rope_dtype is not self.dtype):
+            rope = quotients(rope, reciprocal_of(scales[0]))
+        elif cutlass.const_expr(self.row.scales is not None and self.row.scales.whole_row):
+            rope = _divided(rope, scales[0])
+        row.rope_vector(self.rope_dtype, lane).store(rope.to(self.rope_dtype))
 
 
 @cute.jit

@@ -68,4 +68,5 @@ class QuantizeQKernel:
             rope = vector(dtype, rope_start, rope_column(lane), ROPE_VECTOR).load()
             scales = self.quantizer.scales(latent, None, power_of_two_scales)
             row = Row.of(self.quantizer.row, (nope_out, rope_out, scale_out), *place)
-            self.quantizer.store(row, lane, latent, rope, scales)
+            self.quantizer.store_latent(row, lane, latent, scales)
+            self.quantizer.store_rope(row, lane, rope, scales)

@@ -1,7 +1,7 @@
 """Write keys to a paged cache: rotate, quantise and scatter in one pass over memory.
 
-A warp writes one row. It loads its key before it knows the slot, and finds scales while a rotation's factors are on
-their way.
+A warp writes one row. It loads its key before it knows the slot, and writes the latent piece while a rotation's
+factors are on their way.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ class WriteCacheKernel:
             cute.arch.sync_warp()  # keeps the loads here: the compiler would move them behind the slot's
             cos, sin = factors(cos_sin, position, lane, rope_interleaved, kv_c.element_type)
             scales = self.quantizer.scales(latent, scale, power_of_two_scales)
-            if positions.shape[0] > 0:
-                rope = rotated(rope, cos, sin, lane, rope_interleaved)
             if exists(slot, cache.shape[0], cache.shape[1]):
                 page, place = divmod(Int32(slot), page_size)
                 row = Row.of(self.quantizer.row, (cache, rope_cache, scale_cache), page, place)
-                self.quantizer.store(row, lane, latent, rope, scales)
+                self.quantizer.store_latent(row, lane, latent, scales)
+                if positions.shape[0] > 0:
+                    rope = rotated(rope, cos, sin, lane, rope_interleaved)
+                self.quantizer.store_rope(row, lane, rope, scales)
