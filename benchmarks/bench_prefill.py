@@ -3,8 +3,8 @@
     python -m benchmarks.bench_prefill [--dtype DTYPE] [--against NAME=MODULE:FUNCTION ...] [--commit HASH]
 
 TFLOP/s count 2 * (d_qk + d_v) * heads * attended (query, key) pairs. FUNCTION takes a Case and returns a callable that
-launches the other implementation on its tensors; it is imported from wherever Python finds MODULE. Every candidate's
-result is compared with ours before anything is timed.
+launches the other implementation on its tensors, or None where it cannot do the case; it is imported from wherever
+Python finds MODULE. Every candidate's result is compared with ours before anything is timed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def main() -> None:
         ceilings = protocol.ceilings(monitor)
         for shape in SHAPES:
             case = Case.make(*shape, DTYPES[options.dtype])
-            launches = {"tsmla": case.ours(), **{name: make(case) for name, make in options.against}}
+            others = {name: make(case) for name, make in options.against}
+            launches = {"tsmla": case.ours(), **{name: launch for name, launch in others.items() if launch}}
             protocol.agree(launches, MAX_DIFFERENCE[case.query.dtype.itemsize])
             candidates = [Candidate(name, launch) for name, launch in launches.items()]
             for regime in protocol.REGIMES:

@@ -23,6 +23,8 @@ BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
 _WHEEL = "vLLM 0.26's wheel"
 PEERS = {
     "flash_attn_4": ("flash-attn-4 4.0.0b36", ""),
+    "flash_attention_3": ("FlashAttention-3 as its project installs it, for one length", ""),
+    "flash_attention_3_ragged": ("the same with cumulative lengths", ""),
     "fa3_mla": ("FlashAttention-3", _WHEEL),
     "fa3_prefill": ("FlashAttention-3 with cumulative lengths", _WHEEL),
     "flash_mla": ("FlashMLA", _WHEEL),
