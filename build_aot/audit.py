@@ -24,7 +24,7 @@ from tsmla.manifest import LibraryManifest, read_directory, verify_file
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
 from tsmla_kernels.limits import registers_at_launch
 
-from . import arm64, cubin, link, matrix, x86
+from . import arm64, cubin, descriptors, link, matrix, x86
 from .errors import AuditError, BuildError
 from .load import load
 
@@ -167,6 +167,9 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be {'above ' * meant}0"
         if 0 < used["wgmma"] <= used["wgmma_waits"]:
             yield f"{kernel.variant} waits for each of its {used['wgmma']} wgmma: ptxas has serialised them"
+        products, moved = descriptors.products(image)
+        if 2 * moved > products:
+            yield f"{kernel.variant} computes descriptors of {moved} of its {products} wgmma in vector registers"
         if used["setmaxnreg"] and used["registers"] != (all_have := registers_at_launch(used["threads"])):
             yield f"{kernel.variant} starts with {used['registers']} registers; its roles share {all_have} a thread"
 

@@ -177,6 +177,32 @@ def test_products_that_ptxas_has_serialised(library, described, waits, serialise
     assert ("waits for each of its 2 wgmma: ptxas has serialised them" in found) == serialised
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("MMPP", False),  # half of them
+        ("MPMPP", True),
+        ("PMPMP", True),
+        ("MPPMP", True),
+        ("PPPMMMM", False),  # behind the last
+        ("M" + 24 * "." + "P", False),  # far away
+        ("M" + 23 * "." + "P", True),
+    ],
+)
+def test_descriptors_in_vector_registers(library, described, code, found):
+    """A pack kernel that begins with products (P), and moves to uniform registers (M)."""
+    data = bytearray(library.read_bytes())
+    (text,) = [s.data for s in cubin.images(library)[0].sections if s.name.startswith(".text.")]
+    words = {"P": 0x79F0, "M": 0x72CA, ".": 0x7919}  # HGMMA, R2UR, S2R
+    begin = data.index(text)
+    for number in range(len(text) // 16):
+        struct.pack_into("<QQ", data, begin + 16 * number, words[code[number] if number < len(code) else "."], 0)
+    library.write_bytes(sealed(bytes(data)))
+    said = "\n".join(gpu_problems(library, described))
+    moved = "computes descriptors of" in said
+    assert moved == found
+
+
 @pytest.mark.parametrize("resource", ["registers", "static_shared_bytes", "threads"])
 def test_manifest_that_misstates_a_resource(library, described, small_variants, resource):
     used = described.kernels[0].resources

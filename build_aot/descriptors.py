@@ -1,0 +1,36 @@
+"""Where the descriptors of a Hopper kernel's products are computed.
+
+wgmma takes the descriptors of its operands from uniform registers. Where ptxas believes that threads of a warp may have
+parted, it may not use the uniform datapath, computes them in vector registers and moves them over (R2UR) before each
+product: a third more instructions in the main loop of a prefill, and 5 to 10 % of its time.
+"""
+
+from __future__ import annotations
+
+from tsmla.elf import Elf
+
+_INSTRUCTION_BYTES = 16
+_PRODUCT, _MOVE = (0x1FC, 0x1F0), (0x1FF, 0x0CA)
+"""(mask, value) of HGMMA and QGMMA, and of R2UR, as cuobjdump 13 names them."""
+_NEAR = 24
+"""Instructions before a product among which its descriptors are moved."""
+
+
+def products(image: Elf) -> tuple[int, int]:
+    """How many wgmma an image has, and to how many of them a vector register is moved just before, behind the product
+    before it."""
+    found = moved = 0
+    for section in image.sections:
+        if not section.name.startswith(".text."):
+            continue
+        since_move = _NEAR + 1
+        for at in range(0, len(section.data), _INSTRUCTION_BYTES):
+            opcode = int.from_bytes(section.data[at : at + 2], "little")
+            since_move += 1
+            if opcode & _MOVE[0] == _MOVE[1]:
+                since_move = 0
+            elif opcode & _PRODUCT[0] == _PRODUCT[1]:
+                found += 1
+                moved += since_move <= _NEAR
+                since_move = _NEAR + 1
+    return found, moved
