@@ -1,10 +1,11 @@
 """tsmla_prefill at serving shapes, alone or next to other implementations in the same run.
 
-    python -m benchmarks.bench_prefill [--dtype DTYPE] [--against NAME=MODULE:FUNCTION ...] [--commit HASH]
+    python -m benchmarks.bench_prefill [--dims 256] [--dtype DTYPE] [--against NAME=MODULE:FUNCTION ...] [--commit HASH]
 
-TFLOP/s count 2 * (d_qk + d_v) * heads * attended (query, key) pairs. FUNCTION takes a Case and returns a callable that
-launches the other implementation on its tensors, or None where it cannot do the case; it is imported from wherever
-Python finds MODULE. Every candidate's result is compared with ours before anything is timed.
+--dims: columns of a query, 192 (values of 128, 128 heads) or 256 (values of 256, 64 heads). TFLOP/s count
+2 * (d_qk + d_v) * heads * attended (query, key) pairs. FUNCTION takes a Case and returns a callable that launches the
+other implementation on its tensors, or None; it is imported from wherever Python finds MODULE. Every candidate's result
+is compared with ours before anything is timed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tsmla import tsmla_prefill
 from . import protocol
 from .protocol import Candidate, Monitor
 
-D_QK, D_V, HEADS = 192, 128, 128
+HEADS = 128
+D_V = {192: 128, 256: 256}
+"""Columns of a query or key -> of a value."""
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -35,8 +38,11 @@ SHAPES = (
     (4, 1024, 81920, True),
     (1, 8192, 8192, False),
     (1, 8192, 32768, False),
+    (1, 1024, 1024, True),
+    (1, 2048, 2048, True),
+    (16, 512, 512, True),
 )
-"""(sequences, queries, keys, causal): a first chunk, later chunks of a long context, and context chunks."""
+"""(sequences, queries, keys, causal): a first chunk, later chunks of a long context, context chunks, and prompts."""
 MAX_DIFFERENCE = {2: 0.02, 1: 0.06}
 """Relative RMS difference from ours above which another candidate does not compute the same thing, by bytes of an
 element: 8-bit kernels round probabilities to 4 digits."""
@@ -58,26 +64,31 @@ class Case:
     scale: float
 
     @classmethod
-    def make(cls, sequences: int, queries: int, keys: int, causal: bool, dtype: torch.dtype) -> Case:
+    def make(
+        cls, sequences: int, queries: int, keys: int, causal: bool, dtype: torch.dtype, d_qk: int = 192
+    ) -> Case:
+        heads = HEADS * 128 // D_V[d_qk]
+
         def pack(length: int, dim: int) -> torch.Tensor:
-            return torch.randn(sequences * length, HEADS, dim, device="cuda", dtype=torch.bfloat16).to(dtype)
+            return torch.randn(sequences * length, heads, dim, device="cuda", dtype=torch.bfloat16).to(dtype)
 
         def ends(length: int) -> torch.Tensor:
             return torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * length
 
-        packs = pack(queries, D_QK), pack(keys, D_QK), pack(keys, D_V)
-        return cls(sequences, queries, keys, causal, *packs, ends(queries), ends(keys), D_QK**-0.5)
+        packs = pack(queries, d_qk), pack(keys, d_qk), pack(keys, D_V[d_qk])
+        return cls(sequences, queries, keys, causal, *packs, ends(queries), ends(keys), d_qk**-0.5)
 
     @property
     def tflop(self) -> float:
         pairs = self.queries * self.keys
         if self.causal:
             pairs -= self.queries * (self.queries - 1) // 2
-        return 2 * (D_QK + D_V) * HEADS * self.sequences * pairs / 1e12
+        _, heads, d_qk = self.query.shape
+        return 2 * (d_qk + D_V[d_qk]) * heads * self.sequences * pairs / 1e12
 
     def output(self) -> torch.Tensor:
         dtype = torch.bfloat16 if self.query.dtype.itemsize == 1 else self.query.dtype
-        return torch.empty(*self.query.shape[:2], D_V, device="cuda", dtype=dtype)
+        return torch.empty(*self.query.shape[:2], self.value.shape[2], device="cuda", dtype=dtype)
 
     def ours(self) -> Callable[[], torch.Tensor]:
         """A launch into one output tensor, which it returns, with LSE, as serving engines call it."""
@@ -96,6 +107,7 @@ class Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     protocol.add_arguments(parser)
+    parser.add_argument("--dims", choices=D_V, default=192, type=int)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
     options = parser.parse_args()
@@ -103,18 +115,20 @@ def main() -> None:
     with Monitor() as monitor:
         ceilings = protocol.ceilings(monitor)
         for shape in SHAPES:
-            case = Case.make(*shape, DTYPES[options.dtype])
+            case = Case.make(*shape, DTYPES[options.dtype], options.dims)
             others = {name: make(case) for name, make in options.against}
             launches = {"tsmla": case.ours(), **{name: launch for name, launch in others.items() if launch}}
             protocol.agree(launches, MAX_DIFFERENCE[case.query.dtype.itemsize])
             candidates = [Candidate(name, launch) for name, launch in launches.items()]
             for regime in protocol.REGIMES:
                 timings = protocol.measure(candidates, regime, monitor, options.seconds)
-                results.append({"shape": shape, "dtype": options.dtype, "tflop": case.tflop, "timings": timings})
+                said = {"shape": shape, "dims": options.dims, "dtype": options.dtype, "tflop": case.tflop}
+                results.append({**said, "timings": timings})
             del case, launches, candidates
             torch.cuda.empty_cache()
     record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
-    path = protocol.write_record(options.results, f"prefill-{options.dtype}", record)
+    dims = "" if options.dims == 192 else f"{options.dims}-"
+    path = protocol.write_record(options.results, f"prefill-{dims}{options.dtype}", record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
     names = list(results[0]["timings"])
     header = ("sequences", "queries", "keys", "mask", "regime", *(f"{n} {u}" for n in names for u in ("us", "TF/s")))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import charts, engine_tables, published
+from . import bench_prefill, charts, engine_tables, published
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
@@ -32,6 +32,7 @@ PEERS = {
 }
 """Other implementations in the records, by the names given to --against, and what they were a part of. Plans that
 engines make once for all layers are not timed."""
+PREFILLS = ("bf16", "e4m3", "256-bf16", "256-e4m3")
 COLD_STARTS = {
     "cold_start": "cold start after torch and CUDA",
     "cold_start_decode": "the same for decode",
@@ -88,7 +89,7 @@ def main() -> None:
 
 def performance_page() -> str:
     """docs/performance.md: one table per operator and of cold start, each with the birth certificate of its numbers."""
-    prefills = [_prefill(dtype, published.newest(f"prefill-{dtype}")) for dtype in ("bf16", "e4m3")]
+    prefills = [_prefill(published.newest(f"prefill-{name}")) for name in PREFILLS]
     decode = published.newest("decode")
     cold = [_cold_start(head, published.newest(name)) for name, head in COLD_STARTS.items()]
     sections = {
@@ -213,9 +214,12 @@ def _clocks(regime: str) -> str:
     return _span(r["timings"]["tsmla"]["sm_clock_mhz"] for record in records for r in published.results(record, regime))
 
 
-def _prefill(dtype: str, record: dict[str, Any]) -> str:
+def _prefill(record: dict[str, Any]) -> str:
     """Both regimes of each shape, in TFLOP/s, next to whatever ran in the same process."""
     shapes: dict[str, list[str]] = {}
+    d_qk, dtype = record["results"][0]["dims"], record["results"][0]["dtype"]
+    d_v = bench_prefill.D_V[d_qk]
+    heads = bench_prefill.HEADS * 128 // d_v
     names = list(record["results"][0]["timings"])
     for result in record["results"]:
         sequences, queries, keys, causal = result["shape"]
@@ -223,8 +227,9 @@ def _prefill(dtype: str, record: dict[str, Any]) -> str:
         rates = [f"{result['tflop'] / result['timings'][name]['median_us'] * 1e6:.0f}" for name in names]
         shapes.setdefault(label, []).append(" / ".join(rates) + _ratio(result["timings"]))
     who = " / ".join(names) + (" (ratio)" if len(names) > 1 else "")
+    head = f"`tsmla_prefill`, {dtype}, ({d_qk}, {d_v}), {heads} heads"
     table = _table(
-        [f"`tsmla_prefill`, {dtype}, (192, 128), 128 heads", f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
+        [head, f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
         ([label, *cells] for label, cells in shapes.items()),
     )
     return f"{table}\n\n{_certificate(record)}{_peers(names)}"

@@ -52,8 +52,8 @@ def factors(
 def rotated(
     values: cute.TensorSSA, cos: cute.TensorSSA, sin: cute.TensorSSA, lane: Int32, interleaved: Int32
 ) -> cute.TensorSSA:
-    """A lane's columns of the rope part, rotated as `mla_write_cache` states. All lanes of the warp come by: where pairs
-    lie in the two halves, a pair's columns are those of two lanes."""
+    """A lane's columns of the rope part, rotated as `mla_write_cache` states. All lanes of the warp come by: where
+    pairs lie in the two halves, a pair's columns are those of two lanes."""
     own = cute.make_rmem_tensor(ROPE_VECTOR, values.dtype)
     own.store(values)
     word = cute.recast_tensor(own, Int32)
