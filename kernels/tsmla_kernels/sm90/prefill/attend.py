@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
-from tsmla.variant import Dtype, PrefillVariant
+from tsmla.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts.hopper import lazy_softmax, mma
@@ -49,13 +49,15 @@ class AttendState(NamedTuple):
     scale_log2: Float32
     tile_kv: int
     causal: bool
+    lazy: bool
     precision: Probabilities
 
 
-def is_lazy(dtype: Dtype) -> bool:
+def is_lazy(variant: PrefillVariant) -> bool:
     """Whether a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output.
-    Products of 16 bits take twice as long, and that they are spared made their kernel slower (kernels/NOTES.md)."""
-    return dtype.bits == 8
+    Products of 16 bits take twice as long, and that they are spared made their kernel slower (kernels/NOTES.md); but
+    not where the output is twice as wide, and its rescaling twice the work."""
+    return variant.dtype.bits == 8 or variant.d_v > 128
 
 
 @cute.jit
@@ -119,10 +121,11 @@ def attend_task(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
+        lazy=is_lazy(variant),
         precision=Probabilities.of(variant.dtype),
     )
     output.fill(0.0)
-    reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant.dtype) else -Float32.inf)
+    reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant) else -Float32.inf)
     row_sum.fill(0.0)
     if work.tiles > 0:
         groups = cute.size(shared.q, mode=[2])
@@ -192,7 +195,7 @@ def _softmax(
         first_column = tile_at(state.work, count - state.first) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     moves = Boolean(True)
-    if const_expr(is_lazy(state.precision.dtype)):
+    if const_expr(state.lazy):
         if const_expr(not first):
             beyond = lazy_softmax.exceeds(
                 view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
@@ -214,6 +217,8 @@ def _softmax(
 def _round(state: AttendState, scores: cute.Tensor):
     dtype = state.probabilities.element_type
     state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
+    if const_expr(state.lazy and dtype.width == 16):
+        mma.pin(state.probabilities)
 
 
 @cute.jit
