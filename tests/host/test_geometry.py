@@ -31,8 +31,8 @@ def test_shipped_variants_are_within_budget(variant):
     geometry = PrefillGeometry.of(variant)
     schedule = PrefillSchedule.of(geometry)
     element = variant.dtype.bits // 8
-    transposed = 2 * geometry.tile_kv * variant.d_v if variant.dtype.bits == 8 else 0
-    tiles = geometry.stages * geometry.tile_kv * (variant.d_qk + variant.d_v) * element + transposed
+    columns = geometry.stages * variant.d_qk + (geometry.value_stages + geometry.transposed_stages) * variant.d_v
+    tiles = geometry.tile_kv * columns * element
     assert geometry.shared_bytes - tiles - geometry.tile_q * variant.d_qk * element == 1024
     assert geometry.shared_bytes <= SHARED_BYTES_PER_CTA
     used = WARPGROUP * (schedule.load_registers + schedule.attend_warpgroups * schedule.attend_registers)
@@ -68,8 +68,8 @@ def test_wide_heads_fill_a_cta():
     for variant in (v for v in VARIANTS if v.d_v == 256):
         geometry = PrefillGeometry.of(variant)
         narrow = PrefillGeometry.of(dataclasses.replace(variant, d_qk=192, d_v=128))
-        changes = [{"stages": geometry.stages + 1}, {"tile_kv": narrow.tile_kv}]
-        for change in [*changes, {"transposed_stages": 3}] if geometry.transposes_values else changes:
+        rings = ("stages", "value_stages", *(["transposed_stages"] if geometry.transposes_values else []))
+        for change in ({"tile_kv": narrow.tile_kv}, *({ring: getattr(geometry, ring) + 1} for ring in rings)):
             with pytest.raises(AssertionError, match="bytes of shared memory"):
                 dataclasses.replace(geometry, **change).check()
 
