@@ -22,9 +22,8 @@ class PrefillGeometry:
     """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows; or so
     up to `tasks` times, one after the other.
 
-    K's ring has `stages`, and that of values as they are loaded `value_stages`. 8-bit values are transposed in shared
-    memory, into a ring of `transposed_stages`: their MMA reads them with keys contiguous. Values of 16 bits have no such
-    ring.
+    K's ring has `stages`, that of values as they are loaded `value_stages`. 8-bit values are transposed in shared
+    memory, into a ring of `transposed_stages`: their MMA reads them with keys contiguous.
 
     An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
     heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow.
