@@ -75,6 +75,17 @@ def test_references_that_lag(gpu, dtype, growth):
     check(problem, False)
 
 
+@KINDS
+@pytest.mark.parametrize("exponent", [48, 60], ids=str)
+def test_products_far_below_zero(gpu, exponent, causal):
+    """Of a row's keys, all of them; causal rows do not see the tiles that they visit first."""
+    problem = wide([130, 1], [130, 1], 1, 1, torch.bfloat16)
+    problem.query[..., 0], problem.query[..., 1:] = 2.0**exponent, 0.0
+    problem.key[..., 0] = -(2.0**exponent) * (1 + torch.arange(131).view(-1, 1) % 8 / 128).to(torch.bfloat16)
+    problem.softmax_scale = 200 * 2.0 ** (-2 * exponent)
+    check(problem, causal)
+
+
 def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu):
     problem = wide([64], [400], 1, 1, torch.float8_e4m3fn)
     problem.query.copy_(torch.zeros(problem.query.shape))

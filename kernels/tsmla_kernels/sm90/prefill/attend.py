@@ -125,7 +125,7 @@ def attend_task(
         precision=Probabilities.of(variant.dtype),
     )
     output.fill(0.0)
-    reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant) else -Float32.inf)
+    reference.fill(lazy_softmax.NO_KEYS if variant.dtype.bits == 8 else -Float32.inf)
     row_sum.fill(0.0)
     if work.tiles > 0:
         groups = cute.size(shared.q, mode=[2])
@@ -195,20 +195,23 @@ def _softmax(
         first_column = tile_at(state.work, count - state.first) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     moves = Boolean(True)
+    may_hide_row = masked and state.causal
     if const_expr(state.lazy):
         if const_expr(not first):
             beyond = lazy_softmax.exceeds(
                 view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
             )
             moves = cute.arch.vote_any_sync(beyond)
+        may_hide_row = may_hide_row and state.precision.dtype.bits == 16  # those of 8 bits have NO_KEYS
         if moves:
-            lazy_softmax.move_reference(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
+            lazy_softmax.move_reference(
+                view, state.reference, state.row_sum, state.rescale, state.scale_log2, may_hide_row
+            )
         sums = lazy_softmax.exponentiate(
-            view, view, state.reference, state.row_sum, state.scale_log2, state.precision
+            view, view, state.reference, state.row_sum, state.scale_log2, state.precision, may_hide_row
         )
         state.row_sum.store(sums.load())
     else:
-        may_hide_row = masked and state.causal
         exponentiate(view, state.reference, state.row_sum, state.rescale, state.scale_log2, first, may_hide_row)
     return moves
 
