@@ -25,7 +25,7 @@ def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, task
         target = shared.values[None, None, shared.values_edge.stage(count)]
         if const_expr(cute.size(shared.v, mode=[1]) > ROW_BYTES):
             assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
-            transpose_keys(source, target, part, 0)
+            transpose_keys(source, target, part, 1)
         else:
             transpose(source, target, part, parts)
         shared.values_edge.publish(count)
