@@ -29,6 +29,8 @@ BLACKWELL_SOLO, BLACKWELL_PAIR = "sm100/decode solo", "sm100/decode pair"
 SECTIONS = (
     ("Hopper prefill, 16-bit inputs", HOPPER_PREFILL, (16,)),
     ("Hopper prefill, 8-bit inputs", HOPPER_PREFILL, (8,)),
+    ("Hopper prefill of heads of 256 dims, 16-bit inputs", HOPPER_PREFILL, (16,), "none", 256),
+    ("Hopper prefill of heads of 256 dims, 8-bit inputs", HOPPER_PREFILL, (8,), "none", 256),
     ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
     ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), "apart"),
@@ -54,7 +56,7 @@ in turn. Every stage has a barrier that says "full" and, where its readers say w
 In the pictures, an arrow leads from a role that fills an edge to a role that reads it, with the number of stages. It is
 dotted where the reader does not say when it has left a stage. Copies are bulk copies (TMA), MMAs those of the tensor
 core; either counts as one arrival, and each warp as one. Where 16-bit and 8-bit kernels differ in numbers only, both
-are given: 16 bits / 8 bits. Prefill is shown with head dims (192, 128) and a causal mask.
+are given: 16 bits / 8 bits. Prefill is shown with head dims (192, 128), where nothing else is said, and a causal mask.
 
 This page is written by `python -m docs.pictures` from the tables in each kernel's `schedule.py`, which also give
 barriers their places and their counts.
@@ -79,9 +81,9 @@ def page() -> str:
     return "\n".join([BEGINNING, *(section(*each) for each in SECTIONS)])
 
 
-def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "none") -> str:
-    """scales: those of a decode's cache, as `scales_of` tells them."""
-    schedules = [shown(kernel, bits, scales) for bits in widths]
+def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "none", d_qk: int = 192) -> str:
+    """scales: those of a decode's cache, as `scales_of` tells them. d_qk: a prefill's."""
+    schedules = [shown(kernel, bits, scales, d_qk) for bits in widths]
     first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
     edges = list(zip(*tables, strict=True))
     lines = [
@@ -121,14 +123,14 @@ def scales_of(variant: DecodeVariant) -> str:
     return "apart" if variant.row.apart else "in a row"
 
 
-def shown(kernel: str, bits: int, scales: str) -> Any:
+def shown(kernel: str, bits: int, scales: str, d_qk: int) -> Any:
     """A kernel's schedule with inputs of so many bits: that of the first such variant."""
     return next(
         schedules_of(v)[kernel]
         for v in VARIANTS
         if v.dtype.bits == bits
         and kernel in schedules_of(v)
-        and (scales_of(v) == scales if isinstance(v, DecodeVariant) else v.causal and v.d_qk == 192)
+        and (scales_of(v) == scales if isinstance(v, DecodeVariant) else v.causal and v.d_qk == d_qk)
     )
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from tsmla.support import PREFILL_DIMS
 
 
 def prefill(
@@ -14,7 +15,7 @@ def prefill(
     max_seq_len: int,
 ) -> torch.Tensor:  # fmt: skip
     """The operator's contract: causal is bottom-right, a row without keys gives 0, rows of no sequence stay NaN."""
-    assert (query.shape[2], value.shape[2]) in ((192, 128), (128, 128)) and seq_lens is None and max_seq_len > 0
+    assert (query.shape[2], value.shape[2]) in PREFILL_DIMS and seq_lens is None and max_seq_len > 0
     assert cum_seq_lens.dtype == cum_seq_lens_q.dtype == torch.int32
     ends_q, ends_kv = cum_seq_lens_q.tolist(), cum_seq_lens.tolist()
     assert len(ends_q) == len(ends_kv) == batch_size + 1

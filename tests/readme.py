@@ -62,18 +62,12 @@ def promised(example: str, name: str) -> tuple[tuple[int, ...], str]:
 
 def support_table() -> str:
     """What exists, as the README's Markdown table, asked of `why_unsupported`."""
-    dims = ", ".join(map(str, PREFILL_DIMS))
     rows = [
-        (
-            f"`tsmla_prefill`, {dtype} in, {out} out, head dims {dims}",
-            [
-                all(why_unsupported(_prefill(arch, dtype, out, *d)) is None for d in PREFILL_DIMS)
-                for arch in SHIPPED_ARCHS
-            ],
-        )
+        (f"`tsmla_prefill`, {dtype} in, {out} out, head dims {', '.join(map(str, dims))}", list(there))
         for dtype in Dtype
         for out in Dtype
         if any(out in dtypes.get(dtype, ()) for dtypes in PREFILL_DTYPES.values())
+        for there, dims in _prefills(dtype, out).items()
     ]
     rows += [
         (
@@ -130,6 +124,16 @@ def support_table() -> str:
     head = ["operator", *(f"{arch} ({arch.gpus})" for arch in SHIPPED_ARCHS)]
     body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+
+
+def _prefills(dtype: Dtype, out: Dtype) -> dict[tuple[bool, ...], list[tuple[int, int]]]:
+    """Which architectures have a prefill -> the head dims of which that is so."""
+    found: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
+    for dims in PREFILL_DIMS:
+        there = tuple(why_unsupported(_prefill(arch, dtype, out, *dims)) is None for arch in SHIPPED_ARCHS)
+        if any(there):
+            found.setdefault(there, []).append(dims)
+    return found
 
 
 def _decoded(name: str) -> tuple[Dtype, ...]:

@@ -18,7 +18,7 @@ import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.plan import FEW_ROWS_DEALS
 from tsmla.row_format import ROWS, RowFormat, uniform_row
-from tsmla.support import CACHE_DTYPES, LATENT_DIM, PREFILL_DIMS, ROPE_DIM
+from tsmla.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_DIMS, ROPE_DIM
 from tsmla.tools import selftest_cache, selftest_query
 from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_memory import Memory
@@ -283,7 +283,8 @@ def _decode(
 def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool) -> tuple[str, str | None]:
     lengths_q, lengths_kv = lengths
     heads, heads_kv = 2, 1
-    in_pieces = merges and variant.d_qk > variant.d_v
+    d_nope = NOPE_DIMS[variant.d_qk]
+    in_pieces = merges and variant.d_qk > d_nope
 
     def random(rows: int, count: int, dim: int) -> torch.Tensor:
         return torch.randn(rows, count, dim, device="cuda").to(TORCH_DTYPE_OF[variant.dtype])
@@ -292,7 +293,7 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool) -> tuple[s
         return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
 
     def given(x: torch.Tensor) -> Any:
-        return tuple(x.split([variant.d_v, variant.d_qk - variant.d_v], -1)) if in_pieces else x
+        return tuple(x.split([d_nope, variant.d_qk - d_nope], -1)) if in_pieces else x
 
     q = random(sum(lengths_q), heads, variant.d_qk)
     k, v = (random(sum(lengths_kv), heads_kv, dim) for dim in (variant.d_qk, variant.d_v))

@@ -12,13 +12,15 @@ from . import checks, examine, resolve
 from .call import PREFILL
 from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .errors import ArgumentError, TsmlaError
-from .support import NOPE_DIM, ROPE_DIM, prefill_out_dtype
+from .support import NOPE_DIMS, ROPE_DIM, prefill_out_dtype
 from .variant import PrefillVariant
 from .workspace import multiprocessors
 
 _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
 _LOWEST_FLOAT32 = -LARGEST_FLOAT32
+_WITH_ROPE = {d_nope: d_qk for d_qk, d_nope in NOPE_DIMS.items() if d_qk > d_nope}
+"""Columns of a query's or key's first piece -> those of both."""
 _MOST_SEQUENCES = 2**31 - 2
 """So that batch_size + 1 has 32 bits."""
 
@@ -52,13 +54,14 @@ def tsmla_prefill(
     Args:
         query: [tokens_q, heads_q, d_qk], bf16, fp16, e4m3 or e5m2. Strided views are read correctly (last dimension
             contiguous, base and outer strides multiples of 16 bytes), here and for key, value and out. With d_qk 192
-            also a tuple of its two pieces, (q_nope [tokens_q, heads_q, 128], q_pe [tokens_q, heads_q, 64]), each with
-            its own strides; nothing is copied.
+            or 256 also a tuple of its two pieces, (q_nope [tokens_q, heads_q, d_qk - 64], q_pe [tokens_q, heads_q,
+            64]), each with its own strides; nothing is copied.
         key: [tokens_kv, heads_kv, d_qk], query's dtype; heads_q is a multiple of heads_kv (query head h reads
-            key head h // (heads_q // heads_kv)). With d_qk 192 also a tuple of its two pieces, (k_nope [tokens_kv,
-            heads_kv, 128], k_pe [tokens_kv, 64] or [tokens_kv, 1, 64]): all heads share k_pe. Results have the same
-            bits as those of joined pieces. Query and key may differ in whether they are joined.
-        value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128) or (128, 128).
+            key head h // (heads_q // heads_kv)). With d_qk 192 or 256 also a tuple of its two pieces, (k_nope
+            [tokens_kv, heads_kv, d_qk - 64], k_pe [tokens_kv, 64] or [tokens_kv, 1, 64]): all heads share k_pe.
+            Results have the same bits as those of joined pieces. Query and key may differ in whether they are joined.
+        value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128), (128, 128) or, in bf16 and e4m3 on sm_90a, (256,
+            256).
         seq_lens: not read; accepted because callers of the same interface pass it.
         cum_seq_lens: [batch_size + 1] int32 on the device, starting at 0: sequence b owns key rows
             cum_seq_lens[b] .. cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches). Whatever
@@ -206,7 +209,9 @@ def _examined(
     )  # fmt: skip
     query, q_pe, _, k_pe, _, out, lse, *_ = tensors
     called = _called(tensors, merges)
-    examination = examine.Examination(PREFILL, tensors, called, {} if q_pe is None else {"d_query": NOPE_DIM})
+    examination = examine.Examination(PREFILL, tensors, called)
+    if q_pe is not None:
+        checks.shape(_OPERATOR, called["query"], query, *(("tokens_q", "heads_q", columns) for columns in _WITH_ROPE))
     sizes = examination.sizes
     sizes["batch_size"] = checks.integer(_OPERATOR, "batch_size", batch_size, 0, _MOST_SEQUENCES)
     if out_dtype is not None:
@@ -221,15 +226,15 @@ def _examined(
             )
         out_dtype = out.dtype
     written = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
-    d_qk = sizes["d_query"] + (0 if q_pe is None else ROPE_DIM)
+    d_qk = sizes["d_query"] if q_pe is None else _WITH_ROPE[sizes["d_query"]]
     wants_lse = return_lse or lse is not None
     variant = PrefillVariant(examination.arch, examination.dtype, written, d_qk, sizes["d_v"], causal, wants_lse, pdl)
-    if k_pe is not None and d_qk != NOPE_DIM + ROPE_DIM:
+    if k_pe is not None and d_qk not in _WITH_ROPE.values():
+        columns = " or ".join(map(str, _WITH_ROPE.values()))
         raise ArgumentError(
-            f"{_OPERATOR}: key has two pieces, of {NOPE_DIM} and {ROPE_DIM} columns together with a query of "
-            f"{NOPE_DIM + ROPE_DIM}; query has {d_qk}"
+            f"{_OPERATOR}: key has two pieces, together with a query of {columns} columns; query has {d_qk}"
         )
-    sizes["d_key"] = d_qk if k_pe is None else NOPE_DIM
+    sizes["d_key"] = d_qk if k_pe is None else NOPE_DIMS[d_qk]
     examination.check(variant)
     heads, heads_kv = sizes["heads_q"], sizes["heads_kv"]
     if heads_kv == 0 or heads % heads_kv:

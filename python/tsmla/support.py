@@ -15,9 +15,11 @@ from .variant import (
     WriteCacheVariant,
 )
 
-PREFILL_DIMS = ((192, 128), (128, 128))
-NOPE_DIM = 128
-"""Elements of a prefill's query or key that do not depend on its position; those after them, ROPE_DIM if any, do."""
+PREFILL_DIMS = ((192, 128), (128, 128), (256, 256))
+"""(d_qk, d_v): the columns of a query or key, and of a value."""
+NOPE_DIMS = {192: 128, 128: 128, 256: 192}
+"""d_qk -> elements of a prefill's query or key that do not depend on its position; those after them, ROPE_DIM if any,
+do."""
 _PREFILL_EIGHT_BITS = {Dtype.E4M3: (Dtype.BF16,), Dtype.E5M2: (Dtype.BF16,)}
 _PREFILL_BLACKWELL = {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: (Dtype.FP16, Dtype.BF16), **_PREFILL_EIGHT_BITS}
 PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
@@ -27,6 +29,10 @@ PREFILL_DTYPES: dict[Arch, dict[Dtype, tuple[Dtype, ...]]] = {
     Arch.SM107A: _PREFILL_BLACKWELL,
 }
 """Input dtype -> the output dtypes there are, what is written unless asked for something else first."""
+_PREFILL_ONLY: dict[tuple[int, int], dict[Arch, tuple[Dtype, ...]]] = {
+    (256, 256): {Arch.SM90A: (Dtype.BF16, Dtype.E4M3)},
+}
+"""Head dims of PREFILL_DIMS that not every prefill has -> the input dtypes of those that do."""
 LATENT_DIM, ROPE_DIM = (uniform_row(Dtype.BF16).piece(name).columns for name in NAMES)
 """Elements of a decode cache row that are both key and value; those after them, which are key only."""
 DECODE_OUT_DTYPES = {Dtype.BF16: Dtype.BF16, Dtype.FP16: Dtype.FP16, Dtype.E4M3: Dtype.BF16, Dtype.E5M2: Dtype.BF16}
@@ -69,6 +75,17 @@ def why_unsupported(variant: Variant) -> str | None:
     raise TypeError(f"not a variant: {variant!r}")
 
 
+def dtypes_of_dims(arch: Arch, dims: tuple[int, int]) -> tuple[Dtype, ...]:
+    """The input dtypes of this architecture's prefills with head dims `dims`, which are in PREFILL_DIMS."""
+    every = tuple(PREFILL_DTYPES.get(arch, ()))
+    return _PREFILL_ONLY[dims].get(arch, ()) if dims in _PREFILL_ONLY else every
+
+
+def prefill_dims(arch: Arch, dtype: Dtype) -> tuple[tuple[int, int], ...]:
+    """Those of PREFILL_DIMS that this architecture's prefill of `dtype` has."""
+    return tuple(dims for dims in PREFILL_DIMS if dtype in dtypes_of_dims(arch, dims))
+
+
 def prefill_out_dtype(dtype: Dtype) -> Dtype:
     """What prefill writes for inputs of `dtype`, unless asked for something else: the same, bf16 for 8 bits."""
     return Dtype.BF16 if dtype.bits == 8 else dtype
@@ -87,8 +104,16 @@ def _why_prefill(variant: PrefillVariant) -> str | None:
     written = dtypes[variant.dtype]
     if variant.out_dtype not in written:
         return f"prefill of {variant.dtype} for {variant.arch} writes {_listed(written)}, not {variant.out_dtype}"
-    if (variant.d_qk, variant.d_v) not in PREFILL_DIMS:
-        return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not ({variant.d_qk}, {variant.d_v})"
+    dims = variant.d_qk, variant.d_v
+    if dims not in PREFILL_DIMS:
+        return f"prefill head dims (qk, v) are {_listed(PREFILL_DIMS)}, not {dims}"
+    if variant.dtype not in dtypes_of_dims(variant.arch, dims):
+        there = " and ".join(f"{_listed(found)} for {arch}" for arch, found in _PREFILL_ONLY[dims].items())
+        others = _listed(prefill_dims(variant.arch, variant.dtype))
+        return (
+            f"prefill of head dims (qk, v) {dims} takes {there}, not {variant.dtype} for {variant.arch}, which has "
+            f"{others}"
+        )
     return None
 
 

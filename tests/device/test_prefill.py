@@ -13,10 +13,10 @@ import torch
 import tsmla
 from prefill_reference import Problem, judge, make_problem, out_dtype
 from tsmla.checks import dtype_of
-from tsmla.support import PREFILL_DTYPES
+from tsmla.support import PREFILL_DIMS, dtypes_of_dims
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
-DIMS = [(192, 128), (128, 128)]
+DIMS = PREFILL_DIMS
 LENGTHS = {
     "one tile": ([128], [128]),
     "shorter than a tile": ([64], [100]),
@@ -80,7 +80,7 @@ def test_sinks(dtype, causal, counted):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_against_float64(lengths, dtype, dims, causal, arch):
-    skip_without(arch, dtype)
+    skip_without(arch, dtype, dims)
     check(make_problem(*lengths, 4, 2, *dims, dtype, "cuda", slack=3, padded_entries=2, strided=True), causal)
 
 
@@ -90,22 +90,24 @@ def test_head_counts(heads):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_scores_force_rescaling(dtype, causal, arch):
-    skip_without(arch, dtype)
-    check(make_problem([300], [900], 2, 2, 192, 128, dtype, "cuda", magnitude=6.0), causal)
+def test_large_scores_force_rescaling(dtype, dims, causal, arch):
+    skip_without(arch, dtype, dims)
+    check(make_problem([300], [900], 2, 2, *dims, dtype, "cuda", magnitude=6.0), causal)
 
 
+@pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_long_contexts(dtype, arch):
+def test_long_contexts(dtype, dims, arch):
     """Sums over many keys: 8-bit products keep about 14 bits in the tensor cores."""
-    skip_without(arch, dtype)
-    check(make_problem([130], [20000], 2, 2, 192, 128, dtype, "cuda"), True)
+    skip_without(arch, dtype, dims)
+    check(make_problem([130], [20000], 2, 2, *dims, dtype, "cuda"), True)
 
 
-def skip_without(arch, dtype: torch.dtype) -> None:
-    if dtype_of(dtype) not in PREFILL_DTYPES.get(arch, ()):
-        pytest.skip(f"prefill for {arch} has no {dtype} kernel")
+def skip_without(arch, dtype: torch.dtype, dims: tuple[int, int] = (192, 128)) -> None:
+    if dtype_of(dtype) not in dtypes_of_dims(arch, dims):
+        pytest.skip(f"prefill for {arch} has no {dtype} kernel of head dims {dims}")
 
 
 @pytest.mark.parametrize("factor", [-0.5, 0.0], ids=str)
@@ -133,10 +135,11 @@ def test_without_lse_and_with_pdl_give_the_same_bits():
         assert torch.equal(out, reference) and torch.equal(lse, again)
 
 
+@pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_repeated_calls_give_the_same_bits(dtype, arch):
-    skip_without(arch, dtype)
-    problem = make_problem([1000], [2000], 8, 8, 192, 128, dtype, "cuda")
+def test_repeated_calls_give_the_same_bits(dtype, dims, arch):
+    skip_without(arch, dtype, dims)
+    problem = make_problem([1000], [2000], 8, 8, *dims, dtype, "cuda")
     first, first_lse = prefill(problem, True, True)
     for _ in range(5):
         out, lse = prefill(problem, True, True)

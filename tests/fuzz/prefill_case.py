@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from tsmla import checks
 from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.support import prefill_out_dtype
+from tsmla.support import NOPE_DIMS, PREFILL_DIMS, prefill_out_dtype
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
 from .drawing import FEWEST, SIZES, heads_sinks, hostile_ends, magnitude_for, scales, schedules
@@ -20,7 +20,6 @@ from .places import Schedule
 from .plain import Plain
 from .reference_prefill import Span, key_spans, query_spans
 
-D_NOPE, D_ROPE, D_V = 128, 64, 128
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
 key of each sequence with most of the weight."""
@@ -76,6 +75,15 @@ class PrefillCase(Plain):
         return self.heads_kv * self.group
 
     @property
+    def d_v(self) -> int:
+        return dict(PREFILL_DIMS)[self.d_qk]
+
+    @property
+    def d_nope(self) -> int:
+        """Columns of a query or key in front of the rope, if there is one."""
+        return NOPE_DIMS[self.d_qk]
+
+    @property
     def batch(self) -> int:
         return len(self.ends_kv) - 1
 
@@ -96,7 +104,7 @@ class PrefillCase(Plain):
     def variant(self, arch: str) -> PrefillVariant:
         """The kernel that serves the call on this architecture, if there is one."""
         dtypes = Dtype(self.dtype), checks.dtype_of(self.written)
-        return PrefillVariant(Arch(arch), *dtypes, self.d_qk, D_V, self.causal, self.lse, self.pdl)
+        return PrefillVariant(Arch(arch), *dtypes, self.d_qk, self.d_v, self.causal, self.lse, self.pdl)
 
 
 @st.composite
@@ -177,7 +185,7 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
 
 
 def _ropes(draw: Any, variant: PrefillVariant) -> tuple[str | None, str | None]:
-    if variant.d_qk != D_NOPE + D_ROPE:
+    if variant.d_qk == NOPE_DIMS[variant.d_qk]:
         return None, None
     return draw(st.sampled_from((None, *LAYOUTS))), draw(st.sampled_from((None, "flat", *LAYOUTS)))
 

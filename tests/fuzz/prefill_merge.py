@@ -10,7 +10,7 @@ import torch
 import tsmla
 
 from .guarded import Guarded, strides
-from .prefill_case import D_V, PrefillCase
+from .prefill_case import PrefillCase
 
 _SHARE = 2.0**-16
 """What a share may be off: exponentials and logarithms of float32."""
@@ -23,7 +23,7 @@ def check(case: PrefillCase, inputs: tuple[torch.Tensor, ...], given: dict[str, 
     new, new_lse = (tensor.cpu().double() for tensor in alone)
     old, old_lse = _earlier(case, new_lse)
     layout = "contiguous" if case.out == "new" else case.out
-    shape = (case.tokens_q, case.heads, D_V)
+    shape = (case.tokens_q, case.heads, case.d_v)
     out = Guarded(shape, case.written, strides(layout, shape, case.written.itemsize), old, 16 * case.offset)
     lse_strides = (1, case.tokens_q) if case.heads_first else (case.heads, 1)
     lse = Guarded(shape[:2], torch.float32, lse_strides, old_lse, 4 * case.offset)
@@ -45,7 +45,7 @@ def _earlier(case: PrefillCase, lse: torch.Tensor) -> tuple[torch.Tensor, torch.
     near = torch.where(lse.isfinite(), lse, 0.0) + 3 * torch.randn(lse.shape, generator=generator)
     anywhere = 100 * torch.randn(lse.shape, generator=generator)
     earlier = torch.where(kind == 0, -math.inf, torch.where(kind == 1, anywhere, near)).float()
-    out = torch.randn((*lse.shape, D_V), generator=generator)
+    out = torch.randn((*lse.shape, case.d_v), generator=generator)
     return torch.where(earlier == -math.inf, math.nan, out.permute(2, 0, 1)).permute(1, 2, 0).to(case.written), earlier
 
 

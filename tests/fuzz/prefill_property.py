@@ -8,12 +8,13 @@ from typing import Any
 import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.support import ROPE_DIM
 from tsmla.variant import Dtype
 
 from . import prefill_merge
 from .guarded import Guarded, strides
 from .places import Place
-from .prefill_case import D_NOPE, D_ROPE, D_V, PrefillCase
+from .prefill_case import PrefillCase
 from .reference_attention import Rows, judge, judge_extreme, precision, tells_apart, with_sinks
 from .reference_prefill import sequences
 
@@ -38,7 +39,7 @@ def check(case: PrefillCase, place: Place) -> None:
         if case.merges:
             prefill_merge.check(case, inputs, given, owned)
     given_precision = precision(case.torch_dtype, out.dtype, place.device and place.arch == "sm_90a")
-    assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, D_V)
+    assert out.dtype == case.written and out.shape == (case.tokens_q, case.heads, case.d_v)
     scale = case.softmax_scale * case.k_scale
     found = sequences(
         *inputs, case.spans(), case.causal, scale, given_precision.score
@@ -72,7 +73,7 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     one_head = "expanded" in case.layouts
     shapes = (case.tokens_q, case.heads), (case.tokens_kv, 1 if one_head else case.heads_kv)
     q, k = (torch.randn(*shape, case.d_qk, generator=generator) * case.magnitude for shape in shapes)
-    v = torch.randn(*shapes[1], D_V, generator=generator)
+    v = torch.randn(*shapes[1], case.d_v, generator=generator)
     for queries, keys in case.spans():
         q_owned[queries.first : queries.end] = True
         if len(queries):
@@ -84,7 +85,7 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if case.values == "uniform":
         q.zero_()
     if case.rope_layouts[1]:
-        k[..., D_NOPE:] = k[:, :1, D_NOPE:].clone()
+        k[..., case.d_nope:] = k[:, :1, case.d_nope:].clone()
     dtype = case.torch_dtype
     filler = torch.tensor(case.unseen if dtype != torch.float8_e4m3fn else math.nan)
     packs = (q_owned, q), (kv_seen, k), (kv_seen, v)
@@ -111,12 +112,12 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
     ropes: dict[str, torch.Tensor] = {}
     query_layout, key_layout = case.rope_layouts
     if query_layout:
-        query, rope = query[..., :D_NOPE], query[..., D_NOPE:]
+        query, rope = query[..., :case.d_nope], query[..., case.d_nope:]
         ropes["query"] = put("query rope", rope, query_layout)
     if key_layout:
-        key, rope = key[..., :D_NOPE], key[:, :1, D_NOPE:]
+        key, rope = key[..., :case.d_nope], key[:, :1, case.d_nope:]
         ropes["key"] = put("key rope", rope, key_layout)
-        assert D_ROPE == rope.shape[2]
+        assert rope.shape[2] == ROPE_DIM
         if key_layout == "flat":
             ropes["key"] = ropes["key"][:, 0]
     given: dict[str, Any] = {"query": put("query", query, case.layouts[0])}
@@ -135,7 +136,7 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
         memory["lse"] = Guarded(rows, torch.float32, layout, None, 4 * case.offset)
         given["lse"] = memory["lse"].tensor
     if case.out != "new":
-        shape = (case.tokens_q, case.heads, D_V)
+        shape = (case.tokens_q, case.heads, case.d_v)
         layout = strides(case.out, shape, case.written.itemsize)
         memory["out"] = Guarded(shape, case.written, layout, None, offset)
         given["out"] = memory["out"].tensor

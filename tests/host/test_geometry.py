@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from tsmla.dtype import Dtype
+from tsmla.support import NOPE_DIMS
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant
 from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS, WARPGROUP
 from tsmla_kernels.sm90.decode.geometry import DecodeGeometry
@@ -30,8 +31,8 @@ def test_shipped_variants_are_within_budget(variant):
     geometry = PrefillGeometry.of(variant)
     schedule = PrefillSchedule.of(geometry)
     element = variant.dtype.bits // 8
-    values = 2 * variant.d_v if variant.dtype.bits == 8 else variant.d_v
-    tiles = geometry.stages * geometry.tile_kv * (variant.d_qk + values) * element
+    columns = geometry.stages * variant.d_qk + (geometry.value_stages + geometry.transposed_stages) * variant.d_v
+    tiles = geometry.tile_kv * columns * element
     assert geometry.shared_bytes - tiles - geometry.tile_q * variant.d_qk * element == 1024
     assert geometry.shared_bytes <= SHARED_BYTES_PER_CTA
     used = WARPGROUP * (schedule.load_registers + schedule.attend_warpgroups * schedule.attend_registers)
@@ -52,8 +53,25 @@ def test_transposing_warps_go_with_8_bit_values():
     with pytest.raises(AssertionError):
         dataclasses.replace(schedule, transpose_warps=4).check()
     with pytest.raises(AssertionError):
-        changed = dataclasses.replace(geometry, transposes_values=not geometry.transposes_values)
+        changed = dataclasses.replace(geometry, transposed_stages=0 if geometry.transposed_stages else 2)
         dataclasses.replace(schedule, geometry=changed).check()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_pieces_are_whole_boxes(variant):
+    geometry = PrefillGeometry.of(variant)
+    assert variant.d_qk % geometry.box_columns == NOPE_DIMS[variant.d_qk] % geometry.box_columns == 0
+
+
+def test_wide_heads_fill_a_cta():
+    """A tile more of keys, or of transposed values, would not fit, nor would scores of as many keys as narrow heads."""
+    for variant in (v for v in VARIANTS if v.d_v == 256):
+        geometry = PrefillGeometry.of(variant)
+        narrow = PrefillGeometry.of(dataclasses.replace(variant, d_qk=192, d_v=128))
+        rings = ("stages", "value_stages", *(["transposed_stages"] if geometry.transposes_values else []))
+        for change in ({"tile_kv": narrow.tile_kv}, *({ring: getattr(geometry, ring) + 1} for ring in rings)):
+            with pytest.raises(AssertionError, match="bytes of shared memory"):
+                dataclasses.replace(geometry, **change).check()
 
 
 def test_too_many_registers_are_refused():

@@ -14,7 +14,7 @@ WRONG = {
     "query in a list": ({"query": [bf16(5, 4, 128), bf16(5, 4, 64)]}, "query is a list; it must be a"),
     "query piece of other columns": (
         {"query": (bf16(5, 4, 64), bf16(5, 4, 64))},
-        r"query\[0\] has shape \[5, 4, 64\]; it must be \[tokens_q, heads_q, 128\]",
+        r"query\[0\] has shape \[5, 4, 64\]; it must be \[tokens_q, heads_q, 128\] or \[tokens_q, heads_q, 192\]",
     ),
     "query rope of other tokens": (
         {"query": (bf16(5, 4, 128), bf16(6, 4, 64))},
@@ -53,7 +53,7 @@ WRONG = {
     ),
     "pieces without a rope in the query": (
         {"query": bf16(5, 4, 128), "key": (bf16(7, 2, 128), bf16(7, 64))},
-        "key has two pieces, of 128 and 64 columns together with a query of 192; query has 128",
+        "key has two pieces, together with a query of 192 or 256 columns; query has 128",
     ),
     "LSE of another shape": ({"lse": torch.zeros(HEADS, TOKENS_Q)}, r"lse has shape \[4, 5\]; it must be \[5, 4\]"),
     "LSE of another dtype": ({"lse": bf16(TOKENS_Q, HEADS)}, "lse is torch.bfloat16; accepted: torch.float32"),

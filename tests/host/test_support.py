@@ -8,7 +8,16 @@ import pytest
 from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla import support
 from tsmla.row_format import RowFormat, Scales, uniform_row
-from tsmla.support import PACK_MAX_DIM, PACK_VECTOR, PREFILL_DIMS, PREFILL_DTYPES, why_unsupported
+from tsmla.support import (
+    NOPE_DIMS,
+    PACK_MAX_DIM,
+    PACK_VECTOR,
+    PREFILL_DIMS,
+    PREFILL_DTYPES,
+    dtypes_of_dims,
+    prefill_dims,
+    why_unsupported,
+)
 from tsmla.variant import Arch, Dtype
 from tsmla_kernels.registry import recipe
 
@@ -19,7 +28,27 @@ from tsmla_kernels.registry import recipe
 )
 def test_prefill_that_exists(arch: Arch, dtype: Dtype, out: Dtype, dims: tuple[int, int]) -> None:
     variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=dims[0], d_v=dims[1])
-    assert why_unsupported(variant) is None
+    exists = dims != (256, 256) or (arch is Arch.SM90A and dtype in (Dtype.BF16, Dtype.E4M3))
+    assert (why_unsupported(variant) is None) == exists
+    assert (dims in prefill_dims(arch, dtype)) == (dtype in dtypes_of_dims(arch, dims)) == exists
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "others"),
+    [
+        (Arch.SM90A, Dtype.FP16, "not fp16 for sm_90a, which has (192, 128), (128, 128)"),
+        (Arch.SM100A, Dtype.BF16, "not bf16 for sm_100a, which has (192, 128), (128, 128)"),
+        (Arch.SM103A, Dtype.E4M3, "not e4m3 for sm_103a, which has (192, 128), (128, 128)"),
+    ],
+)
+def test_head_dims_that_some_prefills_have(arch: Arch, dtype: Dtype, others: str) -> None:
+    out = next(iter(PREFILL_DTYPES[arch][dtype]))
+    variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=256, d_v=256)
+    assert why_unsupported(variant) == f"prefill of head dims (qk, v) (256, 256) takes bf16, e4m3 for sm_90a, {others}"
+
+
+def test_every_head_has_its_rope() -> None:
+    assert NOPE_DIMS == {192: 128, 128: 128, 256: 192} and set(NOPE_DIMS) == {d_qk for d_qk, _ in PREFILL_DIMS}
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -32,7 +61,7 @@ def test_pack_exists_for_every_architecture(arch: Arch) -> None:
     [
         (dataclasses.replace(PREFILL, dtype=Dtype.E4M3, out_dtype=Dtype.E4M3), ("prefill of e4m3", "not e4m3")),
         (dataclasses.replace(PREFILL, out_dtype=Dtype.FP16), ("prefill", "bf16", "not fp16")),
-        (dataclasses.replace(PREFILL, d_qk=96), ("(192, 128), (128, 128)", "not (96, 128)")),
+        (dataclasses.replace(PREFILL, d_qk=96), ("(192, 128), (128, 128), (256, 256)", "not (96, 128)")),
         (
             dataclasses.replace(DECODE, row=uniform_row(Dtype.E4M3)),
             ("latent bf16 512, rope bf16 64", "not of latent e4m3 512, rope e4m3 64"),

@@ -117,9 +117,19 @@ def test_rows_with_scales_are_served_where_they_are_decoded(monkeypatch):
 def test_float16_is_served_without_fp8():
     assert why(dtype=torch.float16) is None and why(dtype=torch.float16, kv_cache_dtype="float16") is None
     assert served.why_not_prefilled(None, torch.float16, False, (128, 64, 128)) is None
-    assert "heads of (query, value) dims (192, 128), (128, 128), not (256, 256)" in str(
-        served.why_not_prefilled(None, torch.bfloat16, False, (192, 64, 256))
+    assert "heads of (query, value) dims (192, 128), (128, 128), (256, 256), not (96, 128)" in str(
+        served.why_not_prefilled(None, torch.bfloat16, False, (32, 64, 128))
     )
+
+
+def test_heads_of_256_are_served_on_hopper():
+    dims = 192, 64, 256
+    for fp8 in (False, True):
+        assert served.why_not_prefilled(None, torch.bfloat16, fp8, dims) is None
+        assert served.why_not_prefilled(Arch.SM90A, torch.bfloat16, fp8, dims) is None
+        sentence = "prefills .* heads of .query, value. dims .192, 128., .128, 128. on sm_100a, not .256, 256."
+        assert re.search(sentence, served.why_not_prefilled(Arch.SM100A, torch.bfloat16, fp8, dims) or "")
+    assert "prefills fp16 heads" in str(served.why_not_prefilled(Arch.SM90A, torch.float16, False, dims))
 
 
 def test_the_backends_promises():

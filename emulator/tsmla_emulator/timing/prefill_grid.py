@@ -15,6 +15,14 @@ def query_tiles_of(variant: Any) -> int:
     return 4 if variant.arch.value == "sm_90a" and variant.dtype.bits == 8 else 1
 
 
+def keys_of_tile(variant: Any) -> int:
+    """Keys of a KV tile (geometry.py of sm90/prefill and sm100/prefill)."""
+    if variant.arch.value != "sm_90a":
+        return 128
+    narrow, wide = (160, 96) if variant.dtype.bits == 8 else (128, 80)
+    return wide if variant.d_v > 128 else narrow
+
+
 def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int) -> list[list[int]]:
     """Of each CTA, in the order in which they start, the KV tiles of its query tiles; these have `rows` rows, KV tiles
     `tile_kv` keys. Heads whose tiles are all dealt out several at a time come first, a head's last tile beside its

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
-from tsmla.support import NOPE_DIM
+from tsmla.support import NOPE_DIMS
 
 from .seqlen import Span
 
@@ -42,7 +42,7 @@ def pieces_of(pack: cute.Tensor, rope: cute.Tensor, columns: cutlass.Constexpr[i
     and, where there is room for it, the rope. `pack` is the first piece, and `rope` [rows, heads, dim] the second, or
     `pack` is both, side by side. A rope that is declared with one head is shared by all: the stride of heads is 0."""
     rows, heads, _ = pack.shape
-    plain, rope_columns = min(columns, NOPE_DIM), rope.shape[2]
+    plain, rope_columns = NOPE_DIMS[columns], rope.shape[2]
     shared = isinstance(rope.shape[1], int)
     first = cute.make_tensor(pack.iterator, cute.make_layout((rows, heads, plain), stride=pack.stride))
     if const_expr(plain == columns):

@@ -11,6 +11,7 @@ import torch
 
 from ..checks import TORCH_DTYPE_OF
 from ..prefill import tsmla_prefill
+from ..support import NOPE_DIMS
 from ..variant import Dtype, PrefillVariant
 from .selftest_cases import PrefillCase
 from .selftest_memory import Memory, is_poison, surrounded
@@ -22,8 +23,6 @@ _PADDED_ENTRIES = 2
 """Sequences of no tokens that end a batch, as captured graphs have them."""
 _GAP = 16
 """Elements between the rows of a strided query or output."""
-_PIECES = (128, 64)
-"""Widths of the pieces of a query or key with rope."""
 _LSE = (1e-5, 2e-6)
 _KEPT = 32
 """Problems kept for other variants of the same inputs: more than there are cases."""
@@ -53,7 +52,7 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str,
         for name, value in _earlier(case, variant.out_dtype, variant.d_v)._asdict().items():
             results[name][: value.shape[0]] = value
         earlier = results["out"], results["lse"]
-    pieces = case.pieces and variant.d_qk == sum(_PIECES)
+    pieces = case.pieces and NOPE_DIMS[variant.d_qk] < variant.d_qk
     query, key = (_pieces(given.query), _shared_rope(given.key)) if pieces else (given.query, given.key)
     tsmla_prefill(
         query, key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
@@ -98,13 +97,14 @@ def _problem(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int) -> _Problem:
         owned = tensor[:tokens]
         owned.copy_((torch.randn(owned.shape, device="cuda") * case.magnitude).to(owned.dtype))
     if case.pieces:
-        key[..., _PIECES[0] :] = key[:, :1, _PIECES[0] :]
+        key[..., NOPE_DIMS[d_qk] :] = key[:, :1, NOPE_DIMS[d_qk] :]
     # The scores' factor is the usual one, whatever k_scale is.
     return _Problem(query, key, value, _ends(case.lengths_q), _ends(case.lengths_kv), d_qk**-0.5 / case.factors[0])
 
 
 def _pieces(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return rows[..., : _PIECES[0]], rows[..., _PIECES[0] :]
+    d_nope = NOPE_DIMS[rows.shape[-1]]
+    return rows[..., :d_nope], rows[..., d_nope:]
 
 
 def _shared_rope(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, const_expr
+from cutlass.cutlass_dsl import select_
 
 from ..precision import Probabilities
 from .softmax import _quad_max
 
 NO_KEYS = -1.0e30
-"""The reference before the first visible key: finite, so that no difference of references is NaN."""
+"""The reference before the first visible key: finite, so that no difference of references is NaN, and below any product
+of 8-bit numbers. Products of 16 bits may be lower: where that counts, -inf is in its place, and a tile that may leave
+it there is one that `may_hide_row`."""
 NO_ROW = Float32.inf
 """That of rows which are not the segment's, whatever they hold: no score exceeds it, so no other reference moves."""
 
@@ -41,14 +44,19 @@ def exceeds(
 
 @cute.jit
 def move_reference(
-    scores: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
+    scores: cute.Tensor,
+    reference: cute.Tensor,
+    row_sum: cute.Tensor,
+    rescale: cute.Tensor,
+    scale_log2: Float32,
+    may_hide_row: cutlass.Constexpr = False,
 ) -> None:
     """Move the references of `scores` (rows, columns) to the rows' maxima. `reference` is unscaled and equal on the
     quad; `row_sum` is this lane's part. `rescale` is the factor that earlier output rows must be multiplied by, 1 where
     nothing moved."""
     for row in cutlass.range_constexpr(cute.size(reference)):
         highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, reference[row], 0))
-        _rescale(row, highest, reference, row_sum, rescale, scale_log2)
+        _rescale(row, highest, reference, row_sum, rescale, scale_log2, may_hide_row)
 
 
 @cute.jit
@@ -59,14 +67,16 @@ def exponentiate(
     row_sum: cute.Tensor,
     scale_log2: Float32,
     probabilities: cutlass.Constexpr[Probabilities],
+    may_hide_row: cutlass.Constexpr = False,
 ) -> cute.Tensor:
     """`exponentials` = 2**bias exp(scale * (score - reference)) of `scores` (rows, columns). Returns `row_sum` with
     them. `scores` and `row_sum` stay as they are, so that it can be done again where references turn out to move."""
     sums = cute.make_rmem_tensor_like(row_sum)
     for row in cutlass.range_constexpr(cute.size(reference)):
-        shift = reference[row] * scale_log2
+        base = _finite(reference[row]) if const_expr(may_hide_row) else reference[row]
+        shift = base * scale_log2
         if const_expr(probabilities.bias):
-            shift = cute.math.fma(reference[row], scale_log2, Float32(-probabilities.bias))
+            shift = cute.math.fma(base, scale_log2, Float32(-probabilities.bias))
         values = cute.math.exp2(_exponents(scores[row, None].load(), scale_log2, shift), fastmath=True)
         exponentials[row, None].store(values)
         sums[row] = values.reduce(cute.ReductionOp.ADD, row_sum[row], 0)
@@ -99,6 +109,11 @@ def follow_reference(
         _rescale(row, received[row], reference, row_sum, rescale, scale_log2)
 
 
+def _finite(reference: Float32) -> Float32:
+    """What exponentials refer to where no key has been seen: any number, as all are of -inf."""
+    return Float32(select_(reference == -Float32.inf, Float32(0.0), reference))
+
+
 @cute.jit
 def _rescale(
     row: cutlass.Constexpr,
@@ -107,8 +122,10 @@ def _rescale(
     row_sum: cute.Tensor,
     rescale: cute.Tensor,
     scale_log2: Float32,
+    may_hide_row: cutlass.Constexpr = False,
 ) -> None:
-    factor = cute.math.exp2((reference[row] - now) * scale_log2, fastmath=True)
+    base = _finite(now) if const_expr(may_hide_row) else now
+    factor = cute.math.exp2((reference[row] - base) * scale_log2, fastmath=True)
     rescale[row] = factor
     row_sum[row] = row_sum[row] * factor
     reference[row] = now

@@ -17,7 +17,7 @@ from ...limits import swizzle_bytes
 from ..alignment import shared_vector
 
 ROW_BYTES = 128
-"""Of the source: 128 dims, swizzled over 128 bytes."""
+"""Of the source: 128 dims, swizzled over 128 bytes. Where there are more dims, the next 128 lie behind all keys."""
 
 
 @cute.jit
@@ -47,6 +47,23 @@ def transpose(source: cute.Tensor, target: cute.Tensor, share: Int32, sharers: c
         for block in range(keys // 32)
     ]
     _move(source.element_type, places, lane, ahead=0)
+
+
+@cute.jit
+def transpose_keys(source: cute.Tensor, target: cute.Tensor, block: Int32, ahead: cutlass.Constexpr) -> None:
+    """`transpose` of the 32 keys number `block`, and all of their dims, by one warp: for tiles of more than 128 dims,
+    which are as many rows of 32 keys in the target."""
+    keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
+    span = swizzle_bytes(keys)
+    assert dims % ROW_BYTES == 0 and keys % 32 == 0 and span == 32, (keys, dims)
+    lane = cute.arch.lane_idx()
+    read = source.iterator.toint() + block * (32 * ROW_BYTES) + lane * ROW_BYTES + ((lane & 7) << 4)
+    write = target.iterator.toint() + block * (dims * span) + _stored_at(lane, span)
+    places = [
+        ((read ^ (chunk % 8 << 4)) + chunk // 8 * keys * ROW_BYTES, write + chunk * 16 * span)
+        for chunk in range(dims // 16)
+    ]
+    _move(source.element_type, places, lane, ahead)
 
 
 @cute.jit

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
-from tsmla.variant import Dtype, PrefillVariant
+from tsmla.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts.hopper import lazy_softmax, mma
@@ -49,13 +49,15 @@ class AttendState(NamedTuple):
     scale_log2: Float32
     tile_kv: int
     causal: bool
+    lazy: bool
     precision: Probabilities
 
 
-def is_lazy(dtype: Dtype) -> bool:
+def is_lazy(variant: PrefillVariant) -> bool:
     """Whether a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output.
-    Products of 16 bits take twice as long, and that they are spared made their kernel slower (kernels/NOTES.md)."""
-    return dtype.bits == 8
+    Products of 16 bits take twice as long, and that they are spared made their kernel slower (kernels/NOTES.md); but
+    not where the output is twice as wide, and its rescaling twice the work."""
+    return variant.dtype.bits == 8 or variant.d_v > 128
 
 
 @cute.jit
@@ -121,10 +123,11 @@ def attend_task(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
+        lazy=is_lazy(variant),
         precision=Probabilities.of(variant.dtype),
     )
     output.fill(0.0)
-    reference.fill(lazy_softmax.NO_KEYS if is_lazy(variant.dtype) else -Float32.inf)
+    reference.fill(lazy_softmax.NO_KEYS if variant.dtype.bits == 8 else -Float32.inf)
     row_sum.fill(0.0)
     if work.tiles > 0:
         groups = cute.size(shared.q, mode=[2])
@@ -205,20 +208,23 @@ def _softmax(
         first_column = tile_at(state.work, count - state.first) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     moves = Boolean(True)
-    if const_expr(is_lazy(state.precision.dtype)):
+    may_hide_row = masked and state.causal
+    if const_expr(state.lazy):
         if const_expr(not first):
             beyond = lazy_softmax.exceeds(
                 view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
             )
             moves = cute.arch.vote_any_sync(beyond)
+        may_hide_row = may_hide_row and state.precision.dtype.bits == 16  # those of 8 bits have NO_KEYS
         if moves:
-            lazy_softmax.move_reference(view, state.reference, state.row_sum, state.rescale, state.scale_log2)
+            lazy_softmax.move_reference(
+                view, state.reference, state.row_sum, state.rescale, state.scale_log2, may_hide_row
+            )
         sums = lazy_softmax.exponentiate(
-            view, view, state.reference, state.row_sum, state.scale_log2, state.precision
+            view, view, state.reference, state.row_sum, state.scale_log2, state.precision, may_hide_row
         )
         state.row_sum.store(sums.load())
     else:
-        may_hide_row = masked and state.causal
         exponentiate(view, state.reference, state.row_sum, state.rescale, state.scale_log2, first, may_hide_row)
     return moves
 
@@ -227,6 +233,8 @@ def _softmax(
 def _round(state: AttendState, scores: cute.Tensor):
     dtype = state.probabilities.element_type
     state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
+    if const_expr(state.lazy and dtype.width == 16):
+        mma.pin(state.probabilities)
 
 
 @cute.jit

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+from tsmla.support import NOPE_DIMS
 from tsmla.variant import Arch, PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
@@ -20,7 +22,11 @@ class PrefillGeometry:
     """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows; or so
     up to `tasks` times, one after the other.
 
-    8-bit values are transposed in shared memory, into a ring of their own: their MMA reads them with keys contiguous.
+    K's ring has `stages`, that of values as they are loaded `value_stages`. 8-bit values are transposed in shared
+    memory, into a ring of `transposed_stages`: their MMA reads them with keys contiguous.
+
+    An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
+    heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow.
     """
 
     tile_q: int
@@ -28,31 +34,35 @@ class PrefillGeometry:
     d_qk: int
     d_v: int
     stages: int
+    value_stages: int
     tasks: int
     element_bytes: int
-    transposes_values: bool
+    transposed_stages: int
 
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillGeometry:
         assert variant.arch is Arch.SM90A, variant
-        small = variant.dtype.bits == 8
+        small, wide = variant.dtype.bits == 8, variant.d_v > 128
+        tile_kv, stages = ((96, 3) if wide else (160, 2)) if small else (80 if wide else 128, 2)
         geometry = cls(
             tile_q=128,
-            tile_kv=160 if small else 128,
+            tile_kv=tile_kv,
             d_qk=variant.d_qk,
             d_v=variant.d_v,
-            stages=2,
+            stages=stages,
+            value_stages=2,
             tasks=4 if small else 1,
             element_bytes=variant.dtype.bits // 8,
-            transposes_values=small,
+            transposed_stages=(3 if wide else 2) if small else 0,
         )
         geometry.check()
         return geometry
 
     @property
     def box_columns(self) -> int:
-        """Columns of Q and K that one copy moves: as many as are swizzled together. A rope of 64 columns is one."""
-        return swizzle_bytes(self.d_qk * self.element_bytes) // self.element_bytes
+        """Columns of Q and K that one copy moves: as many as are swizzled together. A rope of 64 columns is one, so
+        that pieces are whole boxes."""
+        return swizzle_bytes(math.gcd(self.d_qk, NOPE_DIMS[self.d_qk]) * self.element_bytes) // self.element_bytes
 
     @property
     def q_bytes(self) -> int:
@@ -74,12 +84,13 @@ class PrefillGeometry:
         return (self.d_qk + self.d_v) * self.element_bytes
 
     @property
-    def value_rings(self) -> int:
-        return 2 if self.transposes_values else 1
+    def transposes_values(self) -> bool:
+        return self.transposed_stages > 0
 
     @property
     def shared_bytes(self) -> int:
-        return BARRIER_BYTES + self.q_bytes + self.stages * (self.k_bytes + self.value_rings * self.v_bytes)
+        rings = self.stages * self.k_bytes + (self.value_stages + self.transposed_stages) * self.v_bytes
+        return BARRIER_BYTES + self.q_bytes + rings
 
     @property
     def accumulator_registers(self) -> int:
@@ -88,6 +99,7 @@ class PrefillGeometry:
 
     def check(self) -> None:
         k_step = 32 // self.element_bytes
+        assert self.transposes_values == (self.element_bytes == 1), self
         assert self.tile_q % 64 == 0 and self.tile_kv % k_step == 0 and self.tile_kv <= 256, self
         assert self.d_qk * self.element_bytes % 64 == 0, self
         assert self.d_v * self.element_bytes % 128 == 0, self

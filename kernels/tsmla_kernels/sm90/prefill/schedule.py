@@ -24,7 +24,8 @@ class PrefillSchedule:
     def of(cls, geometry: PrefillGeometry) -> PrefillSchedule:
         groups = geometry.tile_q // 64
         load, attend = {2: (40, 232) if geometry.transposes_values else (24, 240), 3: (32, 160)}[groups]
-        schedule = cls(geometry, groups, 2 if geometry.transposes_values else 0, load, attend)
+        warps = (3 if geometry.d_v > 128 else 2) if geometry.transposes_values else 0
+        schedule = cls(geometry, groups, warps, load, attend)
         schedule.check()
         return schedule
 
@@ -54,15 +55,15 @@ class PrefillSchedule:
         (`values`); else it is multiplied as it is."""
         geometry, load = self.geometry, (Copies(self.load),)
         stages, attend, transpose = geometry.stages, (Warps(self.attend),), (Warps(self.transpose),)
-        groups = self.attend_warpgroups
+        groups, values = self.attend_warpgroups, geometry.value_stages
         one_group = (Warps(self.attend, groups, "the warpgroup whose rows they are"),)
         edges = [
             EdgeSpec("q", load, one_group, groups, geometry.q_bytes // groups),
             EdgeSpec("k", load, attend, stages, geometry.k_bytes),
-            EdgeSpec("v", load, transpose if self.transpose_warps else attend, stages, geometry.v_bytes),
+            EdgeSpec("v", load, transpose if self.transpose_warps else attend, values, geometry.v_bytes),
         ]
         if self.transpose_warps:
-            edges.append(EdgeSpec("values", transpose, attend, stages, geometry.v_bytes))
+            edges.append(EdgeSpec("values", transpose, attend, geometry.transposed_stages, geometry.v_bytes))
         return EdgeTable(tuple(edges), TASKS_AT)
 
     def check(self) -> None:

@@ -23,14 +23,15 @@ _SWIZZLES = {
 
 
 class Layouts(NamedTuple):
-    """`q_box` and `k_box` are what one copy of a tile moves, some columns of its rows."""
+    """`q_box` and `k_box` are what one copy of a tile moves, some columns of its rows; `values` are those of transposed
+    ones."""
 
     q: cute.ComposedLayout
     k: cute.ComposedLayout
     q_box: cute.ComposedLayout
     k_box: cute.ComposedLayout
     v: cute.ComposedLayout
-    values: cute.ComposedLayout
+    values: cute.ComposedLayout | None
 
 
 class Shared(NamedTuple):
@@ -52,22 +53,23 @@ class Shared(NamedTuple):
 def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric]) -> Layouts:
     """Swizzled tiles, innermost dimension contiguous, last mode the stage (or the warpgroup)."""
 
-    def tile(rows, dim, element):
-        atom = warpgroup.make_smem_layout_atom(_SWIZZLES[swizzle_bytes(dim * element.width // 8)], element)
-        return cute.tile_to_shape(atom, (rows, dim), order=(0, 1))
+    def tile(rows, dim, swizzled=None):
+        span = swizzle_bytes((swizzled or dim) * dtype.width // 8)
+        return cute.tile_to_shape(warpgroup.make_smem_layout_atom(_SWIZZLES[span], dtype), (rows, dim), order=(0, 1))
 
     def repeated(layout, count, stride):
         steps = cute.make_layout(count, stride=stride)
         return cute.make_composed_layout(layout.inner, layout.offset, cute.append(layout.outer, steps))
 
     tile_kv, d_qk, d_v, stages = geometry.tile_kv, geometry.d_qk, geometry.d_v, geometry.stages
+    box, transposed = geometry.box_columns, geometry.transposed_stages
     return Layouts(
-        q=repeated(tile(64, d_qk, dtype), groups, 64 * d_qk),
-        k=repeated(tile(tile_kv, d_qk, dtype), stages, tile_kv * d_qk),
-        q_box=tile(64, geometry.box_columns, dtype),
-        k_box=tile(tile_kv, geometry.box_columns, dtype),
-        v=repeated(tile(tile_kv, d_v, dtype), stages, tile_kv * d_v),
-        values=repeated(tile(d_v, tile_kv, dtype), stages, tile_kv * d_v),
+        q=repeated(tile(64, d_qk, box), groups, 64 * d_qk),
+        k=repeated(tile(tile_kv, d_qk, box), stages, tile_kv * d_qk),
+        q_box=tile(64, box),
+        k_box=tile(tile_kv, box),
+        v=repeated(tile(tile_kv, d_v), geometry.value_stages, tile_kv * d_v),
+        values=repeated(tile(d_v, tile_kv), transposed, tile_kv * d_v) if transposed else None,
     )
 
 
@@ -91,7 +93,7 @@ def shared_of(
     v = tensor(v_offset, layouts.v, dtype)
     v_edge = barriers.edge("v", TmaEdge)
     if const_expr(geometry.transposes_values):
-        values = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, dtype)
+        values = tensor(v_offset + geometry.value_stages * geometry.v_bytes, layouts.values, dtype)
         values_edge = barriers.edge("values", WarpEdge)
     else:
         values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
-from ...parts.hopper.transpose import transpose
+from ...parts.hopper.transpose import ROW_BYTES, transpose, transpose_keys
 from .storage import Shared
 from .tasks import Tasks
 
 
 @cute.jit
 def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
-    """Warp `part` of `parts`, from `shared.v` to `shared.values`."""
+    """Warp `part` of `parts`, from `shared.v` to `shared.values`: some of the dims of all keys or, where values are
+    wider than the rows that a product reads, all dims of some of the keys."""
     tiles = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tiles += tasks.work(tasks.tile(task)).tiles
     for count in cutlass.range(tiles, unroll=1):
         shared.v_edge.wait_full(count)
         shared.values_edge.wait_empty(count)
-        transpose(
-            shared.v[None, None, shared.v_edge.stage(count)],
-            shared.values[None, None, shared.values_edge.stage(count)],
-            part,
-            parts,
-        )
+        source = shared.v[None, None, shared.v_edge.stage(count)]
+        target = shared.values[None, None, shared.values_edge.stage(count)]
+        if const_expr(cute.size(shared.v, mode=[1]) > ROW_BYTES):
+            assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
+            transpose_keys(source, target, part, 1)
+        else:
+            transpose(source, target, part, parts)
         shared.values_edge.publish(count)
         shared.v_edge.release(count)

@@ -54,7 +54,7 @@ def trtllm_ragged_attention_deepseek(
     """`tsmla_prefill` with FlashInfer's arguments and results; shapes and dtypes are in its docstring.
 
     Args:
-        query, key, value: [tokens, heads, dim], dims (192, 128) or (128, 128); strided views are read correctly.
+        query, key, value: [tokens, heads, dim], dims those of `tsmla_prefill`; strided views are read correctly.
         workspace_buffer, seq_lens, max_q_len, max_kv_len, q_seq_lens_cpu, kv_seq_lens_cpu, skip_all_rows_active_check:
             not read; the kernel finds lengths, and rows without keys, itself.
         bmm1_scale, bmm2_scale: factors of the scores and of the output: numbers, or floating-point tensors of one

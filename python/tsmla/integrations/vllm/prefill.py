@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnu
 from tsmla.checks import TORCH_DTYPES
 from tsmla.pack import mla_kv_pack_quantize_fp8
 from tsmla.prefill import tsmla_prefill
-from tsmla.support import NOPE_DIM, PREFILL_DIMS, ROPE_DIM
+from tsmla.support import NOPE_DIMS, PREFILL_DIMS, ROPE_DIM
 from tsmla.variant import Dtype
 
 from . import context, name_in, options, ready, served
@@ -73,9 +73,10 @@ class TsmlaPrefill(MLAPrefillBackend):
 
     @property
     def takes_keys_in_parts(self) -> bool:
-        """Whether `attend` takes keys in two parts: prefill reads heads of 128 + 64 so, and the pack kernel joins them
-        as it rounds them."""
-        return self.fp8 or (self.qk_nope_head_dim, self.qk_rope_head_dim) == (NOPE_DIM, ROPE_DIM)
+        """Whether `attend` takes keys in two parts: prefill reads heads of 128 + 64 and 192 + 64 so, and the pack
+        kernel joins them as it rounds them."""
+        nope, rope = self.qk_nope_head_dim, self.qk_rope_head_dim
+        return self.fp8 or (rope == ROPE_DIM and NOPE_DIMS.get(nope + rope) == nope)
 
     def prepared(self, q: torch.Tensor) -> torch.Tensor:
         """Queries [tokens, heads, nope + rope] as `attend` takes them."""

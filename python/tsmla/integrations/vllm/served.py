@@ -9,7 +9,7 @@ import torch
 
 from tsmla.checks import TORCH_DTYPES
 from tsmla.row_format import ROWS, RowFormat, uniform_row
-from tsmla.support import DECODE_ROWS, LATENT_DIM, PREFILL_DIMS, PREFILL_DTYPES, ROPE_DIM
+from tsmla.support import DECODE_ROWS, LATENT_DIM, PREFILL_DIMS, PREFILL_DTYPES, ROPE_DIM, prefill_dims
 from tsmla.variant import SHIPPED_ARCHS, Arch, Dtype
 
 ROW = LATENT_DIM + ROPE_DIM
@@ -88,6 +88,10 @@ def why_not_prefilled(arch: Arch | None, dtype: torch.dtype, fp8: bool, dims: tu
         return f"FP8 prefill writes bfloat16, and the model is in {_name(dtype)}"
     if arch is not None and TORCH_DTYPES.get(dtype) not in PREFILL_DTYPES[arch]:
         return f"tsmla prefills {', '.join(map(str, PREFILL_DTYPES[arch]))} on {arch}, not {_name(dtype)}"
+    read = Dtype.E4M3 if fp8 else TORCH_DTYPES[dtype]
+    if arch is not None and (nope + rope, value) not in (there := prefill_dims(arch, read)):
+        shown = ", ".join(map(str, there))
+        return f"tsmla prefills {read} heads of (query, value) dims {shown} on {arch}, not ({nope + rope}, {value})"
     return None
 
 
