@@ -64,6 +64,7 @@ def test_tiles_have_the_keys_of_the_kernels_own():
         if isinstance(variant, PrefillVariant):
             geometry = HopperGeometry if variant.arch is Arch.SM90A else BlackwellGeometry
             assert prefill_grid.keys_of_tile(variant) == geometry.of(variant).tile_kv
+            assert prefill_grid.query_tiles_of(variant) == getattr(geometry.of(variant), "tasks", 1)
 
 
 def test_a_head_s_longest_tile_stands_beside_its_shortest():

@@ -38,10 +38,11 @@ def test_against_float64(gpu, lengths, dtype, causal):
 
 
 @KINDS
+@OF_BOTH
 @pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
-def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, causal):
+def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, dtype, causal):
     monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
-    check(wide(*lengths, 4, 2, torch.float8_e4m3fn, slack=3, padded_entries=2), causal)
+    check(wide(*lengths, 4, 2, dtype, slack=3, padded_entries=2), causal)
     assert gpu.emulation is None or gpu.emulation.calls[-1].launches[0].grid[0] % 4 != 0
 
 

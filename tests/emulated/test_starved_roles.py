@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tsmla.dtype import Dtype
+from tsmla.support import prefill_dims
 from tsmla.variant import SHIPPED_ARCHS, PrefillVariant
 from tsmla_emulator.check import check
 from tsmla_emulator.machine import Options
@@ -17,9 +18,11 @@ LENGTHS = {
 """Causal and full: query tiles that begin or end with another KV tile than their neighbours, or see none."""
 
 VARIANTS = [
-    PrefillVariant(arch, dtype, Dtype.BF16, causal=causal, lse=True, pdl=False, d_qk=192, d_v=128)
+    PrefillVariant(arch, dtype, Dtype.BF16, causal=causal, lse=True, pdl=False, d_qk=d_qk, d_v=d_v)
     for arch in SHIPPED_ARCHS
     for dtype in (Dtype.BF16, Dtype.E4M3)
+    for d_qk, d_v in prefill_dims(arch, dtype)
+    if d_qk > 128  # those of 128 have the same roles and tiles as those of 192
     for causal in (True, False)
 ]
 

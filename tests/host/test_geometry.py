@@ -31,7 +31,7 @@ def test_shipped_variants_are_within_budget(variant):
     geometry = PrefillGeometry.of(variant)
     schedule = PrefillSchedule.of(geometry)
     element = variant.dtype.bits // 8
-    columns = geometry.stages * variant.d_qk + (geometry.value_stages + geometry.transposed_stages) * variant.d_v
+    columns = geometry.stages * (variant.d_qk + variant.d_v) + geometry.transposed_stages * variant.d_v
     tiles = geometry.tile_kv * columns * element
     assert geometry.shared_bytes - tiles - geometry.tile_q * variant.d_qk * element == 1024
     assert geometry.shared_bytes <= SHARED_BYTES_PER_CTA
@@ -68,7 +68,7 @@ def test_wide_heads_fill_a_cta():
     for variant in (v for v in VARIANTS if v.d_v == 256):
         geometry = PrefillGeometry.of(variant)
         narrow = PrefillGeometry.of(dataclasses.replace(variant, d_qk=192, d_v=128))
-        rings = ("stages", "value_stages", *(["transposed_stages"] if geometry.transposes_values else []))
+        rings = ("stages", *(["transposed_stages"] if geometry.transposes_values else []))
         for change in ({"tile_kv": narrow.tile_kv}, *({ring: getattr(geometry, ring) + 1} for ring in rings)):
             with pytest.raises(AssertionError, match="bytes of shared memory"):
                 dataclasses.replace(geometry, **change).check()

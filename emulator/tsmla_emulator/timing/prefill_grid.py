@@ -12,7 +12,7 @@ SINGLE_TILES = 4
 
 def query_tiles_of(variant: Any) -> int:
     """At most, of one CTA (sm90/prefill/geometry.py)."""
-    return 4 if variant.arch.value == "sm_90a" and variant.dtype.bits == 8 else 1
+    return 4 if variant.arch.value == "sm_90a" and (variant.dtype.bits == 8 or variant.d_v > 128) else 1
 
 
 def keys_of_tile(variant: Any) -> int:

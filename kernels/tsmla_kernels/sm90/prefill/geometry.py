@@ -22,8 +22,8 @@ class PrefillGeometry:
     """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows; or so
     up to `tasks` times, one after the other.
 
-    K's ring has `stages`, that of values as they are loaded `value_stages`. 8-bit values are transposed in shared
-    memory, into a ring of `transposed_stages`: their MMA reads them with keys contiguous.
+    The rings of K and V have `stages`. 8-bit values are transposed in shared memory, into a ring of
+    `transposed_stages`: their MMA reads them with keys contiguous.
 
     An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
     heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow.
@@ -34,7 +34,6 @@ class PrefillGeometry:
     d_qk: int
     d_v: int
     stages: int
-    value_stages: int
     tasks: int
     element_bytes: int
     transposed_stages: int
@@ -50,10 +49,9 @@ class PrefillGeometry:
             d_qk=variant.d_qk,
             d_v=variant.d_v,
             stages=stages,
-            value_stages=2,
-            tasks=4 if small else 1,
+            tasks=4 if small or wide else 1,
             element_bytes=variant.dtype.bits // 8,
-            transposed_stages=(3 if wide else 2) if small else 0,
+            transposed_stages=2 if small else 0,
         )
         geometry.check()
         return geometry
@@ -89,7 +87,7 @@ class PrefillGeometry:
 
     @property
     def shared_bytes(self) -> int:
-        rings = self.stages * self.k_bytes + (self.value_stages + self.transposed_stages) * self.v_bytes
+        rings = self.stages * (self.k_bytes + self.v_bytes) + self.transposed_stages * self.v_bytes
         return BARRIER_BYTES + self.q_bytes + rings
 
     @property

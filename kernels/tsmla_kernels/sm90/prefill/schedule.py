@@ -55,12 +55,12 @@ class PrefillSchedule:
         (`values`); else it is multiplied as it is."""
         geometry, load = self.geometry, (Copies(self.load),)
         stages, attend, transpose = geometry.stages, (Warps(self.attend),), (Warps(self.transpose),)
-        groups, values = self.attend_warpgroups, geometry.value_stages
+        groups = self.attend_warpgroups
         one_group = (Warps(self.attend, groups, "the warpgroup whose rows they are"),)
         edges = [
             EdgeSpec("q", load, one_group, groups, geometry.q_bytes // groups),
             EdgeSpec("k", load, attend, stages, geometry.k_bytes),
-            EdgeSpec("v", load, transpose if self.transpose_warps else attend, values, geometry.v_bytes),
+            EdgeSpec("v", load, transpose if self.transpose_warps else attend, stages, geometry.v_bytes),
         ]
         if self.transpose_warps:
             edges.append(EdgeSpec("values", transpose, attend, geometry.transposed_stages, geometry.v_bytes))

@@ -68,7 +68,7 @@ def layouts_of(geometry: PrefillGeometry, groups: int, dtype: type[Numeric]) -> 
         k=repeated(tile(tile_kv, d_qk, box), stages, tile_kv * d_qk),
         q_box=tile(64, box),
         k_box=tile(tile_kv, box),
-        v=repeated(tile(tile_kv, d_v), geometry.value_stages, tile_kv * d_v),
+        v=repeated(tile(tile_kv, d_v), stages, tile_kv * d_v),
         values=repeated(tile(d_v, tile_kv), transposed, tile_kv * d_v) if transposed else None,
     )
 
@@ -93,7 +93,7 @@ def shared_of(
     v = tensor(v_offset, layouts.v, dtype)
     v_edge = barriers.edge("v", TmaEdge)
     if const_expr(geometry.transposes_values):
-        values = tensor(v_offset + geometry.value_stages * geometry.v_bytes, layouts.values, dtype)
+        values = tensor(v_offset + geometry.stages * geometry.v_bytes, layouts.values, dtype)
         values_edge = barriers.edge("values", WarpEdge)
     else:
         values = cute.make_tensor(v.iterator, cute.select(v.layout, mode=[1, 0, 2]))
