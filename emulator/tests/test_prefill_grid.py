@@ -73,6 +73,14 @@ def test_a_head_s_longest_tile_stands_beside_its_shortest():
     assert (first, second) == ([4, 1, 4, 2], [3, 4, 4, 4]) and alone == [[4], [3], [3], [2], [2], [1], [1]]
 
 
+@pytest.mark.parametrize(("keys", "found"), [(640, [5, 1, 4, 2, 3, 5, 1, 4, 2, 3, 5]), (4097, [33, 33, 33, 32, 32])])
+def test_short_sequences_go_head_by_head(keys, found):
+    """Of three heads with five tiles each, all but the last four."""
+    variant = SimpleNamespace(arch=ONE.arch, dtype=ONE.dtype, d_qk=192, d_v=128, causal=True)
+    ctas = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, keys, 3), 1, 128, 128)
+    assert len(ctas) == 15 and [tiles for (tiles,) in ctas[: len(found)]] == found
+
+
 def test_a_further_query_tile_costs_less_than_a_cta():
     found = problem.PrefillTraced(SEVERAL, problem.Shape(1, 2048, 2048, 128), 132)
     modelled = found.model(H100)

@@ -46,6 +46,15 @@ def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, causal):
         assert gpu.emulation.calls[-1].launches[0].grid[0] % 4 != 0
 
 
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
+def test_short_sequences_head_by_head(gpu, monkeypatch, lengths, causal):
+    """Hopper's kernels of 16 bits, with CTAs in the one order and, of the last tiles, in the other."""
+    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    check(make_problem(*lengths, 4, 2, 192, 128, torch.bfloat16, "cuda", slack=3, padded_entries=2), causal)
+
+
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dtypes_and_dims(gpu, dtype, dims):

@@ -8,6 +8,8 @@ L2_SECTION_BYTES = 24 * 2**20
 """As parts/tile_scheduler.py has it."""
 SINGLE_TILES = 4
 """As sm90/prefill/tasks.py has it."""
+SHORT_KEYS = 4096
+"""Likewise."""
 
 
 def query_tiles_of(variant: Any) -> int:
@@ -54,9 +56,10 @@ def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int)
 def _deal(variant: Any, shape: Any, processors: int, rows: int, row_bytes: int) -> tuple[int, int]:
     """The first `many` CTAs take `most` query tiles (`deal_of` of sm90/prefill/tasks.py)."""
     s, limit = shape, query_tiles_of(variant)
-    if limit == 1:
-        return 1, 0
     tiles = s.heads * (s.sequences * s.queries // rows)
+    if limit == 1:
+        head_by_head = variant.arch.value == "sm_90a" and s.keys <= SHORT_KEYS
+        return 1, max(tiles - SINGLE_TILES * processors, 0) if head_by_head else 0
     kv_bytes = s.sequences * s.keys * s.heads * row_bytes
     fitting = [n for n in (2, limit) if n * kv_bytes * processors <= L2_SECTION_BYTES * tiles]
     most = max(fitting, default=1)

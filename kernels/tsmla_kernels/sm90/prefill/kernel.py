@@ -65,17 +65,15 @@ class PrefillKernel:
             (geometry.tile_kv, geometry.d_v),
         )
         heads = given.q.shape[1]
-        tiles = heads * tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.tile_q)
+        sequences = given.cum_seq_lens_q.shape[0] - 1
+        tiles = heads * tile_bound(given.q.shape[0], sequences, geometry.tile_q)
         heads_kv = given.k.shape[1]
-        deal = None
-        ctas = tiles
-        if const_expr(geometry.tasks > 1):
-            rows = (given.q.shape[0], given.k.shape[0])
-            deal = deal_of(geometry, rows, heads, heads_kv, given.processors)
-            ctas -= deal.many * (deal.most - 1)
+        rows = (given.q.shape[0], given.k.shape[0])
+        deal = deal_of(geometry, rows, sequences, heads, heads_kv, given.processors)
+        ctas = tiles - deal.many * (deal.most - 1)
         self.kernel(
             q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
-            given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
+            given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, rows,
             heads, heads // heads_kv, given.softmax_scale, ending_of(given),
             Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
         ).launch(
@@ -95,7 +93,7 @@ class PrefillKernel:
         v_atom: cute.CopyAtom,
         v: cute.Tensor,
         out: cute.Tensor,
-        deal: Deal | None,
+        deal: Deal,
         lse: cute.Tensor | None,
         cum_seq_lens_q: cute.Tensor,
         cum_seq_lens_kv: cute.Tensor,
@@ -144,7 +142,7 @@ class PrefillKernel:
                 with cute.arch.elect_one():
                     tasks.write(warp, tile)
         else:
-            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, 1, one=tile_of(cta))
+            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, 1, one=tile_of(cta, paired=deal.many))
         cute.arch.sync_threads()
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)

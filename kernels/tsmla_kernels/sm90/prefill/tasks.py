@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...parts.seqlen import Span
 from ...parts.tile_scheduler import L2_SECTION_BYTES, QueryTile
@@ -22,9 +22,14 @@ SINGLE_TILES = 4
 """CTAs with one tile, of those that run side by side, as many times over."""
 
 
+SHORT_KEYS = 4096
+"""Keys of a sequence, on average, up to which 16-bit kernels take tiles head by head: a head's keys are then read from
+memory all the time, and not while the longest tiles of many heads start."""
+
+
 class Deal(NamedTuple):
-    """The first `many` CTAs take `most` query tiles each, which follow each other in the order of `query_tile`; those
-    behind take one."""
+    """The first `many` CTAs take `most` query tiles each, which follow each other in the order of `query_tile`, head by
+    head; those behind take one."""
 
     most: Int32
     many: Int32
@@ -32,22 +37,29 @@ class Deal(NamedTuple):
 
 @cute.jit
 def deal_of(
-    geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], heads: Int32, heads_kv: Int32,
-    processors: Int32,
+    geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], sequences: Int32, heads: Int32,
+    heads_kv: Int32, processors: Int32,
 ) -> Deal:  # fmt: skip
     """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side. However the
     query's rows are divided into sequences, they are of no fewer tiles than these; tiles of rows that are of none
     (lengths are known on the GPU only) turn out to be no work.
 
     A CTA takes no more tiles than leave the keys and values that CTAs need at the same time in L2: the heads that they
-    work on are as many as they have tiles, divided by the tiles of a head."""
+    work on are as many as they have tiles, divided by the tiles of a head.
+
+    Kernels whose CTAs take one tile have only the order of short `sequences` from it."""
     most = Int32(1)
     kv_bytes = Int64(cutlass.max(rows[1], 1)) * heads_kv * geometry.kv_row_bytes
     tiles = heads * (rows[0] // geometry.tile_q)
-    for several in (2, geometry.tasks):
-        if several * kv_bytes * processors <= Int64(L2_SECTION_BYTES) * tiles:
-            most = Int32(several)
-    return Deal(most, cutlass.max(tiles - SINGLE_TILES * processors, 0) // most)
+    many = Int32(0)
+    if const_expr(geometry.tasks > 1):
+        for several in (2, geometry.tasks):
+            if several * kv_bytes * processors <= Int64(L2_SECTION_BYTES) * tiles:
+                most = Int32(several)
+        many = cutlass.max(tiles - SINGLE_TILES * processors, 0) // most
+    elif rows[1] <= Int64(SHORT_KEYS) * sequences:
+        many = cutlass.max(tiles - SINGLE_TILES * processors, 0)
+    return Deal(most, many)
 
 
 @cute.jit
