@@ -86,6 +86,11 @@ class Edge:
     def wait_full(self, count: Int32) -> None:
         cute.arch.mbarrier_wait(self.full(self.stage(count)), self._phase(count))
 
+    def is_full(self, count: Int32) -> Boolean:
+        """Equal on all lanes."""
+        there = cute.arch.mbarrier_test_wait(self.full(self.stage(count)), self._phase(count))
+        return cute.arch.vote_all_sync(there)
+
     def release(self, count: Int32) -> None:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.empty(self.stage(count)))
@@ -136,11 +141,6 @@ class ClusterEdge(Edge):
     Both CTAs of a pair have the barriers at the same offsets. What the leader waits for completes in the leader only
     (announced bytes, `hand_over`, `release`); what MMAs complete, in every CTA.
     """
-
-    def is_full(self, count: Int32) -> Boolean:
-        """Equal on all lanes."""
-        there = cute.arch.mbarrier_test_wait(self.full(self.stage(count)), self._phase(count))
-        return cute.arch.vote_all_sync(there)
 
     def announce(self, count: Int32, tx_bytes=None) -> None:
         """A warp of the leader: copies of all CTAs bring the table's bytes or, where lanes write some, `tx_bytes`."""
@@ -219,6 +219,15 @@ class Barriers:
                 cute.arch.mbarrier_init(barriers + stage, spec.fills)
                 if spec.emptied_by:
                     cute.arch.mbarrier_init(barriers + (spec.stages + stage), spec.leaves)
+
+
+def one_of(edges: tuple[E, ...], index: Int32) -> E:
+    """Edge number `index`, which is not known before the kernel runs, of some that follow each other in the table and
+    differ in the bytes that copies bring only: it is not for who announces these."""
+    first, apart = edges[0], edges[1].first - edges[0].first
+    assert all(edge.first == first.first + i * apart for i, edge in enumerate(edges)), edges
+    assert all(edge.spec.stages == first.spec.stages for edge in edges), edges
+    return type(first)(first.spec, first.first, first.barriers + index * apart)
 
 
 def _commit(barrier: cute.Pointer, ctas: int) -> None:
