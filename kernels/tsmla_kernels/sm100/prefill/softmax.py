@@ -217,7 +217,7 @@ def _make_all(
     words, sums, made = [], Sums(total), []
     # Else both query tiles' exponentials take twice as long at the same time, and none are computed afterwards.
     _await_turn(row, row.start + event + row.tile - 1)
-    if const_expr(row.schedule.emulated_pairs > 0):
+    if const_expr(row.schedule.emulated_pairs > 0 and row.causal):  # elsewhere it is a tie in the timing model
         offset = behind_waits(offset)
     for group in cutlass.range_constexpr(0, tile_kv, GROUP):
         made = exponentials(
