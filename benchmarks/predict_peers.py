@@ -24,7 +24,7 @@ from typing import Any
 
 from tsmla_emulator.machine import EmulationError
 from tsmla_emulator.timing import peers
-from tsmla_emulator.timing.band import outcomes
+from tsmla_emulator.timing.band import changes, outcomes
 from tsmla_emulator.timing.machines import MACHINES, Machine
 from tsmla_emulator.timing.problem import Shape, traced
 
@@ -145,8 +145,13 @@ def _beside(
     model = MACHINES[machine]
     first, other = _found(ours, shape, model.processors), _found(theirs, shape, model.processors)
     mine, peers_ = first.model(model), other.model(model)
-    both = outcomes(first, model), outcomes(other, model)
-    ratios = {key: both[0][key] / both[1][key] for key in both[0]}
+    both: dict[tuple[str, float], list[float]] = {}
+    tiles: dict[str, list[float]] = {}
+    for key, changed in changes(model).items():
+        ends = first.model(changed), other.model(changed)
+        both[key] = [(end.clocks + end.launch) / changed.clock.value for end in ends]
+        tiles[f"{key[0]} {key[1]:g}"] = [round(end.per_tile, 1) for end in ends]
+    ratios = {key: us / peer_us for key, (us, peer_us) in both.items()}
     least, most = (pick(ratios, key=lambda key: ratios[key]) for pick in (min, max))
     return {
         "of": [ours, theirs],
@@ -157,6 +162,8 @@ def _beside(
         "ratio": round(mine.microseconds / peers_.microseconds, 3),
         "least": [round(ratios[least], 3), f"{least[0]} {least[1]:g}"],
         "most": [round(ratios[most], 3), f"{most[0]} {most[1]:g}"],
+        "us_most": round(max(us for us, _ in both.values()), 1),
+        "band_per_tile": tiles,
         "details": {k: round(v, 1) for k, v in mine.details.items()},
         "peer_details": {k: round(v, 1) for k, v in peers_.details.items()},
     }

@@ -73,8 +73,12 @@ def test_a_blackwell_kernel_s_code_is_what_its_warps_ran():
     placer = shown.prepared.placer
     assert placer is not None and placer.matched == placer.all > 1000
     assert shown.shown.coverage["code"] > 0.98 * sum(shown.shown.coverage.values())
+    # Of the sum that a key with NaN replaces, in each step but the first, ptxas makes a product behind a predicate.
+    guarded = 8 * sum(tiles - 1 for tiles in problem.TILES_TRACED)
     for kind, asked, given in zip(KINDS, placer.asked, placer.given, strict=True):
-        if asked > 1000 or kind == "select":  # of a loop with masks there would be thirty times as many selections
+        if kind == "select":  # of a loop with masks there would be thirty times as many
+            assert given == pytest.approx(asked - guarded, rel=0.05)
+        elif asked > 1000:
             assert given == pytest.approx(asked, rel=0.05), kind
     names = {one.name for one in placer.code}
     assert {"product", "commit", "tensor_load", "tensor_store", "tensor_fence", "wait"} <= names

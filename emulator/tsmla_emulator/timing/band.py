@@ -17,17 +17,24 @@ def uncertain(machine: Machine) -> list[str]:
     ]
 
 
-def outcomes(found: Any, machine: Machine) -> dict[tuple[str, float], float]:
-    """Clocks, launches included, by what was changed and to what."""
+def changes(machine: Machine) -> dict[tuple[str, float], Machine]:
+    """The machine with one number at an extreme, by what was changed and to what."""
     results = {}
     for name in uncertain(machine):
         value: Value = getattr(machine, name)
         for extreme in (value.low, value.high):
-            if extreme is None or extreme == value.value:
-                continue
-            changed = dataclasses.replace(machine, **{name: dataclasses.replace(value, value=extreme)})
-            modelled = found.model(changed)
-            results[name, extreme] = modelled.clocks + modelled.launch
+            if extreme is not None and extreme != value.value:
+                changed = dataclasses.replace(value, value=extreme)
+                results[name, extreme] = dataclasses.replace(machine, **{name: changed})
+    return results
+
+
+def outcomes(found: Any, machine: Machine) -> dict[tuple[str, float], float]:
+    """Clocks, launches included, by what was changed and to what."""
+    results = {}
+    for key, changed in changes(machine).items():
+        modelled = found.model(changed)
+        results[key] = modelled.clocks + modelled.launch
     return results
 
 

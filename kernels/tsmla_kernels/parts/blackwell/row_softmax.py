@@ -68,6 +68,13 @@ def nan_or(value: Float32, seen: Float32) -> Float32:
     return Float32(select_(seen == seen, value, seen))
 
 
+@dsl_user_op
+def behind_waits(value: Float32, *, loc=None, ip=None) -> Float32:
+    """The same value, which ptxas does not make above the waits before this. All lanes of the warp are here."""
+    numbers = cute.arch.vote_any_sync(value == value, loc=loc, ip=ip)  # if no lane's is one, all are NaN, as here
+    return Float32(select_(numbers, value, Float32(float("nan"))))
+
+
 @cute.jit
 def beyond(seen: Float32, state: RowState, growth: Float32, scale_log2: Float32) -> Float32:
     """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `growth` is what

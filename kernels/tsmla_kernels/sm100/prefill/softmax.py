@@ -15,6 +15,7 @@ from ...parts.blackwell import tmem
 from ...parts.blackwell.row_softmax import (
     RowState,
     Sums,
+    behind_waits,
     beyond,
     exponentials,
     finish,
@@ -216,6 +217,8 @@ def _make_all(
     words, sums, made = [], Sums(total), []
     # Else both query tiles' exponentials take twice as long at the same time, and none are computed afterwards.
     _await_turn(row, row.start + event + row.tile - 1)
+    if const_expr(row.schedule.emulated_pairs > 0 and row.causal):  # elsewhere it is a tie in the timing model
+        offset = behind_waits(offset)
     for group in cutlass.range_constexpr(0, tile_kv, GROUP):
         made = exponentials(
             scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs,
