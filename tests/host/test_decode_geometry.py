@@ -64,6 +64,17 @@ def test_each_cta_brings_its_part_of_a_tile(variant):
     assert solo.k_slots >= 2 * solo.k_slots_per_tile, "no tile could be under way while another is multiplied"
 
 
+@pytest.mark.parametrize("variant", filter(_converts, HOPPER), ids=str)
+def test_hopper_converts_strips_as_they_come(variant):
+    """Each loading warp's in its order, those of the first, which are released first, before those of the second; a
+    strip as it is stored lies in the second half of its place, the scales in the first half of the first."""
+    geometry = HopperGeometry.of(variant)
+    assert geometry.converted_strips == geometry.loaded_strips(0) + geometry.loaded_strips(1)
+    stored = geometry.tile_kv * geometry.d_strip
+    assert all(size == 2 * geometry.stored_at == geometry.stored_at + stored for size in geometry.strip_bytes[:-1])
+    assert geometry.tile_kv * geometry.scales_bytes <= geometry.stored_at
+
+
 @pytest.mark.parametrize("variant", HOPPER, ids=str)
 def test_hopper_loads_each_column_of_a_row_once(variant):
     geometry = HopperGeometry.of(variant)

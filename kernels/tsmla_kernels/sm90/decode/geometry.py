@@ -51,9 +51,9 @@ class DecodeGeometry:
     cleans brings what scores and sums need of each key, in a ring of their own.
 
     Rows with scales of parts of them are multiplied as rows of the query's dtype, which warps make of what is `stored`,
-    in the place where copies have put it: the 8-bit columns of 16 keys of a strip fill the second half of what these
-    take as 16-bit ones, and the scales of the keys lie in the first half of the first strip. A rope piece is copied to
-    where it is multiplied.
+    in the place where copies have put it: the 8-bit columns of a strip fill the second half of what these take as
+    16-bit ones, and the scales of the keys lie in the first half of the first strip. A rope piece is copied to where it
+    is multiplied.
     """
 
     tile_q: int
@@ -177,6 +177,17 @@ class DecodeGeometry:
         return (first + self.tile_kv * self.scales_bytes, *others, last + self.strip_bytes[-1])
 
     @property
+    def converted_strips(self) -> tuple[int, ...]:
+        """Latent strips in the order in which they are converted: that in which they become free, and so are loaded."""
+        return tuple(self.converted_strip(place) for place in range(self.latent_strips))
+
+    def converted_strip(self, place):
+        """At which `place` in that order, also one that is not known before the kernel runs."""
+        loaders = len(LOAD_WARPS)
+        each = self.latent_strips // loaders
+        return place % each * loaders + place // each
+
+    @property
     def scales_bytes(self) -> int:
         """Of the scales that are stored in a row."""
         return self.stored.scales_per_row * SCALE_BYTES
@@ -188,8 +199,8 @@ class DecodeGeometry:
 
     @property
     def stored_at(self) -> int:
-        """Where in these `box_bytes` the box lies as it is stored."""
-        return self.box_bytes - BOX_KEYS * self.d_strip
+        """Where in a stage of a latent strip it lies as it is stored."""
+        return self.strip_bytes[0] - self.tile_kv * self.d_strip
 
     def copied_with(self, strip: int) -> tuple[int, ...]:
         """Which boxes come with a latent strip: its own; the rope columns', behind all latent ones, with the last; and
@@ -245,7 +256,7 @@ class DecodeGeometry:
             assert self.stored.piece("latent").dtype is Dtype.E4M3, self
             assert self.stored.piece("rope").dtype is self.row.piece("rope").dtype, self
             assert self.stored.scales and self.stored.scales.columns == self.d_strip == 128, self
-            assert BOX_KEYS * self.scales_bytes <= self.stored_at, self
+            assert self.tile_kv * self.scales_bytes <= self.stored_at, self
         if self.scaled:
             assert scales and scales.whole_row and not scales.in_row and self.transposes, self
         else:

@@ -69,10 +69,11 @@ class DecodeKernel:
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         source = key_source(given.kv_cache, given.block_tables)
         scales = None
-        stored_boxes = (None, None)
+        scales_box = scales_tile = (None, None)
         if const_expr(geometry.converts):
-            latent_box, rope_box, stored_boxes = stored_maps(geometry, given.kv_cache, layouts, load_op)
-            latent_tile = rope_tile = (None, None)
+            (latent_box, rope_box, scales_box), (latent_tile, rope_tile, scales_tile) = (
+                stored_maps(geometry, given.kv_cache, layouts, load_op, keys) for keys in (BOX_KEYS, geometry.tile_kv)
+            )
         else:
             if const_expr(geometry.scaled):
                 latent_chunks = self.variant.row.value_columns // PATTERN_COLUMNS
@@ -98,7 +99,7 @@ class DecodeKernel:
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         arguments = (
-            query, *latent_box, *latent_tile, *rope_box, *rope_tile, *stored_boxes,
+            query, *latent_box, *latent_tile, *rope_box, *rope_tile, *scales_box, *scales_tile,
             source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
             given.softmax_scale, ending, scales, mma_qk, mma_rope, mma_pv,
         )  # fmt: skip
@@ -127,14 +128,16 @@ class DecodeKernel:
         query: Query,
         latent_box_atom: cute.CopyAtom,
         latent_box: cute.Tensor,
-        latent_tile_atom: cute.CopyAtom | None,
-        latent_tile: cute.Tensor | None,
+        latent_tile_atom: cute.CopyAtom,
+        latent_tile: cute.Tensor,
         rope_box_atom: cute.CopyAtom,
         rope_box: cute.Tensor,
-        rope_tile_atom: cute.CopyAtom | None,
-        rope_tile: cute.Tensor | None,
+        rope_tile_atom: cute.CopyAtom,
+        rope_tile: cute.Tensor,
         scales_box_atom: cute.CopyAtom | None,
         scales_box: cute.Tensor | None,
+        scales_tile_atom: cute.CopyAtom | None,
+        scales_tile: cute.Tensor | None,
         block_tables: cute.Tensor,
         view: Visibility,
         terms: Terms,
@@ -153,10 +156,10 @@ class DecodeKernel:
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARPS[0]:
-            tiles_or_boxes = (latent_tile_atom, rope_tile_atom)
+            tiles = (latent_tile_atom, rope_tile_atom)
             if const_expr(geometry.converts):
-                tiles_or_boxes = (latent_box_atom, rope_box_atom, scales_box_atom)
-            for atom in (query.latent.atom, query.rope.atom, *tiles_or_boxes):
+                tiles = (*tiles, scales_tile_atom)
+            for atom in (query.latent.atom, query.rope.atom, *tiles):
                 cpasync.prefetch_descriptor(atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
@@ -190,20 +193,14 @@ class DecodeKernel:
                         task = take(shared.dealt, number)
             else:
                 source = KeySource(block_tables, page_size, pages)
-                if const_expr(geometry.converts):
-                    rope = self._partition_strip(
-                        rope_box_atom, rope_box, geometry.latent_strips, BOX_KEYS, shared.kv_strips[-1]
-                    )
-                    boxes, tiles = partition_stored(
-                        geometry, (latent_box_atom, latent_box), rope, (scales_box_atom, scales_box), shared
-                    ), None
-                else:
-                    boxes = self._partition_strips(
-                        (latent_box_atom, latent_box), (rope_box_atom, rope_box), BOX_KEYS, shared
-                    )
-                    tiles = self._partition_strips(
-                        (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), geometry.tile_kv, shared
-                    )
+                boxes = self._partition_strips(
+                    (latent_box_atom, latent_box), (rope_box_atom, rope_box), (scales_box_atom, scales_box), BOX_KEYS,
+                    shared,
+                )  # fmt: skip
+                tiles = self._partition_strips(
+                    (latent_tile_atom, latent_tile), (rope_tile_atom, rope_tile), (scales_tile_atom, scales_tile),
+                    geometry.tile_kv, shared,
+                )  # fmt: skip
                 for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
                     if warp == LOAD_WARPS[loader]:
                         task = take(shared.dealt, number)
@@ -245,8 +242,12 @@ class DecodeKernel:
                 number += 1
                 task = take(shared.dealt, number)
 
-    def _partition_strips(self, latent, rope, rows: int, shared: Shared) -> tuple:
-        """`_partition_strip` of every strip; `latent` and `rope` are (copy atom, cache)."""
+    def _partition_strips(self, latent, rope, scales, rows: int, shared: Shared) -> tuple:
+        """`_partition_strip` of every strip, or what `partition_stored` gives; `latent`, `rope` and `scales` are (copy
+        atom, cache)."""
+        if self.geometry.converts:
+            rope = self._partition_strip(*rope, self.geometry.latent_strips, rows, shared.kv_strips[-1])
+            return partition_stored(self.geometry, latent, rope, scales, shared, rows)
         sources = [latent] * self.geometry.latent_strips + [rope]
         return tuple(
             self._partition_strip(*source, strip, rows, place)

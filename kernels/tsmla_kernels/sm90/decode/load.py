@@ -38,9 +38,8 @@ def load(
 ) -> Int32:
     """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
     `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is quicker where a
-    page holds it; rows that are converted come in boxes only, and `tiles` is None. `clean`, if there is one, waits for
-    the copies of edge tiles, and for those of all tiles if keys in their middle may be `hidden`. Returns how many such
-    tiles there were.
+    page holds it. `clean`, if there is one, waits for the copies of edge tiles, and for those of all tiles if keys in
+    their middle may be `hidden`. Returns how many such tiles there were.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist.
@@ -68,19 +67,19 @@ def load(
             edge.wait_empty(count)
             stage = edge.stage(count)
             strips = geometry.copied_with(number)
-            if const_expr(tiles is None):
-                _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, edge.announce(count), policy)
+            if const_expr(shared.landed is None):
+                barrier = edge.announce(count)
             else:
                 barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
-                if whole:
-                    for strip in strips:
-                        atom, source, target = tiles[strip]
-                        cute.copy(
-                            atom, source[None, tile_place, tile_page], target[None, 0, stage],
-                            tma_bar_ptr=barrier, cache_policy=policy,
-                        )  # fmt: skip
-                else:
-                    _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, barrier, policy)
+            if whole:
+                for strip in strips:
+                    atom, source, target = tiles[strip]
+                    cute.copy(
+                        atom, source[None, tile_place, tile_page], target[None, 0, stage],
+                        tma_bar_ptr=barrier, cache_policy=policy,
+                    )  # fmt: skip
+            else:
+                _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, barrier, policy)
         if is_edge:
             edges += 1
     return edges

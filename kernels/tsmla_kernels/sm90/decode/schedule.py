@@ -12,6 +12,8 @@ CLEAN_WARP = 1
 DEAL_WARP = 2
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
+CONVERT_BARRIER = 5
+"""Named barrier of the converting warps."""
 WARPS = WARPGROUP // 32
 """Of a warpgroup."""
 
@@ -32,7 +34,7 @@ class DecodeSchedule:
         if geometry.transposes:
             schedule = cls(geometry, 32, 224, 32)
         elif geometry.converts:
-            schedule = cls(geometry, 40, 216, 40)
+            schedule = cls(geometry, 32, 208, 64)
         else:
             schedule = cls(geometry, 40, 232, 0)
         schedule.check()
@@ -143,4 +145,4 @@ class DecodeSchedule:
     def check(self) -> None:
         total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.fourth_registers)
         assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
-        assert self.geometry.accumulator_registers + 24 <= self.attend_registers, self
+        assert self.geometry.accumulator_registers + 16 <= self.attend_registers, self

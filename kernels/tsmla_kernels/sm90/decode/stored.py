@@ -1,4 +1,5 @@
-"""How bulk copies bring rows that are converted: boxes of keys as they are stored, in the places that they take later.
+"""How bulk copies bring rows that are converted: keys as they are stored, 16 or a whole tile at a time, in the second
+half of the places that they take later.
 
 A cache of such rows is three views of the same bytes: latent pieces, rope pieces, and the scales of rows.
 """
@@ -8,61 +9,62 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from ...parts.key_source import BOX_KEYS
 from ...parts.paged import boxes_view
 from ...parts.precision import numeric
 from .geometry import GROUP_ROWS, PATTERN_COLUMNS, DecodeGeometry
 from .storage import Layouts, Shared, box_layout, box_shape, partition
 
 
-def stored_maps(geometry: DecodeGeometry, cache: cute.Tensor, layouts: Layouts, load_op) -> tuple:
-    """On the host: (copy atom, cache as it sees it) of boxes of the latent piece, of the rope piece, and of the scales.
-    Latent boxes are rows of 128 bytes, swizzled as 16-bit ones are."""
+def stored_maps(geometry: DecodeGeometry, cache: cute.Tensor, layouts: Layouts, load_op, keys: int) -> tuple:
+    """On the host: (copy atom, cache as it sees it) of `keys` keys of the latent piece, of the rope piece, and of the
+    scales. Latent boxes are rows of 128 bytes, swizzled as 16-bit ones are."""
     row, strip, scales = geometry.stored, geometry.d_strip, geometry.scales_bytes
     rope = row.piece("rope")
     chunks = rope.columns // PATTERN_COLUMNS
     views = (
         (
             boxes_view(cache, 0, strip, geometry.latent_strips),
-            cute.make_composed_layout(layouts.swizzles[0], 0, _box_layout(strip)),
-            _box_shape(strip),
+            cute.make_composed_layout(layouts.swizzles[0], 0, _box_layout(strip, keys)),
+            _box_shape(strip, keys),
         ),
         (
             boxes_view(cache, row.offset("rope"), PATTERN_COLUMNS, chunks, dtype=numeric(rope.dtype)),
-            cute.make_composed_layout(layouts.swizzles[-1], 0, box_layout(rope.columns, BOX_KEYS)),
-            box_shape(rope.columns, BOX_KEYS),
+            cute.make_composed_layout(layouts.swizzles[-1], 0, box_layout(rope.columns, keys)),
+            box_shape(rope.columns, keys),
         ),
-        (boxes_view(cache, row.scales_offset, scales, 1), _box_layout(scales), _box_shape(scales)),
+        (boxes_view(cache, row.scales_offset, scales, 1), _box_layout(scales, keys), _box_shape(scales, keys)),
     )
     return tuple(cpasync.make_tiled_tma_atom(load_op, *view) for view in views)
 
 
-def partition_stored(geometry: DecodeGeometry, latent: tuple, rope: tuple, scales: tuple, shared: Shared) -> tuple:
+def partition_stored(
+    geometry: DecodeGeometry, latent: tuple, rope: tuple, scales: tuple, shared: Shared, keys: int
+) -> tuple:
     """What `copied_with` numbers, as `partition` gives it; rope is so already, the others are (copy atom, cache)."""
     boxes = tuple(
-        _partition(geometry, *latent, geometry.d_strip, strip, place)
+        _partition(geometry, *latent, geometry.d_strip, strip, place, keys)
         for strip, place in enumerate(shared.stored_strips)
     )
-    return *boxes, rope, _partition(geometry, *scales, geometry.scales_bytes, 0, shared.stored_scales)
+    return *boxes, rope, _partition(geometry, *scales, geometry.scales_bytes, 0, shared.stored_scales, keys)
 
 
 def _partition(
-    geometry: DecodeGeometry, atom, cache: cute.Tensor, row_bytes: int, chunk: int, place: cute.Pointer
+    geometry: DecodeGeometry, atom, cache: cute.Tensor, row_bytes: int, chunk: int, place: cute.Pointer, keys: int
 ) -> tuple:
-    """Boxes that begin with a chunk of `row_bytes` of their rows, which lie where they are converted."""
-    box = _box_layout(row_bytes)
+    """Boxes of `keys` keys that begin with a chunk of `row_bytes` of their rows, which lie where they are converted."""
+    box = _box_layout(row_bytes, keys)
     places = cute.make_layout(
-        (*box.shape, geometry.tile_kv // BOX_KEYS, geometry.stages),
-        stride=(*box.stride, geometry.box_bytes, geometry.strip_bytes[0]),
+        (*box.shape, geometry.tile_kv // keys, geometry.stages),
+        stride=(*box.stride, keys * row_bytes, geometry.strip_bytes[0]),
     )
-    boxes = cute.local_tile(cache, _box_shape(row_bytes), (0, 0, chunk, None, None))
+    boxes = cute.local_tile(cache, _box_shape(row_bytes, keys), (0, 0, chunk, None, None))
     return partition(atom, boxes, cute.make_tensor(place, places))
 
 
-def _box_shape(row_bytes: int) -> tuple[int, ...]:
-    """Of 16 keys and so many bytes of each, in `boxes_view`."""
-    return row_bytes, GROUP_ROWS, 1, BOX_KEYS // GROUP_ROWS, 1
+def _box_shape(row_bytes: int, keys: int) -> tuple[int, ...]:
+    """Of so many bytes of each key, in `boxes_view`."""
+    return row_bytes, GROUP_ROWS, 1, keys // GROUP_ROWS, 1
 
 
-def _box_layout(row_bytes: int) -> cute.Layout:
-    return cute.make_layout(_box_shape(row_bytes), stride=(1, row_bytes, 0, row_bytes * GROUP_ROWS, 0))
+def _box_layout(row_bytes: int, keys: int) -> cute.Layout:
+    return cute.make_layout(_box_shape(row_bytes, keys), stride=(1, row_bytes, 0, row_bytes * GROUP_ROWS, 0))
