@@ -25,8 +25,18 @@ def _stamp(path: Path) -> str:
 
 
 @functools.cache
-def newest(name: str) -> dict[str, Any]:
-    return json.loads(max(CURRENT.glob(f"{name}-*.json"), key=_stamp).read_text())
+def newest(name: str, device: str = "") -> dict[str, Any]:
+    """The newest record of this name, of a GPU whose name has `device` in it."""
+    return max(of_devices(name, device), key=lambda record: record["certificate"]["date"])
+
+
+def of_devices(name: str, device: str = "") -> list[dict[str, Any]]:
+    """The newest record of this name of each GPU whose name has `device` in it, in the order of those names."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(CURRENT.glob(f"{name}-nvidia-*.json"), key=_stamp):
+        record = json.loads(path.read_text())
+        found[record["certificate"]["device"]] = record
+    return [record for name, record in sorted(found.items()) if device in name]
 
 
 def all_of(name: str) -> list[dict[str, Any]]:

@@ -33,6 +33,10 @@ PEERS = {
 """Other implementations in the records, by the names given to --against, and what they were a part of. Plans that
 engines make once for all layers are not timed."""
 PREFILLS = ("bf16", "e4m3", "256-bf16", "256-e4m3")
+TIMED = ("prefill-bf16", "prefill-e4m3", "decode")
+"""What the README quotes."""
+README_GPU = "H200"
+"""The GPU whose records it quotes."""
 COLD_STARTS = {
     "cold_start": "cold start after torch and CUDA",
     "cold_start_decode": "the same for decode",
@@ -65,6 +69,11 @@ _ABSENT = """\
 Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in this run; beside an earlier build of
 ours it was 0 to 5 % slower in batches of 128 (benchmarks/results/history/decode-nvidia-h200-20261122T060617.json).
 FlashInfer's MLA kernel was in neither."""
+_OTHERS = """\
+FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). With heads of (192, 128) it was beside ours in two rows of
+another run, an H100's, of kernels before those of short sequences were changed: 8K causal in 1.00 (isolated) and 1.02
+(back to back) of our time in bf16 and 0.94 and 0.93 in e4m3, 16 x 512 causal in 0.80 and 0.89
+(benchmarks/results/tried/tried-prefill-flash-attention-3-*.json, commit 1d63df6)."""
 _ENGINES = """\
 New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
 turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
@@ -89,16 +98,16 @@ def main() -> None:
 
 def performance_page() -> str:
     """docs/performance.md: one table per operator and of cold start, each with the birth certificate of its numbers."""
-    prefills = [_prefill(published.newest(f"prefill-{name}")) for name in PREFILLS]
-    decode = published.newest("decode")
+    prefills = [_prefill(record) for name in PREFILLS for record in published.of_devices(f"prefill-{name}")]
+    decodes = published.of_devices("decode")
     cold = [_cold_start(head, published.newest(name)) for name, head in COLD_STARTS.items()]
     sections = {
-        "Prefill": [*prefills],
-        "Decode": [_ABSENT, _decode(decode), charts.decode(decode, 128)],
+        "Prefill": [_OTHERS, *prefills],
+        "Decode": [_ABSENT, *(part for decode in decodes for part in (_decode(decode), charts.decode(decode, 128)))],
         "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
         "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
         "Engines": [
-            _ENGINES, _engines(engine_tables.records()), _HOST, _host_times(published.newest("vllm-host-time")),
+            _ENGINES, _engines(engine_tables.records()), _HOST, _host_times(published.newest("vllm-host-time-auto-16-heads")),
         ],
         "K/V pack and FP8 quantisation": [_pack(published.newest("pack"))],
         "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
@@ -112,10 +121,10 @@ def performance_page() -> str:
 
 def readme_part() -> str:
     """Four sentences, two charts, and where their numbers are from."""
-    prefill, narrow, decode = map(published.newest, ("prefill-bf16", "prefill-e4m3", "decode"))
+    prefill, narrow, decode = (published.newest(name, README_GPU) for name in TIMED)
     sentences = [_of_prefill(prefill), _of_decode(decode), _of_8_bits(narrow, decode), _of_cold_start()]
-    born = ", ".join(_born(name) for name in ("prefill-bf16", "prefill-e4m3", "decode", "cold_start"))
-    clocks = f"{_clocks('isolated')} MHz isolated, {_clocks('back to back')} MHz back to back"
+    born = ", ".join(_born(name) for name in (*TIMED, "cold_start"))
+    clocks = f"{_clocks('isolated', README_GPU)} MHz isolated, {_clocks('back to back', README_GPU)} MHz back to back"
     origin = f"{_device(prefill)}, SM clock {clocks}. Records: {born}."
     return "\n\n".join([
         "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences),
@@ -204,20 +213,21 @@ def _device(record: dict[str, Any]) -> str:
 
 
 def _born(name: str) -> str:
-    born = published.newest(name)["certificate"]
+    born = published.newest(name, README_GPU)["certificate"]
     return f"`{name}` ({born['date'][:10]}, commit {born['commit']})"
 
 
-def _clocks(regime: str) -> str:
+def _clocks(regime: str, device: str = "") -> str:
     """SM clocks in MHz while prefill and decode were timed."""
-    records = [published.newest(name) for name in ("prefill-bf16", "prefill-e4m3", "decode")]
+    records = [record for name in TIMED for record in published.of_devices(name, device)]
     return _span(r["timings"]["tsmla"]["sm_clock_mhz"] for record in records for r in published.results(record, regime))
 
 
 def _prefill(record: dict[str, Any]) -> str:
     """Both regimes of each shape, in TFLOP/s, next to whatever ran in the same process."""
     shapes: dict[str, list[str]] = {}
-    d_qk, dtype = record["results"][0]["dims"], record["results"][0]["dtype"]
+    first = record["results"][0]
+    d_qk, dtype = first.get("dims", 192), first["dtype"]  # records before 2026-11-25 are all of 192 columns
     d_v = bench_prefill.D_V[d_qk]
     heads = bench_prefill.HEADS * 128 // d_v
     names = list(record["results"][0]["timings"])
