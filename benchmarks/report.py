@@ -70,10 +70,10 @@ Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in
 ours it was 0 to 5 % slower in batches of 128 (benchmarks/results/history/decode-nvidia-h200-20261122T060617.json).
 FlashInfer's MLA kernel was in neither."""
 _OTHERS = """\
-FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). With heads of (192, 128) it was beside ours in two rows of
-another run, an H100's, of kernels before those of short sequences were changed: 8K causal in 1.00 (isolated) and 1.02
-(back to back) of our time in bf16 and 0.94 and 0.93 in e4m3, 16 x 512 causal in 0.80 and 0.89
-(benchmarks/results/tried/tried-prefill-flash-attention-3-*.json, commit 1d63df6)."""
+FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). With heads of (192, 128) it ran beside ours only in
+two rows of another run (H100, commit 1d63df6, before short sequences were sped up). There it took 1.00 (isolated) and
+1.02 (back to back) of our time at 8K causal in bf16, 0.94 and 0.93 in e4m3; at 16 x 512 causal 0.80 in bf16 and 0.89 in
+e4m3 (benchmarks/results/tried/tried-prefill-flash-attention-3-*.json)."""
 _ENGINES = """\
 New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
 turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
@@ -103,11 +103,17 @@ def performance_page() -> str:
     cold = [_cold_start(head, published.newest(name)) for name, head in COLD_STARTS.items()]
     sections = {
         "Prefill": [_OTHERS, *prefills],
-        "Decode": [_ABSENT, *(part for decode in decodes for part in (_decode(decode), charts.decode(decode, 128)))],
+        "Decode": [
+            _ABSENT,
+            *(part for decode in decodes for part in (_decode(decode), charts.decode(decode, 128))),
+        ],
         "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
         "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
         "Engines": [
-            _ENGINES, _engines(engine_tables.records()), _HOST, _host_times(published.newest("vllm-host-time-auto-16-heads")),
+            _ENGINES,
+            _engines(engine_tables.records()),
+            _HOST,
+            _host_times(published.newest("vllm-host-time-auto-16-heads")),
         ],
         "K/V pack and FP8 quantisation": [_pack(published.newest("pack"))],
         "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
