@@ -19,20 +19,10 @@ EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-def test_against_float64(gpu, lengths, causal):
-    check(
-        make_problem(*lengths, 2, 1, 192, 128, torch.bfloat16, "cuda", slack=3, padded_entries=2, strided=True), causal
-    )
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-def test_eight_bits_against_float64(gpu, lengths, causal):
-    problem = make_problem(
-        *lengths, 2, 1, 192, 128, torch.float8_e4m3fn, "cuda", slack=3, padded_entries=2, strided=True
-    )
-    check(problem, causal)
+def test_against_float64(gpu, lengths, dtype, causal):
+    check(make_problem(*lengths, 2, 1, 192, 128, dtype, "cuda", slack=3, padded_entries=2, strided=True), causal)
 
 
 @pytest.mark.archs("sm_90a")
