@@ -143,7 +143,7 @@ def _measured(marks: Marks, launches: dict[str, Callable[[], Any]], rounds: int)
 def _launch(case: ClockCase) -> Callable[[], Any]:
     sequences, queries, keys, heads = case.shape
     if case.family == "prefill":
-        assert heads == bench_prefill.HEADS
+        assert heads == bench_prefill.DIMS[192][1]
         dtype = bench_prefill.DTYPES[case.dtype]
         return bench_prefill.Case.make(sequences, queries, keys, case.mask == "causal", dtype).ours()
     made = bench_decode.Case.make(sequences, queries, keys, heads, bench_decode.FIXED, bench_decode.DTYPES[case.dtype])

@@ -21,9 +21,8 @@ from tsmla import tsmla_prefill
 from . import protocol
 from .protocol import Candidate, Monitor
 
-HEADS = 128
-D_V = {192: 128, 256: 256}
-"""Columns of a query or key -> of a value."""
+DIMS = {192: (128, 128), 256: (256, 64)}
+"""Columns of a query or key -> of a value, and heads."""
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -67,7 +66,7 @@ class Case:
     def make(
         cls, sequences: int, queries: int, keys: int, causal: bool, dtype: torch.dtype, d_qk: int = 192
     ) -> Case:
-        heads = HEADS * 128 // D_V[d_qk]
+        d_v, heads = DIMS[d_qk]
 
         def pack(length: int, dim: int) -> torch.Tensor:
             return torch.randn(sequences * length, heads, dim, device="cuda", dtype=torch.bfloat16).to(dtype)
@@ -75,7 +74,7 @@ class Case:
         def ends(length: int) -> torch.Tensor:
             return torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * length
 
-        packs = pack(queries, d_qk), pack(keys, d_qk), pack(keys, D_V[d_qk])
+        packs = pack(queries, d_qk), pack(keys, d_qk), pack(keys, d_v)
         return cls(sequences, queries, keys, causal, *packs, ends(queries), ends(keys), d_qk**-0.5)
 
     @property
@@ -84,7 +83,7 @@ class Case:
         if self.causal:
             pairs -= self.queries * (self.queries - 1) // 2
         _, heads, d_qk = self.query.shape
-        return 2 * (d_qk + D_V[d_qk]) * heads * self.sequences * pairs / 1e12
+        return 2 * (d_qk + self.value.shape[2]) * heads * self.sequences * pairs / 1e12
 
     def output(self) -> torch.Tensor:
         dtype = torch.bfloat16 if self.query.dtype.itemsize == 1 else self.query.dtype
@@ -107,7 +106,7 @@ class Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     protocol.add_arguments(parser)
-    parser.add_argument("--dims", choices=D_V, default=192, type=int)
+    parser.add_argument("--dims", choices=DIMS, default=192, type=int)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
     options = parser.parse_args()

@@ -25,10 +25,11 @@ import torch
 from tsmla import tsmla_prefill
 
 from . import protocol
-from .bench_prefill import D_QK, D_V, DTYPES, HEADS, MAX_DIFFERENCE
+from .bench_prefill import DIMS, DTYPES, MAX_DIFFERENCE
 from .protocol import Candidate, Monitor
 
-D_NOPE = 128
+D_QK, D_NOPE = 192, 128
+D_V, HEADS = DIMS[D_QK]
 SHAPES = (
     (1, 8192, 8192, True),
     (1, 8192, 16384, False),

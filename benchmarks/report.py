@@ -234,8 +234,7 @@ def _prefill(record: dict[str, Any]) -> str:
     shapes: dict[str, list[str]] = {}
     first = record["results"][0]
     d_qk, dtype = first.get("dims", 192), first["dtype"]  # records before 2026-11-25 are all of 192 columns
-    d_v = bench_prefill.D_V[d_qk]
-    heads = bench_prefill.HEADS * 128 // d_v
+    d_v, heads = bench_prefill.DIMS[d_qk]
     names = list(record["results"][0]["timings"])
     for result in record["results"]:
         sequences, queries, keys, causal = result["shape"]

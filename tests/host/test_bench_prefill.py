@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.bench_prefill import D_V, HEADS, Case
+from benchmarks.bench_prefill import DIMS, Case
 
 
 @pytest.mark.parametrize("d_qk, d_v, heads", [(192, 128, 128), (256, 256, 64)])
@@ -20,4 +20,4 @@ def test_work_is_counted_by_pairs_that_attend(monkeypatch, d_qk, d_v, heads):
         assert case.value.shape == (2 * keys, heads, d_v) and case.output().shape == (2 * queries, heads, d_v)
         assert case.tflop == pytest.approx(2 * pairs * 2 * heads * (d_qk + d_v) / 1e12)
         assert case.scale == d_qk**-0.5
-    assert D_V[d_qk] == d_v and HEADS == 128
+    assert DIMS[d_qk] == (d_v, heads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,12 @@ def test_only_the_jit_imports_the_kernels() -> None:
     for file in sources(TSMLA):
         if file.name != "jit.py":
             assert "tsmla_kernels" not in {top(found) for found in imports(file)}, file
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda file: file.stem)
+def test_benchmarks_can_be_imported(file: Path) -> None:
+    """Without a GPU and without any peer."""
+    importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
 
 def test_files_have_names() -> None:
