@@ -69,11 +69,10 @@ _ABSENT = """\
 Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in this run; beside an earlier build of
 ours it was 0 to 5 % slower in batches of 128 (benchmarks/results/history/decode-nvidia-h200-20261122T060617.json).
 FlashInfer's MLA kernel was in neither."""
-_OTHERS = """\
-FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). With heads of (192, 128) it ran beside ours only in
-two rows of another run (H100, commit 1d63df6, before short sequences were sped up). There it took 1.00 (isolated) and
-1.02 (back to back) of our time at 8K causal in bf16, 0.94 and 0.93 in e4m3; at 16 x 512 causal 0.80 in bf16 and 0.89 in
-e4m3 (benchmarks/results/tried/tried-prefill-flash-attention-3-*.json)."""
+_OTHERS = "FlashAttention-3 is built from its own sources (0251105, CUDA 13.0)."
+_FEW = """\
+One to four requests beside the fastest of the same peers: our time in us, isolated, CUDA graph, cold L2, and its ratio
+to the peer's, bold where ours is longer."""
 _ENGINES = """\
 New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
 turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
@@ -106,6 +105,10 @@ def performance_page() -> str:
         "Decode": [
             _ABSENT,
             *(part for decode in decodes for part in (_decode(decode), charts.decode(decode, 128))),
+        ],
+        "Decode of few requests": [
+            _FEW,
+            *(_few(record, dtype) for record in published.of_devices("few-decode") for dtype in ("bf16", "e4m3")),
         ],
         "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
         "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
@@ -273,6 +276,22 @@ def _decode(record: dict[str, Any]) -> str:
     read = record["ceilings"]["read_gb_s"]
     table = _table(head, ([label, *cells] for label, cells in rows.items()))
     return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
+
+
+def _few(record: dict[str, Any], dtype: str) -> str:
+    """A row for each number of requests, query tokens and keys, a column for each number of heads."""
+    rows: dict[str, dict[int, str]] = {}
+    for result in published.results(record, "isolated", dtype=dtype):
+        requests, q_len, keys, heads, _ = result["shape"]
+        cell = f"{result['timings']['tsmla']['median_us']:.1f}{_ratio(result['timings'])}"
+        rows.setdefault(f"{requests} x {q_len} queries, {keys} keys", {})[heads] = cell
+    heads = sorted({count for cells in rows.values() for count in cells})
+    table = _table(
+        [f"`tsmla_decode`, {dtype}", *(f"{count} heads" for count in heads)],
+        ([label, *(cells.get(count, "") for count in heads)] for label, cells in rows.items()),
+    )
+    names = [name for name in published.names(record) if ("fp8" in name) == (dtype == "e4m3")]
+    return f"{table}\n\n{_certificate(record)}{_peers(names)}"
 
 
 def _ratio(timings: dict[str, Any]) -> str:
