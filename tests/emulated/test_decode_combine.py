@@ -119,10 +119,10 @@ def test_other_variants(gpu, lse, pdl):
     assert got_lse is None or torch.allclose(got_lse, expected_lse, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.archs("sm_100a")
+@pytest.mark.archs("sm_90a", "sm_100a")
 @pytest.mark.parametrize("name", ["one unit, few pieces", "one unit, many pieces", "two row tiles, few units"])
 def test_rows_kept_in_16_bits(gpu, name):
-    variant = DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
     (out, lse), (expected, expected_lse), _ = run(gpu, CASES[name], variant, kept=PartialRows.of(Dtype.E4M3))
     assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
     assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)

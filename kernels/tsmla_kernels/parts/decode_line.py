@@ -139,6 +139,15 @@ def leaves_whole(terms: Terms) -> Boolean:
 
 
 @cute.jit
+def goes_in_step(deal: cutlass.Constexpr[Deal], work: Work | LaneWork) -> Boolean:
+    """`MixedLine.in_step` of `tsmla/plan.py`."""
+    in_step = Boolean(False)
+    if const_expr(deal.in_step > 0):
+        in_step = (work.own_group > 0) & (work.chunk >= deal.in_step) & (not leaves_whole(work.terms))
+    return in_step
+
+
+@cute.jit
 def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Visibility:
     """`view` with room for no more keys than 31 bits count on the line, whatever lengths say: on the host. Page tables
     that have entries for so many do not exist."""
@@ -207,6 +216,20 @@ def work_of(line: Line, part: Int32) -> Work:
         index = quotient(part, line.terms.group)
     begin, end = (cutlass.min(cutlass.min(index + i, line.groups) * line.chunk, line.total) for i in range(2))
     return Work(*line[:-1], index, part - index * group, begin, end)
+
+
+@cute.jit
+def between(work: Work | LaneWork, begin: Int32, end: Int32) -> Work | LaneWork:
+    """The same with other positions."""
+    if const_expr(isinstance(work, LaneWork)):
+        own, lane = work.own, cute.arch.lane_idx()
+        for name, value in (("begin", begin), ("end", end)):
+            if lane == Work._fields.index(name) - 1:
+                own = value
+        result = LaneWork(work.terms, own)
+    else:
+        result = work._replace(begin=begin, end=end)
+    return result
 
 
 @cute.jit

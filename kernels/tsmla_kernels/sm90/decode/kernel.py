@@ -95,7 +95,8 @@ class DecodeKernel:
                 for keys, strip in ((latent, 0), (rope, -1))
             )
         view = visibility_in(source, given)
-        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view)
+        kept = geometry.partial_rows
+        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept.dtype)
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         arguments = (
@@ -107,7 +108,7 @@ class DecodeKernel:
             self._attend(True, arguments, parts, given.stream)
         else:
             self._attend(False, arguments, parts, given.stream)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept.bias)
 
     @cute.jit
     def _attend(self, varying: cutlass.Constexpr[bool], arguments: tuple, parts: Int32, stream):

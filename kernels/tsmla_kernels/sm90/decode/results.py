@@ -89,6 +89,15 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
             output = rows_columns(state.outputs[i])
             _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
         cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
+    elif const_expr(geometry.partial_rows.dtype.width == 16):
+        for row in cutlass.range_constexpr(cute.size(factors)):
+            factors[row] *= 2.0**geometry.partial_rows.bias
+        staging = state.shared.staging + mine * 2 * STAGED_HALF_STRIDE + state.warp * STAGED_HALF
+        for i in cutlass.range_constexpr(OUTPUTS):
+            output = rows_columns(state.outputs[i])
+            partial_rows = results.partials.rows[task.slot, None, None]
+            _store_rows(partial_rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
+        cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
             position = state.coordinates[row, 0][0]
