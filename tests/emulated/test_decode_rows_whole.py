@@ -78,3 +78,22 @@ def test_a_scale_of_nan_spoils_who_sees_it_only(gpu):
     assert spoiled[0, ..., :128].isnan().all() and torch.equal(spoiled[1], out[1])
     problem.seq_lens[0] = 99
     check(problem)
+
+
+@pytest.mark.parametrize("heads", [16, 17])
+def test_scales_may_be_negative(gpu, heads):
+    problem = make_whole([100, 64], 1, heads, rounded=heads > 16 or gpu.arch != "sm_90a")
+    for request, rows in enumerate(problem.rows):
+        for key in range(3, len(rows), 7):
+            scales = problem.kv_cache[int(problem.block_tables[request, key // 64]), key % 64, 512:528].view(torch.float32)
+            scales[1:3] *= -1
+            rows[key, 128:384] *= -1
+    check(problem)
+
+
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan])
+def test_a_scale_that_is_no_number(gpu, scale):
+    problem = make_whole([70], 1, 16)
+    problem.kv_cache[int(problem.block_tables[0, 0]), 5, 516:520].view(torch.float32).fill_(scale)
+    out, _ = run(problem)
+    assert out.isnan().all()

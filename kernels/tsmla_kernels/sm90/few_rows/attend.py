@@ -63,8 +63,8 @@ def attend_few(
         first_key = tile * TILE_KV
         if edge_tile(task, tile, TILE_KV) | hides(view):
             wipe(state, stage, viewers, first_key)
-        scores, logs = scores_of(state, stage, first_key)
-        packed = probabilities_of(state, scores, logs)
+        scores, logs, negative = scores_of(state, stage, first_key)
+        packed = probabilities_of(state, scores, logs, negative, stage)
         add_values(state, packed, stage)
         cute.arch.sync_warp()
         shared.kv_edge.release(count)

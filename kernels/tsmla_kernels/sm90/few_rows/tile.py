@@ -37,6 +37,8 @@ NO_KEYS = -1.0e30
 """A reference before the first visible key."""
 BIAS, SLACK = 10.0, 4.0
 """Probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
+MAGNITUDE = 0x7FFFFFFF
+"""Bits of a float32 but for its sign."""
 OWN_BLOCKS = BLOCKS // TEAM_WARPS
 """Of scores that a warp adds up."""
 HALVES = 2
@@ -110,7 +112,7 @@ def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team:
 @cute.jit
 def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
     """Scores (4, blocks) of this lane, but for `scale_log2`, over all columns, of a tile that begins with `first_key`;
-    logarithms of its keys' scales."""
+    logarithms of its keys' scales; whether one of these is negative."""
     scores = cute.make_rmem_tensor((4, BLOCKS), Float32)
     scores.fill(0.0)
     for half in cutlass.range_constexpr(HALVES):
@@ -124,10 +126,13 @@ def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
                 low, high = _widened(words[step, block])
                 multiply("f16", scores[None, block], query, low, high)
     logs = cute.make_rmem_tensor((2, BLOCKS), Float32)
+    signs = Int32(0)
     for block in cutlass.range_constexpr(BLOCKS):
         for i in cutlass.range_constexpr(2):
-            scale = _floats(stage + state.lane.scales[i] + first_of(block) * state.row_bytes)[0]
-            logs[i, block] = cute.math.log2(scale, fastmath=True)
+            scale = _scale(state, stage, block, i)
+            signs = signs | scale.bitcast(Int32)
+            logs[i, block] = cute.math.log2((scale.bitcast(Int32) & MAGNITUDE).bitcast(Float32), fastmath=True)
+            scale = cute.math.fma(scale, Float32(0.0), scale)  # one that is infinite spoils the row, too
             for row in cutlass.range_constexpr(2):
                 scores[2 * row + i, block] = scores[2 * row + i, block] * scale
     rope = [state.rope[i] for i in range(4)]
@@ -136,7 +141,12 @@ def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
         cute.autovec_copy(_words(2, stage + state.lane.rope + first_of(block) * state.row_bytes), pair)
         multiply("bf16", scores[None, block], rope, pair[0], pair[1])
     _add_up(state, scores, first_key)
-    return scores, logs
+    return scores, logs, signs < 0
+
+
+def _scale(state: State, stage: Int32, block: int, column: int) -> Float32:
+    """Of the key of this lane's first (0) or second (1) column in a block."""
+    return _floats(stage + state.lane.scales[column] + first_of(block) * state.row_bytes)[0]
 
 
 @cute.jit
@@ -220,8 +230,11 @@ def wipe(state: State, stage: Int32, viewers: Viewers, first_key: Int32) -> None
 
 
 @cute.jit
-def probabilities_of(state: State, scores: cute.Tensor, logs: cute.Tensor) -> cute.Tensor:
-    """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms."""
+def probabilities_of(
+    state: State, scores: cute.Tensor, logs: cute.Tensor, negative: Boolean, stage: Int32
+) -> cute.Tensor:
+    """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
+    whether one of this lane's scales is."""
     beyond = Boolean(False)
     for row in cutlass.range_constexpr(2):
         begins = state.reference[row] == NO_KEYS
@@ -240,7 +253,20 @@ def probabilities_of(state: State, scores: cute.Tensor, logs: cute.Tensor) -> cu
         for block in cutlass.range_constexpr(BLOCKS):
             values = [cute.math.exp2(scores[2 * row + i, block], fastmath=True) for i in range(2)]
             packed[row + 2 * (block % 2), block // 2] = packed_words(values, cutlass.Float16)[0]
+    if cute.arch.vote_any_sync(negative):
+        _give_signs(state, packed, stage)
     return packed
+
+
+@cute.jit
+def _give_signs(state: State, packed: cute.Tensor, stage: Int32) -> None:
+    """Probabilities times scales have the signs of these."""
+    for block in cutlass.range_constexpr(BLOCKS):
+        low, high = (_scale(state, stage, block, i).bitcast(Int32) >> 31 for i in range(2))
+        signs = low & 0x8000 | high & -(1 << 31)
+        for row in cutlass.range_constexpr(2):
+            place = (row + 2 * (block % 2), block // 2)
+            packed[place] = packed[place] ^ signs
 
 
 @cute.jit
