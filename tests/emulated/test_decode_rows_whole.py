@@ -8,6 +8,7 @@ import pytest
 import torch
 from decode_reference import Sight, check, run
 from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole
+from tsmla.plan import plan_decode
 
 pytestmark = pytest.mark.archs("sm_90a", "sm_103a")
 """sm_100a has test_decode_rows_whole_blackwell.py: the same sources, other machine code."""
@@ -26,6 +27,13 @@ def test_against_float64(gpu, case):
     seq_lens, q_len, heads, page_size, fields = case
     few = isinstance(q_len, int) and q_len * heads <= 16 and gpu.arch == "sm_90a"
     check(make_whole(seq_lens, q_len, heads, page_size, rounded=not few, **fields))
+
+
+@pytest.mark.parametrize("lengths", [[1300], [400, 70, 0, 250, 129, 64]])
+def test_few_parts(gpu, monkeypatch, lengths):
+    """Rings that are filled more than once, tasks of several requests, and requests that are split."""
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
+    check(make_whole(lengths, 2, 8, 16, rounded=gpu.arch != "sm_90a", sight=Sight(window_left=1100)))
 
 
 def test_everything_that_hides_keys(gpu):
@@ -85,8 +93,8 @@ def test_scales_may_be_negative(gpu, heads):
     problem = make_whole([100, 64], 1, heads, rounded=heads > 16 or gpu.arch != "sm_90a")
     for request, rows in enumerate(problem.rows):
         for key in range(3, len(rows), 7):
-            scales = problem.kv_cache[int(problem.block_tables[request, key // 64]), key % 64, 512:528].view(torch.float32)
-            scales[1:3] *= -1
+            page = problem.kv_cache[int(problem.block_tables[request, key // 64])]
+            page[key % 64, 516:524].view(torch.float32).neg_()
             rows[key, 128:384] *= -1
     check(problem)
 
