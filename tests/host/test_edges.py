@@ -51,6 +51,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             **({"scales": (1, 4)} if variant.row.apart else {}),
             **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
         }
+    if kernel == "sm90/few_rows":
+        return {"kv": (1, 4), "dealt": (1, 1 + 8)}
     if kernel == "sm100/prefill":
         return {
             "q": (1, 1),
@@ -90,6 +92,8 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}
         row = 512 * element + rope
         return {"q": 64 * row, **pieces, "landed": 64 * row, **halves, **scales}
+    if kernel == "sm90/few_rows":
+        return {"kv": 64 * 656}
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
     row = 512 * element + 64 * (2 if variant.row.apart else element)
@@ -105,7 +109,7 @@ def _scales(variant, keys: int) -> dict[str, int]:
 
 def test_every_kernel_has_a_table():
     assert {p.values[1] for p in SCHEDULES} == {
-        "sm90/prefill", "sm90/decode", "sm100/prefill", "sm100/decode solo", "sm100/decode pair"
+        "sm90/prefill", "sm90/decode", "sm90/few_rows", "sm100/prefill", "sm100/decode solo", "sm100/decode pair"
     }  # fmt: skip
 
 
