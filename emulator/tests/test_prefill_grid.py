@@ -45,18 +45,19 @@ def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int
     [
         (130, 130, 2, 1, {1}),  # fewer tiles than four for each SM
         (1000, 1000, 3, 1, {1, 4}),
-        (1000, 1000, 3, 3, {1, 4}),
-        (300, 50000, 3, 1, {1, 2}),  # of four tiles, keys would leave L2
-        (300, 90000, 3, 1, {1}),
+        (1500, 1500, 3, 3, {1, 4}),
+        (400, 50000, 3, 1, {1, 2}),  # of four tiles, keys would leave L2
+        (400, 90000, 3, 1, {1}),
     ],
 )
 def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, processors, tiles_of_a_cta):
     shape = problem.Shape(1, queries, keys, heads)
     for variant, some in ((SEVERAL, tiles_of_a_cta), (ONE, {1})):
-        ctas = prefill_grid.kv_tiles(variant, shape, processors, 128, 160)
+        rows = prefill_grid.rows_of_tile(variant)
+        ctas = prefill_grid.kv_tiles(variant, shape, processors, rows, prefill_grid.keys_of_tile(variant))
         assert len(ctas) == launched(variant, shape, processors, monkeypatch)
         assert {len(own) for own in ctas} == some
-        assert sum(map(len, ctas)) == heads * -(-queries // 128)
+        assert sum(map(len, ctas)) == heads * -(-queries // rows)
 
 
 def test_tiles_have_the_keys_of_the_kernels_own():
@@ -64,6 +65,8 @@ def test_tiles_have_the_keys_of_the_kernels_own():
         if isinstance(variant, PrefillVariant):
             geometry = HopperGeometry if variant.arch is Arch.SM90A else BlackwellGeometry
             assert prefill_grid.keys_of_tile(variant) == geometry.of(variant).tile_kv
+            if variant.arch is Arch.SM90A:
+                assert prefill_grid.rows_of_tile(variant) == geometry.of(variant).tile_q
             assert prefill_grid.query_tiles_of(variant) == getattr(geometry.of(variant), "tasks", 1)
 
 

@@ -34,8 +34,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     """Of each edge, how many arrivals fill a stage and how many empty it, as counted by hand. (Of a warpgroup: 4.)"""
     small = variant.dtype.bits == 8
     if kernel == "sm90/prefill":
-        warps = 3 if variant.d_v == 256 else 2  # that transpose
-        rings = {"k": (1, 8), "v": (1, warps), "values": (warps, 8)} if small else {"k": (1, 8), "v": (1, 8)}
+        attend = 12 if small and variant.d_v == 128 else 8
+        rings = {"k": (1, attend), **({"v": (1, 3), "values": (3, attend)} if small else {"v": (1, attend)})}
         return {"q": (1, 4), **rings}
     if kernel == "sm90/decode":
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
@@ -76,7 +76,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     """Bytes of a stage that bulk copies fill, from the variant."""
     element = variant.dtype.bits // 8
     if kernel == "sm90/prefill":
-        keys = (96 if element == 1 else 80) if variant.d_v == 256 else 160 if element == 1 else 128
+        keys = 96 if element == 1 else 80 if variant.d_v == 256 else 128
         v = keys * variant.d_v * element
         found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
         return {**found, "values": v} if element == 1 else found

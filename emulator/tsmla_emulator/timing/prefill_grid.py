@@ -21,8 +21,16 @@ def keys_of_tile(variant: Any) -> int:
     """Keys of a KV tile (geometry.py of sm90/prefill and sm100/prefill)."""
     if variant.arch.value != "sm_90a":
         return 128
-    narrow, wide = (160, 96) if variant.dtype.bits == 8 else (128, 80)
-    return wide if variant.d_v > 128 else narrow
+    if variant.dtype.bits == 8:
+        return 96
+    return 80 if variant.d_v > 128 else 128
+
+
+def rows_of_tile(variant: Any) -> int:
+    """Rows of a query tile, or of both of a CTA (geometry.py of sm90/prefill and sm100/prefill)."""
+    if variant.arch.value != "sm_90a":
+        return 256
+    return 192 if variant.dtype.bits == 8 and variant.d_v <= 128 else 128
 
 
 def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int) -> list[list[int]]:
