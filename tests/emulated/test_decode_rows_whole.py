@@ -33,7 +33,10 @@ def test_against_float64(gpu, case):
 def test_few_parts(gpu, monkeypatch, lengths):
     """Rings that are filled more than once, tasks of several requests, and requests that are split."""
     monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
-    check(make_whole(lengths, 2, 8, 16, rounded=gpu.arch != "sm_90a", sight=Sight(window_left=1100)))
+    problem = make_whole(lengths, 2, 8, 16, rounded=gpu.arch != "sm_90a", sight=Sight(window_left=1100))
+    problem.block_tables[0, 18] = -1  # no page: keys that are zeros
+    problem.rows[0][18 * 16 : 19 * 16] = 0
+    check(problem)
 
 
 def test_everything_that_hides_keys(gpu):

@@ -38,7 +38,9 @@ def finish(
     for row in cutlass.range_constexpr(2):
         top = _quad_max(state.sum_reference[row])
         factor = cute.math.exp2(state.sum_reference[row] - top, fastmath=True)
-        state.row_sum[row] = quad_sum(state.row_sum[row] * factor)
+        # An infinite scale makes NaN of its warp's columns, not of all scores: the others follow.
+        total = cute.math.fma(state.output[2 * row, 0], Float32(0.0), state.row_sum[row] * factor)
+        state.row_sum[row] = quad_sum(total)
         state.sum_reference[row] = top
     cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)  # nobody reads parts of scores
     if lane % QUAD == 0:

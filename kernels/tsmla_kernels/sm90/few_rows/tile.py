@@ -37,8 +37,8 @@ NO_KEYS = -1.0e30
 """A reference before the first visible key."""
 BIAS, SLACK = 10.0, 4.0
 """Probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
-MAGNITUDE = 0x7FFFFFFF
-"""Bits of a float32 but for its sign."""
+SIGNS, BOTH_SIGNS = 0xFFBB, -0x7FFF8000
+"""Selects, of two words, the sign of either for a half of the result (PTX ISA, prmt); the signs of a pair of f16."""
 OWN_BLOCKS = BLOCKS // TEAM_WARPS
 """Of scores that a warp adds up."""
 HALVES = 2
@@ -131,8 +131,7 @@ def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
         for i in cutlass.range_constexpr(2):
             scale = _scale(state, stage, block, i)
             signs = signs | scale.bitcast(Int32)
-            logs[i, block] = cute.math.log2((scale.bitcast(Int32) & MAGNITUDE).bitcast(Float32), fastmath=True)
-            scale = cute.math.fma(scale, Float32(0.0), scale)  # one that is infinite spoils the row, too
+            logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
             for row in cutlass.range_constexpr(2):
                 scores[2 * row + i, block] = scores[2 * row + i, block] * scale
     rope = [state.rope[i] for i in range(4)]
@@ -262,11 +261,11 @@ def probabilities_of(
 def _give_signs(state: State, packed: cute.Tensor, stage: Int32) -> None:
     """Probabilities times scales have the signs of these."""
     for block in cutlass.range_constexpr(BLOCKS):
-        low, high = (_scale(state, stage, block, i).bitcast(Int32) >> 31 for i in range(2))
-        signs = low & 0x8000 | high & -(1 << 31)
+        low, high = (_scale(state, stage, block, i).bitcast(Int32) for i in range(2))
+        signs = Int32(cute.arch.prmt(low, high, Int32(SIGNS)))
         for row in cutlass.range_constexpr(2):
             place = (row + 2 * (block % 2), block // 2)
-            packed[place] = packed[place] ^ signs
+            packed[place] = packed[place] ^ signs & BOTH_SIGNS
 
 
 @cute.jit
