@@ -254,6 +254,17 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
 
 
 @cute.jit
+def is_read_again(deal: cutlass.Constexpr[Deal], work: Work | LaneWork, segment: Segment) -> Boolean:
+    """Whether a segment's request takes several rounds, in a call where requests differ in row tiles."""
+    again = Boolean(False)
+    if const_expr(isinstance(work, LaneWork)):
+        first_row = segment.first_row - segment.row_tile * deal.row_tile
+        rows = segment.end_token * work.terms.heads.value - first_row
+        again = (work.own_group > 0) & (rows > work.own_group * deal.row_tile)
+    return again
+
+
+@cute.jit
 def _tiles_at(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Int32:
     """Where on the line a unit's tiles begin."""
     return unit.start + (deal.overhead if work.unit_length == 0 else 0)

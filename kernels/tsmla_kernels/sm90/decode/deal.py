@@ -22,6 +22,7 @@ from ...parts.decode_line import (
 from ...parts.decode_work import (
     begin_in_step,
     first_unit,
+    is_read_again,
     next_unit,
     segment_of,
     stretch_behind,
@@ -77,6 +78,7 @@ def _deal(
                 Task(
                     Boolean(True), segment.request, segment.first_row, segment.rows, segment.end_token,
                     segment.first_tile, segment.tiles, segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
+                    is_read_again(dealing, work, segment),
                 ),
             )  # fmt: skip
             number += 1
@@ -90,4 +92,4 @@ def _deal(
             if not more:
                 work, unit = stretch_behind(dealing, work, unit)
                 more = unit.start < work.end
-    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(len(Task._fields) - 1))))
+    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(len(Task._fields) - 2)), Boolean(False)))

@@ -223,7 +223,7 @@ class DecodeKernel:
                         while task.more:
                             edges = load(
                                 query, boxes, tiles, source, shared, geometry, loader, task, terms.heads,
-                                hides(view), edges,
+                                hides(view), edges, varying,
                             )  # fmt: skip
                             leave(shared.dealt, number)
                             number += 1
