@@ -142,7 +142,7 @@ class Combiner:
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
         partials = partials_of(columns, row_tile, given, view, self.kept.dtype)
-        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream, self.kept.bias)
+        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream, self.kept)
 
 
 @functools.lru_cache(maxsize=8)

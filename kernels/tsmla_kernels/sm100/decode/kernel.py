@@ -50,4 +50,4 @@ class DecodeKernel:
             self.solo.launch(given, view, partials, scale_log2, ending)
         else:
             self.pair.launch(given, view, partials, scale_log2, ending)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept.bias)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept)

@@ -224,7 +224,8 @@ class DecodeGeometry:
     @property
     def partial_rows(self) -> PartialRows:
         """Values that scales are factors of may be of any magnitude, which float16 does not hold."""
-        return PartialRows() if self.row.scales else PartialRows.of(self.row.dtype)
+        kept = PartialRows() if self.row.scales else PartialRows.of(self.row.dtype)
+        return dataclasses.replace(kept, in_quads=kept.dtype.width == 16)
 
     @property
     def probabilities_bytes(self) -> int:
