@@ -136,8 +136,8 @@ _FIRST = {
     "exit": "branch", "mov": "move", "cvta": "move", "prefetch": "move", "createpolicy": "move", "shfl": "across lanes",
     "vote": "across lanes", "elect": "across lanes", "redux": "across lanes", "activemask": "across lanes",
     "mma": "matrix", "ldmatrix": "shared memory", "stmatrix": "shared memory", "mbarrier": "synchronise",
-    "bar": "synchronise", "barrier": "synchronise", "fence": "synchronise", "membar": "synchronise", "griddepcontrol": "synchronise",
-    "setmaxnreg": "synchronise", "nanosleep": "synchronise", "ex2": "special function", "lg2": "special function",
+    "bar": "synchronise", "barrier": "synchronise", "fence": "synchronise", "membar": "synchronise",
+    "griddepcontrol": "synchronise", "setmaxnreg": "synchronise", "nanosleep": "synchronise", "ex2": "special function", "lg2": "special function",
     "rcp": "special function", "sqrt": "special function", "rsqrt": "special function", "tanh": "special function",
     "mapa": "integer", "getctarank": "integer",
 }  # fmt: skip
