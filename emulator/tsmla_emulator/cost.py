@@ -137,9 +137,9 @@ _FIRST = {
     "vote": "across lanes", "elect": "across lanes", "redux": "across lanes", "activemask": "across lanes",
     "mma": "matrix", "ldmatrix": "shared memory", "stmatrix": "shared memory", "mbarrier": "synchronise",
     "bar": "synchronise", "barrier": "synchronise", "fence": "synchronise", "membar": "synchronise",
-    "griddepcontrol": "synchronise", "setmaxnreg": "synchronise", "nanosleep": "synchronise", "ex2": "special function", "lg2": "special function",
-    "rcp": "special function", "sqrt": "special function", "rsqrt": "special function", "tanh": "special function",
-    "mapa": "integer", "getctarank": "integer",
+    "griddepcontrol": "synchronise", "setmaxnreg": "synchronise", "nanosleep": "synchronise",
+    "ex2": "special function", "lg2": "special function", "rcp": "special function", "sqrt": "special function",
+    "rsqrt": "special function", "tanh": "special function", "mapa": "integer", "getctarank": "integer",
 }  # fmt: skip
 _ASYNC = {
     "wgmma.mma_async": "matrix", "tcgen05.mma": "matrix", "tcgen05.ld": "tensor memory", "tcgen05.st": "tensor memory",
