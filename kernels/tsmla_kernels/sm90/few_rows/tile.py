@@ -37,8 +37,8 @@ NO_KEYS = -1.0e30
 """A reference before the first visible key."""
 BIAS, SLACK = 10.0, 4.0
 """Probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
-SIGNS, BOTH_SIGNS = 0xFFBB, -0x7FFF8000
-"""Selects, of two words, the sign of either for a half of the result (PTX ISA, prmt); the signs of a pair of f16."""
+SIGNS = -0x7F7F7F80
+"""Of four e4m3 numbers."""
 OWN_BLOCKS = BLOCKS // TEAM_WARPS
 """Of scores that a warp adds up."""
 HALVES = 2
@@ -129,7 +129,7 @@ def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
     signs = Int32(0)
     for block in cutlass.range_constexpr(BLOCKS):
         for i in cutlass.range_constexpr(2):
-            scale = _scale(state, stage, block, i)
+            scale = _floats(stage + state.lane.scales[i] + first_of(block) * state.row_bytes)[0]
             signs = signs | scale.bitcast(Int32)
             logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
             for row in cutlass.range_constexpr(2):
@@ -141,11 +141,6 @@ def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
         multiply("bf16", scores[None, block], rope, pair[0], pair[1])
     _add_up(state, scores, first_key)
     return scores, logs, signs < 0
-
-
-def _scale(state: State, stage: Int32, block: int, column: int) -> Float32:
-    """Of the key of this lane's first (0) or second (1) column in a block."""
-    return _floats(stage + state.lane.scales[column] + first_of(block) * state.row_bytes)[0]
 
 
 @cute.jit
@@ -245,27 +240,35 @@ def probabilities_of(
             highest = cute.arch.fmax(highest, scores[place])
         limit = Float32(select_(begins, Float32(NO_KEYS), Float32(BIAS + SLACK)))
         beyond = beyond | (highest > limit)
-    if cute.arch.vote_any_sync(beyond):
+    if cute.arch.vote_any_sync(beyond | negative):  # one branch: another would part exponentials from values
         _move(state, scores)
+        if cute.arch.vote_any_sync(negative):
+            _turn(state, stage)
     packed = cute.make_rmem_tensor((4, STEPS), Int32)
     for row in cutlass.range_constexpr(2):
         for block in cutlass.range_constexpr(BLOCKS):
             values = [cute.math.exp2(scores[2 * row + i, block], fastmath=True) for i in range(2)]
             packed[row + 2 * (block % 2), block // 2] = packed_words(values, cutlass.Float16)[0]
-    if cute.arch.vote_any_sync(negative):
-        _give_signs(state, packed, stage)
     return packed
 
 
 @cute.jit
-def _give_signs(state: State, packed: cute.Tensor, stage: Int32) -> None:
-    """Probabilities times scales have the signs of these."""
-    for block in cutlass.range_constexpr(BLOCKS):
-        low, high = (_scale(state, stage, block, i).bitcast(Int32) for i in range(2))
-        signs = Int32(cute.arch.prmt(low, high, Int32(SIGNS)))
-        for row in cutlass.range_constexpr(2):
-            place = (row + 2 * (block % 2), block // 2)
-            packed[place] = packed[place] ^ signs & BOTH_SIGNS
+def _turn(state: State, stage: Int32) -> None:
+    """Turn the signs of this warp's values of keys whose scales are negative: probabilities know the logarithms of
+    these, not their signs."""
+    lane = cute.arch.lane_idx()
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        row = stage + (start + lane) * state.row_bytes
+        if _floats(row + state.scales_at + state.warp * 4)[0].bitcast(Int32) < 0:
+            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
+                place = shared_vector(Int32, row + state.warp * STRIP + vector * VECTOR)
+                words = cute.make_rmem_tensor(4, Int32)
+                cute.autovec_copy(place, words)
+                for i in cutlass.range_constexpr(4):
+                    words[i] = words[i] ^ SIGNS
+                cute.autovec_copy(words, place)
+    cute.arch.fence_view_async_shared()  # copies will write there
+    cute.arch.sync_warp()
 
 
 @cute.jit
