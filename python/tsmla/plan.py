@@ -40,7 +40,9 @@ class Deal:
     overhead: fixed cost of a segment. least: shortest chunk. split: how much longer a group may be busy where there are
     fewer partial results or none. draw: what a part can read while memory brings every part 16 tiles; above 16, memory
     is as busy with fewer parts. sms: SMs that work on one row tile together. in_step: the shortest chunk of which
-    groups walk the keys in step, where requests differ in row tiles (`MixedLine`); 0: of none.
+    groups walk the keys in step, where requests differ in row tiles (`MixedLine`); 0: of none. single: units are cut
+    into single tiles, shorter than `least`, where that makes no more than so many segments: fewer tiles for each CTA
+    are worth more than a few partial results.
     """
 
     row_tile: int
@@ -51,10 +53,11 @@ class Deal:
     draw: int = 16
     sms: int = 1
     in_step: int = 0
+    single: int = 0
 
 
 DEALS = {
-    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64),
+    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=32),
     Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM107A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
@@ -112,6 +115,11 @@ class Segment(NamedTuple):
     slot: int
 
 
+def longest_single(deal: Deal, tiling: RowTiling, batch: int) -> int:
+    """Most tiles of a unit that may be cut into single tiles."""
+    return deal.single // max(1, batch * tiling.rounds * tiling.group)
+
+
 def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence[int]) -> Line:
     """The line for `lengths` KV tiles per request, on `parts` CTAs, with room for `slots` partial results."""
     groups = parts // tiling.group
@@ -126,7 +134,9 @@ def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence
     whole = units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= max(chunk + deal.split, memory) + deal.overhead:
         return Line(groups, units_each * longest, longest)
-    cut = max(-(-longest // max(split_groups // units, 1)), deal.least)
+    shares = max(split_groups // units, 1)
+    is_single = longest <= min(longest_single(deal, tiling, len(lengths)), shares)
+    cut = max(-(-longest // shares), 1 if is_single else deal.least)
     cuts = -(-longest // cut)
     if units <= split_groups and cut <= max(chunk + deal.split // 2, memory):
         return Line(units * cuts, cut, cuts * cut)
@@ -316,8 +326,10 @@ def _plan(
     units = batch * tiling.rounds
     if max_seq_len is not None:
         # A range of max_seq_len keys that starts in the middle of a tile touches one tile more.
-        longest = units * (deal.overhead + -(-max_seq_len // deal.tile_kv) + 1)
-        groups = min(groups, max(1, -(-longest // deal.least)))
+        tiles = -(-max_seq_len // deal.tile_kv)
+        longest = units * (deal.overhead + tiles + 1)
+        is_single = deal.least + deal.split < tiles <= longest_single(deal, tiling, batch)
+        groups = min(groups, max(1, -(-longest // (1 if is_single else deal.least))))
     parts = groups * tiling.group
     if mixes and groups == most_groups:
         parts = max(parts, sm_count // deal.sms)

@@ -16,6 +16,7 @@ DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
 COARSE = Deal(row_tile=128, tile_kv=128, overhead=2, least=1, split=0)
 DRAWING = Deal(row_tile=64, tile_kv=64, overhead=3, least=2, split=5, draw=32)
 IN_STEP = Deal(row_tile=64, tile_kv=64, overhead=2, least=2, split=1, in_step=2)
+SINGLE = Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, single=24)
 
 CASES = {
     "one request": ([5000], 1, 16, Sight(), 24),
@@ -30,6 +31,10 @@ CASES = {
     "rank 3 of 4, window": ([2000, 30], 5, 16, Sight(window_left=500, cp_world=4, cp_rank=3, cp_interleave=4), 12),
     "equal pieces, one request empty": ([2000] * 4 + [0, 1990, 60] + [2000] * 9, 1, 16, Sight(), 66),
     "equal pieces, two row tiles": ([4000, 3900, 4090], 2, 64, Sight(window_left=3800), 25),
+    "short, alone": ([760], 1, 16, Sight(), 15),
+    "short, room for fewer pieces": ([760], 1, 16, Sight(), 10),
+    "short, two row tiles": ([700], 2, 64, Sight(), 44),
+    "short, one too many": ([760] * 3, 1, 16, Sight(), 50),
     "hundreds of requests": ([(i * 37) % 900 for i in range(300)], 1, 16, Sight(), 33),
 }
 MIXED = {
@@ -53,7 +58,11 @@ MOST_IN_DISORDER = 7
 
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("room", [1000, 7, 0])
-@pytest.mark.parametrize("deal", [DEAL, COARSE, DRAWING, IN_STEP], ids=["fine", "coarse", "drawing", "in step"])
+@pytest.mark.parametrize(
+    "deal",
+    [DEAL, COARSE, DRAWING, IN_STEP, SINGLE],
+    ids=["fine", "coarse", "drawing", "in step", "single"],
+)
 @pytest.mark.parametrize("case", [*CASES.values(), *MIXED.values()], ids=[*CASES, *MIXED])
 def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
     seq_lens, q_lens, heads, sight, parts = case
