@@ -53,8 +53,8 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
         for row in {uniform_row(dtype), *ROWS.values()}:
             yield DecodeVariant(arch, dtype, out, lse, pdl, row)
     for dtype, out, pdl in itertools.product(Dtype, Dtype, OFF_ON):
-        for dims in pack_dims(arch, out):
-            yield PackVariant(arch, dtype, out, *dims, pdl=pdl)
+        for d_nope, d_rope, d_v in pack_dims(arch, out):
+            yield PackVariant(arch, dtype, out, d_nope, d_rope, d_v, pdl)
     for name, row in ROWS.items():
         for dtype in CACHE_DTYPES[name]:
             yield WriteCacheVariant(arch, dtype, row)
