@@ -249,7 +249,9 @@ def _first(state: AttendState):
 
 @cute.jit
 def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
-    """Scores of tile `count` while the values of the tile before are added; then its softmax."""
+    """Scores of tile `count` while the values of the tile before are added; then its softmax. Where a branch to rescale
+    the output stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide heads."""
+    early = state.probabilities.element_type.width == 8 and cute.size(state.output) > 64
     scores = _scores(state, count)
     _values(state, count - 1)
     warpgroup.wait_group(1)
@@ -257,9 +259,12 @@ def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
     moves = _softmax(state, scores, count, masked, False)
     warpgroup.wait_group(0)
     state.v_edge.release(count - 1)
+    if const_expr(early):
+        _round(state, scores)
     if moves:
         scale_rows(rows_columns(state.output), state.rescale)
-    _round(state, scores)
+    if const_expr(not early):
+        _round(state, scores)
 
 
 @cute.jit

@@ -27,8 +27,8 @@ class PrefillGeometry:
 
     An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
     heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow. With 8 bits
-    and 128 columns three warpgroups attend, with registers for 96 keys: what a warp has to do one after the other takes
-    most of the time, so that three of them take little longer than two (kernels/log/hopper-prefill.md, 21).
+    and 128 columns three warpgroups attend, with registers for 96 keys: what a warp has to do one after the other is
+    most of the time, and no unit is busy for much more than half of it (kernels/log/hopper-prefill.md, 34).
     """
 
     tile_q: int
