@@ -18,7 +18,7 @@ from pathlib import Path
 from .. import protocol
 
 HERE = Path(__file__).parent
-TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "launch")
+TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "launch", "dependents")
 TARGET = "-gencode=arch=compute_90a,code=sm_90a"
 SECONDS = 60
 """After which a topic is given up."""
