@@ -8,7 +8,7 @@ L2_SECTION_BYTES = 24 * 2**20
 """As parts/tile_scheduler.py has it."""
 SINGLE_TILES = 4
 """As sm90/prefill/tasks.py has it."""
-SINGLE_SHARE = 4
+SINGLE_SHARE = {128: 4, 192: 8}
 """Likewise."""
 SHORT_KEYS = 4096
 """Likewise."""
@@ -77,7 +77,7 @@ def _deal(variant: Any, shape: Any, processors: int, rows: int, row_bytes: int) 
     most = max(fitting, default=1)
     alone = SINGLE_TILES * processors
     if variant.dtype.bits == 8:
-        alone = min(alone, tiles // SINGLE_SHARE)
+        alone = min(alone, max(tiles // SINGLE_SHARE[rows], processors))
         if most > 3 and 2 * rows < s.queries <= 3 * rows:
             most = 3
     return most, max(tiles - alone, 0) // most
