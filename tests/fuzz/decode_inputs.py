@@ -52,9 +52,9 @@ class Inputs(NamedTuple):
     keys: list[Keys]
 
 
-def drawn(case: DecodeCase, arch: str) -> Inputs:
+def drawn(case: DecodeCase, arch: str = "") -> Inputs:
     """Random keys in random pages, with `unseen` in every row of the cache that no query token sees. The keys' numbers
-    are those that kernels of `arch` read."""
+    are those that kernels of `arch` read, which nobody needs to know of a call that is refused."""
     generator = torch.Generator().manual_seed(case.seed)
     used = [-(-length // case.page) for length in case.lengths]
     common = min([case.shared, *used])
