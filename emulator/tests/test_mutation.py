@@ -304,7 +304,7 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
     assert {
         "sm90/prefill/attend._scores: k.wait_full: mbarrier.try_wait always true",
         "sm90/prefill/attend._scores: mma.issue: wgmma.fence removed",
-        "sm90/prefill/attend.attend_task: q.release: mbarrier.arrive removed",
+        "sm90/prefill/attend._visit: q.release: mbarrier.arrive removed",
     } <= keys
     label = "sm100/decode/mma._scores: s.wait_empty: mbarrier.try_wait always true"
     assert label in {site.label for site in subject_of(*kernels[f"{DECODE}, 10 rows"]).sites}
@@ -394,7 +394,7 @@ def test_earlier_results_that_another_lane_stores_over_are_a_race(kernels):
 def test_the_turn_to_a_ctas_next_query_tile_is_missed(tmp_path):
     """The query's places, which are filled again, and the words that tell roles their tiles: in one small call."""
     verdict = check.check(check.find(SEVERAL_TILES), lengths=LENGTHS_OF_SEVERAL_TILES, record_to=tmp_path)
-    assert verdict.error is None and verdict.calls[0].launches[0].grid == (12, 1, 1)
+    assert verdict.error is None and verdict.calls[0].launches[0].grid == (11, 1, 1)
     (path,) = tmp_path.glob("*.npz")
     subject = subject_of(path.with_suffix(".ptx").read_text(), [Record(path)])
     subject.require_clean()
