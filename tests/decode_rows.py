@@ -116,6 +116,12 @@ def make_scaled(
     return Scaled(problem, queries, kept, (latent, rope, scales))
 
 
+def rounds(arch: str, query_rows: int) -> bool:
+    """Whether keys of 656 bytes are rounded to bf16 before they are multiplied, in a batch of so many query rows (query
+    tokens x heads) a request. The kernel of few does not: `tsmla_decode`."""
+    return not (arch == "sm_90a" and query_rows <= 16)
+
+
 def make_whole(
     seq_lens: list[int],
     q_len: int | Sequence[int],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from decode_reference import Problem, Sight, check, run
-from decode_rows import LENGTHS, OUTLIERS, as_plain, keys_with_outliers, make_whole
+from decode_rows import LENGTHS, OUTLIERS, as_plain, keys_with_outliers, make_whole, rounds
 from tsmla.support import DECODE_ROWS
 from tsmla.variant import Arch
 
@@ -20,8 +20,7 @@ def decodes(arch: Arch, seed: int) -> None:
 
 def whole(arch: Arch, lengths: list[int], q_len: int, heads: int, *page_size: int, **fields: Any) -> Problem:
     """`make_whole`, with keys as the kernel of so many query rows has them."""
-    few = arch is Arch.SM90A and q_len * heads <= 16
-    return make_whole(lengths, q_len, heads, *page_size, rounded=not few, **fields)
+    return make_whole(lengths, q_len, heads, *page_size, rounded=rounds(arch, q_len * heads), **fields)
 
 
 @pytest.mark.parametrize("power_of_two", [True, False])

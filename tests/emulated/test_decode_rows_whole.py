@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from decode_reference import Sight, check, run
-from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole
+from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole, rounds
 from tsmla.plan import plan_decode
 
 pytestmark = pytest.mark.archs("sm_90a", "sm_103a")
@@ -25,15 +25,15 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_against_float64(gpu, case):
     seq_lens, q_len, heads, page_size, fields = case
-    few = isinstance(q_len, int) and q_len * heads <= 16 and gpu.arch == "sm_90a"
-    check(make_whole(seq_lens, q_len, heads, page_size, rounded=not few, **fields))
+    rounded = not isinstance(q_len, int) or rounds(gpu.arch, q_len * heads)
+    check(make_whole(seq_lens, q_len, heads, page_size, rounded=rounded, **fields))
 
 
 @pytest.mark.parametrize("lengths", [[1300], [400, 70, 0, 250, 129, 64]])
 def test_few_parts(gpu, monkeypatch, lengths):
     """Rings that are filled more than once, tasks of several requests, and requests that are split."""
     monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
-    problem = make_whole(lengths, 2, 8, 16, rounded=gpu.arch != "sm_90a", sight=Sight(window_left=1100))
+    problem = make_whole(lengths, 2, 8, 16, rounded=rounds(gpu.arch, 16), sight=Sight(window_left=1100))
     problem.block_tables[0, 18] = -1  # no page: keys that are zeros
     problem.rows[0][18 * 16 : 19 * 16] = 0
     check(problem)
@@ -72,16 +72,16 @@ def test_it_gives_what_bf16_rows_give(gpu, heads, case):
     what it multiplies."""
     keys = keys_of(case)
     largest = max(float(own.double().norm(dim=-1).max()) for own in keys)
-    few = heads <= 16 and gpu.arch == "sm_90a"
-    problem = make_whole(LENGTHS, 1, heads, keys=keys, softmax_scale=8 / largest, rounded=not few)
+    rounded = rounds(gpu.arch, heads)
+    problem = make_whole(LENGTHS, 1, heads, keys=keys, softmax_scale=8 / largest, rounded=rounded)
     out, lse = check(problem)
-    if not few:
+    if rounded:
         got, got_lse = run(problem, kv_cache=as_plain(problem))
         assert torch.equal(got, out) and torch.equal(got_lse, lse)
 
 
 def test_a_scale_of_nan_spoils_who_sees_it_only(gpu):
-    problem = make_whole([100, 80], 1, 16, rounded=gpu.arch != "sm_90a")
+    problem = make_whole([100, 80], 1, 16, rounded=rounds(gpu.arch, 16))
     out, _ = run(problem)
     page = int(problem.block_tables[0, 1])
     problem.kv_cache[page, 99 % 64, 512:516].view(torch.float32).fill_(math.nan)
@@ -93,7 +93,7 @@ def test_a_scale_of_nan_spoils_who_sees_it_only(gpu):
 
 @pytest.mark.parametrize("heads", [16, 17])
 def test_scales_may_be_negative(gpu, heads):
-    problem = make_whole([100, 64], 1, heads, rounded=heads > 16 or gpu.arch != "sm_90a")
+    problem = make_whole([100, 64], 1, heads, rounded=rounds(gpu.arch, heads))
     for request, rows in enumerate(problem.rows):
         for key in range(3, len(rows), 7):
             page = problem.kv_cache[int(problem.block_tables[request, key // 64])]
