@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from small_kernels import text_of
-from tsmla_emulator import check, machine, mutate, mutation_table
+from tsmla_emulator import check, cli, machine, mutate, mutation_table
 from tsmla_emulator.core.binding import program_of
 from tsmla_emulator.machine import Options
 from tsmla_emulator.mutation_actions import (
@@ -256,6 +256,19 @@ def test_an_instruction_that_another_makes_up_for_names_it(kernels):
     page, problems = mutation_table.render(findings, Reasons(), ["mutate"])
     assert problems == [f"twice: {key} (1 of 2): no check catches it, and no reason is given"]
     assert f"Caught when this is changed as well: {key} (1 of 2)." in page
+
+
+def test_mutants_of_one_function_and_their_reasons_only(tmp_path, capsys):
+    reasons = tmp_path / "reasons.json"
+    reasons.write_text(json.dumps([{"kernels": [PACK], "mutants": ["elsewhere: bar.sync removed"], "reason": "r"}]))
+    given = ["mutate", PACK, "--processes", "1", "--reasons", str(reasons)]
+    assert cli.main([*given, "--only", "griddepcontrol.wait"]) == 0  # reasons for others are not asked for
+    page = capsys.readouterr().out
+    assert "--only 'griddepcontrol.wait'" in page and "1 mutants" in page
+    assert cli.main([*given, "--only", "elsewhere"]) == 2
+    assert "no mutant has 'elsewhere' in its name" in capsys.readouterr().err
+    assert cli.main(given) == 1
+    assert "no such mutant" in capsys.readouterr().err
 
 
 def test_mutants_are_settled_together_as_they_would_be_alone(kernels):
