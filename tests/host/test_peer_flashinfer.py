@@ -55,7 +55,7 @@ def _attention(query: torch.Tensor, keys: torch.Tensor, causal: bool) -> torch.T
 
 
 class _Wrapper:
-    """BatchMLAPagedAttentionWrapper, with the names of its parameters (0.7.2: flashinfer/mla/_batch_mla/_wrapper.py)."""
+    """BatchMLAPagedAttentionWrapper of 0.7.2, with the names of its parameters (mla/_batch_mla/_wrapper.py)."""
 
     backends: list[str] = []
 
