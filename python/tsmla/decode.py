@@ -318,6 +318,6 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     )
 
 
-def _as_one_request(rows: torch.Tensor | None) -> torch.Tensor | None:
+def _as_one_request(rows: Any) -> Any:
     """Packed tokens as kernels take them."""
     return None if rows is None else rows.unsqueeze(0)
