@@ -3,6 +3,7 @@
     python -m benchmarks.bench_decode [--dtypes bf16 e4m3] [--against NAME=MODULE:FUNCTION ...] [--seconds S] [--quick]
     python -m benchmarks.bench_decode --shapes shards --against captured=benchmarks.bench_decode:captured
     python -m benchmarks.bench_decode --shapes few --dtypes bf16 e4m3 --against NAME=MODULE:FUNCTION ...
+    python -m benchmarks.bench_decode --shapes streams --dtypes bf16 --against NAME=MODULE:FUNCTION ...
 
 Every time is that of a replayed CUDA graph of a whole call, attention and combine together, from a cold L2 and over
 random keys in random pages. FUNCTION takes a Case and returns a callable that launches the other implementation on its
@@ -61,7 +62,13 @@ FEW = tuple(
     for heads in (8, 16, 64, 128)
 )
 """Few requests, as one user or a small server has them: what a launch costs shows here."""
-SETS = {"serving": SHAPES, "shards": SHARDS, "few": FEW}
+STREAMS = (
+    *((128, 1, keys, heads, FIXED) for keys in (4096, 8192) for heads in (16, 64)),
+    (4, 4, 81920, 16, FIXED),
+    (32, 8, 8192, 8, FIXED),
+)
+"""Work that is little beside the bytes of its keys, which all SMs stream."""
+SETS = {"serving": SHAPES, "shards": SHARDS, "few": FEW, "streams": STREAMS}
 MODEL_LENGTH = 2**17
 """Keys of a request that a model allows, for which engines capture graphs."""
 MAX_DIFFERENCE = {"bf16": 0.02, "fp16": 0.02, "e4m3": 0.06}

@@ -28,6 +28,8 @@ PEERS = {
     "fa3_mla": ("FlashAttention-3", _WHEEL),
     "fa3_prefill": ("FlashAttention-3 with cumulative lengths", _WHEEL),
     "flash_mla": ("FlashMLA", _WHEEL),
+    "flashinfer_fa3": ("FlashInfer's kernels for Hopper", "flashinfer-python 0.7.2"),
+    "flashinfer_fa2": ("its kernels for GPUs since Ampere", "flashinfer-python 0.7.2"),
     "flash_mla_fp8": ("FlashMLA for FP8", _WHEEL),
 }
 """Other implementations in the records, by the names given to --against, and what they were a part of. Plans that
@@ -68,12 +70,14 @@ This page is written by `python -m benchmarks.report`.
 """
 
 _ABSENT = """\
-Others are as vLLM's wheel builds them. FlashMLA from its own sources and FlashInfer's MLA kernel were not in these
-runs; beside an earlier build of ours FlashMLA was 0 to 5 % slower in batches of 128
+Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in these
+runs; beside an earlier build of ours it was 0 to 5 % slower in batches of 128
 (benchmarks/results/history/decode-nvidia-h200-20261122T060617.json)."""
 _OTHERS = """\
 FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). flash-attn-4, which was 0 to 4 % slower than ours
 in bf16 (benchmarks/results/history/prefill-bf16-nvidia-h200-*.json), was not in these runs."""
+_STREAMS = """\
+Rows whose work is little beside their keys' bytes, beside FlashInfer's planned wrapper, too (the plan is not timed):"""
 _FEW = """\
 One to four requests beside the fastest of the same peers: our time in us, isolated, CUDA graph, cold L2, and its ratio
 to the peer's, bold where ours is longer."""
@@ -110,6 +114,7 @@ def performance_page() -> str:
             _ABSENT,
             *(part for decode in decodes for part in (_decode(decode), charts.decode(decode, 128))),
         ],
+        "Decode that streams keys": [_STREAMS, *map(_decode, published.of_devices("streams-decode"))],
         "Decode of few requests": [
             _FEW,
             *(_few(record, dtype) for record in published.of_devices("few-decode") for dtype in ("bf16", "e4m3")),

@@ -39,12 +39,15 @@ def rows(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torc
 def decode(variant: Variant, given: SimpleNamespace) -> None:
     """The query joined or in pieces, a rectangle of tokens or packed."""
     query, out, lse = given.query, given.out.flatten(0, 1), None if given.lse is None else given.lse.flatten(0, 1)
-    if given.q_pe.numel():
-        query = torch.cat((query, given.q_pe), -1)
+    rope, spans, visible, sinks = map(
+        torch.from_dlpack, (given.q_pe, given.cum_seq_lens_q, given.visible, given.sinks)
+    )
+    if rope.numel():
+        query = torch.cat((query, rope), -1)
     query = query.flatten(0, 1)
-    assert not given.visible.numel() and not given.sinks.numel() and given.parts > 0
+    assert not visible.numel() and not sinks.numel() and given.parts > 0
     given.workspace.fill_(-1)
-    starts = given.cum_seq_lens_q.tolist() or range(0, len(query) + 1, given.q_len)
+    starts = spans.tolist() or range(0, len(query) + 1, given.q_len)
     for b, length in enumerate(given.seq_lens.tolist()):
         pages = given.block_tables[b, : -(-length // given.kv_cache.shape[1])].long()
         keys = numbers_in(variant.row, given.kv_cache[pages]).reshape(-1, 576)[:length].double()

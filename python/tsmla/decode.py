@@ -176,7 +176,7 @@ def tsmla_decode(
         kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 3)
         query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
         kv_cache = decode_rows.typed(kv_cache)
-    else:
+    elif getattr(kv_cache, "dtype", None) is torch.uint8:
         kv_cache = decode_rows.typed_whole(kv_cache)
     tensors = (
         query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
@@ -203,17 +203,17 @@ def tsmla_decode(
         lengths = bounds = narrowed(seq_lens) if narrow else seq_lens
         if causal_seqs is not None:
             bounds = narrowed(causal_seqs) if narrow_bounds else causal_seqs
-        spans, rows, row_lse, rope = no_spans, out, lse, whole if q_pe is None else q_pe
-        visible = nothing if local_visible_lens is None else local_visible_lens
+        spans, rows, row_lse = no_spans, out, lse
         if cum_seq_lens_q is not None:
             spans = narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q
             parts = parts if shape[0] else 0
-            query, rows, row_lse, rope, visible = _as_one_request(query, out, lse, rope, visible, len(seq_lens))
-            query_scales = None if query_scales is None else query_scales.unsqueeze(0)
+            query, q_pe, query_scales, rows, row_lse = map(_as_one_request, (query, q_pe, query_scales, out, lse))
+            if local_visible_lens is not None:
+                local_visible_lens = local_visible_lens.expand(len(seq_lens), -1)
         if parts:
             kernel(
-                query, rope, kv_cache.squeeze(1) if flat else kv_cache,  # type: ignore[union-attr]
-                block_tables, lengths, bounds, spans, visible,
+                query, whole if q_pe is None else q_pe, kv_cache.squeeze(1) if flat else kv_cache,  # type: ignore[union-attr]
+                block_tables, lengths, bounds, spans, nothing if local_visible_lens is None else local_visible_lens,
                 no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, query_scales, rope_cache,
                 scale_cache, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
                 cp_interleave_size, 1 if lse_includes_sink else 0, 1 if batch_invariant else 0, q_len, parts,
@@ -244,10 +244,10 @@ class _Served(NamedTuple):
     workspace_bytes: int
     rewritten: tuple[bool, bool, bool, bool]
     q_len: int
-    whole: torch.Tensor
-    no_spans: torch.Tensor
-    nothing: torch.Tensor
-    no_sinks: torch.Tensor
+    whole: Any
+    no_spans: Any
+    nothing: Any
+    no_sinks: Any
     new_out: Callable[..., torch.Tensor]
     new_lse: Callable[..., torch.Tensor]
 
@@ -296,7 +296,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         )
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
 
-    empty, no_sinks = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
+    new_out, new_lse = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
 
     def made(like: torch.Tensor, *shape: int) -> Callable[..., torch.Tensor]:
         if packed:
@@ -309,24 +309,15 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         workspace_bytes,
         (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs), is_wide(cum_seq_lens_q)),
         q_len,
-        query.new_empty((0, 0, 0, ROPE_DIM)),
-        query.new_empty(0, dtype=torch.int32),
-        query.new_empty((0, 0), dtype=torch.int32),
-        no_sinks,
-        made(empty, heads, LATENT_DIM),
-        made(no_sinks, heads),
+        examine.left_out(query, (0, 0, 0, ROPE_DIM)),
+        examine.left_out(query, (0,), torch.int32),
+        examine.left_out(query, (0, 0), torch.int32),
+        examine.left_out(query, (0,), torch.float32),
+        made(new_out, heads, LATENT_DIM),
+        made(new_lse, heads),
     )
 
 
-def _as_one_request(
-    query: Any, out: torch.Tensor, lse: torch.Tensor | None, rope: torch.Tensor, visible: torch.Tensor, requests: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """Packed tokens as kernels take them; visible lengths as those of every request. What stands for no rope or no
-    visible lengths is left as it is."""
-    return (
-        query.unsqueeze(0),
-        out.unsqueeze(0),
-        None if lse is None else lse.unsqueeze(0),
-        rope.unsqueeze(0) if rope.ndim == 3 else rope,
-        visible.expand(requests, -1) if visible.ndim == 1 else visible,
-    )
+def _as_one_request(rows: Any) -> Any:
+    """Packed tokens as kernels take them."""
+    return None if rows is None else rows.unsqueeze(0)

@@ -242,17 +242,9 @@ def _examined(
             f"{_OPERATOR}: query has {heads} heads and key {heads_kv}; query's must be a multiple of key's"
         )
     results = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
-    words = query.new_empty(0, dtype=torch.float32), query.new_empty((0, 1, ROPE_DIM))
+    no_sinks, joined = examine.left_out(query, (0,), torch.float32), examine.left_out(query, (0, 1, ROPE_DIM))
     sms = multiprocessors(examination.device)
-    return resolve.kernel(variant), heads, variant.d_v, sms, *results, *map(_converted, words)
-
-
-def _converted(tensor: torch.Tensor) -> Any:
-    """A tensor as kernels take it. Each torch tensor of a call takes 0.1 us to become one; what stands for those left
-    out does so once."""
-    import tvm_ffi
-
-    return tvm_ffi.from_dlpack(tensor)
+    return resolve.kernel(variant), heads, variant.d_v, sms, *results, no_sinks, joined
 
 
 def _refuse_factors(softmax_scale: float, k_scale: float, v_scale: float, output_scale: float) -> NoReturn:
