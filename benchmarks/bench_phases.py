@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PHASES = ("issue, scores ready", "softmax", "values ready", "the rest")
-TILES, WARPGROUPS, ROWS = 16, 2, 64
+TILES, ROWS = 16, 64
 QUERIES, HEADS = 8192, 128
 SETTLED = range(6, 14)
 """Tiles whose medians are compared: neither start nor end."""
@@ -46,13 +46,15 @@ def _measured(directory: Path) -> tuple[str, dict[str, Any]]:
     import torch
     from tsmla import tsmla_prefill
     from tsmla.checks import TORCH_DTYPE_OF
+    from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 
     from . import bench_prefill
     from .clock_cases import variant_of
     from .compare_libraries import served_from
 
     variant = variant_of(directory)
-    keys = TILES * (96 if variant.dtype.bits == 8 else 128)
+    geometry = PrefillGeometry.of(variant)
+    keys = TILES * geometry.tile_kv
     case = bench_prefill.Case.make(1, QUERIES, keys, False, TORCH_DTYPE_OF[variant.dtype])
     with served_from(directory):
         for _ in range(3):
@@ -61,7 +63,8 @@ def _measured(directory: Path) -> tuple[str, dict[str, Any]]:
                 return_lse=True, cum_seq_lens_q=case.ends_q, out=case.output(),
             )  # fmt: skip
         torch.cuda.synchronize()
-    stamps = lse.view(torch.int32).reshape(QUERIES // (WARPGROUPS * ROWS), WARPGROUPS, TILES, 4, HEADS).cpu()
+    whole = QUERIES // geometry.tile_q * geometry.tile_q
+    stamps = lse.view(torch.int32)[:whole].reshape(-1, geometry.tile_q // ROWS, TILES, 4, HEADS).cpu()
     ctas = [stamps[tile, ..., head].tolist() for tile in range(0, stamps.shape[0], 8) for head in range(0, HEADS, 16)]
     each = [statistics_of(cta) for cta in ctas]
     medians = [statistics.median(one[phase] for one in each) for phase in range(5)]
@@ -91,18 +94,20 @@ def modelled(directory: Path) -> tuple[str, list[float]]:
     from tsmla_emulator.timing.machines import H100
     from tsmla_emulator.timing.problem import Shape, Traced, _call_prefill
     from tsmla_emulator.timing.replay import Memory, replay
+    from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 
     from .clock_cases import variant_of
     from .predict_clocks import _compiled
 
     variant = variant_of(directory)
-    shape = Shape(1, QUERIES, TILES * (96 if variant.dtype.bits == 8 else 128), HEADS)
+    geometry = PrefillGeometry.of(variant)
+    shape = Shape(1, QUERIES, TILES * geometry.tile_kv, HEADS)
     found = Traced(variant, shape, H100.processors, lambda v: _compiled(directory, v.symbol()))
-    call = found.run(lambda: _call_prefill(variant, 2 * WARPGROUPS * ROWS, shape.keys), (0,))
+    call = found.run(lambda: _call_prefill(variant, 2 * geometry.tile_q, shape.keys), (0,))
     prepared = found.prepared(call, 0, H100)
     shown = replay(prepared, call.report.traces, Memory(H100.copy_latency.value, H100.l2.value))
     cta = []
-    for group in range(WARPGROUPS):
+    for group in range(geometry.tile_q // ROWS):
         own = [one for one in shown.waits if one.warp == 4 * (1 + group)]
         keys = [one for one in own if prepared.costs[one.position].kind == "wait"]
         done = [one for one in own if prepared.costs[one.position].kind == "wgmma_wait"]

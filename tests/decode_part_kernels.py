@@ -12,7 +12,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from decode_records import WORDS
 from tsmla.call import DECODE
 from tsmla.plan import Deal
-from tsmla.variant import DecodeVariant
+from tsmla.variant import Arch, DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, terms_of
@@ -131,10 +131,11 @@ class SegmentLister:
 class Combiner:
     """What every decode kernel launches behind its attention."""
 
-    def __init__(self, deal: Deal, pdl: bool, kept: PartialRows):
+    def __init__(self, deal: Deal, variant: DecodeVariant, kept: PartialRows):
         self.deal = deal
-        self.pdl = pdl
+        self.pdl = variant.pdl
         self.kept = kept
+        self.in_pieces = variant.arch is Arch.SM90A
 
     __call__ = host_entry(DECODE)
 
@@ -142,13 +143,14 @@ class Combiner:
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
         partials = partials_of(columns, row_tile, given, view, self.kept.dtype)
-        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream, self.kept)
+        ending = ending_of(given)
+        launch_combine(self.pdl, partials, given.out, given.lse, ending, given.stream, self.kept, self.in_pieces)
 
 
 @functools.lru_cache(maxsize=8)
 def compiled_combiner(deal: Deal, variant: DecodeVariant, kept: PartialRows):
     """The combiner for one deal as `Emulation.adopt` takes it, with a decode kernel's arguments."""
-    return cute.compile(Combiner(deal, variant.pdl, kept), *fake_arguments(variant), options=_options(variant.arch))
+    return cute.compile(Combiner(deal, variant, kept), *fake_arguments(variant), options=_options(variant.arch))
 
 
 @functools.lru_cache(maxsize=8)

@@ -24,6 +24,7 @@ GUARD = 123.0
 
 CASES = {
     "one unit, few pieces": ([200], 1, 5, 3),
+    "one unit, as many pieces as a warp loads of": ([64 * 8], 1, 11, 9),
     "one unit, many pieces": ([64 * 40], 1, 3, 41),
     "one unit, columns in two slices": ([64 * 40], 1, 40, 41),
     "one unit, all columns together": ([64 * 40, 64 * 40], 1, 40, 41),
@@ -123,7 +124,7 @@ def test_other_variants(gpu, lse, pdl):
 
 
 @pytest.mark.archs("sm_90a", "sm_100a")
-@pytest.mark.parametrize("name", ["one unit, few pieces", "one unit, many pieces", "two row tiles, few units"])
+@pytest.mark.parametrize("name", [*list(CASES)[:3], "two row tiles, few units"])
 def test_rows_kept_in_16_bits(gpu, name):
     variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
     kept = dataclasses.replace(PartialRows.of(Dtype.E4M3), in_quads=variant.arch is Arch.SM90A)

@@ -27,6 +27,9 @@ LANE_WORDS = 32
 """32-bit words that a lane has on their way at a time."""
 FEW_PARTIALS = 4
 """Up to so many partials a warp has a row to itself; of more, warps share the partials and the columns."""
+FEW_FOR_PIECES = 8
+"""Of more, up to so many, a warp may have a piece of a row to itself: what it loads at once of each partial, of all of
+them together. Nothing is shared then."""
 SMS = 132
 """Of an H200."""
 CTAS = 3 * SMS
@@ -61,8 +64,10 @@ def launch_combine(
     ending: Ending,
     stream,
     kept: cutlass.Constexpr[PartialRows] = FLOAT32,
+    in_pieces: cutlass.Constexpr[bool] = False,
 ):
-    """Launch behind the attention kernel that had the same `partials`, `kept` so."""
+    """Launch behind the attention kernel that had the same `partials`, `kept` so. in_pieces: whether warps have pieces
+    of rows of up to `FEW_FOR_PIECES` partials."""
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
@@ -74,7 +79,7 @@ def launch_combine(
     # of which an SM has enough for its share of them only.
     most_on_sm = (records * blocks * slices + SMS - 1) // SMS
     lse = lse.iterator if const_expr(lse is not None) else None
-    _combine(pdl, kept.in_quads, partials, out.iterator, lse, ending).launch(
+    _combine(pdl, kept.in_quads, in_pieces, partials, out.iterator, lse, ending).launch(
         grid=(records, blocks, slices),
         block=(32 * WARPS, 1, 1),
         stream=stream,
@@ -87,6 +92,7 @@ def launch_combine(
 def _combine(
     pdl: cutlass.Constexpr[bool],
     in_quads: cutlass.Constexpr[bool],
+    in_pieces: cutlass.Constexpr[bool],
     partials: Partials,
     out: cute.Pointer,
     lse: cute.Pointer | None,
@@ -99,15 +105,41 @@ def _combine(
     _, blocks, slices = cute.arch.grid_dim()
     record = read_record(partials.records, number)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    if record.partials > FEW_PARTIALS:
+    if record.partials > const_expr(FEW_FOR_PIECES if in_pieces else FEW_PARTIALS):
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
             _combine_together(in_quads, partials, record, row, slice_number, slices, warp, out, lse, ending)
     elif record.partials > 0:
         first, step = block + (warp * slices + slice_number) * blocks, WARPS * slices * blocks
-        for row in cutlass.range(first, record.rows, step, unroll=1):
-            vectors = const_expr(partials.rows.shape[2] // warp_columns(partials))
-            found = _weighted_sum(vectors, partials, record, row, Int32(0), Int32(0), Int32(1))
-            _end_row(in_quads, vectors, record, row, Int32(0), partials.rows.shape[2], found, True, out, lse, ending)
+        columns, has_row = const_expr(partials.rows.shape[2]), Boolean(True)
+        if const_expr(in_pieces):
+            has_row = record.partials <= FEW_PARTIALS
+        if has_row:
+            for row in cutlass.range(first, record.rows, step, unroll=1):
+                vectors = const_expr(columns // warp_columns(partials))
+                found = _weighted_sum(vectors, partials, record, row, Int32(0), Int32(0), Int32(1))
+                _end_row(in_quads, vectors, record, row, Int32(0), columns, found, True, out, lse, ending)
+        else:
+            _combine_pieces(in_quads, partials, record, first, step, out, lse, ending)
+
+
+@cute.jit
+def _combine_pieces(
+    in_quads: cutlass.Constexpr[bool],
+    partials: Partials,
+    record: Record,
+    first: Int32,
+    step: Int32,
+    out: cute.Pointer,
+    lse: cute.Pointer | None,
+    ending: Ending,
+):
+    """A warp's pieces of rows, of as many columns as it loads at once: number `first`, `first + step`, and so on."""
+    columns, piece = const_expr(partials.rows.shape[2]), const_expr(warp_columns(partials))
+    for number in cutlass.range(first, record.rows * (columns // piece), step, unroll=1):
+        row = number // (columns // piece)
+        column = number % (columns // piece) * piece
+        found = _weighted_sum(1, partials, record, row, column, Int32(0), Int32(1))
+        _end_row(in_quads, 1, record, row, column, columns, found, column == 0, out, lse, ending)
 
 
 @cute.jit

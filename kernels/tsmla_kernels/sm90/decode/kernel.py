@@ -123,7 +123,7 @@ class DecodeKernel:
                 self.few_rows.launch(few, parts, given.stream)
             else:
                 self._attend(False, arguments, parts, given.stream)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, in_pieces=True)
 
     @cute.jit
     def _attend(self, varying: cutlass.Constexpr[bool], arguments: tuple, parts: Int32, stream):
