@@ -177,12 +177,13 @@ class DecodeTraced(Traced):
 
     def _parts(self) -> list[tuple[int, int, int]]:
         """Of each CTA (or pair): KV tiles, segments, partial results."""
-        from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments
+        from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments, wide_rows
 
         s, arch = self.shape, self.variant.arch
         rows = s.heads * s.queries
-        deal = deal_of(arch, rows)
-        plan = plan_decode(arch, self.processors, s.sequences, s.queries, s.heads, s.keys)
+        wide = wide_rows(self.variant.row)
+        deal = deal_of(arch, rows, wide=wide)
+        plan = plan_decode(arch, self.processors, s.sequences, s.queries, s.heads, s.keys, wide=wide)
         tiling = row_tiling(rows, deal.row_tile)
         lengths = [-(-s.keys // deal.tile_kv)] * s.sequences
         line = cut(deal, tiling, plan.parts, plan.slots, lengths)

@@ -53,13 +53,15 @@ def launch_combine(
     ending: Ending,
     stream,
     bias: cutlass.Constexpr[int] = 0,
+    crowd: cutlass.Constexpr[int] = 1,
 ):
-    """Launch behind the attention kernel that had the same `partials`, whose rows are times 2 ** `bias`."""
+    """Launch behind the attention kernel that had the same `partials`, whose rows are times 2 ** `bias`. crowd: CTAs an
+    SM, up to which columns are cut into slices."""
     ending = ending._replace(output_scale=ending.output_scale * 0.5**bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
     slices = Int32(1)
-    while slices < MOST_SLICES and 2 * slices * records * blocks <= SMS:
+    while slices < MOST_SLICES and 2 * slices * records * blocks <= crowd * SMS:
         slices *= 2
     # CTAs crowd on the SMs that attention leaves first. So each asks for shared memory, most of which it does not use,
     # of which an SM has enough for its share of them only.
