@@ -52,11 +52,15 @@ def finish(
         counted = count_sink(results.ending, segment.first_row + row, end, BASE_2, logged)
         factor, row_lse = counted.factor * results.ending.output_scale, counted.log_sum
     if segment.tiles > 0:
+        # Columns are on their way while those before are written, but where rows are converted: more would spill.
+        overlaps = const_expr(not geometry.converts)
         ahead = tmem.load(lane.address, HELD_COLUMNS)
         for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
+            if const_expr(first > 0 and not overlaps):
+                ahead = tmem.load(lane.address + first, HELD_COLUMNS)
             tmem.wait_loads()
             values = ahead
-            if const_expr(first + HELD_COLUMNS < geometry.o_columns):
+            if const_expr(overlaps and first + HELD_COLUMNS < geometry.o_columns):
                 ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
             if mine:
                 _write_columns(geometry, lane, segment, row, first, scaled(values, factor), results)
