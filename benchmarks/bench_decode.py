@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_decode [--dtypes bf16 e4m3] [--against NAME=MODULE:FUNCTION ...] [--seconds S] [--quick]
     python -m benchmarks.bench_decode --shapes shards --against captured=benchmarks.bench_decode:captured
+    python -m benchmarks.bench_decode --shapes few --dtypes bf16 e4m3 --against NAME=MODULE:FUNCTION ...
 
 Every time is that of a replayed CUDA graph of a whole call, attention and combine together, from a cold L2 and over
 random keys in random pages. FUNCTION takes a Case and returns a callable that launches the other implementation on its
@@ -52,7 +53,15 @@ SHARDS = (
 )
 """Heads as tensor parallelism leaves them, many query tokens of few heads, and requests that are short beside what a
 model allows."""
-SETS = {"serving": SHAPES, "shards": SHARDS}
+FEW = tuple(
+    (requests, q_len, keys, heads, FIXED)
+    for requests in (1, 2, 4)
+    for q_len in (1, 4)
+    for keys in (512, 4096, 32768)
+    for heads in (8, 16, 64, 128)
+)
+"""Few requests, as one user or a small server has them: what a launch costs shows here."""
+SETS = {"serving": SHAPES, "shards": SHARDS, "few": FEW}
 MODEL_LENGTH = 2**17
 """Keys of a request that a model allows, for which engines capture graphs."""
 MAX_DIFFERENCE = {"bf16": 0.02, "fp16": 0.02, "e4m3": 0.06}

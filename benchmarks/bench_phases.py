@@ -52,7 +52,7 @@ def _measured(directory: Path) -> tuple[str, dict[str, Any]]:
     from .compare_libraries import served_from
 
     variant = variant_of(directory)
-    keys = TILES * (160 if variant.dtype.bits == 8 else 128)
+    keys = TILES * (96 if variant.dtype.bits == 8 else 128)
     case = bench_prefill.Case.make(1, QUERIES, keys, False, TORCH_DTYPE_OF[variant.dtype])
     with served_from(directory):
         for _ in range(3):
@@ -96,7 +96,7 @@ def modelled(directory: Path) -> tuple[str, list[float]]:
     from .predict_clocks import _compiled
 
     variant = variant_of(directory)
-    shape = Shape(1, QUERIES, TILES * (160 if variant.dtype.bits == 8 else 128), HEADS)
+    shape = Shape(1, QUERIES, TILES * (96 if variant.dtype.bits == 8 else 128), HEADS)
     found = Traced(variant, shape, H100.processors, lambda v: _compiled(directory, v.symbol()))
     call = found.run(lambda: _call_prefill(variant, 2 * WARPGROUPS * ROWS, shape.keys), (0,))
     prepared = found.prepared(call, 0, H100)

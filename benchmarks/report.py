@@ -23,8 +23,8 @@ BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
 _WHEEL = "vLLM 0.26's wheel"
 PEERS = {
     "flash_attn_4": ("flash-attn-4 4.0.0b36", ""),
-    "flash_attention_3": ("FlashAttention-3 as its project installs it, for one length", ""),
-    "flash_attention_3_ragged": ("the same with cumulative lengths", ""),
+    "flash_attention_3": ("FlashAttention-3 from its own sources", ""),
+    "flash_attention_3_ragged": ("its entry for cumulative lengths", ""),
     "fa3_mla": ("FlashAttention-3", _WHEEL),
     "fa3_prefill": ("FlashAttention-3 with cumulative lengths", _WHEEL),
     "flash_mla": ("FlashMLA", _WHEEL),
@@ -35,6 +35,8 @@ engines make once for all layers are not timed."""
 PREFILLS = ("bf16", "e4m3", "256-bf16", "256-e4m3")
 TIMED = ("prefill-bf16", "prefill-e4m3", "decode")
 """What the README quotes."""
+LONG = 8192
+"""Keys of prefills whose rates the README quotes; of shorter ones much of the time is none of computing."""
 README_GPU = "H200"
 """The GPU whose records it quotes."""
 COLD_STARTS = {
@@ -66,14 +68,15 @@ This page is written by `python -m benchmarks.report`.
 """
 
 _ABSENT = """\
-Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in this run; beside an earlier build of
-ours it was 0 to 5 % slower in batches of 128 (benchmarks/results/history/decode-nvidia-h200-20261122T060617.json).
-FlashInfer's MLA kernel was in neither."""
+Others are as vLLM's wheel builds them. FlashMLA from its own sources and FlashInfer's MLA kernel were not in these
+runs; beside an earlier build of ours FlashMLA was 0 to 5 % slower in batches of 128
+(benchmarks/results/history/decode-nvidia-h200-20261122T060617.json)."""
 _OTHERS = """\
-FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). With heads of (192, 128) it ran beside ours only in
-two rows of another run (H100, commit 1d63df6, before short sequences were sped up). There it took 1.00 (isolated) and
-1.02 (back to back) of our time at 8K causal in bf16, 0.94 and 0.93 in e4m3; at 16 x 512 causal 0.80 in bf16 and 0.89 in
-e4m3 (benchmarks/results/tried/tried-prefill-flash-attention-3-*.json)."""
+FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). flash-attn-4, which was 0 to 4 % slower than ours
+in bf16 (benchmarks/results/history/prefill-bf16-nvidia-h200-*.json), was not in these runs."""
+_FEW = """\
+One to four requests beside the fastest of the same peers: our time in us, isolated, CUDA graph, cold L2, and its ratio
+to the peer's, bold where ours is longer."""
 _ENGINES = """\
 New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
 turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
@@ -106,6 +109,10 @@ def performance_page() -> str:
         "Decode": [
             _ABSENT,
             *(part for decode in decodes for part in (_decode(decode), charts.decode(decode, 128))),
+        ],
+        "Decode of few requests": [
+            _FEW,
+            *(_few(record, dtype) for record in published.of_devices("few-decode") for dtype in ("bf16", "e4m3")),
         ],
         "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
         "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
@@ -141,14 +148,17 @@ def readme_part() -> str:
 
 
 def _of_prefill(record: dict[str, Any]) -> str:
-    alone, on_end = (
-        _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in published.results(record, regime))
-        for regime in ("isolated", "back to back")
-    )
+    alone, on_end = (_rates(record, regime) for regime in ("isolated", "back to back"))
     return (
-        f"bf16 prefill computes {alone} TFLOP/s in isolated launches and {on_end} back to back; "
-        f"{_compared(record['results'])}."
+        f"bf16 prefill over {LONG // 1024}K keys or more computes {alone} TFLOP/s in isolated launches and {on_end} "
+        f"back to back; {_compared(record['results'])}."
     )
+
+
+def _rates(record: dict[str, Any], regime: str) -> str:
+    """TFLOP/s of prefills that have something to do."""
+    results = (result for result in published.results(record, regime) if result["shape"][2] >= LONG)
+    return _span(result["tflop"] / result["timings"]["tsmla"]["median_us"] * 1e6 for result in results)
 
 
 def _of_decode(record: dict[str, Any]) -> str:
@@ -167,15 +177,14 @@ def _of_decode(record: dict[str, Any]) -> str:
 
 
 def _of_8_bits(prefill: dict[str, Any], decode: dict[str, Any]) -> str:
-    rates = _span(r["tflop"] / r["timings"]["tsmla"]["median_us"] * 1e6 for r in published.results(prefill, "isolated"))
     wide, narrow = (
         {tuple(r["shape"]): r["timings"]["tsmla"]["median_us"] for r in results}
         for results in (published.results(decode, "isolated", dtype=dtype) for dtype in ("bf16", "e4m3"))
     )
     shares = [narrow[shape] / wide[shape] for shape in narrow.keys() & wide.keys()]
     return (
-        f"In e4m3, prefill computes {rates} TFLOP/s in isolated launches, and a decode takes {min(shares):.2f} to "
-        f"{max(shares):.2f} of its time in bf16."
+        f"In e4m3, such a prefill computes {_rates(prefill, 'isolated')} TFLOP/s in isolated launches; "
+        f"{_compared(prefill['results'])}. A decode takes {min(shares):.2f} to {max(shares):.2f} of its time in bf16."
     )
 
 
@@ -201,7 +210,8 @@ def _compared(results: Sequence[dict[str, Any]]) -> str:
         ratio > 1 and not published.is_tie(timing) for ratio, timing in zip(ratios, timings, strict=True)
     )
     whose = {PEERS[name][1] for name in names} - {""}
-    who = ", ".join(PEERS[name][0] for name in names) + "".join(f", all of {origin}," for origin in whose)
+    *others, last = (PEERS[name][0] for name in names)
+    who = (f"{', '.join(others)} and " if others else "") + last + "".join(f", all of {x}," for x in whose)
     return (
         f"beside {who} in the same process it is faster than the best in "
         f"{len(ratios) - ties - slower} of {len(ratios)} measurements, ties in {ties} and is slower in {slower}"
@@ -273,6 +283,22 @@ def _decode(record: dict[str, Any]) -> str:
     read = record["ceilings"]["read_gb_s"]
     table = _table(head, ([label, *cells] for label, cells in rows.items()))
     return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
+
+
+def _few(record: dict[str, Any], dtype: str) -> str:
+    """A row for each number of requests, query tokens and keys, a column for each number of heads."""
+    rows: dict[str, dict[int, str]] = {}
+    for result in published.results(record, "isolated", dtype=dtype):
+        requests, q_len, keys, heads, _ = result["shape"]
+        cell = f"{result['timings']['tsmla']['median_us']:.1f}{_ratio(result['timings'])}"
+        rows.setdefault(f"{requests} x {q_len} queries, {keys} keys", {})[heads] = cell
+    heads = sorted({count for cells in rows.values() for count in cells})
+    table = _table(
+        [f"`tsmla_decode`, {dtype}", *(f"{count} heads" for count in heads)],
+        ([label, *(cells.get(count, "") for count in heads)] for label, cells in rows.items()),
+    )
+    names = [name for name in published.names(record) if ("fp8" in name) == (dtype == "e4m3")]
+    return f"{table}\n\n{_certificate(record)}{_peers(names)}"
 
 
 def _ratio(timings: dict[str, Any]) -> str:

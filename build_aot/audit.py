@@ -170,8 +170,9 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
         products, moved = descriptors.products(image)
         if 2 * moved > products:
             yield f"{kernel.variant} computes descriptors of {moved} of its {products} wgmma in vector registers"
-        if used["setmaxnreg"] and used["registers"] != (all_have := registers_at_launch(used["threads"])):
-            yield f"{kernel.variant} starts with {used['registers']} registers; its roles share {all_have} a thread"
+        for one in cubin.each_kernel(image):
+            if one["setmaxnreg"] and one["registers"] != (all_have := registers_at_launch(one["threads"])):
+                yield f"{kernel.variant} starts with {one['registers']} registers; its roles share {all_have} a thread"
 
 
 def instructions_meant(variant: Variant) -> dict[str, bool]:

@@ -98,13 +98,21 @@ def arch(image: Elf) -> str:
 
 def resources(image: Elf) -> dict[str, int]:
     """What the image's kernels use, by the names of RESOURCES. Raises BuildError when the image does not say."""
+    total = dict.fromkeys(RESOURCES, 0)
+    for one in each_kernel(image):
+        total = {key: max(total[key], one[key]) if key in _MAXIMA else total[key] + one[key] for key in RESOURCES}
+    return total
+
+
+def each_kernel(image: Elf) -> list[dict[str, int]]:
+    """The same of each kernel."""
     symbols = image.symbols(SHT_SYMTAB)
     texts = {s.name.removeprefix(".text."): s for s in image.sections if s.name.startswith(".text.")}
     kernels = [s.name for s in symbols if s.type == STT_FUNC and s.name in texts]
     info = image.section(".nv.info")
     if not kernels or info is None:
         raise BuildError("a CUDA image holds no kernel or no .nv.info section: its resources cannot be read")
-    total = dict.fromkeys(RESOURCES, 0)
+    found = []
     for name in kernels:
         index = 1 + next(i for i, s in enumerate(symbols) if s.name == name and s.type == STT_FUNC)
         said = _about_symbol(info.data, index)
@@ -112,7 +120,7 @@ def resources(image: Elf) -> dict[str, int]:
         if own is None or (missing := {_REGISTERS, _FRAME_SIZE, _MIN_STACK} - said.keys()):
             raise BuildError(f"the CUDA image says too little about {name}: {missing if own else 'no .nv.info of it'}")
         launch = dict(_records(own.data))
-        one = {
+        one: dict[str, int] = {
             "gpu_kernels": 1,
             "code_bytes": texts[name].size,
             "threads": _product(launch.get(_REQUIRED_THREADS) or launch.get(_MAX_THREADS)),
@@ -124,8 +132,8 @@ def resources(image: Elf) -> dict[str, int]:
             "local_bytes": _size(image, f".nv.local.{name}"),
             **_instructions(texts[name].data),
         }
-        total = {key: max(total[key], one[key]) if key in _MAXIMA else total[key] + one[key] for key in RESOURCES}
-    return total
+        found.append(one)
+    return found
 
 
 def _size(image: Elf, name: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from tsmla import gpu
 from tsmla.manifest import library_file
 from tsmla.row_format import ROWS, uniform_row
-from tsmla.support import CACHE_DTYPES, PREFILL_DIMS, why_unsupported
+from tsmla.support import CACHE_DTYPES, PREFILL_DIMS, pack_dims, why_unsupported
 from tsmla.variant import (
     FAMILIES,
     SHIPPED_ARCHS,
@@ -29,8 +29,6 @@ from .errors import BuildError
 from .link import ZIG_TARGETS
 
 ATTENTION_OUT_DTYPES = (Dtype.BF16, Dtype.FP16)
-PACK_DIMS = ((128, 64, 128),)
-"""(d_nope, d_rope, d_v) of the models served; other sizes compile just in time."""
 OFF_ON = (False, True)
 NATIVE = "native"
 """In the place of architectures: those of the GPUs present."""
@@ -54,8 +52,9 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
     for dtype, out, lse, pdl in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON, OFF_ON):
         for row in {uniform_row(dtype), *ROWS.values()}:
             yield DecodeVariant(arch, dtype, out, lse, pdl, row)
-    for dtype, out, pack_dims, pdl in itertools.product(Dtype, Dtype, PACK_DIMS, OFF_ON):
-        yield PackVariant(arch, dtype, out, *pack_dims, pdl=pdl)
+    for dtype, out, pdl in itertools.product(Dtype, Dtype, OFF_ON):
+        for d_nope, d_rope, d_v in pack_dims(arch, out):
+            yield PackVariant(arch, dtype, out, d_nope, d_rope, d_v, pdl)
     for name, row in ROWS.items():
         for dtype in CACHE_DTYPES[name]:
             yield WriteCacheVariant(arch, dtype, row)

@@ -12,6 +12,8 @@ from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
 from tsmla_kernels.parts.edges import BARRIER, Copies, EdgeSpec, Either, Party, Role, TensorCore, roles_of
 from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperDecodeGeometry
 from tsmla_kernels.sm90.decode.schedule import DecodeSchedule as HopperDecode
+from tsmla_kernels.sm90.few_rows.geometry import FewRowsGeometry
+from tsmla_kernels.sm90.few_rows.schedule import FewRowsSchedule
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry as HopperPrefillGeometry
 from tsmla_kernels.sm90.prefill.schedule import PrefillSchedule as HopperPrefill
 from tsmla_kernels.sm100.decode.geometry import DecodeGeometry as BlackwellDecodeGeometry
@@ -24,6 +26,7 @@ PAGE = Path(__file__).with_name("kernels.md")
 VARIANTS = [v for v in shipped() if isinstance(v, PrefillVariant | DecodeVariant)]
 """Those whose kernels have roles and edges."""
 HOPPER_PREFILL, HOPPER_DECODE, BLACKWELL_PREFILL = "sm90/prefill", "sm90/decode", "sm100/prefill"
+HOPPER_FEW_ROWS = "sm90/few_rows"
 BLACKWELL_SOLO, BLACKWELL_PAIR = "sm100/decode solo", "sm100/decode pair"
 
 SECTIONS = (
@@ -34,7 +37,8 @@ SECTIONS = (
     ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
     ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), "apart"),
-    ("Hopper decode, cache of 656-byte rows", HOPPER_DECODE, (16,), "in a row"),
+    ("Hopper decode, cache of 656-byte rows, requests of more than 16 query rows", HOPPER_DECODE, (16,), "in a row"),
+    ("Hopper decode, cache of 656-byte rows, requests of up to 16 query rows", HOPPER_FEW_ROWS, (16,), "in a row"),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
     ("Blackwell decode, requests of up to 64 query rows", BLACKWELL_SOLO, (16, 8)),
@@ -70,7 +74,9 @@ def schedules_of(variant: Variant) -> dict[str, Any]:
             return {HOPPER_PREFILL: HopperPrefill.of(HopperPrefillGeometry.of(variant))}
         return {BLACKWELL_PREFILL: BlackwellPrefill.of(variant)}
     if variant.arch is Arch.SM90A:
-        return {HOPPER_DECODE: HopperDecode.of(HopperDecodeGeometry.of(variant))}
+        geometry = HopperDecodeGeometry.of(variant)
+        few = {HOPPER_FEW_ROWS: FewRowsSchedule(FewRowsGeometry(geometry.stored))} if geometry.converts else {}
+        return {HOPPER_DECODE: HopperDecode.of(geometry), **few}
     return {
         BLACKWELL_SOLO: BlackwellDecode(BlackwellDecodeGeometry.solo(variant)),
         BLACKWELL_PAIR: BlackwellDecode(BlackwellDecodeGeometry.pair(variant)),

@@ -7,7 +7,7 @@ import tempfile
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, Int64, const_expr, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from decode_records import WORDS
 from tsmla.call import DECODE
@@ -16,7 +16,13 @@ from tsmla.variant import DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, terms_of
-from tsmla_kernels.parts.decode_work import first_unit, next_unit, segment_of
+from tsmla_kernels.parts.decode_work import (
+    begin_in_step,
+    first_unit,
+    next_unit,
+    segment_of,
+    stretch_behind,
+)
 from tsmla_kernels.parts.key_source import key_source, visibility_in
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.precision import PartialRows
@@ -96,8 +102,12 @@ class SegmentLister:
     def _list(self, view: Visibility, work: Work | LaneWork, part: Int32, counts, segments, records):
         begin_records(work, records)
         count = Int32(0)
-        unit = first_unit(self.deal, work, view)
-        while unit.start < work.end:
+        if const_expr(isinstance(work, LaneWork)):
+            work, unit = begin_in_step(self.deal, work, view)
+        else:
+            unit = first_unit(self.deal, work, view)
+        more = unit.start < work.end
+        while more:
             segment = segment_of(self.deal, work, view, unit)
             if segment.valid:
                 place = segments[part, count, None]
@@ -110,6 +120,11 @@ class SegmentLister:
                 count += 1
             record_unit(self.deal, work, records, unit, segment)
             unit = next_unit(self.deal, work, view, unit)
+            more = unit.start < work.end
+            if const_expr(isinstance(work, LaneWork)):
+                if not more:
+                    work, unit = stretch_behind(self.deal, work, unit)
+                    more = unit.start < work.end
         counts[part] = count
 
 
@@ -127,7 +142,7 @@ class Combiner:
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
         partials = partials_of(columns, row_tile, given, view, self.kept.dtype)
-        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream, self.kept.bias)
+        launch_combine(self.pdl, partials, given.out, given.lse, ending_of(given), given.stream, self.kept)
 
 
 @functools.lru_cache(maxsize=8)

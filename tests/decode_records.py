@@ -57,7 +57,7 @@ def mixed_records(
     for part in range(parts):
         for segment in mixed_segments(deal, mixed, lengths, tiles, part):
             if segment.slot >= 0:
-                slots[segment.request, segment.row_tile].append(segment.slot)
+                slots[segment.request, segment.row_tile].append((segment.first, segment.slot))
     units, line = sum(mixed.rounds), mixed.line
     written = [[0] * WORDS for _ in range(parts if most_row_tiles > 1 else min(units, parts))]
     start = unit = 0
@@ -67,7 +67,7 @@ def mixed_records(
             number = unit if most_row_tiles == 1 and units <= parts else start // line.chunk
             for column in range(mixed.group):
                 row_tile = turn * mixed.group + column
-                if found := slots.get((request, row_tile)):
+                if found := [slot for _, slot in sorted(slots.get((request, row_tile), []))]:
                     first_row = spans[request].start + row_tile * deal.row_tile
                     place = written[number * mixed.group + column]
                     assert not any(place), "two units for one record"

@@ -116,6 +116,12 @@ def make_scaled(
     return Scaled(problem, queries, kept, (latent, rope, scales))
 
 
+def rounds(arch: str, query_rows: int) -> bool:
+    """Whether keys of 656 bytes are rounded to bf16 before they are multiplied, in a batch of so many query rows (query
+    tokens x heads) a request. The kernel of few does not: `tsmla_decode`."""
+    return not (arch == "sm_90a" and query_rows <= 16)
+
+
 def make_whole(
     seq_lens: list[int],
     q_len: int | Sequence[int],
@@ -124,10 +130,11 @@ def make_whole(
     *,
     keys: list[torch.Tensor] | None = None,
     power_of_two: bool = False,
+    rounded: bool = True,
     **fields: Any,
 ) -> Problem:
     """A problem whose cache holds DeepSeek's rows of random or given numbers, NaN wherever no key is, and whose `rows`
-    are the bf16 numbers that these are read as."""
+    are the numbers that these are read as: `rounded` to bf16 or, as the kernel for few query rows has them, not."""
     problem = make_problem(seq_lens, q_len, heads, page_size=page_size, **fields)
     plain = problem.kv_cache
     pool = torch.full((len(plain), page_size + 1, WHOLE_BYTES), 0xFF, dtype=torch.uint8, device="cuda")
@@ -137,7 +144,7 @@ def make_whole(
         if not len(numbers):
             continue
         bytes = stored(numbers[:, :LATENT], numbers[:, LATENT:], WHOLE, power_of_two=power_of_two)
-        problem.rows[request] = restored(bytes, WHOLE, torch.bfloat16)
+        problem.rows[request] = restored(bytes, WHOLE, torch.bfloat16 if rounded else torch.float32)
         for page, first in enumerate(range(0, len(numbers), page_size)):
             piece = bytes["cache"][first : first + page_size]
             cache[int(problem.block_tables[request, page]), : len(piece)] = piece

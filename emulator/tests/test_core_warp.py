@@ -131,6 +131,38 @@ def test_matrix_moves_invert_each_other():
     np.testing.assert_array_equal(moved.view(np.uint16).reshape(4, 8, 8), out.transpose(0, 2, 1))
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_a_product_of_a_warp(kind):
+    """mma.m16n8k16: fragments as PTX ISA draws them, of small integers, which both kinds hold."""
+    rng = np.random.default_rng(3)
+    a, b, c = rng.integers(-9, 9, (16, 16)), rng.integers(-9, 9, (16, 8)), rng.integers(-99, 99, (16, 8))
+    line, pair = LANE // 4, 2 * (LANE % 4)
+
+    def halves(low, high):
+        if kind == "f16":
+            bits = [x.astype(np.float16).view(np.uint16).astype(np.uint32) for x in (low, high)]
+        else:
+            bits = [x.astype(np.float32).view(np.uint32) >> 16 for x in (low, high)]
+        return bits[0] | bits[1] << 16
+
+    places = [(line + 8 * (i & 1), pair + 8 * (i >> 1)) for i in range(4)]
+    words = [halves(a[row, k], a[row, k + 1]) for row, k in places]
+    words += [halves(b[pair + 8 * i, line], b[pair + 8 * i + 1, line]) for i in range(2)]
+    sums = [(line + 8 * (i >> 1), pair + (i & 1)) for i in range(4)]
+    words += [c[row, column].astype(np.float32).view(np.uint32) for row, column in sums]
+    given, out = np.stack(words).astype(np.uint32), np.zeros((4, 32), np.float32)
+    body = "mad.wide.u32 %d1, %r1001, 4, %d101; mad.wide.u32 %d2, %r1001, 4, %d100;"
+    body += "".join(f"ld.global.b32 %r{10 + i}, [%d1+{128 * i}];" for i in range(10))
+    body += (
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{%r30, %r31, %r32, %r33}}, "
+        "{%r10, %r11, %r12, %r13}, {%r14, %r15}, {%r16, %r17, %r18, %r19};"
+    )
+    body += "".join(f"st.global.b32 [%d2+{128 * i}], %r{30 + i};" for i in range(4))
+    run(body, out, given)
+    product = a @ b + c
+    np.testing.assert_array_equal(out, np.stack([product[row, column] for row, column in sums]))
+
+
 def test_a_shuffle_by_lanes_outside_its_mask_is_refused():
     with pytest.raises(EmulationError, match="executed by lanes 0xffffffff that its mask 0x1 does not name"):
         result("shfl.sync.idx.b32 %r10, %r1001, 0, 31, 1;")

@@ -6,6 +6,7 @@ import pytest
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 from tsmla_emulator.decode_time import HBM, PROBLEMS, SHAPES, equal_splits_us, least_us, partial_row_bytes
+from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperGeometry
 from tsmla_kernels.sm100.decode.geometry import DecodeGeometry
 
 FASTEST = max(HBM.values())
@@ -26,7 +27,6 @@ def test_one_request_with_many_keys_is_faster(shape: tuple[int, int, int]) -> No
 
 @pytest.mark.parametrize("dtype", Dtype, ids=str)
 def test_partial_rows_are_as_long_as_kernels_make_them(dtype: Dtype) -> None:
-    variant = DecodeVariant(Arch.SM100A, dtype, Dtype.BF16, lse=False, pdl=False)
-    bits = DecodeGeometry.solo(variant).partial_rows.dtype.width
-    assert partial_row_bytes(variant.arch, dtype) == LATENT_DIM * bits // 8 + 4
-    assert partial_row_bytes(Arch.SM90A, dtype) == LATENT_DIM * 4 + 4
+    solo, hopper = (DecodeVariant(arch, dtype, Dtype.BF16, lse=False, pdl=False) for arch in (Arch.SM100A, Arch.SM90A))
+    for geometry in (DecodeGeometry.solo(solo), HopperGeometry.of(hopper)):
+        assert partial_row_bytes(dtype) == LATENT_DIM * geometry.partial_rows.dtype.width // 8 + 4

@@ -19,7 +19,7 @@ from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
 from tsmla_kernels.sm90.decode.geometry import TASK_RING
 
-SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, *check.PACK_DIMS, False).symbol()
+SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False).symbol()
 
 
 def test_two_launches_in_order(gpu, tmp_path):
@@ -90,7 +90,7 @@ def test_a_rewritten_module_is_what_runs():
 @pytest.mark.parametrize(
     "variant",
     [
-        PackVariant(Arch.SM103A, Dtype.FP16, Dtype.E5M2, *check.PACK_DIMS, True),
+        PackVariant(Arch.SM103A, Dtype.FP16, Dtype.E5M2, 128, 64, 128, True),
         PrefillVariant(Arch.SM90A, Dtype.FP16, Dtype.FP16, 128, 128, True, True, False),
     ],
     ids=str,

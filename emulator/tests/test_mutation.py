@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from small_kernels import text_of
-from tsmla_emulator import check, machine, mutate, mutation_table
+from tsmla_emulator import check, cli, machine, mutate, mutation_table
 from tsmla_emulator.core.binding import program_of
 from tsmla_emulator.machine import Options
 from tsmla_emulator.mutation_actions import (
@@ -258,6 +258,19 @@ def test_an_instruction_that_another_makes_up_for_names_it(kernels):
     assert f"Caught when this is changed as well: {key} (1 of 2)." in page
 
 
+def test_mutants_of_one_function_and_their_reasons_only(tmp_path, capsys):
+    reasons = tmp_path / "reasons.json"
+    reasons.write_text(json.dumps([{"kernels": [PACK], "mutants": ["elsewhere: bar.sync removed"], "reason": "r"}]))
+    given = ["mutate", PACK, "--processes", "1", "--reasons", str(reasons)]
+    assert cli.main([*given, "--only", "griddepcontrol.wait"]) == 0  # reasons for others are not asked for
+    page = capsys.readouterr().out
+    assert "--only 'griddepcontrol.wait'" in page and "1 mutants" in page
+    assert cli.main([*given, "--only", "elsewhere"]) == 2
+    assert "no mutant has 'elsewhere' in its name" in capsys.readouterr().err
+    assert cli.main(given) == 1
+    assert "no such mutant" in capsys.readouterr().err
+
+
 def test_mutants_are_settled_together_as_they_would_be_alone(kernels):
     """Either of two fences may go and one must stay; a wait beside them that none makes up for is caught."""
     ptx, records, _ = kernels[PREFILL]
@@ -304,7 +317,7 @@ def test_a_mutant_is_known_by_function_edge_and_operation(kernels):
     assert {
         "sm90/prefill/attend._scores: k.wait_full: mbarrier.try_wait always true",
         "sm90/prefill/attend._scores: mma.issue: wgmma.fence removed",
-        "sm90/prefill/attend.attend_task: q.release: mbarrier.arrive removed",
+        "sm90/prefill/attend._visit: q.release: mbarrier.arrive removed",
     } <= keys
     label = "sm100/decode/mma._scores: s.wait_empty: mbarrier.try_wait always true"
     assert label in {site.label for site in subject_of(*kernels[f"{DECODE}, 10 rows"]).sites}
@@ -394,7 +407,7 @@ def test_earlier_results_that_another_lane_stores_over_are_a_race(kernels):
 def test_the_turn_to_a_ctas_next_query_tile_is_missed(tmp_path):
     """The query's places, which are filled again, and the words that tell roles their tiles: in one small call."""
     verdict = check.check(check.find(SEVERAL_TILES), lengths=LENGTHS_OF_SEVERAL_TILES, record_to=tmp_path)
-    assert verdict.error is None and verdict.calls[0].launches[0].grid == (12, 1, 1)
+    assert verdict.error is None and verdict.calls[0].launches[0].grid == (11, 1, 1)
     (path,) = tmp_path.glob("*.npz")
     subject = subject_of(path.with_suffix(".ptx").read_text(), [Record(path)])
     subject.require_clean()

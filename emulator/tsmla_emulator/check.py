@@ -18,7 +18,7 @@ import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.plan import FEW_ROWS_DEALS
 from tsmla.row_format import ROWS, RowFormat, uniform_row
-from tsmla.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_DIMS, ROPE_DIM
+from tsmla.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, pack_dims
 from tsmla.tools import selftest_cache, selftest_query
 from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_memory import Memory
@@ -40,8 +40,6 @@ from .host.compile import Compiled
 from .machine import Options
 from .run import Call, emulated
 
-PACK_DIMS = (128, 64, 128)
-"""Head dims of K without rope, of the rope part, and of V in DeepSeek's and Kimi's models."""
 DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
 """SMs and keys of a small decode. The longest request is split, rings of tiles wrap, a CTA has several requests, one of
@@ -83,7 +81,7 @@ def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
     """Every variant that can be built, of the head dims that models use, for these architectures."""
     found: list[Variant] = []
     for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
-        found.append(PackVariant(arch, dtype, out_dtype, *PACK_DIMS, pdl))
+        found += [PackVariant(arch, dtype, out_dtype, *dims, pdl) for dims in pack_dims(arch, out_dtype)]
         rows = {uniform_row(dtype), *ROWS.values()}
         found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl, row) for lse in _BOOLS for row in rows]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):

@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     mutate.add_argument("--kernel", nargs=3, action="append", default=[], metavar=("NAME", "PTX", "RECORD"),
                         help="another kernel and the record of a call")  # fmt: skip
     mutate.add_argument("--reasons", type=Path, help="JSON that says why survivors are redundant")
+    mutate.add_argument("--only", default="", metavar="TEXT", help="mutants with this in their names, such as a file's")
     mutate.add_argument("--list", action="store_true", help="print tsmla's mutants and try none; check reasons' names")
     mutate.add_argument("--table", type=Path, help="write the results as Markdown")
     mutate.add_argument("--processes", type=int, default=2)
@@ -195,9 +196,11 @@ def _mutate(given: argparse.Namespace) -> int:
         for name, of_one in labels.items():
             print(name, *of_one, sep="\n    ")
     else:
-        results = mutation_table.results(given.symbols, others, given.processes)
+        reasons = reasons.only(given.only)
+        results = mutation_table.results(given.symbols, others, given.processes, given.only)
         names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
-        command = ["tsmla-emulator", "mutate", *given.symbols, *names]
+        only = ["--only", repr(given.only)] if given.only else []
+        command = ["tsmla-emulator", "mutate", *given.symbols, *names, *only]
         page, problems = mutation_table.render(results, reasons, command)
         if given.table:
             given.table.write_text(page, "utf-8")

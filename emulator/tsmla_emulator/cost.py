@@ -135,11 +135,11 @@ _FIRST = {
     "cvt": "convert", "setp": "compare, select", "selp": "compare, select", "bra": "branch", "ret": "branch",
     "exit": "branch", "mov": "move", "cvta": "move", "prefetch": "move", "createpolicy": "move", "shfl": "across lanes",
     "vote": "across lanes", "elect": "across lanes", "redux": "across lanes", "activemask": "across lanes",
-    "ldmatrix": "shared memory", "stmatrix": "shared memory", "mbarrier": "synchronise", "bar": "synchronise",
-    "barrier": "synchronise", "fence": "synchronise", "membar": "synchronise", "griddepcontrol": "synchronise",
-    "setmaxnreg": "synchronise", "nanosleep": "synchronise", "ex2": "special function", "lg2": "special function",
-    "rcp": "special function", "sqrt": "special function", "rsqrt": "special function", "tanh": "special function",
-    "mapa": "integer", "getctarank": "integer",
+    "mma": "matrix", "ldmatrix": "shared memory", "stmatrix": "shared memory", "mbarrier": "synchronise",
+    "bar": "synchronise", "barrier": "synchronise", "fence": "synchronise", "membar": "synchronise",
+    "griddepcontrol": "synchronise", "setmaxnreg": "synchronise", "nanosleep": "synchronise",
+    "ex2": "special function", "lg2": "special function", "rcp": "special function", "sqrt": "special function",
+    "rsqrt": "special function", "tanh": "special function", "mapa": "integer", "getctarank": "integer",
 }  # fmt: skip
 _ASYNC = {
     "wgmma.mma_async": "matrix", "tcgen05.mma": "matrix", "tcgen05.ld": "tensor memory", "tcgen05.st": "tensor memory",

@@ -65,6 +65,14 @@ class Reasons:
                 found[kernel] = (*found.get(kernel, ()), *named)
         return cls(found)
 
+    def only(self, text: str) -> Reasons:
+        """Those for mutants with this in their keys."""
+        kept = {
+            kernel: tuple((mutants, reason) for mutants, reason in of_one if text in mutants.key)
+            for kernel, of_one in self.of_kernels.items()
+        }
+        return Reasons(kept)
+
     def of(self, kernel: str, site: Site) -> str | None:
         """None when nobody has said why."""
         return next((reason for mutants, reason in self.of_kernels.get(kernel, ()) if site in mutants), None)

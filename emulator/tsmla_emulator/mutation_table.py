@@ -43,16 +43,17 @@ _LENIENT = (
 
 
 def results(
-    symbols: Sequence[str], others: Sequence[tuple[str, Path, Path]], processes: int = 1
+    symbols: Sequence[str], others: Sequence[tuple[str, Path, Path]], processes: int = 1, only: str = ""
 ) -> dict[str, Findings]:
-    """Every mutant of tsmla's kernels and of others, given as name, PTX and record. Raises NotClean and ValueError."""
+    """Every mutant of tsmla's kernels and of others, given as name, PTX and record, or those with `only` in their keys.
+    Raises NotClean and ValueError."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
             for name, calls in recorded(symbol, Path(scratch)).items():
-                found[name] = hunt(name, *calls, processes=processes)
+                found[name] = hunt(name, *calls, processes=processes, only=only)
     for name, ptx, record in others:
-        found[name] = hunt(name, ptx, [record], processes=processes)
+        found[name] = hunt(name, ptx, [record], processes=processes, only=only)
     return found
 
 

@@ -78,7 +78,8 @@ def tsmla_decode(
             any page stride that is a multiple of 16 bytes, rows within a page without gaps. Or, for a bf16 query,
             DeepSeek's rows of 656 bytes ("fp8_ds_mla"): [pages, page_size, 656] or [pages, 1, page_size, 656], uint8 or
             e4m3, strides as before. Its scales are in the rows, may be any float32, and are no arguments; results are
-            those of the bf16 rows that `mla_read_cache` reads. Or SnapMLA's rows, as
+            those of the bf16 rows that `mla_read_cache` reads or, on sm_90a and of few query rows, of the rows as
+            they are stored, without that rounding. Or SnapMLA's rows, as
             `mla_write_cache` writes them under the format "snapmla": a tuple (cache [pages, page_size, 512] e4m3 or
             uint8, rope_cache [pages, page_size, 64] bf16, scale_cache [pages, page_size] float32); strides of pages and
             rows are then free multiples of 16 bytes, and those of scale_cache any. Scales are positive, powers of two

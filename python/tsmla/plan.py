@@ -40,7 +40,10 @@ class Deal:
 
     overhead: fixed cost of a segment. least: shortest chunk. split: how much longer a group may be busy where there are
     fewer partial results or none. draw: what a part can read while memory brings every part 16 tiles; above 16, memory
-    is as busy with fewer parts. sms: SMs that work on one row tile together.
+    is as busy with fewer parts. sms: SMs that work on one row tile together. in_step: the shortest chunk of which
+    groups walk the keys in step, where requests differ in row tiles (`MixedLine`); 0: of none. single: units are cut
+    into single tiles, shorter than `least`, where that makes no more than so many segments: fewer tiles for each CTA
+    are worth more than a few partial results.
     """
 
     row_tile: int
@@ -50,10 +53,12 @@ class Deal:
     split: int
     draw: int = 16
     sms: int = 1
+    in_step: int = 0
+    single: int = 0
 
 
 DEALS = {
-    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1),
+    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=32),
     Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM107A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
@@ -127,6 +132,11 @@ class Segment(NamedTuple):
     slot: int
 
 
+def longest_single(deal: Deal, tiling: RowTiling, batch: int) -> int:
+    """Most tiles of a unit that may be cut into single tiles."""
+    return deal.single // max(1, batch * tiling.rounds * tiling.group)
+
+
 def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence[int]) -> Line:
     """The line for `lengths` KV tiles per request, on `parts` CTAs, with room for `slots` partial results."""
     groups = parts // tiling.group
@@ -141,7 +151,9 @@ def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence
     whole = units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= max(chunk + deal.split, memory) + deal.overhead:
         return Line(groups, units_each * longest, longest)
-    cut = max(-(-longest // max(split_groups // units, 1)), deal.least)
+    shares = max(split_groups // units, 1)
+    is_single = longest <= min(longest_single(deal, tiling, len(lengths)), shares)
+    cut = max(-(-longest // shares), 1 if is_single else deal.least)
     cuts = -(-longest // cut)
     if units <= split_groups and cut <= max(chunk + deal.split // 2, memory):
         return Line(units * cuts, cut, cuts * cut)
@@ -164,25 +176,46 @@ def segments(
     """What CTA number `part` does, in order. tiles[b][r]: KV tiles that row tile r of request b sees, at most
     lengths[b]."""
     rounds = [tiling.rounds] * len(lengths)
-    return _segments(deal, tiling.group, rounds, line, lengths, tiles, part, sum(rounds) < line.groups)
+    mixed = MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups, False, False)
+    return _segments(deal, mixed, lengths, tiles, part)
 
 
 def _segments(
+    deal: Deal, mixed: MixedLine, lengths: Sequence[int], tiles: Sequence[Sequence[int]], part: int
+) -> Iterator[Segment]:
+    group, _ = divmod(part, mixed.group)
+    if group >= mixed.line.groups:
+        return
+    for begin, end in _stretches(deal, mixed, lengths, group):
+        yield from _segments_between(deal, mixed, lengths, tiles, part, begin, end)
+
+
+def _stretches(deal: Deal, mixed: MixedLine, lengths: Sequence[int], group: int) -> list[tuple[int, int]]:
+    """A group's positions (begin, end), in the order in which it walks them."""
+    begin, end = group * mixed.line.chunk, (group + 1) * mixed.line.chunk
+    start = 0
+    for rounds, length in zip(mixed.rounds, lengths, strict=True):
+        for _ in range(rounds if mixed.in_step else 0):
+            tiles_at, stop = start + deal.overhead, start + deal.overhead + length
+            if start <= begin < stop and tiles_at < begin and stop != end:
+                turn = stop if stop < end else begin + max(tiles_at % mixed.line.chunk, 1)
+                return [(turn, end), (begin, turn)]
+            start = stop
+    return [(begin, end)]
+
+
+def _segments_between(
     deal: Deal,
-    group_size: int,
-    rounds: Sequence[int],
-    line: Line,
+    mixed: MixedLine,
     lengths: Sequence[int],
     tiles: Sequence[Sequence[int]],
     part: int,
-    by_unit: bool,
-    whole: bool = False,
+    begin: int,
+    end: int,
 ) -> Iterator[Segment]:
-    """rounds: of each request. by_unit, whole: as in `MixedLine`."""
+    """Those of a part on positions `begin .. end - 1` of its group's."""
+    group_size, rounds, line, by_unit, whole, in_step = mixed
     group, column = divmod(part, group_size)
-    if group >= line.groups:
-        return
-    begin, end = group * line.chunk, (group + 1) * line.chunk
     start = 0
     for unit, (request, turn) in enumerate((b, turn) for b, count in enumerate(rounds) for turn in range(count)):
         row_tile = turn * group_size + column
@@ -198,20 +231,30 @@ def _segments(
             elif last - first == seen > 0:
                 yield Segment(request, row_tile, 0, seen, -1)
             elif last > first:
-                slot = tail_slot(group) if first else head_slot(line, by_unit, unit, group)
+                if in_step:
+                    slot = 2 * group - (first > 0 and first + tiles_at == group * line.chunk)
+                else:
+                    slot = tail_slot(group) if first else head_slot(line, by_unit, unit, group)
                 yield Segment(request, row_tile, first, last - first, slot * group_size + column)
         start += line.unit or deal.overhead + lengths[request]
 
 
 class MixedLine(NamedTuple):
     """The line of requests with various numbers of row tiles: CTAs side by side, rounds of each request, whether heads
-    of units have slots by units, not by groups, and whether units are not split but their group's where they start."""
+    of units have slots by units, not by groups, and whether units are not split but their group's where they start.
+
+    in_step: whether groups walk keys in step, so that rounds of a request that are far apart on the line find them in
+    L2. Wherever its stretch begins, a group starts with the first key of a unit: what is left of an earlier one comes
+    last. Where a unit goes on beyond the stretch, it starts a multiple of the chunk behind the first key, with those
+    that started with that. Each group has two slots, one behind the other: for what lies where its stretch begins, and
+    for what it started with, if there was more to come or had been some before."""
 
     group: int
     rounds: list[int]
     line: Line
     by_unit: bool
     whole: bool
+    in_step: bool
 
 
 def cut_mixed(
@@ -226,12 +269,13 @@ def cut_mixed(
     least = min((n for n in row_tiles if n), default=tiling.row_tiles)
     if least == tiling.row_tiles:
         line, rounds = cut(deal, tiling, parts, slots, lengths), [tiling.rounds] * len(rows)
-        return MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups, False)
+        return MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups, False, False)
     group = min(least, MAX_GROUP, parts)
     rounds = [-(-n // group) for n in row_tiles]
     total = sum(count * (deal.overhead + length) for count, length in zip(rounds, lengths, strict=True))
     groups = parts // group if slots == 0 else min(parts // group, slots // group // 2 + 1)
-    return MixedLine(group, rounds, Line(groups, max(-(-total // groups), deal.least), 0), False, slots == 0)
+    line = Line(groups, max(-(-total // groups), deal.least), 0)
+    return MixedLine(group, rounds, line, False, slots == 0, slots > 0 and 0 < deal.in_step <= line.chunk)
 
 
 def seen_lengths(rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
@@ -244,7 +288,7 @@ def mixed_segments(
 ) -> Iterator[Segment]:
     """As `segments`; tiles[b] has an entry for each row tile that request b has."""
     seen = seen_lengths([len(own) for own in tiles], lengths)
-    return _segments(deal, mixed.group, mixed.rounds, mixed.line, seen, tiles, part, mixed.by_unit, mixed.whole)
+    return _segments(deal, mixed, seen, tiles, part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,8 +346,10 @@ def _plan(
     units = batch * tiling.rounds
     if max_seq_len is not None:
         # A range of max_seq_len keys that starts in the middle of a tile touches one tile more.
-        longest = units * (deal.overhead + -(-max_seq_len // deal.tile_kv) + 1)
-        groups = min(groups, max(1, -(-longest // deal.least)))
+        tiles = -(-max_seq_len // deal.tile_kv)
+        longest = units * (deal.overhead + tiles + 1)
+        is_single = deal.least + deal.split < tiles <= longest_single(deal, tiling, batch)
+        groups = min(groups, max(1, -(-longest // (1 if is_single else deal.least))))
     parts = groups * tiling.group
     if mixes and groups == most_groups:
         parts = max(parts, sm_count // deal.sms)

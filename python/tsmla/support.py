@@ -86,6 +86,13 @@ def prefill_dims(arch: Arch, dtype: Dtype) -> tuple[tuple[int, int], ...]:
     return tuple(dims for dims in PREFILL_DIMS if dtype in dtypes_of_dims(arch, dims))
 
 
+def pack_dims(arch: Arch, dtype: Dtype) -> tuple[tuple[int, int, int], ...]:
+    """(d_nope, d_rope, d_v) of this architecture's prefills of `dtype` that have a rope, whose keys and values packs
+    make. A pack may have other dims, too."""
+    with_rope = ((NOPE_DIMS[d_qk], d_qk - NOPE_DIMS[d_qk], d_v) for d_qk, d_v in prefill_dims(arch, dtype))
+    return tuple(dims for dims in with_rope if dims[1])
+
+
 def prefill_out_dtype(dtype: Dtype) -> Dtype:
     """What prefill writes for inputs of `dtype`, unless asked for something else: the same, bf16 for 8 bits."""
     return Dtype.BF16 if dtype.bits == 8 else dtype

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from decode_reference import Sight, check, run
-from decode_rows import LENGTHS, OUTLIERS, as_plain, keys_with_outliers, make_whole
+from decode_reference import Problem, Sight, check, run
+from decode_rows import LENGTHS, OUTLIERS, as_plain, keys_with_outliers, make_whole, rounds
 from tsmla.support import DECODE_ROWS
 from tsmla.variant import Arch
 
@@ -16,22 +18,28 @@ def decodes(arch: Arch, seed: int) -> None:
         pytest.skip(f"decode for {arch} does not read such rows")
 
 
+def whole(arch: Arch, lengths: list[int], q_len: int, heads: int, *page_size: int, **fields: Any) -> Problem:
+    """`make_whole`, with keys as the kernel of so many query rows has them."""
+    return make_whole(lengths, q_len, heads, *page_size, rounded=rounds(arch, q_len * heads), **fields)
+
+
 @pytest.mark.parametrize("power_of_two", [True, False])
 @pytest.mark.parametrize("q_len, heads", [(1, 16), (4, 16), (1, 128), (2, 128)])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-def test_against_float64(lengths, q_len, heads, power_of_two):
-    check(make_whole(lengths, q_len, heads, power_of_two=power_of_two, output_scale=0.5))
+def test_against_float64(arch, lengths, q_len, heads, power_of_two):
+    check(whole(arch, lengths, q_len, heads, power_of_two=power_of_two, output_scale=0.5))
 
 
+@pytest.mark.parametrize("q_len", [1, 3])
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
-def test_pages(page_size):
-    check(make_whole([300, 1, 0, 129, 2000], 3, 16, page_size))
+def test_pages(arch, page_size, q_len):
+    check(whole(arch, [300, 1, 0, 129, 2000], q_len, 16, page_size))
 
 
 @pytest.mark.parametrize("heads, q_len", [(1, 1), (6, 3), (12, 8), (24, 1), (96, 2), (128, 3)])
 @pytest.mark.parametrize("sight", [Sight(causal=False), Sight(window_left=100)], ids=str)
-def test_heads_and_what_hides_keys(heads, q_len, sight):
-    check(make_whole([700, 65, 3], q_len, heads, sight=sight))
+def test_heads_and_what_hides_keys(arch, heads, q_len, sight):
+    check(whole(arch, [700, 65, 3], q_len, heads, sight=sight))
 
 
 def test_a_packed_batch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 from tsmla.variant import Arch, DecodeVariant
@@ -12,6 +13,7 @@ from docs.pictures import VARIANTS, schedules_of
 
 ONE_OF_EACH = list({(*schedules_of(v), v.dtype.bits): v for v in reversed(VARIANTS)}.values())
 _CONSTANT = re.compile(r"mov\.b32\s+(%r\d+), (\d+);")
+_WRITTEN = re.compile(r"^\s+[a-z][\w.:]*\s+(%r\d+), ", re.MULTILINE)
 _INIT = re.compile(r"mbarrier\.init\S*\s+\[__dynamic_shmem__\w*?(?:\+(\d+))?\], (%r\d+);")
 _ANNOUNCED = re.compile(r"mbarrier\.arrive\.expect_tx\S*\s+\S+, \[[^]]*\], (%r\d+);")
 
@@ -38,7 +40,8 @@ def test_barriers_are_those_of_the_table(variant, compiled_kernels):
     assert len(schedules) == len(tables)
     met = set()
     for text in kernels:
-        constants = dict(_CONSTANT.findall(text))
+        written = Counter(_WRITTEN.findall(text))
+        constants = {register: value for register, value in _CONSTANT.findall(text) if written[register] == 1}
         inits = [(int(at or 0), int(constants[register])) for at, register in _INIT.findall(text)]
         assert len(inits) == text.count("mbarrier.init")
         met.add(frozenset(inits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -83,7 +84,9 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
     cache = torch.empty((1, 64, 576), dtype=dtype, device="cuda")
     lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
     told = torch.tensor(records(DEAL, tiling, line, rows, lengths, tiles, parts), dtype=torch.int32)
-    held = torch.cat([x.view(torch.int8).flatten() for x in (told, partial_rows, partial_lse)])
+    if kept.in_quads:
+        partial_rows = partial_rows.unflatten(2, (-1, 4, 4, 2)).transpose(3, 4).flatten(2)
+    held = torch.cat([x.contiguous().view(torch.int8).flatten() for x in (told, partial_rows, partial_lse)])
     workspace = torch.full((len(told) * RECORD_BYTES + slots * stored * PARTIAL_ROW * 4,), -1, dtype=torch.int8)
     workspace[: len(held)] = held
     workspace = cuda(workspace)
@@ -119,10 +122,11 @@ def test_other_variants(gpu, lse, pdl):
     assert got_lse is None or torch.allclose(got_lse, expected_lse, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.archs("sm_100a")
+@pytest.mark.archs("sm_90a", "sm_100a")
 @pytest.mark.parametrize("name", ["one unit, few pieces", "one unit, many pieces", "two row tiles, few units"])
 def test_rows_kept_in_16_bits(gpu, name):
-    variant = DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
-    (out, lse), (expected, expected_lse), _ = run(gpu, CASES[name], variant, kept=PartialRows.of(Dtype.E4M3))
+    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    kept = dataclasses.replace(PartialRows.of(Dtype.E4M3), in_quads=variant.arch is Arch.SM90A)
+    (out, lse), (expected, expected_lse), _ = run(gpu, CASES[name], variant, kept=kept)
     assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
     assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from decode_reference import Sight, check, run
-from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole
+from decode_rows import OUTLIERS, as_plain, keys_with_outliers, make_whole, rounds
+from tsmla.plan import plan_decode
 
 pytestmark = pytest.mark.archs("sm_90a", "sm_103a")
 """sm_100a has test_decode_rows_whole_blackwell.py: the same sources, other machine code."""
@@ -23,8 +24,19 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_against_float64(gpu, case):
-    *shape, page_size, fields = case
-    check(make_whole(*shape, page_size, **fields))
+    seq_lens, q_len, heads, page_size, fields = case
+    rounded = not isinstance(q_len, int) or rounds(gpu.arch, q_len * heads)
+    check(make_whole(seq_lens, q_len, heads, page_size, rounded=rounded, **fields))
+
+
+@pytest.mark.parametrize("lengths", [[1300], [400, 70, 0, 250, 129, 64]])
+def test_few_parts(gpu, monkeypatch, lengths):
+    """Rings that are filled more than once, tasks of several requests, and requests that are split."""
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
+    problem = make_whole(lengths, 2, 8, 16, rounded=rounds(gpu.arch, 16), sight=Sight(window_left=1100))
+    problem.block_tables[0, 18] = -1  # no page: keys that are zeros
+    problem.rows[0][18 * 16 : 19 * 16] = 0
+    check(problem)
 
 
 def test_everything_that_hides_keys(gpu):
@@ -43,22 +55,33 @@ def test_sinks_and_batch_invariance(gpu):
     assert torch.equal(got, out[:1]) and torch.equal(got_lse, lse[:1])
 
 
-@pytest.mark.parametrize("case", ["usual", *OUTLIERS, "scales of any magnitude"])
-def test_it_gives_what_bf16_rows_give(gpu, case):
-    """Rows that `mla_read_cache` reads from them: the very bits."""
-    lengths = [70, 129]
-    keys = keys_with_outliers(lengths, case)
+LENGTHS = [70, 129]
+
+
+def keys_of(case: str) -> list[torch.Tensor]:
+    keys = keys_with_outliers(LENGTHS, case)
     if case == "scales of any magnitude":
         keys = [rows * torch.logspace(-30, 30, len(rows), device="cuda")[:, None] for rows in keys]
+    return keys
+
+
+@pytest.mark.parametrize("case", ["usual", *OUTLIERS, "scales of any magnitude"])
+@pytest.mark.parametrize("heads", [16, 17])
+def test_it_gives_what_bf16_rows_give(gpu, heads, case):
+    """Rows that `mla_read_cache` reads from them: the very bits, but for few query rows, whose kernel does not round
+    what it multiplies."""
+    keys = keys_of(case)
     largest = max(float(own.double().norm(dim=-1).max()) for own in keys)
-    problem = make_whole(lengths, 1, 16, keys=keys, softmax_scale=8 / largest)
+    rounded = rounds(gpu.arch, heads)
+    problem = make_whole(LENGTHS, 1, heads, keys=keys, softmax_scale=8 / largest, rounded=rounded)
     out, lse = check(problem)
-    got, got_lse = run(problem, kv_cache=as_plain(problem))
-    assert torch.equal(got, out) and torch.equal(got_lse, lse)
+    if rounded:
+        got, got_lse = run(problem, kv_cache=as_plain(problem))
+        assert torch.equal(got, out) and torch.equal(got_lse, lse)
 
 
 def test_a_scale_of_nan_spoils_who_sees_it_only(gpu):
-    problem = make_whole([100, 80], 1, 16)
+    problem = make_whole([100, 80], 1, 16, rounded=rounds(gpu.arch, 16))
     out, _ = run(problem)
     page = int(problem.block_tables[0, 1])
     problem.kv_cache[page, 99 % 64, 512:516].view(torch.float32).fill_(math.nan)
@@ -66,3 +89,22 @@ def test_a_scale_of_nan_spoils_who_sees_it_only(gpu):
     assert spoiled[0, ..., :128].isnan().all() and torch.equal(spoiled[1], out[1])
     problem.seq_lens[0] = 99
     check(problem)
+
+
+@pytest.mark.parametrize("heads", [16, 17])
+def test_scales_may_be_negative(gpu, heads):
+    problem = make_whole([100, 64], 1, heads, rounded=rounds(gpu.arch, heads))
+    for request, rows in enumerate(problem.rows):
+        for key in range(3, len(rows), 7):
+            page = problem.kv_cache[int(problem.block_tables[request, key // 64])]
+            page[key % 64, 516:524].view(torch.float32).neg_()
+            rows[key, 128:384] *= -1
+    check(problem)
+
+
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan])
+def test_a_scale_that_is_no_number(gpu, scale):
+    problem = make_whole([70], 1, 16)
+    problem.kv_cache[int(problem.block_tables[0, 0]), 5, 516:520].view(torch.float32).fill_(scale)
+    out, _ = run(problem)
+    assert out.isnan().all()

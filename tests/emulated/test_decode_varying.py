@@ -9,8 +9,8 @@ import pytest
 import torch
 from decode_queries import laid_out
 from decode_reference import Sight, attend, check, judge, make_problem, merged, run, sharded
-from tsmla.plan import plan_decode
-from tsmla.variant import SHIPPED_ARCHS
+from tsmla.plan import DEALS, cut_mixed, mixed_segments, plan_decode
+from tsmla.variant import SHIPPED_ARCHS, Arch
 from tsmla.workspace import decode_workspace_size
 
 pytestmark = pytest.mark.archs(*map(str, SHIPPED_ARCHS))
@@ -108,6 +108,22 @@ def test_few_parts(gpu, monkeypatch, sm_count):
     """Chunks that hold ends of requests, whole rounds and beginnings."""
     monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, sm_count, *shape))
     check(make_problem([500, 0, 65, 300, 1, 129], [1, 9, 33, 2, 0, 6], 16))
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("case", [([40, 2900, 700], [1, 17, 5]), ([40, 200, 12960], [1, 5, 1])], ids=["ends", "middle"])
+def test_parts_that_walk_keys_in_step(gpu, monkeypatch, case, dtype):
+    """Ends of row tiles come last; and a request that goes on before and behind a part's stretch begins in its middle.
+    """
+    seq_lens, q_lens = case
+    deal, rows, tiles = DEALS[Arch.SM90A], [16 * n for n in q_lens], [-(-n // 64) for n in seq_lens]
+    mixed = cut_mixed(deal, max(rows), rows, 3, 100, tiles)
+    all_tiles = [[n] * -(-own // 64) for n, own in zip(tiles, rows, strict=True)]
+    dealt = [list(mixed_segments(deal, mixed, tiles, all_tiles, part)) for part in range(3)]
+    assert mixed.in_step and any(own != sorted(own) for own in dealt)
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))
+    check(make_problem(seq_lens, q_lens, 16, dtype))
 
 
 def test_neighbours_in_a_tile_change_nothing(gpu):

@@ -15,6 +15,8 @@ from tsmla.plan import Deal, cut, cut_mixed, mixed_segments, row_tiling, segment
 DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
 COARSE = Deal(row_tile=128, tile_kv=128, overhead=2, least=1, split=0)
 DRAWING = Deal(row_tile=64, tile_kv=64, overhead=3, least=2, split=5, draw=32)
+IN_STEP = Deal(row_tile=64, tile_kv=64, overhead=2, least=2, split=1, in_step=2)
+SINGLE = Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, single=24)
 
 CASES = {
     "one request": ([5000], 1, 16, Sight(), 24),
@@ -29,6 +31,10 @@ CASES = {
     "rank 3 of 4, window": ([2000, 30], 5, 16, Sight(window_left=500, cp_world=4, cp_rank=3, cp_interleave=4), 12),
     "equal pieces, one request empty": ([2000] * 4 + [0, 1990, 60] + [2000] * 9, 1, 16, Sight(), 66),
     "equal pieces, two row tiles": ([4000, 3900, 4090], 2, 64, Sight(window_left=3800), 25),
+    "short, alone": ([760], 1, 16, Sight(), 15),
+    "short, room for fewer pieces": ([760], 1, 16, Sight(), 10),
+    "short, two row tiles": ([700], 2, 64, Sight(), 44),
+    "short, one too many": ([760] * 3, 1, 16, Sight(), 50),
     "hundreds of requests": ([(i * 37) % 900 for i in range(300)], 1, 16, Sight(), 33),
 }
 MIXED = {
@@ -41,6 +47,8 @@ MIXED = {
     "groups of many": ([900, 300, 20], [40, 9, 77], 64, Sight(causal=False), 40),
     "rank 1 of 2": ([1500, 44, 8, 0], [3, 30, 1, 7], 16, Sight(cp_world=2, cp_rank=1), 12),
     "hundreds": ([(i * 37) % 900 for i in range(300)], [(1, 0, 9, 1, 5)[i % 5] for i in range(300)], 16, Sight(), 33),
+    "long among short": ([1900] * 9, [1, 1, 40, 1, 1, 60, 0, 1, 7], 16, Sight(), 19),
+    "two long ones, two row tiles at least": ([700, 1400, 30], [6, 40, 1], 128, Sight(), 27),
     "descending": ([300, 40, 500, 90, 700], [0, 9, 3, 12, 60, 20], 16, Sight(), 12),
     "hundreds, descending": ([100] * 150, [(i * 7) % 301 - 40 for i in range(151)], 16, Sight(), 33),
 }
@@ -50,7 +58,11 @@ MOST_IN_DISORDER = 7
 
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("room", [1000, 7, 0])
-@pytest.mark.parametrize("deal", [DEAL, COARSE, DRAWING], ids=["fine", "coarse", "drawing"])
+@pytest.mark.parametrize(
+    "deal",
+    [DEAL, COARSE, DRAWING, IN_STEP, SINGLE],
+    ids=["fine", "coarse", "drawing", "in step", "single"],
+)
 @pytest.mark.parametrize("case", [*CASES.values(), *MIXED.values()], ids=[*CASES, *MIXED])
 def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
     seq_lens, q_lens, heads, sight, parts = case

@@ -19,7 +19,7 @@ from .reference_attention import Rows, attend, judge, judge_extreme, precision, 
 
 def check(case: DecodeCase, place: Place) -> None:
     """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
-    inputs = drawn(case)
+    inputs = drawn(case, place.arch)
     with place.running(case.schedule, case.processors):
         memory, given = arranged(case, inputs)
         result = tsmla.tsmla_decode(**given)

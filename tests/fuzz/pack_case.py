@@ -13,8 +13,6 @@ from .guarded import LAYOUTS
 from .places import Schedule
 from .plain import Plain
 
-D_NOPE, D_ROPE, D_V = 128, 64, 128
-"""Of DeepSeek's and Kimi's models; other head dims are compiled when they are first asked for."""
 VALUES = ("any bits", "spread", "halfway")
 """All 16-bit patterns, infinities and NaN included; normal numbers over 28 powers of two; numbers halfway between two
 of the 8-bit format, or next to that."""
@@ -24,7 +22,7 @@ of the 8-bit format, or next to that."""
 class PackCase(Plain):
     """A call. layouts: of k_nope, v, k_out and v_out, each one of LAYOUTS; k_nope and v may also be "slices" of one
     tensor, and outputs "new". rope: dimensions and layout of k_pe. offset: bytes / 16 by which addresses miss multiples
-    of 256."""
+    of 256. dims: of k_nope, k_pe and v."""
 
     dtype: str = "bf16"
     fp8: str = "e4m3"
@@ -39,10 +37,11 @@ class PackCase(Plain):
     offset: int = 0
     seed: int = 0
     schedule: Schedule = Schedule()
+    dims: tuple[int, int, int] = (128, 64, 128)
 
     def variant(self, arch: str) -> PackVariant:
         """The kernel that serves the call on this architecture, if there is one."""
-        return PackVariant(Arch(arch), Dtype(self.dtype), Dtype(self.fp8), D_NOPE, D_ROPE, D_V, self.pdl)
+        return PackVariant(Arch(arch), Dtype(self.dtype), Dtype(self.fp8), *self.dims, self.pdl)
 
 
 @st.composite
@@ -72,4 +71,5 @@ def pack_cases(draw: Any, variant: PackVariant, hostile: bool = True) -> PackCas
         draw(st.sampled_from((0, 0, 1, 3, 8))),
         draw(st.integers(0, 2**31 - 1)),
         draw(schedules()),
+        (variant.d_nope, variant.d_rope, variant.d_v),
     )

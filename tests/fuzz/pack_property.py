@@ -10,7 +10,7 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.variant import Dtype
 
 from .guarded import Guarded, strides
-from .pack_case import D_NOPE, D_ROPE, D_V, PackCase
+from .pack_case import PackCase
 from .places import Place
 from .reference_pack import differences, quantized
 
@@ -63,12 +63,14 @@ def drawn(case: PackCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return ((number + next_one) / 2 * (1 + beside)).to(dtype)
 
     tokens, heads = case.tokens, case.heads
-    return values(tokens, heads, D_NOPE), values(tokens, 1, D_ROPE), values(tokens, heads, D_V)
+    d_nope, d_rope, d_v = case.dims
+    return values(tokens, heads, d_nope), values(tokens, 1, d_rope), values(tokens, heads, d_v)
 
 
 def arranged(case: PackCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[str, Guarded], dict[str, Any]]:
     """The call's memory and its arguments."""
     k_nope, k_pe, v = inputs
+    d_nope, d_rope, d_v = case.dims
     offset, fp8 = 16 * case.offset, TORCH_DTYPE_OF[Dtype(case.fp8)]
     memory: dict[str, Guarded] = {}
 
@@ -80,12 +82,12 @@ def arranged(case: PackCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[str
     given: dict[str, Any] = {}
     if case.layouts[0] == "slices":
         both = put("k_nope and v", torch.cat([k_nope, v], -1), "contiguous")
-        given |= {"k_nope": both[..., :D_NOPE], "v": both[..., D_NOPE:]}
+        given |= {"k_nope": both[..., :d_nope], "v": both[..., d_nope:]}
     else:
         given |= {"k_nope": put("k_nope", k_nope, case.layouts[0]), "v": put("v", v, case.layouts[1])}
     rope = put("k_pe", k_pe, case.rope[1])
     given["k_pe"] = rope if case.rope[0] == 3 else rope[:, 0]
-    for name, layout, width in (("k_out", case.layouts[2], D_NOPE + D_ROPE), ("v_out", case.layouts[3], D_V)):
+    for name, layout, width in (("k_out", case.layouts[2], d_nope + d_rope), ("v_out", case.layouts[3], d_v)):
         shape = (case.tokens, case.heads, width)
         if layout != "new":
             memory[name] = Guarded(shape, fp8, strides(layout, shape, 1), None, offset)

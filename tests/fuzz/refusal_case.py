@@ -160,6 +160,7 @@ def _packs(draw: Any, variant: PackVariant) -> PackCase:
         layouts=(*draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2))), "contiguous", "contiguous"),
         rope=(draw(st.sampled_from((2, 3))), "contiguous"),
         pdl=variant.pdl,
+        dims=(variant.d_nope, variant.d_rope, variant.d_v),
     )
 
 

@@ -34,8 +34,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     """Of each edge, how many arrivals fill a stage and how many empty it, as counted by hand. (Of a warpgroup: 4.)"""
     small = variant.dtype.bits == 8
     if kernel == "sm90/prefill":
-        warps = 3 if variant.d_v == 256 else 2  # that transpose
-        rings = {"k": (1, 8), "v": (1, warps), "values": (warps, 8)} if small else {"k": (1, 8), "v": (1, 8)}
+        attend = 12 if small and variant.d_v == 128 else 8
+        rings = {"k": (1, attend), **({"v": (1, 3), "values": (3, attend)} if small else {"v": (1, attend)})}
         return {"q": (1, 4), **rings}
     if kernel == "sm90/decode":
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
@@ -51,6 +51,8 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             **({"scales": (1, 4)} if variant.row.apart else {}),
             **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
         }
+    if kernel == "sm90/few_rows":
+        return {"kv": (1, 4), "dealt": (1, 1 + 8)}
     if kernel == "sm100/prefill":
         return {
             "q": (1, 1),
@@ -74,7 +76,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     """Bytes of a stage that bulk copies fill, from the variant."""
     element = variant.dtype.bits // 8
     if kernel == "sm90/prefill":
-        keys = (96 if element == 1 else 80) if variant.d_v == 256 else 160 if element == 1 else 128
+        keys = 96 if element == 1 else 80 if variant.d_v == 256 else 128
         v = keys * variant.d_v * element
         found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
         return {**found, "values": v} if element == 1 else found
@@ -90,6 +92,8 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}
         row = 512 * element + rope
         return {"q": 64 * row, **pieces, "landed": 64 * row, **halves, **scales}
+    if kernel == "sm90/few_rows":
+        return {"kv": 64 * 656}
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
     row = 512 * element + 64 * (2 if variant.row.apart else element)
@@ -105,7 +109,7 @@ def _scales(variant, keys: int) -> dict[str, int]:
 
 def test_every_kernel_has_a_table():
     assert {p.values[1] for p in SCHEDULES} == {
-        "sm90/prefill", "sm90/decode", "sm100/prefill", "sm100/decode solo", "sm100/decode pair"
+        "sm90/prefill", "sm90/decode", "sm90/few_rows", "sm100/prefill", "sm100/decode solo", "sm100/decode pair"
     }  # fmt: skip
 
 

@@ -169,6 +169,24 @@ def test_idle_parts_where_memory_is_busy_anyway() -> None:
     assert cut(pair, tiling, 148, 10**6, [1280] * 4) == (148, 35, 1295)
 
 
+@pytest.mark.parametrize(
+    ("batch", "heads", "keys", "most"),
+    [
+        (1, 16, 512, 1), (4, 64, 512, 1), (2, 128, 512, 1), (1, 128, 1024, 1), (2, 64, 1000, 1),
+        (1, 16, 1025, 1), (1, 64, 2048, 1), (4, 64, 1024, 3), (1, 16, 2049, 3), (1, 128, 1025, 3), (4, 128, 512, 3),
+        (1, 16, 256, 4),
+    ],
+)  # fmt: skip
+def test_few_short_requests_are_cut_into_single_tiles(batch: int, heads: int, keys: int, most: int) -> None:
+    """Where that makes no more than 32 segments; and what is as short as four tiles stays whole."""
+    deal, tiling, tiles = DEALS[Arch.SM90A], row_tiling(heads, 64), [-(-keys // 64)] * batch
+    plan = plan_decode(Arch.SM90A, 132, batch, 1, heads, keys)
+    line = cut(deal, tiling, plan.parts, plan.slots, tiles)
+    seen = [[n] * tiling.row_tiles for n in tiles]
+    dealt = [s.tiles for part in range(plan.parts) for s in segments(deal, tiling, line, tiles, seen, part)]
+    assert max(dealt) == most and sum(dealt) == sum(tiles) * tiling.row_tiles
+
+
 @pytest.mark.parametrize(("arch", "sm_count"), [(Arch.SM90A, 132), (Arch.SM100A, 148), (Arch.SM103A, 148)])
 @pytest.mark.parametrize("heads", [16, 32])
 def test_a_single_long_request_occupies_the_gpu(arch: Arch, sm_count: int, heads: int) -> None:

@@ -25,6 +25,7 @@ from tsmla.plan import (
 from tsmla.variant import Arch
 
 FINE, COARSE = Deal(64, 64, overhead=3, least=2, split=5, draw=32), Deal(128, 128, overhead=1, least=1, split=0)
+IN_STEP = Deal(64, 64, overhead=2, least=2, split=1, in_step=2), Deal(64, 64, overhead=3, least=3, split=1, in_step=12)
 MOST = st.sampled_from([1, 2, 3, 8, 17, 130])
 
 
@@ -47,7 +48,7 @@ def check(deal: Deal, most_rows: int, rows: list[int], lengths: list[int], parts
     mixed = cut_mixed(deal, most_rows, rows, parts, slots, lengths)
     assert 1 <= mixed.group <= MAX_GROUP and mixed.line.groups * mixed.group <= parts
     covered: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    used: set[int] = set()
+    used: dict[int, tuple[int, int, int]] = {}
     heads_of_records: dict[int, int] = {}
     for part in range(parts):
         for segment in mixed_segments(deal, mixed, lengths, tiles, part):
@@ -59,10 +60,15 @@ def check(deal: Deal, most_rows: int, rows: list[int], lengths: list[int], parts
             assert (segment.slot < 0) == (segment.tiles == seen), "who has all writes the result, who has not does not"
             if segment.slot >= 0:
                 assert segment.slot < slots and segment.slot not in used
-                used.add(segment.slot)
+                used[segment.slot] = (segment.request, segment.row_tile, segment.first)
                 if segment.first == 0:
                     assert part not in heads_of_records, "a part's record is of one row tile"
                     heads_of_records[part] = segment.slot
+    apart: dict[tuple[int, int], list[int]] = {}
+    for slot, (request, row_tile, _) in sorted(used.items(), key=lambda item: item[1]):
+        apart.setdefault((request, row_tile), []).append(slot)
+    for found in apart.values():
+        assert all(b - a == mixed.group for a, b in itertools.pairwise(found[1:])) and len(found) > 1, found
     assert covered.keys() == {(b, r) for b, own in enumerate(tiles) for r in range(len(own))}
     for (request, row_tile), spans in covered.items():
         spans.sort()
@@ -71,7 +77,7 @@ def check(deal: Deal, most_rows: int, rows: list[int], lengths: list[int], parts
 
 
 @settings(max_examples=300, deadline=None)
-@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *DEALS.values()]), parts=st.integers(8, 80),
+@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), parts=st.integers(8, 80),
        slots=st.sampled_from([0, 1, 7, 40, 1000]))  # fmt: skip
 def test_every_key_of_every_row_once(case, deal: Deal, parts: int, slots: int) -> None:
     heads, most, q_lens, lengths = case
@@ -79,7 +85,7 @@ def test_every_key_of_every_row_once(case, deal: Deal, parts: int, slots: int) -
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *DEALS.values()]), parts=st.integers(8, 80))
+@given(case=requests(), deal=st.sampled_from([FINE, COARSE, *IN_STEP, *DEALS.values()]), parts=st.integers(8, 80))
 def test_without_room_for_partial_results_units_are_whole_and_shared_out(case, deal: Deal, parts: int) -> None:
     """No part has more than its share and one unit more."""
     heads, most, q_lens, lengths = case
@@ -153,3 +159,24 @@ def test_long_requests_among_short_ones_occupy_the_gpu(heads: int, long: int) ->
     share = sum(deal.overhead + n for own in tiles for n in own) / plan.parts
     # A round of a request whose row tiles do not fill it leaves CTAs idle.
     assert max(work) <= 1.07 * share + deal.overhead
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("keys", [24576, 32768, 81920])
+@pytest.mark.parametrize("long", [64, 128, 512])
+def test_row_tiles_of_a_request_walk_its_keys_together(heads: int, keys: int, long: int) -> None:
+    """Tiles of the cache that are asked for at the same time, each counted once, over those of short requests and, for
+    long ones, three times theirs: those that began, those with an earlier start, and those that end."""
+    tiles_each = keys // 64
+    q_lens, lengths = [1] * 28 + [long] * 4, [tiles_each] * 32
+    deal, rows = DEALS[Arch.SM90A], [q * heads for q in q_lens]
+    plan = plan_decode(Arch.SM90A, 132, 32, long, heads, keys, True)
+    mixed = cut_mixed(deal, max(rows), rows, plan.parts, plan.slots, lengths)
+    tiles = [[n] * -(-own // deal.row_tile) for n, own in zip(lengths, rows, strict=True)]
+    walks = [
+        [(s.request, s.first + i) for s in mixed_segments(deal, mixed, lengths, tiles, part) for i in range(s.tiles)]
+        for part in range(plan.parts)
+    ]
+    asked = sum(len({walk[step] for walk in walks if step < len(walk)}) for step in range(max(map(len, walks))))
+    passes = -(-mixed.line.chunk // tiles_each)
+    assert asked <= 28 * tiles_each + 4 * (passes + 2) * tiles_each

@@ -158,6 +158,8 @@ Step execute_complex(Context& c) {
       return op_matrix_move(c, true);
     case OP_STMATRIX:
       return op_matrix_move(c, false);
+    case OP_MMA:
+      return op_warp_product(c);
     case OP_CP_ASYNC:
     case OP_CP_ASYNC_COMMIT:
     case OP_CP_ASYNC_WAIT:

@@ -1,4 +1,6 @@
-// ldmatrix and stmatrix: 8 x 8 matrices of 16-bit elements between shared memory and registers of a warp.
+// What a warp does with matrices of 16-bit elements in its registers: ldmatrix and stmatrix, 8 x 8 between these and
+// shared memory; mma, a product of 16 x 16 and 16 x 8.
+#include "numbers.h"
 #include "ops.h"
 
 Step op_matrix_move(Context& c, bool load) {
@@ -34,5 +36,33 @@ Step op_matrix_move(Context& c, bool load) {
       }
     }
   }
+  return Step::Next;
+}
+
+Step op_warp_product(Context& c) {
+  if (!c.converged()) return c.block(Wait::Converge, nullptr, 0, 0);
+  c.whole("mma");
+  const s32* slots = c.cluster.program.list(c.in);  // 4 of the result, 4 of A, 2 of B, 4 of what is added
+  auto half = [&](u32 item, u32 lane, u32 which) {
+    u16 bits = u16(c.warp.read(slots[item])[lane] >> 16 * which);
+    return c.in.imm ? from_bf16(bits) : from_f16(bits);
+  };
+  f32 a[16][16], b[16][8], sums[16][8];
+  for (u32 lane = 0; lane < 32; lane++) {
+    u32 row = lane / 4, column = 2 * (lane % 4);
+    for (u32 i = 0; i < 4; i++) {
+      for (u32 which = 0; which < 2; which++)
+        a[row + 8 * (i & 1)][column + 8 * (i >> 1) + which] = half(4 + i, lane, which);
+      sums[row + 8 * (i >> 1)][column + (i & 1)] = bits<f32>(c.warp.read(slots[10 + i])[lane]);
+    }
+    for (u32 i = 0; i < 2; i++)
+      for (u32 which = 0; which < 2; which++) b[column + 8 * i + which][row] = half(8 + i, lane, which);
+  }
+  for (u32 row = 0; row < 16; row++)
+    for (u32 column = 0; column < 8; column++)
+      for (u32 k = 0; k < 16; k++) sums[row][column] = std::fma(a[row][k], b[k][column], sums[row][column]);
+  for (u32 lane = 0; lane < 32; lane++)
+    for (u32 i = 0; i < 4; i++)
+      c.warp.write(slots[i])[lane] = bits<u32>(sums[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)]);
   return Step::Next;
 }

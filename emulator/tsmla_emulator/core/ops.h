@@ -53,6 +53,7 @@ Step op_load(Context&);
 Step op_store(Context&);
 Step op_atomic(Context&);
 Step op_matrix_move(Context&, bool load);
+Step op_warp_product(Context&);
 // The CTA whose shared memory an address names; shared::cta addresses must be the executing CTA's.
 Cta& window(Context&, Space, u64 address);
 u8* shared_at(Cluster&, Cta& cta, u32 offset, u32 bytes, u32 align, const char* what);

@@ -12,7 +12,7 @@ COMPLEX_OPS = (
     "nop bra exit trap special pack unpack load store atomic "
     "mbarrier_init mbarrier_fence mbarrier_invalidate mbarrier_arrive mbarrier_expect mbarrier_complete mbarrier_try "
     "barrier_sync barrier_arrive warp_sync cluster_arrive cluster_wait proxy_fence tensor_fence grid_wait grid_launch "
-    "memory_fence set_registers elect shuffle vote active_mask reduce map_rank rank_of ldmatrix stmatrix "
+    "memory_fence set_registers elect shuffle vote active_mask reduce map_rank rank_of ldmatrix stmatrix mma "
     "cp_async cp_async_commit cp_async_wait cp_async_arrive "
     "bulk_copy bulk_load_tensor bulk_store_tensor bulk_commit bulk_wait cancel_cluster "
     "wgmma wgmma_fence wgmma_commit wgmma_wait "

@@ -234,6 +234,18 @@ def _matrix(encoder: Encoder) -> Encoded:
                          items=references, extra=int("trans" in encoder.parts))  # fmt: skip
 
 
+def _warp_product(encoder: Encoder) -> Encoded:
+    kinds = {"f16": 0, "bf16": 1}
+    kind = encoder.parts[-2]
+    expected = ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", kind, kind, "f32"]
+    vectors = [operand.items if isinstance(operand, Vector) else () for operand in encoder.operands]
+    if encoder.parts != expected or kind not in kinds or [len(items) for items in vectors] != [4, 4, 2, 4]:
+        raise encoder.refuse()
+    sums, *sources = vectors
+    read = tuple(encoder.source(item) for items in sources for item in items)
+    return encoder.build("mma", items=(*map(encoder.destination, sums), *read), imm=kinds[kind])
+
+
 def _set_registers(encoder: Encoder) -> Encoded:
     return encoder.build("set_registers", imm=encoder.number(encoder.operands[0]), flags=int(encoder.parts[1] == "inc"))
 
@@ -272,6 +284,7 @@ _LOWER = {
     "getctarank": _rank_of,
     "ldmatrix": _matrix,
     "stmatrix": _matrix,
+    "mma": _warp_product,
     "setmaxnreg": _set_registers,
     "griddepcontrol": _grid,
     "createpolicy": _policy,

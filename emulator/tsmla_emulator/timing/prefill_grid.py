@@ -8,21 +8,33 @@ L2_SECTION_BYTES = 24 * 2**20
 """As parts/tile_scheduler.py has it."""
 SINGLE_TILES = 4
 """As sm90/prefill/tasks.py has it."""
+SINGLE_SHARE = {128: 4, 192: 8}
+"""Likewise."""
 SHORT_KEYS = 4096
 """Likewise."""
 
 
 def query_tiles_of(variant: Any) -> int:
     """At most, of one CTA (sm90/prefill/geometry.py)."""
-    return 4 if variant.arch.value == "sm_90a" and (variant.dtype.bits == 8 or variant.d_v > 128) else 1
+    if variant.arch.value != "sm_90a":
+        return 1
+    return 4 if variant.d_v > 128 or variant.dtype.bits == 8 else 1
 
 
 def keys_of_tile(variant: Any) -> int:
     """Keys of a KV tile (geometry.py of sm90/prefill and sm100/prefill)."""
     if variant.arch.value != "sm_90a":
         return 128
-    narrow, wide = (160, 96) if variant.dtype.bits == 8 else (128, 80)
-    return wide if variant.d_v > 128 else narrow
+    if variant.dtype.bits == 8:
+        return 96
+    return 80 if variant.d_v > 128 else 128
+
+
+def rows_of_tile(variant: Any) -> int:
+    """Rows of a query tile, or of both of a CTA (geometry.py of sm90/prefill and sm100/prefill)."""
+    if variant.arch.value != "sm_90a":
+        return 256
+    return 192 if variant.dtype.bits == 8 and variant.d_v <= 128 else 128
 
 
 def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int) -> list[list[int]]:
@@ -63,4 +75,9 @@ def _deal(variant: Any, shape: Any, processors: int, rows: int, row_bytes: int) 
     kv_bytes = s.sequences * s.keys * s.heads * row_bytes
     fitting = [n for n in (2, limit) if n * kv_bytes * processors <= L2_SECTION_BYTES * tiles]
     most = max(fitting, default=1)
-    return most, max(tiles - SINGLE_TILES * processors, 0) // most
+    alone = SINGLE_TILES * processors
+    if variant.dtype.bits == 8:
+        alone = min(alone, max(tiles // SINGLE_SHARE[rows], processors))
+        if most > 3 and 2 * rows < s.queries <= 3 * rows:
+            most = 3
+    return most, max(tiles - alone, 0) // most

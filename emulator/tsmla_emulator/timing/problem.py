@@ -15,7 +15,7 @@ from ..run import Call, emulated
 from .costs import Text
 from .machines import Machine
 from .placement import text_of
-from .prefill_grid import SINGLE_TILES, keys_of_tile, kv_tiles, query_tiles_of
+from .prefill_grid import SINGLE_TILES, keys_of_tile, kv_tiles, query_tiles_of, rows_of_tile
 from .replay import Memory, Prepared, Replayed, replay
 
 TILES_TRACED = (8, 40)
@@ -107,7 +107,7 @@ class PrefillTraced(Traced):
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None, tile_kv: int | None = None):
         super().__init__(variant, shape, processors, compiled)
-        self.rows = 128 if self.arch == "sm_90a" else 256
+        self.rows = rows_of_tile(variant)
         self.tile_kv = tile_kv or keys_of_tile(variant)
         self.calls = [
             self.run(lambda n=n: _call_prefill(variant, self.rows, n * self.tile_kv), (0,)) for n in TILES_TRACED
@@ -242,7 +242,7 @@ class DecodeTraced(Traced):
         one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
         from ..decode_time import partial_row_bytes
 
-        row_bytes = partial_row_bytes(self.variant.arch, self.variant.dtype, self.variant.row.scales is not None)
+        row_bytes = partial_row_bytes(self.variant.dtype, self.variant.row.scales is not None)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
 
 

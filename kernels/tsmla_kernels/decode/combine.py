@@ -13,31 +13,39 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass.cutlass_dsl import Numeric
 
 from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
+from ..parts.hopper.fragment import QUAD
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
+from ..parts.precision import PartialRows
 from ..parts.row_end import BASE_2, Ending, count_sink, end_of_row
 
 WARPS = 8
 LANE_WORDS = 32
 """32-bit words that a lane has on their way at a time."""
-VECTOR = 4
-"""Columns of one load."""
-WARP_COLUMNS = 32 * VECTOR
-"""What a warp loads of a row at once."""
 FEW_PARTIALS = 4
 """Up to so many partials a warp has a row to itself; of more, warps share the partials and the columns."""
 SMS = 132
 """Of an H200."""
 CTAS = 3 * SMS
 """To spread the rows of all records over."""
-MOST_SLICES = 4
-"""Of a row's columns, for CTAs of their own: as many as there may be of WARP_COLUMNS."""
+FLOAT32 = PartialRows()
+
+
+def vector_of(dtype: type[Numeric]) -> int:
+    """Columns of one load: 16 bytes."""
+    return 128 // dtype.width
+
+
+def warp_columns(partials: Partials) -> int:
+    """What a warp loads of a row at once."""
+    return 32 * vector_of(partials.rows.element_type)
 
 
 class WeightedSum(NamedTuple):
-    """Of some partials of a row: sum w_i out_i, [VECTOR, vectors] of each lane; sum w_i; and the row's highest LSE."""
+    """Of some partials of a row: sum w_i out_i, [columns of a load, vectors] of each lane; sum w_i; the highest LSE."""
 
     rows: cute.Tensor
     weights: Float32
@@ -52,21 +60,24 @@ def launch_combine(
     lse: cute.Tensor | None,
     ending: Ending,
     stream,
-    bias: cutlass.Constexpr[int] = 0,
+    kept: cutlass.Constexpr[PartialRows] = FLOAT32,
     crowd: cutlass.Constexpr[int] = 1,
 ):
-    """Launch behind the attention kernel that had the same `partials`, whose rows are times 2 ** `bias`. crowd: CTAs an
-    SM, up to which columns are cut into slices."""
-    ending = ending._replace(output_scale=ending.output_scale * 0.5**bias)
+    """Launch behind the attention kernel that had the same `partials`, `kept` so. crowd: CTAs an SM, up to which a
+    row's columns are cut into slices."""
+    ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
     slices = Int32(1)
-    while slices < MOST_SLICES and 2 * slices * records * blocks <= crowd * SMS:
+    # Of a row's columns, for CTAs of their own: as many as a warp loads at once.
+    most = const_expr(partials.rows.shape[2] // warp_columns(partials))
+    while slices < most and 2 * slices * records * blocks <= crowd * SMS:
         slices *= 2
     # CTAs crowd on the SMs that attention leaves first. So each asks for shared memory, most of which it does not use,
     # of which an SM has enough for its share of them only.
     most_on_sm = (records * blocks * slices + SMS - 1) // SMS
-    _combine(pdl, partials, out.iterator, lse.iterator if const_expr(lse is not None) else None, ending).launch(
+    lse = lse.iterator if const_expr(lse is not None) else None
+    _combine(pdl, kept.in_quads, partials, out.iterator, lse, ending).launch(
         grid=(records, blocks, slices),
         block=(32 * WARPS, 1, 1),
         stream=stream,
@@ -78,6 +89,7 @@ def launch_combine(
 @cute.kernel
 def _combine(
     pdl: cutlass.Constexpr[bool],
+    in_quads: cutlass.Constexpr[bool],
     partials: Partials,
     out: cute.Pointer,
     lse: cute.Pointer | None,
@@ -92,17 +104,18 @@ def _combine(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if record.partials > FEW_PARTIALS:
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
-            _combine_together(partials, record, row, slice_number, slices, warp, out, lse, ending)
+            _combine_together(in_quads, partials, record, row, slice_number, slices, warp, out, lse, ending)
     elif record.partials > 0:
         first, step = block + (warp * slices + slice_number) * blocks, WARPS * slices * blocks
         for row in cutlass.range(first, record.rows, step, unroll=1):
-            vectors = const_expr(partials.rows.shape[2] // WARP_COLUMNS)
+            vectors = const_expr(partials.rows.shape[2] // warp_columns(partials))
             found = _weighted_sum(vectors, partials, record, row, Int32(0), Int32(0), Int32(1))
-            _end_row(vectors, record, row, Int32(0), partials.rows.shape[2], found, True, out, lse, ending)
+            _end_row(in_quads, vectors, record, row, Int32(0), partials.rows.shape[2], found, True, out, lse, ending)
 
 
 @cute.jit
 def _combine_together(
+    in_quads: cutlass.Constexpr[bool],
     partials: Partials,
     record: Record,
     row: Int32,
@@ -113,13 +126,13 @@ def _combine_together(
     lse: cute.Pointer | None,
     ending: Ending,
 ):
-    """A slice of a row's columns by all warps: each takes WARP_COLUMNS of it and its turn of the partials. Those whose
-    turn is the first add up what all have."""
+    """A slice of a row's columns by all warps: each takes what it loads at once, and its turn of the partials. Those
+    whose turn is the first add up what all have."""
     columns = const_expr(partials.rows.shape[2])
-    column_warps = columns // WARP_COLUMNS // slices
+    column_warps = columns // warp_columns(partials) // slices
     turns, turn = WARPS // column_warps, warp // column_warps
-    column = (slice_number * column_warps + warp % column_warps) * WARP_COLUMNS
-    rows, weights = _exchanged()
+    column = (slice_number * column_warps + warp % column_warps) * warp_columns(partials)
+    rows, weights = _exchanged(vector_of(partials.rows.element_type))
     found = _weighted_sum(1, partials, record, row, column, turn, turns)
     lane = cute.arch.lane_idx()
     if turn > 0:
@@ -134,15 +147,16 @@ def _combine_together(
             cute.autovec_copy(rows[None, lane, other], theirs)
             found.rows.store(found.rows.load() + theirs.load())
             total += weights[other]
-        _end_row(1, record, row, column, columns, found._replace(weights=total), column == 0, out, lse, ending)
+        found = found._replace(weights=total)
+        _end_row(in_quads, 1, record, row, column, columns, found, column == 0, out, lse, ending)
     cute.arch.sync_threads()
 
 
 @cute.jit
-def _exchanged() -> tuple[cute.Tensor, cute.Tensor]:
-    """In shared memory, what warps have of a row [VECTOR, lanes, warps], and their weights [warps]."""
+def _exchanged(vector: cutlass.Constexpr[int]) -> tuple[cute.Tensor, cute.Tensor]:
+    """In shared memory, what warps have of a row [vector, lanes, warps], and their weights [warps]."""
     base = cute.arch.get_dyn_smem(Float32, alignment=16)
-    rows = cute.make_layout((VECTOR, 32, WARPS))
+    rows = cute.make_layout((vector, 32, WARPS))
     return cute.make_tensor(base, rows), cute.make_tensor(base + cute.size(rows), cute.make_layout(WARPS))
 
 
@@ -156,13 +170,14 @@ def _weighted_sum(
     turn: Int32,
     turns: Int32,
 ) -> WeightedSum:
-    """A warp's part of row `row` of the record's rows: `vectors` x WARP_COLUMNS from `column` on, of as many partials
+    """A warp's part of row `row` of the record's rows: `vectors` x `warp_columns` from `column` on, of as many partials
     as are on their way together, then of `turns` times as many further on, and so on; `turn` says which are the first.
     These are on their way before the highest LSE is looked for."""
     dtype = partials.rows.element_type
-    together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * VECTOR))
-    loaded = cute.make_rmem_tensor(cute.make_layout((VECTOR, vectors, together)), dtype)
-    sums = cute.make_rmem_tensor(cute.make_layout((VECTOR, vectors)), Float32)
+    vector = const_expr(vector_of(dtype))
+    together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * vector))
+    loaded = cute.make_rmem_tensor(cute.make_layout((vector, vectors, together)), dtype)
+    sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
     sums.fill(0.0)
     lane = cute.arch.lane_idx()
     highest, total = Float32(0.0), Float32(0.0)
@@ -174,9 +189,8 @@ def _weighted_sum(
             # The workspace has less than 2 GiB, so 32 bits suffice.
             place = (slot * partials.rows.shape[1] + row) * partials.rows.shape[2] + column
             for j in cutlass.range_constexpr(vectors):
-                cute.autovec_copy(
-                    _vector(partials.rows.iterator, place + j * WARP_COLUMNS + lane * VECTOR), loaded[None, j, i]
-                )
+                source = _vector(partials.rows.iterator, place + (j * 32 + lane) * vector, vector)
+                cute.autovec_copy(source, loaded[None, j, i])
         if first == turn * together:
             highest = _highest_lse(partials, record, row)
         mine = Float32(0.0)
@@ -193,6 +207,7 @@ def _weighted_sum(
 
 @cute.jit
 def _end_row(
+    in_quads: cutlass.Constexpr[bool],
     vectors: cutlass.Constexpr[int],
     record: Record,
     row: Int32,
@@ -209,19 +224,27 @@ def _end_row(
     end = end_of_row(found.highest, 1.0, found.weights, 0, BASE_2, ending.output_scale)
     end = count_sink(ending, out_row, end, BASE_2, const_expr(lse is not None))
     target = out + Int64(out_row) * columns + column
+    vector = const_expr(cute.size(found.rows, mode=[0]))
     for j in cutlass.range_constexpr(vectors):
-        rounded = cute.make_rmem_tensor(VECTOR, out.dtype)
+        rounded = cute.make_rmem_tensor(vector, out.dtype)
         rounded.store((found.rows[None, j].load() * end.factor).to(out.dtype))
-        cute.autovec_copy(rounded, _vector(target, j * WARP_COLUMNS + cute.arch.lane_idx() * VECTOR))
+        first = (j * 32 + cute.arch.lane_idx()) * vector
+        if const_expr(in_quads):
+            pairs = cute.logical_divide(rounded, cute.make_layout(2))
+            first = first // (QUAD * vector) * (QUAD * vector) + cute.arch.lane_idx() % QUAD * 2
+            for pair in cutlass.range_constexpr(vector // 2):
+                cute.autovec_copy(pairs[None, pair], _vector(target, first + pair * vector, 2))
+        else:
+            cute.autovec_copy(rounded, _vector(target, first, vector))
     if const_expr(lse is not None):
         if with_lse and cute.arch.lane_idx() == 0:
             cute.make_tensor(lse + out_row, 1)[0] = end.log_sum
 
 
 @cute.jit
-def _vector(first: cute.Pointer, offset: Int32) -> cute.Tensor:
-    """VECTOR elements at an offset that is a multiple of it."""
-    return cute.make_tensor(aligned(first + offset, VECTOR * first.dtype.width // 8), VECTOR)
+def _vector(first: cute.Pointer, offset: Int32, size: cutlass.Constexpr[int]) -> cute.Tensor:
+    """`size` elements at an offset that is a multiple of it."""
+    return cute.make_tensor(aligned(first + offset, size * first.dtype.width // 8), size)
 
 
 @cute.jit

@@ -23,7 +23,8 @@ class Terms(NamedTuple):
     """What the cut of a call's line depends on besides lengths, for requests of as many rows as one may have. A CTA
     begins with the cut, in code that is not in its cache yet, so the host divides what it can. slots: partial results
     that there is room for; without any, units are not split. `shares`: of the groups that may split units, how many
-    each unit has. mixes: 1 where requests may have fewer row tiles than others, else 0.
+    each unit has. `single`: most tiles of a unit that is cut into single ones. mixes: 1 where requests may have fewer
+    row tiles than others, else 0.
     """
 
     batch: Int32
@@ -39,6 +40,7 @@ class Terms(NamedTuple):
     units: Int32
     units_each: Int32
     shares: Divisor
+    single: Int32
     mixes: Int32
 
 
@@ -110,10 +112,12 @@ def terms_of(
     row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
     groups, units, slots_each = parts // group, batch * rounds, slots // group
     split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
+    shares = cutlass.max(split_groups // cutlass.max(units, 1), 1)
+    single = cutlass.min(deal.single // cutlass.max(units * group, 1), shares)
     return Terms(
         batch, rows, divisor_of(heads), row_tiles, divisor_of(group), rounds, divisor_of(parts), slots, groups,
-        divisor_of(split_groups), units, (units + groups - 1) // groups,
-        divisor_of(cutlass.max(split_groups // cutlass.max(units, 1), 1)), mixes(view, row_tiles),
+        divisor_of(split_groups), units, (units + groups - 1) // groups, divisor_of(shares), single,
+        mixes(view, row_tiles),
     )  # fmt: skip
 
 
@@ -136,6 +140,15 @@ def of_packs(view: Visibility) -> Visibility:
 def leaves_whole(terms: Terms) -> Boolean:
     """Whether no unit is split: a group takes those that start at its positions."""
     return terms.slots == 0
+
+
+@cute.jit
+def goes_in_step(deal: cutlass.Constexpr[Deal], work: Work | LaneWork) -> Boolean:
+    """`MixedLine.in_step` of `tsmla/plan.py`."""
+    in_step = Boolean(False)
+    if const_expr(deal.in_step > 0):
+        in_step = (work.own_group > 0) & (work.chunk >= deal.in_step) & (not leaves_whole(work.terms))
+    return in_step
 
 
 @cute.jit
@@ -210,6 +223,20 @@ def work_of(line: Line, part: Int32) -> Work:
 
 
 @cute.jit
+def between(work: Work | LaneWork, begin: Int32, end: Int32) -> Work | LaneWork:
+    """The same with other positions."""
+    if const_expr(isinstance(work, LaneWork)):
+        own, lane = work.own, cute.arch.lane_idx()
+        for name, value in (("begin", begin), ("end", end)):
+            if lane == Work._fields.index(name) - 1:
+                own = value
+        result = LaneWork(work.terms, own)
+    else:
+        result = work._replace(begin=begin, end=end)
+    return result
+
+
+@cute.jit
 def group_of(work: Work | Line) -> Int32:
     """CTAs of a group."""
     return work.own_group if work.own_group > 0 else work.terms.group.value
@@ -232,7 +259,11 @@ def _cut(
         chunk = terms.units_each * longest
         unit_length = longest
     else:
-        cut = cutlass.max(quotient_up(longest, terms.shares), deal.least)
+        least = Int32(deal.least)
+        if const_expr(deal.single > 0):
+            if longest <= terms.single:
+                least = Int32(1)
+        cut = cutlass.max(quotient_up(longest, terms.shares), least)
         if units <= split_groups and cut <= cutlass.max(chunk + deal.split // 2, memory):
             cuts = quotient_up(longest, cut)
             groups = units * cuts

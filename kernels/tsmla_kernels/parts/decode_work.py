@@ -10,6 +10,9 @@ Every warp asks on its own, all its lanes together; nothing is shared and nothin
         if segment.valid:
             ...
         unit = next_unit(deal, work, view, unit)
+
+Where requests vary and the deal may go `in_step` (`tsmla/plan.py`), a part has two stretches, of which `begin_in_step`
+gives the first, and `stretch_behind` the other when that has no more units.
 """
 
 from __future__ import annotations
@@ -18,22 +21,28 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, const_expr
 from tsmla.plan import Deal
 
 from .decode_line import (
     LANE_REQUESTS,
     WARP_REQUESTS,
+    LaneWork,
     Work,
+    between,
+    goes_in_step,
     group_of,
     leaves_whole,
     length_of_units,
     rounds_of,
     tiles_with,
 )
-from .division import quotient
+from .division import quotient, remainder
 from .seqlen import Span
 from .visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
+
+FIRST_UNIT_AT = 16
+"""The lane of a `LaneWork` that has the first number of a part's first unit, where the part goes in step."""
 
 
 class Unit(NamedTuple):
@@ -169,6 +178,43 @@ def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit:
 
 
 @cute.jit
+def begin_in_step(
+    deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibility
+) -> tuple[LaneWork, Unit]:
+    """The stretch of a part's positions that comes first, and its first unit."""
+    first = first_unit(deal, work, view)
+    unit, own = first, work.own
+    if const_expr(deal.in_step > 0):
+        if goes_in_step(deal, work):
+            tiles_at, stop, begin, end = first.start + deal.overhead, first.start + first.length, work.begin, work.end
+            if (tiles_at < begin) & (stop != end):
+                if stop > end:
+                    begin += cutlass.max(remainder(tiles_at, work.chunk), 1)
+                else:
+                    begin = stop
+                    unit = next_unit(deal, work, view, first)
+                own = between(work, begin, end).own
+                for i in cutlass.range_constexpr(len(first)):
+                    if cute.arch.lane_idx() == FIRST_UNIT_AT + i:
+                        own = first[i]
+    return LaneWork(work.terms, own), unit
+
+
+@cute.jit
+def stretch_behind(
+    deal: cutlass.Constexpr[Deal], work: LaneWork, unit: Unit
+) -> tuple[LaneWork, Unit]:
+    """The other stretch and its only unit, behind the last unit of the first one; if there is none, the same."""
+    own = work.own
+    if const_expr(deal.in_step > 0):
+        begin = work.index * work.chunk
+        if work.begin > begin:
+            own = between(work, begin, work.begin).own
+            unit = Unit(*(cute.arch.shuffle_sync(work.own, FIRST_UNIT_AT + i) for i in range(len(Unit._fields))))
+    return LaneWork(work.terms, own), unit
+
+
+@cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
     """What this CTA does of a unit that overlaps its positions."""
     group, heads = group_of(work), work.terms.heads.value
@@ -194,7 +240,11 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
     if seen == 0:
         valid = unit.start >= work.begin
     elif tiles < seen:
-        slot = tail_slot(work.index) if first > 0 else head_slot(work, unit, work.index)
+        is_tail = first > 0
+        if const_expr(deal.in_step > 0):
+            if goes_in_step(deal, work):
+                is_tail = is_tail & (first + tiles_at == work.index * work.chunk)
+        slot = tail_slot(deal, work, work.index) if is_tail else head_slot(deal, work, unit, work.index)
         slot = slot * group + work.column
     valid = valid and rows > 0
     return Segment(
@@ -204,13 +254,25 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
 
 
 @cute.jit
+def is_read_again(deal: cutlass.Constexpr[Deal], work: Work | LaneWork, segment: Segment) -> Boolean:
+    """Whether a segment's request takes several rounds, in a call where requests differ in row tiles."""
+    again = Boolean(False)
+    if const_expr(isinstance(work, LaneWork)):
+        first_row = segment.first_row - segment.row_tile * deal.row_tile
+        rows = segment.end_token * work.terms.heads.value - first_row
+        again = (work.own_group > 0) & (rows > work.own_group * deal.row_tile)
+    return again
+
+
+@cute.jit
 def _tiles_at(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Int32:
     """Where on the line a unit's tiles begin."""
     return unit.start + (deal.overhead if work.unit_length == 0 else 0)
 
 
 class Split(NamedTuple):
-    """The segments of one row tile of a unit lie with groups `first .. first + count - 1`; 0 when it has no tiles."""
+    """One row tile of a unit has `count` segments, from group `first` on, 0 when it has no tiles. Each group has one,
+    or two where groups go in step."""
 
     first: Int32
     count: Int32
@@ -222,6 +284,16 @@ def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Seg
     tiles_at = _tiles_at(deal, work, unit)
     first = quotient(tiles_at, work.chunk)
     count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
+    if const_expr(deal.in_step > 0):
+        if goes_in_step(deal, work):
+            # Of each group between, two. The last has one if other units follow, or if the row tile ends first.
+            begin = (first + count - 1) * work.chunk
+            turn = begin + cutlass.max(remainder(tiles_at, work.chunk), 1)
+            goes_on = unit.start + unit.length > begin + work.chunk
+            reaches = tiles_at + segment.seen > turn
+            count = 2 * (count - 1)
+            if goes_on and reaches:
+                count += 1
     if leaves_whole(work.terms):
         count = Int32(1)
     if segment.seen == 0 or segment.rows <= 0:
@@ -230,18 +302,28 @@ def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Seg
 
 
 @cute.jit
-def tail_slot(index: Int32) -> Int32:
-    """Slot, within a column, of the segment that a unit begun by an earlier group has in group `index`."""
-    return index - 1
+def tail_slot(deal: cutlass.Constexpr[Deal], work: Work, index: Int32) -> Int32:
+    """Slot, within a column, of the segment that a unit begun by an earlier group has in group `index`, or has where
+    the positions of that group begin, if it goes in step."""
+    slot = index - 1
+    if const_expr(deal.in_step > 0):
+        if goes_in_step(deal, work):
+            slot += index
+    return slot
 
 
 @cute.jit
-def head_slot(work: Work, unit: Unit, index: Int32) -> Int32:
-    """Slot, within a column, of the segment that begins a unit which a later group goes on with."""
+def head_slot(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, index: Int32) -> Int32:
+    """Slot, within a column, of the segment that begins a unit which a later group goes on with; of what group `index`
+    has first, if it goes in step."""
     number = unit.request * work.terms.rounds + unit.round
     if (work.own_group > 0) | (work.terms.units >= work.groups):
         number = index
-    return work.groups - 1 + number
+    slot = work.groups - 1 + number
+    if const_expr(deal.in_step > 0):
+        if goes_in_step(deal, work):
+            slot = 2 * index
+    return slot
 
 
 @cute.jit

@@ -100,7 +100,7 @@ def record_unit(
     deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment
 ) -> None:
     """Write what the combine must know of a unit. The same warp must call this for every unit that overlaps the part's
-    positions, in their order, with what `segment_of` says of it."""
+    positions, those that start there in their order, with what `segment_of` says of it."""
     if unit.start >= work.begin:
         by_unit = _by_unit(work, records)
         split = split_of(deal, work, unit, segment)
@@ -111,8 +111,8 @@ def record_unit(
                 split.count if is_split else Int32(0),
                 segment.first_row,
                 segment.rows,
-                head_slot(work, unit, split.first) * group + work.column,
-                tail_slot(split.first + 1) * group + work.column,
+                head_slot(deal, work, unit, split.first) * group + work.column,
+                tail_slot(deal, work, split.first + 1) * group + work.column,
                 group,
             )
             _write(records, (unit_number if by_unit else work.index) * group + work.column, record)

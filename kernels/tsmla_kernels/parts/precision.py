@@ -81,10 +81,14 @@ class Probabilities:
 
 @dataclasses.dataclass(frozen=True)
 class PartialRows:
-    """What rows of partial results are kept as: `dtype`, times 2 ** `bias`, which the combine takes out again."""
+    """What rows of partial results are kept as: `dtype`, times 2 ** `bias`, which the combine takes out again.
+
+    `in_quads`: of every 32 columns, those that one lane of a quad holds of a wgmma's accumulator lie together: of four
+    times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors."""
 
     dtype: type[Numeric] = Float32
     bias: int = 0
+    in_quads: bool = False
 
     @classmethod
     def of(cls, values: Dtype) -> PartialRows:

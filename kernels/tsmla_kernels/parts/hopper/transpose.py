@@ -21,38 +21,15 @@ ROW_BYTES = 128
 
 
 @cute.jit
-def transpose(source: cute.Tensor, target: cute.Tensor, share: Int32, sharers: cutlass.Constexpr) -> None:
-    """target[dim, key] = source[key, dim] by one warp, dims `share` of `sharers`; keys within 16 as in `as_operand_a`.
+def transpose(source: cute.Tensor, target: cute.Tensor, block: Int32, ahead: cutlass.Constexpr) -> None:
+    """target[dim, key] = source[key, dim] of the 32 keys number `block` and all dims, by one warp; keys within 16 as in
+    `as_operand_a`.
 
-    Both are K-major tiles, rows swizzled over `swizzle_bytes`. Addresses are computed here because tensors would
-    swizzle each of them anew, and keep them all in registers. Every lane of the warp calls it. Lanes 16 to 31 swap the
-    two rows that they store: the eight rows of one matrix are then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8 10 12 14 of
-    16, which lie in different banks.
+    Both are K-major tiles: rows of the source are swizzled over 128 bytes, those of the target over the 32 that a block
+    has. Addresses are computed here because tensors would swizzle each of them anew, and keep them all in registers.
+    Every lane of the warp calls it. Lanes 16 to 31 swap the two rows that they store: the eight rows of one matrix are
+    then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8 10 12 14 of 16, which lie in different banks.
     """
-    keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
-    assert dims == ROW_BYTES and keys % 32 == 0, (keys, dims)
-    span = swizzle_bytes(keys)
-    chunks = dims // 16 // sharers
-    assert chunks & (chunks - 1) == 0, sharers
-    lane = cute.arch.lane_idx()
-    read = source.iterator.toint() + lane * ROW_BYTES + (((share * chunks) ^ (lane & 7)) << 4)
-    write = target.iterator.toint() + share * chunks * 16 * span + _stored_at(lane, span)
-    within = span // 32  # blocks of 32 keys in a row of the target
-    places = [
-        (
-            (read ^ (chunk << 4)) + block * 32 * ROW_BYTES,
-            (write ^ block % within * 32) + block // within * dims * span + chunk * 16 * span,
-        )
-        for chunk in range(chunks)
-        for block in range(keys // 32)
-    ]
-    _move(source.element_type, places, lane, ahead=0)
-
-
-@cute.jit
-def transpose_keys(source: cute.Tensor, target: cute.Tensor, block: Int32, ahead: cutlass.Constexpr) -> None:
-    """`transpose` of the 32 keys number `block`, and all of their dims, by one warp: for tiles of more than 128 dims,
-    which are as many rows of 32 keys in the target."""
     keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
     span = swizzle_bytes(keys)
     assert dims % ROW_BYTES == 0 and keys % 32 == 0 and span == 32, (keys, dims)

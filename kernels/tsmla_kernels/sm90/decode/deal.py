@@ -19,7 +19,14 @@ from ...parts.decode_line import (
     of_packs,
     work_of,
 )
-from ...parts.decode_work import first_unit, next_unit, segment_of
+from ...parts.decode_work import (
+    begin_in_step,
+    first_unit,
+    is_read_again,
+    next_unit,
+    segment_of,
+    stretch_behind,
+)
 from ...parts.partials import Partials, begin_records, record_unit
 from ...parts.visible import Visibility
 from .task import Dealt, Task, tell
@@ -56,9 +63,13 @@ def _deal(
     dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, work: Work | LaneWork, partials: Partials
 ) -> None:
     begin_records(work, partials.records)
-    unit = first_unit(dealing, work, view)
+    if const_expr(isinstance(work, LaneWork)):
+        work, unit = begin_in_step(dealing, work, view)
+    else:
+        unit = first_unit(dealing, work, view)
     number, tiles, loads = Int32(0), Int32(0), Int32(0)
-    while unit.start < work.end:
+    more = unit.start < work.end
+    while more:
         segment = segment_of(dealing, work, view, unit)
         if segment.valid:
             tell(
@@ -67,6 +78,7 @@ def _deal(
                 Task(
                     Boolean(True), segment.request, segment.first_row, segment.rows, segment.end_token,
                     segment.first_tile, segment.tiles, segment.slot, segment.keys.first, segment.keys.end, tiles, loads,
+                    is_read_again(dealing, work, segment),
                 ),
             )  # fmt: skip
             number += 1
@@ -75,4 +87,9 @@ def _deal(
                 loads += 1
         record_unit(dealing, work, partials.records, unit, segment)
         unit = next_unit(dealing, work, view, unit)
-    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(len(Task._fields) - 1))))
+        more = unit.start < work.end
+        if const_expr(isinstance(work, LaneWork)):
+            if not more:
+                work, unit = stretch_behind(dealing, work, unit)
+                more = unit.start < work.end
+    tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(len(Task._fields) - 2)), Boolean(False)))

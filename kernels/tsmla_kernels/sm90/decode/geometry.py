@@ -10,6 +10,7 @@ from tsmla.variant import Arch, DecodeVariant, Dtype
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.key_source import BOX_KEYS
+from ...parts.precision import PartialRows
 from ...parts.query import QueryTile
 
 TILE_KV = 64
@@ -219,6 +220,12 @@ class DecodeGeometry:
         """`exchanged_bytes`; row sums of both warpgroups, for two segments; the first and the last key that a row sees,
         for either warpgroup."""
         return self.exchanged_bytes + self.tile_q * (4 * 4 + 4 * 4)
+
+    @property
+    def partial_rows(self) -> PartialRows:
+        """Values that scales are factors of may be of any magnitude, which float16 does not hold."""
+        kept = PartialRows() if self.row.scales else PartialRows.of(self.row.dtype)
+        return dataclasses.replace(kept, in_quads=kept.dtype.width == 16)
 
     @property
     def probabilities_bytes(self) -> int:

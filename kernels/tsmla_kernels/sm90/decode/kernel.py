@@ -28,6 +28,8 @@ from ...parts.query import Query, query_of, query_rows
 from ...parts.row_end import Ending, ending_of
 from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility, hides, varies
+from ..few_rows.geometry import ROWS as FEW_ROWS
+from ..few_rows.kernel import FewRowsKernel
 from .attend import attend
 from .clean import bring_scales_and_clean, clean
 from .convert import convert
@@ -52,6 +54,9 @@ class DecodeKernel:
         self.deal = DEALS[variant.arch]
         self.probabilities = Probabilities.of(self.geometry.row.piece("latent").dtype)
         self.out_dtype = numeric(variant.out_dtype)
+        self.few_rows = None
+        if self.geometry.converts:
+            self.few_rows = FewRowsKernel(self.geometry, self.deal, variant.pdl)
 
     __call__ = host_entry(DECODE)
 
@@ -95,7 +100,8 @@ class DecodeKernel:
                 for keys, strip in ((latent, 0), (rope, -1))
             )
         view = visibility_in(source, given)
-        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view)
+        kept = geometry.partial_rows
+        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept.dtype)
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         arguments = (
@@ -105,9 +111,19 @@ class DecodeKernel:
         )  # fmt: skip
         if varies(view):
             self._attend(True, arguments, parts, given.stream)
-        else:
+        elif const_expr(self.few_rows is None):
             self._attend(False, arguments, parts, given.stream)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream)
+        else:
+            # Which of the two takes a call must not depend on the other requests of a batch.
+            if (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0):
+                few = (
+                    query.rows, given.kv_cache, source.table, view, terms, given.out, given.lse, partials,
+                    source.pages, source.page_size, given.softmax_scale, ending,
+                )  # fmt: skip
+                self.few_rows.launch(few, parts, given.stream)
+            else:
+                self._attend(False, arguments, parts, given.stream)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept)
 
     @cute.jit
     def _attend(self, varying: cutlass.Constexpr[bool], arguments: tuple, parts: Int32, stream):
@@ -207,7 +223,7 @@ class DecodeKernel:
                         while task.more:
                             edges = load(
                                 query, boxes, tiles, source, shared, geometry, loader, task, terms.heads,
-                                hides(view), edges,
+                                hides(view), edges, varying,
                             )  # fmt: skip
                             leave(shared.dealt, number)
                             number += 1

@@ -20,6 +20,8 @@ Q_LOADER = 1
 EVICT_FIRST = 0x12F0000000000000
 """Cache policy of what is read of the KV cache, so that partial results stay in L2 until they are combined. (Encoding:
 CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
+EVICT_NORMAL = 0x1000000000000000
+"""The same for keys that other CTAs read later, too."""
 
 
 @cute.jit
@@ -35,6 +37,7 @@ def load(
     heads: Divisor,
     hidden: Boolean,
     edges: Int32,
+    varying: cutlass.Constexpr[bool],
 ) -> Int32:
     """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
     `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is quicker where a
@@ -46,6 +49,9 @@ def load(
     """
     tiles_per_lookup = 32 // BOXES
     policy = Int64(EVICT_FIRST)
+    if const_expr(varying):
+        if task.kept:
+            policy = Int64(EVICT_NORMAL)
     wanted = wanted_of(key_source, task, BOXES)
     lookup = look_up(wanted)
     if const_expr(loader == Q_LOADER):

@@ -76,6 +76,7 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         (first + mine * (second - first)) * geometry.value_columns
         for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
     ]
+    kept = const_expr(geometry.partial_rows)
     if task.slot < 0:
         for row in cutlass.range_constexpr(cute.size(factors)):
             position, end = state.coordinates[row, 0][0], RowEnd(factors[row], log_sums[row])
@@ -96,7 +97,11 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
                 partial = results.partials.rows[task.slot, position, None]
                 lane = state.coordinates[row, 0][1] // 2
                 for i in cutlass.range_constexpr(OUTPUTS):
-                    _store_partial_row(partial, columns[i], lane, rows_columns(state.outputs[i]), row, factors[row])
+                    output = rows_columns(state.outputs[i])
+                    if const_expr(kept.in_quads):
+                        _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias)
+                    else:
+                        _store_partial_row(partial, columns[i], lane, output, row, factors[row])
 
 
 @cute.jit
@@ -189,3 +194,24 @@ def _store_partial_row(
         for j in cutlass.range_constexpr(size):
             scaled[j, i] = accumulator[row, size * i + j] * factor
         cute.autovec_copy(scaled[None, i], places[None, i])
+
+
+@cute.jit
+def _store_in_quads(
+    target: cute.Tensor,
+    column: Int32,
+    lane: Int32,
+    accumulator: cute.Tensor,
+    row: cutlass.Constexpr,
+    factor: Float32,
+) -> None:
+    """The same in 16 bits, as `PartialRows` with `in_quads` says."""
+    dtype = target.element_type
+    vector = 128 // dtype.width
+    for group in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // vector):
+        values = [accumulator[row, group * vector + i] * factor for i in range(vector)]
+        words = cute.make_rmem_tensor(4, Int32)
+        for i, word in enumerate(packed_words(values, dtype)):
+            words[i] = word
+        place = aligned(target.iterator + (column + (group * QUAD + lane) * vector), 16)
+        cute.autovec_copy(cute.recast_tensor(words, dtype), cute.make_tensor(place, vector))

@@ -24,7 +24,8 @@ class Task(NamedTuple):
     """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows of a request, which are rows from
     `first_row` on of all query tokens, keys `first_key .. end_key - 1` of which some row sees. The request's query
     tokens end at `end_token`. slot is -1 where the result itself is written. `first_count` tiles and `loads` segments
-    with tiles came before it. `more` is False behind the last segment."""
+    with tiles came before it. `more` is False behind the last segment. `kept`: whether other CTAs read the keys later,
+    too, in a call whose requests differ."""
 
     more: Boolean
     request: Int32
@@ -38,6 +39,7 @@ class Task(NamedTuple):
     end_key: Int32
     first_count: Int32
     loads: Int32
+    kept: Boolean
 
     @property
     def keys(self) -> VisibleKeys:
@@ -52,7 +54,7 @@ def tell(dealt: Dealt, number: Int32, task: Task) -> None:
     place = dealt.edge.stage(number)
     if cute.arch.lane_idx() == 0:
         for i in cutlass.range_constexpr(TASK_WORDS):
-            words[i, place] = Int32(task[i]) if const_expr(i < len(task)) else Int32(0)
+            words[i, place] = Int32(task[i]) if const_expr(i > 0) else Int32(task.more) + Int32(task.kept)
     cute.arch.sync_warp()
     dealt.edge.hand_over(number)
 
@@ -67,8 +69,8 @@ def take(dealt: Dealt, number: Int32) -> Task:
 @cute.jit
 def look(dealt: Dealt, number: Int32) -> Task:
     """A task that this warp has taken and not left, read again rather than kept in registers."""
-    values = [dealt.words[i, dealt.edge.stage(number)] for i in range(len(Task._fields))]
-    return Task(values[0] != 0, *values[1:])
+    values = [dealt.words[i, dealt.edge.stage(number)] for i in range(TASK_WORDS)]
+    return Task(values[0] != 0, *values[1:], values[0] > 1)
 
 
 @cute.jit

@@ -17,6 +17,7 @@ from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.mask import mask_scores
 from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
+from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
@@ -132,15 +133,18 @@ def attend_task(
     if work.tiles > 0:
         groups = cute.size(shared.q, mode=[2])
         shared.q_edge.wait_full(filled * groups + group)
-        _first(state)
-        unmasked = first + cutlass.max(work.masked, 1)
-        if const_expr(variant.causal):
-            for count in cutlass.range(first + 1, unmasked, unroll=1):
-                _step(state, count, True)
-        for count in cutlass.range(unmasked, first + work.tiles, unroll=1):
-            _step(state, count, False)
-        shared.q_edge.release(filled * groups + group)
-        _last(state)
+        if const_expr(groups > 2):
+            start = first + _hidden(state)
+            if start < first + work.tiles:
+                _pass(shared.k_edge, first, start)
+                _visit(state, shared, filled * groups + group, start)
+            if start == first + work.tiles:
+                shared.q_edge.release(filled * groups + group)
+                for count in cutlass.range(first, start, unroll=1):  # both in turn, or rings fill up
+                    _pass(shared.k_edge, count, count + 1)
+                    _pass(shared.values_edge, count, count + 1)
+        else:
+            _visit(state, shared, filled * groups + group, first)
 
     if const_expr(variant.pdl):
         if last:
@@ -167,6 +171,43 @@ def attend_task(
             cute.arch.sync_warp()  # other lanes of the quad store what this one has read
         store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
     store_output(output, out, coordinates, tile.head, tile.q, first_row)
+
+
+@cute.jit
+def _visit(state: AttendState, shared: Shared, query: Int32, start: Int32):
+    """The tiles from `start` on; those before it, fewer than stages, are hidden. `query`: the warpgroup's rows of Q."""
+    first, work = state.first, state.work
+    _first(state, start)
+    unmasked = first + cutlass.max(work.masked, 1)
+    if const_expr(cute.size(shared.q, mode=[2]) > 2):
+        _pass(shared.values_edge, first, start)
+        unmasked = cutlass.max(unmasked, start + 1)
+    if const_expr(state.causal):
+        for count in cutlass.range(start + 1, unmasked, unroll=1):
+            _step(state, count, True)
+    for count in cutlass.range(unmasked, first + work.tiles, unroll=1):
+        _step(state, count, False)
+    shared.q_edge.release(query)
+    _last(state)
+
+
+@cute.jit
+def _hidden(state: AttendState) -> Int32:
+    """How many of the tiles that the CTA visits first this warpgroup's rows see nothing of: all, if there are no such
+    rows."""
+    tiles, end = state.work.tiles, state.len_kv
+    if const_expr(state.causal):
+        end = cutlass.min(end, cutlass.min(state.first_row + 64, state.len_q) + state.len_kv - state.len_q)
+    seen = (cutlass.max(end, 0) + state.tile_kv - 1) // state.tile_kv
+    return tiles - cutlass.select_(state.first_row < state.len_q, cutlass.min(seen, tiles), 0)
+
+
+@cute.jit
+def _pass(edge: TmaEdge | WarpEdge, first: Int32, start: Int32):
+    """Let go the tiles from `first` to before `start`, each when it is there: an edge counts arrivals of one tile."""
+    for count in cutlass.range(first, start, unroll=1):
+        edge.wait_full(count)
+        edge.release(count)
 
 
 @cute.jit
@@ -238,18 +279,20 @@ def _round(state: AttendState, scores: cute.Tensor):
 
 
 @cute.jit
-def _first(state: AttendState):
+def _first(state: AttendState, count: Int32):
     """Scores and softmax of the first tile."""
-    scores = _scores(state, state.first)
+    scores = _scores(state, count)
     warpgroup.wait_group(0)
-    state.k_edge.release(state.first)
-    _softmax(state, scores, state.first, True, True)
+    state.k_edge.release(count)
+    _softmax(state, scores, count, True, True)
     _round(state, scores)
 
 
 @cute.jit
 def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
-    """Scores of tile `count` while the values of the tile before are added; then its softmax."""
+    """Scores of tile `count` while the values of the tile before are added; then its softmax. Where a branch to rescale
+    the output stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide heads."""
+    early = state.probabilities.element_type.width == 8 and cute.size(state.output) > 64
     scores = _scores(state, count)
     _values(state, count - 1)
     warpgroup.wait_group(1)
@@ -257,9 +300,12 @@ def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
     moves = _softmax(state, scores, count, masked, False)
     warpgroup.wait_group(0)
     state.v_edge.release(count - 1)
+    if const_expr(early):
+        _round(state, scores)
     if moves:
         scale_rows(rows_columns(state.output), state.rescale)
-    _round(state, scores)
+    if const_expr(not early):
+        _round(state, scores)
 
 
 @cute.jit

@@ -26,7 +26,9 @@ class PrefillGeometry:
     `transposed_stages`: their MMA reads them with keys contiguous.
 
     An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
-    heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow.
+    heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow. With 8 bits
+    and 128 columns three warpgroups attend, with registers for 96 keys: what a warp has to do one after the other is
+    most of the time, and no unit is busy for much more than half of it (kernels/log/hopper-prefill.md, 34).
     """
 
     tile_q: int
@@ -42,16 +44,16 @@ class PrefillGeometry:
     def of(cls, variant: PrefillVariant) -> PrefillGeometry:
         assert variant.arch is Arch.SM90A, variant
         small, wide = variant.dtype.bits == 8, variant.d_v > 128
-        tile_kv, stages = ((96, 3) if wide else (160, 2)) if small else (80 if wide else 128, 2)
+        tile_kv, stages = (96, 3) if small else (80 if wide else 128, 2)
         geometry = cls(
-            tile_q=128,
+            tile_q=192 if small and not wide else 128,
             tile_kv=tile_kv,
             d_qk=variant.d_qk,
             d_v=variant.d_v,
             stages=stages,
             tasks=4 if small or wide else 1,
             element_bytes=variant.dtype.bits // 8,
-            transposed_stages=2 if small else 0,
+            transposed_stages=(2 if wide else 3) if small else 0,
         )
         geometry.check()
         return geometry

@@ -24,7 +24,7 @@ class PrefillSchedule:
     def of(cls, geometry: PrefillGeometry) -> PrefillSchedule:
         groups = geometry.tile_q // 64
         load, attend = {2: (40, 232) if geometry.transposes_values else (24, 240), 3: (32, 160)}[groups]
-        warps = (3 if geometry.d_v > 128 else 2) if geometry.transposes_values else 0
+        warps = geometry.tile_kv // 32 if geometry.transposes_values else 0
         schedule = cls(geometry, groups, warps, load, attend)
         schedule.check()
         return schedule

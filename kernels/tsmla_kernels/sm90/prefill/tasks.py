@@ -20,7 +20,9 @@ from .geometry import TASK_WORDS, PrefillGeometry
 
 SINGLE_TILES = 4
 """CTAs with one tile, of those that run side by side, as many times over."""
-
+SINGLE_SHARE = {128: 4, 192: 8}
+"""Rows of a query tile of 8 bits -> of so many tiles no more than one is alone, once each CTA that runs side by side
+has one: where tiles are few, as of short sequences, being with others of their head is worth more."""
 
 SHORT_KEYS = 4096
 """Keys of a sequence, on average, up to which 16-bit kernels take tiles head by head: a head's keys are then read from
@@ -56,7 +58,13 @@ def deal_of(
         for several in (2, geometry.tasks):
             if several * kv_bytes * processors <= Int64(L2_SECTION_BYTES) * tiles:
                 most = Int32(several)
-        many = cutlass.max(tiles - SINGLE_TILES * processors, 0) // most
+        alone = SINGLE_TILES * processors
+        if const_expr(geometry.element_bytes == 1):
+            alone = cutlass.min(alone, cutlass.max(tiles // SINGLE_SHARE[geometry.tile_q], processors))
+            row_tiles = Int64(sequences) * geometry.tile_q
+            if most > 3 and rows[0] > 2 * row_tiles and rows[0] <= 3 * row_tiles:
+                most = Int32(3)  # a head's, of sequences as long as the mean
+        many = cutlass.max(tiles - alone, 0) // most
     elif rows[1] <= Int64(SHORT_KEYS) * sequences:
         many = cutlass.max(tiles - SINGLE_TILES * processors, 0)
     return Deal(most, many)

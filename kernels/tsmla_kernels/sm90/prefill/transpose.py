@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
-from ...parts.hopper.transpose import ROW_BYTES, transpose, transpose_keys
+from ...parts.hopper.transpose import transpose
 from .storage import Shared
 from .tasks import Tasks
 
 
 @cute.jit
 def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
-    """Warp `part` of `parts`, from `shared.v` to `shared.values`: some of the dims of all keys or, where values are
-    wider than the rows that a product reads, all dims of some of the keys."""
+    """Warp `part` of `parts`, from `shared.v` to `shared.values`: all dims of 32 keys of each tile."""
+    assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
     tiles = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tiles += tasks.work(tasks.tile(task)).tiles
@@ -23,10 +23,6 @@ def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, task
         shared.values_edge.wait_empty(count)
         source = shared.v[None, None, shared.v_edge.stage(count)]
         target = shared.values[None, None, shared.values_edge.stage(count)]
-        if const_expr(cute.size(shared.v, mode=[1]) > ROW_BYTES):
-            assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
-            transpose_keys(source, target, part, 1)
-        else:
-            transpose(source, target, part, parts)
+        transpose(source, target, part, 1)
         shared.values_edge.publish(count)
         shared.v_edge.release(count)

@@ -1,0 +1,147 @@
+"""Role `attend_few` of the Hopper decode of few rows: one of two teams of four warps, each with every other tile."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...limits import WARPGROUP
+from ...parts.alignment import aligned
+from ...parts.division import Divisor, quotient
+from ...parts.hopper.fragment import QUAD
+from ...parts.hopper.softmax import _quad_max
+from ...parts.logarithm import LOG2_E
+from ...parts.query import QueryRows
+from ...parts.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
+from ..decode.results import Results
+from ..decode.task import Task, edge_tile
+from .finish import finish
+from .geometry import BLOCK, ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
+from .schedule import TEAM_BARRIER
+from .storage import Shared
+from .tile import HALVES, NO_KEYS, STEPS, State, add_values, lane_of, probabilities_of, scores_of, wipe
+
+LEAST_EXPONENT, MOST_EXPONENT = 5, 253
+"""Biased, of the largest number of a query row, for which both its factor and the inverse are normal."""
+
+
+@cute.jit
+def attend_few(
+    geometry: cutlass.Constexpr[FewRowsGeometry], team: Int32, shared: Shared, view: Visibility, number: Int32,
+    task: Task, heads: Divisor, query: QueryRows, results: Results, softmax_scale: Float32,
+):  # fmt: skip
+    """Team `team` (0 or 1) of task `number`."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % TEAM_WARPS
+    lane = lane_of(geometry, shared.exchange, team, warp)
+    row_keys, all_keys = [], VisibleKeys.everything()
+    for row in cutlass.range_constexpr(2):
+        position = cute.arch.lane_idx() // QUAD + 8 * row
+        keys = VisibleKeys.everything()
+        if position < task.rows:
+            keys = keys_of_row(view, task.request, task.end_token, quotient(task.first_row + position, heads))
+        row_keys.append(keys)
+        all_keys = seen_by_both(all_keys, keys)
+    all_keys = seen_by_all(all_keys)
+    latent, rope, scale_log2 = _query_of(shared, query, task, heads, team, warp, softmax_scale * LOG2_E)
+    output = cute.make_rmem_tensor((4, STRIP // BLOCK), Float32)
+    reference, sum_reference, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    output.fill(0.0)
+    reference.fill(NO_KEYS)
+    sum_reference.fill(NO_KEYS)
+    row_sum.fill(0.0)
+    state = State(
+        latent, rope, scale_log2, output, reference, sum_reference, row_sum, tuple(row_keys), all_keys, lane, warp,
+        team, geometry.row_bytes, geometry.scales_at,
+    )  # fmt: skip
+    viewers = viewers_of(view, task, heads)
+    for index in cutlass.range(team + task.first_count & 1, task.tiles, TEAMS, unroll=1):
+        count = task.first_count + index
+        shared.kv_edge.wait_full(count)
+        stage = shared.stages + shared.kv_edge.stage(count) * geometry.stage_bytes
+        tile = task.first_tile + index
+        first_key = tile * TILE_KV
+        if edge_tile(task, tile, TILE_KV) | hides(view):
+            wipe(state, stage, viewers, first_key)
+        scores, logs, negative = scores_of(state, stage, first_key)
+        packed = probabilities_of(state, scores, logs, negative, stage)
+        add_values(state, packed, stage)
+        cute.arch.sync_warp()
+        shared.kv_edge.release(count)
+    finish(geometry, state, shared, task, results)
+
+
+@cute.jit
+def _query_of(
+    shared: Shared, query: QueryRows, task: Task, heads: Divisor, team: Int32, warp: Int32, scale_log2: Float32
+) -> tuple:
+    """First operands of this warp's columns of the query, and what makes of products logarithms of scores."""
+    lane = cute.arch.lane_idx()
+    part = lane % QUAD
+    batch, q_len, _, _ = query.latent.shape
+    latent = cute.make_rmem_tensor((8, 2, HALVES, 2), Int32)  # words of 16 bytes x 2, halves, rows
+    rope = cute.make_rmem_tensor((2, 2), Int32)
+    latent.fill(0)
+    rope.fill(0)
+    for row in cutlass.range_constexpr(2):
+        position = lane // QUAD + 8 * row
+        if position < task.rows:
+            found = task.first_row + position - task.request * (q_len * heads.value)
+            token = quotient(found, heads)
+            place = (task.request, token, found - token * heads.value)
+            for half in cutlass.range_constexpr(HALVES):
+                column = warp * STRIP + half * (STRIP // 2) + part * 16
+                source = cute.recast_ptr(
+                    aligned(cute.domain_offset((*place, column), query.latent).iterator, 16), dtype=Int32
+                )
+                for vector in cutlass.range_constexpr(2):
+                    cute.autovec_copy(
+                        cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
+                        cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
+                    )
+            source = aligned(cute.domain_offset((*place, warp * 16 + part * 4), query.rope).iterator, 8)
+            cute.autovec_copy(
+                cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row]
+            )
+    dtype = query.latent.element_type
+    numbers = [
+        [cute.recast_tensor(latent[None, 0, half, row], dtype).load().to(Float32) for half in range(HALVES)]
+        for row in range(2)
+    ]
+    ends = cute.make_tensor(
+        cute.make_ptr(Float32, shared.ends, cute.AddressSpace.smem, assumed_align=4),
+        cute.make_layout((ROWS, TEAM_WARPS, TEAMS)),
+    )
+    for row in cutlass.range_constexpr(2):
+        largest = Float32(0.0)
+        for half in numbers[row]:
+            largest = half.reduce(cute.ReductionOp.MAX, largest, 0)
+            largest = (-half).reduce(cute.ReductionOp.MAX, largest, 0)
+        largest = _quad_max(largest)
+        if part == 0:
+            ends[lane // QUAD + 8 * row, warp, team] = largest
+    cute.arch.barrier(barrier_id=TEAM_BARRIER + team, number_of_threads=WARPGROUP)
+    first = cute.make_rmem_tensor((4, HALVES * STEPS), Int32)
+    second = cute.make_rmem_tensor(4, Int32)
+    logs = cute.make_rmem_tensor(2, Float32)
+    for row in cutlass.range_constexpr(2):
+        largest = Float32(0.0)
+        for other in cutlass.range_constexpr(TEAM_WARPS):
+            largest = cute.arch.fmax(largest, ends[lane // QUAD + 8 * row, other, team])
+        exponent = cutlass.min(cutlass.max(largest.bitcast(Int32) >> 23, LEAST_EXPONENT), MOST_EXPONENT)
+        factor = (Int32(258) - exponent << 23).bitcast(Float32)
+        logs[row] = scale_log2 * (exponent - 4 << 23).bitcast(Float32)
+        for half in cutlass.range_constexpr(HALVES):
+            scaled = cute.make_rmem_tensor(16, cutlass.Float16)
+            scaled.store((numbers[row][half] * factor).to(cutlass.Float16))
+            words = cute.recast_tensor(scaled, Int32)
+            for step in cutlass.range_constexpr(STEPS):
+                for pair in cutlass.range_constexpr(2):
+                    first[row + 2 * pair, half * STEPS + step] = words[2 * step + pair]
+        ropes = cute.recast_tensor(rope[None, row], dtype).load().to(Float32) * factor
+        turned = cute.make_rmem_tensor(4, dtype)
+        turned.store(ropes.to(dtype))
+        words = cute.recast_tensor(turned, Int32)
+        for pair in cutlass.range_constexpr(2):
+            second[row + 2 * pair] = words[pair]
+    return first, second, logs

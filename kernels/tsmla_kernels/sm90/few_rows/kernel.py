@@ -1,0 +1,112 @@
+"""Absorbed MLA decode for Hopper of rows that are converted, for requests of up to 16 query rows: the kernel.
+
+One CTA per part of the plan, as in `sm90/decode`, whose tasks and results it has. Two teams of four warps
+take turns with the tiles; products are those of single warps (`mma.sync`), so that rows are multiplied as they were
+loaded: a lane widens what it reads, and nothing is written back. (`wgmma` wants 64 rows, or keys in shared memory.)
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from tsmla.plan import Deal
+
+from ...limits import TILE_ALIGNMENT, WARPGROUP
+from ...parts.decode_line import Terms
+from ...parts.key_source import KeySource
+from ...parts.partials import Partials
+from ...parts.pipeline import Barriers
+from ...parts.query import QueryRows
+from ...parts.row_end import Ending
+from ...parts.visible import Visibility
+from ..decode.deal import deal
+from ..decode.geometry import DecodeGeometry
+from ..decode.results import Results
+from ..decode.task import leave, take
+from .attend import attend_few
+from .geometry import FewRowsGeometry
+from .load import load_few
+from .schedule import DEAL_WARP, LOAD_WARP, FewRowsSchedule
+from .storage import shared_of
+
+
+class FewRowsKernel:
+    """Of a decode whose geometry `converts`."""
+
+    def __init__(self, wide: DecodeGeometry, dealing: Deal, pdl: bool):
+        self.wide = wide
+        self.schedule = FewRowsSchedule(FewRowsGeometry(wide.stored))
+        self.schedule.check()
+        self.dealing = dealing
+        self.pdl = pdl
+
+    @cute.jit
+    def launch(self, arguments: tuple, parts: Int32, stream):
+        self.kernel(*arguments).launch(
+            grid=(parts, 1, 1),
+            block=(self.schedule.threads, 1, 1),
+            smem=self.schedule.geometry.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=self.pdl,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        query: QueryRows,
+        cache: cute.Tensor,
+        block_tables: cute.Tensor,
+        view: Visibility,
+        terms: Terms,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        partials: Partials,
+        pages: Int32,
+        page_size: Int32,
+        softmax_scale: Float32,
+        ending: Ending,
+    ):
+        schedule = self.schedule
+        geometry = schedule.geometry
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+        barriers = Barriers(schedule.edges, base)
+        shared = shared_of(schedule, base, barriers)
+        if warp == 0:
+            with cute.arch.elect_one():
+                barriers.init()
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        if const_expr(self.pdl):
+            cute.arch.griddepcontrol_wait()
+
+        if warp < WARPGROUP // 32:
+            cute.arch.setmaxregister_decrease(schedule.load_registers)
+            if warp == DEAL_WARP:
+                deal(self.dealing, shared.dealt, view, terms, partials, False)
+            elif warp == LOAD_WARP:
+                source = KeySource(block_tables, page_size, pages)
+                number = Int32(0)
+                task = take(shared.dealt, number)
+                while task.more:
+                    load_few(cache, source, shared, geometry, task)
+                    leave(shared.dealt, number)
+                    number += 1
+                    task = take(shared.dealt, number)
+                # As in `sm90/decode`: earlier, the combine's CTAs would all go where CTAs without work leave.
+                cute.arch.griddepcontrol_launch_dependents()
+        else:
+            cute.arch.setmaxregister_increase(schedule.attend_registers)
+            results = Results(out, lse, partials, ending)
+            team = warp // (WARPGROUP // 32) - 1
+            number = Int32(0)
+            task = take(shared.dealt, number)
+            while task.more:
+                attend_few(
+                    geometry, team, shared, view, number, task, terms.heads, query, results, softmax_scale
+                )
+                leave(shared.dealt, number)
+                number += 1
+                task = take(shared.dealt, number)

@@ -1,0 +1,108 @@
+"""Role `load_few` of the Hopper decode of few rows: one warp that fills the ring with rows as they are stored.
+
+Rows of a page follow each other, so that a tile is one run of bytes where a page holds it, and four otherwise.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass._mlir.dialects import llvm
+
+from ...parts.alignment import shared_vector
+from ...parts.key_source import (
+    BOX_KEYS,
+    KeySource,
+    Lookup,
+    Wanted,
+    exists,
+    look_further,
+    look_up,
+    place_in_page,
+    wanted_of,
+)
+from ..decode.load import EVICT_FIRST
+from ..decode.task import Task, edge_tile
+from .geometry import TILE_KV, FewRowsGeometry
+from .storage import Shared
+
+BOXES = TILE_KV // BOX_KEYS
+"""Boxes of a tile."""
+VECTOR = 16
+
+
+@cute.jit
+def load_few(
+    cache: cute.Tensor,
+    key_source: KeySource,
+    shared: Shared,
+    geometry: cutlass.Constexpr[FewRowsGeometry],
+    task: Task,
+) -> None:
+    """One warp: every tile of a task, from `cache` [pages, page size, bytes of a row]. Boxes of 16 keys that
+    nobody sees, or whose page does not exist, become zeros."""
+    tiles_per_lookup = 32 // BOXES
+    wanted = wanted_of(key_source, task, BOXES)
+    lookup = look_up(wanted)
+    edge = shared.kv_edge
+    for index in cutlass.range(task.tiles, unroll=1):
+        within = index % tiles_per_lookup
+        if within == 0 and index > 0:
+            lookup = look_further(wanted, lookup, index // tiles_per_lookup)
+        count = task.first_count + index
+        tile = task.first_tile + index
+        page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
+        whole = (key_source.page_size >= TILE_KV) & (not edge_tile(task, tile, TILE_KV)) & exists(key_source, page)
+        stage = shared.stages + edge.stage(count) * geometry.stage_bytes
+        edge.wait_empty(count)
+        full = edge.full(edge.stage(count))
+        if whole:
+            edge.expect(full)
+            row = place_in_page(key_source, tile, TILE_KV) * TILE_KV
+            with cute.arch.elect_one():
+                _copy(stage, cute.domain_offset((page, row, 0), cache).iterator, geometry.stage_bytes, full)
+        else:
+            _load_boxes(cache, key_source, geometry, wanted, lookup, index, stage, full)
+
+
+@cute.jit
+def _load_boxes(
+    cache: cute.Tensor, key_source: KeySource, geometry: cutlass.Constexpr[FewRowsGeometry], wanted: Wanted,
+    lookup: Lookup, index: Int32, stage: Int32, full: cute.Pointer,
+) -> None:  # fmt: skip
+    """The boxes of tile `index` of the task."""
+    box_bytes = BOX_KEYS * geometry.row_bytes
+    size = Int32(0)
+    zeros = cute.make_rmem_tensor(4, Int32)
+    zeros.fill(0)
+    for box in cutlass.range(BOXES, unroll=1):
+        number = index * BOXES + box
+        if exists(key_source, lookup.page_of(number)):
+            size += box_bytes
+        else:
+            for vector in cutlass.range(cute.arch.lane_idx(), box_bytes // VECTOR, 32, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, stage + box * box_bytes + vector * VECTOR))
+            cute.arch.fence_view_async_shared()  # copies will write there
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(full, size)
+    for box in cutlass.range(BOXES, unroll=1):
+        number = index * BOXES + box
+        page = lookup.page_of(number)
+        if exists(key_source, page):
+            row = place_in_page(key_source, wanted.first_box + number, BOX_KEYS) * BOX_KEYS
+            with cute.arch.elect_one():
+                _copy(stage + box * box_bytes, cute.domain_offset((page, row, 0), cache).iterator, box_bytes, full)
+
+
+def _copy(target: Int32, source: cute.Pointer, size: int, barrier: cute.Pointer) -> None:
+    """By one lane: start copying `size` bytes, which complete on the barrier."""
+    operands = (target, source.toint(), Int32(size), barrier.toint(), Int64(EVICT_FIRST))
+    llvm.inline_asm(
+        None,
+        [operand.ir_value() for operand in operands],
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1], $2, [$3], $4;",
+        "r,l,r,r,l",
+        has_side_effects=True, is_align_stack=False,
+    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""What lies where in a CTA's shared memory of the Hopper decode of few rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...parts.hopper.storage import BARRIER_BYTES
+from ...parts.pipeline import Barriers, TmaEdge, WarpEdge
+from ..decode.geometry import DEALT_AT, TASK_RING, TASK_WORDS
+from ..decode.task import Dealt
+from .schedule import FewRowsSchedule
+
+
+class Shared(NamedTuple):
+    """Addresses: of the first stage, of the teams' exchange and of the ends of rows; edges and tasks."""
+
+    stages: Int32
+    exchange: Int32
+    ends: Int32
+    kv_edge: TmaEdge
+    dealt: Dealt
+
+
+def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
+    geometry = schedule.geometry
+    tasks = cute.make_tensor(
+        cute.recast_ptr(base + DEALT_AT, dtype=Int32), cute.make_layout((TASK_WORDS, TASK_RING))
+    )
+    return Shared(
+        stages=(base + BARRIER_BYTES).toint(),
+        exchange=(base + geometry.exchange_at).toint(),
+        ends=(base + geometry.ends_at).toint(),
+        kv_edge=barriers.edge("kv", TmaEdge),
+        dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
+    )

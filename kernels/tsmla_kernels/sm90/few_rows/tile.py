@@ -1,0 +1,333 @@
+"""The steps of a tile in the Hopper decode of few rows: scores, probabilities, values.
+
+A warp has the 128 columns of one scale, of the keys for the scores and of the output. Scores of all warps' columns are
+added through shared memory; everything else a warp does on its own, in registers.
+
+Numbers that are summed over may come in any order, if both operands have the same. So a lane reads 16 bytes of a row at
+a time, whose columns it has for itself. Rows of 656 bytes lie as they are stored, one behind the other: of every eight,
+each begins four banks further than the one before. So no two lanes of a phase meet in a bank if a block of 8 keys takes
+every other one of 16, and pairs of columns are keys 2 i and 8 + (2 i + 4) % 8: neither where a lane reads one key
+(scores), nor where it reads four (values).
+
+e4m3 is multiplied as f16, which holds all of its numbers, and so are queries, times a power of two for each row that
+brings the largest of them near 16, and probabilities. A key's scale is a factor of scores; of values, its logarithm is
+added to the exponent of the probability, so that each warp has references of its own, and any scale is right.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Vector
+from cutlass.cutlass_dsl import select_
+
+from ...limits import WARPGROUP
+from ...parts.alignment import shared_vector
+from ...parts.hopper.fragment import QUAD
+from ...parts.hopper.softmax import _quad_max
+from ...parts.precision import packed_words
+from ...parts.visible import Viewers, VisibleKeys, seen_by_any
+from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
+from .mma import multiply
+from .schedule import TEAM_BARRIER
+
+NO_KEYS = -1.0e30
+"""A reference before the first visible key."""
+BIAS, SLACK = 10.0, 4.0
+"""Probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
+SIGNS = -0x7F7F7F80
+"""Of four e4m3 numbers."""
+OWN_BLOCKS = BLOCKS // TEAM_WARPS
+"""Of scores that a warp adds up."""
+HALVES = 2
+"""Of a strip: 16 bytes of each of a quad's lanes are 64 columns."""
+STEPS = 4
+"""Of 16 columns, in a half; and of 16 keys, in a tile."""
+COLUMNS = 2 * BLOCKS
+"""Keys of a tile that a lane has scores of, in each of its rows."""
+VECTOR = 16
+
+
+class Lane(NamedTuple):
+    """Where a lane reads in a stage, in bytes from its beginning: 16 bytes of its key for scores, 8 of the rope piece,
+    its keys' scales; 16 of either key for values; and where its parts of scores and their sums lie."""
+
+    scored: Int32
+    rope: Int32
+    scales: tuple
+    valued: tuple
+    exchange: Int32
+    sums: Int32
+
+
+class State(NamedTuple):
+    """Operands and running state. Rows are l / 4 and l / 4 + 8 of lane l. `query` [4, steps] and `rope` [4] are first
+    operands, `scale_log2` makes of products logarithms of scores, `output` [4, 16] has columns 16 m + block of line m.
+    """
+
+    query: cute.Tensor
+    rope: cute.Tensor
+    scale_log2: cute.Tensor
+    output: cute.Tensor
+    reference: cute.Tensor
+    sum_reference: cute.Tensor
+    row_sum: cute.Tensor
+    row_keys: tuple
+    all_keys: VisibleKeys
+    lane: Lane
+    warp: Int32
+    team: Int32
+    row_bytes: int
+    scales_at: int
+
+
+def key_of(column: int, part: Int32) -> Int32:
+    """Of a quad's lane `part`, the key of its first (0) or second (1) column in a block, behind the block's first."""
+    return 2 * part if column == 0 else 8 + (2 * part + 4) % 8
+
+
+def first_of(block: int) -> int:
+    """The key that those of a block are counted from."""
+    return block // 2 * 16 + block % 2
+
+
+@cute.jit
+def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team: Int32, warp: Int32) -> Lane:
+    lane = cute.arch.lane_idx()
+    line, part = lane // QUAD, lane % QUAD
+    key = Int32(select_(line % 2 == 0, key_of(0, line // 2), key_of(1, line // 2)))
+    size, strip = geometry.row_bytes, warp * STRIP
+    return Lane(
+        scored=key * size + strip + part * VECTOR,
+        rope=key * size + geometry.rope_at + warp * 32 + part * 8,
+        scales=tuple(key_of(i, part) * size + geometry.scales_at + warp * 4 for i in range(2)),
+        valued=tuple(key_of(i, part) * size + strip + line * VECTOR for i in range(2)),
+        exchange=exchange + team * geometry.exchange_bytes + lane * VECTOR,
+        sums=exchange + TEAMS * geometry.exchange_bytes + team * geometry.sums_bytes + lane * VECTOR,
+    )
+
+
+@cute.jit
+def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
+    """Scores (4, blocks) of this lane, but for `scale_log2`, over all columns, of a tile that begins with `first_key`;
+    logarithms of its keys' scales; whether one of these is negative."""
+    scores = cute.make_rmem_tensor((4, BLOCKS), Float32)
+    scores.fill(0.0)
+    for half in cutlass.range_constexpr(HALVES):
+        words = cute.make_rmem_tensor((4, BLOCKS), Int32)
+        for block in cutlass.range_constexpr(BLOCKS):
+            place = stage + state.lane.scored + half * (STRIP // 2) + first_of(block) * state.row_bytes
+            cute.autovec_copy(shared_vector(Int32, place), words[None, block])
+        for step in cutlass.range_constexpr(STEPS):
+            query = [state.query[i, half * STEPS + step] for i in range(4)]
+            for block in cutlass.range_constexpr(BLOCKS):
+                low, high = _widened(words[step, block])
+                multiply("f16", scores[None, block], query, low, high)
+    logs = cute.make_rmem_tensor((2, BLOCKS), Float32)
+    signs = Int32(0)
+    for block in cutlass.range_constexpr(BLOCKS):
+        for i in cutlass.range_constexpr(2):
+            scale = _floats(stage + state.lane.scales[i] + first_of(block) * state.row_bytes)[0]
+            signs = signs | scale.bitcast(Int32)
+            logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
+            for row in cutlass.range_constexpr(2):
+                scores[2 * row + i, block] = scores[2 * row + i, block] * scale
+    rope = [state.rope[i] for i in range(4)]
+    for block in cutlass.range_constexpr(BLOCKS):
+        pair = cute.make_rmem_tensor(2, Int32)
+        cute.autovec_copy(_words(2, stage + state.lane.rope + first_of(block) * state.row_bytes), pair)
+        multiply("bf16", scores[None, block], rope, pair[0], pair[1])
+    _add_up(state, scores, first_key)
+    return scores, logs, signs < 0
+
+
+@cute.jit
+def _add_up(state: State, scores: cute.Tensor, first_key: Int32) -> None:
+    """Add the scores of the other warps' columns. A warp does that for a quarter of the tile's keys, two blocks, hides
+    what rows may not see of these, and counts them; then all read all sums. Parts and sums have places of their own, so
+    that the two barriers are enough."""
+    barrier = TEAM_BARRIER + state.team
+    size = 32 * VECTOR
+    piece = BLOCKS * size
+    parts = state.lane.exchange
+    for block in cutlass.range_constexpr(BLOCKS):
+        cute.autovec_copy(scores[None, block], shared_vector(Float32, parts + state.warp * piece + block * size))
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
+    quarter = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
+    quarter.fill(0.0)
+    own = OWN_BLOCKS * state.warp * size
+    for other in cutlass.range_constexpr(TEAM_WARPS):
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            part = cute.make_rmem_tensor(4, Float32)
+            cute.autovec_copy(shared_vector(Float32, parts + own + other * piece + block * size), part)
+            for i in cutlass.range_constexpr(4):
+                quarter[i, block] = quarter[i, block] + part[i]
+    if state.all_keys.lacks(first_key, TILE_KV):
+        _hide(state, quarter, first_key)
+    for block in cutlass.range_constexpr(OWN_BLOCKS):
+        cute.autovec_copy(quarter[None, block], shared_vector(Float32, state.lane.sums + own + block * size))
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
+    for block in cutlass.range_constexpr(BLOCKS):
+        cute.autovec_copy(shared_vector(Float32, state.lane.sums + block * size), scores[None, block])
+    _count(state, quarter)
+
+
+@cute.jit
+def _hide(state: State, quarter: cute.Tensor, first_key: Int32) -> None:
+    """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
+    part = cute.arch.lane_idx() % QUAD
+    first = first_key + state.warp * first_of(OWN_BLOCKS)
+    for row in cutlass.range_constexpr(2):
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                seen = state.row_keys[row].holds(first + first_of(block) + key_of(i, part))
+                score = quarter[2 * row + i, block]
+                quarter[2 * row + i, block] = Float32(select_(seen, score, Float32(-Float32.inf)))
+
+
+@cute.jit
+def _count(state: State, quarter: cute.Tensor) -> None:
+    """Add the exponentials of some scores to the sums of rows. A lane has a sum of its own columns, and a reference of
+    its own: their maximum so far."""
+    for row in cutlass.range_constexpr(2):
+        highest = Float32(-Float32.inf)
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                highest = cute.arch.fmax(highest, quarter[2 * row + i, block])
+        now = cute.arch.fmax(state.sum_reference[row], highest * state.scale_log2[row])
+        total = state.row_sum[row] * cute.math.exp2(state.sum_reference[row] - now, fastmath=True)
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                exponent = cute.math.fma(quarter[2 * row + i, block], state.scale_log2[row], -now)
+                total = total + cute.math.exp2(exponent, fastmath=True)
+        state.row_sum[row] = total
+        state.sum_reference[row] = now
+
+
+@cute.jit
+def wipe(state: State, stage: Int32, viewers: Viewers, first_key: Int32) -> None:
+    """Make zeros of this warp's values of keys that no row may see, and 1 of their scales."""
+    lane = cute.arch.lane_idx()
+    zeros = cute.make_rmem_tensor(4, Int32)
+    zeros.fill(0)
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        key = start + lane
+        if not seen_by_any(viewers, first_key + key):
+            row = stage + key * state.row_bytes
+            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, row + state.warp * STRIP + vector * VECTOR))
+            _floats(row + state.scales_at + state.warp * 4)[0] = Float32(1.0)
+    cute.arch.fence_view_async_shared()  # copies will write there
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def probabilities_of(
+    state: State, scores: cute.Tensor, logs: cute.Tensor, negative: Boolean, stage: Int32
+) -> cute.Tensor:
+    """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
+    whether one of this lane's scales is."""
+    beyond = Boolean(False)
+    for row in cutlass.range_constexpr(2):
+        begins = state.reference[row] == NO_KEYS
+        base = Float32(select_(begins, Float32(0.0), state.reference[row]))
+        highest = Float32(-Float32.inf)
+        for column in cutlass.range_constexpr(COLUMNS):
+            place = (2 * row + column % 2, column // 2)
+            scores[place] = cute.math.fma(scores[place], state.scale_log2[row], logs[column % 2, column // 2] - base)
+            highest = cute.arch.fmax(highest, scores[place])
+        limit = Float32(select_(begins, Float32(NO_KEYS), Float32(BIAS + SLACK)))
+        beyond = beyond | (highest > limit)
+    if cute.arch.vote_any_sync(beyond | negative):  # one branch: another would part exponentials from values
+        _move(state, scores)
+        if cute.arch.vote_any_sync(negative):
+            _turn(state, stage)
+    packed = cute.make_rmem_tensor((4, STEPS), Int32)
+    for row in cutlass.range_constexpr(2):
+        for block in cutlass.range_constexpr(BLOCKS):
+            values = [cute.math.exp2(scores[2 * row + i, block], fastmath=True) for i in range(2)]
+            packed[row + 2 * (block % 2), block // 2] = packed_words(values, cutlass.Float16)[0]
+    return packed
+
+
+@cute.jit
+def _turn(state: State, stage: Int32) -> None:
+    """Turn the signs of this warp's values of keys whose scales are negative: probabilities know the logarithms of
+    these, not their signs."""
+    lane = cute.arch.lane_idx()
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        row = stage + (start + lane) * state.row_bytes
+        if _floats(row + state.scales_at + state.warp * 4)[0].bitcast(Int32) < 0:
+            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
+                place = shared_vector(Int32, row + state.warp * STRIP + vector * VECTOR)
+                words = cute.make_rmem_tensor(4, Int32)
+                cute.autovec_copy(place, words)
+                for i in cutlass.range_constexpr(4):
+                    words[i] = words[i] ^ SIGNS
+                cute.autovec_copy(words, place)
+    cute.arch.fence_view_async_shared()  # copies will write there
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _move(state: State, scores: cute.Tensor) -> None:
+    """Move references to the rows' maxima, and rescale what referred to others."""
+    for row in cutlass.range_constexpr(2):
+        highest = Float32(-Float32.inf)
+        for column in cutlass.range_constexpr(COLUMNS):
+            highest = cute.arch.fmax(highest, scores[2 * row + column % 2, column // 2])
+        begins = state.reference[row] == NO_KEYS
+        base = Float32(select_(begins, Float32(0.0), state.reference[row]))
+        now = cute.arch.fmax(state.reference[row], _quad_max(highest) + base - BIAS)
+        less = Float32(select_(now == NO_KEYS, Float32(0.0), now - base))
+        factor = cute.math.exp2(state.reference[row] - now, fastmath=True)
+        state.reference[row] = now
+        for block in cutlass.range_constexpr(STRIP // BLOCK):
+            for i in cutlass.range_constexpr(2):
+                state.output[2 * row + i, block] = state.output[2 * row + i, block] * factor
+        for column in cutlass.range_constexpr(COLUMNS):
+            place = (2 * row + column % 2, column // 2)
+            scores[place] = scores[place] - less
+
+
+@cute.jit
+def add_values(state: State, packed: cute.Tensor, stage: Int32) -> None:
+    """Add probabilities times values to the output."""
+    for step in cutlass.range_constexpr(STEPS):
+        weights = [packed[i, step] for i in range(4)]
+        words = cute.make_rmem_tensor((4, 4), Int32)
+        for key in cutlass.range_constexpr(4):
+            place = stage + state.lane.valued[key % 2] + first_of(2 * step + key // 2) * state.row_bytes
+            cute.autovec_copy(shared_vector(Int32, place), words[None, key])
+        for word in cutlass.range_constexpr(4):
+            pairs = [_columns(words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
+            for column in cutlass.range_constexpr(4):
+                block = 4 * word + column
+                multiply("f16", state.output[None, block], weights, pairs[0][column], pairs[1][column])
+
+
+def _columns(one: Int32, other: Int32) -> list[Int32]:
+    """Of four columns of two keys, the pairs of each column, as f16."""
+    pairs = []
+    for selector in (0x5140, 0x7362):
+        pairs += _widened(Int32(cute.arch.prmt(one, other, Int32(selector))))
+    return pairs
+
+
+def _widened(word: Int32) -> tuple[Int32, Int32]:
+    """Four e4m3 numbers as f16."""
+    numbers = Vector.from_elements((word,), Int32).bitcast(cutlass.Float8E4M3FN)
+    low, high = numbers.to(cutlass.Float16).bitcast(Int32).to_elements()
+    return low, high
+
+
+def _words(count: int, address: Int32) -> cute.Tensor:
+    pointer = cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=4 * count)
+    return cute.make_tensor(pointer, cute.make_layout(count))
+
+
+def _floats(address: Int32) -> cute.Tensor:
+    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.smem, assumed_align=4)
+    return cute.make_tensor(pointer, cute.make_layout(1))
