@@ -46,8 +46,12 @@ DECODE_LENGTHS = (1800, 70, 0, 170)
 them without keys, and last tiles end in their first or in their second half."""
 DECODE_HIDDEN = 20
 """Keys of the longest request that a window hides from its first query token, and one more from its second."""
+DECODE_NO_PAGE = 20
+"""The page of a request that its table says is none, where it has more: its keys are zeros."""
 DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
+HOPPER_FEW_ROWS = 16
+"""Query rows up to which rows that are converted have a kernel of their own on Hopper."""
 DECODE_FAINT = 128
 """Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
 DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 228, 3), 1056), (69, 150, 700), 64
@@ -139,11 +143,12 @@ def check(
         else:
             judged = []
             ways = _BOOLS[: 1 + all_ways]
-            for rows in decode_rows(variant.arch):
+            rows_of_each = decode_rows(variant.arch, variant.row)
+            for rows in rows_of_each:
                 judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
                 if at_bounds:
                     judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
-                    tokens = max(rows, DECODE_BOUNDS_ROWS if len(decode_rows(variant.arch)) == 1 else 0)
+                    tokens = max(rows, DECODE_BOUNDS_ROWS) if rows == rows_of_each[-1] else rows
                     for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
                         judged.append(_decode(variant, tokens, DECODE_BOUNDS, varies, window, heads=1))
     measured = "; ".join(measured for measured, _ in judged)
@@ -199,10 +204,14 @@ def query_row(variant: DecodeVariant) -> RowFormat:
     return variant.row if variant.row.apart else uniform_row(variant.dtype)
 
 
-def decode_rows(arch: Arch) -> tuple[int, ...]:
-    """Rows of the small decodes that reach every kernel of a variant."""
+def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
+    """Rows of the small decodes that reach every kernel of a variant; row: what its cache holds, by default one without
+    scales."""
     few = FEW_ROWS_DEALS.get(arch)
-    return (DECODE_ROWS,) if few is None else (DECODE_ROWS, few.row_tile + 2)
+    if few is not None:
+        return DECODE_ROWS, few.row_tile + 2
+    converts = row is not None and row.scales is not None and row.scales.columns < row.value_columns
+    return (DECODE_ROWS, HOPPER_FEW_ROWS + 2) if converts else (DECODE_ROWS,)
 
 
 def _decode(
@@ -214,7 +223,8 @@ def _decode(
     heads: int | None = None,
     hides: bool = False,
 ) -> tuple[str, str | None]:
-    """Keys that no row may see are NaN, and entries of the page table behind a request's pages name a page of NaN.
+    """Keys that no row may see are NaN, and entries of the page table behind a request's pages name a page of NaN. So
+    is the page in whose place the table has none.
     hides: with visible lengths, random ones."""
     heads, page = heads or rows // 2, 32
     q_len = rows // heads
@@ -249,8 +259,15 @@ def _decode(
         seen.append(rounded(variant.row, keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
+        if len(taken) > DECODE_NO_PAGE:
+            tables[request, DECODE_NO_PAGE] = -1
+            keys[DECODE_NO_PAGE * page : (DECODE_NO_PAGE + 1) * page] = math.nan
+            seen[-1][DECODE_NO_PAGE * page : (DECODE_NO_PAGE + 1) * page] = 0
         cache[taken] = keys.unflatten(0, (-1, page))
-    query = rounded(query_row(variant), 2 * torch.randn(sum(q_lens), heads, width, device="cuda"))
+    rows_of_query = 2 * torch.randn(sum(q_lens), heads, width, device="cuda")
+    if variant.row.scales is not None:  # rows are scaled by their largest numbers: not by other rows'
+        rows_of_query.flatten(0, 1)[torch.arange(sum(q_lens) * heads) // 4 % 2 == 1] *= 2**-12
+    query = rounded(query_row(variant), rows_of_query)
     shaped = query if varies else query.unflatten(0, (-1, q_len))
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)

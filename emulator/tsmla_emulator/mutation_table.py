@@ -54,6 +54,8 @@ def results(
                 found[name] = hunt(name, *calls, processes=processes, only=only)
     for name, ptx, record in others:
         found[name] = hunt(name, ptx, [record], processes=processes, only=only)
+    if only and not any(of_one.results for of_one in found.values()):
+        raise ValueError(f"no mutant has {only!r} in its name; --list prints their names")
     return found
 
 
@@ -95,7 +97,7 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], 
     ptx = records[0].with_suffix(".ptx")
     if not isinstance(variant, DecodeVariant):
         return {symbol: (ptx, [*small, *records[:2]], records[2:])}
-    rows = check.decode_rows(variant.arch)
+    rows = check.decode_rows(variant.arch, variant.row)
     names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
     found = {}
     for number, name in enumerate(names):
