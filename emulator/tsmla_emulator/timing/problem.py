@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import check
@@ -213,14 +213,14 @@ class DecodeTraced(Traced):
         longest = max(ends, key=lambda part: ends[part][0].clocks)
         attention, traces = ends[longest]
         details = {"attention": float(attention.clocks), "KV tiles of the longest CTA": float(self.parts[longest][0])}
-        clocks, launches = float(attention.clocks), 1
+        clocks, launches = float(attention.clocks), self.call.launches[:1]
         if len(self.call.launches) > 1 and self.partials:
             combine = self._combine(machine)
             details["combine"] = combine
-            clocks, launches = clocks + combine, 2
+            clocks, launches = clocks + combine, self.call.launches[:2]
         details["partial rows"] = float(self.partials)
         tiles = max(self.parts[longest][0], 1)
-        return Modelled(machine, clocks, launches * machine.launch.value, details, attention, prepared, traces,
+        return Modelled(machine, clocks, starting_clocks(launches, machine), details, attention, prepared, traces,
                         attention.clocks / tiles)  # fmt: skip
 
     def _copied(self, prepared: Prepared) -> float:
@@ -244,6 +244,12 @@ class DecodeTraced(Traced):
 
         row_bytes = partial_row_bytes(self.variant.dtype, self.variant.row.scales is not None)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
+
+
+def starting_clocks(launches: Sequence[Launch], machine: Machine) -> float:
+    """What starting kernels of a stream takes, one after the other. The first depends on nothing that is modelled."""
+    further = (machine.launch_dependent if launch.pdl else machine.launch for launch in launches[1:])
+    return machine.launch.value + sum(each.value for each in further)
 
 
 def combine_clocks(launch: Launch, one: float, partial_bytes: float, machine: Machine) -> float:
