@@ -41,8 +41,8 @@ SECTIONS = (
     ("Hopper decode, cache of 656-byte rows, requests of up to 16 query rows", HOPPER_FEW_ROWS, (16,), "in a row"),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
-    ("Blackwell decode, requests of up to 64 query rows", BLACKWELL_SOLO, (16, 8)),
-    ("Blackwell decode, requests of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
+    ("Blackwell decode, 8-bit cache, up to 64 query rows", BLACKWELL_SOLO, (8,)),
+    ("Blackwell decode, 16-bit cache, and 8-bit cache of more than 64 query rows", BLACKWELL_PAIR, (16, 8)),
     ("Blackwell decode with a scale for each key, up to 64 query rows", BLACKWELL_SOLO, (8,), "apart"),
     ("Blackwell decode with a scale for each key, more than 64 query rows", BLACKWELL_PAIR, (8,), "apart"),
     ("Blackwell decode, cache of 656-byte rows, up to 64 query rows", BLACKWELL_SOLO, (16,), "in a row"),
@@ -77,10 +77,8 @@ def schedules_of(variant: Variant) -> dict[str, Any]:
         geometry = HopperDecodeGeometry.of(variant)
         few = {HOPPER_FEW_ROWS: FewRowsSchedule(FewRowsGeometry(geometry.stored))} if geometry.converts else {}
         return {HOPPER_DECODE: HopperDecode.of(geometry), **few}
-    return {
-        BLACKWELL_SOLO: BlackwellDecode(BlackwellDecodeGeometry.solo(variant)),
-        BLACKWELL_PAIR: BlackwellDecode(BlackwellDecodeGeometry.pair(variant)),
-    }
+    few, pair = (BlackwellDecode(of(variant)) for of in (BlackwellDecodeGeometry.few, BlackwellDecodeGeometry.pair))
+    return {BLACKWELL_PAIR: pair} if few.geometry.is_pair else {BLACKWELL_SOLO: few, BLACKWELL_PAIR: pair}
 
 
 def page() -> str:

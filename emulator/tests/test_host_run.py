@@ -107,13 +107,21 @@ def test_check_of_a_blackwell_decode_reaches_both_kernels():
 
 
 @pytest.mark.parametrize("requests", [check.DECODE_LENGTHS, mutation_table.DECODE_LENGTHS], ids=["check", "mutate"])
-@pytest.mark.parametrize(("arch", "rows"), [(arch, rows) for arch in SHIPPED_ARCHS for rows in check.decode_rows(arch)])
-def test_small_decodes_have_all_kinds_of_work(arch, rows, requests):
+@pytest.mark.parametrize(
+    ("arch", "rows", "wide"),
+    [
+        (arch, rows, wide)
+        for arch in SHIPPED_ARCHS
+        for rows in check.decode_rows(arch)
+        for wide in sorted({False, deal_of(arch, rows, wide=True) != deal_of(arch, rows)})
+    ],
+)
+def test_small_decodes_have_all_kinds_of_work(arch, rows, wide, requests):
     """Of some CTA: several segments with keys, more tiles than a ring has places; a part, a whole and an empty unit;
     even and odd numbers of tiles, which warpgroups of Hopper share. To try mutants, segments and an end for every
     place of its ring of tasks three times."""
-    deal, heads = deal_of(arch, rows), rows // 2
-    plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests))
+    deal, heads = deal_of(arch, rows, wide=wide), rows // 2
+    plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests), wide=wide)
     lengths = [-(-length // deal.tile_kv) for length in requests]
     tiling = row_tiling(rows, deal.row_tile)
     line = cut(deal, tiling, plan.parts, plan.slots, lengths)

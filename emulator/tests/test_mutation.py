@@ -137,7 +137,7 @@ def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
     redundant = {family for family, survived in families.items() if any(survived)}
     assert redundant <= {"mbarrier.try_wait", "tcgen05.wait::ld", "tcgen05.fence"}
     assert all(2 * sum(survived) <= len(survived) for survived in families.values())
-    assert len(families) == 11
+    assert len(families) == 12
 
 
 @pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])

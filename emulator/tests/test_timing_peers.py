@@ -124,6 +124,10 @@ def test_splits_are_counted_and_joined():
     assert both.details["combine"] > partial
     assert both.clocks == alone.clocks + both.details["combine"]
     assert both.launch == 2 * alone.launch
+    first, last = joined.launches
+    dependent = dataclasses.replace(joined, launches=(first, dataclasses.replace(last, pdl=True)))
+    told = PeerDecode(DECODE, Shape(4, 4, 81920, 16), dependent).model(B200)
+    assert told.launch == alone.launch + B200.launch_dependent.value < both.launch and told.clocks == both.clocks
 
 
 @pytest.mark.parametrize(

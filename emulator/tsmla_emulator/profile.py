@@ -136,7 +136,7 @@ def _registers(entry: Any, name: str, warp: int, report: Report) -> int:
 def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
     """Profile a tsmla kernel through its operator; a decode, of one token of `heads` heads, by default of as many as
     fill its larger row tile. Raises ValueError when there is no such kernel, EmulationError."""
-    from tsmla.plan import DEALS, deal_of
+    from tsmla.plan import DEALS, deal_of, wide_rows
     from tsmla.tools import selftest_cache, selftest_query
     from tsmla.tools.selftest_cases import CacheCase, QueryCase
     from tsmla.tools.selftest_memory import Memory
@@ -161,7 +161,7 @@ def profile_symbol(symbol: str, heads: int | None = None) -> Profile:
                 selftest_query.run(variant, QueryCase("", count * ROWS, 1, 1), Memory())
         elif isinstance(variant, DecodeVariant):
             heads = heads or DEALS[variant.arch].row_tile
-            tile_kv = deal_of(variant.arch, heads).tile_kv
+            tile_kv = deal_of(variant.arch, heads, wide=wide_rows(variant.row)).tile_kv
             # So many that both runs are cut among the CTAs alike, and the combine does the same in both.
             across, unit = 6, f"{heads} query rows x {tile_kv} keys"
             for count in (_SMALL, _LARGE):

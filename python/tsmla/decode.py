@@ -16,7 +16,7 @@ from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
 from .decode_options import Options, check_options, integers, is_packed
 from .errors import ArgumentError, TsmlaError
 from .lengths import is_wide, narrowed
-from .plan import plan_decode
+from .plan import plan_decode, wide_rows
 from .support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from .variant import DecodeVariant
 from .workspace import multiprocessors, sized
@@ -292,8 +292,9 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     parts = workspace_bytes = 0
     if batch and q_len and heads:
         plan = plan_decode(
-            variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed, batch_invariant
-        )
+            variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed, batch_invariant,
+            wide_rows(variant.row),
+        )  # fmt: skip
         parts, workspace_bytes = plan.parts, plan.workspace_bytes
 
     new_out, new_lse = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))

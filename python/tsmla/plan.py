@@ -20,6 +20,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from .row_format import RowFormat
 from .support import LATENT_DIM
 from .variant import Arch
 
@@ -68,13 +69,29 @@ FEW_ROWS_DEALS = {
     Arch.SM107A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
 }
 """Of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
+FEW_WIDE_ROWS_DEALS = {
+    arch: dataclasses.replace(
+        DEALS[arch], overhead=few.overhead * few.tile_kv // DEALS[arch].tile_kv,
+        split=few.split * few.tile_kv // DEALS[arch].tile_kv,
+    )
+    for arch, few in FEW_ROWS_DEALS.items()
+}  # fmt: skip
+"""The same for pairs, which take few rows, too, of caches with `wide_rows`: their costs are as many keys."""
 
 
-def deal_of(arch: Arch, rows: int, batch_invariant: bool = False) -> Deal:
-    """The deal for requests of `rows` rows (query tokens x heads), the most that one of a batch may have. A call whose
-    results must not depend on the batch has that of many rows."""
+def wide_rows(row: RowFormat) -> bool:
+    """Whether products read 16-bit rows of the cache as they are. Two tiles of these are all that one SM's shared
+    memory holds, which is too little on its way while it multiplies: a pair shares its tiles."""
+    return row.scales is None and all(piece.dtype.bits == 16 for piece in row.pieces)
+
+
+def deal_of(arch: Arch, rows: int, batch_invariant: bool = False, wide: bool = False) -> Deal:
+    """The deal for requests of `rows` rows (query tokens x heads), the most that one of a batch may have, of a cache
+    with `wide_rows` or of another. A call whose results must not depend on the batch has that of many rows."""
     few = None if batch_invariant else FEW_ROWS_DEALS.get(arch)
-    return few if few is not None and rows <= few.row_tile else DEALS[arch]
+    if few is None or rows > few.row_tile:
+        return DEALS[arch]
+    return FEW_WIDE_ROWS_DEALS[arch] if wide else few
 
 
 class RowTiling(NamedTuple):
@@ -296,15 +313,17 @@ def plan_decode(
     max_seq_len: int | None = None,
     varies: bool = False,
     batch_invariant: bool = False,
+    wide: bool = False,
 ) -> DecodePlan:
     """The plan of a call. q_len: of every request, or the most that one has where it `varies`. batch_invariant: no unit
-    is split, so that no result depends on what else there is to deal, and the workspace has no slots. Parts are as many
+    is split, so that no result depends on what else there is to deal, and the workspace has no slots. wide: as
+    `deal_of` has it; the workspace is never larger for it. Parts are as many
     as the GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The workspace never exceeds
     the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do (few units, short
     contexts), it is less."""
     # Contexts grow with every step: powers of two keep the number of different plans small.
     longest = None if max_seq_len is None else 1 << (max_seq_len - 1).bit_length()
-    return _plan(arch, sm_count, batch, q_len, heads, longest, varies, batch_invariant)
+    return _plan(arch, sm_count, batch, q_len, heads, longest, varies, batch_invariant, wide)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -317,9 +336,10 @@ def _plan(
     max_seq_len: int | None,
     varies: bool,
     batch_invariant: bool,
+    wide: bool,
 ) -> DecodePlan:
     rows = q_len * heads
-    deal = deal_of(arch, rows, batch_invariant)
+    deal = deal_of(arch, rows, batch_invariant, wide)
     tiling = row_tiling(rows, deal.row_tile)
     mixes = varies and tiling.row_tiles > 1
     groups = most_groups = max(1, sm_count // deal.sms // tiling.group)

@@ -23,7 +23,7 @@ SNAPMLA = [
 ]
 VARIANTS = [*(v for v in DECODES if v.arch is not Arch.SM90A and v not in SNAPMLA), *SNAPMLA]
 HOPPER = [v for v in DECODES if v.arch is Arch.SM90A]
-KINDS = {"pair": DecodeGeometry.pair, "solo": DecodeGeometry.solo}
+KINDS = {"pair": DecodeGeometry.pair, "few": DecodeGeometry.few}
 
 
 def _piece_bytes(variant):

@@ -10,6 +10,7 @@ import pytest
 from tsmla.plan import (
     CALLERS_Q_LEN,
     DEALS,
+    FEW_ROWS_DEALS,
     MAX_GROUP,
     PARTIAL_ROW,
     RECORD_BYTES,
@@ -19,14 +20,18 @@ from tsmla.plan import (
     plan_decode,
     row_tiling,
     segments,
+    wide_rows,
 )
-from tsmla.variant import Arch
+from tsmla.row_format import ROWS, uniform_row
+from tsmla.variant import Arch, Dtype
 
 SM_COUNTS = (132, 148, 160)
 BATCHES = (1, 2, 3, 4, 7, 16, 64, 128, 131, 132, 133, 300)
 HEADS = (1, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 Q_LENS = (1, 2, 3, 4, 7, 8, 16, 33)
 LENGTHS = (0, 1, 127, 128, 129, 1000, 8192, 81920)
+OF_FEW_ROWS = [(Arch.SM90A, False), *((arch, wide) for arch in FEW_ROWS_DEALS for wide in (False, True))]
+"""Architectures, and whether caches have wide rows where that decides who takes few rows."""
 
 
 def batches_of_lengths(batch: int) -> list[list[int]]:
@@ -61,14 +66,16 @@ def check_deal(deal: Deal, rows: int, parts: int, slots: int, tiles: list[list[i
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
-@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
-def test_every_key_once_and_no_empty_segment(arch: Arch, sm_count: int) -> None:
+@pytest.mark.parametrize(("arch", "wide"), [(Arch.SM90A, False), (Arch.SM100A, False), (Arch.SM100A, True)])
+def test_every_key_once_and_no_empty_segment(arch: Arch, wide: bool, sm_count: int) -> None:
     for batch, heads, q_len in itertools.product((1, 3, 16, 133), (1, 8, 24, 128), (1, 4, 33)):
         rows = q_len * heads
-        deal = deal_of(arch, rows)
+        deal = deal_of(arch, rows, wide=wide)
         tiling = row_tiling(rows, deal.row_tile)
+        if wide and deal == deal_of(arch, rows):
+            continue
         for seq_lens in batches_of_lengths(batch):
-            plan = plan_decode(arch, sm_count, batch, q_len, heads, max(seq_lens))
+            plan = plan_decode(arch, sm_count, batch, q_len, heads, max(seq_lens), wide=wide)
             lengths = [-(-n // deal.tile_kv) for n in seq_lens]
             # Earlier row tiles of a causal request see up to q_len keys less.
             hidden = [max(q_len - 1 - (min((r + 1) * deal.row_tile, rows) - 1) // heads, 0)
@@ -107,10 +114,29 @@ def test_the_workspace_stays_within_the_callers_formula(arch: Arch, sm_count: in
             assert plan.row_tiles * plan.row_tile >= q_len * heads
 
 
-def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[int]) -> float:
+@pytest.mark.parametrize("sm_count", SM_COUNTS)
+@pytest.mark.parametrize("arch", FEW_ROWS_DEALS)
+def test_a_workspace_is_enough_whatever_rows_the_cache_has(arch: Arch, sm_count: int) -> None:
+    """Callers who ask for its size do not say: no call of wide rows needs more of anything."""
+    for batch, heads, q_len, varies in itertools.product(BATCHES, HEADS, Q_LENS, (False, True)):
+        for longest, batch_invariant in itertools.product((None, *range(1, 9000, 479), 81920), (False, True)):
+            shape = arch, sm_count, batch, q_len, heads, longest, varies, batch_invariant
+            plan, wide = plan_decode(*shape), plan_decode(*shape, wide=True)
+            assert wide.workspace_bytes <= plan.workspace_bytes and wide.parts <= plan.parts, shape
+            assert (wide == plan) == (batch_invariant or q_len * heads > 64), shape
+
+
+def test_wide_rows_are_those_that_products_read_in_16_bits() -> None:
+    assert [wide_rows(uniform_row(dtype)) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.E4M3, Dtype.E5M2)] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert not any(wide_rows(row) for row in ROWS.values() if row.scales)
+
+
+def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[int], wide: bool = False) -> float:
     """KV tiles, fixed costs included, of the busiest part."""
-    deal = deal_of(arch, q_len * heads)
-    plan = plan_decode(arch, sm_count, len(seq_lens), q_len, heads, max(seq_lens))
+    deal = deal_of(arch, q_len * heads, wide=wide)
+    plan = plan_decode(arch, sm_count, len(seq_lens), q_len, heads, max(seq_lens), wide=wide)
     tiling = row_tiling(q_len * heads, deal.row_tile)
     lengths = [-(-n // deal.tile_kv) for n in seq_lens]
     line = cut(deal, tiling, plan.parts, plan.slots, lengths)
@@ -122,21 +148,21 @@ def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
-@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A])
+@pytest.mark.parametrize(("arch", "wide"), [(Arch.SM90A, False), (Arch.SM100A, False), (Arch.SM100A, True)])
 @pytest.mark.parametrize("heads", [16, 64, 128])
 @pytest.mark.parametrize("batch", [1, 2, 4, 24, 40, 128])
 @pytest.mark.parametrize("spread", [0, 1000, 38000])
-def test_parts_have_equal_work(spread: int, batch: int, heads: int, arch: Arch, sm_count: int) -> None:
+def test_parts_have_equal_work(spread: int, batch: int, heads: int, arch: Arch, wide: bool, sm_count: int) -> None:
     """The busiest part has no more than its share, one more fixed cost, what saving partial results is worth, and what
     a group leaves of the SMs; or no more than it can read while memory is busy anyway."""
     rng = random.Random(batch)
     seq_lens = [rng.randrange(40000 - spread, 40001) for _ in range(batch)]
-    deal = deal_of(arch, heads)
+    deal = deal_of(arch, heads, wide=wide)
     groups = sm_count // deal.sms // row_tiling(heads, deal.row_tile).group
     tiles = sum(-(-n // deal.tile_kv) for n in seq_lens)
     share = max(-(-(tiles + batch * deal.overhead) // groups), deal.least)
     memory = tiles * deal.draw // (16 * groups)
-    assert most_work(arch, sm_count, 1, heads, seq_lens) <= max(share + deal.split, memory) + deal.overhead
+    assert most_work(arch, sm_count, 1, heads, seq_lens, wide) <= max(share + deal.split, memory) + deal.overhead
 
 
 def test_whole_units_where_cutting_would_not_pay() -> None:
@@ -187,13 +213,13 @@ def test_few_short_requests_are_cut_into_single_tiles(batch: int, heads: int, ke
     assert max(dealt) == most and sum(dealt) == sum(tiles) * tiling.row_tiles
 
 
-@pytest.mark.parametrize(("arch", "sm_count"), [(Arch.SM90A, 132), (Arch.SM100A, 148), (Arch.SM103A, 148)])
+@pytest.mark.parametrize(("arch", "wide"), OF_FEW_ROWS)
 @pytest.mark.parametrize("heads", [16, 32])
-def test_a_single_long_request_occupies_the_gpu(arch: Arch, sm_count: int, heads: int) -> None:
+def test_a_single_long_request_occupies_the_gpu(arch: Arch, wide: bool, heads: int) -> None:
     """All SMs but a few, or as many as read as fast as memory is."""
-    rows = 4 * heads
-    deal = deal_of(arch, rows)
-    plan = plan_decode(arch, sm_count, 1, 4, heads, 81920)
+    rows, sm_count = 4 * heads, 132 if arch is Arch.SM90A else 148
+    deal = deal_of(arch, rows, wide=wide)
+    plan = plan_decode(arch, sm_count, 1, 4, heads, 81920, wide=wide)
     tiling = row_tiling(rows, deal.row_tile)
     tiles = 81920 // deal.tile_kv
     line = cut(deal, tiling, plan.parts, plan.slots, [tiles])
@@ -203,10 +229,12 @@ def test_a_single_long_request_occupies_the_gpu(arch: Arch, sm_count: int, heads
 
 
 @pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A])
-def test_rows_that_fit_in_one_cta_do_not_take_a_pair(arch: Arch) -> None:
+def test_rows_that_fit_in_one_cta_do_not_take_a_pair_unless_they_are_wide(arch: Arch) -> None:
     assert (deal_of(arch, 64).sms, deal_of(arch, 65).sms) == (1, 2)
     assert plan_decode(arch, 148, 1, 4, 16).parts == 148
     assert plan_decode(arch, 148, 1, 5, 16).parts == 74
+    assert deal_of(arch, 64, wide=True).sms == 2
+    assert plan_decode(arch, 148, 1, 4, 16, wide=True).parts == 74
 
 
 def test_row_tiles_of_a_request_run_side_by_side() -> None:

@@ -57,7 +57,7 @@ def test_blackwell_descriptors(variant):
     """PTX ISA, tcgen05 instruction descriptor: bits 7-9 are A's type, 10-12 B's."""
     if isinstance(variant, DecodeVariant):
         kernel = BlackwellDecode(variant)
-        products = [kernel.solo.products, kernel.pair.products]
+        products = [kernel.few.products, kernel.pair.products]
     else:
         products = [BlackwellPrefill(variant).products]
     formats = tuple(umma._FORMAT[dtype] for dtype in Probabilities.of(variant.dtype).operands)

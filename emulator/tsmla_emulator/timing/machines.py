@@ -24,6 +24,7 @@ class Value:
 
 MEASURED = "measured: microbench-nvidia-h100-80gb-hbm3-20261124T084059.json"
 MEASURED_SHARED = "measured: microbench-shared-nvidia-h100-80gb-hbm3-20261124T121256.json"
+MEASURED_DEPENDENTS = "measured: microbench-dependents-nvidia-h100-80gb-hbm3-20261125T051836.json"
 S4 = "B300, github.com/ademeure/QuickRunCUDA, B300_PIPE_CATALOG.md, audited values"
 UMMA = "github.com/SemiAnalysisAI/microbench-blackwell, umma_latency, umma_throughput (B200)"
 ASSUMED = "assumed"
@@ -69,6 +70,7 @@ class Machine:
     memory_fence: Value
     set_registers: Value
     launch: Value  # clocks between two kernels of a stream that nothing else fills
+    launch_dependent: Value  # the same, of a kernel that is a dependent of the one before it (PDL)
     cta_gap: Value
     window: Value
     wgmma_start: Value
@@ -127,6 +129,7 @@ H100 = Machine(
     memory_fence=Value(500, ASSUMED),
     set_registers=Value(130, MEASURED + ": 117 down, 147 up"),
     launch=Value(3500, MEASURED + ": a kernel of all SMs, its own clocks taken off"),
+    launch_dependent=Value(1500, MEASURED_DEPENDENTS, 1320, 1610),
     cta_gap=Value(331, MEASURED),
     window=_WINDOW,
     wgmma_start=Value(30, MEASURED + ": 107 clk beyond the product, divided by assumption"),
@@ -152,6 +155,7 @@ B200 = dataclasses.replace(
     H100,
     name="B200",
     processors=148,
+    launch_dependent=Value(1500, MEASURED_DEPENDENTS + "; assumed the same in clk here", 1320, 3500),
     clock=Value(1850, "VeOmni#986: 1965 at most; 1845 seen under light load", 1700, 1965),
     hbm=Value(7260, "SemiAnalysisAI/microbench-blackwell"),
     l2=Value(65, _ON_HOPPER, 30, 100),

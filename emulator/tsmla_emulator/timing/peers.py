@@ -22,7 +22,7 @@ from ..run import emulated
 from .costs import Text
 from .machines import Machine
 from .placement import text_of
-from .problem import TILES_TRACED, Modelled, Shape, combine_clocks, schedule
+from .problem import TILES_TRACED, Modelled, Shape, combine_clocks, schedule, starting_clocks
 from .replay import Memory, Prepared, Replayed, replay
 
 TILE_KV = 128
@@ -207,8 +207,8 @@ class PeerDecode(_Replays):
         splits = max(1, clusters // (s.sequences * -(-s.queries * s.heads // (64 * ctas))))
         details = {"attention": float(attention), "clusters": float(clusters), "splits": float(splits),
                    "copied, of the keys' bytes": again}  # fmt: skip
-        clocks, launches = float(attention), len(self.call.launches)
-        if launches > 1:
+        clocks = float(attention)
+        if len(self.call.launches) > 1:
             near = Memory(machine.copy_latency.value, machine.l2.value)
             one = self.replayed(self.call, 1, machine, near).clocks
             partials = splits * s.sequences * s.queries * s.heads * PARTIAL_ROW_BYTES
@@ -216,7 +216,7 @@ class PeerDecode(_Replays):
             clocks += details["combine"]
         keys = s.keys / splits
         shown = ends[waves[0]]
-        return Modelled(machine, clocks, launches * machine.launch.value, details, shown,
+        return Modelled(machine, clocks, starting_clocks(self.call.launches, machine), details, shown,
                         self.prepared(self.call, 0, machine), _own(self.call, 0),
                         shown.clocks / max(1.0, keys / TILE_KV))  # fmt: skip
 

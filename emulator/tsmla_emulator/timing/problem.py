@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import check
@@ -177,12 +177,13 @@ class DecodeTraced(Traced):
 
     def _parts(self) -> list[tuple[int, int, int]]:
         """Of each CTA (or pair): KV tiles, segments, partial results."""
-        from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments
+        from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments, wide_rows
 
         s, arch = self.shape, self.variant.arch
         rows = s.heads * s.queries
-        deal = deal_of(arch, rows)
-        plan = plan_decode(arch, self.processors, s.sequences, s.queries, s.heads, s.keys)
+        wide = wide_rows(self.variant.row)
+        deal = deal_of(arch, rows, wide=wide)
+        plan = plan_decode(arch, self.processors, s.sequences, s.queries, s.heads, s.keys, wide=wide)
         tiling = row_tiling(rows, deal.row_tile)
         lengths = [-(-s.keys // deal.tile_kv)] * s.sequences
         line = cut(deal, tiling, plan.parts, plan.slots, lengths)
@@ -212,14 +213,14 @@ class DecodeTraced(Traced):
         longest = max(ends, key=lambda part: ends[part][0].clocks)
         attention, traces = ends[longest]
         details = {"attention": float(attention.clocks), "KV tiles of the longest CTA": float(self.parts[longest][0])}
-        clocks, launches = float(attention.clocks), 1
+        clocks, launches = float(attention.clocks), self.call.launches[:1]
         if len(self.call.launches) > 1 and self.partials:
             combine = self._combine(machine)
             details["combine"] = combine
-            clocks, launches = clocks + combine, 2
+            clocks, launches = clocks + combine, self.call.launches[:2]
         details["partial rows"] = float(self.partials)
         tiles = max(self.parts[longest][0], 1)
-        return Modelled(machine, clocks, launches * machine.launch.value, details, attention, prepared, traces,
+        return Modelled(machine, clocks, starting_clocks(launches, machine), details, attention, prepared, traces,
                         attention.clocks / tiles)  # fmt: skip
 
     def _copied(self, prepared: Prepared) -> float:
@@ -243,6 +244,12 @@ class DecodeTraced(Traced):
 
         row_bytes = partial_row_bytes(self.variant.dtype, self.variant.row.scales is not None)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
+
+
+def starting_clocks(launches: Sequence[Launch], machine: Machine) -> float:
+    """What starting kernels of a stream takes, one after the other. The first depends on nothing that is modelled."""
+    further = (machine.launch_dependent if launch.pdl else machine.launch for launch in launches[1:])
+    return machine.launch.value + sum(each.value for each in further)
 
 
 def combine_clocks(launch: Launch, one: float, partial_bytes: float, machine: Machine) -> float:

@@ -65,15 +65,17 @@ def launch_combine(
     stream,
     kept: cutlass.Constexpr[PartialRows] = FLOAT32,
     in_pieces: cutlass.Constexpr[bool] = False,
+    crowd: cutlass.Constexpr[int] = 1,
 ):
     """Launch behind the attention kernel that had the same `partials`, `kept` so. in_pieces: whether warps have pieces
-    of rows of up to `FEW_FOR_PIECES` partials."""
+    of rows of up to `FEW_FOR_PIECES` partials. crowd: CTAs an SM, up to which a row's columns are cut into slices."""
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
     slices = Int32(1)
     # Of a row's columns, for CTAs of their own: as many as a warp loads at once.
-    while slices < partials.rows.shape[2] // warp_columns(partials) and 2 * slices * records * blocks <= SMS:
+    most = const_expr(partials.rows.shape[2] // warp_columns(partials))
+    while slices < most and 2 * slices * records * blocks <= crowd * SMS:
         slices *= 2
     # CTAs crowd on the SMs that attention leaves first. So each asks for shared memory, most of which it does not use,
     # of which an SM has enough for its share of them only.

@@ -34,7 +34,7 @@ from .geometry import TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .load import KeyMaps, load_keys, load_queries, load_values
 from .mma import Products, multiply
 from .scales import load_scales
-from .schedule import DecodeSchedule
+from .schedule import START_BARRIER, DecodeSchedule
 from .softmax import attend
 from .storage import Shared, layouts_of, shared_of
 
@@ -129,18 +129,22 @@ class AttentionKernel:
             for copied in (query.latent, query.rope, maps.k_wide, maps.k_tail, v_map):
                 if const_expr(copied is not None):
                     cpasync.prefetch_descriptor(copied.atom)
-        # CTAs of a pair need each other, and tensor memory, only when work is dealt.
+        # CTAs of a pair need each other, and tensor memory, only when work is dealt. Solo, the warp that has made the
+        # barriers needs nobody.
         if const_expr(geometry.is_pair):
             cute.arch.cluster_arrive()
+        elif warp == schedule.key_warp:
+            cute.arch.sync_warp()
+            cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=schedule.threads)
         else:
-            _meet(geometry)
+            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=schedule.threads)
         if const_expr(self.variant.pdl):
             cute.arch.griddepcontrol_wait()
         start = (barriers, base, kv_cache, block_tables, view, terms)
         if const_expr(geometry.converts):
             self._convert_and_attend(warp, start, query, results, scale_log2)
         else:
-            self._load_and_attend(warp, self._started(*start), query, maps, v_map, scales, results, scale_log2)
+            self._load_and_attend(warp, start, query, maps, v_map, scales, results, scale_log2)
 
         # No CTA may leave while products, copies or arrivals still reach into it.
         tmem.fence_before()
@@ -159,7 +163,8 @@ class AttentionKernel:
         view: Visibility,
         terms: Terms,
     ) -> tuple[Shared, Assignment]:
-        """Shared memory, and what there is to do, once all CTAs that work together are there."""
+        """Shared memory, and what there is to do, once all CTAs that work together are there. Roles that use tensor
+        memory ask `_with_tensor_memory`."""
         geometry = self.geometry
         part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, part)
@@ -169,14 +174,18 @@ class AttentionKernel:
             assignment = assignment._replace(work=in_lanes(work))
         if const_expr(geometry.is_pair):
             cute.arch.cluster_wait()
+        return shared_of(geometry, base, barriers, Int32(0)), assignment
+
+    def _with_tensor_memory(self, shared: Shared, base: cute.Pointer) -> Shared:
+        """For warps that have waited until there is tensor memory: the one that loads keys, solo, has not."""
         tensor_address = cute.recast_ptr(base + TENSOR_ADDRESS_OFFSET, dtype=Int32)
-        return shared_of(geometry, base, barriers, cute.make_tensor(tensor_address, 1)[0]), assignment
+        return shared._replace(tmem_base=cute.make_tensor(tensor_address, 1)[0])
 
     @cute.jit
     def _load_and_attend(
         self,
         warp: Int32,
-        started: tuple,
+        start: tuple,
         query: Query,
         maps: KeyMaps,
         v_map: Map | None,
@@ -186,12 +195,13 @@ class AttentionKernel:
     ):
         """The roles where products read rows as they are stored."""
         geometry, schedule = self.geometry, self.schedule
-        shared, assignment = started
+        shared, assignment = self._started(*start)
         if warp < schedule.softmax_warps:
+            shared = self._with_tensor_memory(shared, start[1])
             attend(geometry, self.probabilities, shared, assignment, scales, results, scale_log2)
         elif warp == schedule.mma_warp:
             if is_leader(geometry):
-                multiply(self.products, shared, assignment)
+                multiply(self.products, self._with_tensor_memory(shared, start[1]), assignment)
         elif warp == schedule.key_warp:
             load_keys(shared, geometry, query, maps, assignment, results.partials.records)
             # The combine's CTAs may come now. Earlier, all would go where CTAs leave first: to few SMs.
@@ -211,13 +221,14 @@ class AttentionKernel:
         if warp < schedule.softmax_warps:
             cute.arch.setmaxregister_increase(schedule.attend.registers)
             shared, assignment = self._started(*start)
+            shared = self._with_tensor_memory(shared, start[1])
             attend(geometry, self.probabilities, shared, assignment, None, results, scale_log2)
         elif warp < schedule.first_convert_warp:
             cute.arch.setmaxregister_decrease(schedule.multiply.registers)
             shared, assignment = self._started(*start)
             if warp == schedule.mma_warp:
                 if is_leader(geometry):
-                    multiply(self.products, shared, assignment)
+                    multiply(self.products, self._with_tensor_memory(shared, start[1]), assignment)
             elif warp == schedule.query_warp:
                 load_queries(shared, geometry, query, assignment, results.partials.records)
         else:

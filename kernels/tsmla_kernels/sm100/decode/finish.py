@@ -51,22 +51,46 @@ def finish(
         logged = const_expr(results.lse is not None)
         counted = count_sink(results.ending, segment.first_row + row, end, BASE_2, logged)
         factor, row_lse = counted.factor * results.ending.output_scale, counted.log_sum
-    for first in cutlass.range(0, geometry.o_columns, HELD_COLUMNS, unroll=1):
-        dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
-        values = [Float32(0.0)] * HELD_COLUMNS
-        if segment.tiles > 0:
-            values = tmem.load(lane.address + first, HELD_COLUMNS)
+    if segment.tiles > 0:
+        # Columns are on their way while those before are written, but where rows are converted: more would spill.
+        overlaps = const_expr(not geometry.converts)
+        ahead = tmem.load(lane.address, HELD_COLUMNS)
+        for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
+            if const_expr(first > 0 and not overlaps):
+                ahead = tmem.load(lane.address + first, HELD_COLUMNS)
             tmem.wait_loads()
-            values = scaled(values, factor)
-        if mine and whole:
-            _write(values, cute.domain_offset((flat_row, dim), results.out))
-        if mine and not whole:
-            _write(values, cute.domain_offset((segment.slot, row, dim), results.partials.rows))
+            values = ahead
+            if const_expr(overlaps and first + HELD_COLUMNS < geometry.o_columns):
+                ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
+            if mine:
+                _write_columns(geometry, lane, segment, row, first, scaled(values, factor), results)
+    else:
+        for first in cutlass.range(0, geometry.o_columns, HELD_COLUMNS, unroll=1):
+            if mine:
+                _write_columns(geometry, lane, segment, row, first, [Float32(0.0)] * HELD_COLUMNS, results)
     if lane.half == 0 and mine:
         if not whole:
             results.partials.lse[segment.slot, row] = row_lse
         elif const_expr(results.lse is not None):
             results.lse[flat_row] = row_lse
+
+
+@cute.jit
+def _write_columns(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    lane,
+    segment: Segment,
+    row: Int32,
+    first,
+    values: list,
+    results: Results,
+):
+    """Of this thread's part of a row, those from column `first` of tensor memory on."""
+    dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
+    if segment.slot < 0:
+        _write(values, cute.domain_offset((Int64(segment.first_row) + row, dim), results.out))
+    else:
+        _write(values, cute.domain_offset((segment.slot, row, dim), results.partials.rows))
 
 
 @cute.jit

@@ -3,7 +3,7 @@
 Two kernels serve a variant. Requests of more than 64 query rows: a *pair* of CTAs works on 128 rows, 64 in each, and
 the pair's MMA takes its B operand in halves, so each CTA holds 64 of a tile's 128 keys for the scores and, loaded once
 more, 256 of the 512 latent dims for the values. Requests of up to 64 rows: CTAs work *solo*, and what was loaded as
-keys is also the values.
+keys is also the values; of 16-bit rows, of which an SM holds two tiles only, a pair takes these, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from tsmla.dtype import Dtype
-from tsmla.plan import DEALS, FEW_ROWS_DEALS, Deal
+from tsmla.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, Deal, wide_rows
 from tsmla.row_format import NAMES, RowFormat, uniform_row
 from tsmla.variant import DecodeVariant
 
@@ -63,16 +63,23 @@ class DecodeGeometry:
     v_slots: int
 
     @classmethod
-    def pair(cls, variant: DecodeVariant) -> DecodeGeometry:
-        """For requests of more than 64 rows. A third slot of 8-bit keys with a 16-bit rope piece does not fit."""
+    def few(cls, variant: DecodeVariant) -> DecodeGeometry:
+        """For requests of up to 64 rows."""
+        wide = wide_rows(variant.row)
+        return cls.pair(variant, FEW_WIDE_ROWS_DEALS[variant.arch]) if wide else cls.solo(variant)
+
+    @classmethod
+    def pair(cls, variant: DecodeVariant, deal: Deal | None = None) -> DecodeGeometry:
+        """By default with the deal of requests of more than 64 rows. A third slot of 8-bit keys with a 16-bit rope
+        piece does not fit."""
         row = _multiplied_row(variant)
         k_slots, per_tile = 3 if _is_uniform(row) else 2, 2 * _element_bytes(row) - 1
-        return cls(row, variant.row, DEALS[variant.arch], k_slots, per_tile, v_slots=2)
+        return cls(row, variant.row, deal or DEALS[variant.arch], k_slots, per_tile, v_slots=2)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
-        """For requests of up to 64 rows. A fifth tile fits of 8-bit keys without a 16-bit rope piece, so a load need
-        not wait for a tile whose output is rescaled."""
+        """A fifth tile fits of 8-bit keys without a 16-bit rope piece, so a load need not wait for a tile whose output
+        is rescaled."""
         row = _multiplied_row(variant)
         size = _element_bytes(row)
         k_slots = 5 if size == 1 and _is_uniform(row) else 4

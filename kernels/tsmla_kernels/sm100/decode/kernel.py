@@ -1,7 +1,8 @@
 """Absorbed MLA decode for Blackwell: the host entry.
 
 Requests of up to 64 query rows (query tokens x heads) go to single CTAs, which load a key once and use it as value too;
-those of more go to pairs of CTAs. Which, is a run-time choice of the host, so that one variant serves both.
+those of more go to pairs of CTAs. Which, is a run-time choice of the host, so that one variant serves both. Of 16-bit
+rows, those of few go to pairs as well, but are dealt as few.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from ...parts.row_end import ending_of
 from .attention import AttentionKernel
 from .geometry import ROWS, DecodeGeometry
 
+CROWD = 4
+"""CTAs of the combine that an SM may have for one row's columns: more partial results of it are then on their way."""
+
 
 class DecodeKernel:
     """Compiles one DecodeVariant. Run-time facts: batch, heads, q_len, page size, lengths, mask, scales, parts."""
 
     def __init__(self, variant: DecodeVariant):
         self.variant = variant
-        self.solo = AttentionKernel(variant, DecodeGeometry.solo(variant))
+        self.few = AttentionKernel(variant, DecodeGeometry.few(variant))
         self.pair = AttentionKernel(variant, DecodeGeometry.pair(variant))
 
     __call__ = host_entry(DECODE)
@@ -43,11 +47,11 @@ class DecodeKernel:
         ending = ending_of(given)
         row_tile = Int32(self.pair.geometry.deal.row_tile)
         if few_rows:
-            row_tile = Int32(self.solo.geometry.deal.row_tile)
-        kept = self.solo.geometry.partial_rows
+            row_tile = Int32(self.few.geometry.deal.row_tile)
+        kept = self.few.geometry.partial_rows
         partials = partials_of(self.variant.row.value_columns, row_tile, given, view, kept.dtype)
         if few_rows:
-            self.solo.launch(given, view, partials, scale_log2, ending)
+            self.few.launch(given, view, partials, scale_log2, ending)
         else:
             self.pair.launch(given, view, partials, scale_log2, ending)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, CROWD)

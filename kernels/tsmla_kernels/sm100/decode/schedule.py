@@ -12,6 +12,8 @@ ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 184, 96, 224
 """Of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
+START_BARRIER = 3
+"""Behind it a CTA's barriers and tensor memory may be used."""
 
 
 @dataclasses.dataclass(frozen=True)
