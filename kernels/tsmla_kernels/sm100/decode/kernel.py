@@ -54,4 +54,4 @@ class DecodeKernel:
             self.few.launch(given, view, partials, scale_log2, ending)
         else:
             self.pair.launch(given, view, partials, scale_log2, ending)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, CROWD)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, crowd=CROWD)
