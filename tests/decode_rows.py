@@ -122,6 +122,12 @@ def rounds(arch: str, query_rows: int) -> bool:
     return not (arch == "sm_90a" and query_rows <= 16)
 
 
+def as_bf16(arch: str, query_rows: int) -> dict[str, bool]:
+    """What a call of rows that are rounded is given so that bf16 rows give its very bits: on Blackwell, few query rows
+    of bf16 go to pairs of CTAs, those of 656 bytes to single ones, but with `batch_invariant`, which is for pairs."""
+    return {"batch_invariant": True} if arch != "sm_90a" and query_rows <= 64 else {}
+
+
 def make_whole(
     seq_lens: list[int],
     q_len: int | Sequence[int],

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from decode_reference import Sight, check, run
-from decode_rows import as_plain, make_whole
+from decode_rows import as_bf16, as_plain, make_whole
 from tsmla.dtype import Dtype
 from tsmla.row_format import ROWS
 from tsmla.variant import Arch, DecodeVariant
@@ -40,9 +40,11 @@ def test_against_float64(gpu, case):
 def test_the_bits_of_bf16_rows_whatever_unseen_rows_hold(gpu, heads):
     """Behind a request's keys, before its window, and in pages of the table that do not exist."""
     problem = make_whole([200, 1], 1, heads, 32, sight=Sight(window_left=69))
-    out, lse = check(problem)
-    got, got_lse = run(problem, kv_cache=as_plain(problem))
+    given = as_bf16(str(VARIANT.arch), heads)
+    out, lse = check(problem, **given)
+    got, got_lse = run(problem, kv_cache=as_plain(problem), **given)
     assert torch.equal(got, out) and torch.equal(got_lse, lse)
+    out, lse = check(problem)
     seen = torch.zeros(problem.kv_cache.shape[:2], dtype=torch.bool)
     for request, length in enumerate(problem.seq_lens):
         for key in range(max(0, length - 70), length):
