@@ -7,7 +7,8 @@ thread and its counterpart 128 threads on hold the same rows and columns of the 
 register order, and warps synchronise in pairs. (Output split over two warpgroups that exchange probabilities:
 FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
 in order, so that the earlier one's strips are free before the later one has arrived; and the second warpgroup's softmax
-comes before its part of the first's value product, so that the first waits less.)
+comes before its part of the first's value product, so that the first waits less. Where strips are converted, its own
+tile is rarely there by then: it multiplies the received one first, whose strips are free again a tile sooner.)
 
 A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
 (kernels/NOTES.md). So little stands in two places: both warpgroups begin and end a task in the same code, and outputs
@@ -147,7 +148,11 @@ def attend(
             shared.q_edge.release(task.loads)
     else:
         for pair in cutlass.range(tiles // 2, unroll=1):
-            _received_and_own_tile(state, 2 * pair, 1)
+            if const_expr(geometry.converts):
+                _received_tile(state, 2 * pair, 1)
+                _own_tile(state, 2 * pair + 1, 1)
+            else:
+                _received_and_own_tile(state, 2 * pair, 1)
         if tiles > 0:
             shared.q_edge.release(task.loads)
         if tiles % 2 == 1:
