@@ -39,10 +39,12 @@ def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, causal):
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
-def test_short_sequences_head_by_head(gpu, monkeypatch, lengths, causal):
-    """Hopper's kernels of 16 bits, with CTAs in the one order and, of the last tiles, in the other."""
+def test_ctas_with_tiles_far_apart(gpu, monkeypatch, lengths, causal):
+    """Hopper's kernels of 16 bits: CTAs with eight tiles, with fewer, and with one."""
     monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
     check(make_problem(*lengths, 4, 2, 192, 128, torch.bfloat16, "cuda", slack=3, padded_entries=2), causal)
+    if gpu.emulation is not None:  # of 20 and 32 tiles, at most
+        assert gpu.emulation.calls[-1].launches[0].grid[0] <= 8
 
 
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)

@@ -29,7 +29,7 @@ from .geometry import TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
-from .tasks import Deal, Tasks, deal_of, tasks_of
+from .tasks import Following, Strided, Tasks, following_numbers, following_of, strided_numbers, strided_of
 from .transpose import transpose_values
 
 
@@ -69,15 +69,17 @@ class PrefillKernel:
         tiles = heads * tile_bound(given.q.shape[0], sequences, geometry.tile_q)
         heads_kv = given.k.shape[1]
         rows = (given.q.shape[0], given.k.shape[0])
-        deal = deal_of(geometry, rows, sequences, heads, heads_kv, given.processors)
-        ctas = tiles - deal.many * (deal.most - 1)
+        if const_expr(geometry.strided):
+            deal = strided_of(geometry, rows[0], sequences, heads, given.processors)
+        else:
+            deal = following_of(geometry, rows, sequences, heads, heads_kv, given.processors)
         self.kernel(
             q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, rows,
             heads, heads // heads_kv, given.softmax_scale, ending_of(given),
             Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
         ).launch(
-            grid=(ctas, 1, 1),
+            grid=(deal.ctas + tiles - deal.tiles, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=geometry.shared_bytes,
             stream=given.stream,
@@ -93,7 +95,7 @@ class PrefillKernel:
         v_atom: cute.CopyAtom,
         v: cute.Tensor,
         out: cute.Tensor,
-        deal: Deal,
+        deal: Following | Strided,
         lse: cute.Tensor | None,
         cum_seq_lens_q: cute.Tensor,
         cum_seq_lens_kv: cute.Tensor,
@@ -131,18 +133,15 @@ class PrefillKernel:
             kv_row_bytes=geometry.kv_row_bytes,
         )
         cta = cute.arch.block_idx()[0]
-        if const_expr(geometry.tasks > 1):
-            first, count = tasks_of(deal, cta)
-            table = cute.make_tensor(
-                cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
-            )
-            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, count, table)
-            if warp < count:
-                tile = tile_of(first + warp, paired=deal.many * deal.most)
-                with cute.arch.elect_one():
-                    tasks.write(warp, tile)
-        else:
-            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, 1, one=tile_of(cta, paired=deal.many))
+        numbers = strided_numbers(deal, cta) if const_expr(geometry.strided) else following_numbers(deal, cta)
+        table = cute.make_tensor(
+            cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
+        )
+        tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, numbers.count, table)
+        if warp < numbers.count:
+            tile = tile_of(numbers.of(warp), paired=deal.tiles, even_is_long=geometry.strided)
+            with cute.arch.elect_one():
+                tasks.write(warp, tile)
         cute.arch.sync_threads()
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
