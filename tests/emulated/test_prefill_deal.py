@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 import torch
-from cutlass import Int32, const_expr, cute
+from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,14 +16,7 @@ from tsmla_emulator.timing import prefill_grid
 from tsmla_emulator.timing.problem import Shape
 from tsmla_kernels.parts.tile_scheduler import tile_bound
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
-from tsmla_kernels.sm90.prefill.tasks import (
-    Following,
-    Strided,
-    following_numbers,
-    following_of,
-    strided_numbers,
-    strided_of,
-)
+from tsmla_kernels.sm90.prefill.tasks import Deal, deal_of, numbers_of
 
 VARIANTS = [
     check.find(f"tsmla_prefill_sm_90a_{dtype}_to_bf16_{dims}_causal_lse_nopdl")
@@ -42,19 +35,15 @@ class Dealer:
         self, found: cute.Tensor, rows: Int32, keys: Int32, sequences: Int32, heads: Int32, processors: Int32, stream
     ):
         geometry = self.geometry
-        if const_expr(geometry.strided):
-            deal = strided_of(geometry, rows, sequences, heads, processors)
-        else:
-            deal = following_of(geometry, (rows, keys), sequences, heads, heads, processors)
+        deal = deal_of(geometry, (rows, keys), sequences, heads, heads, processors)
         ctas = deal.ctas + heads * tile_bound(rows, sequences, geometry.tile_q) - deal.tiles
         self.kernel(found, deal, ctas).launch(grid=((ctas + 31) // 32, 1, 1), block=(32, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, found: cute.Tensor, deal: Following | Strided, ctas: Int32):
+    def kernel(self, found: cute.Tensor, deal: Deal, ctas: Int32):
         cta = cute.arch.block_idx()[0] * 32 + cute.arch.thread_idx()[0]
         if cta < ctas:
-            geometry = self.geometry
-            numbers = strided_numbers(deal, cta) if const_expr(geometry.strided) else following_numbers(deal, cta)
+            numbers = numbers_of(deal, cta)
             found[0, cta] = numbers.count
             for task in range(numbers.count):
                 found[1 + task, cta] = numbers.of(Int32(task))

@@ -10,13 +10,15 @@ SINGLE_TILES = 4
 """As sm90/prefill/tasks.py has it."""
 SINGLE_SHARE = {128: 4, 192: 8}
 """Likewise."""
+FOLLOWING = (2, 4)
+"""Likewise."""
+SHORT_KEYS = 4096
+"""Likewise."""
 
 
 def query_tiles_of(variant: Any) -> int:
     """At most, of one CTA (sm90/prefill/geometry.py)."""
-    if variant.arch.value != "sm_90a":
-        return 1
-    return 4 if variant.dtype.bits == 8 else 8
+    return 8 if variant.arch.value == "sm_90a" else 1
 
 
 def keys_of_tile(variant: Any) -> int:
@@ -61,7 +63,7 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
     count = -(-s.queries // rows)
     if v.arch.value != "sm_90a":
         return []
-    if v.dtype.bits == 16:
+    if v.dtype.bits == 16 or s.keys <= SHORT_KEYS:
         return _strided(query_tiles_of(v), count, s.heads * s.sequences * count, processors)
     return _following(v, s, processors, rows)
 
@@ -76,7 +78,7 @@ def _order(variant: Any, shape: Any, count: int, dealt: int) -> list[int]:
     for _ in range(s.sequences):
         paired = min(max(dealt - len(found), 0) // count, s.heads)
         for _ in range(paired):
-            begin = len(found) if variant.dtype.bits == 16 else 0
+            begin = len(found)
             found += [count - 1 - n // 2 if (begin + n) % 2 == 0 else n // 2 for n in range(count)]
         for first in range(paired, s.heads, section):
             for tile in reversed(range(count)):
@@ -85,7 +87,7 @@ def _order(variant: Any, shape: Any, count: int, dealt: int) -> list[int]:
 
 
 def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[int]]:
-    """As `strided_of` and `strided_numbers` of sm90/prefill/tasks.py."""
+    """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them."""
     whole = count * (1 + count % 2)
     stride = processors // whole * whole
     if 16 * stride < 15 * processors:
@@ -101,15 +103,13 @@ def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[in
 
 
 def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:
-    """As `following_of` and `following_numbers`, likewise."""
+    """One behind the other, likewise."""
     s = shape
     tiles = s.heads * (s.sequences * s.queries // rows)
     kv_bytes = s.sequences * s.keys * s.heads * _row_bytes(variant)
-    fitting = [n for n in (2, query_tiles_of(variant)) if n * kv_bytes * processors <= L2_SECTION_BYTES * tiles]
+    fitting = [n for n in FOLLOWING if n * kv_bytes * processors <= L2_SECTION_BYTES * tiles]
     most = max(fitting, default=1)
     alone = min(SINGLE_TILES * processors, max(tiles // SINGLE_SHARE[rows], processors))
-    if most > 3 and 2 * rows < s.queries <= 3 * rows:
-        most = 3
     return [list(range(n * most, n * most + most)) for n in range(max(tiles - alone, 0) // most)]
 
 

@@ -52,15 +52,12 @@ def query_tile(
     tile_q: cutlass.Constexpr,
     kv_row_bytes: cutlass.Constexpr,
     paired: Int32 | None = None,
-    even_is_long: cutlass.Constexpr = False,
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
     together. With `paired`, the heads whose tiles all have numbers below it come before the others, head by head, and
-    a head's tiles in pairs: the last and the first, the last but one and the second, ...; that is where one CTA takes
-    tiles that follow each other, which then are as much work as any other CTA's, with the same keys. With
-    `even_is_long` the last half of a head's tiles have even numbers also where those of the head begin with an odd one:
-    its first and last, second and last but one, ...; so that two tiles of numbers even and odd are as much work as any
-    other two.
+    a head's tiles in pairs: the last and the first, the last but one and the second, ...; or, where the first number is
+    odd, the first and the last, the second and the last but one, ... Two tiles of numbers even and odd are then as much
+    work as any other two, and those of one CTA that follow each other have the same keys.
 
     A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
     there are no more tiles than CTAs. Keys may be shared."""
@@ -105,8 +102,7 @@ def query_tile(
         if index < 0:
             head = quotient(index + first_head * tiles, tiles)
             place = cta - first_cta - head * tiles
-            alternates = cta if const_expr(even_is_long) else place
-            tile = cutlass.select_(alternates % 2 == 0, tiles - 1 - place // 2, place // 2)
+            tile = cutlass.select_(cta % 2 == 0, tiles - 1 - place // 2, place // 2)
     return QueryTile(found, head, tile, q, kv)
 
 

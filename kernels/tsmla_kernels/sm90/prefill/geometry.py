@@ -51,7 +51,7 @@ class PrefillGeometry:
             d_qk=variant.d_qk,
             d_v=variant.d_v,
             stages=stages,
-            tasks=4 if small else 8,
+            tasks=8,
             element_bytes=variant.dtype.bits // 8,
             transposed_stages=(2 if wide else 3) if small else 0,
         )
@@ -63,11 +63,6 @@ class PrefillGeometry:
         """Columns of Q and K that one copy moves: as many as are swizzled together. A rope of 64 columns is one, so
         that pieces are whole boxes."""
         return swizzle_bytes(math.gcd(self.d_qk, NOPE_DIMS[self.d_qk]) * self.element_bytes) // self.element_bytes
-
-    @property
-    def strided(self) -> bool:
-        """Whether a CTA's query tiles are far apart (`tasks.Strided`), or follow each other (`tasks.Following`)."""
-        return self.element_bytes == 2
 
     @property
     def q_bytes(self) -> int:

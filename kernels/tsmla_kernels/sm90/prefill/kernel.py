@@ -29,7 +29,7 @@ from .geometry import TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
-from .tasks import Following, Strided, Tasks, following_numbers, following_of, strided_numbers, strided_of
+from .tasks import Deal, Tasks, deal_of, numbers_of
 from .transpose import transpose_values
 
 
@@ -69,10 +69,7 @@ class PrefillKernel:
         tiles = heads * tile_bound(given.q.shape[0], sequences, geometry.tile_q)
         heads_kv = given.k.shape[1]
         rows = (given.q.shape[0], given.k.shape[0])
-        if const_expr(geometry.strided):
-            deal = strided_of(geometry, rows[0], sequences, heads, given.processors)
-        else:
-            deal = following_of(geometry, rows, sequences, heads, heads_kv, given.processors)
+        deal = deal_of(geometry, rows, sequences, heads, heads_kv, given.processors)
         self.kernel(
             q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, rows,
@@ -95,7 +92,7 @@ class PrefillKernel:
         v_atom: cute.CopyAtom,
         v: cute.Tensor,
         out: cute.Tensor,
-        deal: Following | Strided,
+        deal: Deal,
         lse: cute.Tensor | None,
         cum_seq_lens_q: cute.Tensor,
         cum_seq_lens_kv: cute.Tensor,
@@ -133,13 +130,13 @@ class PrefillKernel:
             kv_row_bytes=geometry.kv_row_bytes,
         )
         cta = cute.arch.block_idx()[0]
-        numbers = strided_numbers(deal, cta) if const_expr(geometry.strided) else following_numbers(deal, cta)
+        numbers = numbers_of(deal, cta)
         table = cute.make_tensor(
             cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
         )
         tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, numbers.count, table)
         if warp < numbers.count:
-            tile = tile_of(numbers.of(warp), paired=deal.tiles, even_is_long=geometry.strided)
+            tile = tile_of(numbers.of(warp), paired=deal.tiles)
             with cute.arch.elect_one():
                 tasks.write(warp, tile)
         cute.arch.sync_threads()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...parts.division import Divisor, divisor_of, quotient
 from ...parts.seqlen import Span
@@ -23,31 +23,20 @@ SINGLE_TILES = 4
 """CTAs with one tile of 8 bits, of those that run side by side, as many times over."""
 SINGLE_SHARE = {128: 4, 192: 8}
 """Rows of a query tile of 8 bits -> of so many tiles no more than one is alone, once each CTA that runs side by side
-has one: where tiles are few, as of short sequences, being with others of their head is worth more."""
+has one: where tiles are few, being with others of their head is worth more."""
+FOLLOWING = (2, 4)
+"""Tiles of a CTA that follow each other, where keys allow."""
+SHORT_KEYS = 4096
+"""Keys of a sequence, on average, up to which a CTA's tiles of 8 bits are far apart. In longer ones tiles that follow
+each other have the same keys."""
 
 
-class Following(NamedTuple):
-    """The first `many` CTAs take `most` query tiles each, which follow each other in the order of `query_tile`, head by
-    head; those behind take one."""
-
-    most: Int32
-    many: Int32
-
-    @property
-    def tiles(self) -> Int32:
-        """Of CTAs with several."""
-        return self.many * self.most
-
-    @property
-    def ctas(self) -> Int32:
-        return self.many
-
-
-class Strided(NamedTuple):
+class Deal(NamedTuple):
     """Query tiles are dealt out in `rounds`, in the order of `query_tile`, head by head: in each round one to each of
-    `stride` CTAs, an even number, and after `most` rounds to the next CTAs. Those behind take one.
+    `stride` CTAs, and after `most` rounds to the next CTAs. Those behind take one.
 
-    CTAs that run side by side then compute the tiles of few heads at any time, whose keys are in L2."""
+    With a stride of 1 a CTA's tiles follow each other. A larger one is an even number: CTAs that run side by side then
+    compute the tiles of few heads at any time, whose keys are in L2."""
 
     most: Int32
     rounds: Int32
@@ -68,46 +57,55 @@ class Numbers(NamedTuple):
 
     first: Int32
     count: Int32
-    stride: Int32 | None = None
+    stride: Int32
 
     def of(self, task: Int32) -> Int32:
-        """With a stride, every second is the neighbour's: then a head's long and short tiles take turns."""
-        if self.stride is None:
-            return self.first + task
-        return (self.first + task * self.stride) ^ (task & 1)
+        """Far apart, every second is the neighbour's: then a head's long and short tiles take turns."""
+        return (self.first + task * self.stride) ^ (task & ~self.stride & 1)
 
 
 @cute.jit
-def following_of(
+def deal_of(
     geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], sequences: Int32, heads: Int32,
     heads_kv: Int32, processors: Int32,
-) -> Following:  # fmt: skip
-    """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side. However the
-    query's rows are divided into sequences, they are of no fewer tiles than these; tiles of rows that are of none
-    (lengths are known on the GPU only) turn out to be no work.
+) -> Deal:  # fmt: skip
+    """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
+    rounds, stride = _strided(geometry, rows[0], sequences, heads, processors)
+    most = Int32(geometry.tasks)
+    if const_expr(geometry.element_bytes == 1):
+        if rows[1] > Int64(SHORT_KEYS) * sequences:
+            most, rounds = _following(geometry, rows, heads, heads_kv, processors)
+            stride = Int32(1)
+    return Deal(most, rounds, divisor_of(stride))
+
+
+@cute.jit
+def _following(
+    geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], heads: Int32, heads_kv: Int32,
+    processors: Int32,
+) -> tuple[Int32, Int32]:  # fmt: skip
+    """Tiles of a CTA, and of all of these. However the query's rows are divided into sequences, they are of no fewer
+    tiles than these; tiles of rows that are of none (lengths are known on the GPU only) turn out to be no work.
 
     A CTA takes no more tiles than leave the keys and values that CTAs need at the same time in L2: the heads that they
     work on are as many as they have tiles, divided by the tiles of a head."""
     most = Int32(1)
     kv_bytes = Int64(cutlass.max(rows[1], 1)) * heads_kv * geometry.kv_row_bytes
     tiles = heads * (rows[0] // geometry.tile_q)
-    for several in (2, geometry.tasks):
+    for several in FOLLOWING:
         if several * kv_bytes * processors <= Int64(L2_SECTION_BYTES) * tiles:
             most = Int32(several)
     alone = cutlass.max(tiles // SINGLE_SHARE[geometry.tile_q], processors)
-    row_tiles = Int64(sequences) * geometry.tile_q
-    if most > 3 and rows[0] > 2 * row_tiles and rows[0] <= 3 * row_tiles:
-        most = Int32(3)  # a head's, of sequences as long as the mean
-    return Following(most, cutlass.max(tiles - cutlass.min(alone, SINGLE_TILES * processors), 0) // most)
+    many = cutlass.max(tiles - cutlass.min(alone, SINGLE_TILES * processors), 0) // most
+    return most, many * most
 
 
 @cute.jit
-def strided_of(
+def _strided(
     geometry: cutlass.Constexpr[PrefillGeometry], rows: Int32, sequences: Int32, heads: Int32, processors: Int32
-) -> Strided:
-    """On the host; `rows` are those of the query's pack, `processors` CTAs run side by side. All sequences are taken to
-    be as long as the mean: where there are more tiles, the others are alone; where there are fewer, numbers beyond the
-    last turn out to be no work.
+) -> tuple[Int32, Int32]:
+    """Rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are more tiles, the
+    others are alone; where there are fewer, numbers beyond the last turn out to be no work.
 
     A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Tiles are left for one and
     a half alone for each of these, unless pairs of whole rounds are all that there is: two tiles of numbers even and
@@ -121,21 +119,12 @@ def strided_of(
     rounds = tiles // stride
     if rounds > geometry.tasks or rounds % 2 != 0 or rounds * stride != tiles:
         rounds = cutlass.max(tiles - processors - processors // 2, 0) // stride
-    return Strided(Int32(geometry.tasks), rounds, divisor_of(stride))
+    return rounds, stride
 
 
 @cute.jit
-def following_numbers(deal: Following, cta: Int32) -> Numbers:
-    """Of a CTA."""
-    first, count = cta * deal.most, deal.most
-    if cta >= deal.many:
-        first, count = cta + deal.many * (deal.most - 1), Int32(1)
-    return Numbers(first, count)
-
-
-@cute.jit
-def strided_numbers(deal: Strided, cta: Int32) -> Numbers:
-    """Of a CTA."""
+def numbers_of(deal: Deal, cta: Int32) -> Numbers:
+    """Of a CTA's tiles."""
     block = quotient(cta, deal.stride)
     begin = block * deal.most
     first = cta + (begin - block) * deal.stride.value
