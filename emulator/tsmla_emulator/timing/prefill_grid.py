@@ -93,7 +93,8 @@ def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[in
     if 16 * stride < 15 * processors:
         stride = max(processors // 2 * 2, 2)
     rounds = tiles // stride
-    if rounds > most or rounds % 2 or rounds * stride != tiles:
+    left = tiles - rounds * stride
+    if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
         rounds = max(tiles - processors - processors // 2, 0) // stride
     return [
         [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]

@@ -107,9 +107,10 @@ def _strided(
     """Rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are more tiles, the
     others are alone; where there are fewer, numbers beyond the last turn out to be no work.
 
-    A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Tiles are left for one and
-    a half alone for each of these, unless pairs of whole rounds are all that there is: two tiles of numbers even and
-    odd are as much work as any other two (`query_tile`)."""
+    A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks` rounds
+    all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work as any
+    other two, see `query_tile`), or if three quarters of another round or more are left, alone. Otherwise tiles are
+    left for one and a half alone for each CTA that runs side by side."""
     head_tiles = cutlass.max(rows - 1, 0) // (geometry.tile_q * cutlass.max(sequences, 1)) + 1
     tiles = heads * sequences * head_tiles
     whole = head_tiles + head_tiles % 2 * head_tiles
@@ -117,7 +118,9 @@ def _strided(
     if 16 * stride < 15 * processors:
         stride = cutlass.max(processors // 2 * 2, 2)
     rounds = tiles // stride
-    if rounds > geometry.tasks or rounds % 2 != 0 or rounds * stride != tiles:
+    left = tiles - rounds * stride
+    uneven = (rounds % 2 != 0 or left != 0) and (rounds < 2 or 4 * left < 3 * stride)
+    if rounds > geometry.tasks or uneven:
         rounds = cutlass.max(tiles - processors - processors // 2, 0) // stride
     return rounds, stride
 
