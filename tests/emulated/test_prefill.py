@@ -47,6 +47,21 @@ def test_ctas_with_tiles_that_follow_each_other(gpu, monkeypatch, causal):
         assert gpu.emulation.calls[-1].launches[0].grid[0] == 7
 
 
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_ctas_with_one_tile(gpu, monkeypatch, dtype, lengths, causal):
+    """Hopper, 16 bits: a kernel of its own for long sequences, by the host's measure, the rows of the keys' pack."""
+    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    problem = make_problem(*lengths, 4, 2, 192, 128, dtype, "cuda", slack=66000)
+    with_lse, without = (check(problem, causal, lse) for lse in (True, False))
+    assert torch.equal(with_lse.view(torch.uint8), without.view(torch.uint8))
+    if gpu.emulation is not None:  # as many CTAs as there may be tiles
+        tiles = problem.query.shape[0] // 128 + len(lengths[0])
+        assert gpu.emulation.calls[-1].launches[0].grid[0] == 4 * tiles
+
+
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dtypes_and_dims(gpu, dtype, dims):

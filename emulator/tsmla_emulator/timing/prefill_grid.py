@@ -14,6 +14,8 @@ FOLLOWING = (2, 4)
 """Likewise."""
 SHORT_KEYS = 4096
 """Likewise."""
+LONG_KEYS = 16384
+"""Likewise."""
 
 
 def query_tiles_of(variant: Any) -> int:
@@ -61,7 +63,7 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
     behind have one each."""
     v, s = variant, shape
     count = -(-s.queries // rows)
-    if v.arch.value != "sm_90a":
+    if v.arch.value != "sm_90a" or (v.dtype.bits == 16 and v.d_v <= 128 and s.keys > LONG_KEYS):
         return []
     if v.dtype.bits == 16 or s.keys <= SHORT_KEYS:
         return _strided(query_tiles_of(v), count, s.heads * s.sequences * count, processors)

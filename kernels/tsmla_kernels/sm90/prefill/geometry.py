@@ -65,6 +65,12 @@ class PrefillGeometry:
         return swizzle_bytes(math.gcd(self.d_qk, NOPE_DIMS[self.d_qk]) * self.element_bytes) // self.element_bytes
 
     @property
+    def may_be_alone(self) -> bool:
+        """Whether long sequences have a kernel of their own, whose CTAs take one query tile: the loop around costs 1 to
+        2 % of time in 16 bits, which nothing makes up for where a tile has hundreds of KV tiles."""
+        return self.element_bytes == 2 and self.d_v <= 128
+
+    @property
     def q_bytes(self) -> int:
         return self.tile_q * self.d_qk * self.element_bytes
 

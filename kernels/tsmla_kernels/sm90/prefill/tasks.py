@@ -29,6 +29,8 @@ FOLLOWING = (2, 4)
 SHORT_KEYS = 4096
 """Keys of a sequence, on average, up to which a CTA's tiles of 8 bits are far apart. In longer ones tiles that follow
 each other have the same keys."""
+LONG_KEYS = 16384
+"""Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
 
 
 class Deal(NamedTuple):
@@ -138,26 +140,28 @@ def numbers_of(deal: Deal, cta: Int32) -> Numbers:
 
 
 class Tasks:
-    """A CTA's query tiles: `count` in a `table` in shared memory [words, tasks]. `geometry` and `causal` are the
-    variant's."""
+    """A CTA's query tiles: `one`, or `count` in a `table` in shared memory [words, tasks]. `geometry` and `causal` are
+    the variant's."""
 
     def __init__(
         self,
         geometry: PrefillGeometry,
         causal: bool,
         heads_per_kv_head: Int32,
-        count: Int32,
-        table: cute.Tensor,
+        count: Int32 | int,
+        table: cute.Tensor | None = None,
+        one: QueryTile | None = None,
     ):
         self.geometry = geometry
         self.causal = causal
         self.heads_per_kv_head = heads_per_kv_head
         self.count = count
         self.table = table
+        self.one = one
 
     @property
     def _values(self) -> tuple:
-        return self.heads_per_kv_head, self.count, self.table
+        return self.heads_per_kv_head, *((self.count, self.table) if self.one is None else (self.one,))
 
     def __extract_mlir_values__(self) -> list:
         return [value for part in self._values for value in cutlass.extract_mlir_values(part)]
@@ -168,6 +172,8 @@ class Tasks:
             size = len(cutlass.extract_mlir_values(part))
             made.append(cutlass.new_from_mlir_values(part, values[:size]))
             values = values[size:]
+        if self.one is not None:
+            return Tasks(self.geometry, self.causal, made[0], self.count, one=made[1])
         return Tasks(self.geometry, self.causal, *made)
 
     def write(self, task: Int32, tile: QueryTile) -> None:
@@ -177,6 +183,8 @@ class Tasks:
 
     def tile(self, task: Int32) -> QueryTile:
         """Without rows where there is none."""
+        if self.one is not None:
+            return self.one
         head, tile, *spans = (self.table[index, task] for index in range(TASK_WORDS))
         return QueryTile(Boolean(True), head, tile, Span(*spans[:2]), Span(*spans[2:]))
 
