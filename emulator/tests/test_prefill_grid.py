@@ -17,8 +17,8 @@ from tsmla_emulator.timing.machines import H100
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry as HopperGeometry
 from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
 
-SEVERAL = check.find("tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl")
-ONE = check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl")
+EIGHT_BITS = check.find("tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl")
+SIXTEEN_BITS = check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl")
 
 
 def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int:
@@ -41,19 +41,22 @@ def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "heads", "processors", "tiles_of_a_cta"),
+    ("queries", "keys", "heads", "processors", "eight_bits", "sixteen_bits"),
     [
-        (130, 130, 2, 1, {1}),  # fewer rows than a tile has
-        (1000, 1000, 3, 1, {1, 4}),
-        (1500, 1500, 3, 3, {1, 4}),
-        (570, 1000, 3, 1, {1, 3}),  # a head's
-        (400, 60000, 3, 1, {1, 2}),  # of four tiles, keys would leave L2
-        (400, 90000, 3, 1, {1}),
+        (130, 130, 2, 1, {1}, {2}),  # fewer rows than a tile has
+        (1000, 4096, 3, 1, {1, 8}, {1, 3, 8}),
+        (1000, 4097, 3, 1, {1, 4}, {1, 3, 8}),  # of 8 bits, tiles that follow each other
+        (1500, 1500, 3, 3, {1, 2, 8}, {1, 8}),
+        (570, 1000, 3, 1, {1, 4}, {1, 7}),
+        (400, 60000, 3, 1, {1, 2}, {1}),  # of four tiles that follow each other, keys would leave L2
+        (400, 90000, 3, 1, {1}, {1}),
+        (400, 16384, 3, 1, {1, 4}, {6}),
+        (400, 16385, 3, 1, {1, 4}, {1}),
     ],
 )
-def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, processors, tiles_of_a_cta):
+def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, processors, eight_bits, sixteen_bits):
     shape = problem.Shape(1, queries, keys, heads)
-    for variant, some in ((SEVERAL, tiles_of_a_cta), (ONE, {1})):
+    for variant, some in ((EIGHT_BITS, eight_bits), (SIXTEEN_BITS, sixteen_bits)):
         rows = prefill_grid.rows_of_tile(variant)
         ctas = prefill_grid.kv_tiles(variant, shape, processors, rows, prefill_grid.keys_of_tile(variant))
         assert len(ctas) == launched(variant, shape, processors, monkeypatch)
@@ -72,21 +75,21 @@ def test_tiles_have_the_keys_of_the_kernels_own():
 
 
 def test_a_head_s_longest_tile_stands_beside_its_shortest():
-    variant = SimpleNamespace(arch=SEVERAL.arch, dtype=SEVERAL.dtype, d_qk=192, d_v=128, causal=True)
-    (first, second, *alone) = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 640, 3), 1, 192, 96)
-    assert first == second == [7, 2, 6, 4] and alone == [[7], [6], [4], [2]]
+    variant = SimpleNamespace(arch=EIGHT_BITS.arch, dtype=EIGHT_BITS.dtype, d_qk=192, d_v=128, causal=True)
+    (first, second, *alone) = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 4800, 3), 1, 192, 96)
+    assert first == second == [50, 46, 50, 48] and alone == [[50], [50], [48], [46]]
 
 
-@pytest.mark.parametrize(("keys", "found"), [(640, [5, 1, 4, 2, 3, 5, 1, 4, 2, 3, 5]), (4097, [33, 33, 33, 32, 32])])
-def test_short_sequences_go_head_by_head(keys, found):
-    """Of three heads with five tiles each, all but the last four."""
-    variant = SimpleNamespace(arch=ONE.arch, dtype=ONE.dtype, d_qk=192, d_v=128, causal=True)
-    ctas = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, keys, 3), 1, 128, 128)
-    assert len(ctas) == 15 and [tiles for (tiles,) in ctas[: len(found)]] == found
+def test_tiles_of_16_bits_are_far_apart():
+    """Heads have five tiles: 5 1 4 2 3, then 1 5 2 4 3, and the third, of which one is alone, 5 4 3 2 1. Each second
+    of a CTA is the neighbour's."""
+    variant = SimpleNamespace(arch=SIXTEEN_BITS.arch, dtype=SIXTEEN_BITS.dtype, d_qk=192, d_v=128, causal=True)
+    ctas = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 640, 3), 1, 128, 128)
+    assert ctas == [[5, 2, 3, 2, 4, 4, 3], [1, 4, 1, 5, 3, 5, 2], [1]]
 
 
 def test_a_further_query_tile_costs_less_than_a_cta():
-    found = problem.PrefillTraced(SEVERAL, problem.Shape(1, 2048, 2048, 128), 132)
+    found = problem.PrefillTraced(EIGHT_BITS, problem.Shape(1, 2048, 2048, 128), 132)
     modelled = found.model(H100)
     placer = modelled.prepared.placer
     assert placer is not None and placer.matched == placer.all > 1000

@@ -28,21 +28,38 @@ def test_against_float64(gpu, lengths, dtype, causal):
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
-def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, causal):
-    """Hopper's kernels of 8 bits give CTAs several query tiles where there are more than run side by side."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_ctas_with_tiles_far_apart(gpu, monkeypatch, lengths, dtype, causal):
+    """Hopper: CTAs with eight tiles, with fewer, and with one."""
     monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
-    check(make_problem(*lengths, 4, 2, 192, 128, torch.float8_e4m3fn, "cuda", slack=3, padded_entries=2), causal)
+    check(make_problem(*lengths, 4, 2, 192, 128, dtype, "cuda", slack=3, padded_entries=2), causal)
     if gpu.emulation is not None:  # one tile each would be as many CTAs for every head
         assert gpu.emulation.calls[-1].launches[0].grid[0] % 4 != 0
 
 
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
-def test_short_sequences_head_by_head(gpu, monkeypatch, lengths, causal):
-    """Hopper's kernels of 16 bits, with CTAs in the one order and, of the last tiles, in the other."""
+def test_ctas_with_tiles_that_follow_each_other(gpu, monkeypatch, causal):
+    """Hopper's kernels of 8 bits, long sequences: of ten tiles one CTA has four."""
     monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
-    check(make_problem(*lengths, 4, 2, 192, 128, torch.bfloat16, "cuda", slack=3, padded_entries=2), causal)
+    check(make_problem([200], [4200], 5, 1, 192, 128, torch.float8_e4m3fn, "cuda", slack=3), causal)
+    if gpu.emulation is not None:
+        assert gpu.emulation.calls[-1].launches[0].grid[0] == 7
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_ctas_with_one_tile(gpu, monkeypatch, dtype, lengths, causal):
+    """Hopper, 16 bits: a kernel of its own for long sequences, by the host's measure, the rows of the keys' pack."""
+    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    problem = make_problem(*lengths, 4, 2, 192, 128, dtype, "cuda", slack=66000)
+    with_lse, without = (check(problem, causal, lse) for lse in (True, False))
+    assert torch.equal(with_lse.view(torch.uint8), without.view(torch.uint8))
+    if gpu.emulation is not None:  # as many CTAs as there may be tiles
+        tiles = problem.query.shape[0] // 128 + len(lengths[0])
+        assert gpu.emulation.calls[-1].launches[0].grid[0] == 4 * tiles
 
 
 @pytest.mark.parametrize("dims", [(192, 128), (128, 128)], ids=str)

@@ -10,15 +10,17 @@ SINGLE_TILES = 4
 """As sm90/prefill/tasks.py has it."""
 SINGLE_SHARE = {128: 4, 192: 8}
 """Likewise."""
+FOLLOWING = (2, 4)
+"""Likewise."""
 SHORT_KEYS = 4096
+"""Likewise."""
+LONG_KEYS = 16384
 """Likewise."""
 
 
 def query_tiles_of(variant: Any) -> int:
     """At most, of one CTA (sm90/prefill/geometry.py)."""
-    if variant.arch.value != "sm_90a":
-        return 1
-    return 4 if variant.d_v > 128 or variant.dtype.bits == 8 else 1
+    return 8 if variant.arch.value == "sm_90a" else 1
 
 
 def keys_of_tile(variant: Any) -> int:
@@ -39,12 +41,12 @@ def rows_of_tile(variant: Any) -> int:
 
 def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int) -> list[list[int]]:
     """Of each CTA, in the order in which they start, the KV tiles of its query tiles; these have `rows` rows, KV tiles
-    `tile_kv` keys. Heads whose tiles are all dealt out several at a time come first, a head's last tile beside its
-    first; then longest first within the heads whose keys fit in L2 together (parts/tile_scheduler.py)."""
+    `tile_kv` keys."""
     v, s = variant, shape
-    row_bytes = (v.d_qk + v.d_v) * v.dtype.bits // 8
     count = -(-s.queries // rows)
-    most, many = _deal(variant, shape, processors, rows, row_bytes)
+    tiles = s.heads * s.sequences * count
+    several = dealt(v, s, processors, rows)
+    paired = sum(map(len, several))
 
     def visited(tile: int) -> int:
         seen = s.keys
@@ -52,32 +54,68 @@ def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int)
             seen = min(s.keys, s.keys - s.queries + min((tile + 1) * rows, s.queries))
         return -(-max(seen, 0) // tile_kv)
 
-    pairs = [count - 1 - place // 2 if place % 2 == 0 else place // 2 for place in range(count)]
+    found = [visited(tile) for tile in _order(v, s, count, paired)]
+    return [[found[number] for number in own] for own in several] + [[found[n]] for n in range(paired, tiles)]
+
+
+def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:
+    """Of each CTA that may take several query tiles, in the order in which they start, the numbers of these; the CTAs
+    behind have one each."""
+    v, s = variant, shape
+    count = -(-s.queries // rows)
+    if v.arch.value != "sm_90a" or (v.dtype.bits == 16 and v.d_v <= 128 and s.keys > LONG_KEYS):
+        return []
+    if v.dtype.bits == 16 or s.keys <= SHORT_KEYS:
+        return _strided(query_tiles_of(v), count, s.heads * s.sequences * count, processors)
+    return _following(v, s, processors, rows)
+
+
+def _order(variant: Any, shape: Any, count: int, dealt: int) -> list[int]:
+    """Query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py). Heads whose
+    tiles have numbers below `dealt` come first, a head's last tile beside its first; then longest first within the
+    heads whose keys fit in L2 together."""
+    s = shape
+    section = min(max(L2_SECTION_BYTES // (s.keys * _row_bytes(variant)), 1), s.heads)
     found: list[int] = []
     for _ in range(s.sequences):
-        paired = min(max(most * many - len(found), 0) // count, s.heads)
-        found += [visited(tile) for tile in pairs] * paired
-        section = min(max(L2_SECTION_BYTES // (s.keys * row_bytes), 1), s.heads)
+        paired = min(max(dealt - len(found), 0) // count, s.heads)
+        for _ in range(paired):
+            begin = len(found)
+            found += [count - 1 - n // 2 if (begin + n) % 2 == 0 else n // 2 for n in range(count)]
         for first in range(paired, s.heads, section):
             for tile in reversed(range(count)):
-                found += [visited(tile)] * min(section, s.heads - first)
-    several = [found[first : first + most] for first in range(0, most * many, most)]
-    return several + [[tiles] for tiles in found[most * many :]]
+                found += [tile] * min(section, s.heads - first)
+    return found
 
 
-def _deal(variant: Any, shape: Any, processors: int, rows: int, row_bytes: int) -> tuple[int, int]:
-    """The first `many` CTAs take `most` query tiles (`deal_of` of sm90/prefill/tasks.py)."""
-    s, limit = shape, query_tiles_of(variant)
+def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[int]]:
+    """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them."""
+    whole = count * (1 + count % 2)
+    stride = processors // whole * whole
+    if 16 * stride < 15 * processors:
+        stride = max(processors // 2 * 2, 2)
+    rounds = tiles // stride
+    left = tiles - rounds * stride
+    if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
+        rounds = max(tiles - processors - processors // 2, 0) // stride
+    return [
+        [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]
+        for begin in range(0, rounds, most)
+        for lane in range(stride)
+    ]
+
+
+def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:
+    """One behind the other, likewise."""
+    s = shape
     tiles = s.heads * (s.sequences * s.queries // rows)
-    if limit == 1:
-        head_by_head = variant.arch.value == "sm_90a" and s.keys <= SHORT_KEYS
-        return 1, max(tiles - SINGLE_TILES * processors, 0) if head_by_head else 0
-    kv_bytes = s.sequences * s.keys * s.heads * row_bytes
-    fitting = [n for n in (2, limit) if n * kv_bytes * processors <= L2_SECTION_BYTES * tiles]
+    kv_bytes = s.sequences * s.keys * s.heads * _row_bytes(variant)
+    fitting = [n for n in FOLLOWING if n * kv_bytes * processors <= L2_SECTION_BYTES * tiles]
     most = max(fitting, default=1)
-    alone = SINGLE_TILES * processors
-    if variant.dtype.bits == 8:
-        alone = min(alone, max(tiles // SINGLE_SHARE[rows], processors))
-        if most > 3 and 2 * rows < s.queries <= 3 * rows:
-            most = 3
-    return most, max(tiles - alone, 0) // most
+    alone = min(SINGLE_TILES * processors, max(tiles // SINGLE_SHARE[rows], processors))
+    return [list(range(n * most, n * most + most)) for n in range(max(tiles - alone, 0) // most)]
+
+
+def _row_bytes(variant: Any) -> int:
+    """A key and its value."""
+    return int((variant.d_qk + variant.d_v) * variant.dtype.bits // 8)

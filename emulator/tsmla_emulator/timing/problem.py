@@ -114,7 +114,7 @@ class PrefillTraced(Traced):
         ]
         self.most = query_tiles_of(variant)
         if self.most > 1:  # of one SM and so many heads, the first CTA has as many query tiles as it can
-            keys, heads = TILES_TRACED[0] * self.tile_kv, SINGLE_TILES + self.most
+            keys, heads = TILES_TRACED[0] * self.tile_kv, SINGLE_TILES + 2 * self.most
             self.calls.append(self.run(lambda: _call_prefill(variant, self.rows, keys, heads), (0,), processors=1))
         self._ends: dict[tuple[Machine, Memory], list[Replayed]] = {}
 

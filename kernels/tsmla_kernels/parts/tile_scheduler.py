@@ -55,8 +55,9 @@ def query_tile(
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
     together. With `paired`, the heads whose tiles all have numbers below it come before the others, head by head, and
-    a head's tiles in pairs: the last and the first, the last but one and the second, ...; that is where one CTA takes
-    tiles that follow each other, which then are as much work as any other CTA's, with the same keys.
+    a head's tiles in pairs: the last and the first, the last but one and the second, ...; or, where the first number is
+    odd, the first and the last, the second and the last but one, ... Two tiles of numbers even and odd are then as much
+    work as any other two, and those of one CTA that follow each other have the same keys.
 
     A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
     there are no more tiles than CTAs. Keys may be shared."""
@@ -101,7 +102,7 @@ def query_tile(
         if index < 0:
             head = quotient(index + first_head * tiles, tiles)
             place = cta - first_cta - head * tiles
-            tile = cutlass.select_(place % 2 == 0, tiles - 1 - place // 2, place // 2)
+            tile = cutlass.select_(cta % 2 == 0, tiles - 1 - place // 2, place // 2)
     return QueryTile(found, head, tile, q, kv)
 
 

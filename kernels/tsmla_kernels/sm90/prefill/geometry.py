@@ -19,8 +19,8 @@ TASK_WORDS = 6
 
 @dataclasses.dataclass(frozen=True)
 class PrefillGeometry:
-    """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows; or so
-    up to `tasks` times, one after the other.
+    """Sizes of the sm_90a prefill: one CTA computes `tile_q` query rows of one head, one warpgroup per 64 rows, up to
+    `tasks` times, one after the other.
 
     The rings of K and V have `stages`. 8-bit values are transposed in shared memory, into a ring of
     `transposed_stages`: their MMA reads them with keys contiguous.
@@ -51,7 +51,7 @@ class PrefillGeometry:
             d_qk=variant.d_qk,
             d_v=variant.d_v,
             stages=stages,
-            tasks=4 if small or wide else 1,
+            tasks=8,
             element_bytes=variant.dtype.bits // 8,
             transposed_stages=(2 if wide else 3) if small else 0,
         )
@@ -63,6 +63,12 @@ class PrefillGeometry:
         """Columns of Q and K that one copy moves: as many as are swizzled together. A rope of 64 columns is one, so
         that pieces are whole boxes."""
         return swizzle_bytes(math.gcd(self.d_qk, NOPE_DIMS[self.d_qk]) * self.element_bytes) // self.element_bytes
+
+    @property
+    def may_be_alone(self) -> bool:
+        """Whether long sequences have a kernel of their own, whose CTAs take one query tile: the loop around costs 1 to
+        2 % of time in 16 bits, which nothing makes up for where a tile has hundreds of KV tiles."""
+        return self.element_bytes == 2 and self.d_v <= 128
 
     @property
     def q_bytes(self) -> int:

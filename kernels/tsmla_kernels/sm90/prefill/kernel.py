@@ -12,7 +12,7 @@ import functools
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from tsmla.call import PREFILL
 from tsmla.variant import PrefillVariant
@@ -29,7 +29,7 @@ from .geometry import TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
-from .tasks import Deal, Tasks, deal_of, tasks_of
+from .tasks import LONG_KEYS, Deal, Tasks, deal_of, numbers_of
 from .transpose import transpose_values
 
 
@@ -45,6 +45,7 @@ class PrefillKernel:
 
     __call__ = host_entry(PREFILL)
 
+    @cute.jit
     def launch(self, given):
         """The copies' tensor maps, and the launch. given: what the call's table lists, by name."""
         geometry, columns = self.geometry, self.geometry.box_columns
@@ -70,24 +71,37 @@ class PrefillKernel:
         heads_kv = given.k.shape[1]
         rows = (given.q.shape[0], given.k.shape[0])
         deal = deal_of(geometry, rows, sequences, heads, heads_kv, given.processors)
-        ctas = tiles - deal.many * (deal.most - 1)
-        self.kernel(
+        arguments = (
             q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, rows,
             heads, heads // heads_kv, given.softmax_scale, ending_of(given),
             Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
-        ).launch(
+        )  # fmt: skip
+        ctas = deal.ctas + tiles - deal.tiles
+        if const_expr(geometry.may_be_alone):
+            if rows[1] > Int64(LONG_KEYS) * sequences:
+                self._attend(True, arguments, tiles, given.stream)
+            else:
+                self._attend(False, arguments, ctas, given.stream)
+        else:
+            self._attend(False, arguments, ctas, given.stream)
+
+    @cute.jit
+    def _attend(self, alone: cutlass.Constexpr[bool], arguments: tuple, ctas: Int32, stream):
+        """The launch of CTAs that take one query tile each, or of ones that may take several."""
+        self.kernel(alone, *arguments).launch(
             grid=(ctas, 1, 1),
             block=(self.schedule.threads, 1, 1),
-            smem=geometry.shared_bytes,
-            stream=given.stream,
+            smem=self.geometry.shared_bytes,
+            stream=stream,
             min_blocks_per_mp=1,
             use_pdl=self.variant.pdl,
-        )  # fmt: skip
+        )
 
     @cute.kernel
     def kernel(
         self,
+        alone: cutlass.Constexpr[bool],
         q: tuple,
         k: tuple,
         v_atom: cute.CopyAtom,
@@ -131,18 +145,18 @@ class PrefillKernel:
             kv_row_bytes=geometry.kv_row_bytes,
         )
         cta = cute.arch.block_idx()[0]
-        if const_expr(geometry.tasks > 1):
-            first, count = tasks_of(deal, cta)
+        if const_expr(alone):
+            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, 1, one=tile_of(cta))
+        else:
+            numbers = numbers_of(deal, cta)
             table = cute.make_tensor(
                 cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
             )
-            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, count, table)
-            if warp < count:
-                tile = tile_of(first + warp, paired=deal.many * deal.most)
+            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, numbers.count, table)
+            if warp < numbers.count:
+                tile = tile_of(numbers.of(warp), paired=deal.tiles)
                 with cute.arch.elect_one():
                     tasks.write(warp, tile)
-        else:
-            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, 1, one=tile_of(cta, paired=deal.many))
         cute.arch.sync_threads()
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)

@@ -67,6 +67,7 @@ class PrefillSchedule:
         return EdgeTable(tuple(edges), TASKS_AT)
 
     def check(self) -> None:
+        assert self.geometry.tasks <= self.threads // 32, self  # a warp finds one each
         assert 0 <= self.transpose_warps < WARPGROUP // 32, self
         assert (self.transpose_warps > 0) == self.geometry.transposes_values, self
         for registers in (self.load_registers, self.attend_registers):

@@ -1,6 +1,6 @@
-"""Which query tiles a CTA of the Hopper prefill computes: one, or several one after the other.
+"""Which query tiles a CTA of the Hopper prefill computes: several, one after the other.
 
-What a CTA costs besides its tiles (its launch, finding its tile, the first copies) is then paid once for several, and
+What a CTA costs besides its tiles (its launch, finding its tiles, the first copies) is then paid once for several, and
 the copies of the next tile run while the last products of the one before do. The GPU deals CTAs out as others end, so
 that no counter is needed; the last CTAs have one tile each, and end at about the same time.
 """
@@ -13,28 +13,57 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
+from ...parts.division import Divisor, divisor_of, quotient
 from ...parts.seqlen import Span
 from ...parts.tile_scheduler import L2_SECTION_BYTES, QueryTile
 from ...parts.work_range import WorkRange, work_range
 from .geometry import TASK_WORDS, PrefillGeometry
 
 SINGLE_TILES = 4
-"""CTAs with one tile, of those that run side by side, as many times over."""
+"""CTAs with one tile of 8 bits, of those that run side by side, as many times over."""
 SINGLE_SHARE = {128: 4, 192: 8}
 """Rows of a query tile of 8 bits -> of so many tiles no more than one is alone, once each CTA that runs side by side
-has one: where tiles are few, as of short sequences, being with others of their head is worth more."""
-
+has one: where tiles are few, being with others of their head is worth more."""
+FOLLOWING = (2, 4)
+"""Tiles of a CTA that follow each other, where keys allow."""
 SHORT_KEYS = 4096
-"""Keys of a sequence, on average, up to which 16-bit kernels take tiles head by head: a head's keys are then read from
-memory all the time, and not while the longest tiles of many heads start."""
+"""Keys of a sequence, on average, up to which a CTA's tiles of 8 bits are far apart. In longer ones tiles that follow
+each other have the same keys."""
+LONG_KEYS = 16384
+"""Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
 
 
 class Deal(NamedTuple):
-    """The first `many` CTAs take `most` query tiles each, which follow each other in the order of `query_tile`, head by
-    head; those behind take one."""
+    """Query tiles are dealt out in `rounds`, in the order of `query_tile`, head by head: in each round one to each of
+    `stride` CTAs, and after `most` rounds to the next CTAs. Those behind take one.
+
+    With a stride of 1 a CTA's tiles follow each other. A larger one is an even number: CTAs that run side by side then
+    compute the tiles of few heads at any time, whose keys are in L2."""
 
     most: Int32
-    many: Int32
+    rounds: Int32
+    stride: Divisor
+
+    @property
+    def tiles(self) -> Int32:
+        """Of CTAs with several."""
+        return self.rounds * self.stride.value
+
+    @property
+    def ctas(self) -> Int32:
+        return (self.rounds + self.most - 1) // self.most * self.stride.value
+
+
+class Numbers(NamedTuple):
+    """Where a CTA's `count` query tiles stand in the order of `query_tile`: from `first` on, `stride` apart."""
+
+    first: Int32
+    count: Int32
+    stride: Int32
+
+    def of(self, task: Int32) -> Int32:
+        """Far apart, every second is the neighbour's: then a head's long and short tiles take turns."""
+        return (self.first + task * self.stride) ^ (task & ~self.stride & 1)
 
 
 @cute.jit
@@ -42,41 +71,72 @@ def deal_of(
     geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], sequences: Int32, heads: Int32,
     heads_kv: Int32, processors: Int32,
 ) -> Deal:  # fmt: skip
-    """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side. However the
-    query's rows are divided into sequences, they are of no fewer tiles than these; tiles of rows that are of none
-    (lengths are known on the GPU only) turn out to be no work.
-
-    A CTA takes no more tiles than leave the keys and values that CTAs need at the same time in L2: the heads that they
-    work on are as many as they have tiles, divided by the tiles of a head.
-
-    Kernels whose CTAs take one tile have only the order of short `sequences` from it."""
-    most = Int32(1)
-    kv_bytes = Int64(cutlass.max(rows[1], 1)) * heads_kv * geometry.kv_row_bytes
-    tiles = heads * (rows[0] // geometry.tile_q)
-    many = Int32(0)
-    if const_expr(geometry.tasks > 1):
-        for several in (2, geometry.tasks):
-            if several * kv_bytes * processors <= Int64(L2_SECTION_BYTES) * tiles:
-                most = Int32(several)
-        alone = SINGLE_TILES * processors
-        if const_expr(geometry.element_bytes == 1):
-            alone = cutlass.min(alone, cutlass.max(tiles // SINGLE_SHARE[geometry.tile_q], processors))
-            row_tiles = Int64(sequences) * geometry.tile_q
-            if most > 3 and rows[0] > 2 * row_tiles and rows[0] <= 3 * row_tiles:
-                most = Int32(3)  # a head's, of sequences as long as the mean
-        many = cutlass.max(tiles - alone, 0) // most
-    elif rows[1] <= Int64(SHORT_KEYS) * sequences:
-        many = cutlass.max(tiles - SINGLE_TILES * processors, 0)
-    return Deal(most, many)
+    """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
+    rounds, stride = _strided(geometry, rows[0], sequences, heads, processors)
+    most = Int32(geometry.tasks)
+    if const_expr(geometry.element_bytes == 1):
+        if rows[1] > Int64(SHORT_KEYS) * sequences:
+            most, rounds = _following(geometry, rows, heads, heads_kv, processors)
+            stride = Int32(1)
+    return Deal(most, rounds, divisor_of(stride))
 
 
 @cute.jit
-def tasks_of(deal: Deal, cta: Int32) -> tuple[Int32, Int32]:
-    """The number of a CTA's first query tile, and how many it has."""
-    first, count = cta * deal.most, deal.most
-    if cta >= deal.many:
-        first, count = cta + deal.many * (deal.most - 1), Int32(1)
-    return first, count
+def _following(
+    geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], heads: Int32, heads_kv: Int32,
+    processors: Int32,
+) -> tuple[Int32, Int32]:  # fmt: skip
+    """Tiles of a CTA, and of all of these. However the query's rows are divided into sequences, they are of no fewer
+    tiles than these; tiles of rows that are of none (lengths are known on the GPU only) turn out to be no work.
+
+    A CTA takes no more tiles than leave the keys and values that CTAs need at the same time in L2: the heads that they
+    work on are as many as they have tiles, divided by the tiles of a head."""
+    most = Int32(1)
+    kv_bytes = Int64(cutlass.max(rows[1], 1)) * heads_kv * geometry.kv_row_bytes
+    tiles = heads * (rows[0] // geometry.tile_q)
+    for several in FOLLOWING:
+        if several * kv_bytes * processors <= Int64(L2_SECTION_BYTES) * tiles:
+            most = Int32(several)
+    alone = cutlass.max(tiles // SINGLE_SHARE[geometry.tile_q], processors)
+    many = cutlass.max(tiles - cutlass.min(alone, SINGLE_TILES * processors), 0) // most
+    return most, many * most
+
+
+@cute.jit
+def _strided(
+    geometry: cutlass.Constexpr[PrefillGeometry], rows: Int32, sequences: Int32, heads: Int32, processors: Int32
+) -> tuple[Int32, Int32]:
+    """Rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are more tiles, the
+    others are alone; where there are fewer, numbers beyond the last turn out to be no work.
+
+    A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks` rounds
+    all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work as any
+    other two, see `query_tile`), or if three quarters of another round or more are left, alone. Otherwise tiles are
+    left for one and a half alone for each CTA that runs side by side."""
+    head_tiles = cutlass.max(rows - 1, 0) // (geometry.tile_q * cutlass.max(sequences, 1)) + 1
+    tiles = heads * sequences * head_tiles
+    whole = head_tiles + head_tiles % 2 * head_tiles
+    stride = processors // whole * whole
+    if 16 * stride < 15 * processors:
+        stride = cutlass.max(processors // 2 * 2, 2)
+    rounds = tiles // stride
+    left = tiles - rounds * stride
+    uneven = (rounds % 2 != 0 or left != 0) and (rounds < 2 or 4 * left < 3 * stride)
+    if rounds > geometry.tasks or uneven:
+        rounds = cutlass.max(tiles - processors - processors // 2, 0) // stride
+    return rounds, stride
+
+
+@cute.jit
+def numbers_of(deal: Deal, cta: Int32) -> Numbers:
+    """Of a CTA's tiles."""
+    block = quotient(cta, deal.stride)
+    begin = block * deal.most
+    first = cta + (begin - block) * deal.stride.value
+    count = cutlass.min(deal.rounds - begin, deal.most)
+    if count <= 0:
+        first, count = cta + deal.tiles - deal.ctas, Int32(1)
+    return Numbers(first, count, deal.stride.value)
 
 
 class Tasks:
@@ -101,7 +161,7 @@ class Tasks:
 
     @property
     def _values(self) -> tuple:
-        return self.heads_per_kv_head, *(x for x in (self.count, self.table, self.one) if not isinstance(x, int | None))
+        return self.heads_per_kv_head, *((self.count, self.table) if self.one is None else (self.one,))
 
     def __extract_mlir_values__(self) -> list:
         return [value for part in self._values for value in cutlass.extract_mlir_values(part)]
@@ -112,7 +172,7 @@ class Tasks:
             size = len(cutlass.extract_mlir_values(part))
             made.append(cutlass.new_from_mlir_values(part, values[:size]))
             values = values[size:]
-        if self.table is None:
+        if self.one is not None:
             return Tasks(self.geometry, self.causal, made[0], self.count, one=made[1])
         return Tasks(self.geometry, self.causal, *made)
 

@@ -1,0 +1,103 @@
+"""Every query tile of a Hopper prefill is one CTA's, once, and the timing model's deal is the kernels' own."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+import torch
+from cutlass import Int32, cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from hypothesis import given
+from hypothesis import strategies as st
+from tsmla.variant import PrefillVariant
+from tsmla_emulator import check
+from tsmla_emulator.timing import prefill_grid
+from tsmla_emulator.timing.problem import Shape
+from tsmla_kernels.parts.tile_scheduler import tile_bound
+from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
+from tsmla_kernels.sm90.prefill.tasks import Deal, deal_of, numbers_of
+
+VARIANTS = [
+    check.find(f"tsmla_prefill_sm_90a_{dtype}_to_bf16_{dims}_causal_lse_nopdl")
+    for dtype, dims in (("bf16", "d192x128"), ("bf16", "d256x256"), ("e4m3", "d192x128"), ("e4m3", "d256x256"))
+]
+
+
+class Dealer:
+    """One thread for each CTA that the kernel would launch, which writes down how many tiles it has, and which."""
+
+    def __init__(self, variant: PrefillVariant):
+        self.geometry = PrefillGeometry.of(variant)
+
+    @cute.jit
+    def __call__(
+        self, found: cute.Tensor, rows: Int32, keys: Int32, sequences: Int32, heads: Int32, processors: Int32, stream
+    ):
+        geometry = self.geometry
+        deal = deal_of(geometry, (rows, keys), sequences, heads, heads, processors)
+        ctas = deal.ctas + heads * tile_bound(rows, sequences, geometry.tile_q) - deal.tiles
+        self.kernel(found, deal, ctas).launch(grid=((ctas + 31) // 32, 1, 1), block=(32, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, found: cute.Tensor, deal: Deal, ctas: Int32):
+        cta = cute.arch.block_idx()[0] * 32 + cute.arch.thread_idx()[0]
+        if cta < ctas:
+            numbers = numbers_of(deal, cta)
+            found[0, cta] = numbers.count
+            for task in range(numbers.count):
+                found[1 + task, cta] = numbers.of(Int32(task))
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+def dealer(request):
+    geometry = PrefillGeometry.of(request.param)
+    ctas = cute.sym_int()
+    made = make_fake_tensor(Int32, (1 + geometry.tasks, ctas), (cute.sym_int64(), 1), assumed_align=4)
+    options = f"--enable-tvm-ffi --keep-ptx --gpu-arch sm_90a --dump-dir={tempfile.mkdtemp()}"
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    return request.param, cute.compile(Dealer(request.param), made, *[Int32(1)] * 5, stream, options=options)
+
+
+def dealt(deal, geometry: PrefillGeometry, rows: int, keys: int, sequences: int, heads: int, processors: int):
+    """Of each CTA that is launched, the numbers of its tiles."""
+    found = torch.full((1 + geometry.tasks, heads * tile_bound(rows, sequences, geometry.tile_q)), -1, device="cuda",
+                       dtype=torch.int32)  # fmt: skip
+    deal(found, rows, keys, sequences, heads, processors)
+    ctas = [(count, own) for count, *own in found.T.tolist() if count >= 0]
+    assert all(1 <= count <= geometry.tasks and set(own[count:]) <= {-1} for count, own in ctas)
+    return [own[:count] for count, own in ctas]
+
+
+@pytest.mark.archs("sm_90a")
+def test_every_number_is_dealt_out_once(gpu, dealer):
+    """Also where sequences are not of the same length, and the last numbers are of no tile."""
+    variant, compiled = dealer
+    geometry, deal = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
+
+    @given(rows=st.integers(1, 9000), keys=st.integers(0, 9000), sequences=st.integers(1, 20),
+           heads=st.sampled_from([1, 2, 3, 8, 16]), processors=st.sampled_from([1, 2, 3, 7, 78, 114, 132]))  # fmt: skip
+    def once(rows, keys, sequences, heads, processors):
+        ctas = dealt(deal, geometry, rows, keys, sequences, heads, processors)
+        tiles = heads * tile_bound(rows, sequences, geometry.tile_q)
+        assert sorted(number for own in ctas for number in own) == list(range(tiles))
+
+    once()
+
+
+@pytest.mark.archs("sm_90a")
+def test_the_timing_model_deals_alike(gpu, dealer):
+    """Sequences of one length."""
+    variant, compiled = dealer
+    geometry, deal = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
+
+    @given(queries=st.integers(1, 5000), keys=st.integers(1, 9000), sequences=st.integers(1, 5),
+           heads=st.sampled_from([1, 2, 3, 8, 16]), processors=st.sampled_from([1, 2, 3, 7, 78, 114, 132]))  # fmt: skip
+    def alike(queries, keys, sequences, heads, processors):
+        shape = Shape(sequences, queries, keys, heads)
+        several = prefill_grid.dealt(variant, shape, processors, geometry.tile_q)
+        rows = sequences * queries
+        ctas = dealt(deal, geometry, rows, sequences * keys, sequences, heads, processors)
+        assert ctas[: len(several)] == several and all(len(own) == 1 for own in ctas[len(several) :])
+
+    alike()
