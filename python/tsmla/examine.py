@@ -219,7 +219,7 @@ def _facts(argument: Argument) -> list[str]:
         found.append(f"{name}.dtype")
     if argument.strides is Strides.PAGES:
         found.append(f"{name}.is_contiguous() or {name}.stride()")
-    elif argument.strides is Strides.WHOLE and (len(argument.shape) > 1 or "int64" in argument.also_dtypes):
+    elif argument.strides is Strides.WHOLE and (len(argument.shape) > 1 or argument.also_dtypes):
         found.append(f"{name}.is_contiguous()")
     elif argument.written:
         found.append(f"{name}.is_contiguous() or not overlapping({name})")
