@@ -54,8 +54,8 @@ BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
 DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
 LENGTHS_OF_SEVERAL_TILES = ((200, 390, 178), (60, 400, 20))
-"""Two CTAs have six query tiles each, of one head, far apart: none, one, two and three KV tiles, so that the waits for
-the places of their keys come first, and the query's are free by then. Two CTAs have one, of no rows."""
+"""Two CTAs have six query tiles each, far apart, which see none, one, three or five KV tiles. Two CTAs have one, of no
+rows."""
 RACE = Options(async_mode="late", happens_before=True)
 QUICK = [("eager", Options()), ("late", Options(async_mode="late")), ("late", RACE)]
 FENCE = "fence.mbarrier_init.release.cluster;"
