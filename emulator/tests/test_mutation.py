@@ -331,8 +331,8 @@ def test_unrelated_instructions_do_not_move_a_mutants_name(kernels):
     ptx, records, _ = kernels[PREFILL]
     before = {site.label: site.text for site in subject_of(ptx, records).sites}
     wait = next(line for line in ptx.splitlines() if "wgmma.wait_group" in line)
-    head, body = ptx.split("\tmov.u32 ", 1)
-    moved = subject_of(f"{head}\t{wait}\n\t{wait}\n\tmov.u32 {body}".replace(".py:", ".py:1"), records)
+    begin = ptx.index("\tmov.u32 ", ptx.index(f".entry {records[0].launches[0].entry}"))
+    moved = subject_of(f"{ptx[:begin]}\t{wait}\n\t{wait}\n{ptx[begin:]}".replace(".py:", ".py:1"), records)
     after = {site.label: site.text for site in moved.sites}
     assert len(after) == len(before) + 2 and before.items() <= after.items()
 

@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 from tsmla.plan import wide_rows
-from tsmla.variant import Arch, DecodeVariant
+from tsmla.variant import Arch, DecodeVariant, PrefillVariant
 from tsmla_kernels.parts.edges import Copies, Either
+from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 
 from docs.pictures import VARIANTS, schedules_of
 
@@ -50,9 +51,16 @@ def test_barriers_are_those_of_the_table(variant, compiled_kernels):
         told = {int(constants[register]) for register in _ANNOUNCED.findall(text) if register in constants}
         assert told and told <= tables[frozenset(inits)]
     assert met == set(tables)
-    # Two kernels of a decode have one table: packs have their own on Hopper, few rows of 16 bits on Blackwell.
-    twice = isinstance(variant, DecodeVariant) and (variant.arch is Arch.SM90A or wide_rows(variant.row))
-    assert len(kernels) == len(schedules) + twice
+    assert len(kernels) == len(schedules) + has_two_of_one_table(variant)
+
+
+def has_two_of_one_table(variant) -> bool:
+    """Packs have a decode of their own on Hopper, as few rows of 16 bits have on Blackwell; long sequences of 16 bits a
+    prefill."""
+    on_hopper = variant.arch is Arch.SM90A
+    if isinstance(variant, DecodeVariant):
+        return on_hopper or wide_rows(variant.row)
+    return isinstance(variant, PrefillVariant) and on_hopper and PrefillGeometry.of(variant).may_be_alone
 
 
 def announced(schedule, variant) -> set[int]:
