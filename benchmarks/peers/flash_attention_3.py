@@ -9,7 +9,6 @@ Every call makes its own results, as that interface has it. For bench_prefill:
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -42,10 +41,6 @@ def prefill_ragged(case: Case) -> Launch | None:
     return lambda: function(
         case.query, case.key, case.value, case.ends_q, case.ends_kv, case.queries, case.keys, **options
     )
-
-
-def installed() -> bool:
-    return importlib.util.find_spec("flash_attn_interface") is not None
 
 
 def _options(case: Case) -> dict[str, Any]:

@@ -10,7 +10,6 @@ once for all layers, which is not timed. For bench_decode:
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +31,6 @@ def fa3(case: Case) -> Launch | None:
 def fa2(case: Case) -> Launch | None:
     """Its kernels for all GPUs since Ampere."""
     return _planned(case, "fa2")
-
-
-def installed() -> bool:
-    return importlib.util.find_spec("flashinfer") is not None
 
 
 def _planned(case: Case, backend: str) -> Launch | None:

@@ -18,6 +18,7 @@ from tsmla_emulator import check, cli, machine, mutation_table, record
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
 from tsmla_kernels.sm90.decode.geometry import TASK_RING
+from tsmla_kernels.sm90.few_rows.geometry import ROWS
 
 SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False).symbol()
 
@@ -98,6 +99,10 @@ def test_a_rewritten_module_is_what_runs():
 def test_check_of_a_variant(variant):
     verdict = check.check(variant, Options(async_mode="late", seed=5))
     assert verdict.error is None and verdict.measured
+
+
+def test_few_rows_of_a_check_are_those_of_hoppers_kernel():
+    assert check.HOPPER_FEW_ROWS == ROWS
 
 
 def test_check_of_a_blackwell_decode_reaches_both_kernels():

@@ -210,7 +210,7 @@ def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
     few = FEW_ROWS_DEALS.get(arch)
     if few is not None:
         return DECODE_ROWS, few.row_tile + 2
-    converts = row is not None and row.scales is not None and row.scales.columns < row.value_columns
+    converts = row is not None and row.scales is not None and not row.scales.whole_row
     return (DECODE_ROWS, HOPPER_FEW_ROWS + 2) if converts else (DECODE_ROWS,)
 
 
@@ -260,9 +260,10 @@ def _decode(
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
         if len(taken) > DECODE_NO_PAGE:
+            nowhere = slice(DECODE_NO_PAGE * page, (DECODE_NO_PAGE + 1) * page)
             tables[request, DECODE_NO_PAGE] = -1
-            keys[DECODE_NO_PAGE * page : (DECODE_NO_PAGE + 1) * page] = math.nan
-            seen[-1][DECODE_NO_PAGE * page : (DECODE_NO_PAGE + 1) * page] = 0
+            keys[nowhere] = math.nan
+            seen[-1][nowhere] = 0
         cache[taken] = keys.unflatten(0, (-1, page))
     rows_of_query = 2 * torch.randn(sum(q_lens), heads, width, device="cuda")
     if variant.row.scales is not None:  # rows are scaled by their largest numbers: not by other rows'

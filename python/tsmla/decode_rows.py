@@ -59,8 +59,8 @@ def typed(cache: Any) -> Any:
 
 
 def typed_whole(cache: Any) -> Any:
-    """The same, of a cache in one tensor: bytes are rows with scales only."""
-    if isinstance(cache, torch.Tensor) and cache.dtype is torch.uint8 and _is_wide(cache):
+    """The same, of a cache of bytes in one tensor: they are rows with scales only."""
+    if isinstance(cache, torch.Tensor) and _is_wide(cache):
         return cache.view(torch.float8_e4m3fn)
     return cache
 

@@ -24,6 +24,10 @@ VARIANTS = [
 ]
 
 
+HEADS = st.sampled_from([1, 2, 3, 8, 16])
+PROCESSORS = st.sampled_from([1, 2, 3, 7, 78, 114, 132])
+
+
 class Dealer:
     """One thread for each CTA that the kernel would launch, which writes down how many tiles it has, and which."""
 
@@ -75,8 +79,7 @@ def test_every_number_is_dealt_out_once(gpu, dealer):
     variant, compiled = dealer
     geometry, deal = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
 
-    @given(rows=st.integers(1, 9000), keys=st.integers(0, 9000), sequences=st.integers(1, 20),
-           heads=st.sampled_from([1, 2, 3, 8, 16]), processors=st.sampled_from([1, 2, 3, 7, 78, 114, 132]))  # fmt: skip
+    @given(st.integers(1, 9000), st.integers(0, 9000), st.integers(1, 20), HEADS, PROCESSORS)
     def once(rows, keys, sequences, heads, processors):
         ctas = dealt(deal, geometry, rows, keys, sequences, heads, processors)
         tiles = heads * tile_bound(rows, sequences, geometry.tile_q)
@@ -91,8 +94,7 @@ def test_the_timing_model_deals_alike(gpu, dealer):
     variant, compiled = dealer
     geometry, deal = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
 
-    @given(queries=st.integers(1, 5000), keys=st.integers(1, 9000), sequences=st.integers(1, 5),
-           heads=st.sampled_from([1, 2, 3, 8, 16]), processors=st.sampled_from([1, 2, 3, 7, 78, 114, 132]))  # fmt: skip
+    @given(st.integers(1, 5000), st.integers(1, 9000), st.integers(1, 5), HEADS, PROCESSORS)
     def alike(queries, keys, sequences, heads, processors):
         shape = Shape(sequences, queries, keys, heads)
         several = prefill_grid.dealt(variant, shape, processors, geometry.tile_q)

@@ -6,14 +6,13 @@ import math
 from typing import NamedTuple
 
 import torch
+from decode_rows import rounds
 from tsmla.support import LATENT_DIM, ROPE_DIM
 
 from . import reference_cache, scaled_rows
 from .decode_case import QUERIES, WIDTH, DecodeCase
 from .reference_decode import pages_of
 
-FEW_ROWS = 16
-"""Query tokens x heads up to which sm_90a has a kernel of its own for 656-byte rows."""
 _SPARE_PAGES = 3
 
 
@@ -118,17 +117,16 @@ def _rounded(case: DecodeCase) -> bool:
 
 def _rounds_keys(case: DecodeCase, arch: str) -> bool:
     """Whether 656-byte rows are rounded to bf16 before they are multiplied: the kernel of few query rows does not."""
-    few = case.ends_q is None and case.q_len * case.heads <= FEW_ROWS and not case.batch_invariant
-    return not (few and arch == "sm_90a")
+    return case.ends_q is not None or case.batch_invariant or rounds(arch, case.q_len * case.heads)
 
 
 def _keys(
-    case: DecodeCase, cache: dict[str, torch.Tensor], places: list[list[tuple[int, int]]], rounds: bool
+    case: DecodeCase, cache: dict[str, torch.Tensor], places: list[list[tuple[int, int]]], rounded: bool
 ) -> list[Keys]:
     rows, scales = cache["cache"].double(), cache.get("scale_cache")
     if case.rows is not None:
         rows = reference_cache.numbers(case.rows, scaled_rows.bytes_of(cache))
-        if scales is None and rounds:
+        if scales is None and rounded:
             rows = rows.float().bfloat16().double()
     rows = torch.cat([rows.flatten(0, 1), torch.zeros(1, WIDTH)])  # what pages read as that the cache does not have
     if scales is not None:
