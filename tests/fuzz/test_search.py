@@ -62,7 +62,7 @@ def _prefill_writes_all(**given: Any) -> Any:
 
 def _decode_zeroed(**given: Any) -> Any:
     result = _DECODE(**given)
-    _out(result)[-1].zero_()
+    _out(result)[-1:].zero_()  # of no request there is none
     return result
 
 
