@@ -14,6 +14,7 @@ from decode_reference import Problem, check, make_problem, run
 from prefill_reference import make_problem as make_prefill
 from tsmla.plan import plan_decode
 from tsmla.variant import SHIPPED_ARCHS, Arch
+from tsmla_emulator import machine
 
 pytestmark = pytest.mark.archs(*map(str, SHIPPED_ARCHS))
 
@@ -56,6 +57,24 @@ def test_whatever_the_queries_of_others_hold(gpu, dtype):
         query[2:] = value
         out, lse = run(dataclasses.replace(problem, query=query), batch_invariant=True)
         assert torch.equal(out[:2], exact[:2]) and torch.equal(lse[:2], exact_lse[:2])
+
+
+def test_nothing_is_launched_to_combine(gpu, monkeypatch):
+    """There is nothing to: no request is split."""
+    entries = []
+    run_launches = machine.run_launches
+
+    def noted(module, launches, regions, options):
+        entries.extend(launch.entry for launch in launches)
+        return run_launches(module, launches, regions, options)
+
+    monkeypatch.setattr(machine, "run_launches", noted)
+    problem = make_problem([700, 65, 0], 1, 16)
+    check(problem)
+    assert sum("combine" in entry for entry in entries) == 1 and len(entries) == 2
+    entries.clear()
+    check(problem, batch_invariant=True)
+    assert len(entries) == 1 and "combine" not in entries[0]
 
 
 def test_otherwise_bits_do_depend(gpu, monkeypatch):

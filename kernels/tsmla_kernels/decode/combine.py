@@ -1,9 +1,9 @@
 """Combine: the partial results of split units become rows of the output.
 
-Launched behind every attention kernel, as its dependent: it is there when the last attention CTA ends. A CTA reads one
-record (`parts/partials.py`) and takes some of its rows or of their columns, or leaves where there is nothing to
-combine. With w_i = 2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i; where heads
-have sinks, these count as `parts/row_end.py` says.
+Launched behind every attention kernel that may split units, as its dependent: it is there when the last attention CTA
+ends. A CTA reads one record (`parts/partials.py`) and takes some of its rows or of their columns, or leaves where there
+is nothing to combine. With w_i = 2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i;
+where heads have sinks, these count as `parts/row_end.py` says.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def launch_combine(
     in_pieces: cutlass.Constexpr[bool] = False,
     crowd: cutlass.Constexpr[int] = 1,
 ):
-    """Launch behind the attention kernel that had the same `partials`, `kept` so. in_pieces: whether warps have pieces
-    of rows of up to `FEW_FOR_PIECES` partials. crowd: CTAs an SM, up to which a row's columns are cut into slices."""
+    """Launch behind the attention kernel that had the same `partials`, `kept` so, unless it had no slots for any.
+    in_pieces: whether warps have pieces of rows of up to `FEW_FOR_PIECES` partials. crowd: CTAs an SM, up to which a
+    row's columns are cut into slices."""
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
@@ -81,13 +82,14 @@ def launch_combine(
     # of which an SM has enough for its share of them only.
     most_on_sm = (records * blocks * slices + SMS - 1) // SMS
     lse = lse.iterator if const_expr(lse is not None) else None
-    _combine(pdl, kept.in_quads, in_pieces, partials, out.iterator, lse, ending).launch(
-        grid=(records, blocks, slices),
-        block=(32 * WARPS, 1, 1),
-        stream=stream,
-        smem=SHARED_BYTES_PER_SM // (most_on_sm + 1),
-        use_pdl=True,
-    )
+    if partials.slots > 0:
+        _combine(pdl, kept.in_quads, in_pieces, partials, out.iterator, lse, ending).launch(
+            grid=(records, blocks, slices),
+            block=(32 * WARPS, 1, 1),
+            stream=stream,
+            smem=SHARED_BYTES_PER_SM // (most_on_sm + 1),
+            use_pdl=True,
+        )
 
 
 @cute.kernel
