@@ -130,6 +130,72 @@ def test_a_copy_takes_its_latency_and_bytes_take_turns(count):
     assert taken == pytest.approx(NEAR.latency + count * size / NEAR.rate + around, abs=30)
 
 
+ASKING = """
+mov.b32 %r1, smem;
+shr.u32 %r2, %r1000, 5;
+setp.ne.s32 %p1, %r1000, 0;
+@%p1 bra READY;
+mbarrier.init.shared.b64 [%r1], 1;
+mbarrier.init.shared.b64 [%r1+8], 1;
+READY:
+bar.sync 0;
+setp.ne.s32 %p2, %r1001, 0;
+@%p2 bra DONE;
+setp.eq.s32 %p3, %r2, 1;
+@%p3 bra OTHER;
+setp.eq.s32 %p3, %r2, 2;
+@%p3 bra ASKS;
+{first}
+mbarrier.arrive.shared.b64 _, [%r1];
+bra DONE;
+OTHER:
+{other}
+mbarrier.arrive.shared.b64 _, [%r1+8];
+bra DONE;
+ASKS:
+{before}
+TEST: mbarrier.test_wait.parity.shared.b64 %p4, [%r1], 0;
+@%p4 bra SHORT;
+{instead}
+{long}
+bra WAIT;
+SHORT:
+{short}
+WAIT: mbarrier.try_wait.parity.shared.b64 %p5, [%r1], 0;
+@!%p5 bra WAIT;
+DONE:
+"""
+INSTEAD = "mbarrier.test_wait.parity.shared.b64 %p6, [%r1+8], 0;\n@!%p6 bra TEST;"
+
+
+def chain(steps: int) -> str:
+    return steps * "ex2.approx.ftz.f32 %r3, %r3;\n"
+
+
+def asked(first: int, other: int, instead: str = "") -> float:
+    """Steps of chains until a kernel ends whose third warp, 20 steps on, takes 10 more if the first warp has arrived
+    after its `first` steps, else 80; or waits for that or for what the second warp does after `other` steps."""
+    parts = {"first": first, "other": other, "before": 20, "long": 80, "short": 10}
+    body = ASKING.format(**{name: chain(steps) for name, steps in parts.items()}, instead=instead)
+    entry = parse(text_of(body, 0, "sm_90a", 96)).entries["k"]
+    late = run(body, threads=96, shared=64, starve=(2,), trace=(0,))  # both have arrived, in the emulator
+    failing = run(body, threads=96, shared=64, tests_fail=True, trace=(0,))
+    taken = replay(Prepared(Text(entry, "sm_90a"), H100), late.traces, NEAR, failing.traces)
+    return taken.clocks / H100.special_latency.value
+
+
+def test_a_warp_that_asks_goes_the_way_that_it_finds_in_the_replay():
+    assert asked(first=5, other=0) == pytest.approx(20 + 10, abs=12)
+    assert asked(first=25, other=0) == pytest.approx(20 + 80, abs=12)
+    assert asked(first=200, other=0) == pytest.approx(200, abs=12)
+
+
+def test_a_warp_that_asks_for_two_in_turns_goes_with_the_first_of_them():
+    assert asked(first=60, other=85, instead=INSTEAD) == pytest.approx(85, abs=12)  # the second warp is the last
+    assert asked(first=85, other=60, instead=INSTEAD) == pytest.approx(60 + 80, abs=12)
+    assert asked(first=5, other=60, instead=INSTEAD) == pytest.approx(60, abs=12)
+
+
 KERNELS = (
     "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse_nopdl",
     "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse_nopdl",

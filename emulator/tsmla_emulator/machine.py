@@ -84,6 +84,8 @@ class Options:
     is reported together, each pair of instructions once, and before the failure that the run ends with, if it does.
     trace: clusters of each launch of which `Report.traces` gets what their warps executed.
     only_traced: run no other clusters: for their work, not for results.
+    tests_fail: a warp's mbarrier.test_wait finds the phase open, unless the mbarrier instruction before it was such a
+    one: what the warp does where it does not find what it asks about, for the timing model.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -102,6 +104,7 @@ class Options:
     only_traced: bool = False
     findings: int = 8
     limit: int = 0
+    tests_fail: bool = False
 
 
 @dataclass

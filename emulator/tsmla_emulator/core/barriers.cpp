@@ -124,6 +124,8 @@ Step expect_or_complete(Context& c) {
 // which the time-limited instruction may always do.
 Step try_wait(Context& c) {
   u32* result = c.warp.write(c.in.d);
+  bool made_to_fail = c.cluster.machine.options.tests_fail && c.in.extra & 2 && !c.warp.made_fail;
+  c.warp.made_fail = made_to_fail;
   u32 failed = 0, failed_address = 0;
   Cta* failed_cta = nullptr;
   u32 failed_phase = 0;
@@ -134,6 +136,7 @@ Step try_wait(Context& c) {
     Mbarrier& b = mbarrier_of(c.cluster, u32(address), "mbarrier.try_wait");
     u32 asked = c.warp.read(c.in.b)[lane];
     bool done = c.in.extra & 1 ? b.phase != asked : (b.phase & 1) != (asked & 1);
+    done &= !made_to_fail;
     result[lane] = done ? ~0u : 0u;
     if (done && c.warp.trace && rest == c.mask) c.warp.trace->note(Note::kWait, u32(address), b.phase);
     if (done) {
@@ -223,6 +226,7 @@ Mbarrier& mbarrier_of_engine(Cluster& cluster, u32 address, const char* what) {
 }
 
 Step op_mbarrier(Context& c) {
+  if (c.in.op != OP_MBARRIER_TRY) c.warp.made_fail = false;
   switch (c.in.op) {
     case OP_MBARRIER_INIT:
       return initialise(c);

@@ -42,7 +42,7 @@ class _Options(Structure):
     _fields_ = (
         ("mode", c_uint32), ("quantum", c_uint32), ("happens_before", c_uint32), ("lenient_tensor", c_uint32),
         ("lockstep", c_uint32), ("poison", c_uint32), ("threads", c_uint32), ("elect_highest", c_uint32),
-        ("count", c_uint32), ("findings", c_uint32),
+        ("count", c_uint32), ("findings", c_uint32), ("tests_fail", c_uint32),
         ("starved_count", c_uint32), ("starved", POINTER(c_uint32)),
         ("only_traced", c_uint32), ("traced_count", c_uint32), ("traced", POINTER(c_uint32)), ("seed", c_uint64),
         ("limit", c_uint64),
@@ -159,9 +159,9 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     traced = [cluster for cluster in options.trace if cluster < clusters]
     options_c = _Options(_MODES[options.async_mode], options.quantum, int(options.happens_before),
                          int(options.lenient_tensor), int(options.lockstep), int(options.poison), options.threads,
-                         int(options.elect_highest), int(options.count), options.findings, len(starve),
-                         (c_uint32 * max(1, len(starve)))(*starve), int(options.only_traced),
-                         len(traced), (c_uint32 * max(1, len(traced)))(*traced), options.seed,
+                         int(options.elect_highest), int(options.count), options.findings,
+                         int(options.tests_fail), len(starve), (c_uint32 * max(1, len(starve)))(*starve),
+                         int(options.only_traced), len(traced), (c_uint32 * max(1, len(traced)))(*traced), options.seed,
                          options.limit)  # fmt: skip
     lists = (ctypes.c_int32 * max(1, len(program.lists)))(*program.lists)
     constants = (c_uint32 * max(1, len(program.constants)))(*program.constants)

@@ -64,6 +64,7 @@ enum AsyncMode : u32 { kEager = 0, kRandom = 1, kLate = 2 };
 
 struct Options {
   u32 mode, quantum, happens_before, lenient_tensor, lockstep, poison, threads, elect_highest, count, findings;
+  u32 tests_fail;  // first tries of mbarrier.test_wait
   u32 starved_count;
   const u32* starved;
   u32 only_traced;  // run no other clusters
@@ -235,6 +236,7 @@ struct Warp {
   u64 executed = 0;
   bool polling = false;  // its last slice ended at a failed try
   u32 failed_pc = ~0u, failed_address = 0;
+  bool made_fail = false;  // its last mbarrier instruction was a test that was made to fail
   u32 actor = 0;
   Traced* trace = nullptr;  // null unless somebody asked for it
   u32 role_pc = ~0u;  // of the setmaxnreg that it executed last: warps that share it play one role

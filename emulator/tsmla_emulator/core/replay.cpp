@@ -6,8 +6,8 @@
 
 namespace replay {
 
-Replay::Replay(const Cost* costs, const s32* lists, u32 slots, const Parameters& p, const WarpTrace* traces, u64 count,
-       Busy* busy)
+Replay::Replay(const Cost* costs, const s32* lists, u32 slots, const Parameters& p, const WarpTrace* traces,
+       const WarpTrace* others, u64 count, Busy* busy)
     : costs_(costs), lists_(lists), p_(p), busy_(busy) {
   u32 ranks = 0;
   for (u64 i = 0; i < count; i++) ranks = std::max(ranks, traces[i].rank + 1);
@@ -16,7 +16,8 @@ Replay::Replay(const Cost* costs, const s32* lists, u32 slots, const Parameters&
   for (u32 i = 0; i < count; i++) {
     Warp& w = warps_[i];
     w.trace = &traces[i], w.sm = traces[i].rank, w.index = traces[i].warp, w.part = traces[i].warp % 4;
-    w.done.assign(traces[i].instruction_count, kNever);
+    w.ways[0] = &traces[i], w.ways[1] = &others[i];
+    w.done.assign(traces[i].instruction_count + others[i].instruction_count, kNever);
     w.writer.assign(slots, kNever);
     w.finished = traces[i].instruction_count == 0;
     sms_[w.sm].warps[w.part].push_back(i);
@@ -74,7 +75,8 @@ bool is_wait(u8 kind) {
 void Replay::fill(Warp& w) {
   const WarpTrace& trace = *w.trace;
   while (!w.fenced && w.window.size() < p_.window && w.next < trace.instruction_count) {
-    Entry e{w.next, 0, trace.instructions[w.next] & ~(Traced::failed | Traced::idle), 0, 0, false, {}};
+    Entry e{w.first + w.next, 0, trace.instructions[w.next] & ~(Traced::failed | Traced::idle), 0, 0, false, false, {}};
+    e.test = w.test < trace.test_count && (trace.tests[w.test] & ~kUnknown) == w.next;
     e.first_note = u32(w.note);
     while (w.note < trace.note_count && trace.notes[w.note].at == w.next) w.note++;
     e.notes = u32(w.note) - e.first_note;
@@ -88,8 +90,8 @@ void Replay::fill(Warp& w) {
       else if (e.pending.empty() || e.pending.back() != writer)
         e.pending.push_back(writer);
     }
-    for (u32 i = 0; i < cost.writes; i++) w.writer[u32(list[cost.reads + i])] = w.next;
-    w.fenced = is_wait(cost.kind) && !(cost.sets & 15);
+    for (u32 i = 0; i < cost.writes; i++) w.writer[u32(list[cost.reads + i])] = e.number;
+    w.fenced = e.test || (is_wait(cost.kind) && !(cost.sets & 15));
     w.next++;
     w.window.push_back(std::move(e));
   }
@@ -153,10 +155,14 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
     }
     w.wake = now + std::max<u64>(1, cost.stall);
     u32 pc = e.pc, first = e.first_note, notes = e.notes;
-    u64 at_number = e.number;
+    u64 at_number = e.number - w.first;
+    bool test = e.test;
     while (!w.window.empty() && w.window.front().issued) w.window.pop_front();
-    if (cost.kind > kFree) act(w, number, sm, cost, pc, first, notes, result, now);
-    if (at_number + 1 == w.trace->instruction_count && w.window.empty()) finish(w, now);
+    if (test)
+      ask(w, number, pc, now);
+    else if (cost.kind > kFree)
+      act(w, number, sm, cost, pc, first, notes, result, now);
+    if (!test && at_number + 1 == w.trace->instruction_count && w.window.empty()) finish(w, now);
     return true;
   }
   while (!w.window.empty() && w.window.front().issued) w.window.pop_front();
@@ -167,11 +173,12 @@ bool Replay::issue(Warp& w, u32 number, Sm& sm, u64 now) {
 
 extern "C" {
 
-// Returns the clock of the last exit; ~0 when the warps wait for each other. `busy` has one for each rank, zeroed; `waits` is
+// Returns the clock of the last exit; ~0 when the warps wait for each other. `others`: of each warp with tests what it runs
+// where they find their phases open, with as many tests; of the rest nothing. `busy` has one for each rank, zeroed; `waits` is
 // allocated here, and given back by tsmla_emulator_free.
 u64 tsmla_emulator_replay(const Cost* costs, const s32* lists, u32 slots, const Parameters* parameters, const WarpTrace* traces,
-                          u64 count, Busy* busy, Waited** waits, u64* wait_count) {
-  Replay replay(costs, lists, slots, *parameters, traces, count, busy);
+                          const WarpTrace* others, u64 count, Busy* busy, Waited** waits, u64* wait_count) {
+  Replay replay(costs, lists, slots, *parameters, traces, others, count, busy);
   u64 end = replay.run();
   *wait_count = replay.waits.size();
   *waits = static_cast<Waited*>(std::malloc((replay.waits.size() + 1) * sizeof(Waited)));

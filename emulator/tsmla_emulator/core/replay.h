@@ -44,7 +44,10 @@ struct WarpTrace {
   const Note* notes;
   u64 instruction_count, note_count;
   u32 rank, warp;
+  const u32* tests;  // positions in `instructions` where it asks whether a phase is complete, and goes on either way
+  u64 test_count;
 };
+constexpr u32 kUnknown = 1u << 31;  // with a test: what the warp does when it is complete is not in the trace
 
 struct Waited {
   u32 warp, pc;  // position in the traces given

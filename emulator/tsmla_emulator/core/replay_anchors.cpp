@@ -1,4 +1,6 @@
 // What anchors do in a replay, and what happens later because of them.
+#include <algorithm>
+
 #include "replay_state.h"
 
 namespace replay {
@@ -135,6 +137,38 @@ void Replay::act(Warp& w, u32 number, Sm& sm, const Cost& cost, u32 pc, u32 firs
   }
 }
 
+namespace {
+
+const Note* note_of(const WarpTrace& trace, u64 test) {
+  u32 place = trace.tests[test];
+  const Note* end = trace.notes + trace.note_count;
+  const Note* found = std::lower_bound(trace.notes, end, place, [](const Note& note, u32 at) { return note.at < at; });
+  return found != end && found->at == place ? found : nullptr;
+}
+
+}  // namespace
+
+void Replay::ask(Warp& w, u32 number, u32 pc, u64 now) {
+  stop(w, pc, now);
+  w.asks = true;
+  const Note* notes[2] = {note_of(*w.ways[0], w.test), note_of(*w.ways[1], w.test)};
+  u32 first = w.ways[0]->tests[w.test] & kUnknown ? 1 : 0;
+  for (u32 way = first; way < 2; way++)
+    if (!notes[way] || barriers_[notes[way]->a].phase >= notes[way]->b) return go(w, way, now + p_.barrier_ready);
+  for (u32 way = first; way < 2; way++)
+    barriers_[notes[way]->a].waiters.push_back({number, notes[way]->b, -1, u32(w.test + 1), way});
+}
+
+void Replay::go(Warp& w, u32 way, u64 time) {
+  w.asks = false;
+  w.trace = w.ways[way];
+  w.first = way ? w.ways[0]->instruction_count : 0;
+  w.next = (w.trace->tests[w.test++] & ~kUnknown) + 1;
+  w.note = 0;
+  while (w.note < w.trace->note_count && w.trace->notes[w.note].at < w.next) w.note++;
+  resume(w, time);
+}
+
 u64 Replay::copied(Sm& sm, const Warp& w, u32 bytes, u64 now) {
   u64 begin = std::max(now, sm.engine_free);
   sm.engine_free = begin + p_.copy_issue;
@@ -253,7 +287,11 @@ void Replay::happens(const Event& e) {
       i++;
       continue;
     }
-    over(warps_[waiter.warp], waiter.scoreboard, e.time + p_.barrier_wake);
+    Warp& w = warps_[waiter.warp];
+    if (!waiter.question)
+      over(w, waiter.scoreboard, e.time + p_.barrier_wake);
+    else if (w.asks && waiter.question == w.test + 1)
+      go(w, waiter.way, e.time + p_.barrier_wake);
     b.waiters.erase(b.waiters.begin() + s64(i));
   }
 }

@@ -27,6 +27,7 @@ struct Barrier {
   struct Waiter {
     u32 warp, phases;  // that must be complete
     s32 scoreboard;    // that is freed then; -1: the warp stands still until then
+    u32 question = 0, way = 0;  // where it stands at a test: the test's number + 1, and the way that it then takes
   };
   std::vector<Waiter> waiters;
 };
@@ -65,14 +66,17 @@ struct Sm {
 struct Entry {
   u64 number, ready;
   u32 pc, first_note, notes;
-  bool issued;
+  bool issued, test;
   std::vector<u64> pending;  // instructions whose results it needs, not issued yet
 };
 
 struct Warp {
   u32 sm = 0, part = 0, index = 0;  // index: in the CTA
   const WarpTrace* trace = nullptr;
-  u64 next = 0, note = 0, issued = 0;
+  const WarpTrace* ways[2] = {};  // what it runs where tests find their phases complete, and where they do not
+  u64 next = 0, note = 0, first = 0;  // first: number of the trace's first instruction
+  u64 test = 0;                       // that it comes to next
+  bool asks = false;
   std::deque<Entry> window;
   std::vector<u64> done, writer;
   u64 wake = 0;  // may issue nothing before
@@ -96,7 +100,8 @@ inline void mark(u32* bins, u64 start, u64 clocks) {
 
 class Replay {
  public:
-  Replay(const Cost* costs, const s32* lists, u32 slots, const Parameters& p, const WarpTrace* traces, u64 count, Busy* busy);
+  Replay(const Cost* costs, const s32* lists, u32 slots, const Parameters& p, const WarpTrace* traces, const WarpTrace* others,
+         u64 count, Busy* busy);
   // The clock of the last exit; kNever when the warps wait for each other.
   u64 run();
   std::vector<Waited> waits;
@@ -147,6 +152,11 @@ class Replay {
     else
       resume(w, time);
   }
+
+  // At a test: which way a warp goes is known when one of the barriers is complete that the ways' notes name; at once, if
+  // the second has none.
+  void ask(Warp&, u32 number, u32 pc, u64 now);
+  void go(Warp&, u32 way, u64 time);
 
   // From here on the warp waits, until somebody resumes it.
   void stop(Warp& w, u32 pc, u64 now) { w.wake = kNever, w.started = now, w.waits_at = pc; }

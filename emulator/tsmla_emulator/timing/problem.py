@@ -92,9 +92,11 @@ class Traced:
             self._texts[id(entry)] = text_of(entry, self.arch, call.library if self.machine_code else None)
         return Prepared(self._texts[id(entry)], machine)
 
-    def run(self, operator: Any, clusters: Iterable[int], processors: int | None = None) -> Call:
+    def run(
+        self, operator: Any, clusters: Iterable[int], processors: int | None = None, tests_fail: bool = False
+    ) -> Call:
         """Emulate chosen clusters of what `operator()` launches, on a GPU of the problem's SMs or of so many."""
-        options = Options(trace=tuple(clusters), only_traced=True)
+        options = Options(trace=tuple(clusters), only_traced=True, tests_fail=tests_fail)
         sms = processors or self.processors
         with emulated(self.arch, options, compiled=self._compiled, processors=sms) as gpu:
             operator()
@@ -174,6 +176,11 @@ class DecodeTraced(Traced):
             kinds.setdefault(self.parts[part], part)
         self.chosen = sorted(set([*kinds.values()][:4]) | {0})
         self.call = self.run(lambda: _call_decode(variant, shape), self.chosen)
+        self.failing: list[Trace] = []
+        attention = self.call.module.entries[self.call.launches[0].entry]
+        if any(instruction.opcode.startswith("mbarrier.test_wait") for instruction in attention.instructions):
+            other = self.run(lambda: _call_decode(variant, shape), self.chosen, tests_fail=True)
+            self.failing = other.report.traces
 
     def _parts(self) -> list[tuple[int, int, int]]:
         """Of each CTA (or pair): KV tiles, segments, partial results."""
@@ -209,7 +216,8 @@ class DecodeTraced(Traced):
         ends = {}
         for part in self.chosen:
             own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == part]
-            ends[part] = (replay(prepared, own, memory), own)
+            others = [t for t in self.failing if t.launch == 0 and t.cluster == part]
+            ends[part] = (replay(prepared, own, memory, others), own)
         longest = max(ends, key=lambda part: ends[part][0].clocks)
         attention, traces = ends[longest]
         details = {"attention": float(attention.clocks), "KV tiles of the longest CTA": float(self.parts[longest][0])}

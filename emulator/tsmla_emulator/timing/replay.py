@@ -20,6 +20,8 @@ from .machines import Machine
 from .placement import NOT_CODE, cost_of
 
 FAILED, IDLE = 1 << 31, 1 << 30
+UNKNOWN = 1 << 31
+"""With the place of a test: what the warp would have done if it had found what it asked about, no run has shown."""
 STORE, PRODUCT = 4, 6
 BIN, BINS = 32, 1 << 15
 
@@ -46,7 +48,8 @@ class _Parameters(Structure):
 class _WarpTrace(Structure):
     _fields_ = (
         ("instructions", POINTER(c_uint32)), ("notes", POINTER(c_uint32)), ("instruction_count", c_uint64),
-        ("note_count", c_uint64), ("rank", c_uint32), ("warp", c_uint32),
+        ("note_count", c_uint64), ("rank", c_uint32), ("warp", c_uint32), ("tests", POINTER(c_uint32)),
+        ("test_count", c_uint64),
     )  # fmt: skip
 
 
@@ -117,6 +120,8 @@ class Prepared:
         self._rows.append(_Cost(slots=1))  # falling off the end
         self.lists = (c_int32 * max(1, len(self._lists)))(*self._lists)
         opcodes = (instruction.opcode for instruction in self.entry.instructions)
+        self._tests = [n for n, i in enumerate(self.entry.instructions) if i.opcode.startswith("mbarrier.test_wait")]
+        self._mbarriers = [n for n, i in enumerate(self.entry.instructions) if i.opcode.startswith("mbarrier.")]
         self._boxes = np.array([*(opcode.startswith("cp.async.bulk.tensor") for opcode in opcodes), False])
         self._products: dict[tuple[int, int, int], int] = {}
 
@@ -149,12 +154,30 @@ class Prepared:
         position = self.position(number)
         return self.costs[position].rule if position < len(self.costs) else "other"
 
+    def tests(self, code: Any, _notes: Any) -> Any:
+        """Where in a cleaned trace a warp asks whether a phase is complete, and goes on either way."""
+        numbers = [number for number in np.unique(code).tolist() if self.position(number) in self._tests]
+        return np.flatnonzero(np.isin(code, numbers)).astype(np.uint32)
+
+    def unknown(self, ways: Sequence[tuple[Any, Any]], places: Sequence[Any]) -> Any:
+        """Of two cleaned traces of a warp, with tests at `places`: which of the first's have not found what they ask
+        about, as all of the second's have not. Of several that a warp asks in turns, only the last is there, and the
+        second's may have found what it asks about instead."""
+        (first, notes), (second, other_notes) = ways
+        instead = {self.position(int(second[at])) for at in places[1] if _noted(other_notes, at)}
+        found = [_noted(notes, at) and self.position(int(first[at])) not in instead for at in places[0]]
+        return ~np.array(found, bool)
+
     def clean(self, trace: Trace) -> tuple[Any, Any]:
         """Instructions without polling, and notes that go with them; products with their clocks. Lanes that store the
         same box store it once: the machine's instruction is of the warp."""
         flagged = trace.instructions
         code = flagged & np.uint32(~(FAILED | IDLE) & 0xFFFFFFFF)
         keep = np.ones(len(code), bool)
+        asked = np.flatnonzero(np.isin(code, self._mbarriers))
+        tests = np.isin(code[asked], self._tests)
+        for pair in np.flatnonzero(tests[1:] & tests[:-1]):  # a warp that asks in turns is where it asks last
+            keep[asked[pair] : asked[pair + 1]] = False
         for at in np.flatnonzero(flagged & np.uint32(FAILED)):
             loop = polling_loop(self.entry, int(code[at]))
             if loop and list(code[at : at + len(loop)]) == list(loop):
@@ -185,8 +208,21 @@ class Prepared:
         return positions, np.ascontiguousarray(notes)
 
 
-def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory) -> Replayed:
-    """Replay one cluster. Raises EmulationError when its warps wait for each other, which shows a hole of the model."""
+def _noted(notes: Any, place: int) -> bool:
+    return len(notes) > 0 and bool((notes[:, 0] == place).any())
+
+
+def _c_trace(trace: Trace, code: Any, notes: Any, tests: Any) -> _WarpTrace:
+    code_c, notes_c, tests_c = (words.ctypes.data_as(POINTER(c_uint32)) for words in (code, notes, tests))
+    return _WarpTrace(code_c, notes_c, len(code), len(notes), trace.rank, trace.warp, tests_c, len(tests))
+
+
+def replay(
+    prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: Sequence[Trace] = ()
+) -> Replayed:
+    """Replay one cluster. others: what its warps ran with `Options.tests_fail`: at each test they then go the way that
+    they find. Without, tests wait for what they found. Raises EmulationError when warps wait for each other, which
+    shows a hole of the model."""
     machine = prepared.machine
     values = {name: getattr(machine, name).clocks for name in _INTEGERS}
     values["copy_latency"] = round(memory.latency)
@@ -195,18 +231,26 @@ def replay(prepared: Prepared, traces: Sequence[Trace], memory: Memory) -> Repla
         slower = getattr(machine, f"beside_{pipe}", None)
         parameters.beside[number] = round(64 * slower.value) if slower else 64
     cleaned = [prepared.clean(trace) for trace in traces]
-    warps = (_WarpTrace * len(traces))(*(
-        _WarpTrace(code.ctypes.data_as(POINTER(c_uint32)), notes.ctypes.data_as(POINTER(c_uint32)), len(code),
-                   len(notes), trace.rank, trace.warp)
-        for trace, (code, notes) in zip(traces, cleaned, strict=True)
-    ))  # fmt: skip
+    none = np.zeros(0, np.uint32)
+    tests, second = [none] * len(traces), [(none, none, none)] * len(traces)
+    failing = {(other.rank, other.warp): other for other in others}
+    for number, trace in enumerate(traces):
+        if other := failing.get((trace.rank, trace.warp)):
+            ways = [cleaned[number], prepared.clean(other)]
+            places = [prepared.tests(*way) for way in ways]
+            if len(places[0]) == len(places[1]):
+                unknown = prepared.unknown(ways, places)
+                tests[number], second[number] = places[0] | (unknown * np.uint32(UNKNOWN)), (*ways[1], places[1])
+    every = zip(traces, cleaned, tests, second, strict=True)
+    firsts, seconds = zip(*((_c_trace(t, *way, at), _c_trace(t, *other)) for t, way, at, other in every), strict=True)
+    warps, alternatives = ((_WarpTrace * len(traces))(*each) for each in (firsts, seconds))
     ranks = 1 + max(trace.rank for trace in traces)
     busy = (_Busy * ranks)()
     waits, count = POINTER(_Waited)(), c_uint64()
     call = core().tsmla_emulator_replay
     call.restype = c_uint64
     clocks = call(prepared.table(), prepared.lists, c_uint32(prepared.slots), byref(parameters), warps,
-                  c_uint64(len(traces)), busy, byref(waits), byref(count))  # fmt: skip
+                  alternatives, c_uint64(len(traces)), busy, byref(waits), byref(count))  # fmt: skip
     waited = [
         Waited(traces[w.warp].rank, traces[w.warp].warp, prepared.position(w.pc), w.start, w.end)
         for w in waits[: count.value]

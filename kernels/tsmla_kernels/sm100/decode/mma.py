@@ -71,7 +71,7 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
                 if const_expr(not geometry.is_pair):
                     if ahead > 0 and ahead < segment.tiles:
                         last = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
-                        scores_first = shared.k_edge.is_full(last)
+                        scores_first = _keys_come_first(geometry, shared, last, tile + ahead - 1)
                 for order in cutlass.range(2, unroll=1):
                     if (order == 0) == scores_first:
                         if ahead < segment.tiles:
@@ -84,6 +84,23 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
             segments += 1
             tile += segment.tiles
         unit = next_unit(deal, assignment.work, assignment.view, unit)
+
+
+@cute.jit
+def _keys_come_first(
+    geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, slot: Int32, tile: Int32
+) -> Boolean:
+    """Whether scores of keys whose last slot is number `slot` go before values of tile number `tile`. Where there is
+    room for three tiles, the warp waits for the keys or for the probabilities, whichever come first: on its way to the
+    probabilities it would miss the keys. Where there is less, values free what memory waits for: it asks once."""
+    keys, settled = Boolean(False), Boolean(False)
+    while not settled:
+        keys = shared.k_edge.is_full(slot)
+        settled = Boolean(True)
+        if const_expr(geometry.k_slots > 2 * geometry.k_slots_per_tile):
+            if not keys:
+                settled = shared.p_edge.is_full(tile)
+    return keys
 
 
 @cute.jit
