@@ -265,8 +265,12 @@ def test_mutants_of_one_function_and_their_reasons_only(tmp_path, capsys):
     assert cli.main([*given, "--only", "griddepcontrol.wait"]) == 0  # reasons for others are not asked for
     page = capsys.readouterr().out
     assert "--only 'griddepcontrol.wait'" in page and "1 mutants" in page
-    assert cli.main([*given, "--only", "elsewhere"]) == 2
-    assert "no mutant has 'elsewhere' in its name" in capsys.readouterr().err
+    assert cli.main([*given, "--list", "--only", "griddepcontrol.wait"]) == 0
+    name, *labels = capsys.readouterr().out.splitlines()
+    assert name == PACK and len(labels) == 1 and "griddepcontrol.wait" in labels[0]
+    for how in ([], ["--list"]):
+        assert cli.main([*given, *how, "--only", "elsewhere"]) == 2
+        assert "no mutant has 'elsewhere' in its name" in capsys.readouterr().err
     assert cli.main(given) == 1
     assert "no such mutant" in capsys.readouterr().err
 

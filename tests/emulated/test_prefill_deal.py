@@ -8,13 +8,15 @@ import pytest
 import torch
 from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from fuzz import prefill_case
 from hypothesis import given
 from hypothesis import strategies as st
-from tsmla.variant import PrefillVariant
+from tsmla.variant import Arch, PrefillVariant
 from tsmla_emulator import check
 from tsmla_emulator.timing import prefill_grid
 from tsmla_emulator.timing.problem import Shape
 from tsmla_kernels.parts.tile_scheduler import tile_bound
+from tsmla_kernels.sm90.prefill import tasks
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 from tsmla_kernels.sm90.prefill.tasks import Deal, deal_of, numbers_of
 
@@ -103,3 +105,11 @@ def test_the_timing_model_deals_alike(gpu, dealer):
         assert ctas[: len(several)] == several and all(len(own) == 1 for own in ctas[len(several) :])
 
     alike()
+
+
+def test_bounds_are_the_kernels_own():
+    assert prefill_grid.SHORT_KEYS == tasks.SHORT_KEYS
+    assert prefill_grid.LONG_KEYS == prefill_case.LONG_KEYS == tasks.LONG_KEYS
+    for variant in check.variants([Arch.SM90A]):
+        if isinstance(variant, PrefillVariant):
+            assert prefill_grid.has_kernel_of_long_sequences(variant) == PrefillGeometry.of(variant).may_be_alone

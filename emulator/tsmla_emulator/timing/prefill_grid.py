@@ -23,6 +23,12 @@ def query_tiles_of(variant: Any) -> int:
     return 8 if variant.arch.value == "sm_90a" else 1
 
 
+def has_kernel_of_long_sequences(variant: Any) -> bool:
+    """Whether CTAs take one query tile each, in a kernel of its own, where sequences have more than LONG_KEYS keys on
+    average (sm90/prefill/kernel.py)."""
+    return variant.arch.value == "sm_90a" and variant.dtype.bits == 16 and variant.d_v <= 128
+
+
 def keys_of_tile(variant: Any) -> int:
     """Keys of a KV tile (geometry.py of sm90/prefill and sm100/prefill)."""
     if variant.arch.value != "sm_90a":
@@ -63,7 +69,7 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
     behind have one each."""
     v, s = variant, shape
     count = -(-s.queries // rows)
-    if v.arch.value != "sm_90a" or (v.dtype.bits == 16 and v.d_v <= 128 and s.keys > LONG_KEYS):
+    if v.arch.value != "sm_90a" or (has_kernel_of_long_sequences(v) and s.keys > LONG_KEYS):
         return []
     if v.dtype.bits == 16 or s.keys <= SHORT_KEYS:
         return _strided(query_tiles_of(v), count, s.heads * s.sequences * count, processors)
