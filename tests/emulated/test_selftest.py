@@ -60,7 +60,7 @@ def test_a_kernel_passes(compiled_kernels, variant):
 def test_short_cases_reach_both_prefill_kernels_of_hopper(compiled_kernels):
     """The one whose CTAs take several query tiles, and, in 16 bits, the one of long sequences."""
     variant = dataclasses.replace(PREFILL, arch=Arch.SM90A)
-    with emulation(Arch.SM90A, compiled=compiled_kernels) as gpu:
+    with emulation(Arch.SM90A, machine.Options(async_mode="late"), compiled=compiled_kernels) as gpu:
         assert run_kernel(variant, dataclasses.replace(JOB, emulated=Arch.SM90A), lambda event: None).ok
     assert len({launch.entry for call in gpu.calls for launch in call.launches}) == 2
 
