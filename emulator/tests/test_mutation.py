@@ -49,6 +49,7 @@ from tsmla_emulator.record import Record
 DOCS = Path(__file__).parents[2] / "docs"
 REASONS = Reasons.read(DOCS / "mutation-reasons.json")
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
+LONG = f"{PREFILL}, long sequences"
 SEVERAL_TILES = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
@@ -64,6 +65,12 @@ ONLY_HAPPENS_BEFORE_SEES = {
     "griddepcontrol.wait", "tcgen05.wait::ld", "tcgen05.fence",
 }  # fmt: skip
 
+
+OF_ONE_TILE = {
+    "q.acquire", "k.acquire", "v.acquire", "q.release", "v.release", "barriers.init", "mma.issue", "arch.sync_threads",
+}  # fmt: skip
+"""What survivors of the kernel of long sequences call: its CTAs have one query tile, so that places are empty at first,
+and nobody fills again what the last products read."""
 
 WRONG = (RELAXED, OF_GLOBAL_MEMORY, ONE_MORE, ONE_LESS, NEXT_BARRIER)
 MISPLACED = (
@@ -100,7 +107,7 @@ def subject_of(ptx: str, records: list[Record], of_masks: Sequence[Record] = ())
     return subject
 
 
-@pytest.mark.parametrize("symbol", [PREFILL, BLACKWELL, PACK])
+@pytest.mark.parametrize("symbol", [PREFILL, LONG, BLACKWELL, PACK])
 def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
     subject = subject_of(*kernels[symbol])
     subject.require_clean()
@@ -113,7 +120,8 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
             unreached.append(site.label)
     assert not unreached
     results = sum(families.values(), [])
-    survivors = [result.site.label for result in results if result.survived and not REASONS.of(symbol, result.site)]
+    left = [result.site for result in results if result.survived and not REASONS.of(symbol, result.site)]
+    survivors = [site.label for site in left if symbol != LONG or site.callee not in OF_ONE_TILE]
     assert len(survivors) <= 0.05 * len(results), survivors
     assert not [label for label in survivors if label.startswith("tcgen05.")]
     for family, of_family in families.items():
@@ -121,7 +129,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
         assert caught, f"no check saw any {family} missing"
         if family in ONLY_HAPPENS_BEFORE_SEES:
             assert caught <= {"race", "exit"}, family
-    assert len(families) == {PREFILL: 8, BLACKWELL: 12, PACK: 1}[symbol]
+    assert len(families) == {PREFILL: 8, LONG: 8, BLACKWELL: 12, PACK: 1}[symbol]
     if symbol != PACK:
         assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}
 
@@ -140,7 +148,7 @@ def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
     assert len(families) == 12
 
 
-@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
+@pytest.mark.parametrize("name", [PREFILL, LONG, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
 def test_instructions_that_are_wrong_are_caught(kernels, name):
     """Equivalent, but for those with a reason in the table: another number where one instruction serves all who meet; a
     wait or an arrival that orders nothing which others do not; and a count of a barrier that nobody waits for."""
@@ -148,14 +156,15 @@ def test_instructions_that_are_wrong_are_caught(kernels, name):
     subject.require_clean()
     results = [subject.try_out(site) for site in subject.sites if site.action in WRONG]
     left = [result.site for result in results if result.survived]
-    survived = [(site.family, site.action) for site in left if not REASONS.of(name, site)]
+    left = [site for site in left if not (REASONS.of(name, site) or (name == LONG and site.callee in OF_ONE_TILE))]
+    survived = [(site.family, site.action) for site in left]
     assert {action for _, action in survived} <= {RELAXED, ONE_MORE, ONE_LESS, NEXT_BARRIER}
     assert len(survived) <= 0.15 * len(results), survived
     of_counts = [result for result in results if result.site.family == "mbarrier.init"]
     assert len([result for result in of_counts if result.survived]) <= 0.2 * len(of_counts)
 
 
-@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows"])
+@pytest.mark.parametrize("name", [PREFILL, LONG, BLACKWELL, f"{DECODE}, 10 rows"])
 def test_instructions_that_are_misplaced_are_caught(kernels, name):
     """A few of each kind. Equivalent: a commit for which nobody waits yet; a wait whose phase is always the same, or
     whose barrier completes with the other one; a bound at which no key of the recorded call lies; columns of products
@@ -165,7 +174,8 @@ def test_instructions_that_are_misplaced_are_caught(kernels, name):
     for site in subject.sites:
         if site.action in MISPLACED:
             kinds[site.family, site.action].append(site)
-    possible = {PREFILL: set(MISPLACED) - {NEXT_COLUMN, WIDER}, BLACKWELL: set(MISPLACED)}
+    of_hopper = set(MISPLACED) - {NEXT_COLUMN, WIDER}
+    possible = {PREFILL: of_hopper, LONG: of_hopper - {PLACE_FURTHER}, BLACKWELL: set(MISPLACED)}
     assert {action for _, action in kinds} == possible.get(name, set(MISPLACED) - {LATER})
     may_survive = {LATER, NEXT_MBARRIER, PARITY_0, PARITY_1, OTHER_BOUND, NEXT_COLUMN, WIDER}
     for (_, action), of_kind in kinds.items():
@@ -204,7 +214,7 @@ def test_commits_move_within_their_basic_block(body, action, expected):
         assert moved.code == b"".join(pieces)
 
 
-@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
+@pytest.mark.parametrize("name", [PREFILL, LONG, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
 def test_other_bounds_of_masks_are_caught(kernels, name):
     """Some of them. Equivalent: whether a tile is masked at all and a page looked up, where both answers are right at
     the bound; and, of a causal tile before the last, rows that cannot have their last key in its first two columns."""
@@ -265,8 +275,12 @@ def test_mutants_of_one_function_and_their_reasons_only(tmp_path, capsys):
     assert cli.main([*given, "--only", "griddepcontrol.wait"]) == 0  # reasons for others are not asked for
     page = capsys.readouterr().out
     assert "--only 'griddepcontrol.wait'" in page and "1 mutants" in page
-    assert cli.main([*given, "--only", "elsewhere"]) == 2
-    assert "no mutant has 'elsewhere' in its name" in capsys.readouterr().err
+    assert cli.main([*given, "--list", "--only", "griddepcontrol.wait"]) == 0
+    name, *labels = capsys.readouterr().out.splitlines()
+    assert name == PACK and len(labels) == 1 and "griddepcontrol.wait" in labels[0]
+    for how in ([], ["--list"]):
+        assert cli.main([*given, *how, "--only", "elsewhere"]) == 2
+        assert "no mutant has 'elsewhere' in its name" in capsys.readouterr().err
     assert cli.main(given) == 1
     assert "no such mutant" in capsys.readouterr().err
 

@@ -39,6 +39,7 @@ from tsmla.variant import (
 from .host.compile import Compiled
 from .machine import Options
 from .run import Call, emulated
+from .timing.prefill_grid import LONG_KEYS, has_kernel_of_long_sequences
 
 DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
@@ -65,6 +66,9 @@ PREFILL_SMS = 1
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
+_THIN = 8
+"""Elements from a row of a long pack to the next: rows overlap, so that hundreds of thousands of them that are of no
+sequence take a few MB."""
 PREFILL_BOUNDS = ((1,) * 159, tuple(range(1, 160)))
 """Such lengths, with which keys end in every column of a tile."""
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
@@ -117,8 +121,8 @@ def check(
     all_ways: bool = False,
     at_bounds: bool = False,
 ) -> Verdict:
-    """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from. Raises
-    EmulationError and what the operator raises.
+    """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from, all calls of
+    one before those of the next. Raises EmulationError and what the operator raises.
 
     lengths: of a prefill's sequences, queries and KV. decode_lengths: keys of a decode's requests. record_to, compiled:
     see `emulated`. all_ways: call a prefill a second time, in pieces where its dims allow, to merge where it has an
@@ -137,9 +141,11 @@ def check(
         elif isinstance(variant, QuantizeQVariant):
             judged = _short_cases(selftest_query, variant)
         elif isinstance(variant, PrefillVariant):
-            judged = [_prefill(variant, lengths, merges) for merges in _BOOLS[: 1 + all_ways]]
-            if at_bounds:
-                judged.append(_prefill(variant, PREFILL_BOUNDS, False))
+            judged = []
+            for long in _BOOLS[: prefill_kernels(variant)]:
+                judged += [_prefill(variant, lengths, merges, long) for merges in _BOOLS[: 1 + all_ways]]
+                if at_bounds:
+                    judged.append(_prefill(variant, PREFILL_BOUNDS, False, long))
         else:
             judged = []
             ways = _BOOLS[: 1 + all_ways]
@@ -153,6 +159,9 @@ def check(
                         judged.append(_decode(variant, tokens, DECODE_BOUNDS, varies, window, heads=1))
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
+    entries = {launch.entry for call in gpu.calls for launch in call.launches}
+    if isinstance(variant, PrefillVariant) and len(entries) != prefill_kernels(variant):
+        raise RuntimeError(f"{variant.symbol()}: {len(entries)} of {prefill_kernels(variant)} kernels were reached")
     for call in gpu.calls:
         if call.name != variant.symbol():
             raise RuntimeError(f"the operator ran {call.name} where {variant.symbol()} was to be checked")
@@ -296,7 +305,13 @@ def _decode(
     return f"{how}: {measured}", error and f"{how}: {error}"
 
 
-def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool) -> tuple[str, str | None]:
+def prefill_kernels(variant: PrefillVariant) -> int:
+    """GPU kernels that a variant chooses from."""
+    return 1 + has_kernel_of_long_sequences(variant)
+
+
+def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False) -> tuple[str, str | None]:
+    """long: with so many rows of no sequence behind the keys, which are NaN, that the kernel of long sequences runs."""
     lengths_q, lengths_kv = lengths
     heads, heads_kv = 2, 1
     d_nope = NOPE_DIMS[variant.d_qk]
@@ -305,6 +320,12 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool) -> tuple[s
     def random(rows: int, count: int, dim: int) -> torch.Tensor:
         return torch.randn(rows, count, dim, device="cuda").to(TORCH_DTYPE_OF[variant.dtype])
 
+    def thin(rows: int, dim: int) -> torch.Tensor:
+        more = LONG_KEYS * len(lengths_kv) + 1
+        numbers = torch.full((_THIN * (rows + more) + dim,), math.nan, dtype=torch.float32, device="cuda")
+        numbers[: _THIN * rows + dim] = torch.randn(_THIN * rows + dim, device="cuda")
+        return numbers.to(TORCH_DTYPE_OF[variant.dtype]).as_strided((rows + more, heads_kv, dim), (_THIN, _THIN, 1))
+
     def ends(lengths: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
 
@@ -312,7 +333,8 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool) -> tuple[s
         return tuple(x.split([d_nope, variant.d_qk - d_nope], -1)) if in_pieces else x
 
     q = random(sum(lengths_q), heads, variant.d_qk)
-    k, v = (random(sum(lengths_kv), heads_kv, dim) for dim in (variant.d_qk, variant.d_v))
+    keys = sum(lengths_kv)
+    k, v = (thin(keys, dim) if long else random(keys, heads_kv, dim) for dim in (variant.d_qk, variant.d_v))
     scale = 1 / math.sqrt(variant.d_qk)
     earlier: Any = None
     options: dict[str, Any] = {}
@@ -330,14 +352,15 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool) -> tuple[s
     out, lse = result if variant.lse else (result, None)
     parts = [
         _attention(*rows, scale, variant.causal)
-        for rows in zip(q.split(lengths_q), k.split(lengths_kv), v.split(lengths_kv), strict=True)
+        for rows in zip(q.split(lengths_q), k[:keys].split(lengths_kv), v[:keys].split(lengths_kv), strict=True)
     ]
     expected, expected_lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if earlier is not None:
         expected, expected_lse = _merged((expected, expected_lse), earlier)
     step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
     measured, error = _judged(out, lse, expected, expected_lse, step)
-    how = " and ".join(["in pieces"] * in_pieces + ["merged"] * (earlier is not None))
+    ways = ["in pieces"] * in_pieces + ["merged"] * (earlier is not None) + ["with rows of no sequence"] * long
+    how = " and ".join(ways)
     return (f"{how}: {measured}", error and f"{how}: {error}") if how else (measured, error)
 
 

@@ -191,12 +191,12 @@ def _mutate(given: argparse.Namespace) -> int:
     if not given.symbols and not others:
         raise ValueError("mutate takes symbols of tsmla kernels, --kernel, or both")
     reasons = mutation_table.Reasons.read(given.reasons) if given.reasons else mutation_table.Reasons()
+    reasons = reasons.only(given.only)
     if given.list:
-        labels, problems = mutation_table.listed(given.symbols, reasons)
+        labels, problems = mutation_table.listed(given.symbols, reasons, given.only)
         for name, of_one in labels.items():
             print(name, *of_one, sep="\n    ")
     else:
-        reasons = reasons.only(given.only)
         results = mutation_table.results(given.symbols, others, given.processes, given.only)
         names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
         only = ["--only", repr(given.only)] if given.only else []

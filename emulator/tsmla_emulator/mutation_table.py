@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tsmla.variant import DecodeVariant
+from tsmla.variant import DecodeVariant, PrefillVariant
 
 from .mutate import Findings, NotClean, Result, Subject, hunt
 from .mutation_reasons import Reasons
@@ -59,15 +59,18 @@ def results(
     return found
 
 
-def listed(symbols: Sequence[str], reasons: Reasons) -> tuple[dict[str, list[str]], list[str]]:
-    """Without trying them out, every kernel's mutants by label, and a sentence about each reason that names none."""
+def listed(symbols: Sequence[str], reasons: Reasons, only: str = "") -> tuple[dict[str, list[str]], list[str]]:
+    """Without trying them out, every kernel's mutants by label, or those with `only` in their keys, and a sentence
+    about each reason that names none. Raises NotClean and ValueError."""
     labels, problems = {}, []
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
             for name, calls in recorded(symbol, Path(scratch)).items():
                 subject = Subject.of_files(name, *calls)
-                labels[name] = [site.label for site in subject.sites]
+                labels[name] = [site.label for site in subject.sites if only in site.key]
                 problems += [f"{name}: a reason is given for {what}" for what in reasons.wrong(name, subject.sites)]
+    if only and not any(labels.values()):
+        raise ValueError(f"no mutant has {only!r} in its name; --list prints their names")
     return labels, problems
 
 
@@ -95,14 +98,16 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], 
             raise NotClean(f"{symbol}: {verdict.error}")
     small, records = (sorted(made.glob("*.npz")) for made in (few, many))
     ptx = records[0].with_suffix(".ptx")
-    if not isinstance(variant, DecodeVariant):
-        return {symbol: (ptx, [*small, *records[:2]], records[2:])}
-    rows = check.decode_rows(variant.arch, variant.row)
-    names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
+    names, of_order = [symbol], 2
+    if isinstance(variant, DecodeVariant):
+        rows, of_order = check.decode_rows(variant.arch, variant.row), 4
+        names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
+    elif isinstance(variant, PrefillVariant):
+        names = [symbol, f"{symbol}, long sequences"][: check.prefill_kernels(variant)]
     found = {}
     for number, name in enumerate(names):
         first, own = (some[number * len(some) // len(names) :][: len(some) // len(names)] for some in (small, records))
-        found[name] = ptx, [*first, *own[:4]], own[4:]
+        found[name] = ptx, [*first, *own[:of_order]], own[of_order:]
     return found
 
 

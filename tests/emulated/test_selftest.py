@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -54,6 +55,14 @@ def test_a_kernel_passes(compiled_kernels, variant):
     assert outcome.ok and outcome.problem == "" and outcome.served == "emulated"
     assert outcome.cases == len(said) and outcome.worst_error <= 1
     assert outcome.worst_error > 0 or variant in BYTES
+
+
+def test_short_cases_reach_both_prefill_kernels_of_hopper(compiled_kernels):
+    """The one whose CTAs take several query tiles, and, in 16 bits, the one of long sequences."""
+    variant = dataclasses.replace(PREFILL, arch=Arch.SM90A)
+    with emulation(Arch.SM90A, machine.Options(async_mode="late"), compiled=compiled_kernels) as gpu:
+        assert run_kernel(variant, dataclasses.replace(JOB, emulated=Arch.SM90A), lambda event: None).ok
+    assert len({launch.entry for call in gpu.calls for launch in call.launches}) == 2
 
 
 def without(text: str, replacement: str):

@@ -23,6 +23,11 @@ from .reference_prefill import Span, key_spans, query_spans
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
 key of each sequence with most of the weight."""
+LONG_KEYS = 8192
+"""Rows of the keys' pack for each sequence beyond which Hopper's kernels of 16 bits take sequences for long ones, and
+have CTAs that take one query tile (kernels/tsmla_kernels/sm90/prefill/tasks.py)."""
+_LONG_BATCH = 3
+"""Sequences, at most, of such packs here: tens of MB."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -114,6 +119,9 @@ def prefill_cases(draw: Any, variant: PrefillVariant, hostile: bool = True) -> P
     lengths = draw(_lengths(fields["heads_kv"] * fields["group"]))
     padded = draw(st.sampled_from((0, 0, 1, 5)))
     slack_q, slack_kv = draw(st.sampled_from((0, 0, 1, 70))), draw(st.sampled_from((0, 0, 1, 70)))
+    batch = len(lengths) + padded
+    if _may_be_long(variant) and batch <= _LONG_BATCH and draw(st.integers(0, 2)) == 2:
+        slack_kv = LONG_KEYS * batch + 1
     shared = draw(st.integers(0, 3)) == 3
     if shared:
         lengths = [(kv, kv) for _, kv in lengths]
@@ -182,6 +190,10 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
         "seed": draw(st.integers(0, 2**31 - 1)),
         "schedule": draw(schedules()),
     }
+
+
+def _may_be_long(variant: PrefillVariant) -> bool:
+    return variant.arch is Arch.SM90A and variant.dtype.bits == 16 and variant.d_v <= 128
 
 
 def _ropes(draw: Any, variant: PrefillVariant) -> tuple[str | None, str | None]:

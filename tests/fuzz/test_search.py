@@ -13,7 +13,7 @@ import tsmla
 from .decode_case import DecodeCase
 from .pack_case import PackCase
 from .places import Place
-from .prefill_case import PrefillCase
+from .prefill_case import LONG_KEYS, PrefillCase
 from .properties import Case, case_of, check
 from .search import Found, search
 
@@ -29,6 +29,12 @@ def _prefill_scaled(**given: Any) -> Any:
     result = _PREFILL(**given)
     _out(result).mul_(1.03)
     return result
+
+
+def _prefill_scaled_where_packs_are_long(**given: Any) -> Any:
+    """A GPU kernel of Hopper's that only a pack of many more keys than are of sequences reaches."""
+    long = len(given["value"]) > LONG_KEYS * given["batch_size"]
+    return _prefill_scaled(**given) if long else _PREFILL(**given)
 
 
 def _prefill_in_base_2(**given: Any) -> Any:
@@ -113,6 +119,7 @@ _A_PREFILL, _A_DECODE, _A_PACK = PrefillCase(), DecodeCase(), PackCase()
 _OF_SCALED_ROWS = DecodeCase(dtype="e4m3", rows="snapmla")
 BROKEN: list[tuple[Case, str, Callable[..., Any]]] = [
     (_A_PREFILL, "tsmla_prefill", _prefill_scaled),
+    (_A_PREFILL, "tsmla_prefill", _prefill_scaled_where_packs_are_long),
     (_A_PREFILL, "tsmla_prefill", _prefill_in_base_2),
     (_A_PREFILL, "tsmla_prefill", _prefill_left_aligned),
     (_A_PREFILL, "tsmla_prefill", _prefill_of_next_head),

@@ -14,7 +14,8 @@ class PrefillCase:
     slices of one tensor, and query and output of wider ones. factors: k_scale, v_scale, output_scale. sinks: heads
     have them; lse_includes_sink as the operator has it. pieces: query and key are given in two pieces, where the
     kernel's dimensions have them. merges: into an earlier result, where the kernel has an LSE; the first sequence then
-    has as many keys as query tokens, at least."""
+    has as many keys as query tokens, at least. unused_keys: more rows behind the last sequence of key and value: by the
+    rows of these packs, long sequences, for which Hopper has kernels of their own."""
 
     name: str
     lengths_q: tuple[int, ...]
@@ -27,6 +28,7 @@ class PrefillCase:
     lse_includes_sink: bool = False
     pieces: bool = False
     merges: bool = False
+    unused_keys: int = 0
     short: bool = False
 
 
@@ -124,6 +126,7 @@ _PREFILL = (
     PrefillCase("more queries than keys, no keys, sinks", (130, 3), (40, 0), sinks=True, short=True),
     PrefillCase("large scores", (64,), (257,), (1, 1), magnitude=6.0, short=True),
     PrefillCase("pieces, merged", (65, 0, 3), (66, 40, 0), pieces=True, merges=True, short=True),
+    PrefillCase("long by the rows of the pack", (130,), (200,), unused_keys=50_000, short=True),
     PrefillCase("around half a tile", (63, 64, 65), (65, 63, 64)),
     PrefillCase("around a tile", (127, 128, 129), (128, 129, 127), (4, 2)),
     PrefillCase("around two tiles", (255, 256, 257), (257, 255, 256)),
@@ -144,6 +147,10 @@ _PREFILL = (
     PrefillCase("pieces, eight query heads for a key head", (200, 90), (300, 90), (8, 1), pieces=True),
     PrefillCase("merged", (513, 90, 130), (1513, 0, 63), (12, 3), strided=True, merges=True),
     PrefillCase("scales", (140, 2), (700, 0), factors=(0.375, 4.0, -0.125)),
+    PrefillCase(
+        "long by the rows of the pack, merged, sinks", (513, 90, 130), (1513, 0, 63), (4, 1), factors=(1.0, 2.0, 0.5),
+        strided=True, sinks=True, pieces=True, merges=True, unused_keys=83_000,
+    ),
 )
 
 _DECODE = (

@@ -18,7 +18,7 @@ from .selftest_memory import Memory, is_poison, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 
 _SLACK = 3
-"""Rows behind the last sequence: NaN in inputs, to stay untouched in results."""
+"""Rows behind the last sequence: NaN in inputs, to stay untouched in results. Of keys there may be more."""
 _PADDED_ENTRIES = 2
 """Sequences of no tokens that end a batch, as captured graphs have them."""
 _GAP = 16
@@ -87,12 +87,13 @@ def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.T
 def _problem(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int) -> _Problem:
     heads_q, heads_kv = case.heads
     tokens_q, tokens_kv = sum(case.lengths_q), sum(case.lengths_kv)
+    rows_kv = tokens_kv + case.unused_keys
     if case.strided:
         query = _poison(tokens_q, heads_q, d_qk + _GAP, dtype)[..., :d_qk]
-        key, value = _poison(tokens_kv, heads_kv, d_qk + d_v, dtype).split([d_qk, d_v], -1)
+        key, value = _poison(rows_kv, heads_kv, d_qk + d_v, dtype).split([d_qk, d_v], -1)
     else:
         query = _poison(tokens_q, heads_q, d_qk, dtype)
-        key, value = _poison(tokens_kv, heads_kv, d_qk, dtype), _poison(tokens_kv, heads_kv, d_v, dtype)
+        key, value = _poison(rows_kv, heads_kv, d_qk, dtype), _poison(rows_kv, heads_kv, d_v, dtype)
     for tensor, tokens in ((query, tokens_q), (key, tokens_kv), (value, tokens_kv)):
         owned = tensor[:tokens]
         owned.copy_((torch.randn(owned.shape, device="cuda") * case.magnitude).to(owned.dtype))
