@@ -66,10 +66,13 @@ def test_each_cta_brings_its_part_of_a_tile(variant):
 
 @pytest.mark.parametrize("variant", filter(_converts, HOPPER), ids=str)
 def test_hopper_converts_strips_as_they_come(variant):
-    """Each loading warp's in its order, those of the first, which are released first, before those of the second; a
-    strip as it is stored lies in the second half of its place, the scales in the first half of the first."""
+    """A warpgroup has one loading warp's in its order; a strip as it is stored lies in the second half of its place,
+    the scales in the first half of each warpgroup's first."""
     geometry = HopperGeometry.of(variant)
-    assert geometry.converted_strips == geometry.loaded_strips(0) + geometry.loaded_strips(1)
+    for converter in range(2):
+        strips = tuple(geometry.converted_strip(converter, i) for i in range(geometry.converted_strips))
+        assert strips == geometry.loaded_strips(converter)
+        assert len(geometry.copied_with(strips[0])) == 2
     stored = geometry.tile_kv * geometry.d_strip
     assert all(size == 2 * geometry.stored_at == geometry.stored_at + stored for size in geometry.strip_bytes[:-1])
     assert geometry.tile_kv * geometry.scales_bytes <= geometry.stored_at
@@ -78,7 +81,8 @@ def test_hopper_converts_strips_as_they_come(variant):
 @pytest.mark.parametrize("variant", HOPPER, ids=str)
 def test_hopper_loads_each_column_of_a_row_once(variant):
     geometry = HopperGeometry.of(variant)
-    assert sum(geometry.edge_bytes) == geometry.tile_kv * variant.row.bytes
+    again = geometry.scales_bytes if geometry.converts else 0  # scales are copied for either converting warpgroup
+    assert sum(geometry.edge_bytes) == geometry.tile_kv * (variant.row.bytes + again)
     made = 1152 if geometry.converts else variant.row.bytes
     assert sum(geometry.strip_bytes) == sum(geometry.ready_bytes) == geometry.tile_kv * made
     assert geometry.q_bytes == geometry.tile_q * made
@@ -89,7 +93,7 @@ def test_hopper_loads_each_column_of_a_row_once(variant):
     assert columns == list(range(variant.row.value_columns))
     assert sorted(geometry.loaded_strips(0) + geometry.loaded_strips(1)) == list(range(len(latent)))
     copied = [box for strip in range(len(latent)) for box in geometry.copied_with(strip)]
-    assert sorted(copied) == list(range(len(latent) + 1 + geometry.converts)), "strips, rope, scales"
+    assert sorted(copied) == list(range(len(latent) + 1 + 2 * geometry.converts)), "strips, rope, scales twice"
     written = [place for mine in range(2) for place in geometry.places(mine)]
     assert sorted(written) == list(range(variant.row.value_columns // geometry.value_columns))
 

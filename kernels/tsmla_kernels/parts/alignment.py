@@ -18,3 +18,9 @@ def shared_vector(dtype: cutlass.Constexpr, address: Int32) -> cute.Tensor:
     """16 bytes of shared memory at an address that is a multiple of 16."""
     pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=16)
     return cute.make_tensor(pointer, cute.make_layout(128 // dtype.width))
+
+
+@cute.jit
+def shared_word(dtype: cutlass.Constexpr, address: Int32):
+    """An element of shared memory."""
+    return cute.make_tensor(cute.make_ptr(dtype, address, cute.AddressSpace.smem), cute.make_layout(1))[0]

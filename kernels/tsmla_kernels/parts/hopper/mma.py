@@ -38,10 +38,11 @@ def pin(fragment: cute.Tensor) -> None:
     so behind the fence of a product whose operand it is."""
     words = cute.recast_tensor(fragment, Int32)
     for i in cutlass.range_constexpr(cute.size(words)):
-        words[i] = _pinned(words[i])
+        words[i] = pinned(words[i])
 
 
-def _pinned(word: Int32) -> Int32:
+def pinned(word: Int32) -> Int32:
+    """The same word, which is computed here."""
     same = llvm.inline_asm(
         Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True, is_align_stack=False
     )

@@ -1,9 +1,10 @@
 """Role `convert` of the Hopper decode: warps that make rows that are multiplied of rows as they are stored, in place.
 
-A warp has 16 keys of every tile, strip by strip. What is stored of a strip lies where keys of other warps will: all
-warps read theirs before any of them writes. A lane has one key and half of a strip's columns, so that the scales of its
-key stay in its registers. Both sides are rows of 128 bytes whose vectors of 16 are swizzled; lanes of the second half
-take theirs in another order, so that eight lanes always meet all banks.
+A warpgroup has every other strip, and takes it in two halves of 32 keys. What is stored of a strip lies where keys of
+the second half will: all warps read theirs before any of them writes these. A lane has one key of each half and a
+quarter of a strip's columns, so that the scales of its keys stay in its registers. Both sides are rows of 128 bytes
+whose vectors of 16 are swizzled; lanes of the last two quarters take theirs in another order, so that eight lanes
+always meet all banks.
 """
 
 from __future__ import annotations
@@ -13,30 +14,37 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
+from tsmla.row_format import SCALE_BYTES
 
 from ...limits import WARPGROUP
-from ...parts.alignment import shared_vector
+from ...parts.alignment import shared_vector, shared_word
 from ...parts.division import Divisor
-from ...parts.key_source import BOX_KEYS
+from ...parts.hopper.mma import pinned
 from ...parts.pipeline import TmaEdge, WarpEdge, one_of
 from ...parts.precision import numeric
 from ...parts.visible import Visibility, hides, seen_by_any, viewers_of
-from .geometry import GROUP_ROWS, PATTERN_COLUMNS, DecodeGeometry
+from .geometry import GROUP_ROWS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from .schedule import CONVERT_BARRIER
 from .storage import Shared
-from .task import Task, edge_tile
+from .task import Task, look
 
 VECTOR = 16
 """Bytes that a lane reads or writes at a time."""
 LINE = 128
 """Bytes of a row of either side."""
-VECTORS = LINE // VECTOR // 2
-"""That a lane reads of a strip: one of two halves of a row."""
+HALVES = 2
+"""Of a strip, one after the other."""
+HALF_KEYS = TILE_KV // HALVES
+LANES = 32 // GROUP_ROWS
+"""Lanes that have a key: a warp has a group of rows of each half."""
+VECTORS = LINE // VECTOR // LANES
+"""That a lane reads of a key in a strip."""
 
 
 class Lane(NamedTuple):
-    """Where a lane's vectors and its key's scales lie, in bytes from their strip on. Vectors follow by exclusive or
-    with multiples of VECTOR: addresses that are sums would all be kept in registers."""
+    """Where a lane's vectors lie, in bytes from their half of a strip on, and the scales of its key in the first half,
+    from their strip on. Vectors follow by exclusive or with multiples of VECTOR: addresses that are sums would all be
+    kept in registers."""
 
     stored: Int32
     made: Int32
@@ -55,54 +63,71 @@ class Piece(NamedTuple):
 
 @cute.jit
 def convert(
-    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, view: Visibility, heads: Divisor
-) -> None:
-    """One warpgroup: every tile of a task, each strip as soon as it is there, and read while the one before is
-    converted, if it is there by then. Values of keys that no row may see become zeros, so that a probability of 0 times
-    such a value is 0; their rope parts only reach scores, which are hidden."""
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], converter: Int32, number_of_task: Int32, task: Task,
+    view: Visibility, heads: Divisor,
+) -> None:  # fmt: skip
+    """Warpgroup `converter`: its strips of every tile of a task, each as soon as it is there, and read while the half
+    before is converted, if it is there by then. Values of keys that no row may see become zeros, so that a probability
+    of 0 times such a value is 0; their rope parts only reach scores, which are hidden."""
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(thread // 32) % (WARPGROUP // 32)
-    row = cute.arch.lane_idx() // 2
     lane = _lane(geometry, warp)
-    viewers = viewers_of(view, task, heads)
-    scales = cute.make_rmem_tensor(geometry.latent_strips, Float32)
+    scales = cute.make_rmem_tensor((geometry.converted_strips, HALVES), Float32)
     words = cute.make_rmem_tensor((VECTOR // 4, VECTORS), Int32)
     scales.fill(0.0)
-    unseen = ahead = Boolean(False)
-    pieces = task.tiles * geometry.latent_strips
+    unseen = [Boolean(False)] * HALVES
+    ahead = Boolean(False)
+    pieces = task.tiles * geometry.converted_strips
     for number in cutlass.range(pieces, unroll=1):
-        piece = _piece(shared, geometry, task, number)
+        piece = _piece(shared, geometry, converter, task, number)
         if not ahead:
             piece.loaded.wait_full(piece.count)
             for i in cutlass.range_constexpr(VECTORS):
                 _read(words, piece.first + lane.stored, i)
-        if number % geometry.latent_strips == 0:
-            tile = task.first_tile + number // geometry.latent_strips
-            unseen = Boolean(False)
-            if edge_tile(task, tile, geometry.tile_kv) | hides(view):
-                unseen = not seen_by_any(viewers, tile * geometry.tile_kv + warp * BOX_KEYS + row)
-            read = cute.make_rmem_tensor(geometry.latent_strips, Float32)
-            cute.autovec_copy(shared_vector(Float32, piece.first + lane.scales), read)
-            for place, strip in enumerate(geometry.converted_strips):
-                scales[place] = read[strip]
-        cute.arch.barrier(barrier_id=CONVERT_BARRIER, number_of_threads=WARPGROUP)  # all have read the piece
-        following = _piece(shared, geometry, task, number + 1)
-        ahead = (number + 1 < pieces) & following.loaded.is_full(following.count)
-        for i in cutlass.range_constexpr(VECTORS):
-            _write(geometry, words[None, i], scales[0], piece.first + lane.made, i)
-            if ahead:
-                _read(words, following.first + lane.stored, i)
-        if unseen:
-            _write_zeros(piece.first + lane.made)
+            if number % geometry.converted_strips == 0:
+                _read_scales(geometry, scales, converter, piece.first + lane.scales)
+        if number % geometry.converted_strips == 0:
+            unseen = [Boolean(False)] * HALVES
+            if (number == 0) | (number == pieces - geometry.converted_strips) | hides(view):  # it may be an edge tile
+                # What is looked up again, and what is read, is not kept meanwhile: there are not enough registers.
+                known = look(shared.dealt, number_of_task)
+                tile = known.first_tile + number // geometry.converted_strips
+                for half in cutlass.range_constexpr(HALVES):
+                    at = tile * geometry.tile_kv + half * HALF_KEYS + warp * GROUP_ROWS + cute.arch.lane_idx() // LANES
+                    unseen[half] = not seen_by_any(viewers_of(view, known, heads), at)
+                for i in cutlass.range_constexpr(VECTORS):
+                    _read(words, piece.first + lane.stored, i)
+            _together(converter)  # all have read the scales, which lie where the first half will
+        following = _piece(shared, geometry, converter, task, number + 1)
+        for half in cutlass.range_constexpr(HALVES):
+            stored, there = piece.first + (half + 1) * HALF_KEYS * LINE, Boolean(True)
+            if cutlass.const_expr(half + 1 == HALVES):
+                _together(converter)  # all have read the piece
+                there = (number + 1 < pieces) & following.loaded.is_full(following.count)
+                stored, ahead = following.first, there
+            made = piece.first + lane.made + half * (geometry.strip_bytes[0] // HALVES)
+            for i in cutlass.range_constexpr(VECTORS):
+                _write(geometry, words[None, i], scales[0, half], made, i)
+                if there:
+                    _read(words, stored + lane.stored, i)
+            if unseen[half]:
+                _write_zeros(made)
+        for half in cutlass.range_constexpr(HALVES):
+            for place in cutlass.range_constexpr(geometry.converted_strips - 1):
+                scales[place, half] = scales[place + 1, half]
+        if ahead & ((number + 1) % geometry.converted_strips == 0):
+            _read_scales(geometry, scales, converter, following.first + lane.scales)
         piece.ready.publish(piece.count)
-        for place in cutlass.range_constexpr(geometry.latent_strips - 1):
-            scales[place] = scales[place + 1]
 
 
-def _piece(shared: Shared, geometry: DecodeGeometry, task: Task, number: Int32) -> Piece:
-    """Number `number` of a task, strip by strip of each tile in the order in which they are converted."""
-    count = task.first_count + number // geometry.latent_strips
-    strip = geometry.converted_strip(number % geometry.latent_strips)
+def _together(converter: Int32) -> None:
+    cute.arch.barrier(barrier_id=CONVERT_BARRIER + converter, number_of_threads=WARPGROUP)
+
+
+def _piece(shared: Shared, geometry: DecodeGeometry, converter: Int32, task: Task, number: Int32) -> Piece:
+    """Number `number` of a task, strip by strip of each tile, of those that a warpgroup converts."""
+    count = task.first_count + number // geometry.converted_strips
+    strip = geometry.converted_strip(converter, number % geometry.converted_strips)
     loaded, ready = one_of(shared.kv_edges, strip), one_of(shared.ready_edges, strip)
     first = shared.loaded[0] + (strip * geometry.stages + loaded.stage(count)) * geometry.strip_bytes[0]
     return Piece(count, first, loaded, ready)
@@ -110,18 +135,28 @@ def _piece(shared: Shared, geometry: DecodeGeometry, task: Task, number: Int32) 
 
 @cute.jit
 def _lane(geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32) -> Lane:
-    """A half of a strip as it is made is a pattern of its own."""
-    lane = cute.arch.lane_idx()
-    keys = warp * BOX_KEYS
-    row, half = lane // 2, lane % 2
-    line = row % GROUP_ROWS
+    """A half of a strip's columns as they are made is a pattern of its own, which two quarters have."""
+    lane = pinned(cute.arch.lane_idx())  # for each task: registers that are kept from one to the next would be too many
+    line, quarter = lane // LANES, lane % LANES
+    side = quarter // 2
     patterns = geometry.d_strip // PATTERN_COLUMNS
-    pattern = (row // GROUP_ROWS * patterns + half) * (GROUP_ROWS * LINE)
+    pattern = (warp * patterns + side) * (GROUP_ROWS * LINE)
     return Lane(
-        stored=geometry.stored_at + (keys + row) * LINE + (half * (VECTORS + VECTORS // 2) ^ line) * VECTOR,
-        made=warp * geometry.box_bytes + pattern + line * LINE + (half * VECTORS ^ line) * VECTOR,
-        scales=(keys + row) * geometry.scales_bytes,
+        stored=geometry.stored_at + (warp * GROUP_ROWS + line) * LINE + (quarter * VECTORS + side ^ line) * VECTOR,
+        made=pattern + line * LINE + (quarter % 2 * (2 * VECTORS) + side * 2 ^ line) * VECTOR,
+        scales=(warp * GROUP_ROWS + line) * geometry.scales_bytes,
     )
+
+
+@cute.jit
+def _read_scales(
+    geometry: cutlass.Constexpr[DecodeGeometry], scales: cute.Tensor, converter: Int32, first: Int32
+) -> None:
+    """Of a lane's key in either half, those of the strips that its warpgroup converts."""
+    for half in cutlass.range_constexpr(HALVES):
+        for place in cutlass.range_constexpr(geometry.converted_strips):
+            at = half * (HALF_KEYS * geometry.scales_bytes) + geometry.converted_strip(converter, place) * SCALE_BYTES
+            scales[place, half] = shared_word(Float32, first + at)
 
 
 @cute.jit
@@ -147,5 +182,5 @@ def _write(
 def _write_zeros(first: Int32) -> None:
     zeros = cute.make_rmem_tensor(VECTOR // 4, Int32)
     zeros.fill(0)
-    for vector in cutlass.range(LINE // VECTOR, unroll=1):  # a loop: eight stores more would stand in every piece's way
+    for vector in cutlass.range(2 * VECTORS, unroll=1):  # a loop: stores more would stand in every piece's way
         cute.autovec_copy(zeros, shared_vector(Int32, first ^ vector * VECTOR))

@@ -33,6 +33,8 @@ TASK_WORDS = 12
 """Of a task, in whole vectors of four."""
 LOAD_WARPS = (0, 3)
 """Each loads every other latent strip: strips become free by twos, and a warp takes 350 clk for each."""
+CONVERTERS = len(LOAD_WARPS)
+"""Warpgroups that convert, where rows are converted: each the strips of one loading warp."""
 OUTPUTS = 2
 """Value MMAs side by side, and accumulators, of one warpgroup's half of the output."""
 
@@ -53,8 +55,8 @@ class DecodeGeometry:
 
     Rows with scales of parts of them are multiplied as rows of the query's dtype, which warps make of what is `stored`,
     in the place where copies have put it: the 8-bit columns of a strip fill the second half of what these take as
-    16-bit ones, and the scales of the keys lie in the first half of the first strip. A rope piece is copied to where it
-    is multiplied.
+    16-bit ones, and the scales of the keys lie in the first half of the first strip of each warpgroup that converts. A
+    rope piece is copied to where it is multiplied.
     """
 
     tile_q: int
@@ -111,7 +113,7 @@ class DecodeGeometry:
     @property
     def value_columns(self) -> int:
         """Columns of one value MMA. Its accumulator must fit in the registers a thread has at launch, 128 with a fourth
-        warpgroup (ptxas C7602)."""
+        warpgroup and 96 with a fifth (ptxas C7602)."""
         return self.d_half // OUTPUTS
 
     @property
@@ -170,23 +172,25 @@ class DecodeGeometry:
 
     @property
     def edge_bytes(self) -> tuple[int, ...]:
-        """What is awaited together: as `ready_bytes`; where rows are converted, what is copied of these, and of the
-        first strip the scales, too."""
+        """What is awaited together: as `ready_bytes`; where rows are converted, what is copied of these, and with the
+        first strip of each converting warpgroup the scales, too."""
         if not self.converts:
             return self.ready_bytes
-        first, *others, last = (self.tile_kv * self.d_strip,) * self.latent_strips
-        return (first + self.tile_kv * self.scales_bytes, *others, last + self.strip_bytes[-1])
+        sizes = [self.tile_kv * self.d_strip] * self.latent_strips
+        for converter in range(CONVERTERS):
+            sizes[self.converted_strip(converter, 0)] += self.tile_kv * self.scales_bytes
+        sizes[-1] += self.strip_bytes[-1]
+        return tuple(sizes)
 
     @property
-    def converted_strips(self) -> tuple[int, ...]:
-        """Latent strips in the order in which they are converted: that in which they become free, and so are loaded."""
-        return tuple(self.converted_strip(place) for place in range(self.latent_strips))
+    def converted_strips(self) -> int:
+        """Of a tile, by each converting warpgroup."""
+        return self.latent_strips // CONVERTERS
 
-    def converted_strip(self, place):
-        """At which `place` in that order, also one that is not known before the kernel runs."""
-        loaders = len(LOAD_WARPS)
-        each = self.latent_strips // loaders
-        return place % each * loaders + place // each
+    def converted_strip(self, converter, place):
+        """Which latent strip a converting warpgroup converts after `place` others of a tile: those of a loading warp,
+        in its order. Neither needs to be known before the kernel runs."""
+        return converter + place * CONVERTERS
 
     @property
     def scales_bytes(self) -> int:
@@ -205,9 +209,9 @@ class DecodeGeometry:
 
     def copied_with(self, strip: int) -> tuple[int, ...]:
         """Which boxes come with a latent strip: its own; the rope columns', behind all latent ones, with the last; and
-        those of scales in rows, behind that one, with the first."""
+        those of scales in rows, behind that one, with the first of each converting warpgroup."""
         rope = (self.latent_strips,) if strip + 1 == self.latent_strips else ()
-        scales = (self.latent_strips + 1,) if strip == 0 and self.converts else ()
+        scales = (self.latent_strips + 1 + strip,) if strip < CONVERTERS and self.converts else ()
         return (strip, *rope, *scales)
 
     @property
@@ -251,8 +255,10 @@ class DecodeGeometry:
 
     @property
     def accumulator_registers(self) -> int:
-        """32-bit registers an attending thread holds: output, scores, own and received probabilities."""
-        return (4 * (self.d_half + self.tile_kv) + 2 * self.element_bytes * self.tile_kv) // 8
+        """32-bit registers an attending thread holds: output, scores, own and received probabilities. Where rows are
+        converted, it has received ones only when it has no own ones (`attend`)."""
+        probabilities = 1 if self.converts else 2
+        return (4 * (self.d_half + self.tile_kv) + probabilities * self.element_bytes * self.tile_kv) // 8
 
     def check(self) -> None:
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self

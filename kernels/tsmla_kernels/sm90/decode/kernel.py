@@ -232,12 +232,12 @@ class DecodeKernel:
                 cute.arch.griddepcontrol_launch_dependents()
         elif warp >= 3 * WARPGROUP // 32:
             if const_expr(geometry.transposes or geometry.converts):
-                cute.arch.setmaxregister_decrease(schedule.fourth_registers)
+                cute.arch.setmaxregister_decrease(schedule.helper_registers)
                 number = Int32(0)
                 task = take(shared.dealt, number)
                 while task.more:
                     if const_expr(geometry.converts):
-                        convert(shared, geometry, task, view, terms.heads)
+                        convert(shared, geometry, warp // (WARPGROUP // 32) - 3, number, task, view, terms.heads)
                     else:
                         transpose_values(shared, geometry, task)
                     leave(shared.dealt, number)

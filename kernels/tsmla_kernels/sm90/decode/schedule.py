@@ -6,14 +6,14 @@ import dataclasses
 
 from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Role, Warps
-from .geometry import DEALT_AT, LOAD_WARPS, TASK_RING, TASK_WORDS, DecodeGeometry
+from .geometry import CONVERTERS, DEALT_AT, LOAD_WARPS, TASK_RING, TASK_WORDS, DecodeGeometry
 
 CLEAN_WARP = 1
 DEAL_WARP = 2
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
 CONVERT_BARRIER = 5
-"""Named barrier of the converting warps."""
+"""First of the named barriers of the converting warpgroups."""
 WARPS = WARPGROUP // 32
 """Of a warpgroup."""
 
@@ -21,28 +21,29 @@ WARPS = WARPGROUP // 32
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
     """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys and brings scales of keys (warp
-    1), and deals tasks (warp 2); two warpgroups attend; a fourth transposes values where they have 8 bits, or makes of
-    rows what is multiplied, and then cleans, too."""
+    1), and deals tasks (warp 2); two warpgroups attend; a fourth transposes values where they have 8 bits, or a fourth
+    and a fifth make of rows what is multiplied, and then clean, too."""
 
     geometry: DecodeGeometry
     load_registers: int
     attend_registers: int
-    fourth_registers: int
+    helper_registers: int
+    helpers: int
 
     @classmethod
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
         if geometry.transposes:
-            schedule = cls(geometry, 32, 224, 32)
+            schedule = cls(geometry, 32, 224, 32, 1)
         elif geometry.converts:
-            schedule = cls(geometry, 32, 208, 64)
+            schedule = cls(geometry, 32, 192, 32, CONVERTERS)
         else:
-            schedule = cls(geometry, 40, 232, 0)
+            schedule = cls(geometry, 40, 232, 0, 0)
         schedule.check()
         return schedule
 
     @property
     def threads(self) -> int:
-        return (4 if self.fourth_registers else 3) * WARPGROUP
+        return (3 + self.helpers) * WARPGROUP
 
     @property
     def load(self) -> Role:
@@ -62,14 +63,14 @@ class DecodeSchedule:
 
     @property
     def transpose(self) -> Role:
-        return Role("transpose_values", self._fourth, self.fourth_registers)
+        return Role("transpose_values", self._helpers, self.helper_registers)
 
     @property
     def convert(self) -> Role:
-        return Role("convert", self._fourth, self.fourth_registers)
+        return Role("convert", self._helpers, self.helper_registers)
 
     @property
-    def _fourth(self) -> tuple[int, ...]:
+    def _helpers(self) -> tuple[int, ...]:
         return tuple(range(3 * WARPS, self.threads // 32))
 
     @property
@@ -107,7 +108,7 @@ class DecodeSchedule:
             filled_by = (Copies(self.load) if converters else Either(Copies(self.load), Warps(self.clean)),)
             edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size, read_by=converters))
         for name, size in zip(self.ready_names, geometry.ready_bytes, strict=False):
-            filled_by = (Warps(self.convert),)
+            filled_by = (Warps(self.convert, CONVERTERS, "the warpgroup that converts the strip"),)
             edges.append(EdgeSpec(name, filled_by, NOBODY, geometry.stages, size, read_by=(self.attend,)))
         tile_bytes, references, probabilities = (
             sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
@@ -143,6 +144,6 @@ class DecodeSchedule:
         return ("values0", "values1") if self.geometry.transposes else ()
 
     def check(self) -> None:
-        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.fourth_registers)
+        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.helpers * self.helper_registers)
         assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
         assert self.geometry.accumulator_registers + 16 <= self.attend_registers, self

@@ -14,6 +14,7 @@ from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
 from ...parts.precision import numeric
 from .geometry import (
+    CONVERTERS,
     DEALT_AT,
     GROUP_ROWS,
     OUTPUTS,
@@ -56,7 +57,7 @@ class Shared(NamedTuple):
     values: tuple
     kv_strips: tuple
     stored_strips: tuple
-    stored_scales: cute.Pointer | None
+    stored_scales: tuple
     loaded: tuple
     transposed: tuple
     vectors: tuple
@@ -185,7 +186,9 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         )
         if geometry.converts
         else (),
-        stored_scales=cute.recast_ptr(base + strips[0], dtype=stored_dtype) if geometry.converts else None,
+        stored_scales=tuple(cute.recast_ptr(base + at, dtype=stored_dtype) for at in strips[:CONVERTERS])
+        if geometry.converts
+        else (),
         loaded=tuple((base + at).toint() for at in strips),
         transposed=tuple((base + at).toint() for at in halves),
         vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),

@@ -45,7 +45,8 @@ def partition_stored(
         _partition(geometry, *latent, geometry.d_strip, strip, place, keys)
         for strip, place in enumerate(shared.stored_strips)
     )
-    return *boxes, rope, _partition(geometry, *scales, geometry.scales_bytes, 0, shared.stored_scales, keys)
+    copies = (_partition(geometry, *scales, geometry.scales_bytes, 0, place, keys) for place in shared.stored_scales)
+    return *boxes, rope, *copies
 
 
 def _partition(

@@ -151,8 +151,9 @@ def _hide(state: AttendState, scores: cute.Tensor, first_key: Int32):
 
 
 def _supposes(state: AttendState) -> bool:
-    """Whether `make_probabilities` computes exponentials at once, and again in case the references turn out to move."""
-    return not state.geometry.transposes
+    """Whether `make_probabilities` computes exponentials at once, and again in case the references turn out to move.
+    Scores and exponentials then take registers side by side, which there are not where a fifth warpgroup converts."""
+    return not (state.geometry.transposes or state.geometry.converts)
 
 
 @cute.jit
@@ -163,7 +164,7 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
 
     With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
     computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
-    because the other warpgroup has less to do until then."""
+    because the other warpgroup has less to do until then; so they are where rows are converted (`_supposes`)."""
     if const_expr(_supposes(state)):
         _exponentiate(state, scores)
     parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
