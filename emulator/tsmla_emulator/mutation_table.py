@@ -25,13 +25,13 @@ first query tile that sees no key beside one that does, and two that see none; d
 tile in rows of both halves of Hopper's fragments, in the last tile of a row and in the one before; and so many KV tiles
 that each of the loads of a step meets each of Blackwell's ring slots."""
 DECODE_LENGTHS = (
-    0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 130, 330, 70, 130, 330, 200, 0, 330,
+    0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
 )  # fmt: skip
 """Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
-Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for, and the last task of some
-CTAs has the ring's last place. Requests of many tiles come behind an even and an odd number of tiles; a part of one
-comes a ring before a task with keys, with no more tiles between the two than strips have stages; and keys end with a box
-of 16 within a tile and a page, many tiles behind the first."""
+Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for, and the last task of
+some CTAs has the ring's last place. Requests of many tiles come behind an even and an odd number of tiles. A part of
+one comes a ring before a task with keys, and between the two are no more tiles than strips have stages. Keys end with
+a box of 16 within a tile and a page, many tiles behind the first."""
 FEW_DECODE_LENGTHS = (70, 0)
 """Keys of a decode that most mutants do not pass, in a fraction of the time, and in which some CTAs have no work."""
 _KINDS = ("values", "poison", "deadlock", "race")
