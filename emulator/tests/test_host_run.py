@@ -124,7 +124,7 @@ def test_check_of_a_blackwell_decode_reaches_both_kernels():
 def test_small_decodes_have_all_kinds_of_work(arch, rows, wide, requests):
     """Of some CTA: several segments with keys, more tiles than a ring has places; a part, a whole and an empty unit;
     even and odd numbers of tiles, which warpgroups of Hopper share. To try mutants, segments and an end for every
-    place of its ring of tasks three times."""
+    place of its ring of tasks three times, and an end in the last of them."""
     deal, heads = deal_of(arch, rows, wide=wide), rows // 2
     plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests), wide=wide)
     lengths = [-(-length // deal.tile_kv) for length in requests]
@@ -134,6 +134,7 @@ def test_small_decodes_have_all_kinds_of_work(arch, rows, wide, requests):
     assert max(sum(segment.tiles > 0 for segment in part) for part in parts) >= 2
     if arch is Arch.SM90A and requests == mutation_table.DECODE_LENGTHS:
         assert max(map(len, parts)) + 1 >= 3 * TASK_RING
+        assert any(len(part) > TASK_RING and (len(part) + 1) % TASK_RING == 0 for part in parts)
     tiles = [segment.tiles for part in parts for segment in part if segment.tiles > 0]
     assert max(tiles) >= 10
     assert {number % 2 for number in tiles} == {0, 1}

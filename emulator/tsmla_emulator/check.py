@@ -45,22 +45,27 @@ DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
 """SMs and keys of a small decode. The longest request is split, rings of tiles wrap, a CTA has several requests, one of
 them without keys, and last tiles end in their first or in their second half."""
-DECODE_HIDDEN = 20
-"""Keys of the longest request that a window hides from its first query token, and one more from its second."""
+DECODE_HIDDEN, DECODE_HIDDEN_MORE = 20, 52
+"""Keys of the longest request that a window hides from its first query token, and one more from its second; and with
+visible lengths."""
 DECODE_NO_PAGE = 20
 """The page of a request that its table says is none, where it has more: its keys are zeros."""
 DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
 HOPPER_FEW_ROWS = 16
 """Query rows up to which rows that are converted have a kernel of their own on Hopper."""
+DECODE_STRIPS = 4
+"""Of the latent columns of a query row: some rows are faint but for one."""
 DECODE_FAINT = 128
 """Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
-DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 228, 3), 1056), (69, 150, 700), 64
+DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 64
 """Keys of a decode's requests, `window_left` of calls, and query tokens of one head where no kernel needs more: in
 every column of a tile of 64 keys lie the first key that a row sees and the last, in first tiles and in others; keys end
-with a tile, and with a page in the middle of one, behind which the table has no entry."""
+with a tile, and with a page in the middle of one, behind which the table has no entry. That is the last request, which
+has query tokens where requests differ in these, too."""
 DECODE_HIDING = (70, 0, 170, 330, 130, 200, 4192)
-"""Keys of a decode with visible lengths: they end so, too, many tiles behind the first of a CTA."""
+"""Keys of a decode with visible lengths: they end so, too, many tiles behind the first of a CTA. The first query token
+of the longest request sees none: its visible length ends where its window begins."""
 PREFILL_SMS = 1
 """SMs of a small prefill: so few that a CTA of Hopper's takes several query tiles where its kernel can."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
@@ -204,8 +209,27 @@ def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
 
 
 def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
-    """Keys [..., 576] of a decode as the operator takes them."""
-    return stored_as(variant.row, numbers)
+    """Keys [..., 576] of a decode as the operator takes them. Where each has a scale, not all of these are powers of
+    two; on Hopper, three of four keys that are NaN have -0 for theirs. (On Blackwell, such a scale of a key that no row
+    sees makes NaN of rows that see others of its tile: kernels/log/blackwell-decode.md, scales of -0.)"""
+    rows = stored_as(variant.row, numbers)
+    if not variant.row.apart:
+        return rows
+    latent, rope, scales = rows
+    scales = torch.where(numbers[..., 0] > 0, 1.25 * scales, scales)
+    if variant.arch is not Arch.SM90A:
+        return latent, rope, scales
+    some = torch.arange(numbers.shape[-2], device=numbers.device) % 4 < 3
+    return latent, rope, torch.where(scales.isnan() & some, -0.0, scales)
+
+
+def keys_given(variant: DecodeVariant, numbers: torch.Tensor) -> torch.Tensor:
+    """The numbers of keys [..., 576] as `given_cache` gives them."""
+    rows = given_cache(variant, numbers)
+    if not variant.row.apart:
+        return numbers_in(variant.row, rows)
+    latent, rope, scales = rows
+    return torch.cat((latent.float(), rope.float()), -1) * scales[..., None]
 
 
 def query_row(variant: DecodeVariant) -> RowFormat:
@@ -241,12 +265,8 @@ def _decode(
     if varies:
         q_lens = [(q_len, 1, q_len, 0)[i % 4] for i in range(len(key_counts))]
     if window is None:
-        window = max(key_counts) - q_len - DECODE_HIDDEN
+        window = max(key_counts) - q_len - (DECODE_HIDDEN_MORE if hides else DECODE_HIDDEN)
     width = LATENT_DIM + ROPE_DIM
-
-    def rounded(row: RowFormat, numbers: torch.Tensor) -> torch.Tensor:
-        return numbers_in(row, stored_as(row, numbers))
-
     pages = [-(-count // page) for count in key_counts]
     limits: list[Any] = [None] * len(q_lens)
     more: dict[str, Any] = {}
@@ -255,6 +275,8 @@ def _decode(
             torch.randint(0, count + 9, (tokens,), dtype=torch.int32)
             for tokens, count in zip(q_lens, key_counts, strict=True)
         ]
+        if q_lens[longest := key_counts.index(max(key_counts))]:
+            limits[longest][0] = DECODE_HIDDEN_MORE
         visible = torch.cat(limits) if varies else torch.stack(limits)
         more["local_visible_lens"] = visible.to("cuda")
     *order, (nobodys,) = torch.randperm(sum(pages) + 1).split([*pages, 1])
@@ -265,7 +287,7 @@ def _decode(
         tables[request, : len(taken)] = taken
         keys = torch.randn(len(taken) * page, width, device="cuda")
         keys[:DECODE_FAINT] *= 0.05
-        seen.append(rounded(variant.row, keys[:count])[:, None])
+        seen.append(keys_given(variant, keys[:count])[:, None])
         keys[: max(0, count - q_lens[request] - window)] = math.nan
         keys[min(count, max(limits[request].tolist(), default=0)) if hides else count :] = math.nan
         if len(taken) > DECODE_NO_PAGE:
@@ -275,9 +297,14 @@ def _decode(
             seen[-1][nowhere] = 0
         cache[taken] = keys.unflatten(0, (-1, page))
     rows_of_query = 2 * torch.randn(sum(q_lens), heads, width, device="cuda")
-    if variant.row.scales is not None:  # rows are scaled by their largest numbers: not by other rows'
-        rows_of_query.flatten(0, 1)[torch.arange(sum(q_lens) * heads) // 4 % 2 == 1] *= 2**-12
-    query = rounded(query_row(variant), rows_of_query)
+    if variant.row.scales is not None:  # rows are scaled by their largest numbers: not by other rows', nor by a strip's
+        number = torch.arange(sum(q_lens) * heads)
+        rows_of_query.flatten(0, 1)[number // 4 % 2 == 1] *= 2**-12
+        for strip in range(DECODE_STRIPS):
+            others = torch.arange(LATENT_DIM) * DECODE_STRIPS // LATENT_DIM != strip
+            alone = (number % 3 == 1) & (number // 3 % DECODE_STRIPS == strip)
+            rows_of_query.flatten(0, 1)[..., :LATENT_DIM][alone[:, None] & others] *= 2**-14
+    query = numbers_in(query_row(variant), stored_as(query_row(variant), rows_of_query))
     shaped = query if varies else query.unflatten(0, (-1, q_len))
     lengths = torch.tensor(key_counts, dtype=torch.int32, device="cuda")
     size = tsmla.decode_workspace_size(len(pages), q_len, heads, max(key_counts), varies=varies)

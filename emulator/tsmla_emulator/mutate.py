@@ -85,6 +85,7 @@ def schedules(warps: int) -> Iterator[tuple[str, Options]]:
         yield f"late, warps {named} starved", dataclasses.replace(race, starve=role)
         ahead = dataclasses.replace(race, starve=role, async_mode="eager", quantum=20000)
         yield f"eager, warps {named} starved, others run far ahead", ahead
+        yield f"eager, warps {named} starved and interrupted", dataclasses.replace(ahead, quantum=0)
     for warp in range(warps):
         yield f"late, warp {warp} starved", dataclasses.replace(race, starve=(warp,))
 

@@ -14,6 +14,7 @@ from .mutate import Findings, NotClean, Result, Subject, hunt
 from .mutation_reasons import Reasons
 from .mutation_sites import FAMILIES
 from .provenance import commit
+from .record import entries
 
 LENGTHS = (
     (260, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128),
@@ -24,12 +25,13 @@ first query tile that sees no key beside one that does, and two that see none; d
 tile in rows of both halves of Hopper's fragments, in the last tile of a row and in the one before; and so many KV tiles
 that each of the loads of a step meets each of Blackwell's ring slots."""
 DECODE_LENGTHS = (
-    0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4208, 0, 0, 0, 170, 70, 70, 0, 0, 130, 330, 70, 130, 330, 200, 0, 330,
+    0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
 )  # fmt: skip
 """Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
-Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for. Requests of many tiles
-come behind an even and an odd number of tiles; and keys end with a box of 16 within a tile and a page, many tiles
-behind the first."""
+Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for, and the last task of
+some CTAs has the ring's last place. Requests of many tiles come behind an even and an odd number of tiles. A part of
+one comes a ring before a task with keys, and between the two are no more tiles than strips have stages. Keys end with
+a box of 16 within a tile and a page, many tiles behind the first."""
 FEW_DECODE_LENGTHS = (70, 0)
 """Keys of a decode that most mutants do not pass, in a fraction of the time, and in which some CTAs have no work."""
 _KINDS = ("values", "poison", "deadlock", "race")
@@ -77,7 +79,8 @@ def listed(symbols: Sequence[str], reasons: Reasons, only: str = "") -> tuple[di
 def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], list[Path]]]:
     """PTX, records, and records for mutants of masks, of each kernel of a tsmla variant, by name, held against torch:
     first a small problem, then some large enough for every ring to wrap. A prefill that can is called in pieces that
-    merge, too, and decodes with packs.
+    merge, too, and decodes with packs. Calls of few rows that only take kernels for more are left out: these have calls
+    of their own.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
@@ -104,11 +107,17 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], 
         names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
     elif isinstance(variant, PrefillVariant):
         names = [symbol, f"{symbol}, long sequences"][: check.prefill_kernels(variant)]
-    found = {}
-    for number, name in enumerate(names):
+    found: dict[str, tuple[Path, list[Path], list[Path]]] = {}
+    of_others: frozenset[str] = frozenset()
+    for number, name in reversed([*enumerate(names)]):
         first, own = (some[number * len(some) // len(names) :][: len(some) // len(names)] for some in (small, records))
-        found[name] = ptx, [*first, *own[:of_order]], own[of_order:]
-    return found
+        calls, of_masks = (
+            [path for path in paths if not entries(path) <= of_others]
+            for paths in ([*first, *own[:of_order]], own[of_order:])
+        )
+        of_others = of_others.union(*map(entries, calls))
+        found[name] = ptx, calls, of_masks
+    return {name: found[name] for name in names}
 
 
 def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:

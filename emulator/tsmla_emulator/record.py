@@ -47,6 +47,11 @@ def save(path: Path, launches: list[Launch], regions: list[Region]) -> None:
     np.savez_compressed(path, record=np.array(text), **arrays)
 
 
+def entries(path: Path) -> frozenset[str]:
+    """Those that a record launches."""
+    return frozenset(launched["entry"] for launched in json.loads(_read(path)[0])["launches"])
+
+
 class Record:
     """A launch record with its memory allocated, for as many runs as wanted. Raises RecordError."""
 
