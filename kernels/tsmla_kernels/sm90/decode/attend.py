@@ -194,7 +194,7 @@ def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     received = await_references(state, index)
     if cute.arch.vote_any_sync(is_ahead(received, state.reference)):
         follow(state, received)
-        rescale_outputs(state, state.rescale_received)
+        rescale_outputs(state, state.rescale_received, index)
     take(state, index)
     start_values(state, state.received, index, mine)
     end_values(state, index, mine)
@@ -212,6 +212,6 @@ def _received_and_own_tile(state: AttendState, index: Int32, mine: cutlass.Const
     count_exponentials(state, index + 1)
     end_values(state, index, mine)
     if moves:
-        rescale_outputs(state, state.rescale)
+        rescale_outputs(state, state.rescale, index + 1)
     start_values(state, state.own, index + 1, mine)
     end_values(state, index + 1, mine)
