@@ -41,6 +41,15 @@ def test_against_float64(gpu, case):
     check(make_problem(seq_lens, q_len, heads, page_size=page_size, sight=sight, output_scale=0.5))
 
 
+@pytest.mark.parametrize("seq_lens", [[150], [64, 0]], ids=str)
+def test_more_ctas_than_tiles(gpu, monkeypatch, seq_lens):
+    """CTAs without work store nothing, neither a result nor a partial one."""
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 8, *shape))
+    for arch, dtype in DTYPES:
+        if arch == gpu.arch:
+            check(make_problem(seq_lens, 1, 16, dtype))
+
+
 @pytest.mark.parametrize("heads, q_len", [(1, 1), (48, 1), (96, 2), (128, 1), (6, 7), (1, 70)])
 def test_head_counts_and_query_lengths(gpu, heads, q_len):
     check(make_problem([150, 65], q_len, heads))

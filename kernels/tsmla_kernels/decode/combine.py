@@ -34,6 +34,8 @@ SMS = 132
 """Of an H200."""
 CTAS = 3 * SMS
 """To spread the rows of all records over."""
+CTAS_IN_PIECES = 2 * SMS
+"""The same where warps may have pieces of rows: a call on half of the SMs leaves room for so many on the others."""
 FLOAT32 = PartialRows()
 
 
@@ -72,7 +74,8 @@ def launch_combine(
     row's columns are cut into slices."""
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
-    blocks = cutlass.max(cutlass.min(CTAS // records, stored), 1)
+    ctas = CTAS_IN_PIECES if const_expr(in_pieces) else CTAS
+    blocks = cutlass.max(cutlass.min(ctas // records, stored), 1)
     slices = Int32(1)
     # Of a row's columns, for CTAs of their own: as many as a warp loads at once.
     most = const_expr(partials.rows.shape[2] // warp_columns(partials))

@@ -12,7 +12,8 @@ tile is rarely there by then: it multiplies the received one first, whose strips
 
 A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
 (kernels/NOTES.md). So little stands in two places: both warpgroups begin and end a task in the same code, and outputs
-are not filled with zeros first. Rare code stands together behind one branch: each jump over code costs, too.
+are not filled with zeros first, nor rescaled before there are any. Rare code stands together behind one branch: each
+jump over code costs, too. CTAs that have no work run the end of a task, which is in no cache, for those that have.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
     received = await_references(state, index)
     if cute.arch.vote_any_sync(is_ahead(received, state.reference)):
         follow(state, received)
-        rescale_outputs(state, state.rescale_received)
+        rescale_outputs(state, state.rescale_received, index)
     take(state, index)
     start_values(state, state.received, index, mine)
     end_values(state, index, mine)
@@ -212,6 +213,6 @@ def _received_and_own_tile(state: AttendState, index: Int32, mine: cutlass.Const
     count_exponentials(state, index + 1)
     end_values(state, index, mine)
     if moves:
-        rescale_outputs(state, state.rescale)
+        rescale_outputs(state, state.rescale, index + 1)
     start_values(state, state.own, index + 1, mine)
     end_values(state, index + 1, mine)

@@ -29,7 +29,7 @@ from ...parts.decode_work import (
 )
 from ...parts.partials import Partials, begin_records, record_unit
 from ...parts.visible import Visibility
-from .task import Dealt, Task, tell
+from .task import Dealt, Task, rehearsal, tell
 
 
 @cute.jit
@@ -37,9 +37,9 @@ def deal(
     dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials,
     varying: cutlass.Constexpr[bool],
 ) -> None:  # fmt: skip
-    """One warp: every segment of this CTA, then the end; and what the combine must know. Calls whose requests all have
-    as many query tokens have a kernel of their own, which is not `varying`, without what only others need: where a CTA
-    begins, instructions are in no cache yet."""
+    """One warp: every segment of this CTA, or a rehearsal if it has none, then the end; and what the combine must know.
+    Calls whose requests all have as many query tokens have a kernel of their own, which is not `varying`, without what
+    only others need: where a CTA begins, instructions are in no cache yet."""
     if const_expr(varying):
         view = of_packs(view)
         _deal(dealing, dealt, view, in_lanes(_work(cut_line(dealing, view, terms))), partials)
@@ -92,4 +92,7 @@ def _deal(
             if not more:
                 work, unit = stretch_behind(dealing, work, unit)
                 more = unit.start < work.end
+    if number == 0:
+        tell(dealt, number, rehearsal())
+        number += 1
     tell(dealt, number, Task(Boolean(False), *(Int32(0) for _ in range(len(Task._fields) - 2)), Boolean(False)))

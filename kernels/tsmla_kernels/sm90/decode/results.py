@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 
 from ...parts.alignment import aligned, shared_vector
@@ -14,10 +14,11 @@ from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import packed_words
+from ...parts.predicated import store_if
 from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE, TASK_RING
 from .schedule import PAIR_BARRIER
-from .task import look
+from .task import Task, is_rehearsal, look
 from .tile import AttendState
 
 WARP_ROWS = 16
@@ -47,61 +48,87 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
     row_sums, own_sum = state.shared.row_sums, state.row_sum
     if const_expr(state.scaling is not None):
         own_sum = state.scaling.totals
-    for row in cutlass.range_constexpr(cute.size(own_sum)):
+    row_count = cute.size(own_sum)
+    positions = [state.coordinates[row, 0][0] for row in range(row_count)]
+    for row in cutlass.range_constexpr(row_count):
         own_sum[row] = quad_sum(own_sum[row])
-        if leader:
-            row_sums[state.coordinates[row, 0][0], mine, place] = own_sum[row]
+    if leader:
+        for row in cutlass.range_constexpr(row_count):
+            row_sums[positions[row], mine, place] = own_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     unit = Float32(1.0)
     if const_expr(state.scaling is not None):
         unit = _unit(state.shared.units, number, task.tiles)
-    rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
-    partial_lse = results.partials.lse
     factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
-    for row in cutlass.range_constexpr(cute.size(factors)):
-        position = state.coordinates[row, 0][0]
-        total = own_sum[row] + row_sums[position, 1 - mine, place]
+    for row in cutlass.range_constexpr(row_count):
+        total = own_sum[row] + row_sums[positions[row], 1 - mine, place]
         end = end_of_row(state.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
         factors[row] = end.factor
         if const_expr(state.scaling is not None):
             factors[row] = end.factor * unit
         log_sums[row] = end.log_sum
-        if task.slot >= 0 and mine == 0 and leader and position < task.rows:
-            partial_lse[task.slot, position] = end.log_sum
-    if task.tiles == 0:
-        for output in state.outputs:
-            output.fill(0.0)
     geometry = state.geometry
     columns = [
         (first + mine * (second - first)) * geometry.value_columns
         for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
     ]
-    kept = const_expr(geometry.partial_rows)
-    if task.slot < 0:
-        for row in cutlass.range_constexpr(cute.size(factors)):
-            position, end = state.coordinates[row, 0][0], RowEnd(factors[row], log_sums[row])
-            end = count_sink(results.ending, task.first_row + position, end, BASE_2, const_expr(row_lse is not None))
-            factors[row] = end.factor * results.ending.output_scale
-            if const_expr(row_lse is not None):
-                if mine == 0 and leader and position < task.rows:
-                    row_lse[position] = end.log_sum
+    if task.slot >= 0:
+        _end_partial(state, mine, positions, columns, task, factors, log_sums, results.partials)
+    else:
+        _end_whole(state, mine, positions, columns, task, factors, log_sums, results)
+
+
+@cute.jit
+def _end_partial(
+    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
+    log_sums: cute.Tensor, partials: Partials,
+) -> None:  # fmt: skip
+    """The end of a segment that others of its rows go on with; of a rehearsal, which has no rows, all that is run for
+    one of a whole row tile, but that nothing is stored."""
+    kept = const_expr(state.geometry.partial_rows)
+    run_for = task.rows
+    if is_rehearsal(task):
+        run_for = Int32(state.geometry.tile_q)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        stored = positions[row] < task.rows
+        if positions[row] < run_for:
+            partial = partials.rows[task.slot, positions[row], None]
+            lane = state.coordinates[row, 0][1] // 2
+            for i in cutlass.range_constexpr(OUTPUTS):
+                output = rows_columns(state.outputs[i])
+                if const_expr(kept.in_quads):
+                    _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias, stored)
+                else:
+                    _store_partial_row(partial, columns[i], lane, output, row, factors[row], stored)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        if mine == 0 and state.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
+            partials.lse[task.slot, positions[row]] = log_sums[row]
+
+
+@cute.jit
+def _end_whole(
+    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
+    log_sums: cute.Tensor, results: Results,
+) -> None:  # fmt: skip
+    """The end of rows that have no other segment: of all their tiles, or of none."""
+    rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
+    ending = results.ending
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        end = RowEnd(factors[row], log_sums[row])
+        end = count_sink(ending, task.first_row + positions[row], end, BASE_2, const_expr(row_lse is not None))
+        factors[row] = end.factor * ending.output_scale
+        if const_expr(row_lse is not None):
+            if mine == 0 and state.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
+                row_lse[positions[row]] = end.log_sum
+    if task.tiles == 0:
+        for i in cutlass.range_constexpr(OUTPUTS):
+            _store_zeros(rows, columns[i], state.geometry.value_columns, WARP_ROWS * state.warp, task.rows)
+    else:
         staging = state.shared.staging + mine * 2 * STAGED_HALF_STRIDE + state.warp * STAGED_HALF
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])
             _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
-        cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
-    else:
-        for row in cutlass.range_constexpr(cute.size(factors)):
-            position = state.coordinates[row, 0][0]
-            if position < task.rows:
-                partial = results.partials.rows[task.slot, position, None]
-                lane = state.coordinates[row, 0][1] // 2
-                for i in cutlass.range_constexpr(OUTPUTS):
-                    output = rows_columns(state.outputs[i])
-                    if const_expr(kept.in_quads):
-                        _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias)
-                    else:
-                        _store_partial_row(partial, columns[i], lane, output, row, factors[row])
+    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
 
 
 @cute.jit
@@ -122,6 +149,23 @@ def output_of(out: cute.Tensor, lse: cute.Tensor | None, first_row: Int32, rows:
     if const_expr(lse is None):
         return target, None
     return target, cute.make_tensor(lse.iterator + first, cute.make_layout(rows))
+
+
+@cute.jit
+def _store_zeros(
+    target: cute.Tensor, column: Int32, columns: cutlass.Constexpr[int], first_row: Int32, rows: Int32
+) -> None:
+    """Zeros in `columns` columns of the warp's rows, where `_store_rows` puts outputs."""
+    vector = 128 // target.element_type.width
+    lanes = columns // vector
+    lane = cute.arch.lane_idx()
+    zeros = cute.make_rmem_tensor(vector, target.element_type)
+    zeros.fill(0.0)
+    for step in cutlass.range(WARP_ROWS * lanes // 32, unroll=1):
+        row = first_row + step * (32 // lanes) + lane // lanes
+        if row < rows:
+            place = aligned(target[row, None].iterator + (column + lane % lanes * vector), 16)
+            cute.autovec_copy(zeros, cute.make_tensor(place, vector))
 
 
 @cute.jit
@@ -182,18 +226,18 @@ def _store_partial_row(
     accumulator: cute.Tensor,
     row: cutlass.Constexpr,
     factor: Float32,
+    stored: Boolean,
 ) -> None:
     """This lane's part of a row times `factor`, in float32, from `column` on; `lane` counts within the quad. The lanes
-    of a quad fill a sector."""
+    of a quad fill a sector. It is computed also where it is not `stored`."""
     size = 2
-    pointer = (target.iterator + (column + lane * size)).align(size * target.element_type.width // 8)
-    vectors = cute.size(accumulator, mode=[1]) // size
-    places = cute.make_tensor(pointer, cute.make_layout((size, vectors), stride=(1, size * QUAD)))
-    scaled = cute.make_rmem_tensor((size, vectors), target.element_type)
-    for i in cutlass.range_constexpr(vectors):
+    start = (target.iterator + (column + lane * size)).toint()
+    step = size * QUAD * target.element_type.width // 8
+    for i in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // size):
+        scaled = cute.make_rmem_tensor(size, target.element_type)
         for j in cutlass.range_constexpr(size):
-            scaled[j, i] = accumulator[row, size * i + j] * factor
-        cute.autovec_copy(scaled[None, i], places[None, i])
+            scaled[j] = accumulator[row, size * i + j] * factor
+        store_if(stored, start, step * i, scaled)
 
 
 @cute.jit
@@ -204,14 +248,15 @@ def _store_in_quads(
     accumulator: cute.Tensor,
     row: cutlass.Constexpr,
     factor: Float32,
+    stored: Boolean,
 ) -> None:
     """The same in 16 bits, as `PartialRows` with `in_quads` says."""
     dtype = target.element_type
     vector = 128 // dtype.width
+    start = (target.iterator + (column + lane * vector)).toint()
     for group in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // vector):
         values = [accumulator[row, group * vector + i] * factor for i in range(vector)]
         words = cute.make_rmem_tensor(4, Int32)
         for i, word in enumerate(packed_words(values, dtype)):
             words[i] = word
-        place = aligned(target.iterator + (column + (group * QUAD + lane) * vector), 16)
-        cute.autovec_copy(cute.recast_tensor(words, dtype), cute.make_tensor(place, vector))
+        store_if(stored, start, group * QUAD * 16, words)

@@ -177,10 +177,10 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
     if moves:
         if const_expr(follows):
             follow(state, await_references(state, index))
-            rescale_outputs(state, state.rescale_received)
+            rescale_outputs(state, state.rescale_received, index)
         _move(state, scores)
         if const_expr(not follows):
-            rescale_outputs(state, state.rescale)
+            rescale_outputs(state, state.rescale, index)
         if const_expr(_supposes(state)):
             _exponentiate(state, scores)
     references = state.shared.references
@@ -287,9 +287,12 @@ def start_values(state: AttendState, probabilities: cute.Tensor, index: Int32, m
 
 
 @cute.jit
-def rescale_outputs(state: AttendState, rescale: cute.Tensor):
-    for output in state.outputs:
-        scale_rows(rows_columns(output), rescale)
+def rescale_outputs(state: AttendState, rescale: cute.Tensor, index: Int32):
+    """Before the value product of tile `index`. Before that of tile 0 there are none, and all of this would be as cold
+    as it is useless."""
+    if index > 0:
+        for output in state.outputs:
+            scale_rows(rows_columns(output), rescale)
 
 
 @cute.jit
