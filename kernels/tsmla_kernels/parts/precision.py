@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 
 import cutlass
 import cutlass.cute as cute
@@ -79,16 +80,29 @@ class Probabilities:
         return cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**self.slack), one)
 
 
+LIFTED_COLUMNS = 128
+LIFTED_TO = 2.0**14
+"""Less than half of the largest float16."""
+LEAST_LIFTED = 2.0**-110
+"""Smaller values are lifted as this is, so that neither the power nor its inverse leaves the normal numbers."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PartialRows:
     """What rows of partial results are kept as: `dtype`, times 2 ** `bias`, which the combine takes out again.
 
     `in_quads`: of every 32 columns, those that one lane of a quad holds of a wgmma's accumulator lie together: of four
-    times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors."""
+    times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors.
+
+    `lifted`: a row's even blocks of LIFTED_COLUMNS columns are multiplied by one more power of two, its odd ones by
+    another, which bring their largest finite values to LIFTED_TO or up to twice that; what takes them out again lies
+    beside the row's LSE. So float16 holds values of any magnitude, with 11 bits down to 2^-28 of the largest.
+    """
 
     dtype: type[Numeric] = Float32
     bias: int = 0
     in_quads: bool = False
+    lifted: bool = False
 
     @classmethod
     def of(cls, values: Dtype) -> PartialRows:
@@ -97,3 +111,17 @@ class PartialRows:
         65,504; and what is lost of small ones is 2^-31, the smallest value being 2^-9. e5m2 reaches as far down as
         float16 does: averages of its small values are lost."""
         return cls(cutlass.Float16, 6) if values is Dtype.E4M3 else cls()
+
+
+def lift_of(largest: Float32) -> tuple[Float32, Float32]:
+    """The power of two that lifts values of up to this magnitude, as `PartialRows` says, and its inverse."""
+    exponents = 0x7F800000
+    one, to, least = (_exponent(value) for value in (1.0, LIFTED_TO, LEAST_LIFTED))
+    exponent = cutlass.max(largest.bitcast(Int32) & exponents, Int32(least))
+    down = exponent - (to - one)
+    return Int32(2 * one - down).bitcast(Float32), down.bitcast(Float32)
+
+
+def _exponent(power: float) -> int:
+    """The bits of a power of two as a float32."""
+    return struct.unpack("<i", struct.pack("<f", power))[0]

@@ -11,9 +11,9 @@ from cutlass.cute.nvgpu import warp
 
 from ...parts.alignment import aligned, shared_vector
 from ...parts.hopper.fragment import QUAD, rows_columns
-from ...parts.hopper.softmax import quad_sum
+from ...parts.hopper.softmax import _quad_max, quad_sum
 from ...parts.partials import Partials
-from ...parts.precision import packed_words
+from ...parts.precision import lift_of, packed_words
 from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE, TASK_RING
 from .schedule import PAIR_BARRIER
@@ -91,9 +91,18 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
             _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
         cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     else:
+        downs = cute.make_rmem_tensor_like(factors)
+        if const_expr(kept.lifted):
+            for row in cutlass.range_constexpr(cute.size(factors)):
+                largest = _quad_max(_largest(state.outputs, row))
+                up, downs[row] = lift_of(largest * factors[row])
+                factors[row] = factors[row] * up
         for row in cutlass.range_constexpr(cute.size(factors)):
             position = state.coordinates[row, 0][0]
             if position < task.rows:
+                if const_expr(kept.lifted):
+                    if leader:
+                        results.partials.downs[task.slot, position, mine] = downs[row]
                 partial = results.partials.rows[task.slot, position, None]
                 lane = state.coordinates[row, 0][1] // 2
                 for i in cutlass.range_constexpr(OUTPUTS):
@@ -102,6 +111,20 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
                         _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias)
                     else:
                         _store_partial_row(partial, columns[i], lane, output, row, factors[row])
+
+
+@cute.jit
+def _largest(outputs: tuple, row: cutlass.Constexpr) -> Float32:
+    """The largest magnitude of this lane's finite outputs of a row, NaN where none are. Times 0, what is not finite
+    becomes NaN, which a maximum leaves out."""
+    largest = [Float32(0.0) for _ in range(4)]
+    for output in outputs:
+        columns = rows_columns(output)
+        for i in cutlass.range_constexpr(cute.size(columns, mode=[1])):
+            value = columns[row, i]
+            finite = cute.math.absf(cute.math.fma(value, Float32(0.0), value))
+            largest[i % 4] = cute.arch.fmax(largest[i % 4], finite)
+    return cute.arch.fmax(cute.arch.fmax(*largest[:2]), cute.arch.fmax(*largest[2:]))
 
 
 @cute.jit
