@@ -10,7 +10,7 @@ import torch
 from cutlass import Float16, Float32
 from decode_part_kernels import compiled_combiner
 from decode_records import records
-from tsmla.plan import PARTIAL_ROW, RECORD_BYTES, Deal, cut, row_tiling, segments
+from tsmla.plan import RECORD_BYTES, Deal, cut, row_tiling, segments
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 from tsmla_kernels.parts.precision import LIFTED_COLUMNS, PartialRows
@@ -97,7 +97,8 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
     told = torch.tensor(records(DEAL, tiling, line, rows, lengths, tiles, parts), dtype=torch.int32)
     written = (told, as_kept, partial_lse, *([downs] if kept.lifted else []))
     held = torch.cat([x.contiguous().view(torch.int8).flatten() for x in written])
-    workspace = torch.full((len(told) * RECORD_BYTES + slots * stored * PARTIAL_ROW * 4,), -1, dtype=torch.int8)
+    size = len(told) * RECORD_BYTES + slots * stored * kept.row_bytes(LATENT_DIM)
+    workspace = torch.full((size,), -1, dtype=torch.int8)
     workspace[: len(held)] = held
     workspace = cuda(workspace)
     kernel = gpu.emulation.adopt(compiled_combiner(DEAL, variant, kept), lambda name: name in ("out", "lse"))

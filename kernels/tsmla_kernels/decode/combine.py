@@ -208,7 +208,8 @@ def _weighted_sum(
     vector = const_expr(vector_of(dtype))
     together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * vector))
     block = const_expr(LIFTED_COLUMNS // vector)  # lanes that have columns which are lifted together
-    assert const_expr(partials.downs is None or (together <= block and warp_columns(partials) % (2 * block * vector) == 0))
+    if const_expr(partials.downs is not None):
+        assert together <= block and warp_columns(partials) % (2 * LIFTED_COLUMNS) == 0
     loaded = cute.make_rmem_tensor(cute.make_layout((vector, vectors, together)), dtype)
     sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
     sums.fill(0.0)

@@ -7,12 +7,11 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
   where units may have other numbers of row tiles, part p has record p, for the last unit that starts in its positions:
   those before it end there as well. All are written in every call, so that the combine need not know how the work was
   dealt;
-- the rows of `slots` partials, as many as fit in float32, [slots, stored, columns], normalised; stored = min(row tile,
+- the rows of `slots` partials, as many as fit, [slots, stored, columns], normalised; stored = min(row tile,
   most rows of a request), kept as `PartialRows` says. Row i of a slot is row i of its row tile. A row that sees no key
   of its segment is 0. Every row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key;
-- where they are lifted, [slots, stored, 2] float32 that take that out again of even and odd blocks of columns. Rows
-  of 16 bits leave room for it.
+- where they are lifted, [slots, stored, 2] float32 that take that out again of even and odd blocks of columns.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def partials_of(
     if mixes(view, tiling.row_tiles) != 0:
         records = parts
     stored = cutlass.min(rows, row_tile)
-    slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * (columns + 1) * 4)
+    slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * kept.row_bytes(columns))
     if given.batch_invariant != 0:
         slots = Int32(0)
     slot_stride = Int64(stored) * columns

@@ -104,6 +104,10 @@ class PartialRows:
     in_quads: bool = False
     lifted: bool = False
 
+    def row_bytes(self, columns: int) -> int:
+        """Of a row in the workspace, with its LSE and what takes out by how much it is lifted."""
+        return columns * self.dtype.width // 8 + (12 if self.lifted else 4)
+
     @classmethod
     def of(cls, values: Dtype) -> PartialRows:
         """Averages of e4m3 values take half of the bytes as float16, which has 3 bits more than the bf16 that they end
