@@ -8,6 +8,7 @@ import struct
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector
+from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
@@ -115,6 +116,19 @@ class PartialRows:
         65,504; and what is lost of small ones is 2^-31, the smallest value being 2^-9. e5m2 reaches as far down as
         float16 does: averages of its small values are lost."""
         return cls(cutlass.Float16, 6) if values is Dtype.E4M3 else cls()
+
+
+def larger_magnitudes(word: Int32, other: Int32) -> Int32:
+    """Of two pairs of float16 the larger of each two magnitudes, of NaN and a number the number. `word` has magnitudes
+    already."""
+    magnitudes = _float16_pairs("abs.f16x2 $0, $1;", other)
+    return _float16_pairs("max.f16x2 $0, $1, $2;", word, magnitudes)
+
+
+def _float16_pairs(instruction: str, *words: Int32) -> Int32:
+    constraints = ",".join(["=r", *("r" for _ in words)])
+    values = [word.ir_value() for word in words]
+    return Int32(llvm.inline_asm(Int32.mlir_type, values, instruction, constraints))
 
 
 def lift_of(largest: Float32) -> tuple[Float32, Float32]:

@@ -6,23 +6,26 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 
 from ...parts.alignment import aligned, shared_vector
 from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import _quad_max, quad_sum
 from ...parts.partials import Partials
-from ...parts.precision import lift_of, packed_words
+from ...parts.precision import larger_magnitudes, lift_of, packed_words
 from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE, TASK_RING
 from .schedule import PAIR_BARRIER
-from .task import look
+from .task import Task, look
 from .tile import AttendState
 
 WARP_ROWS = 16
 STAGED_COLUMNS = 32
 """Columns of a warp's 16 rows that are staged at a time: two matrices of 16 x 16."""
+
+LEAST_FITTING, FLOAT16_INFINITE = 0x3400, 0x7C00
+"""Bits of float16: of 1/4, where what is 2^-14 as large has the 9 bits of a bf16, and of infinity."""
 
 
 class Results(NamedTuple):
@@ -91,26 +94,62 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
             _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
         cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
     else:
-        downs = cute.make_rmem_tensor_like(factors)
         if const_expr(kept.lifted):
+            _store_lifted(state, mine, task, results.partials, columns, factors)
+        else:
             for row in cutlass.range_constexpr(cute.size(factors)):
-                largest = _quad_max(_largest(state.outputs, row))
-                up, downs[row] = lift_of(largest * factors[row])
-                factors[row] = factors[row] * up
-        for row in cutlass.range_constexpr(cute.size(factors)):
-            position = state.coordinates[row, 0][0]
+                position = state.coordinates[row, 0][0]
+                if position < task.rows:
+                    partial = results.partials.rows[task.slot, position, None]
+                    lane = state.coordinates[row, 0][1] // 2
+                    for i in cutlass.range_constexpr(OUTPUTS):
+                        output = rows_columns(state.outputs[i])
+                        if const_expr(kept.in_quads):
+                            _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias)
+                        else:
+                            _store_partial_row(partial, columns[i], lane, output, row, factors[row])
+
+
+@cute.jit
+def _store_lifted(
+    state: AttendState, mine: Int32, task: Task, partials: Partials, columns: list, downs: cute.Tensor
+) -> None:
+    """Partial rows of 16 bits, and what takes out by how much they are lifted and divides them by their sums, which is
+    all that `downs` do at first.
+
+    Outputs that are not normalised mostly lie where float16 is as precise as it gets. So they are stored as they are;
+    what has been stored tells whether that was right, and if not, they are lifted and stored again."""
+    leader = state.coordinates[0, 0][1] == 0
+    tries = Int32(2)
+    while tries > 0:
+        fit = Boolean(True)
+        for row in cutlass.range_constexpr(cute.size(downs)):
+            position, lane = state.coordinates[row, 0][0], state.coordinates[row, 0][1] // 2
+            largest = Int32(0)
             if position < task.rows:
-                if const_expr(kept.lifted):
-                    if leader:
-                        results.partials.downs[task.slot, position, mine] = downs[row]
-                partial = results.partials.rows[task.slot, position, None]
-                lane = state.coordinates[row, 0][1] // 2
+                partial = partials.rows[task.slot, position, None]
                 for i in cutlass.range_constexpr(OUTPUTS):
                     output = rows_columns(state.outputs[i])
-                    if const_expr(kept.in_quads):
-                        _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias)
-                    else:
-                        _store_partial_row(partial, columns[i], lane, output, row, factors[row])
+                    largest = _store_in_quads(partial, columns[i], lane, output, row, None, largest)
+                if leader:
+                    partials.downs[task.slot, position, mine] = downs[row]
+            for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
+                largest = larger_magnitudes(largest, cute.arch.shuffle_sync_bfly(largest, 1 << step))
+            low, high = largest & 0xFFFF, largest >> 16
+            top = cutlass.max(low, high)
+            fits = (top >= LEAST_FITTING) & (top < FLOAT16_INFINITE)
+            fit = fit & (fits | (position >= task.rows) | (downs[row] == 0.0))
+        tries -= 1
+        if cute.arch.vote_all_sync(fit):
+            tries = Int32(0)
+        elif tries > 0:
+            for row in cutlass.range_constexpr(cute.size(downs)):
+                up, down = lift_of(_quad_max(_largest(state.outputs, row)))
+                downs[row] = downs[row] * down
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    output = rows_columns(state.outputs[i])
+                    for column in cutlass.range_constexpr(cute.size(output, mode=[1])):
+                        output[row, column] = output[row, column] * up
 
 
 @cute.jit
@@ -226,15 +265,22 @@ def _store_in_quads(
     lane: Int32,
     accumulator: cute.Tensor,
     row: cutlass.Constexpr,
-    factor: Float32,
-) -> None:
-    """The same in 16 bits, as `PartialRows` with `in_quads` says."""
+    factor: Float32 | None,
+    largest: Int32 | None = None,
+) -> Int32 | None:
+    """The same in 16 bits, as `PartialRows` with `in_quads` says; without a factor as they are. `largest`: pairs of
+    float16, magnitudes; what has been stored or these, whichever is larger."""
     dtype = target.element_type
     vector = 128 // dtype.width
     for group in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // vector):
-        values = [accumulator[row, group * vector + i] * factor for i in range(vector)]
+        values = [accumulator[row, group * vector + i] for i in range(vector)]
+        if const_expr(factor is not None):
+            values = [value * factor for value in values]
         words = cute.make_rmem_tensor(4, Int32)
         for i, word in enumerate(packed_words(values, dtype)):
             words[i] = word
+            if const_expr(largest is not None):
+                largest = larger_magnitudes(largest, word)
         place = aligned(target.iterator + (column + (group * QUAD + lane) * vector), 16)
         cute.autovec_copy(cute.recast_tensor(words, dtype), cute.make_tensor(place, vector))
+    return largest
