@@ -7,11 +7,11 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
   where units may have other numbers of row tiles, part p has record p, for the last unit that starts in its positions:
   those before it end there as well. All are written in every call, so that the combine need not know how the work was
   dealt;
-- the rows of `slots` partials, as many as fit, [slots, stored, columns], normalised; stored = min(row tile,
+- the rows of `slots` partials, as many as fit, [slots, stored, columns], normalised, or lifted; stored = min(row tile,
   most rows of a request), kept as `PartialRows` says. Row i of a slot is row i of its row tile. A row that sees no key
   of its segment is 0. Every row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key;
-- where they are lifted, [slots, stored, 2] float32 that take that out again of even and odd blocks of columns.
+- where they are lifted, [slots, stored, 2] float32 which normalise even and odd blocks of columns.
 """
 
 from __future__ import annotations

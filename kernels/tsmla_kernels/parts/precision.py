@@ -95,9 +95,11 @@ class PartialRows:
     `in_quads`: of every 32 columns, those that one lane of a quad holds of a wgmma's accumulator lie together: of four
     times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors.
 
-    `lifted`: a row's even blocks of LIFTED_COLUMNS columns are multiplied by one more power of two, its odd ones by
-    another, which bring their largest finite values to LIFTED_TO or up to twice that; what takes them out again lies
-    beside the row's LSE. So float16 holds values of any magnitude, with 11 bits down to 2^-28 of the largest.
+    `lifted`: a row's even blocks of LIFTED_COLUMNS columns have a factor of their own, its odd ones another, which make
+    them fit; what takes these out again lies beside the row's LSE. Where the largest of unnormalised values is in the
+    upper half of float16's exponents, that is the sum by which they are to be divided; where not, also a power of two
+    that brings the largest finite value to LIFTED_TO or up to twice that. So float16 holds values of any magnitude:
+    what is 2^-14 of the largest has the bits of a bf16 at least.
     """
 
     dtype: type[Numeric] = Float32
