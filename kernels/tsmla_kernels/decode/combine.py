@@ -25,9 +25,6 @@ from ..parts.row_end import BASE_2, Ending, count_sink, end_of_row
 WARPS = 8
 LANE_WORDS = 32
 """32-bit words that a lane has on their way at a time."""
-MANY_WORDS = 36
-"""The same where warps share partials on Hopper: in four turns 33 partials of 16 bits, as many as 132 SMs make of each
-of four requests, are all on their way at once."""
 FEW_PARTIALS = 4
 """Up to so many partials a warp has a row to itself; of more, warps share the partials and the columns."""
 FEW_FOR_PIECES = 8
@@ -112,8 +109,7 @@ def _combine(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if record.partials > const_expr(FEW_FOR_PIECES if in_pieces else FEW_PARTIALS):
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
-            words = const_expr(MANY_WORDS if in_pieces else LANE_WORDS)
-            _combine_together(in_quads, words, partials, record, row, slice_number, slices, warp, out, lse, ending)
+            _combine_together(in_quads, partials, record, row, slice_number, slices, warp, out, lse, ending)
     elif record.partials > 0:
         first, step = block + (warp * slices + slice_number) * blocks, WARPS * slices * blocks
         columns, has_row = const_expr(partials.rows.shape[2]), Boolean(True)
@@ -122,7 +118,7 @@ def _combine(
         if has_row:
             for row in cutlass.range(first, record.rows, step, unroll=1):
                 vectors = const_expr(columns // warp_columns(partials))
-                found = _weighted_sum(vectors, LANE_WORDS, partials, record, row, Int32(0), Int32(0), Int32(1))
+                found = _weighted_sum(vectors, partials, record, row, Int32(0), Int32(0), Int32(1))
                 _end_row(in_quads, vectors, record, row, Int32(0), columns, found, True, out, lse, ending)
         else:
             _combine_pieces(in_quads, partials, record, first, step, out, lse, ending)
@@ -144,14 +140,13 @@ def _combine_pieces(
     for number in cutlass.range(first, record.rows * (columns // piece), step, unroll=1):
         row = number // (columns // piece)
         column = number % (columns // piece) * piece
-        found = _weighted_sum(1, LANE_WORDS, partials, record, row, column, Int32(0), Int32(1))
+        found = _weighted_sum(1, partials, record, row, column, Int32(0), Int32(1))
         _end_row(in_quads, 1, record, row, column, columns, found, column == 0, out, lse, ending)
 
 
 @cute.jit
 def _combine_together(
     in_quads: cutlass.Constexpr[bool],
-    words: cutlass.Constexpr[int],
     partials: Partials,
     record: Record,
     row: Int32,
@@ -169,7 +164,7 @@ def _combine_together(
     turns, turn = WARPS // column_warps, warp // column_warps
     column = (slice_number * column_warps + warp % column_warps) * warp_columns(partials)
     rows, weights = _exchanged(vector_of(partials.rows.element_type))
-    found = _weighted_sum(1, words, partials, record, row, column, turn, turns)
+    found = _weighted_sum(1, partials, record, row, column, turn, turns)
     lane = cute.arch.lane_idx()
     if turn > 0:
         cute.autovec_copy(found.rows, rows[None, lane, warp])
@@ -199,7 +194,6 @@ def _exchanged(vector: cutlass.Constexpr[int]) -> tuple[cute.Tensor, cute.Tensor
 @cute.jit
 def _weighted_sum(
     vectors: cutlass.Constexpr[int],
-    words: cutlass.Constexpr[int],
     partials: Partials,
     record: Record,
     row: Int32,
@@ -212,10 +206,9 @@ def _weighted_sum(
     These are on their way before the highest LSE is looked for."""
     dtype = partials.rows.element_type
     vector = const_expr(vector_of(dtype))
-    together = const_expr(words * 32 // dtype.width // (vectors * vector))
-    block = 32
+    together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * vector))
+    block = const_expr(LIFTED_COLUMNS // vector)  # lanes that have columns which are lifted together
     if const_expr(partials.downs is not None):
-        block = const_expr(LIFTED_COLUMNS // vector)  # lanes that have columns which are lifted together
         assert together <= block and warp_columns(partials) % (2 * LIFTED_COLUMNS) == 0
     loaded = cute.make_rmem_tensor(cute.make_layout((vector, vectors, together)), dtype)
     sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
@@ -235,7 +228,7 @@ def _weighted_sum(
         if first == turn * together:
             highest = _highest_lse(partials, record, row)
         mine = Float32(0.0)
-        number = first + lane % block % together
+        number = first + lane % together
         if number < record.partials:
             mine = cute.math.exp2(partials.lse[partial_slot(record, number), row] - highest, fastmath=True)
         down = Float32(0.0)
