@@ -142,7 +142,7 @@ class Combiner:
     def launch(self, given):
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
-        partials = partials_of(columns, row_tile, given, view, self.kept.dtype)
+        partials = partials_of(columns, row_tile, given, view, self.kept)
         ending = ending_of(given)
         launch_combine(self.pdl, partials, given.out, given.lse, ending, given.stream, self.kept, self.in_pieces)
 

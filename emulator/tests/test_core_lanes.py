@@ -96,6 +96,9 @@ def test_maximum_drops_nan_and_orders_zeros():
     check("max.f32 D, S0, S1;", [a, b], bits(0x40000000, 0x3F800000, 0, 0))
     check("min.f32 D, S0, S1;", [a, b], bits(0x40000000, 0x3F800000, 0x80000000, 0x80000000))
     check("max.NaN.f32 D, S0, S1;", [a, b], bits(NAN, NAN, 0, 0))
+    pairs = [bits(0x3C00BC00, 0x7E00B800, 0xFC000000), bits(0x4000C000, 0x34007E00, 0)]
+    check("max.f16x2 D, S0, S1;", pairs, bits(0x4000BC00, 0x3400B800, 0))
+    check("abs.f16x2 D, S0;", pairs[:1], bits(0x3C003C00, 0x7E003800, 0x7C000000))
     check("max.f32 D, S0, S1, S2;", [floats(1, 5, 2), floats(3, 4, 2), floats(2, 9, 7)], floats(3, 9, 7))
 
 

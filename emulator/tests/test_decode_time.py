@@ -28,5 +28,5 @@ def test_one_request_with_many_keys_is_faster(shape: tuple[int, int, int]) -> No
 @pytest.mark.parametrize("dtype", Dtype, ids=str)
 def test_partial_rows_are_as_long_as_kernels_make_them(dtype: Dtype) -> None:
     solo, hopper = (DecodeVariant(arch, dtype, Dtype.BF16, lse=False, pdl=False) for arch in (Arch.SM100A, Arch.SM90A))
-    for geometry in (DecodeGeometry.solo(solo), HopperGeometry.of(hopper)):
-        assert partial_row_bytes(dtype) == LATENT_DIM * geometry.partial_rows.dtype.width // 8 + 4
+    for variant, geometry in ((solo, DecodeGeometry.solo(solo)), (hopper, HopperGeometry.of(hopper))):
+        assert partial_row_bytes(variant.arch, dtype) == geometry.partial_rows.row_bytes(LATENT_DIM)

@@ -52,10 +52,12 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROBLEMS = tuple((*shape, batch) for shape in SHAPES for batch in BATCHES)
 
 
-def partial_row_bytes(dtype: Dtype, scaled: bool = False) -> int:
-    """Of a partial result of our kernels: the output, in float16 where values are e4m3 without scales of their own, and
-    its LSE."""
-    return LATENT_DIM * (2 if dtype is Dtype.E4M3 and not scaled else 4) + 4
+def partial_row_bytes(arch: Arch, dtype: Dtype, scaled: bool = False) -> int:
+    """Of a partial result of our kernels: the output, in float16 where values without scales of their own are e4m3 or,
+    on Hopper, have 16 bits; its LSE; and of values of 16 bits what takes out by how much they are lifted."""
+    lifted = arch is Arch.SM90A and dtype.bits == 16 and not scaled
+    in_16_bits = lifted or dtype is Dtype.E4M3 and not scaled
+    return LATENT_DIM * (2 if in_16_bits else 4) + (12 if lifted else 4)
 
 
 def tile_clocks(arch: Arch, rows: int, element_bytes: int) -> float:
@@ -82,7 +84,7 @@ def least_us(heads: int, q_len: int, keys: int, batch: int, hbm: float) -> float
     partials = sum(s.slot >= 0 for part in done for s in part) * min(rows, deal.row_tile)
     loaded = LATENT_DIM + ROPE_DIM if deal.sms == 1 else (2 * LATENT_DIM + ROPE_DIM) // 2
     clocks = max(tile_clocks(ARCH, rows, 1), deal.tile_kv * loaded / SM_BYTES_PER_CLOCK)
-    partial_bytes = partials * partial_row_bytes(Dtype.E4M3)
+    partial_bytes = partials * partial_row_bytes(ARCH, Dtype.E4M3)
     return _time([[s.tiles for s in part] for part in done], clocks, batch * keys, partial_bytes, hbm)
 
 

@@ -294,7 +294,8 @@ def mixed_segments(
 @dataclasses.dataclass(frozen=True)
 class DecodePlan:
     """What the host fixes for a call. parts: CTAs (or pairs) launched. records: of RECORD_BYTES each, first in the
-    workspace. slots: partial results, each of min(row_tile, rows) rows, that it then has room for."""
+    workspace. slots: partial results, each of min(row_tile, rows) rows, that it then has room for in float32; kernels
+    that keep them in fewer bytes find room for more."""
 
     parts: int
     row_tile: int

@@ -98,6 +98,55 @@ def test_splits_keep_the_largest_and_the_smallest_values_of_eight_bits(gpu, dtyp
     assert (got - exact).norm() <= 2**-8 * exact.norm()
 
 
+SIXTEEN_BITS = {torch.bfloat16: [(110, 100, -120, 0), (-120, 118, -123, 118), (0, -3, 12, 2)],
+                torch.float16: [(9, -3, 0, 9), (-12, -9, -2, 0)]}  # fmt: skip
+"""Powers of two of 128 columns each, for one request after the other."""
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+def test_splits_keep_values_of_any_magnitude(gpu, dtype):
+    """Partial results may be kept in a type that holds few magnitudes: each half row has one of its own. What they have
+    of a block that is up to 2^15 smaller than the other of its half is as precise; of one that is smaller yet, as
+    precise as the other is."""
+    powers = SIXTEEN_BITS[dtype]
+    rows = []
+    for own in powers:
+        rows.append(torch.randn(700, 576))
+        rows[-1][:, :512] *= 2.0 ** torch.tensor(own).repeat_interleave(128)
+    rows = [own.to(dtype).to("cuda") for own in rows]
+    problem = make_problem([700] * len(rows), 1, 16, dtype, rows=rows)
+    problem.query[..., :512] = 0
+    out, lse = run(problem)
+    exact, exact_lse = attend(problem, torch.float64)
+    plain, _ = attend(problem, dtype)
+    assert torch.allclose(lse.double(), exact_lse, rtol=1e-6, atol=1e-4)
+    got, exact, plain = (x.double().unflatten(-1, (4, 128)) for x in (out, exact, plain))
+    for request, own in enumerate(powers):
+        for block, power in enumerate(own):
+            other = block ^ 2
+            far = own[other] - power > 15
+            size = exact[request, :, :, other if far else block].norm()
+            error, as_plain = ((x - exact)[request, :, :, block].norm() for x in (got, plain))
+            assert error <= 1.5 * as_plain + size * (2**-20 if far else torch.finfo(dtype).eps), (own, block)
+
+
+def test_splits_keep_infinite_and_undefined_values_to_their_columns(gpu):
+    """A column in which a key of weight 0 is infinite, and one whose sums are beyond float32."""
+    row = torch.randn(700, 576).to(torch.bfloat16)
+    row[:, 7], row[:, 300] = 0, 3.3e38
+    row[100, 7] = math.inf
+    problem = make_problem([700], 1, 16, rows=[row.to("cuda")])
+    problem.query[..., :512] = 0
+    problem.query[..., 7] = -1.0
+    plain, exact = (attend(problem, dtype)[0] for dtype in (torch.bfloat16, torch.float64))
+    out, _ = run(problem)
+    assert out[..., 7].isnan().all()
+    assert not out[..., 300].isfinite().any()
+    others = torch.tensor([column for column in range(512) if column not in (7, 300)])
+    got, plain, exact = (x.double()[..., others] for x in (out, plain, exact))
+    assert (got - exact).norm() <= 1.5 * (plain - exact).norm() + 2**-8 * exact.norm()
+
+
 def test_visible_lengths_of_each_query_token(gpu):
     visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
     check(make_problem([190, 66], 3, 16, visible=visible, sight=Sight(causal=False)))

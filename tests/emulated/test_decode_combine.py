@@ -10,10 +10,10 @@ import torch
 from cutlass import Float16, Float32
 from decode_part_kernels import compiled_combiner
 from decode_records import records
-from tsmla.plan import PARTIAL_ROW, RECORD_BYTES, Deal, cut, row_tiling, segments
+from tsmla.plan import RECORD_BYTES, Deal, cut, row_tiling, segments
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
-from tsmla_kernels.parts.precision import PartialRows
+from tsmla_kernels.parts.precision import LIFTED_COLUMNS, PartialRows
 
 DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)
 VARIANT = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
@@ -47,6 +47,8 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
     line = cut(DEAL, tiling, parts, slots, lengths)
     partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan, dtype=KEPT[kept.dtype])
     partial_lse = torch.full((slots, stored), math.nan)
+    # Of even and odd blocks of columns, powers of two: a row's next to the smallest, the others' around 1.
+    downs = torch.full((slots, stored, 2), math.nan)
     pieces: dict[tuple[int, int], list[int]] = {}
     tiles = [[n] * tiling.row_tiles for n in lengths]
     for part in range(parts):
@@ -55,11 +57,20 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
                 count = min(stored, rows - segment.row_tile * DEAL.row_tile)
                 partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM) * 2.0**kept.bias
                 partial_lse[segment.slot, :count] = torch.randn(count) * 20
+                if kept.lifted:
+                    downs[segment.slot, :count] = 2.0 ** torch.randint(-9, 10, (count, 2))
+                    downs[segment.slot, count - 1] *= 2.0**-100
                 # Rows that see no key: the first in every piece, the second in the last piece only.
                 for row in [0, 1][: 2 if segment.first else 1]:
                     partial_rows[segment.slot, row], partial_lse[segment.slot, row] = 0.0, -math.inf
                 pieces.setdefault((segment.request, segment.row_tile), []).append(segment.slot)
 
+    as_kept, values = partial_rows, partial_rows.double() * 0.5**kept.bias
+    if kept.lifted:
+        values = values.unflatten(2, (-1, 2, LIFTED_COLUMNS)) * downs.double()[:, :, None, :, None]
+        values = values.flatten(2)
+    if kept.in_quads:
+        as_kept = as_kept.unflatten(2, (-1, 4, 4, 2)).transpose(3, 4).flatten(2)
     shape = (len(seq_lens), rows)
     expected = torch.full((*shape, LATENT_DIM), GUARD, dtype=torch.float64)
     expected_lse = torch.full(shape, GUARD, dtype=torch.float64)
@@ -69,8 +80,7 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
         count = span.stop - span.start
         lses = partial_lse[slot_list, :count].double() * math.log(2)
         weights = torch.softmax(lses, 0).nan_to_num(0.0)
-        expected[request, span] = (weights[..., None] * partial_rows[slot_list, :count].double()).sum(0) * output_scale
-        expected[request, span] *= 0.5**kept.bias
+        expected[request, span] = (weights[..., None] * values[slot_list, :count]).sum(0) * output_scale
         expected_lse[request, span] = lses.logsumexp(0) / math.log(2)
         was_cut[request, span] = True
 
@@ -85,10 +95,10 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
     cache = torch.empty((1, 64, 576), dtype=dtype, device="cuda")
     lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
     told = torch.tensor(records(DEAL, tiling, line, rows, lengths, tiles, parts), dtype=torch.int32)
-    if kept.in_quads:
-        partial_rows = partial_rows.unflatten(2, (-1, 4, 4, 2)).transpose(3, 4).flatten(2)
-    held = torch.cat([x.contiguous().view(torch.int8).flatten() for x in (told, partial_rows, partial_lse)])
-    workspace = torch.full((len(told) * RECORD_BYTES + slots * stored * PARTIAL_ROW * 4,), -1, dtype=torch.int8)
+    written = (told, as_kept, partial_lse, *([downs] if kept.lifted else []))
+    held = torch.cat([x.contiguous().view(torch.int8).flatten() for x in written])
+    size = len(told) * RECORD_BYTES + slots * stored * kept.row_bytes(LATENT_DIM)
+    workspace = torch.full((size,), -1, dtype=torch.int8)
     workspace[: len(held)] = held
     workspace = cuda(workspace)
     kernel = gpu.emulation.adopt(compiled_combiner(DEAL, variant, kept), lambda name: name in ("out", "lse"))
@@ -131,3 +141,14 @@ def test_rows_kept_in_16_bits(gpu, name):
     (out, lse), (expected, expected_lse), _ = run(gpu, CASES[name], variant, kept=kept)
     assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
     assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("name", CASES)
+def test_rows_lifted_by_powers_of_two(gpu, name):
+    """Each half row's power is taken out; a row that is small as a whole is no less right."""
+    kept = PartialRows(Float16, in_quads=True, lifted=True)
+    (out, lse), (expected, expected_lse), was_cut = run(gpu, CASES[name], kept=kept)
+    assert ((out - expected).abs() <= expected.abs() * 2**-8 + expected.abs().amax(-1, keepdim=True) * 2**-20).all()
+    assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)
+    assert (out[~was_cut] == GUARD).all() and (lse[~was_cut] == GUARD).all()

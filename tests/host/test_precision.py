@@ -6,11 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.plan import DEALS, RECORD_BYTES, cut, plan_decode, row_tiling
 from tsmla.row_format import uniform_row
-from tsmla.support import DECODE_DTYPES, PREFILL_DTYPES
+from tsmla.support import DECODE_DTYPES, LATENT_DIM, PREFILL_DTYPES
 from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 from tsmla_kernels.parts.blackwell import umma
-from tsmla_kernels.parts.precision import PartialRows, Probabilities, numeric
+from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, PartialRows, Probabilities, numeric
 from tsmla_kernels.sm90.decode.kernel import DecodeKernel as HopperDecode
 from tsmla_kernels.sm90.prefill.kernel import PrefillKernel as HopperPrefill
 from tsmla_kernels.sm100.decode.kernel import DecodeKernel as BlackwellDecode
@@ -50,6 +51,36 @@ def test_float16_holds_averages_of_the_largest_and_the_smallest_values():
     assert kept.dtype is numeric(Dtype.FP16)
     assert 2 * values.max * 2.0**kept.bias <= held.max
     assert values.smallest_normal * values.eps * 2.0 ** (kept.bias - 12) >= held.smallest_normal * held.eps * 2.0**7
+
+
+def test_float16_holds_what_is_lifted_with_11_bits():
+    """A power of two for 2^-110 and one for the largest float32, and what takes them out again, are normal numbers."""
+    held, float32 = torch.finfo(torch.float16), torch.finfo(torch.float32)
+    assert 2 * LIFTED_TO <= held.max and LIFTED_TO * 2.0**-28 >= held.smallest_normal
+    for power in (LEAST_LIFTED, 2.0**127):
+        assert all(float32.smallest_normal <= up <= 2.0**127 for up in (LIFTED_TO / power, power / LIFTED_TO))
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if isinstance(v, DecodeVariant)], ids=str)
+def test_partial_rows_by_variant(variant):
+    """Lifted in 16 bits where Hopper multiplies 16-bit rows as they are stored."""
+    if variant.arch is not Arch.SM90A:
+        assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
+        return
+    kept = HopperDecode(variant).geometry.partial_rows
+    assert kept.lifted == (variant.row == uniform_row(variant.dtype) and variant.dtype.bits == 16)
+    assert kept.dtype.width == (16 if kept.lifted or variant.row == uniform_row(Dtype.E4M3) else 32)
+
+
+def test_shorter_partial_rows_occupy_more_sms():
+    """Where callers' workspaces have room for one float32 partial result of each SM, 32 requests occupy but 100 CTAs,
+    of 42 tiles at most where equal pieces have 32."""
+    plan, deal, tiling = plan_decode(Arch.SM90A, 132, 32, 8, 8, 8192), DEALS[Arch.SM90A], row_tiling(64, 64)
+    kept = HopperDecode(DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=False, pdl=False)).geometry.partial_rows
+    room = plan.workspace_bytes - plan.records * RECORD_BYTES
+    slots = room // (64 * kept.row_bytes(LATENT_DIM))
+    assert cut(deal, tiling, plan.parts, plan.slots, [128] * 32)[:2] == (100, 42)
+    assert cut(deal, tiling, plan.parts, slots, [128] * 32)[:2] == (128, 32)
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.arch is not Arch.SM90A], ids=str)

@@ -118,6 +118,10 @@ def _float(op) -> None:
         op(f"abs.{half}", "u16", "u16", "u16(a & 0x7fff)")
         for name in ("max", "min"):
             op(f"{name}.{half}", "u16", "u16 u16", f"to_{half}({name}_number(from_{half}(a), from_{half}(b)))")
+            low, high = (f"to_{half}({name}_number(from_{half}({a}), from_{half}({b})))"
+                         for a, b in (("u16(a)", "u16(b)"), ("u16(a >> 16)", "u16(b >> 16)")))  # fmt: skip
+            op(f"{name}.{half}x2", "u32", "u32 u32", f"u32({high}) << 16 | {low}")
+    op("abs.f16x2 abs.bf16x2", "u32", "u32", "a & 0x7fff7fff")
     op("div.rn.f32 div.full.f32 div.approx.f32", "f32", "f32 f32", "canonical(a / b)")
     op("div.approx.ftz.f32 div.full.ftz.f32", "f32", "f32 f32", "flush(canonical(flush(a) / flush(b)))")
     op("rcp.rn.f32 rcp.approx.f32", "f32", "f32", "canonical(1.0f / a)")

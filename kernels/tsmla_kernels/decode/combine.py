@@ -3,7 +3,8 @@
 Launched behind every attention kernel that may split units, as its dependent: it is there when the last attention CTA
 ends. A CTA reads one record (`parts/partials.py`) and takes some of its rows or of their columns, or leaves where there
 is nothing to combine. With w_i = 2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i;
-where heads have sinks, these count as `parts/row_end.py` says.
+where heads have sinks, these count as `parts/row_end.py` says. Of rows that are lifted, w_i takes that out of a lane's
+columns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
 from ..parts.hopper.fragment import QUAD
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
-from ..parts.precision import PartialRows
+from ..parts.precision import LIFTED_COLUMNS, PartialRows
 from ..parts.row_end import BASE_2, Ending, count_sink, end_of_row
 
 WARPS = 8
@@ -212,6 +213,9 @@ def _weighted_sum(
     dtype = partials.rows.element_type
     vector = const_expr(vector_of(dtype))
     together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * vector))
+    block = const_expr(LIFTED_COLUMNS // vector)  # lanes that have columns which are lifted together
+    if const_expr(partials.downs is not None):
+        assert together <= block and warp_columns(partials) % (2 * LIFTED_COLUMNS) == 0
     loaded = cute.make_rmem_tensor(cute.make_layout((vector, vectors, together)), dtype)
     sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
     sums.fill(0.0)
@@ -233,9 +237,15 @@ def _weighted_sum(
         number = first + lane % together
         if number < record.partials:
             mine = cute.math.exp2(partials.lse[partial_slot(record, number), row] - highest, fastmath=True)
+        down = Float32(0.0)
+        if const_expr(partials.downs is not None):
+            if number < record.partials:
+                down = mine * partials.downs[partial_slot(record, number), row, lane // block % 2]
         for i in cutlass.range_constexpr(together):
             weight = cute.arch.shuffle_sync(mine, i)
             total += weight
+            if const_expr(partials.downs is not None):
+                weight = cute.arch.shuffle_sync(down, lane // block * block + i)
             for j in cutlass.range_constexpr(vectors):
                 sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load().to(Float32) * weight)
     return WeightedSum(sums, total, highest)

@@ -7,10 +7,11 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
   where units may have other numbers of row tiles, part p has record p, for the last unit that starts in its positions:
   those before it end there as well. All are written in every call, so that the combine need not know how the work was
   dealt;
-- the rows of `slots` partials, as many as fit in float32, [slots, stored, columns], normalised; stored = min(row tile,
+- the rows of `slots` partials, as many as fit, [slots, stored, columns], normalised, or lifted; stored = min(row tile,
   most rows of a request), kept as `PartialRows` says. Row i of a slot is row i of its row tile. A row that sees no key
   of its segment is 0. Every row of a row tile must be written, only those are read;
-- their base-2 LSE [slots, stored] float32, -inf for rows that see no key.
+- their base-2 LSE [slots, stored] float32, -inf for rows that see no key;
+- where they are lifted, [slots, stored, 2] float32 which normalise even and odd blocks of columns.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from tsmla.plan import RECORD_BYTES, Deal
 
 from .alignment import aligned
 from .decode_line import Work, group_of, mixes, row_tiling
 from .decode_work import Segment, Unit, head_slot, split_of, tail_slot
+from .precision import PartialRows
 from .visible import Visibility
 
 
 class Partials(NamedTuple):
-    """Records [number, words] int32, rows [slots, stored, columns] and LSE [slots, stored]."""
+    """Records [number, words] int32, rows [slots, stored, columns] and LSE [slots, stored]; of rows that are lifted,
+    what takes that out [slots, stored, 2]."""
 
     records: cute.Tensor
     rows: cute.Tensor
     lse: cute.Tensor
     slots: Int32
+    downs: cute.Tensor | None
 
 
 class Record(NamedTuple):
@@ -55,10 +59,10 @@ def partials_of(
     row_tile: Int32,
     given,
     view: Visibility,
-    dtype: cutlass.Constexpr = Float32,
+    kept: cutlass.Constexpr[PartialRows],
 ) -> Partials:
     """The workspace of a call that writes rows of `columns` columns, with no slots where units must not be split.
-    given: what the call's table lists, by name. dtype: of the partials' rows."""
+    given: what the call's table lists, by name. kept: as what the partials' rows are."""
     workspace, parts = given.workspace, given.parts
     rows = view.q_len * given.query.shape[2]
     tiling = row_tiling(rows, row_tile)
@@ -66,11 +70,17 @@ def partials_of(
     if mixes(view, tiling.row_tiles) != 0:
         records = parts
     stored = cutlass.min(rows, row_tile)
-    slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * (columns + 1) * 4)
+    slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * kept.row_bytes(columns))
     if given.batch_invariant != 0:
         slots = Int32(0)
     slot_stride = Int64(stored) * columns
-    rows_at = aligned(cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=dtype), 16)
+    rows_at = aligned(cute.recast_ptr(workspace.iterator + records * RECORD_BYTES, dtype=kept.dtype), 16)
+    lse_at = aligned(cute.recast_ptr(rows_at + slots * slot_stride, dtype=Float32), 4)
+    downs = None
+    if const_expr(kept.lifted):
+        downs = cute.make_tensor(
+            lse_at + slots * stored, cute.make_layout((slots, stored, 2), stride=(stored * 2, 2, 1))
+        )
     return Partials(
         cute.make_tensor(
             cute.recast_ptr(workspace.iterator, dtype=Int32),
@@ -79,11 +89,9 @@ def partials_of(
         cute.make_tensor(
             rows_at, cute.make_layout((slots, stored, columns), stride=(slot_stride, columns, 1))
         ),
-        cute.make_tensor(
-            aligned(cute.recast_ptr(rows_at + slots * slot_stride, dtype=Float32), 4),
-            cute.make_layout((slots, stored), stride=(stored, 1)),
-        ),
+        cute.make_tensor(lse_at, cute.make_layout((slots, stored), stride=(stored, 1))),
         slots,
+        downs,
     )
 
 

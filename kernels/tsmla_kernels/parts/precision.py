@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector
+from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
@@ -79,16 +81,35 @@ class Probabilities:
         return cute.arch.fmax(cute.arch.fmin(heavy, one * 2.0**self.slack), one)
 
 
+LIFTED_COLUMNS = 128
+LIFTED_TO = 2.0**14
+"""Less than half of the largest float16."""
+LEAST_LIFTED = 2.0**-110
+"""Smaller values are lifted as this is, so that neither the power nor its inverse leaves the normal numbers."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PartialRows:
     """What rows of partial results are kept as: `dtype`, times 2 ** `bias`, which the combine takes out again.
 
     `in_quads`: of every 32 columns, those that one lane of a quad holds of a wgmma's accumulator lie together: of four
-    times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors."""
+    times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors.
+
+    `lifted`: a row's even blocks of LIFTED_COLUMNS columns have a factor of their own, its odd ones another, which make
+    them fit; what takes these out again lies beside the row's LSE. Where the largest of unnormalised values is in the
+    upper half of float16's exponents, that is the sum by which they are to be divided; where not, also a power of two
+    that brings the largest finite value to LIFTED_TO or up to twice that. So float16 holds values of any magnitude:
+    what is 2^-14 of the largest has the bits of a bf16 at least.
+    """
 
     dtype: type[Numeric] = Float32
     bias: int = 0
     in_quads: bool = False
+    lifted: bool = False
+
+    def row_bytes(self, columns: int) -> int:
+        """Of a row in the workspace, with its LSE and what takes out by how much it is lifted."""
+        return columns * self.dtype.width // 8 + (12 if self.lifted else 4)
 
     @classmethod
     def of(cls, values: Dtype) -> PartialRows:
@@ -97,3 +118,30 @@ class PartialRows:
         65,504; and what is lost of small ones is 2^-31, the smallest value being 2^-9. e5m2 reaches as far down as
         float16 does: averages of its small values are lost."""
         return cls(cutlass.Float16, 6) if values is Dtype.E4M3 else cls()
+
+
+def larger_magnitudes(word: Int32, other: Int32) -> Int32:
+    """Of two pairs of float16 the larger of each two magnitudes, of NaN and a number the number. `word` has magnitudes
+    already."""
+    magnitudes = _float16_pairs("abs.f16x2 $0, $1;", other)
+    return _float16_pairs("max.f16x2 $0, $1, $2;", word, magnitudes)
+
+
+def _float16_pairs(instruction: str, *words: Int32) -> Int32:
+    constraints = ",".join(["=r", *("r" for _ in words)])
+    values = [word.ir_value() for word in words]
+    return Int32(llvm.inline_asm(Int32.mlir_type, values, instruction, constraints))
+
+
+def lift_of(largest: Float32) -> tuple[Float32, Float32]:
+    """The power of two that lifts values of up to this magnitude, as `PartialRows` says, and its inverse."""
+    exponents = 0x7F800000
+    one, to, least = (_exponent(value) for value in (1.0, LIFTED_TO, LEAST_LIFTED))
+    exponent = cutlass.max(largest.bitcast(Int32) & exponents, Int32(least))
+    down = exponent - (to - one)
+    return Int32(2 * one - down).bitcast(Float32), down.bitcast(Float32)
+
+
+def _exponent(power: float) -> int:
+    """The bits of a power of two as a float32."""
+    return struct.unpack("<i", struct.pack("<f", power))[0]

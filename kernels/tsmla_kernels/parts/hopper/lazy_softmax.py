@@ -13,7 +13,7 @@ from cutlass import Boolean, Float32, const_expr
 from cutlass.cutlass_dsl import select_
 
 from ..precision import Probabilities
-from .softmax import _quad_max
+from .softmax import quad_max
 
 NO_KEYS = -1.0e30
 """The reference before the first visible key: finite, so that no difference of references is NaN, and below any product
@@ -55,7 +55,7 @@ def move_reference(
     quad; `row_sum` is this lane's part. `rescale` is the factor that earlier output rows must be multiplied by, 1 where
     nothing moved."""
     for row in cutlass.range_constexpr(cute.size(reference)):
-        highest = _quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, reference[row], 0))
+        highest = quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, reference[row], 0))
         _rescale(row, highest, reference, row_sum, rescale, scale_log2, may_hide_row)
 
 

@@ -13,7 +13,7 @@ from .fragment import QUAD
 
 
 @cute.jit
-def _quad_max(value: Float32) -> Float32:
+def quad_max(value: Float32) -> Float32:
     for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
         value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, 1 << step))
     return value
@@ -45,7 +45,7 @@ def exponentiate(
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
         mine = scores[row, None].load()
         start = -Float32.inf if const_expr(first) else row_max[row]
-        new_max = _quad_max(mine.reduce(cute.ReductionOp.MAX, start, 0))
+        new_max = quad_max(mine.reduce(cute.ReductionOp.MAX, start, 0))
         base = new_max
         if const_expr(may_hide_row):
             base = Float32(0.0) if new_max == -Float32.inf else new_max

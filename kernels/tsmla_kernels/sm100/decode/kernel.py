@@ -49,7 +49,7 @@ class DecodeKernel:
         if few_rows:
             row_tile = Int32(self.few.geometry.deal.row_tile)
         kept = self.few.geometry.partial_rows
-        partials = partials_of(self.variant.row.value_columns, row_tile, given, view, kept.dtype)
+        partials = partials_of(self.variant.row.value_columns, row_tile, given, view, kept)
         if few_rows:
             self.few.launch(given, view, partials, scale_log2, ending)
         else:

@@ -10,7 +10,7 @@ from tsmla.variant import Arch, DecodeVariant, Dtype
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.key_source import BOX_KEYS
-from ...parts.precision import PartialRows
+from ...parts.precision import LIFTED_COLUMNS, NUMERIC, PartialRows
 from ...parts.query import QueryTile
 
 TILE_KV = 64
@@ -227,8 +227,13 @@ class DecodeGeometry:
 
     @property
     def partial_rows(self) -> PartialRows:
-        """Values that scales are factors of may be of any magnitude, which float16 does not hold."""
-        kept = PartialRows() if self.row.scales else PartialRows.of(self.row.dtype)
+        """In 16 bits, lifted where values may be of any magnitude; but for rows that scales are factors of, and those
+        that another kernel may take, too (`converts`)."""
+        if self.row.scales or self.converts:
+            return PartialRows()
+        if self.row.dtype.bits == 16:
+            return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=True)
+        kept = PartialRows.of(self.row.dtype)
         return dataclasses.replace(kept, in_quads=kept.dtype.width == 16)
 
     @property
@@ -261,6 +266,8 @@ class DecodeGeometry:
         return (4 * (self.d_half + self.tile_kv) + probabilities * self.element_bytes * self.tile_kv) // 8
 
     def check(self) -> None:
+        if self.partial_rows.lifted:  # a warpgroup has what is lifted together
+            assert not self.transposes and self.value_columns == LIFTED_COLUMNS, self
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
         scales = self.row.scales
         if self.converts:

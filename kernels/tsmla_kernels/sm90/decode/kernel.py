@@ -101,7 +101,7 @@ class DecodeKernel:
             )
         view = visibility_in(source, given)
         kept = geometry.partial_rows
-        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept.dtype)
+        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept)
         terms = terms_of(self.deal, view, heads, parts, partials.slots)
         view = on_the_line(self.deal, view, terms)
         arguments = (

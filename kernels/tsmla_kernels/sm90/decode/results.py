@@ -1,4 +1,5 @@
-"""From the attending warpgroups of the Hopper decode to global memory: rows of the result, or partial ones."""
+"""From the attending warpgroups of the Hopper decode to global memory: the end of a segment, and rows of the result.
+Partial ones: `partial_results.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 
 from ...parts.alignment import aligned, shared_vector
@@ -14,11 +15,11 @@ from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import packed_words
-from ...parts.predicated import store_if
 from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE, TASK_RING
+from .partial_results import end_partial
 from .schedule import PAIR_BARRIER
-from .task import Task, is_rehearsal, look
+from .task import Task, look
 from .tile import AttendState
 
 WARP_ROWS = 16
@@ -73,36 +74,9 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
     ]
     if task.slot >= 0:
-        _end_partial(state, mine, positions, columns, task, factors, log_sums, results.partials)
+        end_partial(state, mine, positions, columns, task, factors, log_sums, results.partials)
     else:
         _end_whole(state, mine, positions, columns, task, factors, log_sums, results)
-
-
-@cute.jit
-def _end_partial(
-    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    log_sums: cute.Tensor, partials: Partials,
-) -> None:  # fmt: skip
-    """The end of a segment that others of its rows go on with; of a rehearsal, which has no rows, all that is run for
-    one of a whole row tile, but that nothing is stored."""
-    kept = const_expr(state.geometry.partial_rows)
-    run_for = task.rows
-    if is_rehearsal(task):
-        run_for = Int32(state.geometry.tile_q)
-    for row in cutlass.range_constexpr(cute.size(factors)):
-        stored = positions[row] < task.rows
-        if positions[row] < run_for:
-            partial = partials.rows[task.slot, positions[row], None]
-            lane = state.coordinates[row, 0][1] // 2
-            for i in cutlass.range_constexpr(OUTPUTS):
-                output = rows_columns(state.outputs[i])
-                if const_expr(kept.in_quads):
-                    _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias, stored)
-                else:
-                    _store_partial_row(partial, columns[i], lane, output, row, factors[row], stored)
-    for row in cutlass.range_constexpr(cute.size(factors)):
-        if mine == 0 and state.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
-            partials.lse[task.slot, positions[row]] = log_sums[row]
 
 
 @cute.jit
@@ -216,47 +190,3 @@ def _staged_at(row: Int32, part: Int32) -> Int32:
     """Where in eight rows 16 bytes of the 64 of a row lie, so that neither eight parts of one column nor those of two
     rows share banks."""
     return (4 * row + (part ^ (row >> 1 & 3))) * 16
-
-
-@cute.jit
-def _store_partial_row(
-    target: cute.Tensor,
-    column: Int32,
-    lane: Int32,
-    accumulator: cute.Tensor,
-    row: cutlass.Constexpr,
-    factor: Float32,
-    stored: Boolean,
-) -> None:
-    """This lane's part of a row times `factor`, in float32, from `column` on; `lane` counts within the quad. The lanes
-    of a quad fill a sector. It is computed also where it is not `stored`."""
-    size = 2
-    start = (target.iterator + (column + lane * size)).toint()
-    step = size * QUAD * target.element_type.width // 8
-    for i in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // size):
-        scaled = cute.make_rmem_tensor(size, target.element_type)
-        for j in cutlass.range_constexpr(size):
-            scaled[j] = accumulator[row, size * i + j] * factor
-        store_if(stored, start, step * i, scaled)
-
-
-@cute.jit
-def _store_in_quads(
-    target: cute.Tensor,
-    column: Int32,
-    lane: Int32,
-    accumulator: cute.Tensor,
-    row: cutlass.Constexpr,
-    factor: Float32,
-    stored: Boolean,
-) -> None:
-    """The same in 16 bits, as `PartialRows` with `in_quads` says."""
-    dtype = target.element_type
-    vector = 128 // dtype.width
-    start = (target.iterator + (column + lane * vector)).toint()
-    for group in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // vector):
-        values = [accumulator[row, group * vector + i] * factor for i in range(vector)]
-        words = cute.make_rmem_tensor(4, Int32)
-        for i, word in enumerate(packed_words(values, dtype)):
-            words[i] = word
-        store_if(stored, start, group * QUAD * 16, words)

@@ -10,7 +10,7 @@ from ...limits import WARPGROUP
 from ...parts.alignment import aligned
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import QUAD
-from ...parts.hopper.softmax import _quad_max
+from ...parts.hopper.softmax import quad_max
 from ...parts.logarithm import LOG2_E
 from ...parts.query import QueryRows
 from ...parts.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
@@ -117,7 +117,7 @@ def _query_of(
         for half in numbers[row]:
             largest = half.reduce(cute.ReductionOp.MAX, largest, 0)
             largest = (-half).reduce(cute.ReductionOp.MAX, largest, 0)
-        largest = _quad_max(largest)
+        largest = quad_max(largest)
         if part == 0:
             ends[lane // QUAD + 8 * row, warp, team] = largest
     cute.arch.barrier(barrier_id=TEAM_BARRIER + team, number_of_threads=WARPGROUP)

@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, const_expr
 from ...limits import WARPGROUP
 from ...parts.alignment import aligned, shared_vector
 from ...parts.hopper.fragment import QUAD
-from ...parts.hopper.softmax import _quad_max, quad_sum
+from ...parts.hopper.softmax import quad_max, quad_sum
 from ...parts.precision import packed_words
 from ...parts.row_end import BASE_2, count_sink, end_of_row
 from ..decode.results import Results, output_of
@@ -36,7 +36,7 @@ def finish(
     )
     given = shared.exchange + state.warp * (OUTPUTS * 32 * VECTOR) + lane * VECTOR
     for row in cutlass.range_constexpr(2):
-        top = _quad_max(state.sum_reference[row])
+        top = quad_max(state.sum_reference[row])
         factor = cute.math.exp2(state.sum_reference[row] - top, fastmath=True)
         # An infinite scale makes NaN of its warp's columns, not of all scores: the others follow.
         total = cute.math.fma(state.output[2 * row, 0], Float32(0.0), state.row_sum[row] * factor)

@@ -26,7 +26,7 @@ from cutlass.cutlass_dsl import select_
 from ...limits import WARPGROUP
 from ...parts.alignment import shared_vector
 from ...parts.hopper.fragment import QUAD
-from ...parts.hopper.softmax import _quad_max
+from ...parts.hopper.softmax import quad_max
 from ...parts.precision import packed_words
 from ...parts.visible import Viewers, VisibleKeys, seen_by_any
 from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
@@ -280,7 +280,7 @@ def _move(state: State, scores: cute.Tensor) -> None:
             highest = cute.arch.fmax(highest, scores[2 * row + column % 2, column // 2])
         begins = state.reference[row] == NO_KEYS
         base = Float32(select_(begins, Float32(0.0), state.reference[row]))
-        now = cute.arch.fmax(state.reference[row], _quad_max(highest) + base - BIAS)
+        now = cute.arch.fmax(state.reference[row], quad_max(highest) + base - BIAS)
         less = Float32(select_(now == NO_KEYS, Float32(0.0), now - base))
         factor = cute.math.exp2(state.reference[row] - now, fastmath=True)
         state.reference[row] = now

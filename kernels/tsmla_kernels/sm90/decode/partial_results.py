@@ -1,0 +1,160 @@
+"""Partial results of the Hopper decode: rows of a segment that others go on with, to the workspace."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, const_expr
+
+from ...parts.hopper.fragment import QUAD, rows_columns
+from ...parts.hopper.softmax import quad_max
+from ...parts.partials import Partials
+from ...parts.precision import larger_magnitudes, lift_of, packed_words
+from ...parts.predicated import store_if
+from .geometry import OUTPUTS
+from .task import Task, is_rehearsal
+from .tile import AttendState
+
+LEAST_FITTING, FLOAT16_INFINITE = 0x3400, 0x7C00
+"""Bits of float16: of 1/4, where what is 2^-14 as large has the 9 bits of a bf16, and of infinity."""
+
+
+@cute.jit
+def end_partial(
+    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
+    log_sums: cute.Tensor, partials: Partials,
+) -> None:  # fmt: skip
+    """The end of a segment that others of its rows go on with; of a rehearsal, which has no rows, all that is run for
+    one of a whole row tile, but that nothing is stored.
+
+    positions, columns: of this thread's rows in the row tile, and of its outputs in a row. factors, log_sums: what
+    divides a row by its sum, and its LSE."""
+    run_for = task.rows
+    if is_rehearsal(task):
+        run_for = Int32(state.geometry.tile_q)
+    kept = const_expr(state.geometry.partial_rows)
+    if const_expr(kept.lifted):
+        _store_lifted(state, mine, positions, columns, task, run_for, factors, partials)
+    else:
+        for row in cutlass.range_constexpr(cute.size(factors)):
+            stored = positions[row] < task.rows
+            if positions[row] < run_for:
+                partial = partials.rows[task.slot, positions[row], None]
+                lane = state.coordinates[row, 0][1] // 2
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    output = rows_columns(state.outputs[i])
+                    if const_expr(kept.in_quads):
+                        _store_in_quads(partial, columns[i], lane, output, row, factors[row] * 2.0**kept.bias, stored)
+                    else:
+                        _store_partial_row(partial, columns[i], lane, output, row, factors[row], stored)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        if mine == 0 and state.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
+            partials.lse[task.slot, positions[row]] = log_sums[row]
+
+
+@cute.jit
+def _store_lifted(
+    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32, downs: cute.Tensor,
+    partials: Partials,
+) -> None:  # fmt: skip
+    """Partial rows of 16 bits, and what takes out by how much they are lifted and divides them by their sums, which is
+    all that `downs` do at first.
+
+    Outputs that are not normalised mostly lie where float16 is as precise as it gets. So they are stored as they are;
+    what has been stored tells whether that was right, and if not, they are lifted and stored again."""
+    leader = state.coordinates[0, 0][1] == 0
+    tries = Int32(2)
+    while tries > 0:
+        fit = Boolean(True)
+        for row in cutlass.range_constexpr(cute.size(downs)):
+            lane, stored = state.coordinates[row, 0][1] // 2, positions[row] < task.rows
+            largest = Int32(0)
+            if positions[row] < run_for:
+                partial = partials.rows[task.slot, positions[row], None]
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    output = rows_columns(state.outputs[i])
+                    largest = _store_in_quads(partial, columns[i], lane, output, row, None, stored, largest)
+                if leader and stored:
+                    partials.downs[task.slot, positions[row], mine] = downs[row]
+            for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
+                largest = larger_magnitudes(largest, cute.arch.shuffle_sync_bfly(largest, 1 << step))
+            low, high = largest & 0xFFFF, largest >> 16
+            top = cutlass.max(low, high)
+            fits = (top >= LEAST_FITTING) & (top < FLOAT16_INFINITE)
+            fit = fit & (fits | (positions[row] >= task.rows) | (downs[row] == 0.0))
+        tries -= 1
+        if cute.arch.vote_all_sync(fit):
+            tries = Int32(0)
+        elif tries > 0:
+            for row in cutlass.range_constexpr(cute.size(downs)):
+                up, down = lift_of(quad_max(_largest(state.outputs, row)))
+                downs[row] = downs[row] * down
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    output = rows_columns(state.outputs[i])
+                    for column in cutlass.range_constexpr(cute.size(output, mode=[1])):
+                        output[row, column] = output[row, column] * up
+
+
+@cute.jit
+def _largest(outputs: tuple, row: cutlass.Constexpr) -> Float32:
+    """The largest magnitude of this lane's finite outputs of a row, NaN where none are. Times 0, what is not finite
+    becomes NaN, which a maximum leaves out."""
+    largest = [Float32(0.0) for _ in range(4)]
+    for output in outputs:
+        columns = rows_columns(output)
+        for i in cutlass.range_constexpr(cute.size(columns, mode=[1])):
+            value = columns[row, i]
+            finite = cute.math.absf(cute.math.fma(value, Float32(0.0), value))
+            largest[i % 4] = cute.arch.fmax(largest[i % 4], finite)
+    return cute.arch.fmax(cute.arch.fmax(*largest[:2]), cute.arch.fmax(*largest[2:]))
+
+
+@cute.jit
+def _store_partial_row(
+    target: cute.Tensor,
+    column: Int32,
+    lane: Int32,
+    accumulator: cute.Tensor,
+    row: cutlass.Constexpr,
+    factor: Float32,
+    stored: Boolean,
+) -> None:
+    """This lane's part of a row times `factor`, in float32, from `column` on; `lane` counts within the quad. The lanes
+    of a quad fill a sector. It is computed also where it is not `stored`."""
+    size = 2
+    start = (target.iterator + (column + lane * size)).toint()
+    step = size * QUAD * target.element_type.width // 8
+    for i in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // size):
+        scaled = cute.make_rmem_tensor(size, target.element_type)
+        for j in cutlass.range_constexpr(size):
+            scaled[j] = accumulator[row, size * i + j] * factor
+        store_if(stored, start, step * i, scaled)
+
+
+@cute.jit
+def _store_in_quads(
+    target: cute.Tensor,
+    column: Int32,
+    lane: Int32,
+    accumulator: cute.Tensor,
+    row: cutlass.Constexpr,
+    factor: Float32 | None,
+    stored: Boolean,
+    largest: Int32 | None = None,
+) -> Int32 | None:
+    """The same in 16 bits, as `PartialRows` with `in_quads` says; without a factor as they are. `largest`: pairs of
+    float16, magnitudes; what has been computed or these, whichever is larger."""
+    dtype = target.element_type
+    vector = 128 // dtype.width
+    start = (target.iterator + (column + lane * vector)).toint()
+    for group in cutlass.range_constexpr(cute.size(accumulator, mode=[1]) // vector):
+        values = [accumulator[row, group * vector + i] for i in range(vector)]
+        if const_expr(factor is not None):
+            values = [value * factor for value in values]
+        words = cute.make_rmem_tensor(4, Int32)
+        for i, word in enumerate(packed_words(values, dtype)):
+            words[i] = word
+            if const_expr(largest is not None):
+                largest = larger_magnitudes(largest, word)
+        store_if(stored, start, group * QUAD * 16, words)
+    return largest
