@@ -210,15 +210,12 @@ def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
 
 def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
     """Keys [..., 576] of a decode as the operator takes them. Where each has a scale, not all of these are powers of
-    two; on Hopper, three of four keys that are NaN have -0 for theirs. (On Blackwell, such a scale of a key that no row
-    sees makes NaN of rows that see others of its tile: kernels/log/blackwell-decode.md, scales of -0.)"""
+    two, and three of four keys that are NaN have -0 for theirs."""
     rows = stored_as(variant.row, numbers)
     if not variant.row.apart:
         return rows
     latent, rope, scales = rows
     scales = torch.where(numbers[..., 0] > 0, 1.25 * scales, scales)
-    if variant.arch is not Arch.SM90A:
-        return latent, rope, scales
     some = torch.arange(numbers.shape[-2], device=numbers.device) % 4 < 3
     return latent, rope, torch.where(scales.isnan() & some, -0.0, scales)
 

@@ -100,5 +100,5 @@ def fold(scale: Float32, seen: Boolean, unit: Float32, inverse_unit: Float32) ->
     """Of a key's scale; of one that nobody sees, whatever it holds, numbers that do no harm."""
     scale = Float32(select_(seen, scale, unit))
     relative = scale * inverse_unit
-    inverse = cute.arch.fmin(cute.arch.rcp_approx(relative), MOST_INVERSE)
+    inverse = cute.arch.fmax(cute.arch.fmin(cute.arch.rcp_approx(relative), MOST_INVERSE), -MOST_INVERSE)
     return Folded(scale, cute.math.log2(relative, fastmath=True), inverse)
