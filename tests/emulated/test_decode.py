@@ -130,6 +130,7 @@ def test_splits_keep_values_of_any_magnitude(gpu, dtype):
             assert error <= 1.5 * as_plain + size * (2**-20 if far else torch.finfo(dtype).eps), (own, block)
 
 
+@pytest.mark.archs("sm_90a")
 def test_splits_keep_infinite_and_undefined_values_to_their_columns(gpu):
     """A column in which a key of weight 0 is infinite, and one whose sums are beyond float32."""
     row = torch.randn(700, 576).to(torch.bfloat16)
