@@ -40,7 +40,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     if kernel == "sm90/decode":
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
         if converts := not variant.row.apart and variant.row.scales is not None:
-            told = 2 + 8 + 4
+            told = 2 + 8 + 8
         return {
             "q": (1, 8),
             **{f"kv{piece}": (1, leave) for piece in range(pieces)},
@@ -84,7 +84,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         rope = 64 * (2 if variant.row.apart else element)
         columns = [256, 256] if element == 1 else [128, 128, 128, 128]
         if not variant.row.apart and variant.row.scales is not None:
-            stored = {"kv0": 64 * (128 + 16), "kv1": 64 * 128, "kv2": 64 * 128, "kv3": 64 * (128 + rope)}
+            stored = {"kv0": 64 * (128 + 16), "kv1": 64 * (128 + 16), "kv2": 64 * 128, "kv3": 64 * (128 + rope)}
             ready = {f"ready{i}": 64 * 2 * (128 + 64 * (i == 3)) for i in range(4)}
             return {"q": 64 * 1152, **stored, **ready}
         pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
