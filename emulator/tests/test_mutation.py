@@ -49,6 +49,7 @@ from tsmla_emulator.record import Record
 DOCS = Path(__file__).parents[2] / "docs"
 REASONS = Reasons.read(DOCS / "mutation-reasons.json")
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
+LONG = f"{PREFILL}, long sequences"
 SEVERAL_TILES = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
@@ -100,7 +101,7 @@ def subject_of(ptx: str, records: list[Record], of_masks: Sequence[Record] = ())
     return subject
 
 
-@pytest.mark.parametrize("symbol", [PREFILL, BLACKWELL, PACK])
+@pytest.mark.parametrize("symbol", [PREFILL, LONG, BLACKWELL, PACK])
 def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
     subject = subject_of(*kernels[symbol])
     subject.require_clean()
@@ -121,7 +122,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
         assert caught, f"no check saw any {family} missing"
         if family in ONLY_HAPPENS_BEFORE_SEES:
             assert caught <= {"race", "exit"}, family
-    assert len(families) == {PREFILL: 8, BLACKWELL: 12, PACK: 1}[symbol]
+    assert len(families) == {PREFILL: 8, LONG: 8, BLACKWELL: 12, PACK: 1}[symbol]
     if symbol != PACK:
         assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}
 
@@ -140,7 +141,7 @@ def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
     assert len(families) == 12
 
 
-@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
+@pytest.mark.parametrize("name", [PREFILL, LONG, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
 def test_instructions_that_are_wrong_are_caught(kernels, name):
     """Equivalent, but for those with a reason in the table: another number where one instruction serves all who meet; a
     wait or an arrival that orders nothing which others do not; and a count of a barrier that nobody waits for."""
@@ -155,7 +156,7 @@ def test_instructions_that_are_wrong_are_caught(kernels, name):
     assert len([result for result in of_counts if result.survived]) <= 0.2 * len(of_counts)
 
 
-@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows"])
+@pytest.mark.parametrize("name", [PREFILL, LONG, BLACKWELL, f"{DECODE}, 10 rows"])
 def test_instructions_that_are_misplaced_are_caught(kernels, name):
     """A few of each kind. Equivalent: a commit for which nobody waits yet; a wait whose phase is always the same, or
     whose barrier completes with the other one; a bound at which no key of the recorded call lies; columns of products
@@ -165,7 +166,8 @@ def test_instructions_that_are_misplaced_are_caught(kernels, name):
     for site in subject.sites:
         if site.action in MISPLACED:
             kinds[site.family, site.action].append(site)
-    possible = {PREFILL: set(MISPLACED) - {NEXT_COLUMN, WIDER}, BLACKWELL: set(MISPLACED)}
+    of_hopper = set(MISPLACED) - {NEXT_COLUMN, WIDER}
+    possible = {PREFILL: of_hopper, LONG: of_hopper, BLACKWELL: set(MISPLACED)}
     assert {action for _, action in kinds} == possible.get(name, set(MISPLACED) - {LATER})
     may_survive = {LATER, NEXT_MBARRIER, PARITY_0, PARITY_1, OTHER_BOUND, NEXT_COLUMN, WIDER}
     for (_, action), of_kind in kinds.items():
@@ -204,7 +206,7 @@ def test_commits_move_within_their_basic_block(body, action, expected):
         assert moved.code == b"".join(pieces)
 
 
-@pytest.mark.parametrize("name", [PREFILL, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
+@pytest.mark.parametrize("name", [PREFILL, LONG, BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
 def test_other_bounds_of_masks_are_caught(kernels, name):
     """Some of them. Equivalent: whether a tile is masked at all and a page looked up, where both answers are right at
     the bound; and, of a causal tile before the last, rows that cannot have their last key in its first two columns."""
