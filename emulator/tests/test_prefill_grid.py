@@ -50,8 +50,8 @@ def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int
         (570, 1000, 3, 1, {1, 4}, {1, 7}),
         (400, 60000, 3, 1, {1, 2}, {1}),  # of four tiles that follow each other, keys would leave L2
         (400, 90000, 3, 1, {1}, {1}),
-        (400, 16384, 3, 1, {1, 4}, {6}),
-        (400, 16385, 3, 1, {1, 4}, {1}),
+        (400, 8192, 3, 1, {1, 4}, {6}),
+        (400, 8193, 3, 1, {1, 4}, {1}),
     ],
 )
 def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, processors, eight_bits, sixteen_bits):

@@ -15,7 +15,8 @@ from tsmla.variant import Arch, PrefillVariant
 from tsmla_emulator import check
 from tsmla_emulator.timing import prefill_grid
 from tsmla_emulator.timing.problem import Shape
-from tsmla_kernels.parts.tile_scheduler import tile_bound
+from tsmla_kernels.parts import tile_scheduler
+from tsmla_kernels.parts.tile_scheduler import query_tile, tile_bound
 from tsmla_kernels.sm90.prefill import tasks
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 from tsmla_kernels.sm90.prefill.tasks import Deal, deal_of, numbers_of
@@ -55,14 +56,52 @@ class Dealer:
                 found[1 + task, cta] = numbers.of(Int32(task))
 
 
+class Finder:
+    """One warp for each number, which writes down the head and the query tile that it stands for."""
+
+    def __init__(self, variant: PrefillVariant):
+        self.geometry = PrefillGeometry.of(variant)
+
+    @cute.jit
+    def __call__(
+        self, found: cute.Tensor, ends_q: cute.Tensor, ends_kv: cute.Tensor, rows: Int32, keys: Int32, heads: Int32,
+        paired: Int32, stream,
+    ):  # fmt: skip
+        self.kernel(found, ends_q, ends_kv, (rows, keys), heads, paired).launch(
+            grid=(found.shape[1], 1, 1), block=(32, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, found, ends_q, ends_kv, rows: tuple[Int32, Int32], heads: Int32, paired: Int32):
+        geometry, number = self.geometry, cute.arch.block_idx()[0]
+        tile = query_tile(
+            number, ends_q, ends_kv, rows, heads, Int32(1), geometry.tile_q, geometry.kv_row_bytes, paired,
+            geometry.passes_rows,
+        )  # fmt: skip
+        if cute.arch.thread_idx()[0] == 0:
+            found[0, number] = tile.head
+            found[1, number] = tile.tile
+            found[2, number] = tile.q.start
+
+
+def compiled(made, *arguments):
+    options = f"--enable-tvm-ffi --keep-ptx --gpu-arch sm_90a --dump-dir={tempfile.mkdtemp()}"
+    return cute.compile(made, *arguments, make_fake_stream(use_tvm_ffi_env_stream=True), options=options)
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+def finder(request):
+    ends = make_fake_tensor(Int32, (cute.sym_int(),), (1,), assumed_align=4)
+    found = make_fake_tensor(Int32, (3, cute.sym_int()), (cute.sym_int64(), 1), assumed_align=4)
+    return request.param, compiled(Finder(request.param), found, ends, ends, *[Int32(1)] * 4)
+
+
 @pytest.fixture(scope="module", params=VARIANTS, ids=str)
 def dealer(request):
     geometry = PrefillGeometry.of(request.param)
     ctas = cute.sym_int()
     made = make_fake_tensor(Int32, (1 + geometry.tasks, ctas), (cute.sym_int64(), 1), assumed_align=4)
-    options = f"--enable-tvm-ffi --keep-ptx --gpu-arch sm_90a --dump-dir={tempfile.mkdtemp()}"
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return request.param, cute.compile(Dealer(request.param), made, *[Int32(1)] * 5, stream, options=options)
+    return request.param, compiled(Dealer(request.param), made, *[Int32(1)] * 5)
 
 
 def dealt(deal, geometry: PrefillGeometry, rows: int, keys: int, sequences: int, heads: int, processors: int):
@@ -107,9 +146,43 @@ def test_the_timing_model_deals_alike(gpu, dealer):
     alike()
 
 
+@pytest.mark.archs("sm_90a")
+def test_every_query_tile_has_a_number(gpu, finder):
+    """Those of fewer rows come last in the last heads, as in the timing model, with far more keys than queries in kernels
+    whose warpgroups pass over rows that there are not."""
+    variant, compiled = finder
+    geometry, find = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
+
+    @given(st.integers(1, 900), st.sampled_from([1, 7, 9, 100]), st.integers(1, 3), st.integers(1, 40), st.floats(0, 1))
+    def numbered(queries, times, sequences, heads, share):
+        count = -(-queries // geometry.tile_q)
+        shape = Shape(sequences, queries, queries * times, heads)
+        tiles = sequences * heads * count
+        paired = int(share * tiles)
+        found = torch.full((3, tiles), -1, device="cuda", dtype=torch.int32)
+        ends_q, ends_kv = (
+            torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * length for length in (queries, shape.keys)
+        )
+        find(found, ends_q, ends_kv, sequences * queries, sequences * shape.keys, heads, paired)
+        head, tile, start = found.tolist()
+        assert len({*zip(head, tile, start, strict=True)}) == tiles
+        assert {*head} == {*range(heads)} and {*start} == {queries * n for n in range(sequences)}
+        order = prefill_grid._order(variant, shape, count, paired)
+        assert sorted(tile) == sorted(order)
+        if geometry.passes_rows and queries % geometry.tile_q and count > 1 and times > tile_scheduler.ALIKE:
+            in_pairs = max(paired - (sequences - 1) * heads * count, 0) // count
+            last = min(tile_scheduler.SHORT_LAST_HEADS, heads - in_pairs)
+            assert tile[tiles - last * count :] == order[tiles - last * count :]
+            assert tile[tiles - last :] == [count - 1] * last
+
+    numbered()
+
+
 def test_bounds_are_the_kernels_own():
     assert prefill_grid.SHORT_KEYS == tasks.SHORT_KEYS
     assert prefill_grid.LONG_KEYS == prefill_case.LONG_KEYS == tasks.LONG_KEYS
     for variant in check.variants([Arch.SM90A]):
         if isinstance(variant, PrefillVariant):
             assert prefill_grid.has_kernel_of_long_sequences(variant) == PrefillGeometry.of(variant).may_be_alone
+    assert prefill_grid.ALIKE == tile_scheduler.ALIKE
+    assert prefill_grid.SHORT_LAST_HEADS == tile_scheduler.SHORT_LAST_HEADS

@@ -23,7 +23,7 @@ from .reference_prefill import Span, key_spans, query_spans
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
 key of each sequence with most of the weight."""
-LONG_KEYS = 16384
+LONG_KEYS = 8192
 """Rows of the keys' pack for each sequence beyond which Hopper's kernels of 16 bits take sequences for long ones, and
 have CTAs that take one query tile (kernels/tsmla_kernels/sm90/prefill/tasks.py)."""
 _LONG_BATCH = 3

@@ -14,7 +14,9 @@ FOLLOWING = (2, 4)
 """Likewise."""
 SHORT_KEYS = 4096
 """Likewise."""
-LONG_KEYS = 16384
+SHORT_LAST_HEADS, ALIKE = 32, 8
+"""As parts/tile_scheduler.py has them."""
+LONG_KEYS = 8192
 """Likewise."""
 
 
@@ -71,7 +73,7 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
     count = -(-s.queries // rows)
     if v.arch.value != "sm_90a" or (has_kernel_of_long_sequences(v) and s.keys > LONG_KEYS):
         return []
-    if v.dtype.bits == 16 or s.keys <= SHORT_KEYS:
+    if v.dtype.bits == 16 or v.d_v > 128 or s.keys <= SHORT_KEYS:
         return _strided(query_tiles_of(v), count, s.heads * s.sequences * count, processors)
     return _following(v, s, processors, rows)
 
@@ -79,8 +81,12 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
 def _order(variant: Any, shape: Any, count: int, dealt: int) -> list[int]:
     """Query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py). Heads whose
     tiles have numbers below `dealt` come first, a head's last tile beside its first; then longest first within the
-    heads whose keys fit in L2 together."""
+    heads whose keys fit in L2 together. Where tiles of fewer rows take less time, and others are alike, those of a
+    sequence's last heads come last."""
     s = shape
+    short_last = (
+        rows_of_tile(variant) == 192 and count > 1 and s.queries % 192 != 0 and s.keys > ALIKE * s.queries
+    )
     section = min(max(L2_SECTION_BYTES // (s.keys * _row_bytes(variant)), 1), s.heads)
     found: list[int] = []
     for _ in range(s.sequences):
@@ -88,9 +94,11 @@ def _order(variant: Any, shape: Any, count: int, dealt: int) -> list[int]:
         for _ in range(paired):
             begin = len(found)
             found += [count - 1 - n // 2 if (begin + n) % 2 == 0 else n // 2 for n in range(count)]
-        for first in range(paired, s.heads, section):
+        others = max(s.heads - SHORT_LAST_HEADS, paired) if short_last else s.heads
+        for first in range(paired, others, section):
             for tile in reversed(range(count)):
-                found += [tile] * min(section, s.heads - first)
+                found += [tile] * min(section, others - first)
+        found += list(range(count - 1)) * (s.heads - others) + [count - 1] * (s.heads - others)
     return found
 
 
@@ -104,6 +112,8 @@ def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[in
     left = tiles - rounds * stride
     if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
         rounds = max(tiles - processors - processors // 2, 0) // stride
+    elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
+        rounds -= 1
     return [
         [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]
         for begin in range(0, rounds, most)

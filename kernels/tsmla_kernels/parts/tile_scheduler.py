@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 
 from .division import quotient
 from .seqlen import Span, apart, span_of
@@ -23,6 +23,10 @@ L2_SECTION_BYTES = 24 * 1024 * 1024
 NEIGHBOURS = 2
 """Query tiles of one head that neighbouring CTAs take; 2 to 64 measured alike on an H200, 1 slightly slower. With 2, a
 last group that is short has one tile."""
+SHORT_LAST_HEADS = 32
+"""Heads whose short query tiles come after all of their others, where tiles are alike but for those."""
+ALIKE = 8
+"""Keys of a sequence, in multiples of its queries, beyond which a causal mask makes query tiles differ by little."""
 
 
 class QueryTile(NamedTuple):
@@ -52,12 +56,16 @@ def query_tile(
     tile_q: cutlass.Constexpr,
     kv_row_bytes: cutlass.Constexpr,
     paired: Int32 | None = None,
+    short_last: cutlass.Constexpr[bool] = False,
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
     together. With `paired`, the heads whose tiles all have numbers below it come before the others, head by head, and
     a head's tiles in pairs: the last and the first, the last but one and the second, ...; or, where the first number is
     odd, the first and the last, the second and the last but one, ... Two tiles of numbers even and odd are then as much
     work as any other two, and those of one CTA that follow each other have the same keys.
+
+    `short_last` says that a query tile with fewer rows than others takes less time: where a sequence has far more keys
+    than queries, those of its last heads come last, and CTAs end at about the same time.
 
     A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
     there are no more tiles than CTAs. Keys may be shared."""
@@ -96,9 +104,16 @@ def query_tile(
         if const_expr(paired is not None):
             first_head = cutlass.min(quotient(cutlass.max(paired - first_cta, 0), tiles), heads)
             index -= first_head * tiles
-        head, tile = _sectioned(
-            index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes
-        )
+        others = heads - first_head
+        if const_expr(short_last):
+            if tiles > 1 and q.length % tile_q != 0 and kv.length > ALIKE * Int64(q.length):
+                others = cutlass.max(others - SHORT_LAST_HEADS, 0)
+        head, tile = _sectioned(index, first_head, others, heads_per_kv_head, tiles, kv.length * kv_row_bytes)
+        if const_expr(short_last):
+            if index >= others * tiles:
+                head, tile = _short_last(
+                    index - others * tiles, first_head + others, heads - first_head - others, tiles
+                )
         if index < 0:
             head = quotient(index + first_head * tiles, tiles)
             place = cta - first_cta - head * tiles
@@ -123,6 +138,17 @@ def _sectioned(
     head = first_head + before + cutlass.select_(alone, rest, rest // NEIGHBOURS)
     tile = tiles - 1 - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
     return head, tile
+
+
+@cute.jit
+def _short_last(index: Int32, first_head: Int32, heads: Int32, tiles: Int32) -> tuple[Int32, Int32]:
+    """Head and tile number `index` of the last `heads` heads, head by head, and then the last tile of each."""
+    whole = tiles - 1
+    head = quotient(index, whole)
+    tile = index - head * whole
+    if head >= heads:
+        head, tile = index - heads * whole, whole
+    return first_head + head, tile
 
 
 @cute.jit

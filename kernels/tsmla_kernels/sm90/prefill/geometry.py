@@ -65,10 +65,20 @@ class PrefillGeometry:
         return swizzle_bytes(math.gcd(self.d_qk, NOPE_DIMS[self.d_qk]) * self.element_bytes) // self.element_bytes
 
     @property
+    def may_follow(self) -> bool:
+        """Whether a CTA's query tiles follow each other in long sequences, rather than to be far apart."""
+        return self.element_bytes == 1 and self.d_v <= 128
+
+    @property
     def may_be_alone(self) -> bool:
         """Whether long sequences have a kernel of their own, whose CTAs take one query tile: the loop around costs 1 to
         2 % of time in 16 bits, which nothing makes up for where a tile has hundreds of KV tiles."""
         return self.element_bytes == 2 and self.d_v <= 128
+
+    @property
+    def passes_rows(self) -> bool:
+        """Whether a warpgroup without rows passes over all tiles, so that a query tile of fewer rows takes less time."""
+        return self.tile_q > 128
 
     @property
     def q_bytes(self) -> int:

@@ -143,6 +143,7 @@ class PrefillKernel:
             heads_per_kv_head=heads_per_kv_head,
             tile_q=geometry.tile_q,
             kv_row_bytes=geometry.kv_row_bytes,
+            short_last=geometry.passes_rows,
         )
         cta = cute.arch.block_idx()[0]
         if const_expr(alone):

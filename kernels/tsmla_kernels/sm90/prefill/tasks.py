@@ -27,9 +27,9 @@ has one: where tiles are few, being with others of their head is worth more."""
 FOLLOWING = (2, 4)
 """Tiles of a CTA that follow each other, where keys allow."""
 SHORT_KEYS = 4096
-"""Keys of a sequence, on average, up to which a CTA's tiles of 8 bits are far apart. In longer ones tiles that follow
-each other have the same keys."""
-LONG_KEYS = 16384
+"""Keys of a sequence, on average, up to which CTAs' tiles are far apart where they may follow each other
+(`may_follow`). In longer ones tiles that follow each other have the same keys."""
+LONG_KEYS = 8192
 """Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
 
 
@@ -74,7 +74,7 @@ def deal_of(
     """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
     rounds, stride = _strided(geometry, rows[0], sequences, heads, processors)
     most = Int32(geometry.tasks)
-    if const_expr(geometry.element_bytes == 1):
+    if const_expr(geometry.may_follow):
         if rows[1] > Int64(SHORT_KEYS) * sequences:
             most, rounds = _following(geometry, rows, heads, heads_kv, processors)
             stride = Int32(1)
@@ -111,8 +111,9 @@ def _strided(
 
     A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks` rounds
     all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work as any
-    other two, see `query_tile`), or if three quarters of another round or more are left, alone. Otherwise tiles are
-    left for one and a half alone for each CTA that runs side by side."""
+    other two, see `query_tile`), or if three quarters of another round or more are left, alone. The last of `tasks`
+    rounds of long heads is left alone where a round leaves SMs idle. Otherwise tiles are left for one and a half alone
+    for each CTA that runs side by side."""
     head_tiles = cutlass.max(rows - 1, 0) // (geometry.tile_q * cutlass.max(sequences, 1)) + 1
     tiles = heads * sequences * head_tiles
     whole = head_tiles + head_tiles % 2 * head_tiles
@@ -124,6 +125,8 @@ def _strided(
     uneven = (rounds % 2 != 0 or left != 0) and (rounds < 2 or 4 * left < 3 * stride)
     if rounds > geometry.tasks or uneven:
         rounds = cutlass.max(tiles - processors - processors // 2, 0) // stride
+    elif left == 0 and stride < processors and head_tiles > geometry.tasks and 4 * rounds > 3 * geometry.tasks:
+        rounds -= 1
     return rounds, stride
 
 
