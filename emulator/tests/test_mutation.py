@@ -66,6 +66,12 @@ ONLY_HAPPENS_BEFORE_SEES = {
 }  # fmt: skip
 
 
+OF_ONE_TILE = {
+    "q.acquire", "k.acquire", "v.acquire", "q.release", "v.release", "barriers.init", "mma.issue", "arch.sync_threads",
+}  # fmt: skip
+"""What survivors of the kernel of long sequences call: its CTAs have one query tile, so that places are empty at first,
+and nobody fills again what the last products read."""
+
 WRONG = (RELAXED, OF_GLOBAL_MEMORY, ONE_MORE, ONE_LESS, NEXT_BARRIER)
 MISPLACED = (
     EARLIER, LATER, MORE_BYTES, FEWER_BYTES, NEXT_MBARRIER, PARITY_0, PARITY_1, NEXT_COLUMN, NEXT_ROW, WIDER,
@@ -114,7 +120,8 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
             unreached.append(site.label)
     assert not unreached
     results = sum(families.values(), [])
-    survivors = [result.site.label for result in results if result.survived and not REASONS.of(symbol, result.site)]
+    left = [result.site for result in results if result.survived and not REASONS.of(symbol, result.site)]
+    survivors = [site.label for site in left if symbol != LONG or site.callee not in OF_ONE_TILE]
     assert len(survivors) <= 0.05 * len(results), survivors
     assert not [label for label in survivors if label.startswith("tcgen05.")]
     for family, of_family in families.items():
@@ -149,7 +156,8 @@ def test_instructions_that_are_wrong_are_caught(kernels, name):
     subject.require_clean()
     results = [subject.try_out(site) for site in subject.sites if site.action in WRONG]
     left = [result.site for result in results if result.survived]
-    survived = [(site.family, site.action) for site in left if not REASONS.of(name, site)]
+    left = [site for site in left if not (REASONS.of(name, site) or (name == LONG and site.callee in OF_ONE_TILE))]
+    survived = [(site.family, site.action) for site in left]
     assert {action for _, action in survived} <= {RELAXED, ONE_MORE, ONE_LESS, NEXT_BARRIER}
     assert len(survived) <= 0.15 * len(results), survived
     of_counts = [result for result in results if result.site.family == "mbarrier.init"]
@@ -167,7 +175,7 @@ def test_instructions_that_are_misplaced_are_caught(kernels, name):
         if site.action in MISPLACED:
             kinds[site.family, site.action].append(site)
     of_hopper = set(MISPLACED) - {NEXT_COLUMN, WIDER}
-    possible = {PREFILL: of_hopper, LONG: of_hopper, BLACKWELL: set(MISPLACED)}
+    possible = {PREFILL: of_hopper, LONG: of_hopper - {PLACE_FURTHER}, BLACKWELL: set(MISPLACED)}
     assert {action for _, action in kinds} == possible.get(name, set(MISPLACED) - {LATER})
     may_survive = {LATER, NEXT_MBARRIER, PARITY_0, PARITY_1, OTHER_BOUND, NEXT_COLUMN, WIDER}
     for (_, action), of_kind in kinds.items():

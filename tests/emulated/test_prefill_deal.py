@@ -148,8 +148,8 @@ def test_the_timing_model_deals_alike(gpu, dealer):
 
 @pytest.mark.archs("sm_90a")
 def test_every_query_tile_has_a_number(gpu, finder):
-    """Those of fewer rows come last in the last heads, as in the timing model, with far more keys than queries in kernels
-    whose warpgroups pass over rows that there are not."""
+    """Those of fewer rows come last in the last heads, as in the timing model, with far more keys than queries in
+    kernels whose warpgroups pass over rows that there are not."""
     variant, compiled = finder
     geometry, find = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
 

@@ -77,7 +77,7 @@ class PrefillGeometry:
 
     @property
     def passes_rows(self) -> bool:
-        """Whether a warpgroup without rows passes over all tiles, so that a query tile of fewer rows takes less time."""
+        """Whether a warpgroup without rows passes over all tiles: a query tile of fewer rows takes less time."""
         return self.tile_q > 128
 
     @property
