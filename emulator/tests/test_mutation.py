@@ -73,10 +73,28 @@ ONLY_HAPPENS_BEFORE_SEES = {
 
 
 OF_ONE_TILE = {
-    "q.acquire", "k.acquire", "v.acquire", "q.release", "v.release", "barriers.init", "mma.issue", "arch.sync_threads",
-}  # fmt: skip
-"""What survivors of the kernel of long sequences call: its CTAs have one query tile, so that places are empty at first,
-and nobody fills again what the last products read."""
+    "sm90/prefill/kernel.kernel: barriers.init: mbarrier.init for one arrival more (2 of 12)",
+    "sm90/prefill/kernel.kernel: barriers.init: mbarrier.init for one arrival more (4 of 12)",
+    "sm90/prefill/kernel.kernel: arch.sync_threads: bar.sync at the next barrier",
+    "sm90/prefill/load.load_task: q.acquire: mbarrier.try_wait always true (1 of 2)",
+    "sm90/prefill/load.load_task: q.acquire: mbarrier.try_wait always true (2 of 2)",
+    "sm90/prefill/load._fill: k.acquire: mbarrier.try_wait always true (1 of 3)",
+    "sm90/prefill/load._fill: k.acquire: mbarrier.try_wait always true (2 of 3)",
+    "sm90/prefill/load._fill: v.acquire: mbarrier.try_wait always true (1 of 3)",
+    "sm90/prefill/attend._values: mma.issue: wgmma.fence removed (1 of 3)",
+    "sm90/prefill/attend._values: mma.issue: wgmma.fence removed (3 of 3)",
+    "sm90/prefill/attend._visit: q.release: mbarrier.arrive removed",
+    "sm90/prefill/attend._last: v.release: mbarrier.arrive removed",
+    "sm90/prefill/load.load_task: q.acquire: mbarrier.try_wait relaxed (1 of 2)",
+    "sm90/prefill/load._fill: k.acquire: mbarrier.try_wait relaxed (1 of 3)",
+    "sm90/prefill/load._fill: k.acquire: mbarrier.try_wait relaxed (2 of 3)",
+    "sm90/prefill/load.load_task: q.acquire: mbarrier.try_wait relaxed (2 of 2)",
+    "sm90/prefill/load._fill: v.acquire: mbarrier.try_wait relaxed (1 of 3)",
+    "sm90/prefill/attend._visit: q.release: mbarrier.arrive relaxed",
+    "sm90/prefill/attend._last: v.release: mbarrier.arrive relaxed",
+}
+"""Survivors of the kernel of long sequences, of 516 mutants: its CTAs have one query tile, so that places are empty at
+first, and nobody fills again what the last products read. The others are those of the other kernel."""
 
 WRONG = (RELAXED, OF_GLOBAL_MEMORY, ONE_MORE, ONE_LESS, NEXT_BARRIER)
 MISPLACED = (
@@ -127,7 +145,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
     assert not unreached
     results = sum(families.values(), [])
     left = [result.site for result in results if result.survived and not REASONS.of(symbol, result.site)]
-    survivors = [site.label for site in left if symbol != LONG or site.callee not in OF_ONE_TILE]
+    survivors = [site.label for site in left if symbol != LONG or site.label not in OF_ONE_TILE]
     assert len(survivors) <= 0.05 * len(results), survivors
     assert not [label for label in survivors if label.startswith("tcgen05.")]
     for family, of_family in families.items():
@@ -162,7 +180,7 @@ def test_instructions_that_are_wrong_are_caught(kernels, name):
     subject.require_clean()
     results = [subject.try_out(site) for site in subject.sites if site.action in WRONG]
     left = [result.site for result in results if result.survived]
-    left = [site for site in left if not (REASONS.of(name, site) or (name == LONG and site.callee in OF_ONE_TILE))]
+    left = [site for site in left if not (REASONS.of(name, site) or (name == LONG and site.label in OF_ONE_TILE))]
     survived = [(site.family, site.action) for site in left]
     assert {action for _, action in survived} <= {RELAXED, ONE_MORE, ONE_LESS, NEXT_BARRIER}
     assert len(survived) <= 0.15 * len(results), survived
