@@ -227,9 +227,8 @@ class DecodeGeometry:
 
     @property
     def partial_rows(self) -> PartialRows:
-        """In 16 bits, lifted where values may be of any magnitude; but for rows that scales are factors of, and those
-        that another kernel may take, too (`converts`)."""
-        if self.row.scales or self.converts:
+        """In 16 bits, lifted where values may be of any magnitude; but for rows that scales are factors of."""
+        if self.row.scales:
             return PartialRows()
         if self.row.dtype.bits == 16:
             return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=True)

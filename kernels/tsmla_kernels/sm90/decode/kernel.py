@@ -15,7 +15,7 @@ from tsmla.call import DECODE
 from tsmla.plan import DEALS
 from tsmla.variant import DecodeVariant
 
-from ...decode.combine import launch_combine
+from ...decode.combine import FLOAT32, launch_combine
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT, WARPGROUP
 from ...parts.decode_line import Terms, on_the_line, terms_of
@@ -23,7 +23,7 @@ from ...parts.key_source import BOX_KEYS, KeySource, key_source, visibility_in
 from ...parts.paged import boxes_view
 from ...parts.partials import Partials, partials_of
 from ...parts.pipeline import Barriers
-from ...parts.precision import Probabilities, numeric
+from ...parts.precision import PartialRows, Probabilities, numeric
 from ...parts.query import Query, query_of, query_rows
 from ...parts.row_end import Ending, ending_of
 from ...parts.row_scales import RowScales
@@ -70,7 +70,6 @@ class DecodeKernel:
         layouts = layouts_of(geometry)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         batch, q_len, heads, _ = given.query.shape
-        parts = given.parts
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
         source = key_source(given.kv_cache, given.block_tables)
         scales = None
@@ -100,29 +99,50 @@ class DecodeKernel:
                 for keys, strip in ((latent, 0), (rope, -1))
             )
         view = visibility_in(source, given)
-        kept = geometry.partial_rows
-        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept)
-        terms = terms_of(self.deal, view, heads, parts, partials.slots)
-        view = on_the_line(self.deal, view, terms)
         arguments = (
-            query, *latent_box, *latent_tile, *rope_box, *rope_tile, *scales_box, *scales_tile,
-            source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
+            query, *latent_box, *latent_tile, *rope_box, *rope_tile, *scales_box, *scales_tile, source,
+            ending, scales, mma_qk, mma_rope, mma_pv,
+        )  # fmt: skip
+        if const_expr(self.few_rows is None):
+            self._launch_many_rows(given, view, arguments)
+        else:
+            # Which of the two takes a call must not depend on the other requests of a batch.
+            if (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0) & (view.vary == 0):
+                partials, terms, within = self._dealt(given, view, FLOAT32)
+                few = (
+                    query.rows, given.kv_cache, source.table, within, terms, given.out, given.lse, partials,
+                    source.pages, source.page_size, given.softmax_scale, ending,
+                )  # fmt: skip
+                self.few_rows.launch(few, given.parts, given.stream)
+                self._combine(given, partials, ending, FLOAT32)
+            else:
+                self._launch_many_rows(given, view, arguments)
+
+    @cute.jit
+    def _launch_many_rows(self, given, view: Visibility, arguments: tuple):
+        """The launches of this kernel and of combine."""
+        *before, source, ending, scales, mma_qk, mma_rope, mma_pv = arguments
+        kept = self.geometry.partial_rows
+        partials, terms, view = self._dealt(given, view, kept)
+        arguments = (
+            *before, source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
             given.softmax_scale, ending, scales, mma_qk, mma_rope, mma_pv,
         )  # fmt: skip
         if varies(view):
-            self._attend(True, arguments, parts, given.stream)
-        elif const_expr(self.few_rows is None):
-            self._attend(False, arguments, parts, given.stream)
+            self._attend(True, arguments, given.parts, given.stream)
         else:
-            # Which of the two takes a call must not depend on the other requests of a batch.
-            if (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0):
-                few = (
-                    query.rows, given.kv_cache, source.table, view, terms, given.out, given.lse, partials,
-                    source.pages, source.page_size, given.softmax_scale, ending,
-                )  # fmt: skip
-                self.few_rows.launch(few, parts, given.stream)
-            else:
-                self._attend(False, arguments, parts, given.stream)
+            self._attend(False, arguments, given.parts, given.stream)
+        self._combine(given, partials, ending, kept)
+
+    @cute.jit
+    def _dealt(self, given, view: Visibility, kept: cutlass.Constexpr[PartialRows]):
+        """Where partial results go that are `kept` so, the terms of the deal, and what is visible within its bounds."""
+        partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept)
+        terms = terms_of(self.deal, view, given.query.shape[2], given.parts, partials.slots)
+        return partials, terms, on_the_line(self.deal, view, terms)
+
+    @cute.jit
+    def _combine(self, given, partials: Partials, ending: Ending, kept: cutlass.Constexpr[PartialRows]):
         launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, in_pieces=True)
 
     @cute.jit
