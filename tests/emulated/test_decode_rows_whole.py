@@ -82,6 +82,18 @@ def test_it_gives_what_bf16_rows_give(gpu, heads, case):
         assert torch.equal(got, out) and torch.equal(got_lse, lse)
 
 
+@pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("scale", [3, 16])
+def test_it_gives_what_bf16_rows_give_where_references_move(gpu, scale):
+    """In some rows of a warp they move because they must, in others because they may."""
+    keys = torch.randn(500, 576, device="cuda")
+    keys[[150, 280, 400], :512] *= torch.tensor([6.0, 12.0, 20.0], device="cuda")[:, None]
+    problem = make_whole([500], 1, 64, keys=[keys], softmax_scale=scale / float(keys.norm(dim=-1).max()))
+    out, lse = check(problem, batch_invariant=True)
+    got, got_lse = run(problem, kv_cache=as_plain(problem), batch_invariant=True)
+    assert torch.equal(got, out) and torch.equal(got_lse, lse)
+
+
 def test_a_scale_of_nan_spoils_who_sees_it_only(gpu):
     problem = make_whole([100, 80], 1, 16, rounded=rounds(gpu.arch, 16))
     out, _ = run(problem)

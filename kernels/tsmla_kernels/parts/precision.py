@@ -145,3 +145,9 @@ def lift_of(largest: Float32) -> tuple[Float32, Float32]:
 def _exponent(power: float) -> int:
     """The bits of a power of two as a float32."""
     return struct.unpack("<i", struct.pack("<f", power))[0]
+
+
+def rounded_product(a: Float32, b: Float32) -> Float32:
+    """a * b, which is not fused with a sum that it is a term of."""
+    operands = [Float32(a).ir_value(), Float32(b).ir_value()]
+    return Float32(llvm.inline_asm(Float32.mlir_type, operands, "mul.rn.f32 $0, $1, $2;", "=f,f,f"))

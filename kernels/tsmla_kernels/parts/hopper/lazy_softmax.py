@@ -46,14 +46,14 @@ def exceeds(
 def move_reference(
     scores: cute.Tensor,
     reference: cute.Tensor,
-    row_sum: cute.Tensor,
+    row_sum: cute.Tensor | None,
     rescale: cute.Tensor,
     scale_log2: Float32,
     may_hide_row: cutlass.Constexpr = False,
 ) -> None:
     """Move the references of `scores` (rows, columns) to the rows' maxima. `reference` is unscaled and equal on the
-    quad; `row_sum` is this lane's part. `rescale` is the factor that earlier output rows must be multiplied by, 1 where
-    nothing moved."""
+    quad; `row_sum` is this lane's part, or None for a caller that rescales it by itself. `rescale` is the factor that
+    earlier output rows must be multiplied by, 1 where nothing moved."""
     for row in cutlass.range_constexpr(cute.size(reference)):
         highest = quad_max(scores[row, None].load().reduce(cute.ReductionOp.MAX, reference[row], 0))
         _rescale(row, highest, reference, row_sum, rescale, scale_log2, may_hide_row)
@@ -102,11 +102,11 @@ def is_ahead(received: cute.Tensor, reference: cute.Tensor) -> Boolean:
 
 @cute.jit
 def follow_reference(
-    received: cute.Tensor, reference: cute.Tensor, row_sum: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
+    received: cute.Tensor, reference: cute.Tensor, rescale: cute.Tensor, scale_log2: Float32
 ) -> None:
-    """Take over the references that another warp has moved to, as `move_reference` would have."""
+    """Take over the references that another warp has moved to, as `move_reference` without sums would have."""
     for row in cutlass.range_constexpr(cute.size(reference)):
-        _rescale(row, received[row], reference, row_sum, rescale, scale_log2)
+        _rescale(row, received[row], reference, None, rescale, scale_log2)
 
 
 def _finite(reference: Float32) -> Float32:
@@ -119,7 +119,7 @@ def _rescale(
     row: cutlass.Constexpr,
     now: Float32,
     reference: cute.Tensor,
-    row_sum: cute.Tensor,
+    row_sum: cute.Tensor | None,
     rescale: cute.Tensor,
     scale_log2: Float32,
     may_hide_row: cutlass.Constexpr = False,
@@ -127,5 +127,6 @@ def _rescale(
     base = _finite(now) if const_expr(may_hide_row) else now
     factor = cute.math.exp2((reference[row] - base) * scale_log2, fastmath=True)
     rescale[row] = factor
-    row_sum[row] = row_sum[row] * factor
+    if const_expr(row_sum is not None):
+        row_sum[row] = row_sum[row] * factor
     reference[row] = now

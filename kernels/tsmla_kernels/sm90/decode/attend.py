@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
@@ -150,8 +150,8 @@ def attend(
     else:
         for pair in cutlass.range(tiles // 2, unroll=1):
             if const_expr(geometry.converts):
-                _received_tile(state, 2 * pair, 1)
-                _own_tile(state, 2 * pair + 1, 1)
+                followed = _received_tile(state, 2 * pair, 1)
+                _own_tile(state, 2 * pair + 1, 1, followed and pair > 0)
             else:
                 _received_and_own_tile(state, 2 * pair, 1)
         if tiles > 0:
@@ -180,10 +180,12 @@ def _scaling(
 
 
 @cute.jit
-def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
+def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr, followed: Boolean | bool = False):
+    """followed: whether references have just followed those of the tile before; they then move to the rows' maxima, as
+    in `_received_and_own_tile`."""
     scores = start_scores(state, index)
     end_scores(state, scores, index, False)
-    make_probabilities(state, scores, index, False)
+    make_probabilities(state, scores, index, False, followed)
     give(state)
     start_values(state, state.own, index, mine)
     count_exponentials(state, index)
@@ -191,14 +193,17 @@ def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
 
 
 @cute.jit
-def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
+def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr) -> Boolean:
+    """Returns whether references follow."""
     received = await_references(state, index)
-    if cute.arch.vote_any_sync(is_ahead(received, state.reference)):
+    follows = cute.arch.vote_any_sync(is_ahead(received, state.reference))
+    if follows:
         follow(state, received)
         rescale_outputs(state, state.rescale_received, index)
     take(state, index)
     start_values(state, state.received, index, mine)
     end_values(state, index, mine)
+    return follows
 
 
 @cute.jit

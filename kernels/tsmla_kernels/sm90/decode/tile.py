@@ -17,7 +17,7 @@ from ...parts.hopper import mma
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
 from ...parts.hopper.softmax import scale_rows
-from ...parts.precision import Probabilities
+from ...parts.precision import Probabilities, rounded_product
 from ...parts.visible import VisibleKeys
 from .geometry import DecodeGeometry
 from .storage import Shared
@@ -157,10 +157,12 @@ def _supposes(state: AttendState) -> bool:
 
 
 @cute.jit
-def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr) -> Boolean:
+def make_probabilities(
+    state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr, must_move: Boolean | bool = False
+) -> Boolean:
     """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
-    the other warpgroup's, and goes on from its references. Returns whether references have moved, so that output must
-    be rescaled once more: where the tile follows, after the product of the one before.
+    the other warpgroup's, and goes on from its references. Returns whether references have moved, which they do if they
+    `must_move`, so that output must be rescaled once more: where the tile follows, after the product of the one before.
 
     With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
     computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
@@ -173,6 +175,8 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
     )
     if const_expr(follows):
         beyond = beyond or is_ahead(await_references(state, index), state.reference)
+    if const_expr(must_move is not False):
+        beyond = beyond or must_move
     moves = cute.arch.vote_any_sync(beyond)
     if moves:
         if const_expr(follows):
@@ -198,16 +202,20 @@ def make_probabilities(state: AttendState, scores: cute.Tensor, index: Int32, fo
 
 @cute.jit
 def _move(state: AttendState, scores: cute.Tensor):
-    move_reference(rows_columns(scores), state.reference, state.row_sum, state.rescale, state.scale_log2)
-    _rescale_totals(state, state.rescale)
+    move_reference(rows_columns(scores), state.reference, None, state.rescale, state.scale_log2)
+    _rescale_sums(state, state.rescale)
 
 
 @cute.jit
-def _rescale_totals(state: AttendState, rescale: cute.Tensor):
+def _rescale_sums(state: AttendState, rescale: cute.Tensor):
+    """Products rounded by themselves: fused with the sum that follows in some kernels only, they would make last bits
+    differ between rows that are converted and bf16 ones."""
+    sums = [state.row_sum]
     if const_expr(state.scaling is not None):
-        totals = state.scaling.totals
-        for row in cutlass.range_constexpr(cute.size(totals)):
-            totals[row] = totals[row] * rescale[row]
+        sums.append(state.scaling.totals)
+    for own in sums:
+        for row in cutlass.range_constexpr(cute.size(own)):
+            own[row] = rounded_product(own[row], rescale[row])
 
 
 @cute.jit
@@ -263,8 +271,8 @@ def await_references(state: AttendState, index: Int32) -> cute.Tensor:
 
 @cute.jit
 def follow(state: AttendState, received: cute.Tensor):
-    follow_reference(received, state.reference, state.row_sum, state.rescale_received, state.scale_log2)
-    _rescale_totals(state, state.rescale_received)
+    follow_reference(received, state.reference, state.rescale_received, state.scale_log2)
+    _rescale_sums(state, state.rescale_received)
 
 
 @cute.jit
