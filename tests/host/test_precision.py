@@ -63,12 +63,13 @@ def test_float16_holds_what_is_lifted_with_11_bits():
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if isinstance(v, DecodeVariant)], ids=str)
 def test_partial_rows_by_variant(variant):
-    """Lifted in 16 bits where Hopper multiplies 16-bit rows as they are stored."""
+    """Lifted in 16 bits where Hopper multiplies 16-bit rows, as they are stored or converted."""
     if variant.arch is not Arch.SM90A:
         assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
         return
-    kept = HopperDecode(variant).geometry.partial_rows
-    assert kept.lifted == (variant.row == uniform_row(variant.dtype) and variant.dtype.bits == 16)
+    geometry = HopperDecode(variant).geometry
+    kept = geometry.partial_rows
+    assert kept.lifted == (geometry.row == uniform_row(variant.dtype) and variant.dtype.bits == 16)
     assert kept.dtype.width == (16 if kept.lifted or variant.row == uniform_row(Dtype.E4M3) else 32)
 
 
