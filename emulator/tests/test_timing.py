@@ -64,7 +64,7 @@ def test_a_narrow_window_is_the_order_of_the_text():
     assert clocks(body, machine=changed(window=1)) > 1.5 * clocks(body, machine=changed(window=64))
 
 
-HANDOVER = """
+TWO_BARRIERS = """
 mov.b32 %r1, smem;
 shr.u32 %r2, %r1000, 5;
 setp.ne.s32 %p1, %r1000, 0;
@@ -75,6 +75,10 @@ READY:
 bar.sync 0;
 setp.ne.s32 %p2, %r1001, 0;
 @%p2 bra DONE;
+"""
+"""Two mbarriers for one arrival each; then lane 0 of every warp goes on, with the warp's number in %r2."""
+
+HANDOVER = TWO_BARRIERS + """
 mov.b32 %r3, 0;
 setp.ne.s32 %p3, %r2, 0;
 @%p3 bra SECOND;
@@ -130,17 +134,7 @@ def test_a_copy_takes_its_latency_and_bytes_take_turns(count):
     assert taken == pytest.approx(NEAR.latency + count * size / NEAR.rate + around, abs=30)
 
 
-ASKING = """
-mov.b32 %r1, smem;
-shr.u32 %r2, %r1000, 5;
-setp.ne.s32 %p1, %r1000, 0;
-@%p1 bra READY;
-mbarrier.init.shared.b64 [%r1], 1;
-mbarrier.init.shared.b64 [%r1+8], 1;
-READY:
-bar.sync 0;
-setp.ne.s32 %p2, %r1001, 0;
-@%p2 bra DONE;
+ASKING = TWO_BARRIERS + """
 setp.eq.s32 %p3, %r2, 1;
 @%p3 bra OTHER;
 setp.eq.s32 %p3, %r2, 2;
