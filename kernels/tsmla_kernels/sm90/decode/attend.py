@@ -139,7 +139,7 @@ def attend(
         index = Int32(0)
         more = tiles > 0
         while more:
-            _own_tile(state, index, 0)
+            _own_tile(state, index, 0, index == 0 if const_expr(geometry.converts) else False)
             more = index + 1 < tiles
             if more:
                 _received_tile(state, index + 1, 0)
@@ -180,12 +180,13 @@ def _scaling(
 
 
 @cute.jit
-def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr, followed: Boolean | bool = False):
-    """followed: whether references have just followed those of the tile before; they then move to the rows' maxima, as
-    in `_received_and_own_tile`."""
+def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr, must_move: Boolean | bool = False):
+    """must_move: whether references move to the rows' maxima in any case, which they do where rows are not converted:
+    before a task's first tile (`end_scores`), and where they have just followed those of the tile before
+    (`_received_and_own_tile`)."""
     scores = start_scores(state, index)
     end_scores(state, scores, index, False)
-    make_probabilities(state, scores, index, False, followed)
+    make_probabilities(state, scores, index, False, must_move)
     give(state)
     start_values(state, state.own, index, mine)
     count_exponentials(state, index)
