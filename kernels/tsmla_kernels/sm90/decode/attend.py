@@ -25,7 +25,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import QUAD, rows_columns
-from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, is_ahead
+from ...parts.hopper.lazy_softmax import NO_ROW, is_ahead, lowest_reference
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.row_scales import RowScales, query_scale
@@ -82,7 +82,8 @@ def attend(
     reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.row_keys[None, None, mine]
     leader = coordinates[0, 0][1] == 0
-    reference.fill(NO_KEYS)
+    scale_log2 = softmax_scale * LOG2_E if const_expr(scales is None) else Float32(1.0)
+    reference.fill(lowest_reference(scale_log2))
     row_sum.fill(0.0)
     all_keys = VisibleKeys.everything()
     for row in cutlass.range_constexpr(rows):
@@ -127,7 +128,7 @@ def attend(
         warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
         first_count=task.first_count,
         first_tile=task.first_tile,
-        scale_log2=softmax_scale * LOG2_E if const_expr(scaling is None) else Float32(1.0),
+        scale_log2=scale_log2,
         scaling=scaling,
         geometry=geometry,
         probabilities=probabilities,
