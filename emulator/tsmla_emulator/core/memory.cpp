@@ -155,7 +155,7 @@ Step store(Context& c) {
       to = global_at(c.cluster, address, bytes, true, "store");
       touched(c, std::memcmp(to, value, bytes) ? Kind::Write : Kind::Rewrite, address, bytes, lane);
       ordered(c, address, false, true);
-      c.cluster.machine.changes++;
+      if (c.cluster.machine.launch.clusters_talk) c.cluster.machine.changes++;
     } else {
       if (space == kParam) fault("memory", "store to the parameter block");
       Cta& cta = window(c, space, address);
@@ -304,7 +304,7 @@ Step op_atomic(Context& c) {
       place = global_at(c.cluster, address, width, true, "atomic");
       touched(c, Kind::Write, address, width, lane);
       ordered(c, address, result, true, true);
-      c.cluster.machine.changes++;
+      if (c.cluster.machine.launch.clusters_talk) c.cluster.machine.changes++;
     } else {
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;
