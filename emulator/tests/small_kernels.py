@@ -50,6 +50,7 @@ def run(
     arch: str = "sm_90a",
     readonly: tuple[int, ...] = (),
     pdl: bool = False,
+    cooperative: bool = False,
     static: str = "",
     workers: int = 1,
     **options,
@@ -63,7 +64,7 @@ def run(
         for i, a in enumerate(arguments)
         if isinstance(a, np.ndarray)
     ]
-    launch = Launch("k", (grid, 1, 1), (threads, 1, 1), (cluster, 1, 1), shared, params, pdl)
+    launch = Launch("k", (grid, 1, 1), (threads, 1, 1), (cluster, 1, 1), shared, params, pdl, cooperative)
     return run_launches(module, [launch], regions, Options(threads=workers, **options))
 
 

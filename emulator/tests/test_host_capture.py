@@ -203,6 +203,7 @@ REFUSED = [
     ({"cluster": (2, 1, 1)}, "not a multiple"),
     ({"grid": (16, 1, 1), "cluster": (16, 1, 1)}, "may have 8"),
     ({"shared_bytes": 50_000}, "may have 49152"),
+    ({"grid": (133, 1, 1), "cooperative": True}, "132 CTAs are there at the same time"),
     ({"params": b"1234"}, "4 bytes of parameters"),
 ]
 
@@ -214,6 +215,7 @@ def test_launches_that_a_gpu_refuses(change, said):
     good = {"grid": (1, 1, 1), "block": (320, 1, 1), "cluster": (1, 1, 1), "shared_bytes": 0}
     good["params"] = bytes(entry.param_bytes)
     launch_config.check(Launch(entry.name, **good), entry, KernelLimits())
+    launch_config.check(Launch(entry.name, **{**good, "grid": (132, 1, 1), "cooperative": True}), entry, KernelLimits())
     with pytest.raises(EmulationError, match=said):
         launch_config.check(Launch(entry.name, **{**good, **change}), entry, KernelLimits())
 

@@ -62,6 +62,7 @@ class Launch:
     shared_bytes: int
     params: bytes
     pdl: bool = False
+    cooperative: bool = False
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Emulation:
             entry, _three(grid), _three(block), _three(cluster), shared_bytes, pack_params(found, params), pdl
         )
         gpu = GPUS[self.arch]
-        launch_config.check(launch, found, KernelLimits(gpu.shared_per_cta, non_portable_cluster=True))
+        launch_config.check(launch, found, KernelLimits(gpu.shared_per_cta, True, gpu.processors))
         names = [param.name.removeprefix(f"{entry}_") for param in found.params]
         reached = (*params, *touches)
         return self.run(entry, module, [launch], reached, extents(reached, names, lambda name: True))

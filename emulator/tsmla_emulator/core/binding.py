@@ -34,7 +34,7 @@ class _Launch(Structure):
         ("grid", c_uint32 * 3), ("block", c_uint32 * 3), ("cluster", c_uint32 * 3),
         ("static_shared", c_uint32), ("dynamic_shared", c_uint32), ("param_bytes", c_uint32),
         ("architecture", c_uint32), ("pdl", c_uint32), ("clusters_talk", c_uint32),
-        ("params", c_void_p),
+        ("cooperative", c_uint32), ("params", c_void_p),
     )  # fmt: skip
 
 
@@ -150,7 +150,8 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     ctypes.memmove(base, launch.params, len(launch.params))
     architecture = int(re.sub(r"\D", "", module.target) or 0)
     launch_c = _Launch(launch.grid, launch.block, launch.cluster, program.static_shared, launch.shared_bytes,
-                       len(launch.params), architecture, int(launch.pdl), int(program.clusters_talk), base)  # fmt: skip
+                       len(launch.params), architecture, int(launch.pdl), int(program.clusters_talk),
+                       int(launch.cooperative), base)  # fmt: skip
     regions_c = (_Region * max(1, len(regions)))(
         *(_Region(r.address, r.size, int(r.writable), i) for i, r in enumerate(regions))
     )

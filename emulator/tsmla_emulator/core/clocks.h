@@ -21,13 +21,18 @@
 // A load ends at tcgen05.wait::ld and not where its values are used (9.7.16.6.4.5). Products follow each other
 // (9.7.16.6.2); the document says so for equal accumulators and shapes, and kernels take it for all of a CTA.
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "events.h"
 #include "numbers.h"
 
+// What is known of other clusters: the `known` of each, by its number.
+using Foreign = std::vector<std::vector<u32>>;
+
 struct Clock {
   std::vector<u32> known, fenced, fenced_global, ordered, visible;
+  std::shared_ptr<const Foreign> foreign;
   static void raise(std::vector<u32>& to, const std::vector<u32>& from) {
     if (to.size() < from.size()) to.resize(from.size());
     for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
@@ -47,6 +52,18 @@ struct Clock {
     raise(fenced, other.fenced);
     raise(fenced_global, other.fenced_global);
     raise(ordered, other.ordered);
+    hear(other.foreign);
+  }
+  void hear(const std::shared_ptr<const Foreign>& other) {
+    if (!other || other == foreign) return;
+    if (!foreign) {
+      foreign = other;
+      return;
+    }
+    auto made = std::make_shared<Foreign>(*foreign);
+    if (made->size() < other->size()) made->resize(other->size());
+    for (size_t cluster = 0; cluster < other->size(); cluster++) raise((*made)[cluster], (*other)[cluster]);
+    foreign = std::move(made);
   }
 };
 
@@ -63,7 +80,7 @@ struct Actor {
 struct Access {
   u32 component, time, pc, warp;
   u16 bytes;  // of the granule
-  bool write, generic, operation, changes;
+  bool write, generic, operation, changes, strong;
   Lanes lanes;
   u8 begin;  // the byte of the granule where its lanes begin
 

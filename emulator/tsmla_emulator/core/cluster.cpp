@@ -193,6 +193,7 @@ bool Cluster::starved(const Warp& w) const {
 bool Cluster::run(u64 most) {
   const Options& o = machine.options;
   u64 until = most ? executed_ + most : ~0ull;
+  waits_for_others_ = false;
   if (order_.empty()) order_ = warps;
   auto slice = [&](Warp& w) {
     u32 quantum = o.quantum ? o.quantum : 1 + random.below(256);
@@ -241,11 +242,22 @@ bool Cluster::run(u64 most) {
       }
       if (moved) continue;
     }
-    if (!async.empty())
+    if (!async.empty()) {
       async.run_one(*this, random);
-    else if (quiet ? !held_back : idle_rounds_ > 1000)
+    } else if (stuck && most && any_polls_global()) {
+      idle_rounds_ = 0;
+      waits_for_others_ = true;
+      return false;
+    } else if (quiet ? !held_back : idle_rounds_ > 1000) {
       report_deadlock();
+    }
   }
+  return false;
+}
+
+bool Cluster::any_polls_global() {
+  for (Warp* w : warps)
+    if (!w->finished() && w->polling && w->polled_pc != ~0u) return true;
   return false;
 }
 

@@ -76,7 +76,13 @@ class Events {
   // A warp of the CTA ends, the last one: what others and asynchronous operations did to its memory must be over.
   virtual void warp_ends(u32 warp, u32 cta, bool last) = 0;
   // Global memory. address: 0 where nobody may write, so that only griddepcontrol.wait matters.
-  virtual void global(u32 actor, u32 pc, Proxy, Kind, u64 address, u64 bytes, Lanes = {}) = 0;
+  // strong: an atomic, or an access that is relaxed, acquires or releases; two of these never race.
+  virtual void global(u32 actor, u32 pc, Proxy, Kind, u64 address, u64 bytes, Lanes = {}, bool strong = false) = 0;
+  // A strong store or atomic of global memory hands on what the actor knows (relaxed: knew at its last fence), with what
+  // the one before it there had if it is `atomic`; a strong load or atomic hears of that (relaxed: from its next fence
+  // on). Only in cooperative launches.
+  virtual void global_release(u32 actor, u64 address, bool relaxed, bool atomic) = 0;
+  virtual void global_acquire(u32 actor, u64 address, bool relaxed) = 0;
   virtual void grid_wait(u32 warp) = 0;
 
   // `actor` adds what it knows to the object's next publication; relaxed: what it knew at its last fence.

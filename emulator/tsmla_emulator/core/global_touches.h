@@ -1,46 +1,78 @@
-// What the clusters of a launch do to global memory that may be written: nothing orders them, so that a byte that one
-// writes is nobody else's, but that others may write what is there.
+// What the clusters of a launch do to global memory that may be written. Nothing orders them but, in a cooperative
+// launch, strong accesses of global memory; without these a byte that one writes is nobody else's, but that others may
+// write what is there.
 #pragma once
 #include <mutex>
 #include <unordered_map>
 
+#include "clocks.h"
 #include "events.h"
 #include "machine.h"
 
 class GlobalTouches {
  public:
-  void touch(const Cluster& cluster, u32 pc, Kind kind, u64 address, u64 bytes) {
+  // component, time: of the access in its cluster's clocks. foreign: what its actor knows of other clusters.
+  void touch(const Cluster& cluster, u32 pc, Kind kind, u64 address, u64 bytes, bool strong, u32 component, u32 time,
+             const Foreign* foreign) {
     std::lock_guard<std::mutex> guard(lock_);
     for (u64 at = address; at < address + bytes;) {
       u32 begin = u32(at & 15), end = u32(std::min<u64>(16, begin + address + bytes - at));
-      touch(cluster, {cluster.index, pc, u16((1u << end) - (1u << begin)), kind != Kind::Read}, kind, at);
+      u16 mask = u16((1u << end) - (1u << begin));
+      touch(cluster, {cluster.index, pc, component, time, mask, kind != Kind::Read, strong}, kind, at, foreign);
       at += end - begin;
     }
+  }
+
+  void release(u64 address, u64 cluster, const Clock& clock, bool atomic) {
+    std::lock_guard<std::mutex> guard(lock_);
+    Clock handed;
+    auto own = std::make_shared<Foreign>();
+    own->resize(cluster + 1);
+    (*own)[cluster] = clock.known;
+    handed.hear(own);
+    handed.hear(clock.foreign);
+    if (atomic) handed.hear(handed_on_[address]);
+    handed_on_[address] = handed.foreign;
+  }
+
+  std::shared_ptr<const Foreign> acquire(u64 address) {
+    std::lock_guard<std::mutex> guard(lock_);
+    auto found = handed_on_.find(address);
+    return found == handed_on_.end() ? nullptr : found->second;
   }
 
  private:
   struct Touch {
     u64 cluster;
-    u32 pc;
+    u32 pc, component, time;
     u16 bytes;
-    bool write;
+    bool write, strong;
   };
 
-  void touch(const Cluster& cluster, const Touch& now, Kind kind, u64 at) {
+  static bool known(const Touch& old, const Foreign* foreign) {
+    return foreign && old.cluster < foreign->size() && Clock::at((*foreign)[old.cluster], old.component) >= old.time;
+  }
+
+  void touch(const Cluster& cluster, const Touch& now, Kind kind, u64 at, const Foreign* foreign) {
     std::vector<Touch>& granule = granules_[at / 16];
-    bool known = false;
+    bool kept = false;
     for (Touch& old : granule) {
       if (old.cluster == now.cluster) {
-        if (old.write == now.write) old.bytes |= now.bytes, known = true;
-      } else if (old.bytes & now.bytes && (kind == Kind::Write || (old.write && kind == Kind::Read))) {
+        bool alike = old.write == now.write && old.strong == now.strong && old.component == now.component;
+        if (alike && (old.time == now.time || old.bytes == now.bytes)) {
+          old.bytes |= now.bytes, old.time = std::max(old.time, now.time), kept = true;
+        }
+      } else if (old.bytes & now.bytes && (kind == Kind::Write || (old.write && kind == Kind::Read)) &&
+                 !(old.strong && now.strong) && !known(old, foreign)) {
         fault("race", "%s: %s by cluster %llu at @pc:%u@ and %s by cluster %llu at @pc:%u@ of the same launch",
               cluster.machine.place(at).c_str(), old.write ? "write" : "read", (unsigned long long)old.cluster, old.pc,
               now.write ? "write" : "read", (unsigned long long)now.cluster, now.pc);
       }
     }
-    if (!known) granule.push_back(now);
+    if (!kept) granule.push_back(now);
   }
 
   std::mutex lock_;
   std::unordered_map<u64, std::vector<Touch>> granules_;
+  std::unordered_map<u64, std::shared_ptr<const Foreign>> handed_on_;  // by the addresses of strong accesses
 };

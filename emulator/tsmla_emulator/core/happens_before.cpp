@@ -5,6 +5,7 @@
 
 #include "clocks.h"
 #include "events.h"
+#include "global_touches.h"
 #include "machine.h"
 
 namespace {
@@ -155,7 +156,7 @@ class HappensBefore : public Events {
               " ends, and nothing says that this is over: its shared memory is touched by " + side(reach));
   }
 
-  void global(u32 id, u32 pc, Proxy proxy, Kind kind, u64 address, u64 bytes, Lanes lanes) override {
+  void global(u32 id, u32 pc, Proxy proxy, Kind kind, u64 address, u64 bytes, Lanes lanes, bool strong) override {
     const Actor& actor = actors_[id];
     if (grid_must_wait_ && !Clock::at(actor.clock.known, grid_component_))
       found("race", pc, std::string(kind == Kind::Read ? "read" : "write") + " of global memory at @pc:" +
@@ -164,9 +165,30 @@ class HappensBefore : public Events {
     if (!address) return;
     Access access = access_of(actor, pc, kind);
     access.generic = proxy == Proxy::Generic;
+    access.strong = strong;
     for_granules(access, address, bytes, lanes, [&](u64 at) {
       touch(global_[at / 16], actor, access, Where::Global,
             [&](const Access& other) { race(other, access, cluster_.machine.place(at)); });
+    });
+    if (GlobalTouches* touches = cluster_.machine.touches.get())
+      touches->touch(cluster_, pc, kind, address, bytes, strong, access.component, access.time,
+                     actor.clock.foreign.get());
+  }
+
+  void global_release(u32 id, u64 address, bool relaxed, bool atomic) override {
+    if (!cluster_.machine.launch.cooperative || !cluster_.machine.touches) return;
+    Actor& actor = actors_[id];
+    cluster_.machine.touches->release(address, cluster_.index, relaxed ? actor.at_fence : actor.clock, atomic);
+    if (!relaxed && !actor.operation) each_lane(actor, [&](Actor& one) { one.clock.known[one.component]++; });
+  }
+
+  void global_acquire(u32 id, u64 address, bool relaxed) override {
+    if (!cluster_.machine.launch.cooperative || !cluster_.machine.touches) return;
+    std::shared_ptr<const Foreign> heard = cluster_.machine.touches->acquire(address);
+    each_lane(actors_[id], [&](Actor& actor) {
+      Clock& clock = relaxed ? actor.relaxed : actor.clock;
+      clock.hear(heard);
+      if (heard && cluster_.index < heard->size()) Clock::raise(clock.known, (*heard)[cluster_.index]);
     });
   }
 
@@ -304,7 +326,7 @@ class HappensBefore : public Events {
   Access access_of(const Actor& actor, u32 pc, Kind kind) const {
     u32 time = actor.operation ? actor.time : actor.clock.known[actor.component];
     bool write = kind != Kind::Read, changes = kind == Kind::Write;
-    return {actor.component, time, pc, actor.warp, 0xffff, write, true, actor.operation, changes, {}, 0};
+    return {actor.component, time, pc, actor.warp, 0xffff, write, true, actor.operation, changes, false, {}, 0};
   }
 
   bool ordered(const Access& before, const Access& now, const Actor& actor, Where where) const {
@@ -364,7 +386,7 @@ class HappensBefore : public Events {
     for (size_t i = 0; i < granule.size(); i++) {
       Access& old = granule[i];
       u16 both = old.bytes & now.bytes;
-      if (both && (now.changes || (old.write && !now.write))) {
+      if (both && (now.changes || (old.write && !now.write)) && !(old.strong && now.strong)) {
         if (!ordered(old, now, actor, where))
           disorder_ = disorder(old, now, actor, where);
         else if (!fenced(old, now, actor, where))

@@ -120,7 +120,8 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   machine.traces.assign(options->traced_count, std::vector<Traced>(warps * ranks));
   if (options->count) machine.counts = std::make_unique<Counts>(warps, program.code.size());
   if (options->happens_before) machine.found = std::make_unique<Found>();
-  if (options->happens_before && !launch->clusters_talk) machine.touches = std::make_unique<GlobalTouches>();
+  if (options->happens_before && (!launch->clusters_talk || launch->cooperative))
+    machine.touches = std::make_unique<GlobalTouches>();
   u64& clusters = machine.clusters = 1;
   for (int i = 0; i < 3; i++) clusters *= launch->grid[i] / launch->cluster[i];
   if (options->only_traced) clusters = options->traced_count;
@@ -147,6 +148,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   // Clusters that talk take turns, since one may wait for what another will write.
   auto in_turns = [&] {
     std::deque<std::pair<u64, std::unique_ptr<Cluster>>> waiting;
+    u64 in_vain = 0, seen = 0;  // turns since global memory was seen to change, in each of which all warps only waited
     for (u64 index = 0; !failed && (index < clusters || !waiting.empty());) {
       bool starts = index < clusters;
       std::pair<u64, std::unique_ptr<Cluster>> turn;
@@ -154,7 +156,19 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
         turn.first = numbered(index++);
       else
         turn = std::move(waiting.front()), waiting.pop_front();
-      if (!run(turn.second, turn.first, kTurn)) waiting.push_back(std::move(turn));
+      bool over = run(turn.second, turn.first, kTurn);
+      u64 changes = machine.changes;
+      in_vain = over || changes != seen || !turn.second->waits_for_others() ? 0 : in_vain + 1;
+      seen = changes;
+      if (!over && in_vain > 2 * waiting.size() + 2 && index == clusters) {
+        try {
+          turn.second->report_deadlock();
+        } catch (const Fault& fault) {
+          account.add(*failure, fault, turn.second.get());
+          failed = true;
+        }
+      }
+      if (!over) waiting.push_back(std::move(turn));
     }
   };
   auto work = [&] {

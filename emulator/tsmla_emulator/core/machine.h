@@ -57,6 +57,7 @@ struct LaunchRecord {
   u32 grid[3], block[3], cluster[3];
   u32 static_shared, dynamic_shared, param_bytes, architecture, pdl;  // architecture: 90, 100, 103
   u32 clusters_talk;  // they order each other by atomics, releases or acquires of global memory
+  u32 cooperative;    // they are all there at the same time, and may wait for each other
   const u8* params;
 };
 
@@ -235,6 +236,8 @@ struct Warp {
   const u32* constants = nullptr;
   u64 executed = 0;
   bool polling = false;  // its last slice ended at a failed try
+  u32 polled_pc = ~0u;     // its last strong load of global memory, and what that found
+  u64 polled[2] = {};
   u32 failed_pc = ~0u, failed_address = 0;
   bool made_fail = false;  // its last mbarrier instruction was a test that was made to fail
   u32 actor = 0;
@@ -296,8 +299,11 @@ struct Cluster {
 
   Cluster(const Machine&, u64 index);
   ~Cluster();
-  // Runs until its end, or for about so many warp instructions (0: any number); false when it is not at its end.
+  // Runs until its end, or for about so many warp instructions (0: any number), or until all of its warps wait, some
+  // for other clusters; false when it is not at its end.
   bool run(u64 most);
+  bool waits_for_others() const { return waits_for_others_; }
+  [[noreturn]] void report_deadlock();
   Cta& cta_at(u32 shared_address, const char* what);
 
  private:
@@ -306,13 +312,14 @@ struct Cluster {
   bool wake(Warp&);
   bool satisfied(Warp&, const Group&);
   void merge(Warp&);
-  [[noreturn]] void report_deadlock();
   bool starved(const Warp&) const;
   bool any_runnable_polling();
+  bool any_polls_global();
   void finish();
 
   std::vector<Warp*> order_;
   u64 executed_ = 0, idle_rounds_ = 0, seen_progress_ = ~0ull, progressed_at_ = 0;
+  bool waits_for_others_ = false;
 };
 
 struct Machine {
@@ -321,11 +328,13 @@ struct Machine {
   const Options& options;
   std::vector<Region> regions;     // by address
   std::unique_ptr<Counts> counts;  // null unless asked for
-  std::unique_ptr<GlobalTouches> touches;  // null when nobody listens, or clusters order each other by global memory
+  std::unique_ptr<GlobalTouches> touches;  // null when nobody listens, or clusters of a launch that is not cooperative
+                                           // order each other by global memory
   std::vector<std::vector<Traced>> traces;  // by traced cluster and warp in it
   std::unique_ptr<Found> found;             // null when nobody listens
   u64 clusters = 0;                         // that run
   mutable std::atomic<u64> next{0};         // the first cluster that has not started
+  mutable std::atomic<u64> changes{0};      // of global memory, by stores and atomics
   u64 executed = 0;
 
   // For a cluster that asks to do the work of another.

@@ -1,5 +1,4 @@
 // Loads, stores and atomics through the address windows, with bounds, alignment and never-written checks.
-#include "global_touches.h"
 #include "ops.h"
 
 namespace {
@@ -75,7 +74,26 @@ void pack_value(u8* to, const u32* slot, u32 lane) {
 
 void touched(Context& c, Kind kind, u64 address, u32 bytes, u32 lane) {
   if (c.cluster.events)
-    global_touched(c.cluster, c.actor(), c.group.pc, Proxy::Generic, kind, address, bytes, {u8(lane)});
+    global_touched(c.cluster, c.actor(), c.group.pc, Proxy::Generic, kind, address, bytes, {u8(lane)},
+                   c.in.flags & kStrong);
+}
+
+// Strong accesses of global memory order those of others, for those who listen: what a load or an atomic acquires,
+// before what a store or an atomic releases.
+void ordered(Context& c, u64 address, bool reads, bool writes, bool atomic = false) {
+  if (!c.cluster.events || !(c.in.flags & kStrong)) return;
+  if (reads) c.cluster.events->global_acquire(c.actor(), address, !(c.in.flags & kAcquire));
+  if (writes) c.cluster.events->global_release(c.actor(), address, !(c.in.flags & kRelease), atomic);
+}
+
+// A warp that finds with a strong load what it found there the last time polls.
+bool polls(Context& c, const u8* from, u32 bytes) {
+  u64 found[2] = {};
+  std::memcpy(found, from, std::min(bytes, 16u));
+  Warp& w = c.warp;
+  bool again = w.polled_pc == c.group.pc && w.polled[0] == found[0] && w.polled[1] == found[1];
+  w.polled_pc = c.group.pc, w.polled[0] = found[0], w.polled[1] = found[1];
+  return again;
 }
 
 template <u32 width>
@@ -85,6 +103,7 @@ Step load(Context& c) {
   u32* slots[8];
   for (u32 i = 0; i < count; i++) slots[i] = c.warp.write(c.cluster.program.list(in)[i]);
   Runs runs{c, Kind::Read};
+  bool again = in.flags & kStrong;
   for (u32 rest = c.mask; rest; rest &= rest - 1) {
     u32 lane = u32(__builtin_ctz(rest));
     u64 address = c.address(lane);
@@ -97,10 +116,12 @@ Step load(Context& c) {
       u64 base = u64(c.cluster.machine.launch.params);
       bool param = address >= base && address < base + c.cluster.machine.launch.param_bytes;
       from = param ? param_at(c, address, bytes) : global_at(c.cluster, address, bytes, false, "load");
-      if (!param) touched(c, Kind::Read, address, bytes, lane);
+      if (!param) touched(c, Kind::Read, address, bytes, lane), ordered(c, address, true, false);
+      again = again && !(c.mask & (c.mask - 1)) && polls(c, from, bytes);
     } else {
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;
+      again = false;
       from = shared_at(c.cluster, cta, offset, bytes, 1, "load");
       shared_read(c.cluster, cta, offset, bytes, "load");
       if (c.cluster.events) runs.add(cta, offset, bytes, lane);
@@ -108,6 +129,10 @@ Step load(Context& c) {
     for (u32 i = 0; i < count; i++) unpack_value<width>(from + i * width, slots[i], lane, in.extra, in.flags & kSigned);
   }
   runs.flush();
+  if (again && c.mask) {
+    c.warp.polling = true;
+    return Step::Yield;
+  }
   return Step::Next;
 }
 
@@ -129,6 +154,8 @@ Step store(Context& c) {
     if (space == kGlobal) {
       to = global_at(c.cluster, address, bytes, true, "store");
       touched(c, std::memcmp(to, value, bytes) ? Kind::Write : Kind::Rewrite, address, bytes, lane);
+      ordered(c, address, false, true);
+      if (c.cluster.machine.launch.clusters_talk) c.cluster.machine.changes++;
     } else {
       if (space == kParam) fault("memory", "store to the parameter block");
       Cta& cta = window(c, space, address);
@@ -225,12 +252,12 @@ u8* global_at(Cluster& cluster, u64 address, u64 bytes, bool write, const char* 
   return reinterpret_cast<u8*>(address);
 }
 
-void global_touched(Cluster& cluster, u32 actor, u32 pc, Proxy proxy, Kind kind, u64 address, u64 bytes, Lanes lanes) {
+void global_touched(Cluster& cluster, u32 actor, u32 pc, Proxy proxy, Kind kind, u64 address, u64 bytes, Lanes lanes,
+                    bool strong) {
   if (!cluster.events) return;
   const Region* region = cluster.machine.region_of(address);
   bool changes = region && region->writable;
-  cluster.events->global(actor, pc, proxy, kind, changes ? address : 0, bytes, lanes);
-  if (changes && cluster.machine.touches) cluster.machine.touches->touch(cluster, pc, kind, address, bytes);
+  cluster.events->global(actor, pc, proxy, kind, changes ? address : 0, bytes, lanes, strong);
 }
 
 Step op_load(Context& c) {
@@ -275,6 +302,9 @@ Step op_atomic(Context& c) {
     u8* place;
     if (space == kGlobal) {
       place = global_at(c.cluster, address, width, true, "atomic");
+      touched(c, Kind::Write, address, width, lane);
+      ordered(c, address, result, true, true);
+      if (c.cluster.machine.launch.clusters_talk) c.cluster.machine.changes++;
     } else {
       Cta& cta = window(c, space, address);
       u32 offset = u32(address) & kOffsetMask;

@@ -6,6 +6,7 @@
 #include "complex_ops.inc"
 
 constexpr u32 kWideAddress = 1u << 9, kSigned = 1u << 8, kFloat = 1u << 10;
+constexpr u32 kStrong = 1u << 20, kAcquire = 1u << 21, kRelease = 1u << 22;  // of loads, stores and atomics
 constexpr u32 kMulticast = 1u << 16, kPairGroup = 1u << 17, kRelaxed = 1u << 19;
 enum Space : u32 { kGeneric = 0, kGlobal = 1, kShared = 2, kSharedCluster = 3, kParam = 4 };
 
@@ -61,7 +62,7 @@ void shared_written(Cta&, u32 offset, u32 bytes);
 void shared_read(Cluster&, Cta&, u32 offset, u32 bytes, const char* what);
 u8* global_at(Cluster&, u64 address, u64 bytes, bool write, const char* what);
 // Tells those who listen of an access to global memory.
-void global_touched(Cluster&, u32 actor, u32 pc, Proxy, Kind, u64 address, u64 bytes, Lanes = {});
+void global_touched(Cluster&, u32 actor, u32 pc, Proxy, Kind, u64 address, u64 bytes, Lanes = {}, bool strong = false);
 
 // copy_async.cpp
 Step op_cp_async(Context&);

@@ -196,7 +196,9 @@ class Library:
 
     def _launch(self, config: Any, kernel: bytes, arguments: Any) -> None:
         entry = self._recording.entry(kernel)
-        self._recording.launches.append(launch_of(config.contents, entry, arguments, self._limits[entry.name]))
+        limits = self._limits[entry.name]
+        limits.processors = self._recording.gpu.processors
+        self._recording.launches.append(launch_of(config.contents, entry, arguments, limits))
 
 
 def _encode_tensor_map(call: Any, target: int) -> None:

@@ -45,6 +45,8 @@ class KernelLimits:
 
     dynamic_shared: int = DEFAULT_DYNAMIC_SHARED
     non_portable_cluster: bool = False
+    processors: int = 132
+    """Of the GPU: a cooperative launch has no more CTAs here, as if each took the whole of an SM."""
 
 
 def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: KernelLimits) -> Launch:
@@ -55,7 +57,7 @@ def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: Kernel
     params = bytearray(entry.param_bytes)
     for param, address in zip(entry.params, arguments[: len(entry.params)], strict=True):
         params[param.offset : param.offset + param.size] = ctypes.string_at(address, param.size)
-    cluster, pdl = _attributes(config, entry.name)
+    cluster, pdl, cooperative = _attributes(config, entry.name)
     launch = Launch(
         entry=entry.name,
         grid=_three(config.grid),
@@ -64,6 +66,7 @@ def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: Kernel
         shared_bytes=config.shared_bytes,
         params=bytes(params),
         pdl=pdl,
+        cooperative=cooperative,
     )
     check(launch, entry, limits)
     return launch
@@ -87,27 +90,31 @@ def check(launch: Launch, entry: Entry, limits: KernelLimits) -> None:
     most = MAX_CLUSTER if limits.non_portable_cluster else PORTABLE_CLUSTER
     if ctas > most:
         refuse(f"cluster {launch.cluster} has {ctas} CTAs; this kernel may have {most}")
+    if launch.cooperative and math.prod(launch.grid) > limits.processors:
+        refuse(f"grid {launch.grid} of a cooperative launch; {limits.processors} CTAs are there at the same time")
     if launch.shared_bytes > limits.dynamic_shared:
         refuse(f"{launch.shared_bytes} bytes of dynamic shared memory; this kernel may have {limits.dynamic_shared}")
     if len(launch.params) != entry.param_bytes:
         refuse(f"{len(launch.params)} bytes of parameters; the kernel takes {entry.param_bytes}")
 
 
-def _attributes(config: LaunchConfig, kernel: str) -> tuple[tuple[int, int, int], bool]:
-    cluster, pdl = (1, 1, 1), False
+def _attributes(config: LaunchConfig, kernel: str) -> tuple[tuple[int, int, int], bool, bool]:
+    """(cluster, whether the launch is programmatically serialised, whether it is cooperative)."""
+    cluster, pdl, cooperative = (1, 1, 1), False, False
     for attribute in config.attributes[: config.attribute_count]:
         if attribute.id == _CLUSTER:
             cluster = _three(attribute.value)
         elif attribute.id == _PDL:
             pdl = bool(attribute.value[0])
-        elif attribute.id != _COOPERATIVE or attribute.value[0]:
-            name = _ATTRIBUTE_NAMES.get(attribute.id, "unknown")
+        elif attribute.id == _COOPERATIVE:
+            cooperative = bool(attribute.value[0])
+        else:
             raise EmulationError(
-                f"not implemented: launch attribute {attribute.id} ({name}) of {kernel}; "
-                f"implemented: {_CLUSTER} ({_ATTRIBUTE_NAMES[_CLUSTER]}), {_PDL} ({_ATTRIBUTE_NAMES[_PDL]})",
+                f"not implemented: launch attribute {attribute.id} of {kernel}; implemented: "
+                + ", ".join(f"{number} ({name})" for number, name in _ATTRIBUTE_NAMES.items()),
                 kind="not implemented",
             )
-    return cluster, pdl
+    return cluster, pdl, cooperative
 
 
 def _three(values: Any) -> tuple[int, int, int]:

@@ -103,7 +103,7 @@ def _memory(encoder: Encoder) -> Encoded:
             raise encoder.refuse()
     value, where = encoder.operands[:2] if load else (encoder.operands[1], encoder.operands[0])
     base, offset, flags = encoder.address(where)
-    flags |= SPACES[space] | (SIGNED if kind[0] == "s" else 0)
+    flags |= SPACES[space] | (SIGNED if kind[0] == "s" else 0) | _ordering(encoder)
     if isinstance(base, Slot) and base.index == PARAM_SLOT:
         flags = flags & ~7 | SPACES["param"]
     values = value.items if isinstance(value, Vector) else (value,)
@@ -121,6 +121,14 @@ def _memory(encoder: Encoder) -> Encoded:
     return encoder.build(name, a=base, imm=offset, flags=flags, width=width, items=items, extra=max(widths, default=4))
 
 
+def _ordering(encoder: Encoder) -> int:
+    """Flags of what an access of global memory orders: kStrong, kAcquire, kRelease of core/ops.h."""
+    parts = set(encoder.parts)
+    strong = encoder.parts[0] in ("atom", "red") or parts & {"relaxed", "acquire", "release", "acq_rel", "volatile"}
+    acquires, releases = parts & {"acquire", "acq_rel"}, parts & {"release", "acq_rel"}
+    return (1 << 20 if strong else 0) | (1 << 21 if acquires else 0) | (1 << 22 if releases else 0)
+
+
 def _atomic(encoder: Encoder) -> Encoded:
     parts = [p for p in encoder.parts[1:] if p not in _QUALIFIERS and not p.startswith(("L1::", "L2::"))]
     space = parts.pop(0) if parts and parts[0] in SPACES else "generic"
@@ -134,6 +142,7 @@ def _atomic(encoder: Encoder) -> Encoded:
     base, offset, flags = encoder.address(operands.pop(0))
     values = [encoder.source(o, parts[1]) for o in operands]
     flags |= SPACES[space] | (SIGNED if parts[1] == "s32" else 0) | (1 << 10 if parts[1] == "f32" else 0)
+    flags |= _ordering(encoder)
     names = dict(zip("bc", values, strict=False))
     width = type_bytes(parts[1])
     return encoder.build("atomic", d=result, a=base, imm=offset, flags=flags, width=width, extra=_ATOMICS[parts[0]],
