@@ -149,7 +149,7 @@ def attend(
             shared.q_edge.release(task.loads)
     else:
         for pair in cutlass.range(tiles // 2, unroll=1):
-            if const_expr(geometry.arrives_late):
+            if const_expr(geometry.converts):
                 followed = _received_tile(state, 2 * pair, 1)
                 _own_tile(state, 2 * pair + 1, 1, followed and pair > 0)
             else:

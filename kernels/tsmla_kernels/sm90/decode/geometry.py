@@ -104,11 +104,6 @@ class DecodeGeometry:
         return self.stored != self.row
 
     @property
-    def arrives_late(self) -> bool:
-        """Whether a tile is rarely there when the one before has been scored: where one CTA converts it."""
-        return self.converts and self.ctas == 1
-
-    @property
     def transposes(self) -> bool:
         """Whether values are transposed before their product; if not, it reads them where they were loaded."""
         return self.element_bytes == 1

@@ -43,6 +43,9 @@ from .stored import partition_stored, stored_maps
 from .task import leave, take
 from .transpose import transpose_values
 
+PAIRED_UNITS = 8
+"""Of how many groups one has a unit at least, where CTAs work in pairs."""
+
 
 class DecodeKernel:
     """Compiles one DecodeVariant. Run-time facts: lengths, heads, q_len, pages and their size, masks, parts, scales."""
@@ -153,9 +156,11 @@ class DecodeKernel:
         launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, in_pieces=True)
 
     def _comes_in_pairs(self, heads: Int32, terms: Terms) -> Boolean:
-        """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys."""
+        """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys. With few
+        requests for the GPU, single CTAs are done sooner: of a pair, neither begins before both are there."""
         alike = heads % (PAIR * self.deal.row_tile) == 0
-        return alike & (terms.group.value % PAIR == 0) & (terms.parts.value % PAIR == 0)
+        even = (terms.group.value % PAIR == 0) & (terms.parts.value % PAIR == 0)
+        return alike & even & (terms.units * PAIRED_UNITS > terms.groups)
 
     @cute.jit
     def _attend(

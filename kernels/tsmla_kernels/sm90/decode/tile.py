@@ -104,7 +104,7 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
     first_key = (state.first_tile + index) * state.geometry.tile_kv
     is_edge = state.all_keys.lacks(first_key, state.geometry.tile_kv)
     is_first = Boolean(False)
-    if const_expr(_supposes(state) or follows and not state.geometry.transposes):
+    if const_expr(_supposes(state)):
         is_first = index == (1 if const_expr(follows) else 0)
     if is_edge or is_first:
         if is_edge:
