@@ -10,6 +10,7 @@ from typing import Any
 
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
 from tsmla_kernels.parts.edges import BARRIER, Copies, EdgeSpec, Either, Party, Role, TensorCore, roles_of
+from tsmla_kernels.sm90.decode.geometry import PAIR
 from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperDecodeGeometry
 from tsmla_kernels.sm90.decode.schedule import DecodeSchedule as HopperDecode
 from tsmla_kernels.sm90.few_rows.geometry import FewRowsGeometry
@@ -26,7 +27,7 @@ PAGE = Path(__file__).with_name("kernels.md")
 VARIANTS = [v for v in shipped() if isinstance(v, PrefillVariant | DecodeVariant)]
 """Those whose kernels have roles and edges."""
 HOPPER_PREFILL, HOPPER_DECODE, BLACKWELL_PREFILL = "sm90/prefill", "sm90/decode", "sm100/prefill"
-HOPPER_FEW_ROWS = "sm90/few_rows"
+HOPPER_FEW_ROWS, HOPPER_PAIR = "sm90/few_rows", "sm90/decode pair"
 BLACKWELL_SOLO, BLACKWELL_PAIR = "sm100/decode solo", "sm100/decode pair"
 
 SECTIONS = (
@@ -38,6 +39,7 @@ SECTIONS = (
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
     ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), "apart"),
     ("Hopper decode, cache of 656-byte rows, requests of more than 16 query rows", HOPPER_DECODE, (16,), "in a row"),
+    ("Hopper decode, cache of 656-byte rows, multiples of 128 heads", HOPPER_PAIR, (16,), "in a row"),
     ("Hopper decode, cache of 656-byte rows, requests of up to 16 query rows", HOPPER_FEW_ROWS, (16,), "in a row"),
     ("Blackwell prefill, 16-bit inputs", BLACKWELL_PREFILL, (16,)),
     ("Blackwell prefill, 8-bit inputs", BLACKWELL_PREFILL, (8,)),
@@ -75,8 +77,11 @@ def schedules_of(variant: Variant) -> dict[str, Any]:
         return {BLACKWELL_PREFILL: BlackwellPrefill.of(variant)}
     if variant.arch is Arch.SM90A:
         geometry = HopperDecodeGeometry.of(variant)
-        few = {HOPPER_FEW_ROWS: FewRowsSchedule(FewRowsGeometry(geometry.stored))} if geometry.converts else {}
-        return {HOPPER_DECODE: HopperDecode.of(geometry), **few}
+        others = {}
+        if geometry.converts:
+            others[HOPPER_PAIR] = HopperDecode.of(HopperDecodeGeometry.of(variant, PAIR))
+            others[HOPPER_FEW_ROWS] = FewRowsSchedule(FewRowsGeometry(geometry.stored))
+        return {HOPPER_DECODE: HopperDecode.of(geometry), **others}
     few, pair = (BlackwellDecode(of(variant)) for of in (BlackwellDecodeGeometry.few, BlackwellDecodeGeometry.pair))
     return {BLACKWELL_PAIR: pair} if few.geometry.is_pair else {BLACKWELL_SOLO: few, BLACKWELL_PAIR: pair}
 

@@ -37,10 +37,11 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         attend = 12 if small and variant.d_v == 128 else 8
         rings = {"k": (1, attend), **({"v": (1, 3), "values": (3, attend)} if small else {"v": (1, attend)})}
         return {"q": (1, 4), **rings}
-    if kernel == "sm90/decode":
+    if kernel in ("sm90/decode", "sm90/decode pair"):
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
         if converts := not variant.row.apart and variant.row.scales is not None:
             told = 2 + 8 + 8
+            leave *= 2 if kernel == "sm90/decode pair" else 1
         return {
             "q": (1, 8),
             **{f"kv{piece}": (1, leave) for piece in range(pieces)},
@@ -80,11 +81,13 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         v = keys * variant.d_v * element
         found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
         return {**found, "values": v} if element == 1 else found
-    if kernel == "sm90/decode":
+    if kernel in ("sm90/decode", "sm90/decode pair"):
         rope = 64 * (2 if variant.row.apart else element)
         columns = [256, 256] if element == 1 else [128, 128, 128, 128]
         if not variant.row.apart and variant.row.scales is not None:
-            stored = {"kv0": 64 * (128 + 16), "kv1": 64 * (128 + 16), "kv2": 64 * 128, "kv3": 64 * (128 + rope)}
+            keys = 32 if kernel == "sm90/decode pair" else 64  # that a CTA converts
+            stored = {"kv0": keys * (128 + 16), "kv1": keys * (128 + 16), "kv2": keys * 128}
+            stored["kv3"] = keys * 128 + 64 * rope
             ready = {f"ready{i}": 64 * 2 * (128 + 64 * (i == 3)) for i in range(4)}
             return {"q": 64 * 1152, **stored, **ready}
         pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
@@ -109,7 +112,8 @@ def _scales(variant, keys: int) -> dict[str, int]:
 
 def test_every_kernel_has_a_table():
     assert {p.values[1] for p in SCHEDULES} == {
-        "sm90/prefill", "sm90/decode", "sm90/few_rows", "sm100/prefill", "sm100/decode solo", "sm100/decode pair"
+        "sm90/prefill", "sm90/decode", "sm90/decode pair", "sm90/few_rows", "sm100/prefill", "sm100/decode solo",
+        "sm100/decode pair",
     }  # fmt: skip
 
 

@@ -35,26 +35,28 @@ from .task import Dealt, Task, rehearsal, tell
 @cute.jit
 def deal(
     dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials,
-    varying: cutlass.Constexpr[bool],
+    varying: cutlass.Constexpr[bool], apart: cutlass.Constexpr[bool] = True,
 ) -> None:  # fmt: skip
     """One warp: every segment of this CTA, or a rehearsal if it has none, then the end; and what the combine must know.
     Calls whose requests all have as many query tokens have a kernel of their own, which is not `varying`, without what
-    only others need: where a CTA begins, instructions are in no cache yet."""
+    only others need: where a CTA begins, instructions are in no cache yet. `apart`: whether CTAs with neighbouring
+    numbers may be far from each other on the line."""
     if const_expr(varying):
         view = of_packs(view)
-        _deal(dealing, dealt, view, in_lanes(_work(cut_line(dealing, view, terms))), partials)
+        _deal(dealing, dealt, view, in_lanes(_work(cut_line(dealing, view, terms), apart)), partials)
     else:
         view, terms = of_equal_lengths(view, terms)
-        _deal(dealing, dealt, view, _work(cut_line(dealing, view, terms)), partials)
+        _deal(dealing, dealt, view, _work(cut_line(dealing, view, terms), apart), partials)
 
 
 @cute.jit
-def _work(line: Line) -> Work:
+def _work(line: Line, apart: cutlass.Constexpr[bool]) -> Work:
     """This CTA's. Blocks with neighbouring numbers run on the two SMs of a TPC. Where no more than half of the CTAs
-    have work, one of each two has: both together take longer."""
+    have work, one of each two has, if they may be `apart`: both together take longer."""
     part, parts = cute.arch.block_idx()[0], line.terms.parts.value
-    if 2 * line.groups * group_of(line) <= parts:
-        part = (part & 1) * ((parts + 1) // 2) + part // 2
+    if const_expr(apart):
+        if 2 * line.groups * group_of(line) <= parts:
+            part = (part & 1) * ((parts + 1) // 2) + part // 2
     return work_of(line, part)
 
 

@@ -33,6 +33,8 @@ TASK_WORDS = 12
 """Of a task, in whole vectors of four."""
 LOAD_WARPS = (0, 3)
 """Each loads every other latent strip: strips become free by twos, and a warp takes 350 clk for each."""
+PAIR = 2
+"""CTAs that convert for each other, where row tiles of a request come by twos."""
 CONVERTERS = len(LOAD_WARPS)
 """Warpgroups that convert, where rows are converted: each the strips of one loading warp."""
 OUTPUTS = 2
@@ -57,6 +59,10 @@ class DecodeGeometry:
     in the place where copies have put it: the 8-bit columns of a strip fill the second half of what these take as
     16-bit ones, and the scales of the keys lie in the first half of the first strip of each warpgroup that converts. A
     rope piece is copied to where it is multiplied.
+
+    A pair of CTAs (`ctas`) has two row tiles of the same rows of keys: each loads and converts half of the keys of a
+    tile, and copies what it has made to the other. There, every box of 16 keys lies as a strip does otherwise: stored
+    in the second half of its own place, the scales in the first. Rope pieces are loaded by either.
     """
 
     tile_q: int
@@ -66,9 +72,10 @@ class DecodeGeometry:
     scale_stages: int
     row: RowFormat
     stored: RowFormat
+    ctas: int = 1
 
     @classmethod
-    def of(cls, variant: DecodeVariant) -> DecodeGeometry:
+    def of(cls, variant: DecodeVariant, ctas: int = 1) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
         row = variant.row
         if row.scales and row.scales.in_row:
@@ -77,7 +84,7 @@ class DecodeGeometry:
         scale_stages = 0
         if row.apart:
             stages, scale_stages = 2, 4
-        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row)
+        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas)
         geometry.check()
         return geometry
 
@@ -176,9 +183,9 @@ class DecodeGeometry:
         first strip of each converting warpgroup the scales, too."""
         if not self.converts:
             return self.ready_bytes
-        sizes = [self.tile_kv * self.d_strip] * self.latent_strips
+        sizes = [self.own_keys * self.d_strip] * self.latent_strips
         for converter in range(CONVERTERS):
-            sizes[self.converted_strip(converter, 0)] += self.tile_kv * self.scales_bytes
+            sizes[self.converted_strip(converter, 0)] += self.own_keys * self.scales_bytes
         sizes[-1] += self.strip_bytes[-1]
         return tuple(sizes)
 
@@ -203,9 +210,23 @@ class DecodeGeometry:
         return BOX_KEYS * self.d_strip * self.element_bytes
 
     @property
+    def own_keys(self) -> int:
+        """Of a tile, those that a CTA converts: all, or of a pair its half."""
+        return self.tile_kv // self.ctas
+
+    @property
+    def stored_together(self) -> int:
+        """Keys that lie together as they are stored: those of a tile, in a pair those of a box."""
+        return self.tile_kv if self.ctas == 1 else BOX_KEYS
+
+    @property
     def stored_at(self) -> int:
-        """Where in a stage of a latent strip it lies as it is stored."""
-        return self.strip_bytes[0] - self.tile_kv * self.d_strip
+        """Where keys that lie `stored_together` do so, from where they are multiplied on, where their scales lie."""
+        return self.stored_together * self.d_strip * (self.element_bytes - 1)
+
+    def stored_apart(self, keys: int, row_bytes: int) -> int:
+        """Bytes from one box of so many keys, and so many bytes of each, to the next."""
+        return keys * row_bytes if self.ctas == 1 else keys // BOX_KEYS * self.box_bytes
 
     def copied_with(self, strip: int) -> tuple[int, ...]:
         """Which boxes come with a latent strip: its own; the rope columns', behind all latent ones, with the last; and
@@ -275,7 +296,8 @@ class DecodeGeometry:
             assert self.stored.piece("latent").dtype is Dtype.E4M3, self
             assert self.stored.piece("rope").dtype is self.row.piece("rope").dtype, self
             assert self.stored.scales and self.stored.scales.columns == self.d_strip == 128, self
-            assert self.tile_kv * self.scales_bytes <= self.stored_at, self
+            assert self.stored_together * self.scales_bytes <= self.stored_at, self
+        assert self.ctas == 1 or self.converts and self.ctas == PAIR and self.own_keys % BOX_KEYS == 0, self
         if self.scaled:
             assert scales and scales.whole_row and not scales.in_row and self.transposes, self
         else:

@@ -10,6 +10,7 @@ from ...parts.division import Divisor, remainder
 from ...parts.key_source import BOX_KEYS, KeySource, Lookup, look_further, look_up, place_in_page, wanted_of
 from ...parts.query import NO_LINES, Query, copy_rows, copy_tile
 from .geometry import TILE_KV, DecodeGeometry
+from .pair import own_rank
 from .storage import Shared
 from .task import Task, edge_tile
 
@@ -77,6 +78,14 @@ def load(
                 barrier = edge.announce(count)
             else:
                 barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
+            if const_expr(geometry.ctas > 1):
+                own = tuple(strip for strip in strips if strip != geometry.latent_strips)
+                boxes_each = geometry.own_keys // BOX_KEYS
+                _copy_boxes(
+                    key_source, lookup, within, tile, boxes, own, stage, barrier, policy, own_rank() * boxes_each,
+                    boxes_each,
+                )  # fmt: skip
+                strips = tuple(strip for strip in strips if strip not in own)
             if whole:
                 for strip in strips:
                     atom, source, target = tiles[strip]
@@ -85,7 +94,9 @@ def load(
                         tma_bar_ptr=barrier, cache_policy=policy,
                     )  # fmt: skip
             else:
-                _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, barrier, policy)
+                _copy_boxes(
+                    key_source, lookup, within, tile, boxes, strips, stage, barrier, policy, Int32(0), BOXES
+                )
         if is_edge:
             edges += 1
     return edges
@@ -94,10 +105,10 @@ def load(
 @cute.jit
 def _copy_boxes(
     key_source: KeySource, lookup: Lookup, within: Int32, tile: Int32, boxes, strips: cutlass.Constexpr, stage: Int32,
-    barrier: cute.Pointer, policy: Int64,
+    barrier: cute.Pointer, policy: Int64, first: Int32, count: cutlass.Constexpr[int],
 ):  # fmt: skip
-    """The boxes of `strips` of a tile, which is number `within` of the lookup."""
-    for box in cutlass.range(BOXES, unroll=1):
+    """`count` boxes of `strips` of a tile, from box `first` on. It is tile number `within` of the lookup."""
+    for box in cutlass.range(first, first + count, unroll=1):
         page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
         place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
         for strip in strips:

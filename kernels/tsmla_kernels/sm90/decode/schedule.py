@@ -13,7 +13,7 @@ DEAL_WARP = 2
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
 CONVERT_BARRIER = 5
-"""First of the named barriers of the converting warpgroups."""
+"""First of the named barriers of the converting warpgroups; in pairs, of halves of these."""
 WARPS = WARPGROUP // 32
 """Of a warpgroup."""
 
@@ -87,7 +87,8 @@ class DecodeSchedule:
         the stages of the strips. `landed` has as many stages as a loading warp may be ahead of the other.
 
         Where rows are converted, there is no `landed`: `convert` makes zeros of what no row may see, and fills
-        `ready...`, the strips as they are multiplied, which lie where those of `kv...` do and are emptied with them.
+        `ready...`, the strips as they are multiplied, which lie where those of `kv...` do and are emptied with them. In
+        pairs, each warp that fills one also announces as many bytes of the other CTA's, and both CTAs empty a stage.
 
         `referenced` and `exchanged` have a stage for each pair of warps, one of either attending warpgroup, that hold
         the same rows. The one that scores a tile tells its references, and then hands over its probabilities. The
@@ -98,6 +99,8 @@ class DecodeSchedule:
         of_pair = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
         each_strip = Copies(self.load, geometry.latent_strips, "each latent strip")
         emptied_by = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
+        if geometry.ctas > 1:
+            emptied_by = (*emptied_by, Warps(self.attend, 2, "its counterpart in the other CTA"))
         if geometry.transposes:
             emptied_by = (Warps(self.transpose), scorer)
         told = tuple(Warps(role) for role in self.roles if role != self.deal)

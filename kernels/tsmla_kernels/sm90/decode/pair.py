@@ -1,0 +1,77 @@
+"""Edges between two CTAs that convert keys for each other: each makes half of a tile's, and copies them to the other.
+
+Two row tiles need the same keys, so either has half of the conversion to do. (After the "crossover" of FlashMLA,
+docs/20250929-hopper-fp8-sparse-deep-dive.md, whose threads store to both CTAs, `st.async`. Here bulk copies bring what
+has been stored in one: kernels/log/hopper-decode.md has times of both.)
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+from ...parts.hopper.mma import pinned
+from ...parts.pipeline import TmaEdge, WarpEdge
+from .geometry import PAIR
+
+
+class PairTmaEdge(TmaEdge):
+    """Filled by copies of either CTA for itself, and by the other's; so stages are free when the warps of both have
+    left them."""
+
+    def release(self, count: Int32) -> None:
+        _arrive_in_both(self.empty(self.stage(count)))
+
+
+class PairWarpEdge(WarpEdge):
+    """Filled by warps of either CTA, each of which stores a piece, and by copies of pieces of as many bytes from the
+    other CTA."""
+
+    def publish_piece(self, count: Int32, place: Int32, size: int) -> None:
+        """A warp has stored `size` bytes at `place`, which the other CTA gets at the same place."""
+        cute.arch.fence_view_async_shared()
+        cute.arch.sync_warp()
+        full = self.full(self.stage(count))
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full, size)  # of the other's piece
+            _copy_to_other(place, size, full)
+
+
+def own_rank() -> Int32:
+    """Of this CTA in its pair."""
+    return cute.arch.block_idx_in_cluster()
+
+
+@cute.jit
+def _arrive_in_both(barrier: cute.Pointer) -> None:
+    lane = pinned(cute.arch.lane_idx())  # or addresses of all barriers there would be kept in registers
+    if lane < PAIR:
+        cute.arch.mbarrier_arrive(barrier, lane)
+
+
+def _copy_to_other(place: Int32, size: int, barrier: cute.Pointer) -> None:
+    """By one lane: start copying `size` bytes of shared memory, which complete on the barrier there."""
+    other = own_rank() ^ 1
+    operands = (_there(place, other), place, Int32(size), _there(Int32(barrier.toint()), other))
+    llvm.inline_asm(
+        None,
+        [operand.ir_value() for operand in operands],
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        "r,r,r,r",
+        has_side_effects=True, is_align_stack=False,
+    )  # fmt: skip
+
+
+def _there(address: Int32, rank: Int32) -> Int32:
+    """An address of shared memory as that of CTA `rank` of the cluster."""
+    return Int32(
+        llvm.inline_asm(
+            T.i32(),
+            [address.ir_value(), rank.ir_value()],
+            "mapa.shared::cluster.u32 $0, $1, $2;",
+            "=r,r,r",
+            has_side_effects=False, is_align_stack=False,
+        )
+    )  # fmt: skip
