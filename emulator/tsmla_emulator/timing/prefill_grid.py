@@ -14,7 +14,7 @@ FOLLOWING = (2, 4)
 """Likewise."""
 SHORT_KEYS = 4096
 """Likewise."""
-SHORT_LAST_HEADS, ALIKE = 32, 8
+SIDE_BY_SIDE, ALIKE = 132, 8
 """As parts/tile_scheduler.py has them."""
 LONG_KEYS = 8192
 """Likewise."""
@@ -62,7 +62,8 @@ def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int)
             seen = min(s.keys, s.keys - s.queries + min((tile + 1) * rows, s.queries))
         return -(-max(seen, 0) // tile_kv)
 
-    found = [visited(tile) for tile in _order(v, s, count, paired)]
+    one = _follow(v, s) and all(len(own) == 1 for own in several)
+    found = [visited(tile) for tile in _order(v, s, count, paired, one)]
     return [[found[number] for number in own] for own in several] + [[found[n]] for n in range(paired, tiles)]
 
 
@@ -73,37 +74,57 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
     count = -(-s.queries // rows)
     if v.arch.value != "sm_90a" or (has_kernel_of_long_sequences(v) and s.keys > LONG_KEYS):
         return []
-    if v.dtype.bits == 16 or v.d_v > 128 or s.keys <= SHORT_KEYS:
-        return _strided(query_tiles_of(v), count, s.heads * s.sequences * count, processors)
-    return _following(v, s, processors, rows)
+    if _follow(v, s):
+        return _following(v, s, processors, rows)
+    return _strided(query_tiles_of(v), v.causal, count, s.heads * s.sequences * count, processors)
 
 
-def _order(variant: Any, shape: Any, count: int, dealt: int) -> list[int]:
+def _follow(variant: Any, shape: Any) -> bool:
+    """Whether a CTA's tiles follow each other."""
+    v = variant
+    return v.arch.value == "sm_90a" and v.dtype.bits == 8 and v.d_v <= 128 and bool(shape.keys > SHORT_KEYS)
+
+
+def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[int]:
     """Query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py). Heads whose
     tiles have numbers below `dealt` come first, a head's last tile beside its first; then longest first within the
-    heads whose keys fit in L2 together. Where tiles of fewer rows take less time, and others are alike, those of a
-    sequence's last heads come last."""
+    heads whose keys fit in L2 together. Where tiles of fewer rows take less time, and others are alike, heads come in
+    batches, with those tiles last; all of them if each CTA has `one` tile."""
     s = shape
-    short_last = (
-        rows_of_tile(variant) == 192 and count > 1 and s.queries % 192 != 0 and s.keys > ALIKE * s.queries
-    )
-    section = min(max(L2_SECTION_BYTES // (s.keys * _row_bytes(variant)), 1), s.heads)
+    in_batches = rows_of_tile(variant) == 192 and count > 1 and s.queries % 192 != 0 and s.keys > ALIKE * s.queries
+    section = min(max(_section_bytes(variant) // (s.keys * _row_bytes(variant)), 1), s.heads)
+    if in_batches:
+        section = max(SIDE_BY_SIDE // count, 1)
     found: list[int] = []
     for _ in range(s.sequences):
-        paired = min(max(dealt - len(found), 0) // count, s.heads)
+        paired = 0 if in_batches and one else min(max(dealt - len(found), 0) // count, s.heads)
         for _ in range(paired):
             begin = len(found)
             found += [count - 1 - n // 2 if (begin + n) % 2 == 0 else n // 2 for n in range(count)]
-        others = max(s.heads - SHORT_LAST_HEADS, paired) if short_last else s.heads
-        for first in range(paired, others, section):
-            for tile in reversed(range(count)):
-                found += [tile] * min(section, others - first)
-        found += list(range(count - 1)) * (s.heads - others) + [count - 1] * (s.heads - others)
+        for first in range(paired, s.heads, section):
+            heads = min(section, s.heads - first)
+            if in_batches:
+                found += list(range(count - 1)) * heads + [count - 1] * heads
+            else:
+                found += [tile for tile in reversed(range(count)) for _ in range(heads)]
     return found
 
 
-def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[int]]:
+def _strided(most: int, causal: bool, count: int, tiles: int, processors: int) -> list[list[int]]:
     """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them."""
+    stride = max(processors // 2 * 2, 2)
+    rounds = max(tiles - processors // 2, 0) // stride
+    if causal:
+        rounds, stride = _in_whole_heads(most, count, tiles, processors)
+    return [
+        [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]
+        for begin in range(0, rounds, most)
+        for lane in range(stride)
+    ]
+
+
+def _in_whole_heads(most: int, count: int, tiles: int, processors: int) -> tuple[int, int]:
+    """Rounds, and CTAs of a round, likewise."""
     whole = count * (1 + count % 2)
     stride = processors // whole * whole
     if 16 * stride < 15 * processors:
@@ -114,11 +135,7 @@ def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[in
         rounds = max(tiles - processors - processors // 2, 0) // stride
     elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
         rounds -= 1
-    return [
-        [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]
-        for begin in range(0, rounds, most)
-        for lane in range(stride)
-    ]
+    return rounds, stride
 
 
 def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:
@@ -135,3 +152,10 @@ def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[lis
 def _row_bytes(variant: Any) -> int:
     """A key and its value."""
     return int((variant.d_qk + variant.d_v) * variant.dtype.bits // 8)
+
+
+def _section_bytes(variant: Any) -> int:
+    """Keys and values of a section's heads: a Hopper kernel's whose CTAs take several tiles (sm90/prefill/geometry.py)
+    may be larger."""
+    wide = variant.arch.value == "sm_90a" and variant.dtype.bits == 16 and variant.d_v > 128
+    return L2_SECTION_BYTES * (2 if wide else 1)

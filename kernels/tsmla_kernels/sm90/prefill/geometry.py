@@ -10,6 +10,7 @@ from tsmla.variant import Arch, PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
+from ...parts.tile_scheduler import L2_SECTION_BYTES
 
 TASKS_AT = BARRIER_BYTES // 2
 """Where a CTA's tasks lie in shared memory, behind the barriers."""
@@ -74,6 +75,13 @@ class PrefillGeometry:
         """Whether long sequences have a kernel of their own, whose CTAs take one query tile: the loop around costs 1 to
         2 % of time in 16 bits, which nothing makes up for where a tile has hundreds of KV tiles."""
         return self.element_bytes == 2 and self.d_v <= 128
+
+    @property
+    def section_bytes(self) -> int:
+        """Keys and values of the heads whose tiles start together, longest first (parts/tile_scheduler.py). CTAs of wide
+        heads of 16 bits leave more than that alone at the end: in two sections, the long tiles of the second would start
+        when the others end."""
+        return L2_SECTION_BYTES * (2 if self.element_bytes == 2 and self.d_v > 128 else 1)
 
     @property
     def passes_rows(self) -> bool:

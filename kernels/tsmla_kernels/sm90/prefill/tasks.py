@@ -68,11 +68,11 @@ class Numbers(NamedTuple):
 
 @cute.jit
 def deal_of(
-    geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], sequences: Int32, heads: Int32,
-    heads_kv: Int32, processors: Int32,
+    geometry: cutlass.Constexpr[PrefillGeometry], causal: cutlass.Constexpr[bool], rows: tuple[Int32, Int32],
+    sequences: Int32, heads: Int32, heads_kv: Int32, processors: Int32,
 ) -> Deal:  # fmt: skip
     """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
-    rounds, stride = _strided(geometry, rows[0], sequences, heads, processors)
+    rounds, stride = _strided(geometry, causal, rows[0], sequences, heads, processors)
     most = Int32(geometry.tasks)
     if const_expr(geometry.may_follow):
         if rows[1] > Int64(SHORT_KEYS) * sequences:
@@ -104,18 +104,33 @@ def _following(
 
 @cute.jit
 def _strided(
-    geometry: cutlass.Constexpr[PrefillGeometry], rows: Int32, sequences: Int32, heads: Int32, processors: Int32
-) -> tuple[Int32, Int32]:
+    geometry: cutlass.Constexpr[PrefillGeometry], causal: cutlass.Constexpr[bool], rows: Int32, sequences: Int32,
+    heads: Int32, processors: Int32,
+) -> tuple[Int32, Int32]:  # fmt: skip
     """Rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are more tiles, the
     others are alone; where there are fewer, numbers beyond the last turn out to be no work.
 
-    A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks` rounds
+    Without a mask tiles are alike: each SM has one in a round, and those of half a round or more are left alone.
+
+    With one, a round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks` rounds
     all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work as any
     other two, see `query_tile`), or if three quarters of another round or more are left, alone. The last of `tasks`
     rounds of long heads is left alone where a round leaves SMs idle. Otherwise tiles are left for one and a half alone
     for each CTA that runs side by side."""
     head_tiles = cutlass.max(rows - 1, 0) // (geometry.tile_q * cutlass.max(sequences, 1)) + 1
     tiles = heads * sequences * head_tiles
+    stride = cutlass.max(processors // 2 * 2, 2)
+    rounds = cutlass.max(tiles - processors // 2, 0) // stride
+    if const_expr(causal):
+        rounds, stride = _in_whole_heads(geometry, head_tiles, tiles, processors)
+    return rounds, stride
+
+
+@cute.jit
+def _in_whole_heads(
+    geometry: cutlass.Constexpr[PrefillGeometry], head_tiles: Int32, tiles: Int32, processors: Int32
+) -> tuple[Int32, Int32]:
+    """Rounds, and CTAs of a round, where that is possible of whole heads: see `_strided`."""
     whole = head_tiles + head_tiles % 2 * head_tiles
     stride = processors // whole * whole
     if 16 * stride < 15 * processors:
