@@ -76,7 +76,7 @@ class Finder:
         geometry, number = self.geometry, cute.arch.block_idx()[0]
         tile = query_tile(
             number, ends_q, ends_kv, rows, heads, Int32(1), geometry.tile_q, geometry.kv_row_bytes, paired,
-            geometry.passes_rows, geometry.section_bytes, one != 0,
+            geometry.passes_rows, one=one != 0,
         )  # fmt: skip
         if cute.arch.thread_idx()[0] == 0:
             found[0, number] = tile.head

@@ -12,7 +12,7 @@ SINGLE_SHARE = {128: 4, 192: 8}
 """Likewise."""
 FOLLOWING = (2, 4)
 """Likewise."""
-SHORT_KEYS = 4096
+SHORT_KEYS = 8192
 """Likewise."""
 SIDE_BY_SIDE, ALIKE = 132, 8
 """As parts/tile_scheduler.py has them."""
@@ -72,17 +72,23 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
     behind have one each."""
     v, s = variant, shape
     count = -(-s.queries // rows)
-    if v.arch.value != "sm_90a" or (has_kernel_of_long_sequences(v) and s.keys > LONG_KEYS):
-        return []
     if _follow(v, s):
         return _following(v, s, processors, rows)
-    return _strided(query_tiles_of(v), v.causal, count, s.heads * s.sequences * count, processors)
+    if not _far_apart(v, s):
+        return []
+    return _strided(v, count, s.heads * s.sequences * count, processors)
 
 
 def _follow(variant: Any, shape: Any) -> bool:
     """Whether a CTA's tiles follow each other."""
     v = variant
     return v.arch.value == "sm_90a" and v.dtype.bits == 8 and v.d_v <= 128 and bool(shape.keys > SHORT_KEYS)
+
+
+def _far_apart(variant: Any, shape: Any) -> bool:
+    """Whether a CTA's tiles are, if it has several."""
+    alone = has_kernel_of_long_sequences(variant) and shape.keys > LONG_KEYS
+    return variant.arch.value == "sm_90a" and not alone and not _follow(variant, shape)
 
 
 def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[int]:
@@ -92,7 +98,8 @@ def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[
     batches, with those tiles last; all of them if each CTA has `one` tile."""
     s = shape
     in_batches = rows_of_tile(variant) == 192 and count > 1 and s.queries % 192 != 0 and s.keys > ALIKE * s.queries
-    section = min(max(_section_bytes(variant) // (s.keys * _row_bytes(variant)), 1), s.heads)
+    section_bytes = L2_SECTION_BYTES * (2 if _far_apart(variant, s) else 1)
+    section = min(max(section_bytes // (s.keys * _row_bytes(variant)), 1), s.heads)
     if in_batches:
         section = max(SIDE_BY_SIDE // count, 1)
     found: list[int] = []
@@ -110,12 +117,13 @@ def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[
     return found
 
 
-def _strided(most: int, causal: bool, count: int, tiles: int, processors: int) -> list[list[int]]:
+def _strided(variant: Any, count: int, tiles: int, processors: int) -> list[list[int]]:
     """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them."""
+    most = query_tiles_of(variant)
     stride = max(processors // 2 * 2, 2)
     rounds = max(tiles - processors // 2, 0) // stride
-    if causal:
-        rounds, stride = _in_whole_heads(most, count, tiles, processors)
+    if variant.causal:
+        most, rounds, stride = _of_unlike_tiles(variant, most, count, tiles, processors)
     return [
         [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]
         for begin in range(0, rounds, most)
@@ -123,19 +131,24 @@ def _strided(most: int, causal: bool, count: int, tiles: int, processors: int) -
     ]
 
 
-def _in_whole_heads(most: int, count: int, tiles: int, processors: int) -> tuple[int, int]:
-    """Rounds, and CTAs of a round, likewise."""
+def _of_unlike_tiles(variant: Any, most: int, count: int, tiles: int, processors: int) -> tuple[int, int, int]:
+    """Tiles of a CTA, rounds, and CTAs of a round, likewise."""
     whole = count * (1 + count % 2)
     stride = processors // whole * whole
-    if 16 * stride < 15 * processors:
+    alone = processors + processors // 2
+    alike = 16 * stride >= 15 * processors
+    if not alike:
         stride = max(processors // 2 * 2, 2)
     rounds = tiles // stride
     left = tiles - rounds * stride
     if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
-        rounds = max(tiles - processors - processors // 2, 0) // stride
+        if rounds > most and not alike:
+            wide = variant.dtype.bits == 16 and variant.d_v > 128
+            most, alone = (2, alone) if wide else (most, alone + processors)
+        rounds = max(tiles - alone, 0) // stride
     elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
         rounds -= 1
-    return rounds, stride
+    return most, rounds, stride
 
 
 def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:
@@ -152,10 +165,3 @@ def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[lis
 def _row_bytes(variant: Any) -> int:
     """A key and its value."""
     return int((variant.d_qk + variant.d_v) * variant.dtype.bits // 8)
-
-
-def _section_bytes(variant: Any) -> int:
-    """Keys and values of a section's heads: a Hopper kernel's whose CTAs take several tiles (sm90/prefill/geometry.py)
-    may be larger."""
-    wide = variant.arch.value == "sm_90a" and variant.dtype.bits == 16 and variant.d_v > 128
-    return L2_SECTION_BYTES * (2 if wide else 1)

@@ -58,7 +58,7 @@ def query_tile(
     kv_row_bytes: cutlass.Constexpr,
     paired: Int32 | None = None,
     short_last: cutlass.Constexpr[bool] = False,
-    section_bytes: cutlass.Constexpr[int] = L2_SECTION_BYTES,
+    section_bytes: Int32 | int = L2_SECTION_BYTES,
     one: Boolean | bool = True,
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
@@ -128,7 +128,7 @@ def query_tile(
 @cute.jit
 def _sectioned(
     index: Int32, first_head: Int32, heads: Int32, heads_per_kv_head: Int32, tiles: Int32, kv_bytes: Int32,
-    section_bytes: cutlass.Constexpr[int],
+    section_bytes: Int32 | int,
 ) -> tuple[Int32, Int32]:  # fmt: skip
     """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first."""
     kv_heads = cutlass.max(quotient(Int32(section_bytes), cutlass.max(kv_bytes, 1)), 1)

@@ -10,7 +10,6 @@ from tsmla.variant import Arch, PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES
-from ...parts.tile_scheduler import L2_SECTION_BYTES
 
 TASKS_AT = BARRIER_BYTES // 2
 """Where a CTA's tasks lie in shared memory, behind the barriers."""
@@ -77,11 +76,9 @@ class PrefillGeometry:
         return self.element_bytes == 2 and self.d_v <= 128
 
     @property
-    def section_bytes(self) -> int:
-        """Keys and values of the heads whose tiles start together, longest first (parts/tile_scheduler.py). CTAs of wide
-        heads of 16 bits leave more than that alone at the end: in two sections, the long tiles of the second would start
-        when the others end."""
-        return L2_SECTION_BYTES * (2 if self.element_bytes == 2 and self.d_v > 128 else 1)
+    def keys_fill_l2(self) -> bool:
+        """Whether the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2."""
+        return self.kv_row_bytes * self.tile_q >= 128 * 1024
 
     @property
     def passes_rows(self) -> bool:

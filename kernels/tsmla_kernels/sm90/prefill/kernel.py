@@ -156,7 +156,7 @@ class PrefillKernel:
             tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, numbers.count, table)
             if warp < numbers.count:
                 tile = tile_of(
-                    numbers.of(warp), paired=deal.tiles, section_bytes=geometry.section_bytes, one=deal.most == 1
+                    numbers.of(warp), paired=deal.tiles, section_bytes=deal.section_bytes, one=deal.most == 1
                 )
                 with cute.arch.elect_one():
                     tasks.write(warp, tile)
