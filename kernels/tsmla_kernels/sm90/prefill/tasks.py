@@ -112,32 +112,32 @@ def _strided(
     geometry: cutlass.Constexpr[PrefillGeometry], causal: cutlass.Constexpr[bool], rows: Int32, sequences: Int32,
     heads: Int32, processors: Int32,
 ) -> tuple[Int32, Int32, Int32]:  # fmt: skip
-    """Tiles of a CTA, rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are more tiles, the
-    others are alone; where there are fewer, numbers beyond the last turn out to be no work.
+    """Tiles of a CTA, rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are
+    more tiles, the others are alone; where there are fewer, numbers beyond the last turn out to be no work.
 
-    Without a mask tiles are alike: each SM has one in a round, and those of half a round or more are left alone."""
+    Without a mask tiles are alike: each SM has one in a round, and at least half a round is left alone."""
     head_tiles = cutlass.max(rows - 1, 0) // (geometry.tile_q * cutlass.max(sequences, 1)) + 1
     tiles = heads * sequences * head_tiles
     most = Int32(geometry.tasks)
     stride = cutlass.max(processors // 2 * 2, 2)
-    many = cutlass.max(tiles - processors // 2, 0) // stride
+    rounds = cutlass.max(tiles - processors // 2, 0) // stride
     if const_expr(causal):
-        most, many, stride = _of_unlike_tiles(geometry, head_tiles, tiles, processors)
-    return most, many, stride
+        most, rounds, stride = _of_unlike_tiles(geometry, head_tiles, tiles, processors)
+    return most, rounds, stride
 
 
 @cute.jit
 def _of_unlike_tiles(
     geometry: cutlass.Constexpr[PrefillGeometry], head_tiles: Int32, tiles: Int32, processors: Int32
 ) -> tuple[Int32, Int32, Int32]:
-    """A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks` rounds
-    all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work as any
-    other two, see `query_tile`), or if three quarters of another round or more are left, alone. The last of `tasks`
-    rounds of long heads is left alone where a round leaves SMs idle. Otherwise tiles are left for one and a half alone
-    for each CTA that runs side by side.
+    """A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks`
+    rounds all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work
+    as any other two, see `query_tile`), or if three quarters of another round or more are left, alone. The last of
+    `tasks` rounds of long heads is left alone where a round leaves SMs idle. Otherwise tiles are left for one and a
+    half alone for each CTA that runs side by side.
 
-    Where rounds are not of whole heads, CTAs' tiles are not as much work as others': there are a further one for each
-    alone, or, where the keys of as many heads are more than L2 has (wide heads of 16 bits), CTAs have two."""
+    Where rounds are not of whole heads, one CTA's tiles are more work than another's: one more is left alone for each,
+    or, where L2 does not hold the keys of so many heads (wide ones of 16 bits), CTAs have two tiles."""
     whole = head_tiles + head_tiles % 2 * head_tiles
     most = Int32(geometry.tasks)
     stride = processors // whole * whole
