@@ -45,12 +45,14 @@ def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int
     [
         (130, 130, 2, 1, {1}, {2}),  # fewer rows than a tile has
         (1000, 4096, 3, 1, {1, 8}, {1, 3, 8}),
+        (1000, 4097, 3, 1, {1, 4}, {1, 3, 8}),  # of 8 bits, tiles that follow each other
+        (4097, 4097, 1, 1, {1, 2, 8}, {1, 7, 8}),
         (1500, 1500, 3, 3, {1, 8}, {1, 6, 8}),
         (570, 1000, 3, 1, {1, 4}, {1, 7}),
         (400, 60000, 3, 1, {1, 2}, {1}),  # of four tiles that follow each other, keys would leave L2
         (400, 90000, 3, 1, {1}, {1}),
         (400, 8192, 3, 1, {1, 4}, {6}),
-        (400, 8193, 3, 1, {1, 4}, {1}),  # of 8 bits, tiles that follow each other
+        (400, 8193, 3, 1, {1, 4}, {1}),
     ],
 )
 def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, processors, eight_bits, sixteen_bits):

@@ -12,7 +12,7 @@ SINGLE_SHARE = {128: 4, 192: 8}
 """Likewise."""
 FOLLOWING = (2, 4)
 """Likewise."""
-SHORT_KEYS = 8192
+SHORT_KEYS = 4096
 """Likewise."""
 SIDE_BY_SIDE, ALIKE = 132, 8
 """As parts/tile_scheduler.py has them."""
@@ -82,7 +82,8 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
 def _follow(variant: Any, shape: Any) -> bool:
     """Whether a CTA's tiles follow each other."""
     v = variant
-    return v.arch.value == "sm_90a" and v.dtype.bits == 8 and v.d_v <= 128 and bool(shape.keys > SHORT_KEYS)
+    short = SHORT_KEYS * (2 if shape.queries >= shape.keys else 1)
+    return v.arch.value == "sm_90a" and v.dtype.bits == 8 and v.d_v <= 128 and bool(shape.keys > short)
 
 
 def _far_apart(variant: Any, shape: Any) -> bool:

@@ -113,11 +113,9 @@ def query_tile(
                 first_head = cutlass.min(quotient(cutlass.max(paired - first_cta, 0), tiles), heads)
                 index -= first_head * tiles
         head, tile = _sectioned(
-            index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes, section_bytes
-        )
-        if const_expr(short_last):
-            if in_batches:
-                head, tile = _in_batches(index, first_head, heads - first_head, tiles)
+            index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes, section_bytes,
+            in_batches if const_expr(short_last) else None,
+        )  # fmt: skip
         if index < 0:
             head = quotient(index + first_head * tiles, tiles)
             place = cta - first_cta - head * tiles
@@ -128,36 +126,33 @@ def query_tile(
 @cute.jit
 def _sectioned(
     index: Int32, first_head: Int32, heads: Int32, heads_per_kv_head: Int32, tiles: Int32, kv_bytes: Int32,
-    section_bytes: Int32 | int,
+    section_bytes: Int32 | int, in_batches: Boolean | None,
 ) -> tuple[Int32, Int32]:  # fmt: skip
-    """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first."""
-    kv_heads = cutlass.max(quotient(Int32(section_bytes), cutlass.max(kv_bytes, 1)), 1)
-    section_heads = cutlass.min(kv_heads * heads_per_kv_head, heads)
+    """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first; or batch
+    by batch, the whole tiles head by head, and then the last tile of each. Both divide by the same numbers: these are
+    found before a CTA's first copy."""
+    held, kv_bytes, alike = Int32(section_bytes), cutlass.max(kv_bytes, 1), heads_per_kv_head
+    if const_expr(in_batches is not None):
+        held = cutlass.select_(in_batches, Int32(SIDE_BY_SIDE), held)
+        kv_bytes = cutlass.select_(in_batches, tiles, kv_bytes)
+        alike = cutlass.select_(in_batches, Int32(1), alike)
+    section_heads = cutlass.min(cutlass.max(quotient(held, kv_bytes), 1) * alike, heads)
     section = quotient(index, section_heads * tiles)
     before = section * section_heads
     here = cutlass.min(section_heads, heads - before)
     within = index - before * tiles
-    group = quotient(within, NEIGHBOURS * here)
-    rest = within - group * NEIGHBOURS * here
+    width, whole = NEIGHBOURS * here, tiles - 1
+    if const_expr(in_batches is not None):
+        width = cutlass.select_(in_batches, whole, width)
+    group = quotient(within, width)
+    rest = within - group * width
     alone = tiles - group * NEIGHBOURS < NEIGHBOURS
-    head = first_head + before + cutlass.select_(alone, rest, rest // NEIGHBOURS)
-    tile = tiles - 1 - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
-    return head, tile
-
-
-@cute.jit
-def _in_batches(index: Int32, first_head: Int32, heads: Int32, tiles: Int32) -> tuple[Int32, Int32]:
-    """Head and tile number `index` of `heads` heads from `first_head` on, batch by batch: the whole tiles head by head,
-    and then the last tile of each."""
-    many = cutlass.max(SIDE_BY_SIDE // tiles, 1)
-    batch = quotient(index, many * tiles)
-    before = batch * many
-    within = index - before * tiles
-    here, whole = cutlass.min(many, heads - before), tiles - 1
-    head = quotient(within, whole)
-    tile = within - head * whole
-    if head >= here:
-        head, tile = within - here * whole, whole
+    head = cutlass.select_(alone, rest, rest // NEIGHBOURS)
+    tile = whole - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
+    if const_expr(in_batches is not None):
+        is_last = group >= here
+        head = cutlass.select_(in_batches, cutlass.select_(is_last, within - here * whole, group), head)
+        tile = cutlass.select_(in_batches, cutlass.select_(is_last, whole, rest), tile)
     return first_head + before + head, tile
 
 

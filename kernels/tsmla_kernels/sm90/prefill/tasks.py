@@ -26,9 +26,10 @@ SINGLE_SHARE = {128: 4, 192: 8}
 has one: where tiles are few, being with others of their head is worth more."""
 FOLLOWING = (2, 4)
 """Tiles of a CTA that follow each other, where keys allow."""
-SHORT_KEYS = 8192
+SHORT_KEYS = 4096
 """Keys of a sequence, on average, up to which CTAs' tiles are far apart where they may follow each other
-(`may_follow`). In longer ones tiles that follow each other have the same keys."""
+(`may_follow`); twice as many where there are as many queries. In longer ones tiles that follow each other have the same
+keys."""
 LONG_KEYS = 8192
 """Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
 
@@ -80,7 +81,7 @@ def deal_of(
     """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
     most, rounds, stride = _strided(geometry, causal, rows[0], sequences, heads, processors)
     if const_expr(geometry.may_follow):
-        if rows[1] > Int64(SHORT_KEYS) * sequences:
+        if rows[1] > Int64(SHORT_KEYS) * sequences * cutlass.select_(rows[0] >= rows[1], Int32(2), Int32(1)):
             most, rounds = _following(geometry, rows, heads, heads_kv, processors)
             stride = Int32(1)
     return Deal(most, rounds, divisor_of(stride))
