@@ -46,7 +46,8 @@ def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int
         (130, 130, 2, 1, {1}, {2}),  # fewer rows than a tile has
         (1000, 4096, 3, 1, {1, 8}, {1, 3, 8}),
         (1000, 4097, 3, 1, {1, 4}, {1, 3, 8}),  # of 8 bits, tiles that follow each other
-        (1500, 1500, 3, 3, {1, 2, 8}, {1, 8}),
+        (4097, 4097, 1, 1, {1, 2, 8}, {1, 7, 8}),
+        (1500, 1500, 3, 3, {1, 8}, {1, 6, 8}),
         (570, 1000, 3, 1, {1, 4}, {1, 7}),
         (400, 60000, 3, 1, {1, 2}, {1}),  # of four tiles that follow each other, keys would leave L2
         (400, 90000, 3, 1, {1}, {1}),
@@ -76,8 +77,8 @@ def test_tiles_have_the_keys_of_the_kernels_own():
 
 def test_a_head_s_longest_tile_stands_beside_its_shortest():
     variant = SimpleNamespace(arch=EIGHT_BITS.arch, dtype=EIGHT_BITS.dtype, d_qk=192, d_v=128, causal=True)
-    (first, second, *alone) = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 4800, 3), 1, 192, 96)
-    assert first == second == [50, 46, 50, 48] and alone == [[50], [50], [48], [46]]
+    (first, second, *alone) = prefill_grid.kv_tiles(variant, problem.Shape(1, 640, 9600, 3), 1, 192, 96)
+    assert first == second == [100, 96, 100, 98] and alone == [[96], [98], [100], [100]]  # short: the last of four
 
 
 def test_tiles_of_16_bits_are_far_apart():

@@ -35,14 +35,14 @@ class Dealer:
     """One thread for each CTA that the kernel would launch, which writes down how many tiles it has, and which."""
 
     def __init__(self, variant: PrefillVariant):
-        self.geometry = PrefillGeometry.of(variant)
+        self.geometry, self.causal = PrefillGeometry.of(variant), variant.causal
 
     @cute.jit
     def __call__(
         self, found: cute.Tensor, rows: Int32, keys: Int32, sequences: Int32, heads: Int32, processors: Int32, stream
     ):
         geometry = self.geometry
-        deal = deal_of(geometry, (rows, keys), sequences, heads, heads, processors)
+        deal = deal_of(geometry, self.causal, (rows, keys), sequences, heads, heads, processors)
         ctas = deal.ctas + heads * tile_bound(rows, sequences, geometry.tile_q) - deal.tiles
         self.kernel(found, deal, ctas).launch(grid=((ctas + 31) // 32, 1, 1), block=(32, 1, 1), stream=stream)
 
@@ -65,18 +65,18 @@ class Finder:
     @cute.jit
     def __call__(
         self, found: cute.Tensor, ends_q: cute.Tensor, ends_kv: cute.Tensor, rows: Int32, keys: Int32, heads: Int32,
-        paired: Int32, stream,
+        paired: Int32, one: Int32, stream,
     ):  # fmt: skip
-        self.kernel(found, ends_q, ends_kv, (rows, keys), heads, paired).launch(
+        self.kernel(found, ends_q, ends_kv, (rows, keys), heads, paired, one).launch(
             grid=(found.shape[1], 1, 1), block=(32, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, found, ends_q, ends_kv, rows: tuple[Int32, Int32], heads: Int32, paired: Int32):
+    def kernel(self, found, ends_q, ends_kv, rows: tuple[Int32, Int32], heads: Int32, paired: Int32, one: Int32):
         geometry, number = self.geometry, cute.arch.block_idx()[0]
         tile = query_tile(
             number, ends_q, ends_kv, rows, heads, Int32(1), geometry.tile_q, geometry.kv_row_bytes, paired,
-            geometry.passes_rows,
+            geometry.passes_rows, one=one != 0,
         )  # fmt: skip
         if cute.arch.thread_idx()[0] == 0:
             found[0, number] = tile.head
@@ -93,7 +93,7 @@ def compiled(made, *arguments):
 def finder(request):
     ends = make_fake_tensor(Int32, (cute.sym_int(),), (1,), assumed_align=4)
     found = make_fake_tensor(Int32, (3, cute.sym_int()), (cute.sym_int64(), 1), assumed_align=4)
-    return request.param, compiled(Finder(request.param), found, ends, ends, *[Int32(1)] * 4)
+    return request.param, compiled(Finder(request.param), found, ends, ends, *[Int32(1)] * 5)
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=str)
@@ -149,13 +149,16 @@ def test_the_timing_model_deals_alike(gpu, dealer):
 
 @pytest.mark.archs("sm_90a")
 def test_every_query_tile_has_a_number(gpu, finder):
-    """Those of fewer rows come last in the last heads, as in the timing model, with far more keys than queries in
-    kernels whose warpgroups pass over rows that there are not."""
+    """Where there are far more keys than queries, kernels whose warpgroups pass over rows that there are not have heads
+    in batches: all tiles of a batch, and of these the short ones last, stand where they do in the timing model."""
     variant, compiled = finder
     geometry, find = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
 
-    @given(st.integers(1, 900), st.sampled_from([1, 7, 9, 100]), st.integers(1, 3), st.integers(1, 40), st.floats(0, 1))
-    def numbered(queries, times, sequences, heads, share):
+    @given(
+        st.integers(1, 900), st.sampled_from([1, 7, 9, 100]), st.integers(1, 3), st.integers(1, 80), st.floats(0, 1),
+        st.booleans(),
+    )  # fmt: skip
+    def numbered(queries, times, sequences, heads, share, one):
         count = -(-queries // geometry.tile_q)
         shape = Shape(sequences, queries, queries * times, heads)
         tiles = sequences * heads * count
@@ -164,17 +167,23 @@ def test_every_query_tile_has_a_number(gpu, finder):
         ends_q, ends_kv = (
             torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * length for length in (queries, shape.keys)
         )
-        find(found, ends_q, ends_kv, sequences * queries, sequences * shape.keys, heads, paired)
+        find(found, ends_q, ends_kv, sequences * queries, sequences * shape.keys, heads, paired, int(one))
         head, tile, start = found.tolist()
         assert len({*zip(head, tile, start, strict=True)}) == tiles
         assert {*head} == {*range(heads)} and {*start} == {queries * n for n in range(sequences)}
-        order = prefill_grid._order(variant, shape, count, paired)
+        order = prefill_grid._order(variant, shape, count, paired, one)
         assert sorted(tile) == sorted(order)
         if geometry.passes_rows and queries % geometry.tile_q and count > 1 and times > tile_scheduler.ALIKE:
-            in_pairs = max(paired - (sequences - 1) * heads * count, 0) // count
-            last = min(tile_scheduler.SHORT_LAST_HEADS, heads - in_pairs)
-            assert tile[tiles - last * count :] == order[tiles - last * count :]
-            assert tile[tiles - last :] == [count - 1] * last
+            first = 0 if one else max(paired - (sequences - 1) * heads * count, 0) // count
+            begin = tiles - (heads - first) * count
+            assert tile[begin:] == order[begin:]
+            many = max(tile_scheduler.SIDE_BY_SIDE // count, 1)
+            for batch in range(first, heads, many):
+                here = min(many, heads - batch)
+                at = begin + (batch - first) * count
+                own = head[at : at + here * count]
+                assert {*own} == {*range(batch, batch + here)}
+                assert own[-here:] == sorted(own[-here:]) and tile[at : at + here * count][-here:] == [count - 1] * here
 
     numbered()
 
@@ -186,4 +195,4 @@ def test_bounds_are_the_kernels_own():
         if isinstance(variant, PrefillVariant):
             assert prefill_grid.has_kernel_of_long_sequences(variant) == PrefillGeometry.of(variant).may_be_alone
     assert prefill_grid.ALIKE == tile_scheduler.ALIKE
-    assert prefill_grid.SHORT_LAST_HEADS == tile_scheduler.SHORT_LAST_HEADS
+    assert prefill_grid.SIDE_BY_SIDE == tile_scheduler.SIDE_BY_SIDE

@@ -42,8 +42,11 @@ def test_against_float64(gpu, lengths, dtype, causal):
 @pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
 def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, dtype, causal):
     monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
-    check(wide(*lengths, 4, 2, dtype, slack=3, padded_entries=2), causal)
-    assert gpu.emulation is None or gpu.emulation.calls[-1].launches[0].grid[0] % 4 != 0
+    problem = wide(*lengths, 4, 2, dtype, slack=3, padded_entries=2)
+    check(problem, causal)
+    if gpu.emulation is not None:  # one tile each would be as many CTAs as there may be tiles
+        tiles = problem.query.shape[0] // 128 + problem.cum_seq_lens_q.shape[0] - 1
+        assert gpu.emulation.calls[-1].launches[0].grid[0] < 4 * tiles
 
 
 @KINDS

@@ -14,7 +14,7 @@ FOLLOWING = (2, 4)
 """Likewise."""
 SHORT_KEYS = 4096
 """Likewise."""
-SHORT_LAST_HEADS, ALIKE = 32, 8
+SIDE_BY_SIDE, ALIKE = 132, 8
 """As parts/tile_scheduler.py has them."""
 LONG_KEYS = 8192
 """Likewise."""
@@ -62,7 +62,8 @@ def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int)
             seen = min(s.keys, s.keys - s.queries + min((tile + 1) * rows, s.queries))
         return -(-max(seen, 0) // tile_kv)
 
-    found = [visited(tile) for tile in _order(v, s, count, paired)]
+    one = _follow(v, s) and all(len(own) == 1 for own in several)
+    found = [visited(tile) for tile in _order(v, s, count, paired, one)]
     return [[found[number] for number in own] for own in several] + [[found[n]] for n in range(paired, tiles)]
 
 
@@ -71,54 +72,84 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
     behind have one each."""
     v, s = variant, shape
     count = -(-s.queries // rows)
-    if v.arch.value != "sm_90a" or (has_kernel_of_long_sequences(v) and s.keys > LONG_KEYS):
+    if _follow(v, s):
+        return _following(v, s, processors, rows)
+    if not _far_apart(v, s):
         return []
-    if v.dtype.bits == 16 or v.d_v > 128 or s.keys <= SHORT_KEYS:
-        return _strided(query_tiles_of(v), count, s.heads * s.sequences * count, processors)
-    return _following(v, s, processors, rows)
+    return _strided(v, count, s.heads * s.sequences * count, processors)
 
 
-def _order(variant: Any, shape: Any, count: int, dealt: int) -> list[int]:
+def _follow(variant: Any, shape: Any) -> bool:
+    """Whether a CTA's tiles follow each other."""
+    v = variant
+    short = SHORT_KEYS * (2 if shape.queries >= shape.keys else 1)
+    return v.arch.value == "sm_90a" and v.dtype.bits == 8 and v.d_v <= 128 and bool(shape.keys > short)
+
+
+def _far_apart(variant: Any, shape: Any) -> bool:
+    """Whether a CTA's tiles are, if it has several."""
+    alone = has_kernel_of_long_sequences(variant) and shape.keys > LONG_KEYS
+    return variant.arch.value == "sm_90a" and not alone and not _follow(variant, shape)
+
+
+def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[int]:
     """Query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py). Heads whose
     tiles have numbers below `dealt` come first, a head's last tile beside its first; then longest first within the
-    heads whose keys fit in L2 together. Where tiles of fewer rows take less time, and others are alike, those of a
-    sequence's last heads come last."""
+    heads whose keys fit in L2 together. Where tiles of fewer rows take less time, and others are alike, heads come in
+    batches, with those tiles last; all of them if each CTA has `one` tile."""
     s = shape
-    short_last = (
-        rows_of_tile(variant) == 192 and count > 1 and s.queries % 192 != 0 and s.keys > ALIKE * s.queries
-    )
-    section = min(max(L2_SECTION_BYTES // (s.keys * _row_bytes(variant)), 1), s.heads)
+    in_batches = rows_of_tile(variant) == 192 and count > 1 and s.queries % 192 != 0 and s.keys > ALIKE * s.queries
+    section_bytes = L2_SECTION_BYTES * (2 if _far_apart(variant, s) else 1)
+    section = min(max(section_bytes // (s.keys * _row_bytes(variant)), 1), s.heads)
+    if in_batches:
+        section = max(SIDE_BY_SIDE // count, 1)
     found: list[int] = []
     for _ in range(s.sequences):
-        paired = min(max(dealt - len(found), 0) // count, s.heads)
+        paired = 0 if in_batches and one else min(max(dealt - len(found), 0) // count, s.heads)
         for _ in range(paired):
             begin = len(found)
             found += [count - 1 - n // 2 if (begin + n) % 2 == 0 else n // 2 for n in range(count)]
-        others = max(s.heads - SHORT_LAST_HEADS, paired) if short_last else s.heads
-        for first in range(paired, others, section):
-            for tile in reversed(range(count)):
-                found += [tile] * min(section, others - first)
-        found += list(range(count - 1)) * (s.heads - others) + [count - 1] * (s.heads - others)
+        for first in range(paired, s.heads, section):
+            heads = min(section, s.heads - first)
+            if in_batches:
+                found += list(range(count - 1)) * heads + [count - 1] * heads
+            else:
+                found += [tile for tile in reversed(range(count)) for _ in range(heads)]
     return found
 
 
-def _strided(most: int, count: int, tiles: int, processors: int) -> list[list[int]]:
+def _strided(variant: Any, count: int, tiles: int, processors: int) -> list[list[int]]:
     """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them."""
-    whole = count * (1 + count % 2)
-    stride = processors // whole * whole
-    if 16 * stride < 15 * processors:
-        stride = max(processors // 2 * 2, 2)
-    rounds = tiles // stride
-    left = tiles - rounds * stride
-    if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
-        rounds = max(tiles - processors - processors // 2, 0) // stride
-    elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
-        rounds -= 1
+    most = query_tiles_of(variant)
+    stride = max(processors // 2 * 2, 2)
+    rounds = max(tiles - processors // 2, 0) // stride
+    if variant.causal:
+        most, rounds, stride = _of_unlike_tiles(variant, most, count, tiles, processors)
     return [
         [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]
         for begin in range(0, rounds, most)
         for lane in range(stride)
     ]
+
+
+def _of_unlike_tiles(variant: Any, most: int, count: int, tiles: int, processors: int) -> tuple[int, int, int]:
+    """Tiles of a CTA, rounds, and CTAs of a round, likewise."""
+    whole = count * (1 + count % 2)
+    stride = processors // whole * whole
+    alone = processors + processors // 2
+    alike = 16 * stride >= 15 * processors
+    if not alike:
+        stride = max(processors // 2 * 2, 2)
+    rounds = tiles // stride
+    left = tiles - rounds * stride
+    if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
+        if rounds > most and not alike:
+            wide = variant.dtype.bits == 16 and variant.d_v > 128
+            most, alone = (2, alone) if wide else (most, alone + processors)
+        rounds = max(tiles - alone, 0) // stride
+    elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
+        rounds -= 1
+    return most, rounds, stride
 
 
 def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:

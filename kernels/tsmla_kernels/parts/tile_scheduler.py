@@ -23,8 +23,9 @@ L2_SECTION_BYTES = 24 * 1024 * 1024
 NEIGHBOURS = 2
 """Query tiles of one head that neighbouring CTAs take; 2 to 64 measured alike on an H200, 1 slightly slower. With 2, a
 last group that is short has one tile."""
-SHORT_LAST_HEADS = 32
-"""Heads whose short query tiles come after all of their others, where tiles are alike but for those."""
+SIDE_BY_SIDE = 132
+"""Query tiles that run side by side, about. As many tiles of as many heads as make these up come together, those with
+fewer rows behind the others, where tiles are alike but for those."""
 ALIKE = 8
 """Keys of a sequence, in multiples of its queries, beyond which a causal mask makes query tiles differ by little."""
 
@@ -57,6 +58,8 @@ def query_tile(
     kv_row_bytes: cutlass.Constexpr,
     paired: Int32 | None = None,
     short_last: cutlass.Constexpr[bool] = False,
+    section_bytes: Int32 | int = L2_SECTION_BYTES,
+    one: Boolean | bool = True,
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
     together. With `paired`, the heads whose tiles all have numbers below it come before the others, head by head, and
@@ -65,7 +68,9 @@ def query_tile(
     work as any other two, and those of one CTA that follow each other have the same keys.
 
     `short_last` says that a query tile with fewer rows than others takes less time: where a sequence has far more keys
-    than queries, those of its last heads come last, and CTAs end at about the same time.
+    than queries, its heads come in batches of about as many tiles as run side by side, a batch's short tiles last; all
+    of its heads if each CTA has `one` tile, else those that are not paired. Heads then are worked on at the same time,
+    and CTAs end at about the same time.
 
     A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
     there are no more tiles than CTAs. Keys may be shared."""
@@ -100,20 +105,17 @@ def query_tile(
     head = Int32(0)
     tile = Int32(0)
     if found:
-        first_head, index = Int32(0), cta - first_cta
+        first_head, index, in_batches = Int32(0), cta - first_cta, Boolean(False)
+        if const_expr(short_last):
+            in_batches = tiles > 1 and q.length % tile_q != 0 and kv.length > ALIKE * Int64(q.length)
         if const_expr(paired is not None):
-            first_head = cutlass.min(quotient(cutlass.max(paired - first_cta, 0), tiles), heads)
-            index -= first_head * tiles
-        others = heads - first_head
-        if const_expr(short_last):
-            if tiles > 1 and q.length % tile_q != 0 and kv.length > ALIKE * Int64(q.length):
-                others = cutlass.max(others - SHORT_LAST_HEADS, 0)
-        head, tile = _sectioned(index, first_head, others, heads_per_kv_head, tiles, kv.length * kv_row_bytes)
-        if const_expr(short_last):
-            if index >= others * tiles:
-                head, tile = _short_last(
-                    index - others * tiles, first_head + others, heads - first_head - others, tiles
-                )
+            if not (in_batches and one):
+                first_head = cutlass.min(quotient(cutlass.max(paired - first_cta, 0), tiles), heads)
+                index -= first_head * tiles
+        head, tile = _sectioned(
+            index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes, section_bytes,
+            in_batches if const_expr(short_last) else None,
+        )  # fmt: skip
         if index < 0:
             head = quotient(index + first_head * tiles, tiles)
             place = cta - first_cta - head * tiles
@@ -123,32 +125,35 @@ def query_tile(
 
 @cute.jit
 def _sectioned(
-    index: Int32, first_head: Int32, heads: Int32, heads_per_kv_head: Int32, tiles: Int32, kv_bytes: Int32
-) -> tuple[Int32, Int32]:
-    """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first."""
-    kv_heads = cutlass.max(quotient(Int32(L2_SECTION_BYTES), cutlass.max(kv_bytes, 1)), 1)
-    section_heads = cutlass.min(kv_heads * heads_per_kv_head, heads)
+    index: Int32, first_head: Int32, heads: Int32, heads_per_kv_head: Int32, tiles: Int32, kv_bytes: Int32,
+    section_bytes: Int32 | int, in_batches: Boolean | None,
+) -> tuple[Int32, Int32]:  # fmt: skip
+    """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first; or batch
+    by batch, the whole tiles head by head, and then the last tile of each. Both divide by the same numbers: these are
+    found before a CTA's first copy."""
+    held, kv_bytes, alike = Int32(section_bytes), cutlass.max(kv_bytes, 1), heads_per_kv_head
+    if const_expr(in_batches is not None):
+        held = cutlass.select_(in_batches, Int32(SIDE_BY_SIDE), held)
+        kv_bytes = cutlass.select_(in_batches, tiles, kv_bytes)
+        alike = cutlass.select_(in_batches, Int32(1), alike)
+    section_heads = cutlass.min(cutlass.max(quotient(held, kv_bytes), 1) * alike, heads)
     section = quotient(index, section_heads * tiles)
     before = section * section_heads
     here = cutlass.min(section_heads, heads - before)
     within = index - before * tiles
-    group = quotient(within, NEIGHBOURS * here)
-    rest = within - group * NEIGHBOURS * here
+    width, whole = NEIGHBOURS * here, tiles - 1
+    if const_expr(in_batches is not None):
+        width = cutlass.select_(in_batches, whole, width)
+    group = quotient(within, width)
+    rest = within - group * width
     alone = tiles - group * NEIGHBOURS < NEIGHBOURS
-    head = first_head + before + cutlass.select_(alone, rest, rest // NEIGHBOURS)
-    tile = tiles - 1 - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
-    return head, tile
-
-
-@cute.jit
-def _short_last(index: Int32, first_head: Int32, heads: Int32, tiles: Int32) -> tuple[Int32, Int32]:
-    """Head and tile number `index` of the last `heads` heads, head by head, and then the last tile of each."""
-    whole = tiles - 1
-    head = quotient(index, whole)
-    tile = index - head * whole
-    if head >= heads:
-        head, tile = index - heads * whole, whole
-    return first_head + head, tile
+    head = cutlass.select_(alone, rest, rest // NEIGHBOURS)
+    tile = whole - group * NEIGHBOURS - cutlass.select_(alone, 0, rest % NEIGHBOURS)
+    if const_expr(in_batches is not None):
+        is_last = group >= here
+        head = cutlass.select_(in_batches, cutlass.select_(is_last, within - here * whole, group), head)
+        tile = cutlass.select_(in_batches, cutlass.select_(is_last, whole, rest), tile)
+    return first_head + before + head, tile
 
 
 @cute.jit

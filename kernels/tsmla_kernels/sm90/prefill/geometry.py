@@ -76,6 +76,11 @@ class PrefillGeometry:
         return self.element_bytes == 2 and self.d_v <= 128
 
     @property
+    def keys_fill_l2(self) -> bool:
+        """Whether the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2."""
+        return self.kv_row_bytes * self.tile_q >= 128 * 1024
+
+    @property
     def passes_rows(self) -> bool:
         """Whether a warpgroup without rows passes over all tiles: a query tile of fewer rows takes less time."""
         return self.tile_q > 128

@@ -70,7 +70,7 @@ class PrefillKernel:
         tiles = heads * tile_bound(given.q.shape[0], sequences, geometry.tile_q)
         heads_kv = given.k.shape[1]
         rows = (given.q.shape[0], given.k.shape[0])
-        deal = deal_of(geometry, rows, sequences, heads, heads_kv, given.processors)
+        deal = deal_of(geometry, self.variant.causal, rows, sequences, heads, heads_kv, given.processors)
         arguments = (
             q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, rows,
@@ -155,7 +155,9 @@ class PrefillKernel:
             )
             tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, numbers.count, table)
             if warp < numbers.count:
-                tile = tile_of(numbers.of(warp), paired=deal.tiles)
+                tile = tile_of(
+                    numbers.of(warp), paired=deal.tiles, section_bytes=deal.section_bytes, one=deal.most == 1
+                )
                 with cute.arch.elect_one():
                     tasks.write(warp, tile)
         cute.arch.sync_threads()

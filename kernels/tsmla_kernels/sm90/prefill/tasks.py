@@ -28,7 +28,8 @@ FOLLOWING = (2, 4)
 """Tiles of a CTA that follow each other, where keys allow."""
 SHORT_KEYS = 4096
 """Keys of a sequence, on average, up to which CTAs' tiles are far apart where they may follow each other
-(`may_follow`). In longer ones tiles that follow each other have the same keys."""
+(`may_follow`); twice as many where there are as many queries. In longer ones tiles that follow each other have the same
+keys."""
 LONG_KEYS = 8192
 """Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
 
@@ -50,6 +51,12 @@ class Deal(NamedTuple):
         return self.rounds * self.stride.value
 
     @property
+    def section_bytes(self) -> Int32:
+        """Of the heads whose tiles are alone. Far apart, these are tiles of so few heads that all may start together,
+        the longest first: in two sections, the long ones of the second would start when the others end."""
+        return cutlass.select_(self.stride.value > 1, Int32(2 * L2_SECTION_BYTES), Int32(L2_SECTION_BYTES))
+
+    @property
     def ctas(self) -> Int32:
         return (self.rounds + self.most - 1) // self.most * self.stride.value
 
@@ -68,14 +75,13 @@ class Numbers(NamedTuple):
 
 @cute.jit
 def deal_of(
-    geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], sequences: Int32, heads: Int32,
-    heads_kv: Int32, processors: Int32,
+    geometry: cutlass.Constexpr[PrefillGeometry], causal: cutlass.Constexpr[bool], rows: tuple[Int32, Int32],
+    sequences: Int32, heads: Int32, heads_kv: Int32, processors: Int32,
 ) -> Deal:  # fmt: skip
     """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
-    rounds, stride = _strided(geometry, rows[0], sequences, heads, processors)
-    most = Int32(geometry.tasks)
+    most, rounds, stride = _strided(geometry, causal, rows[0], sequences, heads, processors)
     if const_expr(geometry.may_follow):
-        if rows[1] > Int64(SHORT_KEYS) * sequences:
+        if rows[1] > Int64(SHORT_KEYS) * sequences * cutlass.select_(rows[0] >= rows[1], Int32(2), Int32(1)):
             most, rounds = _following(geometry, rows, heads, heads_kv, processors)
             stride = Int32(1)
     return Deal(most, rounds, divisor_of(stride))
@@ -104,30 +110,55 @@ def _following(
 
 @cute.jit
 def _strided(
-    geometry: cutlass.Constexpr[PrefillGeometry], rows: Int32, sequences: Int32, heads: Int32, processors: Int32
-) -> tuple[Int32, Int32]:
-    """Rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are more tiles, the
-    others are alone; where there are fewer, numbers beyond the last turn out to be no work.
+    geometry: cutlass.Constexpr[PrefillGeometry], causal: cutlass.Constexpr[bool], rows: Int32, sequences: Int32,
+    heads: Int32, processors: Int32,
+) -> tuple[Int32, Int32, Int32]:  # fmt: skip
+    """Tiles of a CTA, rounds, and CTAs of a round. All sequences are taken to be as long as the mean: where there are
+    more tiles, the others are alone; where there are fewer, numbers beyond the last turn out to be no work.
 
-    A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks` rounds
-    all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work as any
-    other two, see `query_tile`), or if three quarters of another round or more are left, alone. The last of `tasks`
-    rounds of long heads is left alone where a round leaves SMs idle. Otherwise tiles are left for one and a half alone
-    for each CTA that runs side by side."""
+    Without a mask tiles are alike: each SM has one in a round, and at least half a round is left alone."""
     head_tiles = cutlass.max(rows - 1, 0) // (geometry.tile_q * cutlass.max(sequences, 1)) + 1
     tiles = heads * sequences * head_tiles
+    most = Int32(geometry.tasks)
+    stride = cutlass.max(processors // 2 * 2, 2)
+    rounds = cutlass.max(tiles - processors // 2, 0) // stride
+    if const_expr(causal):
+        most, rounds, stride = _of_unlike_tiles(geometry, head_tiles, tiles, processors)
+    return most, rounds, stride
+
+
+@cute.jit
+def _of_unlike_tiles(
+    geometry: cutlass.Constexpr[PrefillGeometry], head_tiles: Int32, tiles: Int32, processors: Int32
+) -> tuple[Int32, Int32, Int32]:
+    """A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks`
+    rounds all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work
+    as any other two, see `query_tile`), or if three quarters of another round or more are left, alone. The last of
+    `tasks` rounds of long heads is left alone where a round leaves SMs idle. Otherwise tiles are left for one and a
+    half alone for each CTA that runs side by side.
+
+    Where rounds are not of whole heads, one CTA's tiles are more work than another's: one more is left alone for each,
+    or, where L2 does not hold the keys of so many heads (wide ones of 16 bits), CTAs have two tiles."""
     whole = head_tiles + head_tiles % 2 * head_tiles
+    most = Int32(geometry.tasks)
     stride = processors // whole * whole
-    if 16 * stride < 15 * processors:
+    alone = processors + processors // 2
+    alike = 16 * stride >= 15 * processors
+    if not alike:
         stride = cutlass.max(processors // 2 * 2, 2)
     rounds = tiles // stride
     left = tiles - rounds * stride
     uneven = (rounds % 2 != 0 or left != 0) and (rounds < 2 or 4 * left < 3 * stride)
     if rounds > geometry.tasks or uneven:
-        rounds = cutlass.max(tiles - processors - processors // 2, 0) // stride
+        if rounds > geometry.tasks and not alike:
+            if const_expr(geometry.keys_fill_l2):
+                most = Int32(2)
+            else:
+                alone += processors
+        rounds = cutlass.max(tiles - alone, 0) // stride
     elif left == 0 and stride < processors and head_tiles > geometry.tasks and 4 * rounds > 3 * geometry.tasks:
         rounds -= 1
-    return rounds, stride
+    return most, rounds, stride
 
 
 @cute.jit
