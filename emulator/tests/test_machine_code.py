@@ -174,11 +174,25 @@ def test_the_way_with_nothing_too_much_is_found_among_many():
     assert first.way is not None and not {code[position].name for position in first.way} & {*kinds}
 
 
+def test_of_tests_in_turns_the_last_is_the_anchor():
+    code = [
+        coded("test"), coded("branch", target=5, guarded=True),
+        coded("special"), coded("test"), coded("branch", target=0, guarded=True),
+        coded("wait"), coded("exit"),
+    ]  # fmt: skip
+    for first_mix, way, anchor in ((NOTHING, (), 0), (mix(special=1), (0, 1, 2), 3)):
+        tested, waited, _ = Matcher(code).stretches(["test", "wait"], [first_mix, NOTHING, NOTHING])
+        assert (tested.way, tested.anchor, waited.anchor) == (way, anchor, 5)
+
+
 @pytest.mark.parametrize(
     ("high", "low", "name"),
     [(0x000FD8000B800000, 0x0000012E042C7947, "other"),  # BRA.DIV UR4, as nvdisasm 13.5 has it
      (0x000EE40000000200, 0x00000000000073C6, "tensor_fence"),  # FENCE.VIEW.ASYNC.T
      (0x000EB60000000000, 0x00000000000073C6, "fence"),  # FENCE.VIEW.ASYNC.S
+     (0x000E6400080011FF, 0x00000008030075A7, "wait"),  # SYNCS.PHASECHK.TRANS64.TRYWAIT
+     (0x0062A400080010FF, 0x00001007040075A7, "test"),  # SYNCS.PHASECHK.TRANS64
+     (0x0005E200085000FF, 0x0000000300FF79A7, "arrive"),  # SYNCS.ARRIVE.TRANS64.ART0
      (0x000FD20000000000, 0x000000FF00027208, "select")],  # FSEL
 )  # fmt: skip
 def test_instructions_of_blackwell_are_named(high, low, name):

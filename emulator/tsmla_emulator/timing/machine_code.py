@@ -16,7 +16,7 @@ from tsmla.elf import EM_CUDA, MAGIC, Elf
 
 BYTES = 16
 ALWAYS = 7  # the predicate that is true
-WAIT, ARRIVE, POLL = "wait", "arrive", "poll"
+WAIT, TEST, ARRIVE, POLL = "wait", "test", "arrive", "poll"
 _NAMES = {
     **dict.fromkeys(
         (2, 3, 5, 6, 7, 0xB, 0xC, 0xF, 0x10, 0x11, 0x12, 0x13, 0x16, 0x19, 0x1C, 0x2F, 0x36, 0x46, 0x48), "alu"
@@ -73,7 +73,7 @@ def _decoded(words: list[int], position: int) -> Coded:
     name = _NAMES.get(word & 0x1FF, "other")
     guarded, target, size = word >> 12 & 7 != ALWAYS, None, 0
     if word & 0x1FF == 0x1A7:  # SYNCS
-        name = WAIT if word >> 72 & 1 else POLL if _after_sleep(words, position) else ARRIVE
+        name = WAIT if word >> 72 & 1 else POLL if _after_sleep(words, position) else TEST if word >> 76 & 1 else ARRIVE
     elif word & 0x1FF == 0x1C6 and word >> 73 & 1:  # FENCE.VIEW.ASYNC.T
         name = "tensor_fence"
     elif word & 0x1FF == 0x1C5:  # WARPGROUP.DEPBAR, .ARRIVE

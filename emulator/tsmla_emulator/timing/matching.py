@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Sequence
 
 from .costs import Cost
-from .machine_code import Coded
+from .machine_code import TEST, Coded
 
 ANCHORS = {
     "wait": "wait", "wgmma": "wgmma", "wgmma_wait": "wgmma_wait", "named_sync": "named", "named_arrive": "named",
@@ -22,6 +22,8 @@ ANCHORS = {
     "tensor_load": "tensor_load", "tensor_store": "tensor_store",
 }  # fmt: skip
 """Kinds of costs.KINDS_OF_REPLAY -> names of machine_code."""
+TESTED = "mbarrier.test_wait"
+"""What is a test in the machine code, though it has the cost of a wait."""
 KINDS = "special fma maximum convert shared shuffle global arrive load store copy init select".split()
 """What tells one way between two anchors from another."""
 _KIND_OF = {
@@ -52,7 +54,7 @@ class Matcher:
 
     def __init__(self, code: Sequence[Coded]):
         self.code = code
-        self._anchors = set(ANCHORS.values())
+        self._anchors = {*ANCHORS.values(), TEST}
         self._runs: dict[int, tuple[tuple[int, ...], Mix, int]] = {}
         self._found: dict[tuple[int, str, Mix], list[tuple[int, float, tuple[int, ...]]]] = {}
         self._slow = [self._polls(position) for position in range(len(code))]
@@ -135,7 +137,8 @@ class Matcher:
                     go(end + 1, so_far, (*way, end))
                 if 0 <= coded.target < len(self.code) and not self._slow[end]:
                     go(coded.target, so_far, (*way, end))
-            elif coded.guarded and (coded.name == "exit" or coded.name in self._anchors):
+            elif coded.name == TEST or coded.guarded and (coded.name == "exit" or coded.name in self._anchors):
+                # Of tests that a warp made in turns only the last is an anchor.
                 go(end + 1, so_far, (*way, end))
         return [(end, *min(ways)) for end, ways in best.items()]
 
@@ -166,6 +169,11 @@ class Matcher:
         )
         after = [c.name for c in self.code[coded.target : coded.target + 24]] if coded.target < len(self.code) else []
         return before == "wait" and "sleep" in after and "wait" in after[: after.index("sleep")]
+
+
+def anchor_of(cost: Cost, opcode: str) -> str:
+    """The name in the machine code of a PTX instruction that is an anchor."""
+    return TEST if opcode.startswith(TESTED) else ANCHORS[cost.kind]
 
 
 def code_mix(code: Sequence[Coded], way: Sequence[int]) -> Mix:

@@ -13,7 +13,7 @@ from ..ptx.model import Entry
 from .costs import Cost, Text
 from .machine_code import Coded, instructions
 from .machines import Machine
-from .matching import ANCHORS, KINDS, Matcher, code_mix, mix_of
+from .matching import ANCHORS, KINDS, Matcher, anchor_of, code_mix, mix_of
 
 _COUNTERPARTS = {"arrive": "arrive", "load": "load", "store": "store", "copy": "copy", "init": "init"}
 """Kinds that are no anchors but have an effect -> names of machine_code; the n-th of a stretch is the n-th."""
@@ -61,7 +61,9 @@ class Placer:
         parts = [range(start, end) for start, end in zip(starts, [*ends, len(ptx)], strict=True)]
         mixes = [mix_of([self.opcodes[ptx[at]] for at in part if ptx[at] < len(costs)],
                         [costs[ptx[at]] for at in part if ptx[at] < len(costs)]) for part in parts]  # fmt: skip
-        stretches = self._matcher.stretches([ANCHORS[costs[ptx[at]].kind] for at in ends], mixes)
+        stretches = self._matcher.stretches(
+            [anchor_of(costs[ptx[at]], self.opcodes[ptx[at]]) for at in ends], mixes
+        )
         found: list[int] = []
         moved = np.zeros(len(ptx), np.int64)
 

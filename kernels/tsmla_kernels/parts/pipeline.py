@@ -30,7 +30,7 @@ from typing import TypeVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
 from .edges import EdgeSpec, EdgeTable
@@ -183,9 +183,13 @@ class Signals(Edge):
 class MmaSignals(Signals):
     """Signals of roles on Blackwell, of which some are MMAs."""
 
-    def hand_over(self, index) -> None:
+    def hand_over(self, index, behind: Float32 | None = None) -> None:
+        """behind: a number that ptxas does not put the arrival ahead of. All lanes are here."""
         cute.arch.sync_warp()
-        _arrive_once(self.full(index))
+        if behind is None:
+            _arrive_once(self.full(index))
+        else:
+            _arrive_behind(self.full(index), behind)
 
     def fill_after_mmas(self, index) -> None:
         tcgen05.commit(self.full(index))
@@ -243,3 +247,11 @@ def _arrive_once(barrier: cute.Pointer, cta: cutlass.Constexpr = None) -> None:
     """By lane 0: an elected lane takes more instructions (kernels/log/blackwell-prefill.md, 5)."""
     if cute.arch.lane_idx() == 0:
         cute.arch.mbarrier_arrive(barrier, cta)
+
+
+@cute.jit
+def _arrive_behind(barrier: cute.Pointer, number: Float32) -> None:
+    """`_arrive_once`, when the number is there: which lane arrives is known only then."""
+    lane = cutlass.select_(cute.arch.vote_any_sync(number == number), Int32(0), Int32(1))
+    if cute.arch.lane_idx() == lane:
+        cute.arch.mbarrier_arrive(barrier)

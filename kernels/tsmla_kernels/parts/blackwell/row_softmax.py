@@ -75,6 +75,13 @@ def behind_waits(value: Float32, *, loc=None, ip=None) -> Float32:
     return Float32(select_(numbers, value, Float32(float("nan"))))
 
 
+def behind(value: Float32, exponential: Float32) -> Float32:
+    """The same value, which ptxas does not have before the exponential, whose sign bit is 0: NaN that is made has none.
+    """
+    sign = exponential.bitcast(Int32) & Int32(-(1 << 31))
+    return (value.bitcast(Int32) | sign).bitcast(Float32)
+
+
 @cute.jit
 def beyond(seen: Float32, state: RowState, growth: Float32, scale_log2: Float32) -> Float32:
     """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `growth` is what

@@ -72,15 +72,15 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
                     if ahead > 0 and ahead < segment.tiles:
                         last = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
                         scores_first = _keys_come_first(geometry, shared, last, tile + ahead - 1)
-                for order in cutlass.range(2, unroll=1):
-                    if (order == 0) == scores_first:
-                        if ahead < segment.tiles:
-                            _scores(products, shared, tile + ahead)
-                            if ahead == segment.tiles - 1:
-                                with cute.arch.elect_one():
-                                    shared.q_edge.release_after_mmas(segments)
-                    elif ahead > 0:
-                        _values(products, shared, tile + ahead - 1, ahead > 1)
+                if ahead > 0 and not scores_first:
+                    _values(products, shared, tile + ahead - 1, ahead > 1)
+                if ahead < segment.tiles:
+                    _scores(products, shared, tile + ahead)
+                    if ahead == segment.tiles - 1:
+                        with cute.arch.elect_one():
+                            shared.q_edge.release_after_mmas(segments)
+                if ahead > 0 and scores_first:
+                    _values(products, shared, tile + ahead - 1, ahead > 1)
             segments += 1
             tile += segment.tiles
         unit = next_unit(deal, assignment.work, assignment.view, unit)

@@ -65,6 +65,12 @@ class PrefillSchedule:
         return dataclasses.replace(usual, slack=2.75) if self.crossed else usual
 
     @property
+    def in_order(self) -> bool:
+        """Exponentials stay behind the wait for their turn, and in the order of their columns: ptxas has no reason to
+        keep them so, and brings forward what is computed on the FMA pipes (kernels/log/blackwell-prefill.md)."""
+        return self.crossed and self.emulated_pairs > 0
+
+    @property
     def softmax(self) -> Role:
         return Role("softmax", tuple(range(4 * self.correct_warpgroup)), self.softmax_registers)
 

@@ -15,6 +15,7 @@ from ...parts.blackwell import tmem
 from ...parts.blackwell.row_softmax import (
     RowState,
     Sums,
+    behind,
     behind_waits,
     beyond,
     exponentials,
@@ -41,6 +42,10 @@ GROUP = 8
 """Columns whose exponentials are computed while those of the group before are packed and added."""
 LAST_COLUMNS = 8
 """Columns whose exponentials are left when the other query tile's may begin: about what it takes to tell it."""
+LAST_COLUMNS_IN_ORDER = 16
+"""The same where exponentials stay in their order (`PrefillSchedule.in_order`), the arrival among them."""
+GROUPS_AHEAD = 2
+"""Groups of columns that are begun ahead of an exponential, where these stay in their order."""
 
 
 class Row(NamedTuple):
@@ -214,18 +219,23 @@ def _make_all(
     added. Returns `total` and their sum."""
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
-    words, sums, made = [], Sums(total), []
+    words, sums, made, ends = [], Sums(total), [], []
+    in_order = row.schedule.in_order
+    last = LAST_COLUMNS_IN_ORDER if const_expr(in_order) else LAST_COLUMNS
     # Else both query tiles' exponentials take twice as long at the same time, and none are computed afterwards.
     _await_turn(row, row.start + event + row.tile - 1)
-    if const_expr(row.schedule.emulated_pairs > 0 and row.causal):  # elsewhere it is a tie in the timing model
+    if const_expr(in_order):
         offset = behind_waits(offset)
     for group in cutlass.range_constexpr(0, tile_kv, GROUP):
+        if const_expr(in_order and group >= GROUPS_AHEAD * GROUP):
+            offset = behind(offset, ends[-GROUPS_AHEAD])
         made = exponentials(
             scores[group : group + GROUP], row.scale_log2, offset, group, row.schedule.emulated_pairs,
             _packed_and_added(made, dtype, words, sums),
         )
-        if const_expr(group + GROUP == tile_kv - LAST_COLUMNS):
-            row.shared.turns.hand_over(4 * row.tile + row.warp)
+        ends.append(made[-3])  # the exponential unit's last one: the pair behind it is an emulated one
+        if const_expr(group + GROUP == tile_kv - last):
+            row.shared.turns.hand_over(4 * row.tile + row.warp, behind=ends[-1] if const_expr(in_order) else None)
     finish(_packed_and_added(made, dtype, words, sums))
     # The second query tile's values are added after the first one's next scores have been computed. Where the other
     # query tile has scores there, they were computed behind the values before.
