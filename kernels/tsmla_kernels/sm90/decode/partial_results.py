@@ -9,32 +9,32 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_max
 from ...parts.partials import Partials
-from ...parts.precision import larger_magnitudes, lift_of, packed_words
+from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
 from ...parts.predicated import store_if
 from .geometry import OUTPUTS
 from .task import Task, is_rehearsal
 from .tile import AttendState
 
-LEAST_FITTING, FLOAT16_INFINITE = 0x3400, 0x7C00
-"""Bits of float16: of 1/4, where what is 2^-14 as large has the 9 bits of a bf16, and of infinity."""
-
 
 @cute.jit
 def end_partial(
     state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    log_sums: cute.Tensor, partials: Partials,
+    unit: Float32 | None, log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
     """The end of a segment that others of its rows go on with; of a rehearsal, which has no rows, all that is run for
     one of a whole row tile, but that nothing is stored.
 
     positions, columns: of this thread's rows in the row tile, and of its outputs in a row. factors, log_sums: what
-    divides a row by its sum, and its LSE."""
+    divides a row by its sum, and its LSE. unit: by what outputs are to be multiplied, too, where rows have scales."""
     run_for = task.rows
     if is_rehearsal(task):
         run_for = Int32(state.geometry.tile_q)
     kept = const_expr(state.geometry.partial_rows)
     if const_expr(kept.lifted):
-        _store_lifted(state, mine, positions, columns, task, run_for, factors, partials)
+        ups, downs = None, factors
+        if const_expr(unit is not None):
+            ups, downs = factors, _units(factors, unit)
+        _store_lifted(state, mine, positions, columns, task, run_for, ups, downs, partials)
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
             stored = positions[row] < task.rows
@@ -53,15 +53,25 @@ def end_partial(
 
 
 @cute.jit
-def _store_lifted(
-    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32, downs: cute.Tensor,
-    partials: Partials,
-) -> None:  # fmt: skip
-    """Partial rows of 16 bits, and what takes out by how much they are lifted and divides them by their sums, which is
-    all that `downs` do at first.
+def _units(factors: cute.Tensor, unit: Float32) -> cute.Tensor:
+    """What normalises averages of 8-bit values; 0 where a row has seen no key. Averages lie where float16 holds them,
+    as keys' scales are near the unit; sums may not."""
+    units = cute.make_rmem_tensor_like(factors)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        units[row] = Float32(0.0) if factors[row] == 0.0 else unit
+    return units
 
-    Outputs that are not normalised mostly lie where float16 is as precise as it gets. So they are stored as they are;
-    what has been stored tells whether that was right, and if not, they are lifted and stored again."""
+
+@cute.jit
+def _store_lifted(
+    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32,
+    ups: cute.Tensor | None, downs: cute.Tensor, partials: Partials,
+) -> None:  # fmt: skip
+    """Partial rows of 16 bits, and what takes out by how much they are lifted and normalises them, which is all that
+    `downs` do at first.
+
+    Outputs mostly lie where float16 is as precise as it gets, if they are multiplied by `ups`, or by nothing. So these
+    are stored; what has been stored tells whether that was right, and if not, they are lifted and stored again."""
     leader = state.coordinates[0, 0][1] == 0
     tries = Int32(2)
     while tries > 0:
@@ -73,40 +83,32 @@ def _store_lifted(
                 partial = partials.rows[task.slot, positions[row], None]
                 for i in cutlass.range_constexpr(OUTPUTS):
                     output = rows_columns(state.outputs[i])
-                    largest = _store_in_quads(partial, columns[i], lane, output, row, None, stored, largest)
+                    factor = None if ups is None else ups[row]
+                    largest = _store_in_quads(partial, columns[i], lane, output, row, factor, stored, largest)
                 if leader and stored:
-                    partials.downs[task.slot, positions[row], mine] = downs[row]
-            for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
-                largest = larger_magnitudes(largest, cute.arch.shuffle_sync_bfly(largest, 1 << step))
-            low, high = largest & 0xFFFF, largest >> 16
-            top = cutlass.max(low, high)
-            fits = (top >= LEAST_FITTING) & (top < FLOAT16_INFINITE)
-            fit = fit & (fits | (positions[row] >= task.rows) | (downs[row] == 0.0))
+                    partials.downs[task.slot, positions[row], _block_of(state, mine)] = downs[row]
+            fit = fit & (fits_float16(largest) | (positions[row] >= task.rows) | (downs[row] == 0.0))
         tries -= 1
         if cute.arch.vote_all_sync(fit):
             tries = Int32(0)
         elif tries > 0:
             for row in cutlass.range_constexpr(cute.size(downs)):
-                up, down = lift_of(quad_max(_largest(state.outputs, row)))
-                downs[row] = downs[row] * down
-                for i in cutlass.range_constexpr(OUTPUTS):
-                    output = rows_columns(state.outputs[i])
-                    for column in cutlass.range_constexpr(cute.size(output, mode=[1])):
-                        output[row, column] = output[row, column] * up
+                own = [rows_columns(state.outputs[i])[row, None] for i in range(OUTPUTS)]
+                up, down = lift_of(quad_max(largest_finite(own)))
+                if const_expr(ups is not None):
+                    downs[row] = downs[row] * (ups[row] * down)
+                    ups[row] = up
+                else:
+                    downs[row] = downs[row] * down
+                    for i in cutlass.range_constexpr(OUTPUTS):
+                        output = rows_columns(state.outputs[i])
+                        for column in cutlass.range_constexpr(cute.size(output, mode=[1])):
+                            output[row, column] = output[row, column] * up
 
 
-@cute.jit
-def _largest(outputs: tuple, row: cutlass.Constexpr) -> Float32:
-    """The largest magnitude of this lane's finite outputs of a row, NaN where none are. Times 0, what is not finite
-    becomes NaN, which a maximum leaves out."""
-    largest = [Float32(0.0) for _ in range(4)]
-    for output in outputs:
-        columns = rows_columns(output)
-        for i in cutlass.range_constexpr(cute.size(columns, mode=[1])):
-            value = columns[row, i]
-            finite = cute.math.absf(cute.math.fma(value, Float32(0.0), value))
-            largest[i % 4] = cute.arch.fmax(largest[i % 4], finite)
-    return cute.arch.fmax(cute.arch.fmax(*largest[:2]), cute.arch.fmax(*largest[2:]))
+def _block_of(state: AttendState, mine: Int32):
+    """A block of columns that warpgroup `mine` has."""
+    return state.geometry.places(1)[0] * mine
 
 
 @cute.jit
