@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...parts.hopper.fragment import QUAD, rows_columns
-from ...parts.hopper.softmax import quad_max
+from ...parts.hopper.softmax import quad_max, scale_rows
 from ...parts.partials import Partials
 from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
 from ...parts.predicated import store_if
@@ -31,10 +31,9 @@ def end_partial(
         run_for = Int32(state.geometry.tile_q)
     kept = const_expr(state.geometry.partial_rows)
     if const_expr(kept.lifted):
-        ups, downs = None, factors
         if const_expr(unit is not None):
-            ups, downs = factors, _units(factors, unit)
-        _store_lifted(state, mine, positions, columns, task, run_for, ups, downs, partials)
+            _divide_by_sums(state.outputs, factors, unit)
+        _store_lifted(state, mine, positions, columns, task, run_for, factors, partials)
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
             stored = positions[row] < task.rows
@@ -53,25 +52,27 @@ def end_partial(
 
 
 @cute.jit
-def _units(factors: cute.Tensor, unit: Float32) -> cute.Tensor:
-    """What normalises averages of 8-bit values; 0 where a row has seen no key. Averages lie where float16 holds them,
-    as keys' scales are near the unit; sums may not."""
-    units = cute.make_rmem_tensor_like(factors)
+def _divide_by_sums(outputs: tuple, factors: cute.Tensor, unit: Float32) -> None:
+    """Averages of 8-bit values, whose scales are near the unit, lie where float16 holds them; their sums may not. What
+    is left in `factors` is the unit, 0 where a row has seen no key. (All warps do this, also those without rows: where
+    each stores, behind a branch, calls of few rows took 1 us longer.)"""
+    for output in outputs:
+        scale_rows(rows_columns(output), factors)
     for row in cutlass.range_constexpr(cute.size(factors)):
-        units[row] = Float32(0.0) if factors[row] == 0.0 else unit
-    return units
+        factors[row] = Float32(0.0) if factors[row] == 0.0 else unit
 
 
 @cute.jit
 def _store_lifted(
-    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32,
-    ups: cute.Tensor | None, downs: cute.Tensor, partials: Partials,
+    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32, downs: cute.Tensor,
+    partials: Partials,
 ) -> None:  # fmt: skip
     """Partial rows of 16 bits, and what takes out by how much they are lifted and normalises them, which is all that
     `downs` do at first.
 
-    Outputs mostly lie where float16 is as precise as it gets, if they are multiplied by `ups`, or by nothing. So these
-    are stored; what has been stored tells whether that was right, and if not, they are lifted and stored again."""
+    Outputs mostly lie where float16 is as precise as it gets, also 16-bit ones that have not been divided by their
+    sums. So they are stored as they are; what has been stored tells whether that was right, and if not, they are lifted
+    and stored again."""
     leader = state.coordinates[0, 0][1] == 0
     tries = Int32(2)
     while tries > 0:
@@ -83,8 +84,7 @@ def _store_lifted(
                 partial = partials.rows[task.slot, positions[row], None]
                 for i in cutlass.range_constexpr(OUTPUTS):
                     output = rows_columns(state.outputs[i])
-                    factor = None if ups is None else ups[row]
-                    largest = _store_in_quads(partial, columns[i], lane, output, row, factor, stored, largest)
+                    largest = _store_in_quads(partial, columns[i], lane, output, row, None, stored, largest)
                 if leader and stored:
                     partials.downs[task.slot, positions[row], _block_of(state, mine)] = downs[row]
             fit = fit & (fits_float16(largest) | (positions[row] >= task.rows) | (downs[row] == 0.0))
@@ -95,15 +95,11 @@ def _store_lifted(
             for row in cutlass.range_constexpr(cute.size(downs)):
                 own = [rows_columns(state.outputs[i])[row, None] for i in range(OUTPUTS)]
                 up, down = lift_of(quad_max(largest_finite(own)))
-                if const_expr(ups is not None):
-                    downs[row] = downs[row] * (ups[row] * down)
-                    ups[row] = up
-                else:
-                    downs[row] = downs[row] * down
-                    for i in cutlass.range_constexpr(OUTPUTS):
-                        output = rows_columns(state.outputs[i])
-                        for column in cutlass.range_constexpr(cute.size(output, mode=[1])):
-                            output[row, column] = output[row, column] * up
+                downs[row] = downs[row] * down
+                for i in cutlass.range_constexpr(OUTPUTS):
+                    output = rows_columns(state.outputs[i])
+                    for column in cutlass.range_constexpr(cute.size(output, mode=[1])):
+                        output[row, column] = output[row, column] * up
 
 
 def _block_of(state: AttendState, mine: Int32):
