@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tsmla.row_format import ROWS
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 from tsmla_emulator.decode_time import HBM, PROBLEMS, SHAPES, equal_splits_us, least_us, partial_row_bytes
@@ -30,3 +31,10 @@ def test_partial_rows_are_as_long_as_kernels_make_them(dtype: Dtype) -> None:
     solo, hopper = (DecodeVariant(arch, dtype, Dtype.BF16, lse=False, pdl=False) for arch in (Arch.SM100A, Arch.SM90A))
     for variant, geometry in ((solo, DecodeGeometry.solo(solo)), (hopper, HopperGeometry.of(hopper))):
         assert partial_row_bytes(variant.arch, dtype) == geometry.partial_rows.row_bytes(LATENT_DIM)
+
+
+@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=str)
+def test_partial_rows_of_rows_with_scales_apart(arch: Arch) -> None:
+    variant = DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=False, pdl=False, row=ROWS["snapmla"])
+    geometry = HopperGeometry.of(variant) if arch is Arch.SM90A else DecodeGeometry.solo(variant)
+    assert partial_row_bytes(arch, Dtype.E4M3, scaled=True) == geometry.partial_rows.row_bytes(LATENT_DIM)

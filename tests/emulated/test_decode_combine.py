@@ -13,7 +13,7 @@ from decode_records import records
 from tsmla.plan import RECORD_BYTES, Deal, cut, row_tiling, segments
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
-from tsmla_kernels.parts.precision import LIFTED_COLUMNS, PartialRows
+from tsmla_kernels.parts.precision import LIFTED_COLUMNS, Lifted, PartialRows
 
 DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)
 VARIANT = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
@@ -47,8 +47,9 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
     line = cut(DEAL, tiling, parts, slots, lengths)
     partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan, dtype=KEPT[kept.dtype])
     partial_lse = torch.full((slots, stored), math.nan)
-    # Of even and odd blocks of columns, powers of two: a row's next to the smallest, the others' around 1.
-    downs = torch.full((slots, stored, 2), math.nan)
+    # Of blocks of columns that share one, powers of two: a row's next to the smallest, the others' around 1.
+    factors = kept.lifted.factors if kept.lifted else 0
+    downs = torch.full((slots, stored, factors), math.nan)
     pieces: dict[tuple[int, int], list[int]] = {}
     tiles = [[n] * tiling.row_tiles for n in lengths]
     for part in range(parts):
@@ -58,7 +59,7 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
                 partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM) * 2.0**kept.bias
                 partial_lse[segment.slot, :count] = torch.randn(count) * 20
                 if kept.lifted:
-                    downs[segment.slot, :count] = 2.0 ** torch.randint(-9, 10, (count, 2))
+                    downs[segment.slot, :count] = 2.0 ** torch.randint(-9, 10, (count, factors))
                     downs[segment.slot, count - 1] *= 2.0**-100
                 # Rows that see no key: the first in every piece, the second in the last piece only.
                 for row in [0, 1][: 2 if segment.first else 1]:
@@ -67,7 +68,8 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
 
     as_kept, values = partial_rows, partial_rows.double() * 0.5**kept.bias
     if kept.lifted:
-        values = values.unflatten(2, (-1, 2, LIFTED_COLUMNS)) * downs.double()[:, :, None, :, None]
+        of_block = [kept.lifted.of(block) for block in range(LATENT_DIM // LIFTED_COLUMNS)]
+        values = values.unflatten(2, (-1, LIFTED_COLUMNS)) * downs.double()[:, :, of_block, None]
         values = values.flatten(2)
     if kept.in_quads:
         as_kept = as_kept.unflatten(2, (-1, 4, 4, 2)).transpose(3, 4).flatten(2)
@@ -144,10 +146,11 @@ def test_rows_kept_in_16_bits(gpu, name):
 
 
 @pytest.mark.archs("sm_90a")
+@pytest.mark.parametrize("lifted", Lifted)
 @pytest.mark.parametrize("name", CASES)
-def test_rows_lifted_by_powers_of_two(gpu, name):
+def test_rows_lifted_by_powers_of_two(gpu, name, lifted):
     """Each half row's power is taken out; a row that is small as a whole is no less right."""
-    kept = PartialRows(Float16, in_quads=True, lifted=True)
+    kept = PartialRows(Float16, in_quads=True, lifted=lifted)
     (out, lse), (expected, expected_lse), was_cut = run(gpu, CASES[name], kept=kept)
     assert ((out - expected).abs() <= expected.abs() * 2**-8 + expected.abs().amax(-1, keepdim=True) * 2**-20).all()
     assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)

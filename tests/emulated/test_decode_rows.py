@@ -87,6 +87,15 @@ def test_scales_of_any_magnitude(gpu, key_factor, query_factor):
     check_scaled(scaled)
 
 
+def test_scales_far_above_those_of_the_first_keys(gpu):
+    """What is kept of a segment's rows is beside the scale of its first key, here of each tile's: float16 does not hold
+    such averages as they are. The request is cut into single tiles."""
+    keys = torch.randn(450, 576, device="cuda")
+    keys[::64] *= 2.0**-20
+    scaled = make_scaled([450], 1, 16, keys=[keys], softmax_scale=1e-3)
+    check_scaled(scaled)
+
+
 def test_scales_of_zero_and_nan(gpu):
     """A key with the scale 0 counts as hidden, as one beyond a request's keys does; NaN spoils who sees it only."""
     scaled = make_scaled([100, 80], 1, 16)

@@ -39,6 +39,18 @@ def test_few_parts(gpu, monkeypatch, lengths):
     check(problem)
 
 
+@pytest.mark.parametrize("heads", [16, 17])
+def test_columns_that_are_zero_or_next_to_nothing(gpu, heads):
+    """Of partial rows, which are kept in float16, not all columns have the same power of two then; with few rows, every
+    128 columns have their own."""
+    keys = torch.randn(450, 576, device="cuda")
+    keys[:, 128:256], keys[:, 256:384] = 0.0, keys[:, 256:384] * 2.0**-30
+    keys[1:449:2, 384:512] = -keys[0:448:2, 384:512]
+    problem = make_whole([450], 1, heads, keys=[keys], softmax_scale=1e-3, rounded=rounds(gpu.arch, heads))
+    out, _ = check(problem)
+    assert (out[..., 128:256] == 0).all() and (heads > 16 or (out[..., 256:384] != 0).any())
+
+
 def test_everything_that_hides_keys(gpu):
     visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
     sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)

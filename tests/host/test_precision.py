@@ -11,7 +11,7 @@ from tsmla.row_format import uniform_row
 from tsmla.support import DECODE_DTYPES, LATENT_DIM, PREFILL_DTYPES
 from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 from tsmla_kernels.parts.blackwell import umma
-from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, PartialRows, Probabilities, numeric
+from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, Lifted, PartialRows, Probabilities, numeric
 from tsmla_kernels.sm90.decode.kernel import DecodeKernel as HopperDecode
 from tsmla_kernels.sm90.prefill.kernel import PrefillKernel as HopperPrefill
 from tsmla_kernels.sm100.decode.kernel import DecodeKernel as BlackwellDecode
@@ -63,14 +63,20 @@ def test_float16_holds_what_is_lifted_with_11_bits():
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if isinstance(v, DecodeVariant)], ids=str)
 def test_partial_rows_by_variant(variant):
-    """Lifted in 16 bits where Hopper multiplies 16-bit rows, as they are stored or converted."""
+    """Lifted in 16 bits where Hopper multiplies 16-bit rows, as they are stored or converted, or rows with scales; a
+    factor for each warpgroup's columns, which are halves where values are transposed."""
     if variant.arch is not Arch.SM90A:
         assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
         return
     geometry = HopperDecode(variant).geometry
     kept = geometry.partial_rows
-    assert kept.lifted == (geometry.row == uniform_row(variant.dtype) and variant.dtype.bits == 16)
+    lifted = Lifted.EVEN_AND_ODD if variant.dtype.bits == 16 else Lifted.HALVES if geometry.scaled else None
+    assert kept.lifted is lifted
     assert kept.dtype.width == (16 if kept.lifted or variant.row == uniform_row(Dtype.E4M3) else 32)
+    assert kept.row_bytes(LATENT_DIM) == LATENT_DIM * kept.dtype.width // 8 + (12 if lifted else 4)
+    if geometry.converts:
+        few = HopperDecode(variant).few_rows.schedule.geometry.partial_rows
+        assert few.lifted is Lifted.NONE and few.row_bytes(LATENT_DIM) == 2 * LATENT_DIM + 4 + 4 * 4
 
 
 def test_shorter_partial_rows_occupy_more_sms():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
-from cutlass.cutlass_dsl import Numeric
+from cutlass.cutlass_dsl import Numeric, select_
 
 from ..limits import SHARED_BYTES_PER_SM
 from ..parts.alignment import aligned
@@ -31,6 +31,7 @@ FEW_PARTIALS = 4
 FEW_FOR_PIECES = 8
 """Of more, up to so many, a warp may have a piece of a row to itself: what it loads at once of each partial, of all of
 them together. Nothing is shared then."""
+MANY_PARTIALS = 2**31 - 1
 SMS = 132
 """Of an H200."""
 CTAS = 3 * SMS
@@ -124,7 +125,9 @@ def _combine(
         if has_row:
             for row in cutlass.range(first, record.rows, step, unroll=1):
                 vectors = const_expr(columns // warp_columns(partials))
-                found = _weighted_sum(vectors, partials, record, row, Int32(0), Int32(0), Int32(1))
+                found = _weighted_sum(
+                    vectors, partials, record, row, Int32(0), Int32(0), Int32(1), FEW_PARTIALS
+                )
                 _end_row(in_quads, vectors, record, row, Int32(0), columns, found, True, out, lse, ending)
         else:
             _combine_pieces(in_quads, partials, record, first, step, out, lse, ending)
@@ -146,7 +149,7 @@ def _combine_pieces(
     for number in cutlass.range(first, record.rows * (columns // piece), step, unroll=1):
         row = number // (columns // piece)
         column = number % (columns // piece) * piece
-        found = _weighted_sum(1, partials, record, row, column, Int32(0), Int32(1))
+        found = _weighted_sum(1, partials, record, row, column, Int32(0), Int32(1), FEW_FOR_PIECES)
         _end_row(in_quads, 1, record, row, column, columns, found, column == 0, out, lse, ending)
 
 
@@ -206,16 +209,21 @@ def _weighted_sum(
     column: Int32,
     turn: Int32,
     turns: Int32,
+    most: cutlass.Constexpr[int] = MANY_PARTIALS,
 ) -> WeightedSum:
     """A warp's part of row `row` of the record's rows: `vectors` x `warp_columns` from `column` on, of as many partials
     as are on their way together, then of `turns` times as many further on, and so on; `turn` says which are the first.
-    These are on their way before the highest LSE is looked for."""
+    These, and what they are multiplied by, are on their way before the highest LSE is looked for. There are no more
+    partials than `most`."""
     dtype = partials.rows.element_type
     vector = const_expr(vector_of(dtype))
     together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * vector))
-    block = const_expr(LIFTED_COLUMNS // vector)  # lanes that have columns which are lifted together
+    at_once = const_expr(most <= together)  # lanes then have the LSE of all, and there is but one turn
+    block = const_expr(LIFTED_COLUMNS // vector)  # lanes that have a block of columns, each with its factor
+    alike = True  # a lane's blocks
     if const_expr(partials.downs is not None):
-        assert together <= block and warp_columns(partials) % (2 * LIFTED_COLUMNS) == 0
+        alike = const_expr(partials.downs.stride[2][1] == 0)
+        assert 2 * vectors * together <= 32 == 2 * block
     loaded = cute.make_rmem_tensor(cute.make_layout((vector, vectors, together)), dtype)
     sums = cute.make_rmem_tensor(cute.make_layout((vector, vectors)), Float32)
     sums.fill(0.0)
@@ -231,22 +239,28 @@ def _weighted_sum(
             for j in cutlass.range_constexpr(vectors):
                 source = _vector(partials.rows.iterator, place + (j * 32 + lane) * vector, vector)
                 cute.autovec_copy(source, loaded[None, j, i])
-        if first == turn * together:
-            highest = _highest_lse(partials, record, row)
-        mine = Float32(0.0)
         number = first + lane % together
+        mine, down = -Float32.inf, Float32(0.0)
         if number < record.partials:
-            mine = cute.math.exp2(partials.lse[partial_slot(record, number), row] - highest, fastmath=True)
-        down = Float32(0.0)
-        if const_expr(partials.downs is not None):
-            if number < record.partials:
-                down = mine * partials.downs[partial_slot(record, number), row, lane // block % 2]
+            slot = partial_slot(record, number)
+            mine = partials.lse[slot, row]
+            if const_expr(partials.downs is not None):
+                of = lane // block if const_expr(alike) else column // LIFTED_COLUMNS + lane // together % (2 * vectors)
+                down = partials.downs[slot, row, of]
+        if const_expr(at_once):
+            highest = _or_zero(cute.arch.warp_reduction_max(mine))
+        elif first == turn * together:
+            highest = _highest_lse(partials, record, row)
+        mine = cute.math.exp2(mine - highest, fastmath=True)
+        down = mine * down
         for i in cutlass.range_constexpr(together):
             weight = cute.arch.shuffle_sync(mine, i)
             total += weight
-            if const_expr(partials.downs is not None):
+            if const_expr(partials.downs is not None and alike):
                 weight = cute.arch.shuffle_sync(down, lane // block * block + i)
             for j in cutlass.range_constexpr(vectors):
+                if const_expr(not alike):
+                    weight = cute.arch.shuffle_sync(down, (2 * j + lane // block) * together + i)
                 sums[None, j].store(sums[None, j].load() + loaded[None, j, i].load().to(Float32) * weight)
     return WeightedSum(sums, total, highest)
 
@@ -299,5 +313,9 @@ def _highest_lse(partials: Partials, record: Record, row: Int32) -> Float32:
     highest = -Float32.inf
     for number in cutlass.range(cute.arch.lane_idx(), record.partials, 32, unroll=1):
         highest = cute.arch.fmax(highest, partials.lse[partial_slot(record, number), row])
-    highest = cute.arch.warp_reduction_max(highest)
-    return Float32(0.0) if highest == -Float32.inf else highest
+    return _or_zero(cute.arch.warp_reduction_max(highest))
+
+
+def _or_zero(highest: Float32) -> Float32:
+    """What exponents refer to where no partial has a key."""
+    return Float32(select_(highest == -Float32.inf, Float32(0.0), highest))

@@ -11,7 +11,7 @@ The workspace is uninitialised bytes, and nothing in it outlives a call. It hold
   most rows of a request), kept as `PartialRows` says. Row i of a slot is row i of its row tile. A row that sees no key
   of its segment is 0. Every row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key;
-- where they are lifted, [slots, stored, 2] float32 which normalise even and odd blocks of columns.
+- where they are lifted, [slots, stored, factors] float32 which normalise the blocks of columns that share them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .visible import Visibility
 
 class Partials(NamedTuple):
     """Records [number, words] int32, rows [slots, stored, columns] and LSE [slots, stored]; of rows that are lifted,
-    what takes that out [slots, stored, 2]."""
+    what takes that out of each block of columns [slots, stored, (2, 2)]."""
 
     records: cute.Tensor
     rows: cute.Tensor
@@ -78,8 +78,10 @@ def partials_of(
     lse_at = aligned(cute.recast_ptr(rows_at + slots * slot_stride, dtype=Float32), 4)
     downs = None
     if const_expr(kept.lifted):
+        factors = kept.lifted.factors
         downs = cute.make_tensor(
-            lse_at + slots * stored, cute.make_layout((slots, stored, 2), stride=(stored * 2, 2, 1))
+            lse_at + slots * stored,
+            cute.make_layout((slots, stored, (2, 2)), stride=(stored * factors, factors, kept.lifted.value)),
         )
     return Partials(
         cute.make_tensor(

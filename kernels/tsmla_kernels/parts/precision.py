@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import struct
 
 import cutlass
@@ -11,6 +12,8 @@ from cutlass import Boolean, Float32, Int32, Vector
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
+
+from .hopper.fragment import QUAD
 
 NUMERIC: dict[Dtype, type[Numeric]] = {
     Dtype.BF16: cutlass.BFloat16,
@@ -88,6 +91,25 @@ LEAST_LIFTED = 2.0**-110
 """Smaller values are lifted as this is, so that neither the power nor its inverse leaves the normal numbers."""
 
 
+class Lifted(enum.Enum):
+    """Which of the blocks of LIFTED_COLUMNS columns of a row share a factor, by where the factors of the second and of
+    the third block lie behind that of the first."""
+
+    EVEN_AND_ODD = 1, 0
+    HALVES = 0, 1
+    NONE = 1, 2
+
+    @property
+    def factors(self) -> int:
+        """Of a row of four blocks."""
+        return 1 + sum(self.value)
+
+    def of(self, block: int) -> int:
+        """Which of these a block has."""
+        second, third = self.value
+        return block % 2 * second + block // 2 * third
+
+
 @dataclasses.dataclass(frozen=True)
 class PartialRows:
     """What rows of partial results are kept as: `dtype`, times 2 ** `bias`, which the combine takes out again.
@@ -95,9 +117,9 @@ class PartialRows:
     `in_quads`: of every 32 columns, those that one lane of a quad holds of a wgmma's accumulator lie together: of four
     times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors.
 
-    `lifted`: a row's even blocks of LIFTED_COLUMNS columns have a factor of their own, its odd ones another, which make
-    them fit; what takes these out again lies beside the row's LSE. Where the largest of unnormalised values is in the
-    upper half of float16's exponents, that is the sum by which they are to be divided; where not, also a power of two
+    `lifted`: some of a row's blocks of LIFTED_COLUMNS columns, which `Lifted` tells, have a factor of their own, others
+    another, which make them fit; what takes these out again lies beside the row's LSE. Where the largest of values as
+    they are is in the upper half of float16's exponents, that is what normalises them; where not, also a power of two
     that brings the largest finite value to LIFTED_TO or up to twice that. So float16 holds values of any magnitude:
     what is 2^-14 of the largest has the bits of a bf16 at least.
     """
@@ -105,11 +127,11 @@ class PartialRows:
     dtype: type[Numeric] = Float32
     bias: int = 0
     in_quads: bool = False
-    lifted: bool = False
+    lifted: Lifted | None = None
 
     def row_bytes(self, columns: int) -> int:
         """Of a row in the workspace, with its LSE and what takes out by how much it is lifted."""
-        return columns * self.dtype.width // 8 + (12 if self.lifted else 4)
+        return columns * self.dtype.width // 8 + 4 * (1 + (self.lifted.factors if self.lifted else 0))
 
     @classmethod
     def of(cls, values: Dtype) -> PartialRows:
@@ -120,17 +142,44 @@ class PartialRows:
         return cls(cutlass.Float16, 6) if values is Dtype.E4M3 else cls()
 
 
-def larger_magnitudes(word: Int32, other: Int32) -> Int32:
-    """Of two pairs of float16 the larger of each two magnitudes, of NaN and a number the number. `word` has magnitudes
-    already."""
-    magnitudes = _float16_pairs("abs.f16x2 $0, $1;", other)
-    return _float16_pairs("max.f16x2 $0, $1, $2;", word, magnitudes)
+def larger_magnitudes(word: Int32, other: Int32, dtype: type[Numeric] = cutlass.Float16) -> Int32:
+    """Of two pairs of 16-bit floats the larger of each two magnitudes, of NaN and a number the number. `word` has
+    magnitudes already."""
+    pair = {cutlass.Float16: "f16x2", cutlass.BFloat16: "bf16x2"}[dtype]
+    magnitudes = _of_pairs(f"abs.{pair} $0, $1;", other)
+    return _of_pairs(f"max.{pair} $0, $1, $2;", word, magnitudes)
 
 
-def _float16_pairs(instruction: str, *words: Int32) -> Int32:
+def _of_pairs(instruction: str, *words: Int32) -> Int32:
     constraints = ",".join(["=r", *("r" for _ in words)])
     values = [word.ir_value() for word in words]
     return Int32(llvm.inline_asm(Int32.mlir_type, values, instruction, constraints))
+
+
+LEAST_FITTING, FLOAT16_INFINITE = 0x3400, 0x7C00
+"""Bits of float16: of 1/4, where what is 2^-14 as large has the 9 bits of a bf16, and of infinity."""
+
+
+@cute.jit
+def fits_float16(largest: Int32) -> Boolean:
+    """Whether the largest of a quad's magnitudes, of which each lane has two, lies where rows need not be lifted."""
+    for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
+        largest = larger_magnitudes(largest, cute.arch.shuffle_sync_bfly(largest, 1 << step))
+    top = cutlass.max(largest & 0xFFFF, largest >> 16)
+    return (top >= LEAST_FITTING) & (top < FLOAT16_INFINITE)
+
+
+@cute.jit
+def largest_finite(parts: list) -> Float32:
+    """The largest magnitude of finite numbers, NaN where none are. Times 0, what is not finite becomes NaN, which a
+    maximum leaves out."""
+    largest = [Float32(0.0) for _ in range(4)]
+    for part in parts:
+        for i in cutlass.range_constexpr(cute.size(part)):
+            value = part[i]
+            finite = cute.math.absf(cute.math.fma(value, Float32(0.0), value))
+            largest[i % 4] = cute.arch.fmax(largest[i % 4], finite)
+    return cute.arch.fmax(cute.arch.fmax(*largest[:2]), cute.arch.fmax(*largest[2:]))
 
 
 def lift_of(largest: Float32) -> tuple[Float32, Float32]:

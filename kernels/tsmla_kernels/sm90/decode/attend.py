@@ -79,6 +79,9 @@ def attend(
         mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, geometry.tile_kv)))
     )
     rows = cute.size(coordinates, mode=[0])
+    query_scales = None
+    if const_expr(scales is not None):
+        query_scales = _query_scales(scales.queries, task, heads, coordinates)  # on their way while the rest begins
     reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.row_keys[None, None, mine]
     leader = coordinates[0, 0][1] == 0
@@ -100,9 +103,7 @@ def attend(
     scaling = None
     if const_expr(scales is not None):
         scores_shape = mma_qk.partition_shape_C((64, geometry.tile_kv))
-        scaling = _scaling(
-            scales.queries, mma_rope.op, task, heads, coordinates, scores_shape, softmax_scale * LOG2_E
-        )
+        scaling = _scaling(query_scales, mma_rope.op, scores_shape, softmax_scale * LOG2_E)
     cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
     state = AttendState(
         qk_op=mma_qk.op,
@@ -163,20 +164,25 @@ def attend(
 
 
 @cute.jit
-def _scaling(
-    queries: cute.Tensor, rope_op: cutlass.Constexpr, task: Task, heads: Divisor, coordinates: cute.Tensor,
-    scores_shape: cutlass.Constexpr, scale_log2: Float32,
-) -> Scaling:  # fmt: skip
-    """What a task's rows need of the `queries`' scales, and what they add up beside `row_sum`."""
+def _query_scales(queries: cute.Tensor, task: Task, heads: Divisor, coordinates: cute.Tensor) -> cute.Tensor:
+    """Of this thread's rows; where the task has no such row, of another: a branch would make its loads wait."""
     rows = cute.size(coordinates, mode=[0])
-    factors, totals = (cute.make_rmem_tensor(rows, Float32) for _ in range(2))
-    totals.fill(0.0)
-    factors.fill(0.0)
+    found = cute.make_rmem_tensor(rows, Float32)
     for row in cutlass.range_constexpr(rows):
-        position = coordinates[row, 0][0]
-        if position < task.rows:
-            scale = query_scale(queries, task.request, task.first_row + position, heads)
-            factors[row] = scale * scale_log2
+        position = cutlass.max(cutlass.min(coordinates[row, 0][0], task.rows - 1), 0)
+        found[row] = query_scale(queries, task.request, task.first_row + position, heads)
+    return found
+
+
+@cute.jit
+def _scaling(
+    query_scales: cute.Tensor, rope_op: cutlass.Constexpr, scores_shape: cutlass.Constexpr, scale_log2: Float32
+) -> Scaling:
+    """What a task's rows need of their queries' scales, and what they add up beside `row_sum`."""
+    factors, totals = (cute.make_rmem_tensor_like(query_scales) for _ in range(2))
+    totals.fill(0.0)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        factors[row] = query_scales[row] * scale_log2
     return Scaling(factors, totals, cute.make_rmem_tensor(scores_shape, Float32), rope_op)
 
 

@@ -61,10 +61,10 @@ def bring_scales_and_clean(
     """One warp: what `clean` does to each tile of task `number` and, before, what scores and sums need of the scales of
     its keys. A lane reads two scales of a tile, while it folds those of the tile before."""
     lane = cute.arch.lane_idx()
-    viewers = viewers_of(view, task, heads)
     if task.tiles > 0:
         wanted = wanted_of(source, task, geometry.tile_kv // BOX_KEYS)
         lookup = look_up(wanted)
+        viewers = viewers_of(view, task, heads)  # while pages' numbers are on their way
         mine = _scales_of(source, scales, lookup, Int32(0), wanted, lane)
         first_tile_key = task.first_tile * geometry.tile_kv
         first = deciding_key(viewers, first_tile_key)  # in the first tile

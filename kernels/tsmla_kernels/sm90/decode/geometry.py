@@ -10,7 +10,7 @@ from tsmla.variant import Arch, DecodeVariant, Dtype
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.key_source import BOX_KEYS
-from ...parts.precision import LIFTED_COLUMNS, NUMERIC, PartialRows
+from ...parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
 from ...parts.query import QueryTile
 
 TILE_KV = 64
@@ -248,11 +248,10 @@ class DecodeGeometry:
 
     @property
     def partial_rows(self) -> PartialRows:
-        """In 16 bits, lifted where values may be of any magnitude; but for rows that scales are factors of."""
-        if self.row.scales:
-            return PartialRows()
-        if self.row.dtype.bits == 16:
-            return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=True)
+        """In 16 bits where these hold what is kept; lifted where values may be of any magnitude."""
+        lifted = Lifted.HALVES if self.transposes else Lifted.EVEN_AND_ODD
+        if self.scaled or self.row.dtype.bits == 16:
+            return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=lifted)
         kept = PartialRows.of(self.row.dtype)
         return dataclasses.replace(kept, in_quads=kept.dtype.width == 16)
 
@@ -286,8 +285,10 @@ class DecodeGeometry:
         return (4 * (self.d_half + self.tile_kv) + probabilities * self.element_bytes * self.tile_kv) // 8
 
     def check(self) -> None:
-        if self.partial_rows.lifted:  # a warpgroup has what is lifted together
-            assert not self.transposes and self.value_columns == LIFTED_COLUMNS, self
+        if lifted := self.partial_rows.lifted:  # a warpgroup has what is lifted together
+            assert self.value_columns == LIFTED_COLUMNS, self
+            for mine in range(2):
+                assert {lifted.of(place) for place in self.places(mine)} == {mine}, self
         assert [piece.name for piece in self.row.pieces] == ["latent", "rope"], self
         scales = self.row.scales
         if self.converts:

@@ -15,7 +15,7 @@ from tsmla.call import DECODE
 from tsmla.plan import DEALS
 from tsmla.variant import DecodeVariant
 
-from ...decode.combine import FLOAT32, launch_combine
+from ...decode.combine import launch_combine
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT, WARPGROUP
 from ...parts.decode_line import Terms, on_the_line, terms_of
@@ -112,13 +112,14 @@ class DecodeKernel:
         else:
             # Which of the two takes a call must not depend on the other requests of a batch.
             if (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0) & (view.vary == 0):
-                partials, terms, within = self._dealt(given, view, FLOAT32)
+                kept = self.few_rows.schedule.geometry.partial_rows
+                partials, terms, within = self._dealt(given, view, kept)
                 few = (
                     query.rows, given.kv_cache, source.table, within, terms, given.out, given.lse, partials,
                     source.pages, source.page_size, given.softmax_scale, ending,
                 )  # fmt: skip
                 self.few_rows.launch(few, given.parts, given.stream)
-                self._combine(given, partials, ending, FLOAT32)
+                self._combine(given, partials, ending, kept)
             else:
                 self._launch_many_rows(given, view, arguments)
 

@@ -7,33 +7,32 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...parts.hopper.fragment import QUAD, rows_columns
-from ...parts.hopper.softmax import quad_max
+from ...parts.hopper.softmax import quad_max, scale_rows
 from ...parts.partials import Partials
-from ...parts.precision import larger_magnitudes, lift_of, packed_words
+from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
 from ...parts.predicated import store_if
 from .geometry import OUTPUTS
 from .task import Task, is_rehearsal
 from .tile import AttendState
 
-LEAST_FITTING, FLOAT16_INFINITE = 0x3400, 0x7C00
-"""Bits of float16: of 1/4, where what is 2^-14 as large has the 9 bits of a bf16, and of infinity."""
-
 
 @cute.jit
 def end_partial(
     state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    log_sums: cute.Tensor, partials: Partials,
+    unit: Float32 | None, log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
     """The end of a segment that others of its rows go on with; of a rehearsal, which has no rows, all that is run for
     one of a whole row tile, but that nothing is stored.
 
     positions, columns: of this thread's rows in the row tile, and of its outputs in a row. factors, log_sums: what
-    divides a row by its sum, and its LSE."""
+    divides a row by its sum, and its LSE. unit: by what outputs are to be multiplied, too, where rows have scales."""
     run_for = task.rows
     if is_rehearsal(task):
         run_for = Int32(state.geometry.tile_q)
     kept = const_expr(state.geometry.partial_rows)
     if const_expr(kept.lifted):
+        if const_expr(unit is not None):
+            _divide_by_sums(state.outputs, factors, unit)
         _store_lifted(state, mine, positions, columns, task, run_for, factors, partials)
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
@@ -53,15 +52,27 @@ def end_partial(
 
 
 @cute.jit
+def _divide_by_sums(outputs: tuple, factors: cute.Tensor, unit: Float32) -> None:
+    """Averages of 8-bit values, whose scales are near the unit, lie where float16 holds them; their sums may not. What
+    is left in `factors` is the unit, 0 where a row has seen no key. (All warps do this, also those without rows: where
+    each stores, behind a branch, calls of few rows took 1 us longer.)"""
+    for output in outputs:
+        scale_rows(rows_columns(output), factors)
+    for row in cutlass.range_constexpr(cute.size(factors)):
+        factors[row] = Float32(0.0) if factors[row] == 0.0 else unit
+
+
+@cute.jit
 def _store_lifted(
     state: AttendState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32, downs: cute.Tensor,
     partials: Partials,
 ) -> None:  # fmt: skip
-    """Partial rows of 16 bits, and what takes out by how much they are lifted and divides them by their sums, which is
-    all that `downs` do at first.
+    """Partial rows of 16 bits, and what takes out by how much they are lifted and normalises them, which is all that
+    `downs` do at first.
 
-    Outputs that are not normalised mostly lie where float16 is as precise as it gets. So they are stored as they are;
-    what has been stored tells whether that was right, and if not, they are lifted and stored again."""
+    Outputs mostly lie where float16 is as precise as it gets, also 16-bit ones that have not been divided by their
+    sums. So they are stored as they are; what has been stored tells whether that was right, and if not, they are lifted
+    and stored again."""
     leader = state.coordinates[0, 0][1] == 0
     tries = Int32(2)
     while tries > 0:
@@ -75,19 +86,15 @@ def _store_lifted(
                     output = rows_columns(state.outputs[i])
                     largest = _store_in_quads(partial, columns[i], lane, output, row, None, stored, largest)
                 if leader and stored:
-                    partials.downs[task.slot, positions[row], mine] = downs[row]
-            for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
-                largest = larger_magnitudes(largest, cute.arch.shuffle_sync_bfly(largest, 1 << step))
-            low, high = largest & 0xFFFF, largest >> 16
-            top = cutlass.max(low, high)
-            fits = (top >= LEAST_FITTING) & (top < FLOAT16_INFINITE)
-            fit = fit & (fits | (positions[row] >= task.rows) | (downs[row] == 0.0))
+                    partials.downs[task.slot, positions[row], _block_of(state, mine)] = downs[row]
+            fit = fit & (fits_float16(largest) | (positions[row] >= task.rows) | (downs[row] == 0.0))
         tries -= 1
         if cute.arch.vote_all_sync(fit):
             tries = Int32(0)
         elif tries > 0:
             for row in cutlass.range_constexpr(cute.size(downs)):
-                up, down = lift_of(quad_max(_largest(state.outputs, row)))
+                own = [rows_columns(state.outputs[i])[row, None] for i in range(OUTPUTS)]
+                up, down = lift_of(quad_max(largest_finite(own)))
                 downs[row] = downs[row] * down
                 for i in cutlass.range_constexpr(OUTPUTS):
                     output = rows_columns(state.outputs[i])
@@ -95,18 +102,9 @@ def _store_lifted(
                         output[row, column] = output[row, column] * up
 
 
-@cute.jit
-def _largest(outputs: tuple, row: cutlass.Constexpr) -> Float32:
-    """The largest magnitude of this lane's finite outputs of a row, NaN where none are. Times 0, what is not finite
-    becomes NaN, which a maximum leaves out."""
-    largest = [Float32(0.0) for _ in range(4)]
-    for output in outputs:
-        columns = rows_columns(output)
-        for i in cutlass.range_constexpr(cute.size(columns, mode=[1])):
-            value = columns[row, i]
-            finite = cute.math.absf(cute.math.fma(value, Float32(0.0), value))
-            largest[i % 4] = cute.arch.fmax(largest[i % 4], finite)
-    return cute.arch.fmax(cute.arch.fmax(*largest[:2]), cute.arch.fmax(*largest[2:]))
+def _block_of(state: AttendState, mine: Int32):
+    """A block of columns that warpgroup `mine` has."""
+    return state.geometry.places(1)[0] * mine
 
 
 @cute.jit

@@ -57,7 +57,7 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         for row in cutlass.range_constexpr(row_count):
             row_sums[positions[row], mine, place] = own_sum[row]
     cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
-    unit = Float32(1.0)
+    unit = None
     if const_expr(state.scaling is not None):
         unit = _unit(state.shared.units, number, task.tiles)
     factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
@@ -65,8 +65,6 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         total = own_sum[row] + row_sums[positions[row], 1 - mine, place]
         end = end_of_row(state.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
         factors[row] = end.factor
-        if const_expr(state.scaling is not None):
-            factors[row] = end.factor * unit
         log_sums[row] = end.log_sum
     geometry = state.geometry
     columns = [
@@ -74,20 +72,22 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
     ]
     if task.slot >= 0:
-        end_partial(state, mine, positions, columns, task, factors, log_sums, results.partials)
+        end_partial(state, mine, positions, columns, task, factors, unit, log_sums, results.partials)
     else:
-        _end_whole(state, mine, positions, columns, task, factors, log_sums, results)
+        _end_whole(state, mine, positions, columns, task, factors, unit, log_sums, results)
 
 
 @cute.jit
 def _end_whole(
     state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    log_sums: cute.Tensor, results: Results,
+    unit: Float32 | None, log_sums: cute.Tensor, results: Results,
 ) -> None:  # fmt: skip
     """The end of rows that have no other segment: of all their tiles, or of none."""
     rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
     ending = results.ending
     for row in cutlass.range_constexpr(cute.size(factors)):
+        if const_expr(unit is not None):
+            factors[row] = factors[row] * unit
         end = RowEnd(factors[row], log_sums[row])
         end = count_sink(ending, task.first_row + positions[row], end, BASE_2, const_expr(row_lse is not None))
         factors[row] = end.factor * ending.output_scale

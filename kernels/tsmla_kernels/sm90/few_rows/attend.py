@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32, Vector
 
 from ...limits import WARPGROUP
 from ...parts.alignment import aligned
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import QUAD
-from ...parts.hopper.softmax import quad_max
 from ...parts.logarithm import LOG2_E
+from ...parts.precision import larger_magnitudes
 from ...parts.query import QueryRows
 from ...parts.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
 from ..decode.results import Results
@@ -26,6 +26,11 @@ LEAST_EXPONENT, MOST_EXPONENT = 5, 253
 """Biased, of the largest number of a query row, for which both its factor and the inverse are normal."""
 
 
+def is_alone(task: Task) -> Boolean:
+    """Whether the first team has all tiles of a task, which are one: the second has nothing to do with it."""
+    return (task.tiles == 1) & (task.first_count & 1 == 0)
+
+
 @cute.jit
 def attend_few(
     geometry: cutlass.Constexpr[FewRowsGeometry], team: Int32, shared: Shared, view: Visibility, number: Int32,
@@ -33,6 +38,7 @@ def attend_few(
 ):  # fmt: skip
     """Team `team` (0 or 1) of task `number`."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % TEAM_WARPS
+    given = _query_as_given(query, task, heads, warp)  # on its way while the rest begins
     lane = lane_of(geometry, shared.exchange, team, warp)
     row_keys, all_keys = [], VisibleKeys.everything()
     for row in cutlass.range_constexpr(2):
@@ -43,7 +49,9 @@ def attend_few(
         row_keys.append(keys)
         all_keys = seen_by_both(all_keys, keys)
     all_keys = seen_by_all(all_keys)
-    latent, rope, scale_log2 = _query_of(shared, query, task, heads, team, warp, softmax_scale * LOG2_E)
+    latent, rope, scale_log2 = _as_operands(
+        shared, given, query.latent.element_type, team, warp, softmax_scale * LOG2_E
+    )
     output = cute.make_rmem_tensor((4, STRIP // BLOCK), Float32)
     reference, sum_reference, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
     output.fill(0.0)
@@ -68,58 +76,65 @@ def attend_few(
         add_values(state, packed, stage)
         cute.arch.sync_warp()
         shared.kv_edge.release(count)
-    finish(geometry, state, shared, task, results)
+    finish(geometry, state, shared, task, is_alone(task), results)
 
 
 @cute.jit
-def _query_of(
-    shared: Shared, query: QueryRows, task: Task, heads: Divisor, team: Int32, warp: Int32, scale_log2: Float32
-) -> tuple:
-    """First operands of this warp's columns of the query, and what makes of products logarithms of scores."""
+def _query_as_given(query: QueryRows, task: Task, heads: Divisor, warp: Int32) -> tuple:
+    """This lane's numbers of this warp's columns: words of 16 bytes x 2, halves, rows; of the rope piece, words, rows.
+    Where the task has no such row they are another's: a branch around the loads would part their addresses."""
     lane = cute.arch.lane_idx()
     part = lane % QUAD
     batch, q_len, _, _ = query.latent.shape
-    latent = cute.make_rmem_tensor((8, 2, HALVES, 2), Int32)  # words of 16 bytes x 2, halves, rows
+    latent = cute.make_rmem_tensor((8, 2, HALVES, 2), Int32)
     rope = cute.make_rmem_tensor((2, 2), Int32)
-    latent.fill(0)
-    rope.fill(0)
+    first = task.first_row - task.request * (q_len * heads.value)
     for row in cutlass.range_constexpr(2):
-        position = lane // QUAD + 8 * row
-        if position < task.rows:
-            found = task.first_row + position - task.request * (q_len * heads.value)
-            token = quotient(found, heads)
-            place = (task.request, token, found - token * heads.value)
-            for half in cutlass.range_constexpr(HALVES):
-                column = warp * STRIP + half * (STRIP // 2) + part * 16
-                source = cute.recast_ptr(
-                    aligned(cute.domain_offset((*place, column), query.latent).iterator, 16), dtype=Int32
-                )
-                for vector in cutlass.range_constexpr(2):
-                    cute.autovec_copy(
-                        cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
-                        cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
-                    )
-            source = aligned(cute.domain_offset((*place, warp * 16 + part * 4), query.rope).iterator, 8)
-            cute.autovec_copy(
-                cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row]
+        position = cutlass.max(cutlass.min(lane // QUAD + 8 * row, task.rows - 1), 0)
+        token = quotient(first + position, heads)
+        place = (task.request, token, first + position - token * heads.value)
+        for half in cutlass.range_constexpr(HALVES):
+            column = warp * STRIP + half * (STRIP // 2) + part * 16
+            source = cute.recast_ptr(
+                aligned(cute.domain_offset((*place, column), query.latent).iterator, 16), dtype=Int32
             )
-    dtype = query.latent.element_type
+            for vector in cutlass.range_constexpr(2):
+                cute.autovec_copy(
+                    cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
+                    cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
+                )
+        source = aligned(cute.domain_offset((*place, warp * 16 + part * 4), query.rope).iterator, 8)
+        cute.autovec_copy(
+            cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row]
+        )
+    return latent, rope
+
+
+@cute.jit
+def _as_operands(
+    shared: Shared, given: tuple, dtype: cutlass.Constexpr, team: Int32, warp: Int32, scale_log2: Float32
+) -> tuple:
+    """First operands of this warp's columns of the query, and what makes of products logarithms of scores."""
+    latent, rope = given
+    lane = cute.arch.lane_idx()
     numbers = [
         [cute.recast_tensor(latent[None, 0, half, row], dtype).load().to(Float32) for half in range(HALVES)]
         for row in range(2)
     ]
-    ends = cute.make_tensor(
-        cute.make_ptr(Float32, shared.ends, cute.AddressSpace.smem, assumed_align=4),
+    told = cute.make_tensor(
+        cute.make_ptr(Float32, shared.largest, cute.AddressSpace.smem, assumed_align=4),
         cute.make_layout((ROWS, TEAM_WARPS, TEAMS)),
     )
     for row in cutlass.range_constexpr(2):
-        largest = Float32(0.0)
-        for half in numbers[row]:
-            largest = half.reduce(cute.ReductionOp.MAX, largest, 0)
-            largest = (-half).reduce(cute.ReductionOp.MAX, largest, 0)
-        largest = quad_max(largest)
-        if part == 0:
-            ends[lane // QUAD + 8 * row, warp, team] = largest
+        largest = Int32(0)
+        for half in cutlass.range_constexpr(HALVES):
+            for word in cutlass.range_constexpr(8):
+                largest = larger_magnitudes(largest, latent[word, 0, half, row], dtype)
+        for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
+            largest = larger_magnitudes(largest, cute.arch.shuffle_sync_bfly(largest, 1 << step), dtype)
+        if lane % QUAD == 0:
+            both = Vector.from_elements((largest,), Int32).bitcast(dtype).to(Float32).to_elements()
+            told[lane // QUAD + 8 * row, warp, team] = cute.arch.fmax(*both)
     cute.arch.barrier(barrier_id=TEAM_BARRIER + team, number_of_threads=WARPGROUP)
     first = cute.make_rmem_tensor((4, HALVES * STEPS), Int32)
     second = cute.make_rmem_tensor(4, Int32)
@@ -127,7 +142,7 @@ def _query_of(
     for row in cutlass.range_constexpr(2):
         largest = Float32(0.0)
         for other in cutlass.range_constexpr(TEAM_WARPS):
-            largest = cute.arch.fmax(largest, ends[lane // QUAD + 8 * row, other, team])
+            largest = cute.arch.fmax(largest, told[lane // QUAD + 8 * row, other, team])
         exponent = cutlass.min(cutlass.max(largest.bitcast(Int32) >> 23, LEAST_EXPONENT), MOST_EXPONENT)
         factor = (Int32(258) - exponent << 23).bitcast(Float32)
         logs[row] = scale_log2 * (exponent - 4 << 23).bitcast(Float32)

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...limits import WARPGROUP
-from ...parts.alignment import aligned, shared_vector
+from ...parts.alignment import shared_vector
 from ...parts.hopper.fragment import QUAD
 from ...parts.hopper.softmax import quad_max, quad_sum
-from ...parts.precision import packed_words
-from ...parts.row_end import BASE_2, count_sink, end_of_row
+from ...parts.partials import Partials
+from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
+from ...parts.predicated import store_if
+from ...parts.row_end import BASE_2, RowEnd, count_sink, end_of_row
 from ..decode.results import Results, output_of
-from ..decode.task import Task
+from ..decode.task import Task, is_rehearsal
 from .geometry import BLOCK, ROWS, STRIP, TEAM_WARPS, TEAMS, FewRowsGeometry
-from .schedule import ALL_BARRIER
+from .schedule import ALL_BARRIER, TEAM_BARRIER
 from .storage import Shared
 from .tile import NO_KEYS, VECTOR, State
 
 OUTPUTS = STRIP // BLOCK
 """Blocks of the output."""
+LIKELY_UP = 2.0**-14
+"""Of the probabilities of a row's keys, which are times their scales, the largest is 2^10 to 2^14."""
 ENDS = 3
 """Numbers that a warp tells of each row: the references of its output and of its sum, and this."""
 
 
 @cute.jit
 def finish(
-    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, shared: Shared, task: Task, results: Results
-) -> None:
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, shared: Shared, task: Task, alone: Boolean,
+    results: Results,
+) -> None:  # fmt: skip
+    """alone: whether the other team has nothing. Of a rehearsal, which has no rows, all that is run for one of as many
+    as there may be, but that nothing is stored."""
     lane = cute.arch.lane_idx()
     ends = cute.make_tensor(
         cute.make_ptr(Float32, shared.ends, cute.AddressSpace.smem, assumed_align=4),
@@ -42,24 +49,53 @@ def finish(
         total = cute.math.fma(state.output[2 * row, 0], Float32(0.0), state.row_sum[row] * factor)
         state.row_sum[row] = quad_sum(total)
         state.sum_reference[row] = top
-    cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)  # nobody reads parts of scores
+    if not alone:
+        cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)  # nobody reads parts of scores
     if lane % QUAD == 0:
         for row in cutlass.range_constexpr(2):
             for i, end in enumerate((state.reference, state.sum_reference, state.row_sum)):
                 ends[i, state.team * TEAM_WARPS + state.warp, lane // QUAD + 8 * row] = end[row]
-    if state.team != 0:
-        for block in cutlass.range_constexpr(OUTPUTS):
-            cute.autovec_copy(state.output[None, block], shared_vector(Float32, given + block * (32 * VECTOR)))
-    cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)
+    if alone:
+        cute.arch.barrier(barrier_id=TEAM_BARRIER, number_of_threads=WARPGROUP)
+    else:
+        if state.team != 0:
+            for block in cutlass.range_constexpr(OUTPUTS):
+                cute.autovec_copy(state.output[None, block], shared_vector(Float32, given + block * (32 * VECTOR)))
+        cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)
     if state.team == 0:
-        _merge(state, ends, given)
+        state.sum_reference.fill(NO_KEYS)
+        state.row_sum.fill(0.0)
+        _add_sums(state, ends, 0)
+        if not alone:
+            _add_sums(state, ends, 1)
+            _merge(state, ends, given)
         _store(state, task, results)
-    cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)
+    if not alone:
+        cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)
+
+
+@cute.jit
+def _add_sums(state: State, ends: cute.Tensor, team: cutlass.Constexpr[int]) -> None:
+    """To the sums of rows, those of the warps of a team."""
+    for row in cutlass.range_constexpr(2):
+        position = cute.arch.lane_idx() // QUAD + 8 * row
+        warps = range(team * TEAM_WARPS, (team + 1) * TEAM_WARPS)
+        top = state.sum_reference[row]
+        for warp in warps:
+            top = cute.arch.fmax(top, ends[1, warp, position])
+        total = state.row_sum[row]
+        if const_expr(team > 0):
+            total = total * cute.math.exp2(state.sum_reference[row] - top, fastmath=True)
+        for warp in warps:
+            factor = cute.math.exp2(ends[1, warp, position] - top, fastmath=True)
+            total = total + ends[2, warp, position] * factor
+        state.row_sum[row] = total
+        state.sum_reference[row] = top
 
 
 @cute.jit
 def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
-    """Sums of all warps, and outputs of both teams, with the references that they have then."""
+    """Outputs of both teams, with the references that they have then."""
     own, theirs = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
     for row in cutlass.range_constexpr(2):
         position = cute.arch.lane_idx() // QUAD + 8 * row
@@ -68,14 +104,6 @@ def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
         own[row] = cute.math.exp2(state.reference[row] - top, fastmath=True)
         theirs[row] = cute.math.exp2(reference - top, fastmath=True)
         state.reference[row] = top
-        top, total = Float32(NO_KEYS), Float32(0.0)
-        for warp in cutlass.range_constexpr(TEAMS * TEAM_WARPS):
-            top = cute.arch.fmax(top, ends[1, warp, position])
-        for warp in cutlass.range_constexpr(TEAMS * TEAM_WARPS):
-            factor = cute.math.exp2(ends[1, warp, position] - top, fastmath=True)
-            total = total + ends[2, warp, position] * factor
-        state.row_sum[row] = total
-        state.sum_reference[row] = top
     for block in cutlass.range_constexpr(OUTPUTS):
         part = cute.make_rmem_tensor(4, Float32)
         cute.autovec_copy(shared_vector(Float32, given + block * (32 * VECTOR)), part)
@@ -89,42 +117,86 @@ def _store(state: State, task: Task, results: Results) -> None:
     lane = cute.arch.lane_idx()
     rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
     column = state.warp * STRIP + lane % QUAD * (2 * OUTPUTS)
-    speaks = (state.warp == 0) & (lane % QUAD == 0)
+    speaker = (state.warp == 0) & (lane % QUAD == 0)
+    factors, log_sums = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
     for row in cutlass.range_constexpr(2):
-        position = lane // QUAD + 8 * row
         end = end_of_row(state.sum_reference[row], 1.0, state.row_sum[row], 0, BASE_2)
         scale = cute.math.exp2(state.reference[row] - state.sum_reference[row], fastmath=True)
-        if position < task.rows:
-            if task.slot < 0:
-                end = count_sink(
-                    results.ending, task.first_row + position, end, BASE_2, const_expr(row_lse is not None)
-                )
-                factor = end.factor * scale * results.ending.output_scale
+        factors[row], log_sums[row] = end.factor * scale, end.log_sum
+    if task.slot >= 0:
+        _store_partial(state, task, column, speaker, factors, log_sums, results.partials)
+    else:
+        for row in cutlass.range_constexpr(2):
+            position = lane // QUAD + 8 * row
+            end = RowEnd(factors[row], log_sums[row])
+            end = count_sink(results.ending, task.first_row + position, end, BASE_2, const_expr(row_lse is not None))
+            if position < task.rows:
                 if const_expr(row_lse is not None):
-                    if speaks:
+                    if speaker:
                         row_lse[position] = end.log_sum
-                _store_row(state, row, rows[position, None], column, factor)
-            else:
-                if speaks:
-                    results.partials.lse[task.slot, position] = end.log_sum
-                _store_row(state, row, results.partials.rows[task.slot, position, None], column, end.factor * scale)
+                factor = end.factor * results.ending.output_scale
+                _store_row(state, row, rows[position, None], column, factor, Boolean(True))
+
+
+@cute.jit
+def _store_partial(
+    state: State, task: Task, column: Int32, speaker: Boolean, downs: cute.Tensor,
+    log_sums: cute.Tensor, partials: Partials,
+) -> None:  # fmt: skip
+    """As in `decode/partial_results`: outputs, times a power of two that brings what a row is likely to have where
+    float16 is as precise as it gets; and if that was not right, once more. `downs` first normalise outputs."""
+    lane = cute.arch.lane_idx()
+    run_for = task.rows
+    if is_rehearsal(task):
+        run_for = Int32(ROWS)
+    ups = cute.make_rmem_tensor(2, Float32)
+    for row in cutlass.range_constexpr(2):
+        ups[row] = Float32(LIKELY_UP)
+        downs[row] = downs[row] * (1 / LIKELY_UP)
+    tries = Int32(2)
+    while tries > 0:
+        fit = Boolean(True)
+        for row in cutlass.range_constexpr(2):
+            position = lane // QUAD + 8 * row
+            stored, largest = position < task.rows, Int32(0)
+            if position < run_for:
+                target = partials.rows[task.slot, position, None]
+                largest = _store_row(state, row, target, column, ups[row], stored, largest)
+                if lane % QUAD == 0 and stored:
+                    partials.downs[task.slot, position, state.warp] = downs[row]
+            fit = fit & (fits_float16(largest) | (position >= task.rows) | (downs[row] == 0.0))
+        tries -= 1
+        if cute.arch.vote_all_sync(fit):
+            tries = Int32(0)
+        elif tries > 0:
+            for row in cutlass.range_constexpr(2):
+                lines = [state.output[2 * row + i, None] for i in range(2)]
+                up, down = lift_of(quad_max(largest_finite(lines)))
+                downs[row] = downs[row] * (down * LIKELY_UP)
+                ups[row] = up
+    for row in cutlass.range_constexpr(2):
+        position = lane // QUAD + 8 * row
+        if speaker and position < task.rows:
+            partials.lse[task.slot, position] = log_sums[row]
 
 
 @cute.jit
 def _store_row(
-    state: State, row: cutlass.Constexpr, target: cute.Tensor, column: Int32, factor: Float32
-) -> None:
+    state: State, row: cutlass.Constexpr, target: cute.Tensor, column: Int32, factor: Float32, stored: Boolean,
+    largest: Int32 | None = None,
+) -> Int32 | None:  # fmt: skip
+    """A lane's part of a row of 16 bits times `factor`. `largest`: pairs of float16, magnitudes; what has been stored
+    or these, whichever is larger."""
     dtype = target.element_type
     size = 128 // dtype.width
+    start = (target.iterator + column).toint()
     for line in cutlass.range_constexpr(2):
         for vector in cutlass.range_constexpr(OUTPUTS // size):
             values = [state.output[2 * row + line, size * vector + i] * factor for i in range(size)]
             words = cute.make_rmem_tensor(4, Int32)
-            if const_expr(dtype.width == 16):
-                for i, word in enumerate(packed_words(values, dtype)):
-                    words[i] = word
-            else:
-                for i in cutlass.range_constexpr(size):
-                    words[i] = values[i].bitcast(Int32)
-            place = aligned(target.iterator + (column + line * OUTPUTS + vector * size), 16)
-            cute.autovec_copy(words, cute.make_tensor(cute.recast_ptr(place, dtype=Int32), cute.make_layout(4)))
+            for i, word in enumerate(packed_words(values, dtype)):
+                words[i] = word
+                if const_expr(largest is not None):
+                    largest = larger_magnitudes(largest, word)
+            store_if(stored, start, (line * OUTPUTS + vector * size) * dtype.width // 8, words)
+    return largest

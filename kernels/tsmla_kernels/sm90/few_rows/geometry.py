@@ -9,6 +9,7 @@ from tsmla.variant import Dtype
 
 from ...limits import SHARED_BYTES_PER_CTA, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
+from ...parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
 
 ROWS = 16
 """Query rows of a CTA: those of one warp-level product."""
@@ -50,6 +51,11 @@ class FewRowsGeometry:
         return TILE_KV * self.row_bytes
 
     @property
+    def partial_rows(self) -> PartialRows:
+        """A factor for the columns of each warp."""
+        return PartialRows(NUMERIC[Dtype.FP16], lifted=Lifted.NONE)
+
+    @property
     def exchange_at(self) -> int:
         return BARRIER_BYTES + STAGES * self.stage_bytes
 
@@ -73,11 +79,21 @@ class FewRowsGeometry:
         return TEAMS * TEAM_WARPS * ROWS * 3 * 4
 
     @property
-    def shared_bytes(self) -> int:
+    def largest_at(self) -> int:
         return self.ends_at + self.ends_bytes
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest number of each query row in each warp's columns, for either team."""
+        return TEAMS * TEAM_WARPS * ROWS * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.largest_at + self.largest_bytes
 
     def check(self) -> None:
         assert self.stored.value_columns == TEAM_WARPS * STRIP and self.stored.piece("latent").dtype is Dtype.E4M3, self
+        assert STRIP == LIFTED_COLUMNS, self
         assert self.stored.piece("rope").bytes == STRIP and self.stored.scales.columns == STRIP, self
         assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
         assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self

@@ -24,7 +24,7 @@ from ..decode.deal import deal
 from ..decode.geometry import DecodeGeometry
 from ..decode.results import Results
 from ..decode.task import leave, take
-from .attend import attend_few
+from .attend import attend_few, is_alone
 from .geometry import FewRowsGeometry
 from .load import load_few
 from .schedule import DEAL_WARP, LOAD_WARP, FewRowsSchedule
@@ -104,9 +104,10 @@ class FewRowsKernel:
             number = Int32(0)
             task = take(shared.dealt, number)
             while task.more:
-                attend_few(
-                    geometry, team, shared, view, number, task, terms.heads, query, results, softmax_scale
-                )
+                if (team == 0) | (not is_alone(task)):
+                    attend_few(
+                        geometry, team, shared, view, number, task, terms.heads, query, results, softmax_scale
+                    )
                 leave(shared.dealt, number)
                 number += 1
                 task = take(shared.dealt, number)

@@ -15,11 +15,13 @@ from .schedule import FewRowsSchedule
 
 
 class Shared(NamedTuple):
-    """Addresses: of the first stage, of the teams' exchange and of the ends of rows; edges and tasks."""
+    """Addresses: of the first stage, of the teams' exchange, of the ends of rows and of their queries' largest numbers;
+    edges and tasks."""
 
     stages: Int32
     exchange: Int32
     ends: Int32
+    largest: Int32
     kv_edge: TmaEdge
     dealt: Dealt
 
@@ -33,6 +35,7 @@ def shared_of(schedule: FewRowsSchedule, base: cute.Pointer, barriers: Barriers)
         stages=(base + BARRIER_BYTES).toint(),
         exchange=(base + geometry.exchange_at).toint(),
         ends=(base + geometry.ends_at).toint(),
+        largest=(base + geometry.largest_at).toint(),
         kv_edge=barriers.edge("kv", TmaEdge),
         dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
     )
