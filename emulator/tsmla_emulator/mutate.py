@@ -30,7 +30,6 @@ from .ptx.model import Entry
 from .ptx.program import Program
 from .record import Record
 
-
 Schedule = tuple[str, Options]
 
 
@@ -67,7 +66,7 @@ class Run:
 
 
 class Judge(Protocol):
-    """Who says what a check says of a run: kind and message, None when it passes."""
+    """Who says what a check says of a run, kind and message, None when it passes: the subject, or somebody for it."""
 
     def expect(self, runs: Sequence[Run]) -> None:
         """These will be asked for, in this order, unless one is caught."""
@@ -120,7 +119,7 @@ class Subject:
         warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in launches)
         self.schedules = list(schedules(warps))
         self.lenient = ""
-        self.judge: Judge = Here(self)
+        self.judge: Judge | None = None
         self._records = records
         self._calls = [_Call.of(module, record) for record in (*records, *of_masks)]
         self._last: tuple[tuple[Site, ...], Module] = ((), module)
@@ -160,15 +159,20 @@ class Subject:
         """Kind, schedule and message of what catches the kernel with all these changes, under all schedules or some;
         empty when nothing does."""
         runs = self._runs(changes, schedules)
-        self.judge.expect(runs)
+        judge = self.judge or self
+        judge.expect(runs)
         for run in runs:
-            if wrong := self.judge.wrong(run):
+            if wrong := judge.wrong(run):
                 return wrong[0], run.schedule, wrong[1]
         return "", "", ""
 
-    def expect(self, changes: Sequence[Site], schedules: Sequence[Schedule]) -> None:
-        """Tell the judge that `caught` will be asked for this under one schedule after the other."""
-        self.judge.expect([run for schedule in schedules for run in self._runs(changes, [schedule])])
+    def announce(self, changes: Sequence[Site], schedules: Sequence[Schedule]) -> None:
+        """`caught` will be asked for this under one schedule after the other."""
+        if self.judge:
+            self.judge.expect([run for schedule in schedules for run in self._runs(changes, [schedule])])
+
+    def expect(self, runs: Sequence[Run]) -> None:
+        """Every run is done when it is asked for."""
 
     def wrong(self, run: Run) -> tuple[str, str] | None:
         """Run it here and now."""
@@ -203,19 +207,6 @@ class Subject:
 
     def _program(self, site: Site) -> Program:
         return program_of(self.module, self.module.entries[site.entry])
-
-
-class Here:
-    """Runs each when it is asked for."""
-
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-
-    def expect(self, runs: Sequence[Run]) -> None:
-        pass
-
-    def wrong(self, run: Run) -> tuple[str, str] | None:
-        return self._subject.wrong(run)
 
 
 @dataclasses.dataclass(frozen=True)

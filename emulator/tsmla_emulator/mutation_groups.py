@@ -64,7 +64,7 @@ def _sorted_out(
 
         def fails(count: int, number: int = number, schedule: Schedule = schedule) -> bool:
             if count == len(kept) and number >= FIRST:
-                subject.expect(kept, schedules[number:])
+                subject.announce(kept, schedules[number:])
             return bool(subject.caught(kept[:count], [schedule])[0])
 
         while kept and fails(len(kept)):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .mutate import Findings, Here, Result, Run, Schedule, Subject
+from .mutate import Findings, Result, Run, Schedule, Subject
 from .mutation_groups import FIRST, find_covers, settle
 from .mutation_sites import MASKS, Site
 
@@ -45,7 +45,7 @@ class Pace:
 
 
 class Kept:
-    """What was found by name, a line of JSON each, written as it comes. A file of something `of` else is overwritten."""
+    """What was found, by name: a line of JSON each, written as it comes. A file of something else is overwritten."""
 
     def __init__(self, path: Path | None = None, of: str = ""):
         self._found: dict[str, Any] = {}
@@ -116,6 +116,7 @@ def hunt(
             for result in find_covers(subject, left):
                 results[result.site] = result
         finally:
+            subject.judge = None
             others.end()
             pool.shutdown(cancel_futures=True)
     return Findings([results[site] for site in subject.sites], subject.lenient)
@@ -193,7 +194,7 @@ _round: Any
 def _inherit(subject: Subject, pace: Pace, round_of_runs: Any) -> None:
     global _subject, _pace, _round
     _subject, _pace, _round = subject, pace, round_of_runs
-    _subject.judge = Here(subject)
+    _subject.judge = None
 
 
 def _try_out(number: int, schedules: list[Schedule]) -> tuple[bool, str, str, str]:
