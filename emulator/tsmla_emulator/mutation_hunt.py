@@ -125,10 +125,13 @@ def hunt(
 def _alone(
     subject: Subject, pool: concurrent.futures.Executor, survives: Callable[[Site], bool], kept: Kept
 ) -> Iterator[Result]:
-    """What becomes of each mutant under the first schedules, in the order in which they are done."""
+    """What becomes of each mutant under the first schedules, in the order in which they are done: last, those of which
+    it is said."""
     asked = {}
-    for number, site in enumerate(subject.sites):
-        schedules = subject.schedules[: _FIRST_OF_EXPECTED if survives(site) and site.family != MASKS else FIRST]
+    said = [survives(site) for site in subject.sites]
+    for number in sorted(range(len(said)), key=said.__getitem__):
+        site = subject.sites[number]
+        schedules = subject.schedules[: _FIRST_OF_EXPECTED if said[number] and site.family != MASKS else FIRST]
         name = f"{subject.lenient} {len(schedules)} {site.label}"
         if name in kept:
             yield Result(site, *kept[name])
