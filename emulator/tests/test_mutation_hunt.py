@@ -104,9 +104,10 @@ def test_a_directory_is_all_that_another_machine_needs(tmp_path, capsys):
         command = [sys.executable, "-c", blind, *given, *more]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
-    short = elsewhere("--seconds", "-1")
-    assert short.returncode == 1 and f"not done, to go on with --keep {keep}: {PACK}" in short.stderr
-    assert not page.exists()
+    for seconds, calls in (("0", False), ("0.001", True)):
+        short = elsewhere("--seconds", seconds)
+        assert short.returncode == 1 and f"not done, to go on with --keep {keep}: {PACK}" in short.stderr
+        assert not page.exists() and (keep / "records").exists() == calls
     done = elsewhere()
     assert done.returncode == 0, done.stderr
     assert "1 mutants" in done.stdout and f"| {PACK} | 1 | 1 | 0 | 0 | 0 | 1 |" in page.read_text()
