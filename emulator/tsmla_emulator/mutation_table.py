@@ -33,7 +33,7 @@ tile in rows of both halves of Hopper's fragments, in the last tile of a row and
 that each of the loads of a step meets each of Blackwell's ring slots; and a query tile, of 128 rows or 192, that sees
 fewer KV tiles than its sequence's last and is one of several of a CTA."""
 DECODE_LENGTHS = (
-    0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 70, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
 )  # fmt: skip
 """Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
 Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for, and the last task of
