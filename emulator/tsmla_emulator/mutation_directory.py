@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import re
 import shutil
-import traceback
+import sys
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from pathlib import Path
@@ -159,10 +159,7 @@ def _ends(task: Callable[..., None], *given: Any) -> None:
     try:
         task(*given)
     except TimeIsUp:
-        os._exit(_LATE)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+        sys.exit(_LATE)
 
 
 def _compiled(directory: Path, symbol: str) -> tuple[Path, Path]:
