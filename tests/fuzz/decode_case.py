@@ -14,7 +14,7 @@ from tsmla.row_format import ROWS
 from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
-from .drawing import FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
+from .drawing import EXTREME_VALUES, FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
 from .places import Schedule
 from .plain import Plain
 from .reference_decode import Sight, counted_length, seen_keys
@@ -227,7 +227,8 @@ def decode_extremes(draw: Any, variant: DecodeVariant, hostile: bool = True) -> 
         fields["scaling"], exponent=0, factors="spread" if factors == "far apart" else factors
     )
     return DecodeCase(
-        **fields, seq_lens=seq_lens, width=5, softmax_scale=scale, magnitude=magnitude, extreme=True
+        **fields, seq_lens=seq_lens, width=5, softmax_scale=scale, magnitude=magnitude, extreme=True,
+        values=draw(st.sampled_from(EXTREME_VALUES)),
     )
 
 

@@ -72,6 +72,8 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
     cache = torch.randn(pages, case.page, WIDTH, generator=generator) * case.magnitude
     shape = (case.batch, case.q_len) if case.ends_q is None else (case.tokens,)
     query = torch.randn(*shape, case.heads, WIDTH, generator=generator) * case.magnitude
+    if case.values == "opposed":
+        query, cache = -query.abs(), cache.abs()
     seen_rows = torch.zeros(pages, case.page, dtype=torch.bool)
     places = []
     for request, length in enumerate(case.lengths):

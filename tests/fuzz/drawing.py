@@ -15,6 +15,8 @@ SIZES = sorted({max(0, edge * n + off) for edge in (64, 128) for n in (0, 1, 2, 
 FEWEST = st.sampled_from((1,) * 15 + (0,))
 """The least number of sequences or requests of a call."""
 INT32 = (-(2**31), 2**31 - 1)
+EXTREME_VALUES = ("normal", "normal", "opposed")
+"""Opposed: no score is above 0, so that whole rows are as far below it as their numbers allow."""
 _HIGHEST_SCORE = 18
 """log2 of the typical score in the most extreme calls; the largest are 2**22 then."""
 _EXPONENTS = {Dtype.BF16: (-60, 50), Dtype.FP16: (-10, 8), Dtype.E4M3: (-5, 4), Dtype.E5M2: (-12, 10)}

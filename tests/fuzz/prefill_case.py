@@ -14,7 +14,7 @@ from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import NOPE_DIMS, PREFILL_DIMS, prefill_out_dtype
 from tsmla.variant import Arch, Dtype, PrefillVariant
 
-from .drawing import FEWEST, SIZES, heads_sinks, hostile_ends, magnitude_for, scales, schedules
+from .drawing import EXTREME_VALUES, FEWEST, SIZES, heads_sinks, hostile_ends, magnitude_for, scales, schedules
 from .guarded import LAYOUTS
 from .places import Schedule
 from .plain import Plain
@@ -158,6 +158,7 @@ def prefill_extremes(draw: Any, variant: PrefillVariant, hostile: bool = True) -
         softmax_scale=scale,
         magnitude=magnitude,
         extreme=True,
+        values=draw(st.sampled_from(EXTREME_VALUES)),
     )
 
 

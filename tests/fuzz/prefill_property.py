@@ -84,6 +84,8 @@ def drawn(case: PrefillCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             k[keys.first : keys.end] *= torch.linspace(0.02, 1.5, len(keys))[:, None, None]
     if case.values == "uniform":
         q.zero_()
+    if case.values == "opposed":
+        q, k = -q.abs(), k.abs()
     if case.rope_layouts[1]:
         k[..., case.d_nope:] = k[:, :1, case.d_nope:].clone()
     dtype = case.torch_dtype

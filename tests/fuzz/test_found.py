@@ -68,6 +68,9 @@ FOUND: dict[str, Case] = {
         q_len=2, softmax_scale=2.0**10, magnitude=2.0**2, extreme=True
     ),
     "decode: the least scale": DecodeCase(softmax_scale=2.0**-126, magnitude=2.0**50, extreme=True),
+    "decode: every score below -1e30": DecodeCase(
+        softmax_scale=2.0**-86, magnitude=2.0**49, values="opposed", extreme=True
+    ),
     "decode: a sink of -1e30 and no key": DecodeCase(
         dtype="fp16", q_len=2, sinks=(-1e30,), lse_includes_sink=True, extreme=True
     ),

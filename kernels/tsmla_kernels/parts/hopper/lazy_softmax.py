@@ -16,11 +16,17 @@ from ..precision import Probabilities
 from .softmax import quad_max
 
 NO_KEYS = -1.0e30
-"""The reference before the first visible key: finite, so that no difference of references is NaN, and below any product
-of 8-bit numbers. Products of 16 bits may be lower: where that counts, -inf is in its place, and a tile that may leave
-it there is one that `may_hide_row`."""
+"""The reference before the first visible key, of 8-bit numbers: finite, so that no difference of references is NaN, and
+below any product of them. Products of 16 bits may be lower: in its place is either what `lowest_reference` says, or
+-inf, and a tile that may leave it there is one that `may_hide_row`."""
 NO_ROW = Float32.inf
 """That of rows which are not the segment's, whatever they hold: no score exceeds it, so no other reference moves."""
+
+
+def lowest_reference(scale_log2: Float32) -> Float32:
+    """The reference before the first visible key, of numbers of any type: finite, as is its product with the scale, and
+    below any product that is finite with the scale."""
+    return cute.arch.rcp_approx(cute.arch.fmax(scale_log2, Float32(1.0))) * -3.0e38
 
 
 @cute.jit

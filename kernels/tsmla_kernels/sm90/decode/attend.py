@@ -25,7 +25,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ...limits import WARPGROUP
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import QUAD, rows_columns
-from ...parts.hopper.lazy_softmax import NO_KEYS, NO_ROW, is_ahead
+from ...parts.hopper.lazy_softmax import NO_ROW, is_ahead, lowest_reference
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities
 from ...parts.row_scales import RowScales, query_scale
@@ -82,7 +82,8 @@ def attend(
     reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
     row_keys = shared.row_keys[None, None, mine]
     leader = coordinates[0, 0][1] == 0
-    reference.fill(NO_KEYS)
+    scale_log2 = softmax_scale * LOG2_E if const_expr(scales is None) else Float32(1.0)
+    reference.fill(lowest_reference(scale_log2))
     row_sum.fill(0.0)
     all_keys = VisibleKeys.everything()
     for row in cutlass.range_constexpr(rows):
@@ -127,7 +128,7 @@ def attend(
         warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
         first_count=task.first_count,
         first_tile=task.first_tile,
-        scale_log2=softmax_scale * LOG2_E if const_expr(scaling is None) else Float32(1.0),
+        scale_log2=scale_log2,
         scaling=scaling,
         geometry=geometry,
         probabilities=probabilities,
@@ -139,7 +140,7 @@ def attend(
         index = Int32(0)
         more = tiles > 0
         while more:
-            _own_tile(state, index, 0)
+            _own_tile(state, index, 0, index == 0 if const_expr(geometry.converts) else False)
             more = index + 1 < tiles
             if more:
                 _received_tile(state, index + 1, 0)
@@ -180,12 +181,13 @@ def _scaling(
 
 
 @cute.jit
-def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr, followed: Boolean | bool = False):
-    """followed: whether references have just followed those of the tile before; they then move to the rows' maxima, as
-    in `_received_and_own_tile`."""
+def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr, must_move: Boolean | bool = False):
+    """must_move: whether references move to the rows' maxima in any case, which they do where rows are not converted:
+    before a task's first tile (`end_scores`), and where they have just followed those of the tile before
+    (`_received_and_own_tile`)."""
     scores = start_scores(state, index)
     end_scores(state, scores, index, False)
-    make_probabilities(state, scores, index, False, followed)
+    make_probabilities(state, scores, index, False, must_move)
     give(state)
     start_values(state, state.own, index, mine)
     count_exponentials(state, index)
