@@ -45,9 +45,9 @@ DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
 """SMs and keys of a small decode. The longest request is split, rings of tiles wrap, a CTA has several requests, one of
 them without keys, and last tiles end in their first or in their second half."""
-DECODE_HIDDEN, DECODE_HIDDEN_MORE = 20, 52
-"""Keys of the longest request that a window hides from its first query token, and one more from its second; and with
-visible lengths."""
+DECODE_HIDDEN, DECODE_HIDDEN_MORE, DECODE_HIDDEN_OF_PACK = 20, 52, 116
+"""Keys of the longest request that a window hides from its first query token, and one more from its second; with
+visible lengths; and with these in a pack: in the other half of a tile of 128 keys, which has a stage of its own."""
 DECODE_NO_PAGE = 20
 """The page of a request that its table says is none, where it has more: its keys are zeros."""
 DECODE_ROWS = 10
@@ -261,8 +261,9 @@ def _decode(
     q_lens = [q_len] * len(key_counts)
     if varies:
         q_lens = [(q_len, 1, q_len, 0)[i % 4] for i in range(len(key_counts))]
+    hidden = (DECODE_HIDDEN_OF_PACK if varies else DECODE_HIDDEN_MORE) if hides else DECODE_HIDDEN
     if window is None:
-        window = max(key_counts) - q_len - (DECODE_HIDDEN_MORE if hides else DECODE_HIDDEN)
+        window = max(key_counts) - q_len - hidden
     width = LATENT_DIM + ROPE_DIM
     pages = [-(-count // page) for count in key_counts]
     limits: list[Any] = [None] * len(q_lens)
@@ -273,7 +274,7 @@ def _decode(
             for tokens, count in zip(q_lens, key_counts, strict=True)
         ]
         if q_lens[longest := key_counts.index(max(key_counts))]:
-            limits[longest][0] = DECODE_HIDDEN_MORE
+            limits[longest][0] = hidden
         visible = torch.cat(limits) if varies else torch.stack(limits)
         more["local_visible_lens"] = visible.to("cuda")
     *order, (nobodys,) = torch.randperm(sum(pages) + 1).split([*pages, 1])

@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     mutate.add_argument("--list", action="store_true", help="print tsmla's mutants and try none; check reasons' names")
     mutate.add_argument("--table", type=Path, help="write the results as Markdown")
     mutate.add_argument("--processes", type=int, default=2)
+    mutate.add_argument("--keep", type=Path, metavar="DIRECTORY",
+                        help="keep what is compiled and found, to go on there, or on another machine")  # fmt: skip
+    mutate.add_argument("--prepare", action="store_true", help="with --keep: only compile")
+    mutate.add_argument("--seconds", type=float, help="with --keep: go on for so long")
     return parser
 
 
@@ -188,6 +192,10 @@ def _mutate(given: argparse.Namespace) -> int:
     from . import mutation_table
 
     others = [(name, Path(ptx), Path(record)) for name, ptx, record in given.kernel]
+    if given.keep:
+        return _mutate_kept(given)
+    if given.prepare or given.seconds is not None:
+        raise ValueError("--prepare and --seconds go with --keep")
     if not given.symbols and not others:
         raise ValueError("mutate takes symbols of tsmla kernels, --kernel, or both")
     reasons = mutation_table.Reasons.read(given.reasons) if given.reasons else mutation_table.Reasons()
@@ -197,15 +205,41 @@ def _mutate(given: argparse.Namespace) -> int:
         for name, of_one in labels.items():
             print(name, *of_one, sep="\n    ")
     else:
-        results = mutation_table.results(given.symbols, others, given.processes, given.only)
+        results = mutation_table.results(given.symbols, others, given.processes, given.only, reasons)
         names = [word for name, ptx, record in others for word in ("--kernel", repr(name), ptx.name, record.name)]
         only = ["--only", repr(given.only)] if given.only else []
         command = ["tsmla-emulator", "mutate", *given.symbols, *names, *only]
         page, problems = mutation_table.render(results, reasons, command)
-        if given.table:
-            given.table.write_text(page, "utf-8")
-        else:
-            print(page, end="")
+        _publish(page, given.table)
+    return _told(problems)
+
+
+def _mutate_kept(given: argparse.Namespace) -> int:
+    from . import mutation_table
+    from .mutation_directory import Hunt
+
+    if given.kernel or given.only or given.list:
+        raise ValueError("--keep does not go with --kernel, --only or --list")
+    reasons = mutation_table.Reasons.read(given.reasons) if given.reasons else mutation_table.Reasons()
+    hunt = Hunt.prepare(given.keep, given.symbols) if given.symbols else Hunt(given.keep)
+    if given.prepare:
+        return 0
+    if not hunt.go_on(given.processes, given.seconds, reasons):
+        return _told([f"not done, to go on with --keep {given.keep}: {name}" for name in hunt.left()])
+    command = ["tsmla-emulator", "mutate", *hunt.symbols]
+    page, problems = mutation_table.render(hunt.findings(), reasons, command, hunt.made)
+    _publish(page, given.table)
+    return _told(problems)
+
+
+def _publish(page: str, table: Path | None) -> None:
+    if table:
+        table.write_text(page, "utf-8")
+    else:
+        print(page, end="")
+
+
+def _told(problems: Sequence[str]) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

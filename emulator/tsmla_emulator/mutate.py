@@ -8,17 +8,15 @@ A mutant is the encoded kernel with one instruction replaced. It runs under sche
 something is wrong: a fault, changed guard zones, or results that are not those of the unchanged kernel, which are the
 same bytes under every schedule and which the caller has held against a reference.
 
-`hunt` tries every mutant alone under the first few schedules only, and those that are left in groups under all
-(`mutation_groups`): most of its time would go to what no schedule catches.
+`mutation_hunt` tries every mutant of a kernel, on as many processes as there are cores.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -32,13 +30,11 @@ from .ptx.model import Entry
 from .ptx.program import Program
 from .record import Record
 
+Schedule = tuple[str, Options]
+
 
 class NotClean(RuntimeError):
     """The unchanged kernel fails a check, so nothing can be said about mutants; the text holds what failed."""
-
-
-FIRST = 4
-"""How many of the schedules nearly all mutants that are ever caught do not pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +53,25 @@ class Result:
     @property
     def survived(self) -> bool:
         return self.executed and not self.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One call, by number, with some instructions changed, under a schedule."""
+
+    changes: tuple[Site, ...]
+    call: int
+    schedule: str
+    options: Options
+
+
+class Judge(Protocol):
+    """Who says what a check says of a run, kind and message, None when it passes: the subject, or somebody for it."""
+
+    def expect(self, runs: Sequence[Run]) -> None:
+        """These will be asked for, in this order, unless one is caught."""
+
+    def wrong(self, run: Run) -> tuple[str, str] | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +119,10 @@ class Subject:
         warps = max(-(-launch.block[0] * launch.block[1] * launch.block[2] // 32) for launch in launches)
         self.schedules = list(schedules(warps))
         self.lenient = ""
-        self._calls, self._mask_calls = (
-            [_Call.of(module, record) for record in some] for some in (records, of_masks)
-        )
+        self.judge: Judge | None = None
+        self._records = records
+        self._calls = [_Call.of(module, record) for record in (*records, *of_masks)]
+        self._last: tuple[tuple[Site, ...], Module] = ((), module)
 
     @classmethod
     def of_files(cls, name: str, ptx: Path, records: Sequence[Path], of_masks: Sequence[Path] = ()) -> Subject:
@@ -132,41 +148,62 @@ class Subject:
         if kind:
             raise NotClean(f"{self.name} itself fails, schedule {name}: {kind}: {message}")
 
-    def try_out(self, site: Site, schedules: Sequence[tuple[str, Options]] | None = None) -> Result:
+    def try_out(self, site: Site, schedules: Sequence[Schedule] | None = None) -> Result:
         """Run the mutant until a check catches it, under all schedules or some."""
-        executed = any(call.reaches(site) for call in self._calls_for([site]))
+        executed = bool(self._calls_for([site]))
         return Result(site, executed, *(self.caught([site], schedules) if executed else ()))
 
     def caught(
-        self, changes: Sequence[Site], schedules: Sequence[tuple[str, Options]] | None = None
+        self, changes: Sequence[Site], schedules: Sequence[Schedule] | None = None
     ) -> tuple[str, str, str]:
         """Kind, schedule and message of what catches the kernel with all these changes, under all schedules or some;
         empty when nothing does."""
+        runs = self._runs(changes, schedules)
+        judge = self.judge or self
+        judge.expect(runs)
+        for run in runs:
+            if wrong := judge.wrong(run):
+                return wrong[0], run.schedule, wrong[1]
+        return "", "", ""
+
+    def announce(self, changes: Sequence[Site], schedules: Sequence[Schedule]) -> None:
+        """`caught` will be asked for this under one schedule after the other."""
+        if self.judge:
+            self.judge.expect([run for schedule in schedules for run in self._runs(changes, [schedule])])
+
+    def expect(self, runs: Sequence[Run]) -> None:
+        """Every run is done when it is asked for."""
+
+    def wrong(self, run: Run) -> tuple[str, str] | None:
+        """Run it here and now."""
+        if run.changes != self._last[0]:
+            self._last = run.changes, self._mutant(run.changes)
+        return self._calls[run.call].wrong(self._last[1], run.options)
+
+    def _mutant(self, changes: Sequence[Site]) -> Module:
         mutant = self.module
         for site in sorted(changes, key=lambda site: site.action in MOVES):  # a move changes where others are
             entry = mutant.entries[site.entry]
             program = program_of(mutant, entry)
             mutant = _with_program(mutant, entry, changed(program, site.position, site.action) or program)
-        calls = self._calls_for(changes)
+        return mutant
+
+    def _runs(self, changes: Sequence[Site], schedules: Sequence[Schedule] | None) -> list[Run]:
         if changes and all(site.family == MASKS for site in changes):
             schedules = self.schedules[:1]
         elif schedules is None:
             schedules = self.schedules
-        order_only = bool(changes) and all(site.orders_only for site in changes)
-        for call in calls:
-            for name, options in schedules:
-                if order_only and not options.happens_before:
-                    continue
-                if wrong := call.wrong(mutant, options):
-                    return wrong[0], name, wrong[1]
-        return "", "", ""
+        if changes and all(site.orders_only for site in changes):
+            schedules = [(name, options) for name, options in schedules if options.happens_before]
+        return [Run(tuple(changes), call, *schedule) for call in self._calls_for(changes) for schedule in schedules]
 
-    def _calls_for(self, changes: Sequence[Site]) -> list[_Call]:
-        """Calls that get to one of the changes, which in others change nothing; all of them for the unchanged kernel.
-        """
+    def _calls_for(self, changes: Sequence[Site]) -> list[int]:
+        """Numbers of those that get to one of the changes, which in others change nothing; of all for the unchanged
+        kernel."""
+        first, *others = range(len(self._records))
         of_masks = any(site.family == MASKS for site in changes)
-        calls = [*self._calls[:1], *self._mask_calls, *self._calls[1:]] if of_masks else self._calls
-        return [call for call in calls if not changes or any(call.reaches(site) for site in changes)]
+        calls = [first, *range(len(self._records), len(self._calls)), *others] if of_masks else [first, *others]
+        return [call for call in calls if not changes or any(self._calls[call].reaches(site) for site in changes)]
 
     def _program(self, site: Site) -> Program:
         return program_of(self.module, self.module.entries[site.entry])
@@ -212,51 +249,3 @@ def _with_program(module: Module, entry: Entry, program: Program) -> Module:
     changed.programs.update(module.programs)
     changed.programs[entry.name] = program
     return changed
-
-
-def hunt(
-    name: str,
-    ptx: Path,
-    records: Sequence[Path],
-    of_masks: Sequence[Path] = (),
-    processes: int = 1,
-    progress: Callable[[str], None] = print,
-    only: str = "",
-) -> Findings:
-    """Try out every mutant of a recorded kernel, or those with `only` in their keys. Raises NotClean and what
-    `Subject.of_files` does."""
-    from .mutation_groups import find_covers, settle
-
-    subject = Subject.of_files(name, ptx, records, of_masks)
-    subject.sites = [site for site in subject.sites if only in site.key]
-    if not subject.sites:
-        return Findings([])
-    subject.require_clean()
-    count = len(subject.sites)
-    how = f", leniently: {subject.lenient}" if subject.lenient else ""
-    progress(f"{name}: passes {len(subject.schedules)} schedules{how}; {count} mutants")
-    results = {}
-    context = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(processes, context, _inherit, (subject,)) as pool:
-        for result in pool.map(_try_out, range(count)):
-            results[result.site] = result
-            verdict = f"caught: {result.kind} ({result.schedule})" if result.kind else "passes"
-            progress(f"[{len(results)}/{count}] {result.site.label}: {verdict if result.executed else 'not executed'}")
-    for result in settle(subject, [site for site, result in results.items() if result.survived]):
-        results[result.site] = result
-        progress(f"{result.site.label}: {f'caught: {result.kind} ({result.schedule})' if result.kind else 'SURVIVED'}")
-    for result in find_covers(subject, [result for result in results.values() if result.survived]):
-        results[result.site] = result
-    return Findings(list(results.values()), subject.lenient)
-
-
-_subject: Subject
-
-
-def _inherit(subject: Subject) -> None:
-    global _subject
-    _subject = subject
-
-
-def _try_out(index: int) -> Result:
-    return _subject.try_out(_subject.sites[index], _subject.schedules[:FIRST])

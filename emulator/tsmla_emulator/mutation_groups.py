@@ -11,11 +11,11 @@ import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from .machine import Options
-from .mutate import Result, Subject
+from .mutate import Result, Schedule, Subject
 from .mutation_sites import MASKS, Site
 
-Schedule = tuple[str, Options]
+FIRST = 4
+"""How many of the schedules nearly all mutants that are ever caught do not pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +59,12 @@ def _sorted_out(
 ) -> tuple[list[Site], list[_Away]]:
     """Changes that all of the schedules pass together, and the others."""
     kept, away = list(sites), []
-    for schedule in schedules:
+    for number, schedule in enumerate(schedules):
         passes = 0  # so many of the first ones do
 
-        def fails(count: int, schedule: Schedule = schedule) -> bool:
+        def fails(count: int, number: int = number, schedule: Schedule = schedule) -> bool:
+            if count == len(kept) and number >= FIRST:
+                subject.announce(kept, schedules[number:])
             return bool(subject.caught(kept[:count], [schedule])[0])
 
         while kept and fails(len(kept)):

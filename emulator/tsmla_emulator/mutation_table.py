@@ -5,27 +5,35 @@ from __future__ import annotations
 import collections
 import datetime
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tsmla.variant import DecodeVariant, PrefillVariant
+from tsmla.variant import DecodeVariant, PrefillVariant, Variant
 
-from .mutate import Findings, NotClean, Result, Subject, hunt
+from .mutate import Findings, NotClean, Result, Subject
+from .mutation_hunt import Pace, hunt
 from .mutation_reasons import Reasons
 from .mutation_sites import FAMILIES
 from .provenance import commit
 from .record import entries
 
+if TYPE_CHECKING:
+    from .host.compile import Compiled
+
+NO_REASONS = Reasons()
+
 LENGTHS = (
-    (260, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128),
-    (840, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 162, 193),
+    (285, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128),
+    (865, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 162, 193),
 )
 """Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice; a
 first query tile that sees no key beside one that does, and two that see none; diagonals that cross every column of a
-tile in rows of both halves of Hopper's fragments, in the last tile of a row and in the one before; and so many KV tiles
-that each of the loads of a step meets each of Blackwell's ring slots."""
+tile in rows of both halves of Hopper's fragments, in the last tile of a row and in the one before; so many KV tiles
+that each of the loads of a step meets each of Blackwell's ring slots; and a query tile, of 128 rows or 192, that sees
+fewer KV tiles than its sequence's last and is one of several of a CTA."""
 DECODE_LENGTHS = (
-    0, 0, 0, 0, 0, 0, 0, 0, 70, 0, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 70, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
 )  # fmt: skip
 """Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
 Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for, and the last task of
@@ -45,17 +53,27 @@ _LENIENT = (
 
 
 def results(
-    symbols: Sequence[str], others: Sequence[tuple[str, Path, Path]], processes: int = 1, only: str = ""
+    symbols: Sequence[str],
+    others: Sequence[tuple[str, Path, Path]],
+    processes: int = 1,
+    only: str = "",
+    reasons: Reasons = NO_REASONS,
 ) -> dict[str, Findings]:
     """Every mutant of tsmla's kernels and of others, given as name, PTX and record, or those with `only` in their keys.
     Raises NotClean and ValueError."""
     found = {}
+
+    def try_out(name: str, *calls: Any) -> None:
+        subject = Subject.of_files(name, *calls)
+        subject.sites = [site for site in subject.sites if only in site.key]
+        found[name] = hunt(subject, Pace.of(processes), survives=lambda site: reasons.of(name, site) is not None)
+
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
             for name, calls in recorded(symbol, Path(scratch)).items():
-                found[name] = hunt(name, *calls, processes=processes, only=only)
+                try_out(name, *calls)
     for name, ptx, record in others:
-        found[name] = hunt(name, ptx, [record], processes=processes, only=only)
+        try_out(name, ptx, [record])
     if only and not any(of_one.results for of_one in found.values()):
         raise ValueError(f"no mutant has {only!r} in its name; --list prints their names")
     return found
@@ -76,11 +94,13 @@ def listed(symbols: Sequence[str], reasons: Reasons, only: str = "") -> tuple[di
     return labels, problems
 
 
-def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], list[Path]]]:
+def recorded(
+    symbol: str, directory: Path, compiled: Callable[[Variant], Compiled] | None = None
+) -> dict[str, tuple[Path, list[Path], list[Path]]]:
     """PTX, records, and records for mutants of masks, of each kernel of a tsmla variant, by name, held against torch:
     first a small problem, then some large enough for every ring to wrap. A prefill that can is called in pieces that
     merge, too, and decodes with packs. Calls of few rows that only take kernels for more are left out: these have calls
-    of their own.
+    of their own. Calls that are there from before are taken as they are.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
@@ -88,25 +108,24 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], 
 
     variant = check.find(symbol)
     few, many = (directory / symbol / made for made in ("few", "many"))
-    for made in (few, many):
-        made.mkdir(parents=True)
-    verdicts = (
-        check.check(variant, decode_lengths=FEW_DECODE_LENGTHS, record_to=few, all_ways=True),
-        check.check(
-            variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=many, all_ways=True, at_bounds=True
-        ),
-    )
-    for verdict in verdicts:
-        if verdict.error:
-            raise NotClean(f"{symbol}: {verdict.error}")
+    done = directory / symbol / "done"
+    if not done.exists():
+        for made in (few, many):
+            made.mkdir(parents=True, exist_ok=True)
+        same: dict[str, Any] = {"compiled": compiled, "all_ways": True}
+        verdicts = (
+            check.check(variant, decode_lengths=FEW_DECODE_LENGTHS, record_to=few, **same),
+            check.check(
+                variant, lengths=LENGTHS, decode_lengths=DECODE_LENGTHS, record_to=many, at_bounds=True, **same
+            ),
+        )
+        for verdict in verdicts:
+            if verdict.error:
+                raise NotClean(f"{symbol}: {verdict.error}")
+        done.touch()
     small, records = (sorted(made.glob("*.npz")) for made in (few, many))
     ptx = records[0].with_suffix(".ptx")
-    names, of_order = [symbol], 2
-    if isinstance(variant, DecodeVariant):
-        rows, of_order = check.decode_rows(variant.arch, variant.row), 4
-        names = [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
-    elif isinstance(variant, PrefillVariant):
-        names = [symbol, f"{symbol}, long sequences"][: check.prefill_kernels(variant)]
+    names, of_order = kernels(variant), 4 if isinstance(variant, DecodeVariant) else 2
     found: dict[str, tuple[Path, list[Path], list[Path]]] = {}
     of_others: frozenset[str] = frozenset()
     for number, name in reversed([*enumerate(names)]):
@@ -120,8 +139,29 @@ def recorded(symbol: str, directory: Path) -> dict[str, tuple[Path, list[Path], 
     return {name: found[name] for name in names}
 
 
-def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[str]) -> tuple[str, list[str]]:
-    """The page, and a sentence about each survivor without a reason, and about each reason that is no survivor's."""
+def kernels(variant: Variant) -> list[str]:
+    """Names of a variant's kernels in the table."""
+    from . import check
+
+    symbol = variant.symbol()
+    if isinstance(variant, DecodeVariant):
+        rows = check.decode_rows(variant.arch, variant.row)
+        return [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
+    if isinstance(variant, PrefillVariant):
+        return [symbol, f"{symbol}, long sequences"][: check.prefill_kernels(variant)]
+    return [symbol]
+
+
+def made() -> str:
+    """When and of which commit, as the page says it."""
+    return f"Date {datetime.date.today()}, commit {commit()}."
+
+
+def render(
+    findings: dict[str, Findings], reasons: Reasons, command: Sequence[str], when: str = ""
+) -> tuple[str, list[str]]:
+    """The page, and a sentence about each survivor without a reason, and about each reason that is no survivor's.
+    when: as `made` says it, by default of now."""
     results = {name: of_one.results for name, of_one in findings.items()}
     everything = [(name, result) for name, of_one in results.items() for result in of_one]
     lines = [
@@ -145,7 +185,7 @@ def render(findings: dict[str, Findings], reasons: Reasons, command: Sequence[st
         "a reason, which the end of this page gives for each. Mutants that the first four schedules pass are tried",
         "together under all of them.",
         "",
-        f"Date {datetime.date.today()}, commit {commit()}.",
+        when or made(),
         "",
         "```",
         " ".join(command),

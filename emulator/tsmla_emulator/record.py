@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,20 @@ def save(path: Path, launches: list[Launch], regions: list[Region]) -> None:
 def entries(path: Path) -> frozenset[str]:
     """Those that a record launches."""
     return frozenset(launched["entry"] for launched in json.loads(_read(path)[0])["launches"])
+
+
+def same(paths: Sequence[Path]) -> str:
+    """A text that is the same for the same memory and grids: of the parameters, whose padding varies, it knows nothing.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        text, stored = _read(path)
+        record = json.loads(text)
+        launches = [{**launch, "params": None} for launch in record["launches"]]
+        digest.update(json.dumps([record["memory"], launches]).encode())
+        for _, content in sorted(stored.items()):
+            digest.update(content.tobytes())
+    return digest.hexdigest()
 
 
 class Record:
