@@ -58,7 +58,7 @@ class Deal:
 
 
 DEALS = {
-    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=32),
+    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=64),
     Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM107A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),

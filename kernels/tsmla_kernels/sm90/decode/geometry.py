@@ -63,6 +63,9 @@ class DecodeGeometry:
     A pair of CTAs (`ctas`) has two row tiles of the same rows of keys: each loads and converts half of the keys of a
     tile, and copies what it has made to the other. There, every box of 16 keys lies as a strip does otherwise: stored
     in the second half of its own place, the scales in the first. Rope pieces are loaded by either.
+
+    Calls of few query rows (`few_rows`) keep partial rows in float32 where others lift them: they have few bytes of
+    these, and finding out by how much takes longer.
     """
 
     tile_q: int
@@ -73,9 +76,10 @@ class DecodeGeometry:
     row: RowFormat
     stored: RowFormat
     ctas: int = 1
+    few_rows: bool = False
 
     @classmethod
-    def of(cls, variant: DecodeVariant, ctas: int = 1) -> DecodeGeometry:
+    def of(cls, variant: DecodeVariant, ctas: int = 1, few_rows: bool = False) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
         row = variant.row
         if row.scales and row.scales.in_row:
@@ -84,7 +88,7 @@ class DecodeGeometry:
         scale_stages = 0
         if row.apart:
             stages, scale_stages = 2, 4
-        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas)
+        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas, few_rows)
         geometry.check()
         return geometry
 
@@ -249,6 +253,8 @@ class DecodeGeometry:
     @property
     def partial_rows(self) -> PartialRows:
         """In 16 bits where these hold what is kept; lifted where values may be of any magnitude."""
+        if self.few_rows:
+            return PartialRows()
         lifted = Lifted.HALVES if self.transposes else Lifted.EVEN_AND_ODD
         if self.scaled or self.row.dtype.bits == 16:
             return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=lifted)

@@ -43,6 +43,8 @@ from .stored import partition_stored, stored_maps
 from .task import leave, take
 from .transpose import transpose_values
 
+ONE_CTA, PAIR_OF_CTAS, OF_FEW_ROWS = "one CTA", "pair of CTAs", "few rows"
+"""Forms of the kernel: of any call; of those whose CTAs come in pairs; of those with up to FEW_ROWS query rows."""
 PAIRED_UNITS = 8
 """Of how many groups one has a unit at least, where CTAs work in pairs."""
 
@@ -54,7 +56,11 @@ class DecodeKernel:
         self.variant = variant
         self.geometry = DecodeGeometry.of(variant)
         self.schedule = DecodeSchedule.of(self.geometry)
-        self.pair = DecodeGeometry.of(variant, PAIR) if self.geometry.converts else None
+        self.forms = {ONE_CTA: self.geometry}
+        if self.geometry.converts:
+            self.forms[PAIR_OF_CTAS] = DecodeGeometry.of(variant, PAIR)
+        if self.geometry.scaled:
+            self.forms[OF_FEW_ROWS] = DecodeGeometry.of(variant, few_rows=True)
         self.deal = DEALS[variant.arch]
         self.probabilities = Probabilities.of(self.geometry.row.piece("latent").dtype)
         self.out_dtype = numeric(variant.out_dtype)
@@ -107,42 +113,50 @@ class DecodeKernel:
             query, *latent_box, *latent_tile, *rope_box, *rope_tile, *scales_box, *scales_tile, source,
             ending, scales, mma_qk, mma_rope, mma_pv,
         )  # fmt: skip
-        if const_expr(self.few_rows is None):
-            self._launch_many_rows(given, view, arguments)
+        # What takes a call must not depend on the other requests of a batch.
+        few = (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0) & (view.vary == 0)
+        if const_expr(OF_FEW_ROWS in self.forms):
+            if few:
+                self._launch(given, view, arguments, OF_FEW_ROWS)
+            else:
+                self._launch(given, view, arguments, ONE_CTA)
+        elif const_expr(self.few_rows is None):
+            self._launch(given, view, arguments, ONE_CTA)
         else:
-            # Which of the two takes a call must not depend on the other requests of a batch.
-            if (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0) & (view.vary == 0):
+            if few:
                 kept = self.few_rows.schedule.geometry.partial_rows
                 partials, terms, within = self._dealt(given, view, kept)
-                few = (
+                of_few = (
                     query.rows, given.kv_cache, source.table, within, terms, given.out, given.lse, partials,
                     source.pages, source.page_size, given.softmax_scale, ending,
                 )  # fmt: skip
-                self.few_rows.launch(few, given.parts, given.stream)
+                self.few_rows.launch(of_few, given.parts, given.stream)
                 self._combine(given, partials, ending, kept)
             else:
-                self._launch_many_rows(given, view, arguments)
+                self._launch(given, view, arguments, ONE_CTA)
 
     @cute.jit
-    def _launch_many_rows(self, given, view: Visibility, arguments: tuple):
-        """The launches of this kernel and of combine."""
+    def _launch(self, given, view: Visibility, arguments: tuple, form: cutlass.Constexpr[str]):
+        """The launches of this kernel and of combine. form: what takes calls whose CTAs do not come in pairs."""
         *before, source, ending, scales, mma_qk, mma_rope, mma_pv = arguments
-        kept = self.geometry.partial_rows
+        kept = self.forms[form].partial_rows
         partials, terms, view = self._dealt(given, view, kept)
         arguments = (
             *before, source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
             given.softmax_scale, ending, scales, mma_qk, mma_rope, mma_pv,
         )  # fmt: skip
-        if varies(view):
-            self._attend(True, False, arguments, given.parts, given.stream)
+        if const_expr(form == OF_FEW_ROWS):
+            self._attend(False, form, arguments, given.parts, given.stream)
+        elif varies(view):
+            self._attend(True, form, arguments, given.parts, given.stream)
         else:
             paired = Boolean(False)
-            if const_expr(self.pair is not None):
+            if const_expr(PAIR_OF_CTAS in self.forms):
                 paired = self._comes_in_pairs(given.query.shape[2], terms)
                 if paired:
-                    self._attend(False, True, arguments, given.parts, given.stream)
+                    self._attend(False, PAIR_OF_CTAS, arguments, given.parts, given.stream)
             if not paired:
-                self._attend(False, False, arguments, given.parts, given.stream)
+                self._attend(False, form, arguments, given.parts, given.stream)
         self._combine(given, partials, ending, kept)
 
     @cute.jit
@@ -165,12 +179,11 @@ class DecodeKernel:
 
     @cute.jit
     def _attend(
-        self, varying: cutlass.Constexpr[bool], paired: cutlass.Constexpr[bool], arguments: tuple, parts: Int32, stream
+        self, varying: cutlass.Constexpr[bool], form: cutlass.Constexpr[str], arguments: tuple, parts: Int32, stream
     ):  # fmt: skip
-        """The launch of attention: of a kernel for requests that vary in query tokens, or of one for all others, by
-        single CTAs or in pairs."""
-        geometry = self.pair if paired else self.geometry
-        self.kernel(varying, paired, *arguments).launch(
+        """The launch of attention, in one of its forms: for requests that vary in query tokens, or for all others."""
+        geometry = self.forms[form]
+        self.kernel(varying, form, *arguments).launch(
             grid=(parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
             cluster=(geometry.ctas, 1, 1) if geometry.ctas > 1 else None,
@@ -184,7 +197,7 @@ class DecodeKernel:
     def kernel(
         self,
         varying: cutlass.Constexpr[bool],
-        paired: cutlass.Constexpr[bool],
+        form: cutlass.Constexpr[str],
         query: Query,
         latent_box_atom: cute.CopyAtom,
         latent_box: cute.Tensor,
@@ -213,7 +226,8 @@ class DecodeKernel:
         mma_rope: cute.TiledMma | None,
         mma_pv: cute.TiledMma,
     ):
-        geometry = self.pair if const_expr(paired) else self.geometry
+        geometry = self.forms[form]
+        paired = const_expr(geometry.ctas == PAIR)
         schedule = DecodeSchedule.of(geometry)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == LOAD_WARPS[0]:

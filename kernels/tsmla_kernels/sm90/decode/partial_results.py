@@ -37,6 +37,8 @@ def end_partial(
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
             stored = positions[row] < task.rows
+            if const_expr(unit is not None):
+                factors[row] = factors[row] * unit
             if positions[row] < run_for:
                 partial = partials.rows[task.slot, positions[row], None]
                 lane = state.coordinates[row, 0][1] // 2
