@@ -42,8 +42,8 @@ class Deal:
     fewer partial results or none. draw: what a part can read while memory brings every part 16 tiles; above 16, memory
     is as busy with fewer parts. sms: SMs that work on one row tile together. in_step: the shortest chunk of which
     groups walk the keys in step, where requests differ in row tiles (`MixedLine`); 0: of none. single: units are cut
-    into single tiles, shorter than `least`, where that makes no more than so many segments: fewer tiles for each CTA
-    are worth more than a few partial results.
+    into single tiles, shorter than `least`, where that makes no more than so many segments (132: as many as the GPU has
+    SMs): fewer tiles for each CTA are worth more than partial results cost.
     """
 
     row_tile: int
@@ -58,7 +58,7 @@ class Deal:
 
 
 DEALS = {
-    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=64),
+    Arch.SM90A: Deal(row_tile=64, tile_kv=64, overhead=3, least=3, split=1, in_step=64, single=132),
     Arch.SM100A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM103A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
     Arch.SM107A: Deal(row_tile=128, tile_kv=128, overhead=4, least=2, split=12, draw=19, sms=2),
