@@ -199,12 +199,12 @@ def test_idle_parts_where_memory_is_busy_anyway() -> None:
     ("batch", "heads", "keys", "most"),
     [
         (1, 16, 512, 1), (4, 64, 512, 1), (2, 128, 512, 1), (1, 128, 1024, 1), (2, 64, 1000, 1),
-        (1, 16, 1025, 1), (1, 64, 2048, 1), (4, 64, 1024, 3), (1, 16, 2049, 3), (1, 128, 1025, 3), (4, 128, 512, 3),
-        (1, 16, 256, 4),
+        (1, 16, 1025, 1), (1, 64, 2048, 1), (4, 64, 1024, 1), (1, 16, 8384, 1), (1, 128, 4160, 1), (8, 128, 512, 1),
+        (1, 16, 8449, 3), (1, 128, 4225, 3), (16, 128, 512, 3), (1, 16, 256, 4),
     ],
 )  # fmt: skip
 def test_few_short_requests_are_cut_into_single_tiles(batch: int, heads: int, keys: int, most: int) -> None:
-    """Where that makes no more than 32 segments; and what is as short as four tiles stays whole."""
+    """Where that makes no more than 132 segments; and what is as short as four tiles stays whole."""
     deal, tiling, tiles = DEALS[Arch.SM90A], row_tiling(heads, 64), [-(-keys // 64)] * batch
     plan = plan_decode(Arch.SM90A, 132, batch, 1, heads, keys)
     line = cut(deal, tiling, plan.parts, plan.slots, tiles)
