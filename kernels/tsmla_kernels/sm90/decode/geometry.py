@@ -252,11 +252,12 @@ class DecodeGeometry:
 
     @property
     def partial_rows(self) -> PartialRows:
-        """In 16 bits where these hold what is kept; lifted where values may be of any magnitude."""
-        if self.few_rows:
+        """In 16 bits where these hold what is kept; lifted where values may be of any magnitude. Not of float16, whose
+        outputs would be rounded twice to the same bits."""
+        if self.few_rows or self.row.piece("latent").dtype is Dtype.FP16:
             return PartialRows()
         lifted = Lifted.HALVES if self.transposes else Lifted.EVEN_AND_ODD
-        if self.scaled or self.row.dtype.bits == 16:
+        if self.scaled or not self.transposes:
             return PartialRows(NUMERIC[Dtype.FP16], in_quads=True, lifted=lifted)
         kept = PartialRows.of(self.row.dtype)
         return dataclasses.replace(kept, in_quads=kept.dtype.width == 16)
