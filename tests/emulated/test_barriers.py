@@ -9,6 +9,8 @@ import pytest
 from tsmla.plan import wide_rows
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant
 from tsmla_kernels.parts.edges import Copies, Either
+from tsmla_kernels.sm90.decode.geometry import PAIR
+from tsmla_kernels.sm90.decode.schedule import WARPS
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 
 from docs.pictures import VARIANTS, schedules_of
@@ -51,24 +53,30 @@ def test_barriers_are_those_of_the_table(variant, compiled_kernels):
         told = {int(constants[register]) for register in _ANNOUNCED.findall(text) if register in constants}
         assert told and told <= tables[frozenset(inits)]
     assert met == set(tables)
-    assert len(kernels) == len(schedules) + has_two_of_one_table(variant)
+    assert len(kernels) == len(schedules) + more_of_one_table(variant)
 
 
-def has_two_of_one_table(variant) -> bool:
-    """Packs have a decode of their own on Hopper, as few rows of 16 bits have on Blackwell; long sequences of 16 bits a
-    prefill."""
+def more_of_one_table(variant) -> int:
+    """Packs have a decode of their own on Hopper, and few rows of queries where rows have a scale each, as few rows of
+    16 bits have on Blackwell; long sequences of 16 bits have a prefill."""
     on_hopper = variant.arch is Arch.SM90A
     if isinstance(variant, DecodeVariant):
-        return on_hopper or wide_rows(variant.row)
+        scales = variant.row.scales
+        if on_hopper:
+            return 1 + (scales is not None and not scales.in_row)
+        return int(wide_rows(variant.row))
     return isinstance(variant, PrefillVariant) and on_hopper and PrefillGeometry.of(variant).may_be_alone
 
 
 def announced(schedule, variant) -> set[int]:
-    """What a kernel may announce at a time: the bytes of a stage; of Hopper's `landed` it announces piece by piece."""
+    """What a kernel may announce at a time: the bytes of a stage; of Hopper's `landed` it announces piece by piece, and a
+    warp of a pair of CTAs that convert for each other the piece of its counterpart."""
     edges = [edge for edge in schedule.edges if not (isinstance(variant, DecodeVariant) and edge.name == "landed")]
     found = set()
     for edge in edges:
         for party in edge.filled_by:
             if isinstance(party, Copies) or isinstance(party, Either) and isinstance(party.one, Copies):
                 found.add(edge.bytes)
+        if variant.arch is Arch.SM90A and edge.name.startswith("ready") and schedule.geometry.ctas == PAIR:
+            found.add(edge.bytes // (PAIR * WARPS))
     return found
