@@ -69,8 +69,8 @@ def more_of_one_table(variant) -> int:
 
 
 def announced(schedule, variant) -> set[int]:
-    """What a kernel may announce at a time: the bytes of a stage; of Hopper's `landed` it announces piece by piece, and a
-    warp of a pair of CTAs that convert for each other the piece of its counterpart."""
+    """What a kernel may announce at a time: the bytes of a stage; of Hopper's `landed` it announces piece by piece, and
+    a warp of a pair of CTAs that convert for each other the piece of its counterpart."""
     edges = [edge for edge in schedule.edges if not (isinstance(variant, DecodeVariant) and edge.name == "landed")]
     found = set()
     for edge in edges:
