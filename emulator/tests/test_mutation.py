@@ -57,6 +57,7 @@ DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
 ONLY_A_FULL_HUNT_CATCHES = {
     "sm100/prefill/softmax._wait_full_of: turns.wait_full: mbarrier.try_wait always true (2 of 3)",
     "sm100/prefill/softmax._wait_full_of: turns.wait_full: mbarrier.try_wait always true (3 of 3)",
+    "sm100/decode/mma._values: k.release_after_mmas: tcgen05.commit removed (1 of 2)",
 }
 """Not under the schedules that are tried here (docs/mutation-table.md)."""
 LENGTHS_OF_SEVERAL_TILES = ((200, 390, 178), (60, 400, 20))
@@ -135,14 +136,17 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
 
 def test_each_kind_of_synchronisation_is_missed_in_a_decode(kernels):
     """Some of its waits and fences are redundant, for the reasons in the table; nothing of other kinds is."""
-    subject = subject_of(*kernels[f"{DECODE}, 10 rows"])
+    name = f"{DECODE}, 10 rows"
+    subject = subject_of(*kernels[name])
     subject.require_clean()
-    families = defaultdict(list)
+    families, left = defaultdict(list), []
     for result in map(subject.try_out, taken_away(subject)):
         if result.executed:
             families[result.site.family].append(result.survived)
-    redundant = {family for family, survived in families.items() if any(survived)}
-    assert redundant <= {"mbarrier.try_wait", "tcgen05.wait::ld", "tcgen05.fence", "tcgen05.commit"}
+            if result.survived and not REASONS.of(name, result.site):
+                left.append(result.site)
+    unknown = {site.family for site in left if site.label not in ONLY_A_FULL_HUNT_CATCHES}
+    assert unknown <= {"mbarrier.try_wait", "tcgen05.wait::ld", "tcgen05.fence"}
     assert all(2 * sum(survived) <= len(survived) for survived in families.values())
     assert len(families) == 12
 
