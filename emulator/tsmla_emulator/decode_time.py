@@ -54,9 +54,9 @@ PROBLEMS = tuple((*shape, batch) for shape in SHAPES for batch in BATCHES)
 
 def partial_row_bytes(arch: Arch, dtype: Dtype, scaled: bool = False) -> int:
     """Of a partial result of our kernels: the output, in float16 where values without scales of their own are e4m3 or,
-    on Hopper, have 16 bits or scales; its LSE; and of the last two what takes out by how much they are lifted, of which
-    a kernel of few rows has 8 bytes more."""
-    lifted = arch is Arch.SM90A and (dtype.bits == 16 or scaled)
+    on Hopper, are bf16 or have scales; its LSE; and of the last two what takes out by how much they are lifted, of
+    which a kernel of few rows has 8 bytes more."""
+    lifted = arch is Arch.SM90A and (dtype is Dtype.BF16 or scaled)
     in_16_bits = lifted or dtype is Dtype.E4M3 and not scaled
     return LATENT_DIM * (2 if in_16_bits else 4) + (12 if lifted else 4)
 
