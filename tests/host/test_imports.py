@@ -84,6 +84,12 @@ def test_kernels_open_no_file_and_read_no_environment() -> None:
                 assert node.attr not in ("environ", "getenv", "read_text", "write_text"), f"{file}:{node.lineno}"
 
 
+def test_assembly_is_written_in_one_place() -> None:
+    """Each instruction once, under its own name."""
+    users = [file for file in sources(KERNELS) if "inline_asm" in file.read_text("utf-8")]
+    assert users == [KERNELS / "parts" / "ptx.py"]
+
+
 @pytest.mark.parametrize(
     ("directory", "forbidden"),
     [

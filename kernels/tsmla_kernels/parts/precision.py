@@ -9,10 +9,10 @@ import struct
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import Numeric
 from tsmla.variant import Dtype
 
+from . import ptx
 from .hopper.fragment import QUAD
 
 NUMERIC: dict[Dtype, type[Numeric]] = {
@@ -145,15 +145,7 @@ class PartialRows:
 def larger_magnitudes(word: Int32, other: Int32, dtype: type[Numeric] = cutlass.Float16) -> Int32:
     """Of two pairs of 16-bit floats the larger of each two magnitudes, of NaN and a number the number. `word` has
     magnitudes already."""
-    pair = {cutlass.Float16: "f16x2", cutlass.BFloat16: "bf16x2"}[dtype]
-    magnitudes = _of_pairs(f"abs.{pair} $0, $1;", other)
-    return _of_pairs(f"max.{pair} $0, $1, $2;", word, magnitudes)
-
-
-def _of_pairs(instruction: str, *words: Int32) -> Int32:
-    constraints = ",".join(["=r", *("r" for _ in words)])
-    values = [word.ir_value() for word in words]
-    return Int32(llvm.inline_asm(Int32.mlir_type, values, instruction, constraints))
+    return ptx.max_pair(word, ptx.abs_pair(other, dtype), dtype)
 
 
 LEAST_FITTING, FLOAT16_INFINITE = 0x3400, 0x7C00
@@ -194,9 +186,3 @@ def lift_of(largest: Float32) -> tuple[Float32, Float32]:
 def _exponent(power: float) -> int:
     """The bits of a power of two as a float32."""
     return struct.unpack("<i", struct.pack("<f", power))[0]
-
-
-def rounded_product(a: Float32, b: Float32) -> Float32:
-    """a * b, which is not fused with a sum that it is a term of."""
-    operands = [Float32(a).ir_value(), Float32(b).ir_value()]
-    return Float32(llvm.inline_asm(Float32.mlir_type, operands, "mul.rn.f32 $0, $1, $2;", "=f,f,f"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warpgroup
+
+from ..ptx import pinned
 
 
 @cute.jit
@@ -39,11 +40,3 @@ def pin(fragment: cute.Tensor) -> None:
     words = cute.recast_tensor(fragment, Int32)
     for i in cutlass.range_constexpr(cute.size(words)):
         words[i] = pinned(words[i])
-
-
-def pinned(word: Int32) -> Int32:
-    """The same word, which is computed here."""
-    same = llvm.inline_asm(
-        Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True, is_align_stack=False
-    )
-    return Int32(same)

@@ -22,10 +22,10 @@ from tsmla.row_format import SCALE_BYTES
 from ...limits import WARPGROUP
 from ...parts.alignment import shared_vector, shared_word
 from ...parts.division import Divisor
-from ...parts.hopper.mma import pinned
 from ...parts.key_source import BOX_KEYS
 from ...parts.pipeline import TmaEdge, WarpEdge, one_of
 from ...parts.precision import numeric
+from ...parts.ptx import pinned
 from ...parts.visible import Visibility, hides, seen_by_any, viewers_of
 from .geometry import GROUP_ROWS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from .pair import own_rank

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T
 
-from ...parts.hopper.mma import pinned
 from ...parts.pipeline import TmaEdge, WarpEdge
+from ...parts.ptx import bulk_copy_between_ctas, mapa, pinned
 from .geometry import PAIR
 
 
@@ -54,24 +52,4 @@ def _arrive_in_both(barrier: cute.Pointer) -> None:
 def _copy_to_other(place: Int32, size: int, barrier: cute.Pointer) -> None:
     """By one lane: start copying `size` bytes of shared memory, which complete on the barrier there."""
     other = own_rank() ^ 1
-    operands = (_there(place, other), place, Int32(size), _there(Int32(barrier.toint()), other))
-    llvm.inline_asm(
-        None,
-        [operand.ir_value() for operand in operands],
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-        "r,r,r,r",
-        has_side_effects=True, is_align_stack=False,
-    )  # fmt: skip
-
-
-def _there(address: Int32, rank: Int32) -> Int32:
-    """An address of shared memory as that of CTA `rank` of the cluster."""
-    return Int32(
-        llvm.inline_asm(
-            T.i32(),
-            [address.ir_value(), rank.ir_value()],
-            "mapa.shared::cluster.u32 $0, $1, $2;",
-            "=r,r,r",
-            has_side_effects=False, is_align_stack=False,
-        )
-    )  # fmt: skip
+    bulk_copy_between_ctas(mapa(place, other), place, size, mapa(Int32(barrier.toint()), other))

@@ -10,7 +10,7 @@ from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_max, scale_rows
 from ...parts.partials import Partials
 from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
-from ...parts.predicated import store_if
+from ...parts.ptx import store_if
 from .geometry import OUTPUTS
 from .task import Task, is_rehearsal
 from .tile import AttendState

@@ -17,7 +17,8 @@ from ...parts.hopper import mma
 from ...parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ...parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
 from ...parts.hopper.softmax import scale_rows
-from ...parts.precision import Probabilities, rounded_product
+from ...parts.precision import Probabilities
+from ...parts.ptx import mul_rn
 from ...parts.visible import VisibleKeys
 from .geometry import DecodeGeometry
 from .storage import Shared
@@ -215,7 +216,7 @@ def _rescale_sums(state: AttendState, rescale: cute.Tensor):
         sums.append(state.scaling.totals)
     for own in sums:
         for row in cutlass.range_constexpr(cute.size(own)):
-            own[row] = rounded_product(own[row], rescale[row])
+            own[row] = mul_rn(own[row], rescale[row])
 
 
 @cute.jit

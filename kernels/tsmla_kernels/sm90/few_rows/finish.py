@@ -12,7 +12,7 @@ from ...parts.hopper.fragment import QUAD
 from ...parts.hopper.softmax import quad_max, quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
-from ...parts.predicated import store_if
+from ...parts.ptx import store_if
 from ...parts.row_end import BASE_2, RowEnd, count_sink, end_of_row
 from ..decode.results import Results, output_of
 from ..decode.task import Task, is_rehearsal

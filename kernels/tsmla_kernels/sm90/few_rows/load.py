@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
-from cutlass._mlir.dialects import llvm
+from cutlass import Int32
 
 from ...parts.alignment import shared_vector
 from ...parts.key_source import (
@@ -22,6 +21,7 @@ from ...parts.key_source import (
     place_in_page,
     wanted_of,
 )
+from ...parts.ptx import bulk_copy
 from ..decode.load import EVICT_FIRST
 from ..decode.task import Task, edge_tile
 from .geometry import TILE_KV, FewRowsGeometry
@@ -97,12 +97,5 @@ def _load_boxes(
 
 
 def _copy(target: Int32, source: cute.Pointer, size: int, barrier: cute.Pointer) -> None:
-    """By one lane: start copying `size` bytes, which complete on the barrier."""
-    operands = (target, source.toint(), Int32(size), barrier.toint(), Int64(EVICT_FIRST))
-    llvm.inline_asm(
-        None,
-        [operand.ir_value() for operand in operands],
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1], $2, [$3], $4;",
-        "r,l,r,r,l",
-        has_side_effects=True, is_align_stack=False,
-    )  # fmt: skip
+    """By one lane: start copying `size` bytes of the cache, which complete on the barrier."""
+    bulk_copy(target, source.toint(), size, barrier.toint(), EVICT_FIRST)

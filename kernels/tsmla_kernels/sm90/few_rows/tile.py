@@ -28,9 +28,9 @@ from ...parts.alignment import shared_vector
 from ...parts.hopper.fragment import QUAD
 from ...parts.hopper.softmax import quad_max
 from ...parts.precision import packed_words
+from ...parts.ptx import mma_16x8x16
 from ...parts.visible import Viewers, VisibleKeys, seen_by_any
 from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
-from .mma import multiply
 from .schedule import TEAM_BARRIER
 
 NO_KEYS = -1.0e30
@@ -124,7 +124,7 @@ def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
             query = [state.query[i, half * STEPS + step] for i in range(4)]
             for block in cutlass.range_constexpr(BLOCKS):
                 low, high = _widened(words[step, block])
-                multiply("f16", scores[None, block], query, low, high)
+                mma_16x8x16(cutlass.Float16, scores[None, block], query, low, high)
     logs = cute.make_rmem_tensor((2, BLOCKS), Float32)
     signs = Int32(0)
     for block in cutlass.range_constexpr(BLOCKS):
@@ -138,7 +138,7 @@ def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
     for block in cutlass.range_constexpr(BLOCKS):
         pair = cute.make_rmem_tensor(2, Int32)
         cute.autovec_copy(_words(2, stage + state.lane.rope + first_of(block) * state.row_bytes), pair)
-        multiply("bf16", scores[None, block], rope, pair[0], pair[1])
+        mma_16x8x16(cutlass.BFloat16, scores[None, block], rope, pair[0], pair[1])
     _add_up(state, scores, first_key)
     return scores, logs, signs < 0
 
@@ -305,7 +305,7 @@ def add_values(state: State, packed: cute.Tensor, stage: Int32) -> None:
             pairs = [_columns(words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
             for column in cutlass.range_constexpr(4):
                 block = 4 * word + column
-                multiply("f16", state.output[None, block], weights, pairs[0][column], pairs[1][column])
+                mma_16x8x16(cutlass.Float16, state.output[None, block], weights, pairs[0][column], pairs[1][column])
 
 
 def _columns(one: Int32, other: Int32) -> list[Int32]:
