@@ -10,10 +10,8 @@ from typing import Any
 
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
 from tsmla_kernels.parts.edges import BARRIER, Copies, EdgeSpec, Either, Party, Role, TensorCore, roles_of
-from tsmla_kernels.sm90.decode.geometry import PAIR
-from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperDecodeGeometry
+from tsmla_kernels.sm90.decode.forms import ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, forms_of
 from tsmla_kernels.sm90.decode.schedule import DecodeSchedule as HopperDecode
-from tsmla_kernels.sm90.few_rows.geometry import FewRowsGeometry
 from tsmla_kernels.sm90.few_rows.schedule import FewRowsSchedule
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry as HopperPrefillGeometry
 from tsmla_kernels.sm90.prefill.schedule import PrefillSchedule as HopperPrefill
@@ -76,12 +74,13 @@ def schedules_of(variant: Variant) -> dict[str, Any]:
             return {HOPPER_PREFILL: HopperPrefill.of(HopperPrefillGeometry.of(variant))}
         return {BLACKWELL_PREFILL: BlackwellPrefill.of(variant)}
     if variant.arch is Arch.SM90A:
-        geometry = HopperDecodeGeometry.of(variant)
-        others = {}
-        if geometry.converts:
-            others[HOPPER_PAIR] = HopperDecode.of(HopperDecodeGeometry.of(variant, PAIR))
-            others[HOPPER_FEW_ROWS] = FewRowsSchedule(FewRowsGeometry(geometry.stored))
-        return {HOPPER_DECODE: HopperDecode.of(geometry), **others}
+        forms = forms_of(variant)
+        found: dict[str, Any] = {HOPPER_DECODE: HopperDecode.of(forms[ONE_CTA])}
+        if PAIR_OF_CTAS in forms:
+            found[HOPPER_PAIR] = HopperDecode.of(forms[PAIR_OF_CTAS])
+        if WARP_PRODUCTS in forms:
+            found[HOPPER_FEW_ROWS] = FewRowsSchedule(forms[WARP_PRODUCTS])
+        return found
     few, pair = (BlackwellDecode(of(variant)) for of in (BlackwellDecodeGeometry.few, BlackwellDecodeGeometry.pair))
     return {BLACKWELL_PAIR: pair} if few.geometry.is_pair else {BLACKWELL_SOLO: few, BLACKWELL_PAIR: pair}
 

@@ -12,6 +12,7 @@ from tsmla.support import DECODE_DTYPES, LATENT_DIM, PREFILL_DTYPES
 from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 from tsmla_kernels.parts.blackwell import umma
 from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, Lifted, PartialRows, Probabilities, numeric
+from tsmla_kernels.sm90.decode.forms import FEW_ROWS, partial_rows_of
 from tsmla_kernels.sm90.decode.kernel import DecodeKernel as HopperDecode
 from tsmla_kernels.sm90.prefill.kernel import PrefillKernel as HopperPrefill
 from tsmla_kernels.sm100.decode.kernel import DecodeKernel as BlackwellDecode
@@ -65,7 +66,8 @@ def test_float16_holds_what_is_lifted_with_11_bits():
 def test_partial_rows_by_variant(variant):
     """Lifted in 16 bits where Hopper multiplies bf16 rows, as they are stored or converted, or rows with scales; a
     factor for each warpgroup's columns, which are halves where values are transposed. Outputs of fp16 rows would be
-    rounded twice to the same bits."""
+    rounded twice to the same bits. Of few query rows, converted ones have a factor for each warp, and those with scales
+    stay in float32."""
     if variant.arch is not Arch.SM90A:
         assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
         return
@@ -75,9 +77,12 @@ def test_partial_rows_by_variant(variant):
     assert kept.lifted is lifted
     assert kept.dtype.width == (16 if kept.lifted or variant.row == uniform_row(Dtype.E4M3) else 32)
     assert kept.row_bytes(LATENT_DIM) == LATENT_DIM * kept.dtype.width // 8 + (12 if lifted else 4)
+    few = partial_rows_of(variant, FEW_ROWS)
+    assert partial_rows_of(variant, FEW_ROWS + 1) == kept
     if geometry.converts:
-        few = HopperDecode(variant).few_rows.schedule.geometry.partial_rows
         assert few.lifted is Lifted.NONE and few.row_bytes(LATENT_DIM) == 2 * LATENT_DIM + 4 + 4 * 4
+    else:
+        assert few == (PartialRows() if geometry.scaled else kept)
 
 
 def test_shorter_partial_rows_occupy_more_sms():

@@ -64,8 +64,7 @@ class DecodeGeometry:
     tile, and copies what it has made to the other. There, every box of 16 keys lies as a strip does otherwise: stored
     in the second half of its own place, the scales in the first. Rope pieces are loaded by either.
 
-    Calls of few query rows (`few_rows`) keep partial rows in float32 where others lift them: they have few bytes of
-    these, and finding out by how much takes longer.
+    Of rows with scales, calls of few query rows keep partial rows in float32 (`float32_partials`).
     """
 
     tile_q: int
@@ -76,10 +75,10 @@ class DecodeGeometry:
     row: RowFormat
     stored: RowFormat
     ctas: int = 1
-    few_rows: bool = False
+    float32_partials: bool = False
 
     @classmethod
-    def of(cls, variant: DecodeVariant, ctas: int = 1, few_rows: bool = False) -> DecodeGeometry:
+    def of(cls, variant: DecodeVariant, ctas: int = 1, float32_partials: bool = False) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
         row = variant.row
         if row.scales and row.scales.in_row:
@@ -88,7 +87,7 @@ class DecodeGeometry:
         scale_stages = 0
         if row.apart:
             stages, scale_stages = 2, 4
-        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas, few_rows)
+        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas, float32_partials)
         geometry.check()
         return geometry
 
@@ -254,7 +253,7 @@ class DecodeGeometry:
     def partial_rows(self) -> PartialRows:
         """In 16 bits where these hold what is kept; lifted where values may be of any magnitude. Not of float16, whose
         outputs would be rounded twice to the same bits."""
-        if self.few_rows or self.row.piece("latent").dtype is Dtype.FP16:
+        if self.float32_partials or self.row.piece("latent").dtype is Dtype.FP16:
             return PartialRows()
         lifted = Lifted.HALVES if self.transposes else Lifted.EVEN_AND_ODD
         if self.scaled or not self.transposes:

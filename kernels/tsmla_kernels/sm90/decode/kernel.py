@@ -28,12 +28,12 @@ from ...parts.query import Query, query_of, query_rows
 from ...parts.row_end import Ending, ending_of
 from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility, hides, varies
-from ..few_rows.geometry import ROWS as FEW_ROWS
 from ..few_rows.kernel import FewRowsKernel
 from .attend import attend
 from .clean import bring_scales_and_clean, clean
 from .convert import convert
 from .deal import deal
+from .forms import FEW_ROWS, FLOAT32_PARTIALS, ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, form_of_few_rows, forms_of
 from .geometry import LOAD_WARPS, PAIR, PATTERN_COLUMNS, DecodeGeometry
 from .load import load
 from .results import Results
@@ -43,8 +43,6 @@ from .stored import partition_stored, stored_maps
 from .task import leave, take
 from .transpose import transpose_values
 
-ONE_CTA, PAIR_OF_CTAS, OF_FEW_ROWS = "one CTA", "pair of CTAs", "few rows"
-"""Forms of the kernel: of any call; of those whose CTAs come in pairs; of those with up to FEW_ROWS query rows."""
 PAIRED_UNITS = 8
 """Of how many groups one has a unit at least, where CTAs work in pairs."""
 
@@ -54,19 +52,16 @@ class DecodeKernel:
 
     def __init__(self, variant: DecodeVariant):
         self.variant = variant
-        self.geometry = DecodeGeometry.of(variant)
+        self.forms = forms_of(variant)
+        self.of_few_rows = form_of_few_rows(variant)
+        self.geometry = self.forms[ONE_CTA]
         self.schedule = DecodeSchedule.of(self.geometry)
-        self.forms = {ONE_CTA: self.geometry}
-        if self.geometry.converts:
-            self.forms[PAIR_OF_CTAS] = DecodeGeometry.of(variant, PAIR)
-        if self.geometry.scaled:
-            self.forms[OF_FEW_ROWS] = DecodeGeometry.of(variant, few_rows=True)
         self.deal = DEALS[variant.arch]
         self.probabilities = Probabilities.of(self.geometry.row.piece("latent").dtype)
         self.out_dtype = numeric(variant.out_dtype)
-        self.few_rows = None
-        if self.geometry.converts:
-            self.few_rows = FewRowsKernel(self.geometry, self.deal, variant.pdl)
+        self.warp_products = None
+        if WARP_PRODUCTS in self.forms:
+            self.warp_products = FewRowsKernel(self.forms[WARP_PRODUCTS], self.deal, variant.pdl)
 
     __call__ = host_entry(DECODE)
 
@@ -113,39 +108,30 @@ class DecodeKernel:
             query, *latent_box, *latent_tile, *rope_box, *rope_tile, *scales_box, *scales_tile, source,
             ending, scales, mma_qk, mma_rope, mma_pv,
         )  # fmt: skip
-        # What takes a call must not depend on the other requests of a batch.
-        few = (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0) & (view.vary == 0)
-        if const_expr(OF_FEW_ROWS in self.forms):
-            if few:
-                self._launch(given, view, arguments, OF_FEW_ROWS)
-            else:
-                self._launch(given, view, arguments, ONE_CTA)
-        elif const_expr(self.few_rows is None):
+        if const_expr(self.of_few_rows == ONE_CTA):
             self._launch(given, view, arguments, ONE_CTA)
         else:
-            if few:
-                kept = self.few_rows.schedule.geometry.partial_rows
-                partials, terms, within = self._dealt(given, view, kept)
-                of_few = (
-                    query.rows, given.kv_cache, source.table, within, terms, given.out, given.lse, partials,
-                    source.pages, source.page_size, given.softmax_scale, ending,
-                )  # fmt: skip
-                self.few_rows.launch(of_few, given.parts, given.stream)
-                self._combine(given, partials, ending, kept)
+            # What takes a call must not depend on the other requests of a batch.
+            if (q_len * heads <= FEW_ROWS) & (given.batch_invariant == 0) & (view.vary == 0):
+                self._launch(given, view, arguments, self.of_few_rows)
             else:
                 self._launch(given, view, arguments, ONE_CTA)
 
     @cute.jit
     def _launch(self, given, view: Visibility, arguments: tuple, form: cutlass.Constexpr[str]):
-        """The launches of this kernel and of combine. form: what takes calls whose CTAs do not come in pairs."""
-        *before, source, ending, scales, mma_qk, mma_rope, mma_pv = arguments
+        """The launches of attention and combine. form: what takes the call, or, where that is ONE_CTA and its CTAs come
+        in pairs, PAIR_OF_CTAS."""
+        query, *maps, source, ending, scales, mma_qk, mma_rope, mma_pv = arguments
         kept = self.forms[form].partial_rows
         partials, terms, view = self._dealt(given, view, kept)
-        arguments = (
-            *before, source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
-            given.softmax_scale, ending, scales, mma_qk, mma_rope, mma_pv,
+        told = (
+            source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
+            given.softmax_scale, ending,
         )  # fmt: skip
-        if const_expr(form == OF_FEW_ROWS):
+        arguments = (query, *maps, *told, scales, mma_qk, mma_rope, mma_pv)
+        if const_expr(form == WARP_PRODUCTS):
+            self.warp_products.launch((query.rows, given.kv_cache, *told), given.parts, given.stream)
+        elif const_expr(form == FLOAT32_PARTIALS):
             self._attend(False, form, arguments, given.parts, given.stream)
         elif varies(view):
             self._attend(True, form, arguments, given.parts, given.stream)
@@ -157,7 +143,7 @@ class DecodeKernel:
                     self._attend(False, PAIR_OF_CTAS, arguments, given.parts, given.stream)
             if not paired:
                 self._attend(False, form, arguments, given.parts, given.stream)
-        self._combine(given, partials, ending, kept)
+        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, in_pieces=True)
 
     @cute.jit
     def _dealt(self, given, view: Visibility, kept: cutlass.Constexpr[PartialRows]):
@@ -165,10 +151,6 @@ class DecodeKernel:
         partials = partials_of(self.variant.row.value_columns, Int32(self.deal.row_tile), given, view, kept)
         terms = terms_of(self.deal, view, given.query.shape[2], given.parts, partials.slots)
         return partials, terms, on_the_line(self.deal, view, terms)
-
-    @cute.jit
-    def _combine(self, given, partials: Partials, ending: Ending, kept: cutlass.Constexpr[PartialRows]):
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, in_pieces=True)
 
     def _comes_in_pairs(self, heads: Int32, terms: Terms) -> Boolean:
         """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys. With few

@@ -21,7 +21,6 @@ from ...parts.query import QueryRows
 from ...parts.row_end import Ending
 from ...parts.visible import Visibility
 from ..decode.deal import deal
-from ..decode.geometry import DecodeGeometry
 from ..decode.results import Results
 from ..decode.task import leave, take
 from .attend import attend_few, is_alone
@@ -32,11 +31,10 @@ from .storage import shared_of
 
 
 class FewRowsKernel:
-    """Of a decode whose geometry `converts`."""
+    """Of a decode whose rows are converted: one of its forms (`sm90/decode/forms`)."""
 
-    def __init__(self, wide: DecodeGeometry, dealing: Deal, pdl: bool):
-        self.wide = wide
-        self.schedule = FewRowsSchedule(FewRowsGeometry(wide.stored))
+    def __init__(self, geometry: FewRowsGeometry, dealing: Deal, pdl: bool):
+        self.schedule = FewRowsSchedule(geometry)
         self.schedule.check()
         self.dealing = dealing
         self.pdl = pdl
