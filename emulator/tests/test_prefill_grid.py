@@ -8,14 +8,11 @@ import pytest
 import torch
 import tsmla
 from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.variant import Arch, PrefillVariant
 from tsmla_emulator import check, machine
 from tsmla_emulator.machine import Report
 from tsmla_emulator.run import emulated
 from tsmla_emulator.timing import prefill_grid, problem
 from tsmla_emulator.timing.machines import H100
-from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry as HopperGeometry
-from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
 
 EIGHT_BITS = check.find("tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl")
 SIXTEEN_BITS = check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl")
@@ -63,16 +60,6 @@ def test_as_many_ctas_as_are_launched(monkeypatch, queries, keys, heads, process
         assert len(ctas) == launched(variant, shape, processors, monkeypatch)
         assert {len(own) for own in ctas} == some
         assert sum(map(len, ctas)) == heads * -(-queries // rows)
-
-
-def test_tiles_have_the_keys_of_the_kernels_own():
-    for variant in check.variants():
-        if isinstance(variant, PrefillVariant):
-            geometry = HopperGeometry if variant.arch is Arch.SM90A else BlackwellGeometry
-            assert prefill_grid.keys_of_tile(variant) == geometry.of(variant).tile_kv
-            if variant.arch is Arch.SM90A:
-                assert prefill_grid.rows_of_tile(variant) == geometry.of(variant).tile_q
-            assert prefill_grid.query_tiles_of(variant) == getattr(geometry.of(variant), "tasks", 1)
 
 
 def test_a_head_s_longest_tile_stands_beside_its_shortest():

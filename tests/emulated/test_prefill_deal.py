@@ -8,17 +8,15 @@ import pytest
 import torch
 from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-from fuzz import prefill_case
 from hypothesis import given
 from hypothesis import strategies as st
-from tsmla.variant import Arch, PrefillVariant
+from tsmla.variant import PrefillVariant
 from tsmla_emulator import check
 from tsmla_emulator.timing import prefill_grid
 from tsmla_emulator.timing.problem import Shape
-from tsmla_kernels.parts import tile_scheduler
+from tsmla_kernels.parts.tile_bounds import ALIKE, SIDE_BY_SIDE
 from tsmla_kernels.parts.tile_scheduler import query_tile, tile_bound
-from tsmla_kernels.sm90.prefill import tasks
-from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
+from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS, PrefillGeometry
 from tsmla_kernels.sm90.prefill.tasks import Deal, deal_of, numbers_of
 
 VARIANTS = [
@@ -134,7 +132,7 @@ def test_the_timing_model_deals_alike(gpu, dealer):
     """Sequences of one length, of which a CTA may take several tiles: longer ones have another kernel."""
     variant, compiled = dealer
     geometry, deal = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
-    most_keys = tasks.LONG_KEYS if geometry.may_be_alone else 9000
+    most_keys = LONG_KEYS if geometry.may_be_alone else 9000
 
     @given(st.integers(1, 5000), st.integers(1, most_keys), st.integers(1, 5), HEADS, PROCESSORS)
     def alike(queries, keys, sequences, heads, processors):
@@ -173,11 +171,11 @@ def test_every_query_tile_has_a_number(gpu, finder):
         assert {*head} == {*range(heads)} and {*start} == {queries * n for n in range(sequences)}
         order = prefill_grid._order(variant, shape, count, paired, one)
         assert sorted(tile) == sorted(order)
-        if geometry.passes_rows and queries % geometry.tile_q and count > 1 and times > tile_scheduler.ALIKE:
+        if geometry.passes_rows and queries % geometry.tile_q and count > 1 and times > ALIKE:
             first = 0 if one else max(paired - (sequences - 1) * heads * count, 0) // count
             begin = tiles - (heads - first) * count
             assert tile[begin:] == order[begin:]
-            many = max(tile_scheduler.SIDE_BY_SIDE // count, 1)
+            many = max(SIDE_BY_SIDE // count, 1)
             for batch in range(first, heads, many):
                 here = min(many, heads - batch)
                 at = begin + (batch - first) * count
@@ -186,13 +184,3 @@ def test_every_query_tile_has_a_number(gpu, finder):
                 assert own[-here:] == sorted(own[-here:]) and tile[at : at + here * count][-here:] == [count - 1] * here
 
     numbered()
-
-
-def test_bounds_are_the_kernels_own():
-    assert prefill_grid.SHORT_KEYS == tasks.SHORT_KEYS
-    assert prefill_grid.LONG_KEYS == prefill_case.LONG_KEYS == tasks.LONG_KEYS
-    for variant in check.variants([Arch.SM90A]):
-        if isinstance(variant, PrefillVariant):
-            assert prefill_grid.has_kernel_of_long_sequences(variant) == PrefillGeometry.of(variant).may_be_alone
-    assert prefill_grid.ALIKE == tile_scheduler.ALIKE
-    assert prefill_grid.SIDE_BY_SIDE == tile_scheduler.SIDE_BY_SIDE

@@ -13,6 +13,7 @@ from tsmla import checks
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import NOPE_DIMS, PREFILL_DIMS, prefill_out_dtype
 from tsmla.variant import Arch, Dtype, PrefillVariant
+from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 from .drawing import EXTREME_VALUES, FEWEST, SIZES, heads_sinks, hostile_ends, magnitude_for, scales, schedules
 from .guarded import LAYOUTS
@@ -23,11 +24,9 @@ from .reference_prefill import Span, key_spans, query_spans
 VALUES = ("normal", "growing", "uniform", "one heavy key")
 """How scores are distributed: at random; larger and larger along the keys, so that row maxima grow; all the same; one
 key of each sequence with most of the weight."""
-LONG_KEYS = 8192
-"""Rows of the keys' pack for each sequence beyond which Hopper's kernels of 16 bits take sequences for long ones, and
-have CTAs that take one query tile (kernels/tsmla_kernels/sm90/prefill/tasks.py)."""
 _LONG_BATCH = 3
-"""Sequences, at most, of such packs here: tens of MB."""
+"""Sequences, at most, of packs of more than LONG_KEYS rows for each, which kernels of Hopper's take for long sequences:
+tens of MB."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import tsmla
+from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 from .decode_case import DecodeCase
 from .pack_case import PackCase
 from .places import Place
-from .prefill_case import LONG_KEYS, PrefillCase
+from .prefill_case import PrefillCase
 from .properties import Case, case_of, check
 from .search import Found, search
 

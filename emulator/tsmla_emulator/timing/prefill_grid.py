@@ -4,47 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-L2_SECTION_BYTES = 24 * 2**20
-"""As parts/tile_scheduler.py has it."""
-SINGLE_TILES = 4
-"""As sm90/prefill/tasks.py has it."""
-SINGLE_SHARE = {128: 4, 192: 8}
-"""Likewise."""
-FOLLOWING = (2, 4)
-"""Likewise."""
-SHORT_KEYS = 4096
-"""Likewise."""
-SIDE_BY_SIDE, ALIKE = 132, 8
-"""As parts/tile_scheduler.py has them."""
-LONG_KEYS = 8192
-"""Likewise."""
+from tsmla.variant import Arch
+from tsmla_kernels.parts.tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
+from tsmla_kernels.sm90.prefill.geometry import (
+    FOLLOWING,
+    LONG_KEYS,
+    SHORT_KEYS,
+    SINGLE_SHARE,
+    SINGLE_TILES,
+    PrefillGeometry,
+)
+from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
+
+
+def hopper_geometry(variant: Any) -> PrefillGeometry | None:
+    """The sizes of a Hopper prefill; None for other architectures'."""
+    return PrefillGeometry.of(variant) if variant.arch is Arch.SM90A else None
 
 
 def query_tiles_of(variant: Any) -> int:
-    """At most, of one CTA (sm90/prefill/geometry.py)."""
-    return 8 if variant.arch.value == "sm_90a" else 1
+    """At most, of one CTA."""
+    geometry = hopper_geometry(variant)
+    return geometry.tasks if geometry else 1
 
 
 def has_kernel_of_long_sequences(variant: Any) -> bool:
     """Whether CTAs take one query tile each, in a kernel of its own, where sequences have more than LONG_KEYS keys on
-    average (sm90/prefill/kernel.py)."""
-    return variant.arch.value == "sm_90a" and variant.dtype.bits == 16 and variant.d_v <= 128
+    average."""
+    geometry = hopper_geometry(variant)
+    return geometry is not None and geometry.may_be_alone
 
 
 def keys_of_tile(variant: Any) -> int:
-    """Keys of a KV tile (geometry.py of sm90/prefill and sm100/prefill)."""
-    if variant.arch.value != "sm_90a":
-        return 128
-    if variant.dtype.bits == 8:
-        return 96
-    return 80 if variant.d_v > 128 else 128
+    """Keys of a KV tile."""
+    return (hopper_geometry(variant) or BlackwellGeometry.of(variant)).tile_kv
 
 
 def rows_of_tile(variant: Any) -> int:
-    """Rows of a query tile, or of both of a CTA (geometry.py of sm90/prefill and sm100/prefill)."""
-    if variant.arch.value != "sm_90a":
-        return 256
-    return 192 if variant.dtype.bits == 8 and variant.d_v <= 128 else 128
+    """Rows of a query tile, or of all of a CTA that run together."""
+    if geometry := hopper_geometry(variant):
+        return geometry.tile_q
+    blackwell = BlackwellGeometry.of(variant)
+    return blackwell.query_tiles * blackwell.rows
 
 
 def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int) -> list[list[int]]:
@@ -76,20 +77,20 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
         return _following(v, s, processors, rows)
     if not _far_apart(v, s):
         return []
-    return _strided(v, count, s.heads * s.sequences * count, processors)
+    return _strided(PrefillGeometry.of(v), v.causal, count, s.heads * s.sequences * count, processors)
 
 
 def _follow(variant: Any, shape: Any) -> bool:
     """Whether a CTA's tiles follow each other."""
-    v = variant
+    geometry = hopper_geometry(variant)
     short = SHORT_KEYS * (2 if shape.queries >= shape.keys else 1)
-    return v.arch.value == "sm_90a" and v.dtype.bits == 8 and v.d_v <= 128 and bool(shape.keys > short)
+    return geometry is not None and geometry.may_follow and bool(shape.keys > short)
 
 
 def _far_apart(variant: Any, shape: Any) -> bool:
     """Whether a CTA's tiles are, if it has several."""
     alone = has_kernel_of_long_sequences(variant) and shape.keys > LONG_KEYS
-    return variant.arch.value == "sm_90a" and not alone and not _follow(variant, shape)
+    return variant.arch is Arch.SM90A and not alone and not _follow(variant, shape)
 
 
 def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[int]:
@@ -97,8 +98,9 @@ def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[
     tiles have numbers below `dealt` come first, a head's last tile beside its first; then longest first within the
     heads whose keys fit in L2 together. Where tiles of fewer rows take less time, and others are alike, heads come in
     batches, with those tiles last; all of them if each CTA has `one` tile."""
-    s = shape
-    in_batches = rows_of_tile(variant) == 192 and count > 1 and s.queries % 192 != 0 and s.keys > ALIKE * s.queries
+    s, geometry = shape, hopper_geometry(variant)
+    short_last = geometry is not None and geometry.passes_rows and s.queries % geometry.tile_q != 0
+    in_batches = short_last and count > 1 and s.keys > ALIKE * s.queries
     section_bytes = L2_SECTION_BYTES * (2 if _far_apart(variant, s) else 1)
     section = min(max(section_bytes // (s.keys * _row_bytes(variant)), 1), s.heads)
     if in_batches:
@@ -118,13 +120,16 @@ def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[
     return found
 
 
-def _strided(variant: Any, count: int, tiles: int, processors: int) -> list[list[int]]:
-    """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them."""
-    most = query_tiles_of(variant)
+def _strided(
+    geometry: PrefillGeometry, causal: bool, count: int, tiles: int, processors: int
+) -> list[list[int]]:
+    """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them. (Those are traced, and deal on the
+    device: the same arithmetic stands here in plain integers, and a test holds the two together.)"""
+    most = geometry.tasks
     stride = max(processors // 2 * 2, 2)
     rounds = max(tiles - processors // 2, 0) // stride
-    if variant.causal:
-        most, rounds, stride = _of_unlike_tiles(variant, most, count, tiles, processors)
+    if causal:
+        most, rounds, stride = _of_unlike_tiles(geometry, count, tiles, processors)
     return [
         [n * stride + (lane ^ n - begin & 1) for n in range(begin, min(begin + most, rounds))]
         for begin in range(0, rounds, most)
@@ -132,8 +137,9 @@ def _strided(variant: Any, count: int, tiles: int, processors: int) -> list[list
     ]
 
 
-def _of_unlike_tiles(variant: Any, most: int, count: int, tiles: int, processors: int) -> tuple[int, int, int]:
+def _of_unlike_tiles(geometry: PrefillGeometry, count: int, tiles: int, processors: int) -> tuple[int, int, int]:
     """Tiles of a CTA, rounds, and CTAs of a round, likewise."""
+    most = geometry.tasks
     whole = count * (1 + count % 2)
     stride = processors // whole * whole
     alone = processors + processors // 2
@@ -144,8 +150,7 @@ def _of_unlike_tiles(variant: Any, most: int, count: int, tiles: int, processors
     left = tiles - rounds * stride
     if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
         if rounds > most and not alike:
-            wide = variant.dtype.bits == 16 and variant.d_v > 128
-            most, alone = (2, alone) if wide else (most, alone + processors)
+            most, alone = (2, alone) if geometry.keys_fill_l2 else (most, alone + processors)
         rounds = max(tiles - alone, 0) // stride
     elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
         rounds -= 1

@@ -17,17 +17,11 @@ from cutlass import Boolean, Int32, Int64, const_expr
 
 from .division import quotient
 from .seqlen import Span, apart, span_of
+from .tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
 
-L2_SECTION_BYTES = 24 * 1024 * 1024
-"""Keys and values of the heads worked on at a time: about half of the H200's 50 MB L2."""
 NEIGHBOURS = 2
 """Query tiles of one head that neighbouring CTAs take; 2 to 64 measured alike on an H200, 1 slightly slower. With 2, a
 last group that is short has one tile."""
-SIDE_BY_SIDE = 132
-"""Query tiles that run side by side, about. As many tiles of as many heads as make these up come together, those with
-fewer rows behind the others, where tiles are alike but for those."""
-ALIKE = 8
-"""Keys of a sequence, in multiples of its queries, beyond which a causal mask makes query tiles differ by little."""
 
 
 class QueryTile(NamedTuple):

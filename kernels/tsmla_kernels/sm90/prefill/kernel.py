@@ -25,11 +25,11 @@ from ...parts.precision import Probabilities, numeric
 from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from .attend import attend
-from .geometry import TASK_WORDS, TASKS_AT, PrefillGeometry
+from .geometry import LONG_KEYS, TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
-from .tasks import LONG_KEYS, Deal, Tasks, deal_of, numbers_of
+from .tasks import Deal, Tasks, deal_of, numbers_of
 from .transpose import transpose_values
 
 

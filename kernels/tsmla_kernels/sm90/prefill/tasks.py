@@ -15,23 +15,10 @@ from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...parts.division import Divisor, divisor_of, quotient
 from ...parts.seqlen import Span
-from ...parts.tile_scheduler import L2_SECTION_BYTES, QueryTile
+from ...parts.tile_bounds import L2_SECTION_BYTES
+from ...parts.tile_scheduler import QueryTile
 from ...parts.work_range import WorkRange, work_range
-from .geometry import TASK_WORDS, PrefillGeometry
-
-SINGLE_TILES = 4
-"""CTAs with one tile of 8 bits, of those that run side by side, as many times over."""
-SINGLE_SHARE = {128: 4, 192: 8}
-"""Rows of a query tile of 8 bits -> of so many tiles no more than one is alone, once each CTA that runs side by side
-has one: where tiles are few, being with others of their head is worth more."""
-FOLLOWING = (2, 4)
-"""Tiles of a CTA that follow each other, where keys allow."""
-SHORT_KEYS = 4096
-"""Keys of a sequence, on average, up to which CTAs' tiles are far apart where they may follow each other
-(`may_follow`); twice as many where there are as many queries. In longer ones tiles that follow each other have the same
-keys."""
-LONG_KEYS = 8192
-"""Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
+from .geometry import FOLLOWING, SHORT_KEYS, SINGLE_SHARE, SINGLE_TILES, TASK_WORDS, PrefillGeometry
 
 
 class Deal(NamedTuple):
