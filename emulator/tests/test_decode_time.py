@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tsmla.row_format import ROWS
-from tsmla.support import LATENT_DIM
+from tsmla.row_format import ROWS, uniform_row
 from tsmla.variant import Arch, DecodeVariant, Dtype
 from tsmla_emulator.decode_time import HBM, PROBLEMS, SHAPES, equal_splits_us, least_us, partial_row_bytes
-from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperGeometry
-from tsmla_kernels.sm100.decode.geometry import DecodeGeometry
 
 FASTEST = max(HBM.values())
 """Bytes a second, when plans differ most: what memory does not hide is seen."""
@@ -26,15 +23,22 @@ def test_one_request_with_many_keys_is_faster(shape: tuple[int, int, int]) -> No
     assert least_us(*shape, 1, FASTEST) < 0.9 * equal_splits_us(*shape, 1, FASTEST)
 
 
-@pytest.mark.parametrize("dtype", Dtype, ids=str)
-def test_partial_rows_are_as_long_as_kernels_make_them(dtype: Dtype) -> None:
-    solo, hopper = (DecodeVariant(arch, dtype, Dtype.BF16, lse=False, pdl=False) for arch in (Arch.SM100A, Arch.SM90A))
-    for variant, geometry in ((solo, DecodeGeometry.solo(solo)), (hopper, HopperGeometry.of(hopper))):
-        assert partial_row_bytes(variant.arch, dtype) == geometry.partial_rows.row_bytes(LATENT_DIM)
-
-
-@pytest.mark.parametrize("arch", [Arch.SM90A, Arch.SM100A], ids=str)
-def test_partial_rows_of_rows_with_scales_apart(arch: Arch) -> None:
-    variant = DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=False, pdl=False, row=ROWS["snapmla"])
-    geometry = HopperGeometry.of(variant) if arch is Arch.SM90A else DecodeGeometry.solo(variant)
-    assert partial_row_bytes(arch, Dtype.E4M3, scaled=True) == geometry.partial_rows.row_bytes(LATENT_DIM)
+@pytest.mark.parametrize(
+    ("arch", "dtype", "row", "few", "more"),
+    [
+        (Arch.SM90A, Dtype.BF16, None, 1036, 1036),  # of 16 bits, an LSE, two factors
+        (Arch.SM90A, Dtype.FP16, None, 2052, 2052),
+        (Arch.SM90A, Dtype.E4M3, None, 1028, 1028),
+        (Arch.SM90A, Dtype.E5M2, None, 2052, 2052),
+        (Arch.SM90A, Dtype.E4M3, "snapmla", 2052, 1036),
+        (Arch.SM90A, Dtype.BF16, "fp8_ds_mla", 1044, 1036),  # a factor of each warp's columns
+        (Arch.SM100A, Dtype.BF16, None, 2052, 2052),
+        (Arch.SM100A, Dtype.E4M3, None, 1028, 1028),
+        (Arch.SM100A, Dtype.E4M3, "snapmla", 2052, 2052),
+    ],
+)
+def test_bytes_of_partial_rows(arch: Arch, dtype: Dtype, row: str | None, few: int, more: int) -> None:
+    """Of up to 16 query rows, and of more."""
+    stored = ROWS[row] if row else uniform_row(dtype)
+    variant = DecodeVariant(arch, dtype, Dtype.BF16, lse=False, pdl=False, row=stored)
+    assert [partial_row_bytes(variant, rows) for rows in (1, 16, 17)] == [few, few, more]

@@ -13,14 +13,19 @@ conflicts, uneven HBM channels, clocks below the boost clock.
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 from tsmla.plan import PARTIAL_ROW, cut, deal_of, plan_decode, row_tiling, segments
 from tsmla.support import LATENT_DIM, ROPE_DIM
-from tsmla.variant import Arch, Dtype
+from tsmla.variant import Arch, DecodeVariant, Dtype
 
 from .rates import RATES, blackwell_mma
 
+if TYPE_CHECKING:
+    from tsmla_kernels.parts.precision import PartialRows
+
 ARCH = Arch.SM100A
+VARIANT = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=False, pdl=False)
 START_US = 4.0
 """Launch, tensor maps, tensor memory: what kernels of this kind are seen to take on Hopper, not measured here."""
 FIRST_SEGMENT_US, NEXT_SEGMENT_US = 3.0, 1.5
@@ -52,13 +57,19 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROBLEMS = tuple((*shape, batch) for shape in SHAPES for batch in BATCHES)
 
 
-def partial_row_bytes(arch: Arch, dtype: Dtype, scaled: bool = False) -> int:
-    """Of a partial result of our kernels: the output, in float16 where values without scales of their own are e4m3 or,
-    on Hopper, are bf16 or have scales; its LSE; and of the last two what takes out by how much they are lifted, of
-    which a kernel of few rows has 8 bytes more."""
-    lifted = arch is Arch.SM90A and (dtype is Dtype.BF16 or scaled)
-    in_16_bits = lifted or dtype is Dtype.E4M3 and not scaled
-    return LATENT_DIM * (2 if in_16_bits else 4) + (12 if lifted else 4)
+def partial_row_bytes(variant: DecodeVariant, rows: int) -> int:
+    """Of a partial result in a call of `rows` query rows, as the variant's kernels keep it: the output, its LSE, and
+    what takes out by how much the output is lifted."""
+    return _partial_rows(variant, rows).row_bytes(LATENT_DIM)
+
+
+def _partial_rows(variant: DecodeVariant, rows: int) -> PartialRows:
+    from tsmla_kernels.sm90.decode import forms  # with the compiler
+    from tsmla_kernels.sm100.decode.geometry import DecodeGeometry
+
+    if variant.arch is Arch.SM90A:
+        return forms.partial_rows_of(variant, rows)
+    return DecodeGeometry.few(variant).partial_rows
 
 
 def tile_clocks(arch: Arch, rows: int, element_bytes: int) -> float:
@@ -85,7 +96,7 @@ def least_us(heads: int, q_len: int, keys: int, batch: int, hbm: float) -> float
     partials = sum(s.slot >= 0 for part in done for s in part) * min(rows, deal.row_tile)
     loaded = LATENT_DIM + ROPE_DIM if deal.sms == 1 else (2 * LATENT_DIM + ROPE_DIM) // 2
     clocks = max(tile_clocks(ARCH, rows, 1), deal.tile_kv * loaded / SM_BYTES_PER_CLOCK)
-    partial_bytes = partials * partial_row_bytes(ARCH, Dtype.E4M3)
+    partial_bytes = partials * partial_row_bytes(VARIANT, rows)
     return _time([[s.tiles for s in part] for part in done], clocks, batch * keys, partial_bytes, hbm)
 
 

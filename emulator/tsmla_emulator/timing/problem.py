@@ -250,7 +250,7 @@ class DecodeTraced(Traced):
         one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
         from ..decode_time import partial_row_bytes
 
-        row_bytes = partial_row_bytes(self.variant.arch, self.variant.dtype, self.variant.row.scales is not None)
+        row_bytes = partial_row_bytes(self.variant, self.shape.heads * self.shape.queries)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
 
 
