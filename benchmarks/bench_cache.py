@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tsmla import mla_quantize_q, mla_read_cache, mla_write_cache
 
-from . import protocol
+from . import protocol, runner
 from .peers import vllm_wheel
 from .protocol import Candidate, Monitor
 
@@ -183,7 +183,7 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser)
+    runner.add_arguments(parser)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
@@ -197,10 +197,10 @@ def main() -> None:
                         timings = protocol.measure(case.candidates(), "isolated", monitor, options.seconds, graph)
                         told = {"operator": verb, "format": format, "tokens": tokens, "bytes": case.nbytes}
                         results.append({**told, "timings": timings})
-    record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
-    path = protocol.write_record(options.results, "cache", record)
+    record = {"certificate": runner.certificate(options.commit), "ceilings": ceilings, "results": results}
+    path = runner.write_record(options.results, "cache", record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
-    print(protocol.table(HEADER, (_row(result, ceilings["copy_gb_s"]) for result in results)))
+    print(runner.table(HEADER, (_row(result, ceilings["copy_gb_s"]) for result in results)))
     print(path)
 
 

@@ -29,7 +29,7 @@ import torch
 from tsmla import tsmla_prefill
 from tsmla.checks import TORCH_DTYPE_OF
 
-from . import bench_decode, bench_prefill, protocol
+from . import bench_decode, bench_prefill, protocol, runner
 from .clock_cases import CASES, LATER_CASES, PEER_CASES, VARIANT_SHAPE, ClockCase, PeerCase, variant_of
 from .compare_libraries import served_from
 
@@ -75,10 +75,10 @@ class Marks:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=None)
+    runner.add_arguments(parser, seconds=None)
     parser.add_argument("--predictions", type=Path)
     parser.add_argument("--variants", type=Path, nargs="*", default=[])
-    parser.add_argument("--peer", metavar="NAME=MODULE:FUNCTION", type=protocol.other)
+    parser.add_argument("--peer", metavar="NAME=MODULE:FUNCTION", type=runner.other)
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     predicted = json.loads(options.predictions.read_text()) if options.predictions else {"cases": {}, "variants": {}}
@@ -104,16 +104,16 @@ def main() -> None:
                 del case  # graphs do not keep the tensors that they read
         clocks = [clock for _, clock, _ in monitor.samples]
     record = {
-        "certificate": protocol.certificate(options.commit),
+        "certificate": runner.certificate(options.commit),
         "sm_clock_mhz": [min(clocks), max(clocks)] if clocks else None,
         "cases": results, "variants": variants,
     }  # fmt: skip
     name = f"clocks-{options.peer[0]}" if options.peer else "clocks"
-    path = protocol.write_record(options.results, name, record)
+    path = runner.write_record(options.results, name, record)
     for measured, kind in ((results, "cases"), (variants, "variants")):
         rows = [(name, got["clocks"], got["ghz"], modelled := predicted[kind].get(name, {}).get("clocks"),
                  modelled and 100 * (modelled / got["clocks"] - 1)) for name, got in measured.items()]  # fmt: skip
-        print(protocol.table(("call", "clk", "GHz", "predicted", "error %"), rows))
+        print(runner.table(("call", "clk", "GHz", "predicted", "error %"), rows))
     print(path)
 
 

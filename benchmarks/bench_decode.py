@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from tsmla import tsmla_decode
 
-from . import protocol
+from . import protocol, runner
 from .protocol import Candidate, Monitor
 
 LATENT, ROPE, PAGE = 512, 64, 64
@@ -175,10 +175,10 @@ def captured(case: Case) -> Callable[[], torch.Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=0.6)
+    runner.add_arguments(parser, seconds=0.6)
     parser.add_argument("--shapes", choices=SETS, default="serving", help="(%(default)s)")
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["bf16", "e4m3"])
-    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
+    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=runner.other)
     parser.add_argument("--quick", action="store_true", help="every third shape only")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -188,14 +188,14 @@ def main() -> None:
             for dtype in options.dtypes:
                 results += _measured(Case.make(*shape, DTYPES[dtype]), dtype, options, monitor)
                 torch.cuda.empty_cache()
-    record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
+    record = {"certificate": runner.certificate(options.commit), "ceilings": ceilings, "results": results}
     name = "decode" if options.shapes == "serving" else f"{options.shapes}-decode"
-    path = protocol.write_record(options.results, name, record)
+    path = runner.write_record(options.results, name, record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
     names = list(dict.fromkeys(name for result in results for name in result["timings"]))
     header = ("requests", "q_len", "keys", "heads", "lengths", "dtype", "regime")
     times = (f"{name} {unit}" for name in names for unit in ("us", "GB/s", "TF/s"))
-    print(protocol.table((*header, *times, "host us", "MHz", "W"), (_row(result, names) for result in results)))
+    print(runner.table((*header, *times, "host us", "MHz", "W"), (_row(result, names) for result in results)))
     print(path)
 
 

@@ -19,7 +19,7 @@ import torch
 from tsmla import mla_write_cache, tsmla_decode
 from tsmla.row_format import ROWS
 
-from . import protocol
+from . import protocol, runner
 from .bench_decode import FIXED, LATENT, PAGE, ROPE, Case
 from .peers import vllm_wheel
 from .protocol import Candidate, Monitor
@@ -96,7 +96,7 @@ def all_launches(case: Case) -> dict[str, Callable[[], torch.Tensor]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=0.4)
+    runner.add_arguments(parser, seconds=0.4)
     parser.add_argument("--quick", action="store_true", help="isolated launches only")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -111,12 +111,12 @@ def main() -> None:
                 results.append({"shape": shape, "regime": regime, "timings": timings})
             del case, launches, candidates
             torch.cuda.empty_cache()
-    record = {"certificate": protocol.certificate(options.commit), "page": PAGE, "results": results}
-    path = protocol.write_record(options.results, "rows-decode", record)
+    record = {"certificate": runner.certificate(options.commit), "page": PAGE, "results": results}
+    path = runner.write_record(options.results, "rows-decode", record)
     names = (*OURS, *(name for name in THEIRS if name in results[0]["timings"]))
     shape = ("requests", "q_len", "keys", "heads", "regime")
     header = (*shape, *(f"{name} us" for name in names), *(f"{name} of bf16" for name in names[1:]), "MHz")
-    print(protocol.table(header, (_row(result, names) for result in results)))
+    print(runner.table(header, (_row(result, names) for result in results)))
     print(path)
 
 

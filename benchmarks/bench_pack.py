@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tsmla import mla_kv_pack_quantize_fp8
 
-from . import protocol
+from . import protocol, runner
 from .protocol import Candidate, Monitor
 
 D_NOPE, D_ROPE, D_V = 128, 64, 128
@@ -87,7 +87,7 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser)
+    runner.add_arguments(parser)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
@@ -98,10 +98,10 @@ def main() -> None:
             for regime, graph in (("isolated", False), ("isolated", True), ("back to back", False)):
                 timings = protocol.measure(case.candidates(), regime, monitor, options.seconds, graph)
                 results.append({"tokens": tokens, "heads": heads, "bytes": case.nbytes, "timings": timings})
-    record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
-    path = protocol.write_record(options.results, "pack", record)
+    record = {"certificate": runner.certificate(options.commit), "ceilings": ceilings, "results": results}
+    path = runner.write_record(options.results, "pack", record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
-    print(protocol.table(HEADER, (_row(result, ceilings["copy_gb_s"]) for result in results)))
+    print(runner.table(HEADER, (_row(result, ceilings["copy_gb_s"]) for result in results)))
     print(path)
 
 

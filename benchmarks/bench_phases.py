@@ -36,10 +36,10 @@ def main() -> None:
         for dtype, phases in map(modelled, options.directories):
             print(dtype, *PHASES, "a tile: measured", measured[dtype]["medians"], "modelled", phases)
         return
-    from . import protocol
+    from . import runner
 
-    record = {"certificate": protocol.certificate(options.commit), "phases": dict(map(_measured, options.directories))}
-    print(protocol.write_record(options.results, "phases", record))
+    record = {"certificate": runner.certificate(options.commit), "phases": dict(map(_measured, options.directories))}
+    print(runner.write_record(options.results, "phases", record))
 
 
 def _measured(directory: Path) -> tuple[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tsmla import tsmla_prefill
 
-from . import protocol
+from . import protocol, runner
 from .protocol import Candidate, Monitor
 
 DIMS = {192: (128, 128), 256: (256, 64)}
@@ -105,10 +105,10 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser)
+    runner.add_arguments(parser)
     parser.add_argument("--dims", choices=DIMS, default=192, type=int)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=protocol.other)
+    parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=runner.other)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
@@ -125,13 +125,13 @@ def main() -> None:
                 results.append({**said, "timings": timings})
             del case, launches, candidates
             torch.cuda.empty_cache()
-    record = {"certificate": protocol.certificate(options.commit), "ceilings": ceilings, "results": results}
+    record = {"certificate": runner.certificate(options.commit), "ceilings": ceilings, "results": results}
     dims = "" if options.dims == 192 else f"{options.dims}-"
-    path = protocol.write_record(options.results, f"prefill-{dims}{options.dtype}", record)
+    path = runner.write_record(options.results, f"prefill-{dims}{options.dtype}", record)
     print(f"ceilings: {', '.join(f'{name} {value:.0f}' for name, value in ceilings.items())}")
     names = list(results[0]["timings"])
     header = ("sequences", "queries", "keys", "mask", "regime", *(f"{n} {u}" for n in names for u in ("us", "TF/s")))
-    print(protocol.table((*header, "MHz", "W"), (_row(result) for result in results)))
+    print(runner.table((*header, "MHz", "W"), (_row(result) for result in results)))
     print(path)
 
 

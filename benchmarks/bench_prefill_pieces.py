@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from tsmla import tsmla_prefill
 
-from . import protocol
+from . import protocol, runner
 from .bench_prefill import DIMS, DTYPES, MAX_DIFFERENCE
 from .protocol import Candidate, Monitor
 
@@ -131,7 +131,7 @@ def _merge(out: torch.Tensor, lse: torch.Tensor, new: torch.Tensor, new_lse: tor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser)
+    runner.add_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -147,11 +147,11 @@ def main() -> None:
                 results.append({"shape": shape, "dtype": options.dtype, "timings": timings})
             del case, launches, compared, candidates
             torch.cuda.empty_cache()
-    record = {"certificate": protocol.certificate(options.commit), "results": results}
-    path = protocol.write_record(options.results, f"prefill-pieces-{options.dtype}", record)
+    record = {"certificate": runner.certificate(options.commit), "results": results}
+    path = runner.write_record(options.results, f"prefill-pieces-{options.dtype}", record)
     names = list(results[0]["timings"])
     rows = (_row(result) for result in results)
-    print(protocol.table(("sequences", "queries", "keys", "mask", "regime", *(f"{n}, us" for n in names)), rows))
+    print(runner.table(("sequences", "queries", "keys", "mask", "regime", *(f"{n}, us" for n in names)), rows))
     print(path)
 
 

@@ -19,7 +19,7 @@ import tempfile
 import time
 from typing import Any
 
-from . import protocol
+from . import runner
 
 FAMILIES = ("pack", "prefill", "decode")
 STEPS = ("binary", "jit", "cached")
@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 300
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=None)
+    runner.add_arguments(parser, seconds=None)
     parser.add_argument("--repeats", type=int, default=5, help="processes per row; compiling rows take 2 (%(default)s)")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="operators to start")
     parser.add_argument("--step", nargs="+", choices=STEPS, default=list(STEPS), help="where kernels come from")
@@ -49,11 +49,11 @@ def main() -> None:
     results = [
         _row(family, step, options.repeats, options.bindings_up) for family in options.family for step in options.step
     ]
-    record = {"certificate": protocol.certificate(options.commit), "results": results}
+    record = {"certificate": runner.certificate(options.commit), "results": results}
     name = "cold_start_bindings_up" if options.bindings_up else "cold_start"
     if options.family != list(FAMILIES):
         name = "_".join([name, *options.family])
-    path = protocol.write_record(options.results, name, record)
+    path = runner.write_record(options.results, name, record)
     header = (
         "operator",
         "step",
@@ -67,7 +67,7 @@ def main() -> None:
         "second",
         "us/call",
     )
-    print(protocol.table(header, (_cells(result) for result in results)))
+    print(runner.table(header, (_cells(result) for result in results)))
     for result in results:
         if "failed" in result:
             print(f"{result['family']} {result['step']}: {result['failed']}")

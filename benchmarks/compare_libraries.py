@@ -29,7 +29,7 @@ from tsmla import loader, manifest, resolve
 from tsmla.call import OPERATORS
 from tsmla.variant import Variant
 
-from . import bench_decode, bench_prefill, protocol
+from . import bench_decode, bench_prefill, protocol, runner
 
 COPIES = 2
 MODULES = {"decode": bench_decode, "prefill": bench_prefill}
@@ -37,7 +37,7 @@ MODULES = {"decode": bench_decode, "prefill": bench_prefill}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=1.0)
+    runner.add_arguments(parser, seconds=1.0)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--family", choices=MODULES, nargs="+", default=list(MODULES))
@@ -67,10 +67,10 @@ def main() -> None:
                     results.append(found)
                     del case
                     torch.cuda.empty_cache()
-    record = {"certificate": protocol.certificate(options.commit), "results": results}
-    path = protocol.write_record(options.results, "compare-libraries", record)
+    record = {"certificate": runner.certificate(options.commit), "results": results}
+    path = runner.write_record(options.results, "compare-libraries", record)
     header = ("family", "shape", "dtype", "rounds", "old us", "new us", "ratio", "noise", "same", "MHz")
-    print(protocol.table(header, (_row(result) for result in results)))
+    print(runner.table(header, (_row(result) for result in results)))
     print(path)
 
 

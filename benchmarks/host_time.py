@@ -27,7 +27,7 @@ import tsmla
 from tsmla import checks, resolve
 from tsmla.variant import Arch
 
-from . import protocol
+from . import runner
 
 BATCHES, CALLS = 200, 100
 HEADER = ("operator", "call", "kernel", "allocation", "rest", "first")
@@ -42,7 +42,7 @@ def main() -> None:
         rows = [_row(name, *case, stub) for name, case in _cases(device).items()]
     where = platform.processor() or platform.machine()
     print(f"{where}, Python {platform.python_version()}, torch {torch.__version__}")
-    print(protocol.table(HEADER, rows))
+    print(runner.table(HEADER, rows))
 
 
 def _cases(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmarks import protocol
+from benchmarks import runner
 
 from . import model
 from .engine import Engine
@@ -18,7 +18,7 @@ from .engine import Engine
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=None)
+    runner.add_arguments(parser, seconds=None)
     model.add_arguments(parser)
     parser.add_argument("--requests", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (%(default)s)")
@@ -38,14 +38,14 @@ def main() -> None:
         for method, times in methods.items()
         if times
     ]
-    print(protocol.table(("backend", "method", "calls", "min us", "median us"), rows))
+    print(runner.table(("backend", "method", "calls", "min us", "median us"), rows))
     record = {
-        "certificate": protocol.certificate(options.commit),
+        "certificate": runner.certificate(options.commit),
         "options": model.forwarded(options),
         "case": f"{options.requests}x{options.prompt}+{options.new}",
         "results": results,
     }
-    print(protocol.write_record(options.results, f"vllm-host-time-{options.kv}-{options.heads}-heads", record))
+    print(runner.write_record(options.results, f"vllm-host-time-{options.kv}-{options.heads}-heads", record))
 
 
 if __name__ == "__main__":

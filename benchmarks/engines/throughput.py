@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import protocol
+from benchmarks import runner
 
 from . import model
 from .engine import Engine
@@ -43,7 +43,7 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=None)
+    runner.add_arguments(parser, seconds=None)
     model.add_arguments(parser)
     parser.add_argument("--case", type=Case, action="append", required=True, help="REQUESTSxPROMPT+NEW; repeatable")
     parser.add_argument("--rounds", type=int, default=4, help="counted ones (%(default)s)")
@@ -59,7 +59,7 @@ def main() -> None:
     name = f"vllm-throughput-{options.kv}-{options.heads}-heads{drafts or ''}{'-profiled' * options.profile}"
     results: list[dict[str, Any]] = []
     record = {
-        "certificate": protocol.certificate(options.commit),
+        "certificate": runner.certificate(options.commit),
         "model": model.shape(model.forwarded(options)),
         "options": model.forwarded(options),
         "backends": [str(backend) for backend in options.backends],
@@ -67,7 +67,7 @@ def main() -> None:
     }
     for case in options.case:
         results.append(_case(engines, case, options.rounds, options.profile))
-        path = protocol.write_record(options.results, name, record)
+        path = runner.write_record(options.results, name, record)
     for engine in engines:
         engine.close()
     print(path)
@@ -87,7 +87,7 @@ def _case(engines: list[Engine], case: Case, rounds: int, profile: bool) -> dict
         for name, median in medians.items()
     ]
     header = (str(case), "new tokens/s", f"x {engines[0].backend}", "min s", "median s", "max s")
-    print(protocol.table(header, rows), flush=True)
+    print(runner.table(header, rows), flush=True)
     result: dict[str, Any] = {"case": str(case), "seconds": seconds}
     if profile:
         result["profile"] = {str(engine.backend): engine.profile(*case.given(seed=1)) for engine in engines}
@@ -106,7 +106,7 @@ def _show(name: str, kernels: Sequence[tuple[str, float, int]]) -> None:
     """The longest kernels of a run, and what share of GPU time is attention."""
     total, share = sum(ms for _, ms, _ in kernels), attention_share(kernels)
     print(f"{name}: {total:.0f} ms of GPU time, {share:.0%} in kernels named for attention")
-    print(protocol.table(("ms", "calls", "kernel"), [(ms, calls, kernel[:90]) for kernel, ms, calls in kernels[:15]]))
+    print(runner.table(("ms", "calls", "kernel"), [(ms, calls, kernel[:90]) for kernel, ms, calls in kernels[:15]]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks import protocol
+from benchmarks import runner
 
 from . import model
 from .engine import Engine
@@ -26,7 +26,7 @@ LENGTHS = [17, 700, 3000, 12000, 64, 65, 1, 20000]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    protocol.add_arguments(parser, seconds=None)
+    runner.add_arguments(parser, seconds=None)
     model.add_arguments(parser)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="of prompts (%(default)s)")
     parser.add_argument("--new", type=int, default=48, help="tokens generated from each (%(default)s)")
@@ -48,14 +48,14 @@ def main() -> None:
         print(f"{name} against {against}: {alike} of {total} tokens alike")
         header = ("prompt", "alike", "log-probability within")
         shown = [(n, r["alike"], f"{r['within']:.1e}") for n, r in zip(options.lengths, rows, strict=True)]
-        print(protocol.table(header, shown))
+        print(runner.table(header, shown))
     record = {
-        "certificate": protocol.certificate(options.commit),
+        "certificate": runner.certificate(options.commit),
         "options": model.forwarded(options),
         "lengths": options.lengths,
         "results": results,
     }
-    print(protocol.write_record(options.results, f"vllm-tokens-{options.kv}-{options.heads}-heads", record))
+    print(runner.write_record(options.results, f"vllm-tokens-{options.kv}-{options.heads}-heads", record))
     if options.same is not None and any(sum(r["alike"] for r in rows) < options.same for rows in results.values()):
         raise SystemExit(1)
 

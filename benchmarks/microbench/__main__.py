@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .. import protocol
+from .. import protocol, runner
 
 HERE = Path(__file__).parent
 TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "launch", "dependents")
@@ -27,7 +27,7 @@ SECONDS = 60
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.microbench", description=__doc__)
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}; all by default")
-    protocol.add_arguments(parser, seconds=None)
+    runner.add_arguments(parser, seconds=None)
     given = parser.parse_args()
     unknown = [topic for topic in given.topics if topic not in TOPICS]
     if unknown:
@@ -42,14 +42,14 @@ def main() -> int:
                 failed[topic] = error
         clocks = [clock for _, clock, _ in monitor.samples]
     record = {
-        "certificate": protocol.certificate(given.commit),
+        "certificate": runner.certificate(given.commit),
         "sm_clock_mhz": {"median": statistics.median(clocks), "least": min(clocks), "most": max(clocks)}
         if clocks
         else None,
         "results": measured,
         "failed": failed,
     }
-    print(protocol.write_record(given.results, "microbench", record))
+    print(runner.write_record(given.results, "microbench", record))
     for topic, error in failed.items():
         print(f"{topic} failed: {error}", file=sys.stderr)
     return 1 if failed else 0
