@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import select_
 
 from ..alignment import aligned
+from ..precision import larger_magnitudes, packed_words
+from ..ptx import store_if
 from ..row_end import with_earlier
 from ..seqlen import Span
 from .fragment import QUAD, rows_columns
@@ -38,6 +40,23 @@ def store_output(
             for number, line in enumerate(lines):
                 place = aligned(target.iterator + (QUAD * number + lane) * 8, 16)
                 cute.autovec_copy(line, cute.recast_tensor(cute.make_tensor(place, cute.make_layout(8)), Int32))
+
+
+@cute.jit
+def store_vector(
+    stored: Boolean, address: Int64, offset: cutlass.Constexpr[int], values: list, dtype: cutlass.Constexpr,
+    largest: Int32 | None = None,
+) -> Int32 | None:  # fmt: skip
+    """Round the values, which fill 16 bytes, to a 16-bit type and store them `offset` bytes behind `address`, if
+    `stored` (`store_if`). `largest`: pairs of float16, magnitudes; what has been rounded, stored or not, or these,
+    whichever is larger."""
+    words = cute.make_rmem_tensor(4, Int32)
+    for i, word in enumerate(packed_words(values, dtype)):
+        words[i] = word
+        if const_expr(largest is not None):
+            largest = larger_magnitudes(largest, word)
+    store_if(stored, address, offset, words)
+    return largest
 
 
 @cute.jit

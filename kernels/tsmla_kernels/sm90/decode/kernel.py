@@ -40,7 +40,7 @@ from .results import Results
 from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
 from .storage import Shared, box_layout, box_shape, layouts_of, partition, shared_of, stages_layout
 from .stored import partition_stored, stored_maps
-from .task import leave, take
+from .task import take, take_next
 from .transpose import transpose_values
 
 PAIRED_UNITS = 8
@@ -249,9 +249,7 @@ class DecodeKernel:
                             )
                         else:
                             edges = clean(shared, geometry, task, view, terms.heads, edges)
-                        leave(shared.dealt, number)
-                        number += 1
-                        task = take(shared.dealt, number)
+                        number, task = take_next(shared.dealt, number)
             else:
                 source = KeySource(block_tables, page_size, pages)
                 boxes = self._partition_strips(
@@ -270,9 +268,7 @@ class DecodeKernel:
                                 query, boxes, tiles, source, shared, geometry, loader, task, terms.heads,
                                 hides(view), edges, varying,
                             )  # fmt: skip
-                            leave(shared.dealt, number)
-                            number += 1
-                            task = take(shared.dealt, number)
+                            number, task = take_next(shared.dealt, number)
                 # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.
                 cute.arch.griddepcontrol_launch_dependents()
         elif warp >= 3 * WARPGROUP // 32:
@@ -285,9 +281,7 @@ class DecodeKernel:
                         convert(shared, geometry, warp // (WARPGROUP // 32) - 3, number, task, view, terms.heads)
                     else:
                         transpose_values(shared, geometry, task)
-                    leave(shared.dealt, number)
-                    number += 1
-                    task = take(shared.dealt, number)
+                    number, task = take_next(shared.dealt, number)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
             results = Results(out, lse, partials, ending)
@@ -299,9 +293,7 @@ class DecodeKernel:
                     geometry, self.probabilities, mine, (mma_qk, mma_rope, mma_pv), shared, view, number, task,
                     terms.heads, results, softmax_scale, scales,
                 )  # fmt: skip
-                leave(shared.dealt, number)
-                number += 1
-                task = take(shared.dealt, number)
+                number, task = take_next(shared.dealt, number)
         if const_expr(paired):  # the other CTA may still tell this one that it has left a stage
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()

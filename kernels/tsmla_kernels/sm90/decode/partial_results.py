@@ -6,10 +6,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from ...parts.hopper.epilogue import store_vector
 from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_max, scale_rows
 from ...parts.partials import Partials
-from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
+from ...parts.precision import fits_float16, largest_finite, lift_of
 from ...parts.ptx import store_if
 from .geometry import OUTPUTS
 from .task import Task, is_rehearsal
@@ -151,10 +152,5 @@ def _store_in_quads(
         values = [accumulator[row, group * vector + i] for i in range(vector)]
         if const_expr(factor is not None):
             values = [value * factor for value in values]
-        words = cute.make_rmem_tensor(4, Int32)
-        for i, word in enumerate(packed_words(values, dtype)):
-            words[i] = word
-            if const_expr(largest is not None):
-                largest = larger_magnitudes(largest, word)
-        store_if(stored, start, group * QUAD * 16, words)
+        largest = store_vector(stored, start, group * QUAD * 16, values, dtype, largest)
     return largest

@@ -73,7 +73,7 @@ def tell(dealt: Dealt, number: Int32, task: Task) -> None:
 
 @cute.jit
 def take(dealt: Dealt, number: Int32) -> Task:
-    """Task `number` of this CTA, for a warp that will `leave` it."""
+    """Task `number` of this CTA, for a warp that will `leave` it, as `take_next` does."""
     dealt.edge.wait_full(number)
     return look(dealt, number)
 
@@ -89,6 +89,14 @@ def look(dealt: Dealt, number: Int32) -> Task:
 def leave(dealt: Dealt, number: Int32) -> None:
     cute.arch.sync_warp()
     dealt.edge.release(number)
+
+
+@cute.jit
+def take_next(dealt: Dealt, number: Int32) -> tuple[Int32, Task]:
+    """Leave task `number`, and take the one behind it: its number, and the task."""
+    leave(dealt, number)
+    number += 1
+    return number, take(dealt, number)
 
 
 @cute.jit

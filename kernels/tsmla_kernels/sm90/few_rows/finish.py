@@ -8,11 +8,11 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...limits import WARPGROUP
 from ...parts.alignment import shared_vector
+from ...parts.hopper.epilogue import store_vector
 from ...parts.hopper.fragment import QUAD
 from ...parts.hopper.softmax import quad_max, quad_sum
 from ...parts.partials import Partials
-from ...parts.precision import fits_float16, larger_magnitudes, largest_finite, lift_of, packed_words
-from ...parts.ptx import store_if
+from ...parts.precision import fits_float16, largest_finite, lift_of
 from ...parts.row_end import BASE_2, RowEnd, count_sink, end_of_row
 from ..decode.results import Results, output_of
 from ..decode.task import Task, is_rehearsal
@@ -193,10 +193,6 @@ def _store_row(
     for line in cutlass.range_constexpr(2):
         for vector in cutlass.range_constexpr(OUTPUTS // size):
             values = [state.output[2 * row + line, size * vector + i] * factor for i in range(size)]
-            words = cute.make_rmem_tensor(4, Int32)
-            for i, word in enumerate(packed_words(values, dtype)):
-                words[i] = word
-                if const_expr(largest is not None):
-                    largest = larger_magnitudes(largest, word)
-            store_if(stored, start, (line * OUTPUTS + vector * size) * dtype.width // 8, words)
+            place = (line * OUTPUTS + vector * size) * dtype.width // 8
+            largest = store_vector(stored, start, place, values, dtype, largest)
     return largest

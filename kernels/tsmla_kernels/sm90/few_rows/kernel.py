@@ -22,7 +22,7 @@ from ...parts.row_end import Ending
 from ...parts.visible import Visibility
 from ..decode.deal import deal
 from ..decode.results import Results
-from ..decode.task import leave, take
+from ..decode.task import take, take_next
 from .attend import attend_few, is_alone
 from .geometry import FewRowsGeometry
 from .load import load_few
@@ -90,9 +90,7 @@ class FewRowsKernel:
                 task = take(shared.dealt, number)
                 while task.more:
                     load_few(cache, source, shared, geometry, task)
-                    leave(shared.dealt, number)
-                    number += 1
-                    task = take(shared.dealt, number)
+                    number, task = take_next(shared.dealt, number)
                 # As in `sm90/decode`: earlier, the combine's CTAs would all go where CTAs without work leave.
                 cute.arch.griddepcontrol_launch_dependents()
         else:
@@ -106,6 +104,4 @@ class FewRowsKernel:
                     attend_few(
                         geometry, team, shared, view, number, task, terms.heads, query, results, softmax_scale
                     )
-                leave(shared.dealt, number)
-                number += 1
-                task = take(shared.dealt, number)
+                number, task = take_next(shared.dealt, number)
