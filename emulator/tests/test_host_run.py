@@ -18,7 +18,7 @@ from tsmla_emulator import check, cli, machine, mutation_table, record
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
 from tsmla_kernels.sm90.decode.geometry import TASK_RING
-from tsmla_kernels.sm90.few_rows.geometry import ROWS
+from tsmla_kernels.sm90.few_rows.geometry import FEW_ROWS
 
 SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False).symbol()
 
@@ -102,7 +102,7 @@ def test_check_of_a_variant(variant):
 
 
 def test_few_rows_of_a_check_are_those_of_hoppers_kernel():
-    assert check.HOPPER_FEW_ROWS == ROWS
+    assert check.HOPPER_FEW_ROWS == FEW_ROWS
 
 
 def test_check_of_a_blackwell_decode_reaches_both_kernels():

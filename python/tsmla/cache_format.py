@@ -21,7 +21,7 @@ def typed(cache: torch.Tensor, format: str) -> torch.Tensor:
     return cache.view(torch.float8_e4m3fn) if cache.dtype is torch.uint8 and format in _EIGHT_BITS else cache
 
 
-def few_rows(cache: torch.Tensor) -> bool:
+def is_countable(cache: torch.Tensor) -> bool:
     """Whether a cache has no more rows than kernels count."""
     return cache.shape[0] * cache.shape[1] <= _MAX_ROWS
 

@@ -77,7 +77,7 @@ def mla_read_cache(
         cache = cache_format.typed(cache, format)
         tensors = kv_c, k_pe, cache, rope_cache, scale_cache, *places
         shape = kv_c.shape
-        kind = _kind(tensors, shape, options, cache_format.few_rows(cache))
+        kind = _kind(tensors, shape, options, cache_format.is_countable(cache))
         kernel, narrow, no_rope, no_scales, no_indices, no_tables, no_lengths, pdl = resolve.calls.get(
             kind
         ) or resolve.keep(kind, _examined(tensors, options))

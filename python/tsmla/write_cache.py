@@ -110,7 +110,7 @@ def mla_write_cache(
         cache = cache_format.typed(cache, format)
         tensors = kv_c, k_pe, slot_mapping, cache, rope_cache, scale_cache, positions, cos_sin_cache
         shape = kv_c.shape
-        kind = _kind(tensors, shape, options, cache_format.few_rows(cache))
+        kind = _kind(tensors, shape, options, cache_format.is_countable(cache))
         served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
         kernel, narrow, no_rope, no_scales, no_positions, no_table, power_of_two, interleaved, pdl = served
         if shape[0]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tsmla.variant import DecodeVariant
 
 from ...parts.precision import PartialRows
-from ..few_rows.geometry import ROWS as FEW_ROWS
-from ..few_rows.geometry import FewRowsGeometry
+from ..few_rows.geometry import FEW_ROWS, FewRowsGeometry
 from .geometry import PAIR, DecodeGeometry
 
 ONE_CTA = "one CTA"

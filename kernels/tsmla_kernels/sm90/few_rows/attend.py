@@ -17,7 +17,7 @@ from ...parts.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_b
 from ..decode.results import Results
 from ..decode.task import Task, edge_tile
 from .finish import finish
-from .geometry import BLOCK, ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
+from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
 from .schedule import TEAM_BARRIER
 from .storage import Shared
 from .tile import HALVES, NO_KEYS, STEPS, State, add_values, lane_of, probabilities_of, scores_of, wipe
@@ -123,7 +123,7 @@ def _as_operands(
     ]
     told = cute.make_tensor(
         cute.make_ptr(Float32, shared.largest, cute.AddressSpace.smem, assumed_align=4),
-        cute.make_layout((ROWS, TEAM_WARPS, TEAMS)),
+        cute.make_layout((FEW_ROWS, TEAM_WARPS, TEAMS)),
     )
     for row in cutlass.range_constexpr(2):
         largest = Int32(0)

@@ -16,7 +16,7 @@ from ...parts.precision import fits_float16, largest_finite, lift_of
 from ...parts.row_end import BASE_2, RowEnd, count_sink, end_of_row
 from ..decode.results import Results, output_of
 from ..decode.task import Task, is_rehearsal
-from .geometry import BLOCK, ROWS, STRIP, TEAM_WARPS, TEAMS, FewRowsGeometry
+from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, FewRowsGeometry
 from .schedule import ALL_BARRIER, TEAM_BARRIER
 from .storage import Shared
 from .tile import NO_KEYS, VECTOR, State
@@ -39,7 +39,7 @@ def finish(
     lane = cute.arch.lane_idx()
     ends = cute.make_tensor(
         cute.make_ptr(Float32, shared.ends, cute.AddressSpace.smem, assumed_align=4),
-        cute.make_layout((ENDS, TEAMS * TEAM_WARPS, ROWS)),
+        cute.make_layout((ENDS, TEAMS * TEAM_WARPS, FEW_ROWS)),
     )
     given = shared.exchange + state.warp * (OUTPUTS * 32 * VECTOR) + lane * VECTOR
     for row in cutlass.range_constexpr(2):
@@ -148,7 +148,7 @@ def _store_partial(
     lane = cute.arch.lane_idx()
     run_for = task.rows
     if is_rehearsal(task):
-        run_for = Int32(ROWS)
+        run_for = Int32(FEW_ROWS)
     ups = cute.make_rmem_tensor(2, Float32)
     for row in cutlass.range_constexpr(2):
         ups[row] = Float32(LIKELY_UP)

@@ -11,7 +11,7 @@ from ...limits import SHARED_BYTES_PER_CTA, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
 
-ROWS = 16
+FEW_ROWS = 16
 """Query rows of a CTA: those of one warp-level product."""
 TILE_KV = 64
 """Keys of a tile."""
@@ -62,12 +62,12 @@ class FewRowsGeometry:
     @property
     def exchange_bytes(self) -> int:
         """Of a team: each warp's part of the scores of a tile, in float32."""
-        return TEAM_WARPS * ROWS * TILE_KV * 4
+        return TEAM_WARPS * FEW_ROWS * TILE_KV * 4
 
     @property
     def sums_bytes(self) -> int:
         """Of a team: the sums of these."""
-        return ROWS * TILE_KV * 4
+        return FEW_ROWS * TILE_KV * 4
 
     @property
     def ends_at(self) -> int:
@@ -76,7 +76,7 @@ class FewRowsGeometry:
     @property
     def ends_bytes(self) -> int:
         """Of each warp of a team three numbers of each row; for either team."""
-        return TEAMS * TEAM_WARPS * ROWS * 3 * 4
+        return TEAMS * TEAM_WARPS * FEW_ROWS * 3 * 4
 
     @property
     def largest_at(self) -> int:
@@ -85,7 +85,7 @@ class FewRowsGeometry:
     @property
     def largest_bytes(self) -> int:
         """The largest number of each query row in each warp's columns, for either team."""
-        return TEAMS * TEAM_WARPS * ROWS * 4
+        return TEAMS * TEAM_WARPS * FEW_ROWS * 4
 
     @property
     def shared_bytes(self) -> int:
@@ -98,4 +98,4 @@ class FewRowsGeometry:
         assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
         assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self
-        assert TEAMS * self.exchange_bytes >= TEAM_WARPS * ROWS * STRIP * 4, self
+        assert TEAMS * self.exchange_bytes >= TEAM_WARPS * FEW_ROWS * STRIP * 4, self
