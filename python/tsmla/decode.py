@@ -24,6 +24,8 @@ from .workspace import multiprocessors, sized
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
+_MOST_ROWS = 2**31 - 128
+"""Query rows of a request: the last row tile, of up to 128, must end where 32 bits do."""
 PAGE_SIZES = (16, 32, 64, 128)
 
 
@@ -126,7 +128,8 @@ def tsmla_decode(
             of no request are neither read nor written in `out` and `lse`.
         max_q_len: at least the most query tokens of a request, or of what a captured graph will see; needed with
             cum_seq_lens_q. Of a request that has more, the first max_q_len are computed as if they were its last
-            positions, the others as if they were no request's. How a call is dealt to the GPU follows from it.
+            positions, the others as if they were no request's. How a call is dealt to the GPU follows from it. Times
+            heads, at most 2^31 - 128.
         batch_invariant: a request's results have the same bits whatever else is in the batch, packed or not, and
             however many SMs there are: its keys are not split among SMs, so that few or long requests leave most of
             them idle.
@@ -282,6 +285,12 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
         q_len, sizes["requests"] = sizes["q_len"], sizes["batch"]
     examination.check(variant)
     batch, heads = sizes["requests"], sizes["heads"]
+    if q_len * heads > _MOST_ROWS:
+        what = "max_q_len" if packed else "query's q_len"
+        raise ArgumentError(
+            f"{_OPERATOR}: {what} is {q_len} and query has {heads} heads; a request may have {_MOST_ROWS} rows (query "
+            "tokens x heads) at most"
+        )
     for name, size, least in (("kv_cache", "pages", "one page"), ("block_tables", "width", "one column")):
         if batch and not sizes[size]:
             given = list((kv_cache if name == "kv_cache" else block_tables).shape)

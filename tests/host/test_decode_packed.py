@@ -71,6 +71,8 @@ def test_nothing_is_launched_where_there_is_nothing(recorder, tokens, requests, 
         ({"cum_seq_lens_q": None, "max_q_len": None}, r"query has shape \[7, 4, 576\]; it must be \[batch, q_len"),
         ({"max_q_len": 0}, "max_q_len is 0; it must be"),
         ({"max_q_len": 2**31}, "max_q_len is 2147483648; it must be"),
+        ({"max_q_len": 2**31 - 1}, "max_q_len is 2147483647 and query has 4 heads; a request may have 2147483520 rows"),
+        ({"max_q_len": 2**29 - 31}, "max_q_len is 536870881 and query has 4 heads"),
         ({"max_q_len": 1.5}, "max_q_len is"),
         ({"max_q_len": "5"}, "max_q_len is"),
         ({"cum_seq_lens_q": ints(0, 1, 6)}, r"cum_seq_lens_q has shape \[3\]; it must be \[4\]"),
@@ -95,6 +97,13 @@ def test_wrong_arguments_are_named(recorder, seen, changes, message):
     with pytest.raises(ArgumentError, match=f"^tsmla_decode: {message}"):
         tsmla_decode(**packed(**changes))
     assert recorder.launches == []
+
+
+def test_a_request_may_have_all_rows_that_its_row_tiles_can_count(recorder):
+    """No more: kernels would divide by no row tiles, or count them down from 0."""
+    tsmla_decode(**packed(max_q_len=2**29 - 32, workspace_buffer=torch.empty(2**26, dtype=torch.int8)))
+    (arguments,) = recorder.launches
+    assert arguments[-2] == 2**29 - 32
 
 
 def test_results_of_a_pack_are_refused_without_one(recorder):
