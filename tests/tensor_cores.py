@@ -7,6 +7,9 @@ import torch
 _STEP = 32
 """Products that one instruction adds to an element of its result."""
 _FRACTION_BITS = 13
+_DRAWS = 4096
+"""Scores of which the largest loss is taken: of 100,000 normal e5m2 keys and queries of 192 dims, half lose 4e-5, and
+the worst of so many 1e-3."""
 
 
 def truncate(tensor: torch.Tensor) -> bool:
@@ -15,13 +18,34 @@ def truncate(tensor: torch.Tensor) -> bool:
     return on_gpu and tensor.dtype.itemsize == 1 and torch.cuda.get_device_capability(tensor.device) == (9, 0)
 
 
-def lse_loss(query: torch.Tensor, plain_lse: torch.Tensor, exact_lse: torch.Tensor) -> float:
-    """How far the LSE of `truncated_products` is from the exact one, at most over the rows that have keys; 0 where
-    kernels on these inputs add exactly."""
-    with_keys = exact_lse.isfinite()
-    if not truncate(query) or not with_keys.any():
+def lse_loss(query: torch.Tensor, key: torch.Tensor, scale: float, squares: torch.Tensor) -> torch.Tensor:
+    """How far from the exact one the natural LSE of rows may be that tensor cores computed, whose keys' weights have
+    these sums of squares. query [.., d] and key [.., d] are those of the call.
+
+    An LSE loses the mean of what its keys' scores lose, by weight: if losses are independent, one of them times the
+    root of `squares`. How large one may be is not read off the rows that are judged. These may be a few rows of a
+    single key each, and how hardware groups addends is not known well enough to predict the loss of each. It follows
+    from the largest of `_DRAWS` scores of this call's numbers, times 3: of 17,280 simulated rows of 1 and 60 keys (e4m3
+    and e5m2, 192 and 576 dims, 32 products at a time, 16, or 32 from the last dim on), 115 lost more than the largest
+    of 2,048 times the root, as a row's losses are not quite independent, and the worst 1.84 times that."""
+    return 3 * largest_loss(query, key) * scale * squares.sqrt()
+
+
+def largest_loss(query: torch.Tensor, key: torch.Tensor) -> float:
+    """What the worst of `_DRAWS` products of rows of query and key loses. Rows need not see each other, and keys of
+    which there are too few come again with their columns in another order. Rows with NaN do not count."""
+    q, k = (rows.flatten(0, -2).float() for rows in (query, key))
+    q, k = (rows[rows.isfinite().all(-1)] for rows in (q, k))
+    if not len(q) or not len(k):
         return 0.0
-    return float((plain_lse - exact_lse)[with_keys].abs().max())
+    q = q[:: max(1, len(q) // 64)][:64]
+    count = _DRAWS // len(q)
+    if len(k) < count:
+        order = torch.rand(count - len(k), k.shape[1], generator=torch.Generator().manual_seed(0)).argsort(1)
+        again = k[torch.arange(len(order), device=k.device) % len(k)].gather(1, order.to(k.device))
+        k = torch.cat([k, again])
+    k = k[:: len(k) // count][:count]
+    return float((truncated_products(q, k) - q.double() @ k.double().T).abs().max())
 
 
 def truncated_products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
