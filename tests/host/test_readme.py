@@ -19,6 +19,7 @@ from tsmla.variant import Arch
 from benchmarks import published, report
 
 ROOT = Path(__file__).parents[2]
+TOUR = (ROOT / "docs" / "tour.md").read_text()
 PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
 
 
@@ -49,6 +50,13 @@ def test_performance():
     assert f"{report.BEGIN}\n{report.readme_part()}\n{report.END}" in README
     assert report.PAGE.read_text() == report.performance_page()
     assert not published.superseded()
+
+
+def test_what_the_tour_says_of_a_gpu_is_on_the_performance_page():
+    page = report.PAGE.read_text()
+    read, product = re.search(r"read brings ([\d,]+) GB/s and a large matmul computes (\d+) TFLOP/s", TOUR).groups()
+    assert f"A large read reached {read.replace(',', '')} GB/s" in page and f"a large matmul ({product} TFLOP/s)" in page
+    assert f"which is {int(product) * 1000 / int(read.replace(',', '')):.0f}\n" in TOUR
 
 
 @pytest.mark.parametrize(
