@@ -111,6 +111,12 @@ def _examined(tensors: tuple, options: tuple[bool, bool]) -> _Served:
     query, q_pe, *_ = tensors
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
     packed = isinstance(query, torch.Tensor) and query.ndim == 3
+    if isinstance(query, torch.Tensor) and not query.is_nested and query.ndim not in (3, 4):
+        name, width = called.get("query", "query"), columns.get("query_columns", LATENT_DIM + ROPE_DIM)
+        raise ArgumentError(
+            f"{_OPERATOR}: {name} has shape {list(query.shape)}; it must be [batch, q_len, heads, {width}] or [tokens, "
+            f"heads, {width}]"
+        )
     examination = examine.Examination(QUANTIZE_Q, tensors, called, columns, packed)
     variant = QuantizeQVariant(examination.arch, examination.dtype, _ROW)
     examination.check(variant)

@@ -66,6 +66,14 @@ def test_nothing_to_do_launches_nothing(recorder, outer):
 WRONG = {
     "a query of float16": ({"query": torch.zeros(2, 3, 4, 576).half()}, "query is torch.float16; accepted: torch.bfl"),
     "a query of five dimensions": ({"query": torch.zeros(1, 2, 3, 4, 576, dtype=BF16)}, "query has shape"),
+    "a row": (
+        {"query": torch.zeros(4, 576, dtype=BF16)},
+        r"query has shape \[4, 576\]; it must be \[batch, q_len, heads, 576\] or \[tokens, heads, 576\]",
+    ),
+    "a piece of a row": (
+        {"query": (torch.zeros(512, dtype=BF16), torch.zeros(64, dtype=BF16))},
+        r"query\[0\] has shape \[512\]; it must be .* or \[tokens, heads, 512\]",
+    ),
     "a narrow query": ({"query": torch.zeros(2, 3, 4, 512, dtype=BF16)}, r"query has shape \[2, 3, 4, 512\]; it must"),
     "one piece": ({"query": (torch.zeros(2, 3, 4, 512, dtype=BF16),)}, "query is a tuple of 1; it must be"),
     "a piece of other heads": (
