@@ -15,9 +15,10 @@ tables in `python/tsmla/call.py`, from which kernels' signatures and the operato
 mean is in the operators' docstrings.
 
 Sizes such as `d_qk` that are fields of a variant are compiled in; all others are free, and one name is one size within
-a table. *dtype* is the inputs' and *out_dtype* the output's; support says which exist
-(`python/tsmla/support.py`). Addresses, and strides that are free, are multiples of the alignment in bytes, except that
-the stride of a dimension of one element means nothing. After these arguments every kernel takes a CUDA stream.
+a table. *dtype* is the inputs' and *out_dtype* the output's; `python/tsmla/support.py` says which exist.
+Addresses, and strides that are free, are multiples of the alignment in bytes, except that the stride of a dimension of
+one element means nothing. Tensors that a call writes may share no memory with others that it takes; nobody checks that.
+After these arguments every kernel takes a CUDA stream.
 
 What callers give as a tuple of two is two tensors here: `key[1]` is the second, and `key` stands for the first, or for
 a tensor that is both side by side. So d_query and d_key are d_qk, or the 128 columns of the first piece, and

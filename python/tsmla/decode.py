@@ -94,7 +94,8 @@ def tsmla_decode(
         block_tables: [batch, width] int32, pages of each request in order; entries beyond a request's keys are not
             read, so rows may be wider than needed. A page that the cache does not have reads as zeros.
         seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
-            ones count as 0, those beyond width * page_size as that. int64 takes one more small launch.
+            ones count as 0. No request has more keys than width * page_size; where a length says so, positions of its
+            query tokens still follow from the length. int64 takes one more small launch.
         max_seq_len: at least the longest of `seq_lens`, or of what a captured graph will see: how many CTAs can be
             occupied follows from it, never what is computed.
         softmax_scale: factor of the scores, times the dequantisation scales of query and cache where these have one
@@ -102,7 +103,8 @@ def tsmla_decode(
             Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined.
         output_scale: factor of the output, before it is rounded; not of the LSE.
         out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits. [tokens, heads, 512]
-            with cum_seq_lens_q.
+            with cum_seq_lens_q. Neither it nor `lse` nor the workspace may share memory with another argument, which
+            nobody checks.
         is_var_seq: not read; lengths are always read from `seq_lens`.
         causal_mask: query token t sees the positions up to its own; otherwise all tokens see what the last one sees.
         window_left: also hide positions more than this many before a token's own; -1 for none.

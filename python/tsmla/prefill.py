@@ -75,7 +75,8 @@ def tsmla_prefill(
         cum_seq_lens_q: [batch_size + 1] int32, as cum_seq_lens for the query; cum_seq_lens when None. Here, an entry
             smaller than one before it counts as that one, so that sequences share no rows.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
-        out: [tokens_q, heads_q, d_v] of `out_dtype` to write into.
+        out: [tokens_q, heads_q, d_v] of `out_dtype` to write into. Neither it nor `lse` may share memory with another
+            argument, which nobody checks.
         k_scale: what stored keys are to be multiplied by. The scores' factor is softmax_scale * k_scale, which must be
             from 2^-126 to 1024. A query stored in other units has its scale in softmax_scale. Scaled scores beyond 2^23
             are more than float32 tells apart: what then becomes of a row is not defined.

@@ -73,6 +73,12 @@ def test_an_unknown_arch(shipped: Path) -> None:
         tsmla.binary_status("sm_80")
 
 
+@pytest.mark.parametrize("name", ["binary_status", "has_binary_prefill", "has_binary_decode"])
+def test_an_unknown_arch_is_refused_in_the_name_of_what_was_called(shipped: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}: arch is 90; accepted"):
+        getattr(tsmla, name)(arch=90)
+
+
 def test_the_report_reads_well_and_is_json(shipped: Path) -> None:
     report = tsmla.binary_status("sm_90a")
     assert "pack: 1 kernels in " in str(report) and "decode: no: " in str(report)

@@ -76,17 +76,17 @@ def binary_status(arch: Arch | str | None = None, path: str | Path | None = None
     `path` stands in for TSMLA_FMHA_BINARY_SO: the prefill library to judge. Libraries are loaded, GPUs are not touched.
     Reasons are reported, not raised; only an unknown `arch` is an ArgumentError.
     """
-    return _judge(tuple(FAMILIES), arch, path)
+    return _judge("binary_status", tuple(FAMILIES), arch, path)
 
 
 def has_binary_prefill(path: str | Path | None = None, arch: Arch | str | None = None) -> bool:
     """Whether prefill runs from a precompiled library: the one at `path`, else the one that a call would use."""
-    return _judge(("prefill",), arch, path).families["prefill"].available
+    return _judge("has_binary_prefill", ("prefill",), arch, path).families["prefill"].available
 
 
 def has_binary_decode(arch: Arch | str | None = None) -> bool:
     """Whether decode runs from a precompiled library. `binary_status` says why not."""
-    return _judge(("decode",), arch, None).families["decode"].available
+    return _judge("has_binary_decode", ("decode",), arch, None).families["decode"].available
 
 
 def variant_status(variant: Variant) -> VariantStatus:
@@ -112,17 +112,20 @@ def variant_status(variant: Variant) -> VariantStatus:
     return VariantStatus(variant, step, str(library.path))
 
 
-def _judge(families: tuple[str, ...], arch: Arch | str | None, path: str | Path | None) -> BinaryStatus:
-    found, reason = (_named(arch), "") if arch is not None else gpu.current_arch()
+def _judge(
+    asked: str, families: tuple[str, ...], arch: Arch | str | None, path: str | Path | None
+) -> BinaryStatus:
+    """asked: the function that errors name."""
+    found, reason = (_named(asked, arch), "") if arch is not None else gpu.current_arch()
     if found is None:
         reason = f"{reason}; name an arch to ask about another machine"
         return BinaryStatus(None, platform.machine(), {name: FamilyStatus(False, reason=reason) for name in families})
     return BinaryStatus(found, platform.machine(), {name: _judge_family(name, found, path) for name in families})
 
 
-def _named(arch: Arch | str) -> Arch:
+def _named(asked: str, arch: Arch | str) -> Arch:
     if not isinstance(arch, str) or arch not in list(Arch):
-        raise ArgumentError(f"binary_status: arch is {arch!r}; accepted: {', '.join(Arch)}")
+        raise ArgumentError(f"{asked}: arch is {arch!r}; accepted: {', '.join(Arch)}")
     return Arch(arch)
 
 
