@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from tsmla.support import why_unsupported
@@ -26,6 +27,20 @@ def test_the_promised_kernels_ship():
         **{("quantize_q", arch): 1 for arch in SHIPPED_ARCHS},
         **{(f"{verb}_cache", arch): 6 for verb in ("write", "read") for arch in SHIPPED_ARCHS},
     }
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("CONTRIBUTING.md", "{shipped} kernels, ten minutes"),
+        ("docs/deployment.md", "{shipped} kernels take ten minutes"),
+        ("CHANGELOG.md", "All {shipped} kernels build"),
+        ("docs/deployment.md", "a wheel with its libraries, {rubin} kernels"),
+    ],
+)
+def test_documents_state_how_many(page, text):
+    said = " ".join((Path(__file__).parents[2] / page).read_text().split())
+    assert text.format(shipped=len(matrix.shipped()), rubin=len(matrix.shipped([Arch.SM107A]))) in said
 
 
 def test_every_shipped_variant_is_supported_and_has_its_own_symbol():
