@@ -72,13 +72,16 @@ class Timing:
 
 
 class Monitor:
-    """SM clock and power every 20 ms from nvidia-smi, which may be absent: then there are no samples."""
+    """SM clock and power every 20 ms from nvidia-smi, which may be absent: then there are no samples. Entering it ends
+    the process with a sentence where there is no GPU to measure."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, float, float]] = []
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Monitor:
+        if not torch.cuda.is_available():
+            raise SystemExit("benchmarks measure on a CUDA GPU; torch sees none")
         if shutil.which("nvidia-smi"):
             command = ["nvidia-smi", f"--id={gpu_uuid()}", "--query-gpu=clocks.sm,power.draw"]
             self._process = subprocess.Popen(

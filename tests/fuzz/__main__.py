@@ -23,9 +23,14 @@ _ROUND = 10.0
 
 def main() -> int:
     options = _options()
-    places = [real_gpu()] if options.device else [Place(arch) for arch in options.arch or ARCHS]
-    if options.case:
-        errors = [failure_of(case_of(options.case), place) for place in places]
+    try:
+        places = [real_gpu()] if options.device else [Place(arch) for arch in options.arch or ARCHS]
+        case = case_of(options.case) if options.case else None
+    except (RuntimeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if case is not None:
+        errors = [failure_of(case, place) for place in places]
         for place, error in zip(places, errors, strict=True):
             print(f"{place.arch}: {error or 'right'}")
         return 1 if any(errors) else 0

@@ -71,6 +71,12 @@ def check(case: Case, place: Any) -> None:
 
 
 def case_of(text: str) -> Case:
-    """The case whose repr this is."""
+    """The case whose repr this is. Raises ValueError for what is none."""
     names = {kind.__name__: kind for kind in (*_CHECKS, Schedule, Sight, Scaling)}
-    return eval(text, {"__builtins__": {}}, {**names, "nan": float("nan"), "inf": float("inf")})
+    try:
+        case = eval(text, {"__builtins__": {}}, {**names, "nan": float("nan"), "inf": float("inf")})
+    except (NameError, SyntaxError, TypeError) as error:
+        raise ValueError(f"{text!r} is no case as a failure prints it: {error}") from error
+    if type(case) not in _CHECKS:
+        raise ValueError(f"{text!r} is a {type(case).__name__}, not one of {', '.join(k.__name__ for k in _CHECKS)}")
+    return case

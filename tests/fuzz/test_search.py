@@ -11,6 +11,7 @@ import torch
 import tsmla
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
+from . import __main__ as command
 from .decode_case import DecodeCase
 from .pack_case import PackCase
 from .places import Place
@@ -150,3 +151,19 @@ def test_what_is_broken_is_found(case, operator, broken, seed, monkeypatch):
         check(case_of(repr(failure.case)), place)
     monkeypatch.undo()
     check(failure.case, place)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device"], "--device needs a CUDA GPU; torch sees none"),
+        (["--case", "nonsense"], "'nonsense' is no case as a failure prints it: name 'nonsense' is not defined"),
+        (["--case", "PackCase(nope=1)"], "'PackCase(nope=1)' is no case"),
+        (["--case", "3"], "'3' is a int, not one of PrefillCase, DecodeCase"),
+    ],
+)
+def test_what_cannot_be_run_is_a_sentence(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["python -m tests.fuzz", *arguments])
+    assert command.main() == 2
+    assert said in capsys.readouterr().err

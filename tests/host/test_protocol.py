@@ -117,3 +117,9 @@ def test_a_tie_is_what_the_interval_says(ours: float, interval: tuple[float, flo
     timings = {"tsmla": {"median_us": ours}, "slower": slower, "best": best}
     assert published.best_peer(timings) is best
     assert published.is_tie(timings) is tie
+
+
+def test_without_a_gpu_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="benchmarks measure on a CUDA GPU; torch sees none"), protocol.Monitor():
+        pass
