@@ -15,6 +15,7 @@ from tsmla_kernels.sm90.prefill.geometry import (
     PrefillGeometry,
 )
 from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
+from tsmla_kernels.sm100.prefill.schedule import SECTION_HEADS
 
 
 def hopper_geometry(variant: Any) -> PrefillGeometry | None:
@@ -96,13 +97,16 @@ def _far_apart(variant: Any, shape: Any) -> bool:
 def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[int]:
     """Query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py). Heads whose
     tiles have numbers below `dealt` come first, a head's last tile beside its first; then longest first within the
-    heads whose keys fit in L2 together. Where tiles of fewer rows take less time, and others are alike, heads come in
-    batches, with those tiles last; all of them if each CTA has `one` tile."""
+    heads whose keys fit in L2 together, or of SECTION_HEADS heads in Blackwell's causal kernels. Where tiles of fewer
+    rows take less time, and others are alike, heads come in batches, with those tiles last; all of them if each CTA has
+    `one` tile."""
     s, geometry = shape, hopper_geometry(variant)
     short_last = geometry is not None and geometry.passes_rows and s.queries % geometry.tile_q != 0
     in_batches = short_last and count > 1 and s.keys > ALIKE * s.queries
     section_bytes = L2_SECTION_BYTES * (2 if _far_apart(variant, s) else 1)
     section = min(max(section_bytes // (s.keys * _row_bytes(variant)), 1), s.heads)
+    if variant.arch is not Arch.SM90A and variant.causal:
+        section = min(SECTION_HEADS, s.heads)
     if in_batches:
         section = max(SIDE_BY_SIDE // count, 1)
     found: list[int] = []

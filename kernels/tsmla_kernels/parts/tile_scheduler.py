@@ -54,6 +54,7 @@ def query_tile(
     short_last: cutlass.Constexpr[bool] = False,
     section_bytes: Int32 | int = L2_SECTION_BYTES,
     one: Boolean | bool = True,
+    section_heads: cutlass.Constexpr[int | None] = None,
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
     together. With `paired`, the heads whose tiles all have numbers below it come before the others, head by head, and
@@ -65,6 +66,8 @@ def query_tile(
     than queries, its heads come in batches of about as many tiles as run side by side, a batch's short tiles last; all
     of its heads if each CTA has `one` tile, else those that are not paired. Heads then are worked on at the same time,
     and CTAs end at about the same time.
+
+    With `section_heads`, a section has the query heads of so many key heads, whatever `section_bytes` says.
 
     A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
     there are no more tiles than CTAs. Keys may be shared."""
@@ -108,7 +111,7 @@ def query_tile(
                 index -= first_head * tiles
         head, tile = _sectioned(
             index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes, section_bytes,
-            in_batches if const_expr(short_last) else None,
+            in_batches if const_expr(short_last) else None, section_heads,
         )  # fmt: skip
         if index < 0:
             head = quotient(index + first_head * tiles, tiles)
@@ -120,7 +123,7 @@ def query_tile(
 @cute.jit
 def _sectioned(
     index: Int32, first_head: Int32, heads: Int32, heads_per_kv_head: Int32, tiles: Int32, kv_bytes: Int32,
-    section_bytes: Int32 | int, in_batches: Boolean | None,
+    section_bytes: Int32 | int, in_batches: Boolean | None, section_key_heads: cutlass.Constexpr[int | None],
 ) -> tuple[Int32, Int32]:  # fmt: skip
     """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first; or batch
     by batch, the whole tiles head by head, and then the last tile of each. Both divide by the same numbers: these are
@@ -130,7 +133,10 @@ def _sectioned(
         held = cutlass.select_(in_batches, Int32(SIDE_BY_SIDE), held)
         kv_bytes = cutlass.select_(in_batches, tiles, kv_bytes)
         alike = cutlass.select_(in_batches, Int32(1), alike)
-    section_heads = cutlass.min(cutlass.max(quotient(held, kv_bytes), 1) * alike, heads)
+    if const_expr(section_key_heads is not None):
+        section_heads = cutlass.min(section_key_heads * alike, heads)
+    else:
+        section_heads = cutlass.min(cutlass.max(quotient(held, kv_bytes), 1) * alike, heads)
     section = quotient(index, section_heads * tiles)
     before = section * section_heads
     here = cutlass.min(section_heads, heads - before)

@@ -29,7 +29,7 @@ from .correct import correct
 from .geometry import PrefillGeometry
 from .load import load
 from .mma import Products, multiply
-from .schedule import PrefillSchedule
+from .schedule import SECTION_HEADS, PrefillSchedule
 from .softmax import softmax
 from .storage import Layouts, layouts_of, shared_of
 from .work import tile_work
@@ -129,6 +129,7 @@ class PrefillKernel:
             heads_per_kv_head,
             cta_rows,
             (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
+            section_heads=SECTION_HEADS if const_expr(variant.causal) else None,
         )
         if tile.valid:
             if warp == schedule.correct_warpgroup * 4:
