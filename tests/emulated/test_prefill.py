@@ -134,6 +134,12 @@ def test_head_counts(gpu, heads):
     check(make_problem([20, 140], [150, 30], *heads, 128, 128, torch.bfloat16, "cuda"), True)
 
 
+@pytest.mark.archs("sm_100a")
+def test_more_key_heads_than_a_section(gpu):
+    """Blackwell, causal: query tiles are dealt 32 key heads at a time; here 32 and then 2."""
+    check(make_problem([257], [129], 34, 34, 192, 128, torch.float8_e4m3fn, "cuda"), True)
+
+
 def test_without_lse_and_with_pdl(gpu):
     check(make_problem([130], [200], 1, 1, 192, 128, torch.bfloat16, "cuda"), False, lse=False, enable_pdl=True)
 
