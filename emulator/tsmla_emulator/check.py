@@ -53,7 +53,7 @@ DECODE_NO_PAGE = 20
 DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
 HOPPER_FEW_ROWS = 16
-"""Query rows up to which rows that are converted have a kernel of their own on Hopper."""
+"""Query rows up to which cache rows with scales have a kernel of their own on Hopper."""
 DECODE_STRIPS = 4
 """Of the latent columns of a query row: some rows are faint but for one."""
 DECODE_FAINT = 128
@@ -240,8 +240,8 @@ def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
     few = FEW_ROWS_DEALS.get(arch)
     if few is not None:
         return DECODE_ROWS, few.row_tile + 2
-    converts = row is not None and row.scales is not None and not row.scales.whole_row
-    return (DECODE_ROWS, HOPPER_FEW_ROWS + 2) if converts else (DECODE_ROWS,)
+    scaled = row is not None and row.scales is not None
+    return (DECODE_ROWS, HOPPER_FEW_ROWS + 2) if scaled else (DECODE_ROWS,)
 
 
 def _decode(

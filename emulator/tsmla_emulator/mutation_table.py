@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsmla.variant import DecodeVariant, PrefillVariant, Variant
+from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
 
 from .mutate import Findings, NotClean, Result, Subject
 from .mutation_hunt import Pace, hunt
@@ -126,13 +126,16 @@ def recorded(
     small, records = (sorted(made.glob("*.npz")) for made in (few, many))
     ptx = records[0].with_suffix(".ptx")
     names, of_order = kernels(variant), 4 if isinstance(variant, DecodeVariant) else 2
+    parts = len(_rows(variant)) or len(names)
     found: dict[str, tuple[Path, list[Path], list[Path]]] = {}
     of_others: frozenset[str] = frozenset()
     for number, name in reversed([*enumerate(names)]):
-        first, own = (some[number * len(some) // len(names) :][: len(some) // len(names)] for some in (small, records))
+        of_name = range(number * parts // len(names), (number + 1) * parts // len(names))
+        first, own = ([_part(some, part, parts) for part in of_name] for some in (small, records))
+        in_order = [*sum(first, []), *sum((paths[:of_order] for paths in own), [])]
         calls, of_masks = (
             [path for path in paths if not entries(path) <= of_others]
-            for paths in ([*first, *own[:of_order]], own[of_order:])
+            for paths in (in_order, sum((paths[of_order:] for paths in own), []))
         )
         of_others = of_others.union(*map(entries, calls))
         found[name] = ptx, calls, of_masks
@@ -140,16 +143,31 @@ def recorded(
 
 
 def kernels(variant: Variant) -> list[str]:
-    """Names of a variant's kernels in the table."""
+    """Names of a variant's kernels in the table: of a decode, one for each count of rows in `check.decode_rows`, but
+    for Hopper's of rows that have one scale: there forms of one kernel take few rows and more."""
     from . import check
 
     symbol = variant.symbol()
     if isinstance(variant, DecodeVariant):
-        rows = check.decode_rows(variant.arch, variant.row)
-        return [symbol] if len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
+        rows = _rows(variant)
+        one = variant.arch is Arch.SM90A and variant.row.scales is not None and variant.row.scales.whole_row
+        return [symbol] if one or len(rows) == 1 else [f"{symbol}, {count} rows" for count in rows]
     if isinstance(variant, PrefillVariant):
         return [symbol, f"{symbol}, long sequences"][: check.prefill_kernels(variant)]
     return [symbol]
+
+
+def _rows(variant: Variant) -> tuple[int, ...]:
+    """Of the calls of a decode; of others, none."""
+    from . import check
+
+    return check.decode_rows(variant.arch, variant.row) if isinstance(variant, DecodeVariant) else ()
+
+
+def _part(paths: list[Path], number: int, count: int) -> list[Path]:
+    """One of so many parts of the same length."""
+    length = len(paths) // count
+    return paths[number * length : (number + 1) * length]
 
 
 def made() -> str:
