@@ -59,7 +59,7 @@ DECODE_STRIPS = 4
 DECODE_FAINT = 128
 """Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
 DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 64
-"""Keys of a decode's requests, `window_left` of calls, and query tokens of one head where no kernel needs more: in
+"""Keys of a decode's requests, `window_left` of calls, and query tokens of one head of the most rows: in
 every column of a tile of 64 keys lie the first key that a row sees and the last, in first tiles and in others; keys end
 with a tile, and with a page in the middle of one, behind which the table has no entry. That is the last request, which
 has query tokens where requests differ in these, too."""
@@ -159,7 +159,7 @@ def check(
                 judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
                 if at_bounds:
                     judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
-                    tokens = max(rows, DECODE_BOUNDS_ROWS) if rows == rows_of_each[-1] else rows
+                    tokens = max(rows, DECODE_BOUNDS_ROWS if rows == rows_of_each[-1] else HOPPER_FEW_ROWS)
                     for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
                         judged.append(_decode(variant, tokens, DECODE_BOUNDS, varies, window, heads=1))
     measured = "; ".join(measured for measured, _ in judged)
@@ -275,6 +275,7 @@ def _decode(
         ]
         if q_lens[longest := key_counts.index(max(key_counts))]:
             limits[longest][0] = hidden
+        limits[0][0] = limits[0][-1] // 2  # of a CTA's first task, what the last token sees others do not
         visible = torch.cat(limits) if varies else torch.stack(limits)
         more["local_visible_lens"] = visible.to("cuda")
     *order, (nobodys,) = torch.randperm(sum(pages) + 1).split([*pages, 1])

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 NO_REASONS = Reasons()
 
 LENGTHS = (
-    (285, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128),
-    (865, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 162, 193),
+    (285, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128, 200),
+    (865, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 162, 193, 300),
 )
 """Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice; a
 first query tile that sees no key beside one that does, and two that see none; diagonals that cross every column of a
 tile in rows of both halves of Hopper's fragments, in the last tile of a row and in the one before; so many KV tiles
-that each of the loads of a step meets each of Blackwell's ring slots; and a query tile, of 128 rows or 192, that sees
-fewer KV tiles than its sequence's last and is one of several of a CTA."""
+that each of the loads of a step meets each of Blackwell's ring slots; a query tile, of 128 rows or 192, that sees fewer
+KV tiles than its sequence's last and is one of several of a CTA; and two of Blackwell's of which the second visits
+three KV tiles, all of them masked, and the first one all but one."""
 DECODE_LENGTHS = (
     0, 0, 0, 0, 0, 0, 0, 0, 0, 70, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
 )  # fmt: skip
