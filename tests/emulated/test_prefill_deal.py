@@ -148,12 +148,13 @@ def test_the_timing_model_deals_alike(gpu, dealer):
 @pytest.mark.archs("sm_90a")
 def test_every_query_tile_has_a_number(gpu, finder):
     """Where there are far more keys than queries, kernels whose warpgroups pass over rows that there are not have heads
-    in batches: all tiles of a batch, and of these the short ones last, stand where they do in the timing model."""
+    in batches: all tiles of a batch, and of these the short ones last, stand where they do in the timing model.
+    Elsewhere the longest tiles come first."""
     variant, compiled = finder
     geometry, find = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
 
     @given(
-        st.integers(1, 900), st.sampled_from([1, 7, 9, 100]), st.integers(1, 3), st.integers(1, 80), st.floats(0, 1),
+        st.integers(1, 900), st.sampled_from([1, 7, 8, 9, 100]), st.integers(1, 3), st.integers(1, 80), st.floats(0, 1),
         st.booleans(),
     )  # fmt: skip
     def numbered(queries, times, sequences, heads, share, one):
@@ -182,5 +183,7 @@ def test_every_query_tile_has_a_number(gpu, finder):
                 own = head[at : at + here * count]
                 assert {*own} == {*range(batch, batch + here)}
                 assert own[-here:] == sorted(own[-here:]) and tile[at : at + here * count][-here:] == [count - 1] * here
+        elif paired <= tiles - count:  # the last head's tiles are in no pairs: longest first
+            assert tile[-1] == 0
 
     numbered()
