@@ -16,6 +16,7 @@ from ...parts.decode_work import Segment
 from ...parts.partials import Partials
 from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink
 from .geometry import DecodeGeometry
+from .storage import Shared
 
 BLOCK = 128
 """Columns of tensor memory that one product of 256 dims fills."""
@@ -34,15 +35,26 @@ class Results(NamedTuple):
 
 
 @cute.jit
+def wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, tile: Int32):
+    """Until the output holds all tiles before number `tile`: their probabilities have been read."""
+    shared.p_edge.wait_empty(tile - 1 + geometry.p_slots)
+    tmem.fence_after()
+
+
+@cute.jit
 def finish(
     geometry: cutlass.Constexpr[DecodeGeometry],
+    shared: Shared,
     lane,
     segment: Segment,
     row: Int32,
     end: RowEnd,
     results: Results,
+    tile: Int32,
+    segments: Int32,
 ):
-    """Write this thread's part of row `row` of the segment, whose `end` is base 2."""
+    """Write this thread's part of row `row` of the segment, whose `end` is base 2: columns that are complete while the
+    others are multiplied, then these. tile: behind the segment's last; segments: that had tiles before this one."""
     whole = segment.slot < 0
     factor, row_lse = end.factor * 2.0**geometry.partial_rows.bias, end.log_sum
     mine = row < segment.rows
@@ -54,13 +66,20 @@ def finish(
     if segment.tiles > 0:
         # Columns are on their way while those before are written, but where rows are converted: more would spill.
         overlaps = const_expr(not geometry.converts)
+        half = const_expr(geometry.o_columns // 2)
+        shared.half_edge.wait_full(segments)
+        tmem.fence_after()
         ahead = tmem.load(lane.address, HELD_COLUMNS)
         for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS):
             if const_expr(first > 0 and not overlaps):
+                if const_expr(first == half):
+                    wait_output(geometry, shared, tile)
                 ahead = tmem.load(lane.address + first, HELD_COLUMNS)
             tmem.wait_loads()
             values = ahead
             if const_expr(overlaps and first + HELD_COLUMNS < geometry.o_columns):
+                if const_expr(first + HELD_COLUMNS == half):
+                    wait_output(geometry, shared, tile)
                 ahead = tmem.load(lane.address + first + HELD_COLUMNS, HELD_COLUMNS)
             if mine:
                 _write_columns(geometry, lane, segment, row, first, scaled(values, factor), results)

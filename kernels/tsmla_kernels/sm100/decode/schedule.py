@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from ...limits import REGISTERS_PER_SM, WARPGROUP
-from ...parts.edges import Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
-from .geometry import CONVERT_WARPS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
+from .geometry import CONVERT_WARPS, ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
 ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 184, 96, 224
 """Of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
@@ -94,7 +94,8 @@ class DecodeSchedule:
         """Copies of both CTAs of a pair complete on the leader's barriers, and the leader announces their bytes. Values
         are there when the other CTA's lanes, too, have written what they copy themselves. Solo, keys are also the
         values. Scales of keys stay within a CTA: each brings those of all keys. Rows that are converted are there when
-        all warps that do it, of both CTAs, have written theirs."""
+        all warps that do it, of both CTAs, have written theirs. Half of an output's columns are complete before the
+        last tile's probabilities are empty; the next output is, when `attend` has left this one."""
         geometry = self.geometry
         ctas, products = geometry.ctas, (TensorCore(self.multiply),)
         loader = self.load_queries if geometry.converts else self.load_keys
@@ -118,6 +119,7 @@ class DecodeSchedule:
         edges += [
             EdgeSpec("s", products, attend, S_SLOTS, tile_scores),
             EdgeSpec("p", attend, products, geometry.p_slots, ctas * geometry.p_bytes),
+            EdgeSpec("half", products, NOBODY, 1, ctas * ROWS * geometry.row.value_columns * 2, (self.attend,)),
         ]
         if geometry.scale_slots:
             own = "this CTA's" if geometry.is_pair else ""

@@ -35,7 +35,7 @@ from ...parts.row_end import BASE_2, end_of_row
 from ...parts.row_scales import RowScales
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .assignment import Assignment, rank_of
-from .finish import HELD_COLUMNS, Results, finish
+from .finish import HELD_COLUMNS, Results, finish, wait_output
 from .geometry import ROW_THREADS, ROWS, DecodeGeometry
 from .scales import folded, row_factor, unfolded_sum, unit_of_segment
 from .schedule import ROW_BARRIER
@@ -73,6 +73,7 @@ def attend(
     lane = _lane(shared)
     tile = Int32(0)
     exchanges = Int32(0)
+    segments = Int32(0)
     deal = geometry.deal
     unit = assignment.unit
     while unit.start < assignment.work.end:
@@ -96,15 +97,15 @@ def attend(
                 )  # fmt: skip
             tile += segment.tiles
             exchanges += segment.tiles
-            if segment.tiles > 0:
-                _wait_output(geometry, shared, tile)
             total = unfolded[0] if const_expr(scales is not None) else state.total
             mine, other = _exchange(shared, lane, total, exchanges)
             exchanges += 1
             end = end_of_row(state.maximum, exponents, mine + other, probabilities.bias, BASE_2)
             if const_expr(scales is not None):
                 end = end._replace(factor=end.factor * scale_unit)
-            finish(geometry, lane, segment, row, end, results)
+            finish(geometry, shared, lane, segment, row, end, results, tile, segments)
+            if segment.tiles > 0:
+                segments += 1
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
@@ -132,13 +133,6 @@ def _exchange(shared: Shared, lane: Lane, value: Float32, count: Int32) -> tuple
     values = cute.make_rmem_tensor(ROW_THREADS, Float32)
     cute.autovec_copy(cute.make_tensor(aligned(place, 4 * ROW_THREADS), ROW_THREADS), values)
     return values[0], values[1]
-
-
-@cute.jit
-def _wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, tile: Int32):
-    """Until the output holds all tiles before number `tile`: their probabilities have been read."""
-    shared.p_edge.wait_empty(tile - 1 + geometry.p_slots)
-    tmem.fence_after()
 
 
 @cute.jit
@@ -184,7 +178,7 @@ def _tile(
     cute.arch.fence_view_async_shared()
     # Last: the output is there when the tile before has been multiplied, for which 8-bit probabilities need not wait.
     if moved and later:
-        _wait_output(geometry, shared, tile)
+        wait_output(geometry, shared, tile)
         _rescale(geometry, lane, rescale)
     tmem.fence_before()
     shared.p_edge.hand_over(tile)

@@ -48,6 +48,7 @@ class Shared(NamedTuple):
     v_edge: ClusterEdge | None
     s_edge: ClusterEdge
     p_edge: ClusterEdge
+    half_edge: ClusterEdge
     scales_edge: Edge | None
 
 
@@ -108,5 +109,6 @@ def shared_of(
         v_edge=barriers.edge("v", ClusterEdge) if geometry.is_pair else None,
         s_edge=barriers.edge("s", ClusterEdge),
         p_edge=barriers.edge("p", ClusterEdge),
+        half_edge=barriers.edge("half", ClusterEdge),
         scales_edge=barriers.edge("scales", Edge) if scaled else None,
     )
