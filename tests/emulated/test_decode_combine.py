@@ -37,9 +37,11 @@ CASES = {
 }
 
 
-def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, kept: PartialRows = FLOAT32):
-    """Fill the workspace as attention kernels would, which keep partial rows as `kept` says; returns (what was written,
-    what must be, which rows were cut)."""
+def run(
+    gpu, case, variant: DecodeVariant = VARIANT, output_scale=0.5, kept: PartialRows = FLOAT32, spread: float = 20.0
+):
+    """Fill the workspace as attention kernels would, which keep partial rows as `kept` says, with LSE that differ by a
+    few times `spread`; returns (what was written, what must be, which rows were cut)."""
     seq_lens, q_len, heads, parts = case
     rows, tiling = q_len * heads, row_tiling(q_len * heads, DEAL.row_tile)
     lengths = [-(-n // DEAL.tile_kv) for n in seq_lens]
@@ -57,7 +59,7 @@ def run(gpu, case, variant: DecodeVariant = VARIANT, output_scale: float = 0.5, 
             if segment.slot >= 0:
                 count = min(stored, rows - segment.row_tile * DEAL.row_tile)
                 partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM) * 2.0**kept.bias
-                partial_lse[segment.slot, :count] = torch.randn(count) * 20
+                partial_lse[segment.slot, :count] = torch.randn(count) * spread
                 if kept.lifted:
                     downs[segment.slot, :count] = 2.0 ** torch.randint(-9, 10, (count, factors))
                     downs[segment.slot, count - 1] *= 2.0**-100
@@ -141,6 +143,17 @@ def test_rows_kept_in_16_bits(gpu, name):
     variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
     kept = dataclasses.replace(PartialRows.of(Dtype.E4M3), in_quads=variant.arch is Arch.SM90A)
     (out, lse), (expected, expected_lse), _ = run(gpu, CASES[name], variant, kept=kept)
+    assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
+    assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.archs("sm_90a", "sm_100a")
+@pytest.mark.parametrize("parts", [8, 40, 80])
+def test_the_highest_lse_is_any_of_a_rows(gpu, parts):
+    """Powers of the others' distance from a lower one would be infinite."""
+    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    kept = dataclasses.replace(PartialRows.of(Dtype.E4M3), in_quads=variant.arch is Arch.SM90A)
+    (out, lse), (expected, expected_lse), _ = run(gpu, ([64 * parts], 1, 16, parts), variant, kept=kept, spread=400)
     assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
     assert torch.allclose(lse, expected_lse, rtol=1e-6, atol=1e-5)
 

@@ -31,6 +31,9 @@ FEW_PARTIALS = 4
 FEW_FOR_PIECES = 8
 """Of more, up to so many, a warp may have a piece of a row to itself: what it loads at once of each partial, of all of
 them together. Nothing is shared then."""
+LSE_EACH = 2
+"""Where warps have no pieces, LSE of a row that a lane has on their way together to find the highest: of up to 64
+partials, all."""
 MANY_PARTIALS = 2**31 - 1
 SMS = 132
 """Of an H200."""
@@ -114,9 +117,10 @@ def _combine(
     _, blocks, slices = cute.arch.grid_dim()
     record = read_record(partials.records, number)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lse_each = const_expr(1 if in_pieces else LSE_EACH)
     if record.partials > const_expr(FEW_FOR_PIECES if in_pieces else FEW_PARTIALS):
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
-            _combine_together(in_quads, partials, record, row, slice_number, slices, warp, out, lse, ending)
+            _combine_together(in_quads, lse_each, partials, record, row, slice_number, slices, warp, out, lse, ending)
     elif record.partials > 0:
         first, step = block + (warp * slices + slice_number) * blocks, WARPS * slices * blocks
         columns, has_row = const_expr(partials.rows.shape[2]), Boolean(True)
@@ -156,6 +160,7 @@ def _combine_pieces(
 @cute.jit
 def _combine_together(
     in_quads: cutlass.Constexpr[bool],
+    lse_each: cutlass.Constexpr[int],
     partials: Partials,
     record: Record,
     row: Int32,
@@ -173,7 +178,7 @@ def _combine_together(
     turns, turn = WARPS // column_warps, warp // column_warps
     column = (slice_number * column_warps + warp % column_warps) * warp_columns(partials)
     rows, weights = _exchanged(vector_of(partials.rows.element_type))
-    found = _weighted_sum(1, partials, record, row, column, turn, turns)
+    found = _weighted_sum(1, partials, record, row, column, turn, turns, lse_each=lse_each)
     lane = cute.arch.lane_idx()
     if turn > 0:
         cute.autovec_copy(found.rows, rows[None, lane, warp])
@@ -210,6 +215,7 @@ def _weighted_sum(
     turn: Int32,
     turns: Int32,
     most: cutlass.Constexpr[int] = MANY_PARTIALS,
+    lse_each: cutlass.Constexpr[int] = 1,
 ) -> WeightedSum:
     """A warp's part of row `row` of the record's rows: `vectors` x `warp_columns` from `column` on, of as many partials
     as are on their way together, then of `turns` times as many further on, and so on; `turn` says which are the first.
@@ -250,7 +256,7 @@ def _weighted_sum(
         if const_expr(at_once):
             highest = _or_zero(cute.arch.warp_reduction_max(mine))
         elif first == turn * together:
-            highest = _highest_lse(partials, record, row)
+            highest = _highest_lse(lse_each, partials, record, row)
         mine = cute.math.exp2(mine - highest, fastmath=True)
         down = mine * down
         for i in cutlass.range_constexpr(together):
@@ -308,12 +314,37 @@ def _vector(first: cute.Pointer, offset: Int32, size: cutlass.Constexpr[int]) ->
 
 
 @cute.jit
-def _highest_lse(partials: Partials, record: Record, row: Int32) -> Float32:
-    """The highest LSE of a row's partials, 0 where all are -inf, on every lane of the warp."""
+def _highest_lse(each: cutlass.Constexpr[int], partials: Partials, record: Record, row: Int32) -> Float32:
+    """The highest LSE of a row's partials, 0 where all are -inf, on every lane of the warp; a lane has `each` on their
+    way together."""
     highest = -Float32.inf
-    for number in cutlass.range(cute.arch.lane_idx(), record.partials, 32, unroll=1):
-        highest = cute.arch.fmax(highest, partials.lse[partial_slot(record, number), row])
-    return _or_zero(cute.arch.warp_reduction_max(highest))
+    if const_expr(each == 1):
+        for number in cutlass.range(cute.arch.lane_idx(), record.partials, 32, unroll=1):
+            highest = cute.arch.fmax(highest, partials.lse[partial_slot(record, number), row])
+        highest = cute.arch.warp_reduction_max(highest)
+    else:
+        for first in cutlass.range(cute.arch.lane_idx(), record.partials, 32 * each, unroll=1):
+            numbers = [cutlass.min(first + 32 * i, record.partials - 1) for i in range(each)]
+            for lse in [partials.lse[partial_slot(record, number), row] for number in numbers]:
+                highest = cute.arch.fmax(highest, lse)
+        highest = _highest_of_warp(highest)
+    return _or_zero(highest)
+
+
+@cute.jit
+def _highest_of_warp(value: Float32) -> Float32:
+    """By one integer maximum: with all bits but the sign of negative numbers inverted, integers are in their order."""
+    bits = cute.make_rmem_tensor(1, Float32)
+    bits[0] = value
+    words = cute.recast_tensor(bits, Int32)
+    words[0] = cute.arch.warp_redux_sync(_in_order(words[0]), "max")
+    words[0] = _in_order(words[0])
+    return bits[0]
+
+
+def _in_order(bits: Int32) -> Int32:
+    """Bits of a float32 as an integer in the numbers' order, and back."""
+    return bits ^ (bits >> 31 & 0x7FFFFFFF)
 
 
 def _or_zero(highest: Float32) -> Float32:

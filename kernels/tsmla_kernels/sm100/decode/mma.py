@@ -140,7 +140,7 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
 def _values(
     products: cutlass.Constexpr[Products], shared: Shared, tile: Int32, keep: Boolean, last: Boolean, segments: Int32
 ):
-    """O (+)= P V of tile number `tile`; `keep` adds to what there is. Solo, V is the latent part of K. Of the `last` tile
+    """O (+)= P V of tile number `tile`; `keep` adds to what there is; solo, V is the latent part of K. Of a `last` tile
     of segment number `segments`, half of the output's columns are told of before the others are multiplied."""
     geometry = products.geometry
     pair = const_expr(geometry.is_pair)
