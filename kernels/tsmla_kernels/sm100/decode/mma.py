@@ -70,8 +70,8 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
                 scores_first = Boolean(True)
                 if const_expr(not geometry.is_pair):
                     if ahead > 0 and ahead < segment.tiles:
-                        last = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
-                        scores_first = _keys_come_first(geometry, shared, last, tile + ahead - 1)
+                        last_slot = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
+                        scores_first = _keys_come_first(geometry, shared, last_slot, tile + ahead - 1)
                 last = ahead == segment.tiles
                 if ahead > 0 and not scores_first:
                     _values(products, shared, tile + ahead - 1, ahead > 1, last, segments)
