@@ -39,7 +39,6 @@ from tsmla.variant import (
 from .host.compile import Compiled
 from .machine import Options
 from .run import Call, emulated
-from .timing.prefill_grid import LONG_KEYS, has_kernel_of_long_sequences
 
 DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
@@ -333,11 +332,16 @@ def _decode(
 
 def prefill_kernels(variant: PrefillVariant) -> int:
     """GPU kernels that a variant chooses from."""
+    # Here: the kernels' sizes, which other operators are checked without.
+    from .timing.prefill_grid import has_kernel_of_long_sequences
+
     return 1 + has_kernel_of_long_sequences(variant)
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False) -> tuple[str, str | None]:
     """long: with so many rows of no sequence behind the keys, which are NaN, that the kernel of long sequences runs."""
+    from .timing.prefill_grid import LONG_KEYS
+
     lengths_q, lengths_kv = lengths
     heads, heads_kv = 2, 1
     d_nope = NOPE_DIMS[variant.d_qk]

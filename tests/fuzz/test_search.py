@@ -103,7 +103,7 @@ def _decode_with_scales_of_next_key(**given: Any) -> Any:
 
 def _decode_with_one_query_scale(**given: Any) -> Any:
     """The first head's for all heads."""
-    if len(given["query"]) == 3:
+    if not isinstance(given["query"], torch.Tensor) and len(given["query"]) == 3:
         latent, rope, scales = given["query"]
         given["query"] = latent, rope, scales[..., :1].contiguous()
     return _DECODE(**given)

@@ -14,8 +14,8 @@ from tsmla_kernels.sm90.prefill.geometry import (
     SINGLE_TILES,
     PrefillGeometry,
 )
+from tsmla_kernels.sm100.prefill.geometry import SECTION_HEADS
 from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry
-from tsmla_kernels.sm100.prefill.schedule import SECTION_HEADS
 
 
 def hopper_geometry(variant: Any) -> PrefillGeometry | None:

@@ -11,6 +11,10 @@ from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, TMEM_COLUMNS
 HEADER_BYTES = 3072
 """Room ahead of the first tile, for each of `factors`: for mbarriers, the tensor memory address and twice 128 floats
 per query tile."""
+SECTION_HEADS = 32
+"""Key heads worked on at a time where tiles are of unlike lengths: the longest of as many start first, so that the
+last are short; and 148 CTAs still have four to five tiles of each head, which read the same keys
+(kernels/log/blackwell-prefill.md)."""
 
 
 @dataclasses.dataclass(frozen=True)

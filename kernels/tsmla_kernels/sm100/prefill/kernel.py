@@ -26,10 +26,10 @@ from ...parts.row_end import Earlier, Ending, ending_of
 from ...parts.tile_scheduler import query_tile, tile_bound
 from ...parts.work_range import work_range
 from .correct import correct
-from .geometry import PrefillGeometry
+from .geometry import SECTION_HEADS, PrefillGeometry
 from .load import load
 from .mma import Products, multiply
-from .schedule import SECTION_HEADS, PrefillSchedule
+from .schedule import PrefillSchedule
 from .softmax import softmax
 from .storage import Layouts, layouts_of, shared_of
 from .work import tile_work

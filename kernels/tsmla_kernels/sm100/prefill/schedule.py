@@ -15,11 +15,6 @@ from .geometry import PrefillGeometry
 CORRECT_BARRIER = 1
 """Named barrier of the four correcting warps."""
 
-SECTION_HEADS = 32
-"""Key heads worked on at a time where tiles are of unlike lengths: the longest of as many start first, so that the
-last are short; and 148 CTAs still have four to five tiles of each head, which read the same keys
-(kernels/log/blackwell-prefill.md)."""
-
 
 @dataclasses.dataclass(frozen=True)
 class PrefillSchedule:
