@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from types import SimpleNamespace
 
 import pytest
@@ -84,3 +88,10 @@ def test_a_further_query_tile_costs_less_than_a_cta():
     details = modelled.details
     assert 0 < details["beside tiles, a further query tile"] < 0.8 * details["beside tiles, a CTA"]
     assert details["CTAs"] == len(found.tiles()) < 2048 // 128 * 128
+
+
+def test_no_compiler_is_asked_for():
+    """Hunts of mutants ask for the sizes of prefills on machines that have none."""
+    blind = "import sys; sys.modules['cutlass'] = None; import tsmla_emulator.timing.prefill_grid"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", blind], env=environment, check=True)
