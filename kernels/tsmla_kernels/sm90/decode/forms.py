@@ -1,4 +1,4 @@
-"""Forms of the Hopper decode: the kernels that a variant's calls choose from. Pure Python."""
+"""Forms of the Hopper decode: the kernels that a variant's calls choose from, and their sizes. No device code."""
 
 from __future__ import annotations
 
