@@ -23,6 +23,9 @@ _WITH_ROPE = {d_nope: d_qk for d_qk, d_nope in NOPE_DIMS.items() if d_qk > d_nop
 """Columns of a query's or key's first piece -> those of both."""
 _MOST_SEQUENCES = 2**31 - 2
 """So that batch_size + 1 has 32 bits."""
+_MOST_PIECES = 2**31 - 2**26
+"""Sequences times heads, so that their query tiles can be numbered in 32 bits. Each adds one tile at most to those that
+all rows would fill, which are fewer than 2^26: of 64 rows, 128 bytes each, in 512 GiB."""
 
 
 def tsmla_prefill(
@@ -68,7 +71,7 @@ def tsmla_prefill(
             it holds, nothing outside of the tensors is touched: entries below 0 count as 0, those beyond tokens_kv as
             tokens_kv, and a sequence that would end before it starts has no keys.
         max_seq_len, max_seq_len_q: not read; the kernel finds the lengths itself.
-        batch_size: the number of sequences.
+        batch_size: the number of sequences; times heads_q at most 2^31 - 2^26.
         softmax_scale: factor of the scores; the peers' callers pass d_qk ** -0.5 times their own factors.
         is_causal: bottom-right: query i of a sequence sees keys 0 .. i + len_kv - len_q.
         return_lse: also return the log-sum-exp (LSE).
@@ -157,7 +160,7 @@ def tsmla_prefill(
             out = new_out.new_empty(tokens, heads, d_v)
         if return_lse and lse is None:
             lse = new_lse.new_empty(tokens, heads)
-        if tokens and heads and batch_size > 0:
+        if tokens and 0 < batch_size * heads <= _MOST_PIECES:
             kernel(
                 query, joined if q_pe is None else q_pe,
                 key, joined if k_pe is None else k_pe if k_pe.ndim != 2 else k_pe.unsqueeze(1),
@@ -241,6 +244,11 @@ def _examined(
     if heads_kv == 0 or heads % heads_kv:
         raise ArgumentError(
             f"{_OPERATOR}: query has {heads} heads and key {heads_kv}; query's must be a multiple of key's"
+        )
+    if batch_size * heads > _MOST_PIECES:
+        raise ArgumentError(
+            f"{_OPERATOR}: batch_size is {batch_size} and query has {heads} heads; their product must be at most "
+            f"{_MOST_PIECES}"
         )
     results = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[written], torch.float32))
     no_sinks, joined = examine.left_out(query, (0,), torch.float32), examine.left_out(query, (0, 1, ROPE_DIM))

@@ -176,6 +176,21 @@ def test_wrong_use_names_the_argument(recorder, change, message, seen):
     assert recorder.launches == []
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["first call", "kind of call seen before"])
+def test_query_tiles_are_counted_in_32_bits(recorder, seen):
+    most = (2**31 - 2**26) // HEADS
+    lengths = torch.empty(most + 2, dtype=torch.int32)  # 2 GB that nobody touches
+    if seen:
+        given = inputs(batch_size=most, cum_seq_lens=lengths[:-1], cum_seq_lens_q=lengths[:-1])
+        prefill.tsmla_prefill(**given)
+        prefill.tsmla_prefill(**given)
+        assert len(recorder.launches) == 2
+        recorder.launches.clear()
+    with pytest.raises(ArgumentError, match=f"batch_size is {most + 1} and query has 4 heads; their product must be"):
+        prefill.tsmla_prefill(**inputs(batch_size=most + 1, cum_seq_lens=lengths, cum_seq_lens_q=lengths))
+    assert recorder.launches == []
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
