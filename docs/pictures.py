@@ -36,6 +36,7 @@ SECTIONS = (
     ("Hopper decode, 16-bit cache", HOPPER_DECODE, (16,)),
     ("Hopper decode, 8-bit cache", HOPPER_DECODE, (8,)),
     ("Hopper decode, 8-bit cache with a scale for each key", HOPPER_DECODE, (8,), "apart"),
+    ("Hopper decode, 8-bit cache with a scale for each key, up to 16 query rows", HOPPER_FEW_ROWS, (8,), "apart"),
     ("Hopper decode, cache of 656-byte rows, requests of more than 16 query rows", HOPPER_DECODE, (16,), "in a row"),
     ("Hopper decode, cache of 656-byte rows, multiples of 128 heads", HOPPER_PAIR, (16,), "in a row"),
     ("Hopper decode, cache of 656-byte rows, requests of up to 16 query rows", HOPPER_FEW_ROWS, (16,), "in a row"),

@@ -18,6 +18,7 @@ from decode_rows import (
     relative,
 )
 from tsmla import mla_quantize_q
+from tsmla.plan import plan_decode
 
 pytestmark = pytest.mark.archs("sm_90a", "sm_103a")
 """sm_100a has test_decode_rows_blackwell.py: the same sources, other machine code."""
@@ -36,11 +37,13 @@ def test_against_float64(gpu, case):
     check_scaled(make_scaled(*shape, page_size, **fields))
 
 
-def test_everything_that_hides_keys(gpu):
-    """Query tokens of their own visible lengths, in the keys of a context-parallel rank."""
+@pytest.mark.parametrize("heads", [16, 5])
+def test_everything_that_hides_keys(gpu, heads):
+    """Query tokens of their own visible lengths, in the keys of a context-parallel rank; 48 rows and 15, for which
+    Hopper has another kernel."""
     visible = torch.tensor([[3, 200, 130], [0, 64, 65]], dtype=torch.int32, device="cuda")
     sight = Sight(window_left=300, cp_world=2, cp_rank=1, cp_interleave=16)
-    check_scaled(make_scaled([190, 66], 3, 16, 32, visible=visible, causal_seqs=[380, 130], sight=sight))
+    check_scaled(make_scaled([190, 66], 3, heads, 32, visible=visible, causal_seqs=[380, 130], sight=sight))
 
 
 @pytest.mark.parametrize("case", OUTLIERS)
@@ -94,6 +97,14 @@ def test_scales_far_above_those_of_the_first_keys(gpu):
     keys[::64] *= 2.0**-20
     scaled = make_scaled([450], 1, 16, keys=[keys], softmax_scale=1e-3)
     check_scaled(scaled)
+
+
+@pytest.mark.parametrize("lengths", [[1300], [400, 70, 0, 250, 129, 64]])
+@pytest.mark.parametrize("heads", [8, 9])
+def test_few_parts(gpu, monkeypatch, lengths, heads):
+    """Rings that are filled more than once, tasks of several requests, and requests that are split."""
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
+    check_scaled(make_scaled(lengths, 2, heads, 16, power_of_two=False, sight=Sight(window_left=1100)))
 
 
 def test_scales_of_zero_and_nan(gpu):

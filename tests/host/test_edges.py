@@ -97,7 +97,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         row = 512 * element + rope
         return {"q": 64 * row, **pieces, "landed": 64 * row, **halves, **scales}
     if kernel == "sm90/few_rows":
-        return {"kv": 64 * 656}
+        return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
     row = 512 * element + 64 * (2 if variant.row.apart else element)

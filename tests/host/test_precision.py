@@ -66,8 +66,7 @@ def test_float16_holds_what_is_lifted_with_11_bits():
 def test_partial_rows_by_variant(variant):
     """Lifted in 16 bits where Hopper multiplies bf16 rows, as they are stored or converted, or rows with scales; a
     factor for each warpgroup's columns, which are halves where values are transposed. Outputs of fp16 rows would be
-    rounded twice to the same bits. Of few query rows, converted ones have a factor for each warp, and those with scales
-    stay in float32."""
+    rounded twice to the same bits. Of few query rows, those with scales have a factor for each warp."""
     if variant.arch is not Arch.SM90A:
         assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
         return
@@ -79,10 +78,10 @@ def test_partial_rows_by_variant(variant):
     assert kept.row_bytes(LATENT_DIM) == LATENT_DIM * kept.dtype.width // 8 + (12 if lifted else 4)
     few = partial_rows_of(variant, FEW_ROWS)
     assert partial_rows_of(variant, FEW_ROWS + 1) == kept
-    if geometry.converts:
+    if geometry.converts or geometry.scaled:
         assert few.lifted is Lifted.NONE and few.row_bytes(LATENT_DIM) == 2 * LATENT_DIM + 4 + 4 * 4
     else:
-        assert few == (PartialRows() if geometry.scaled else kept)
+        assert few == kept
 
 
 def test_shorter_partial_rows_occupy_more_sms():

@@ -13,11 +13,7 @@ ONE_CTA = "one CTA"
 PAIR_OF_CTAS = "pair of CTAs"
 """Where rows are converted: calls whose CTAs come in pairs, which convert for each other."""
 WARP_PRODUCTS = "warp products"
-"""Where rows are converted: calls of few query rows, by a kernel of its own, `sm90/few_rows`."""
-FLOAT32_PARTIALS = "few rows"
-"""Where rows have a scale each, apart: calls of few query rows. They have few bytes of partial results, so these stay
-in float32: finding out by how much to lift others takes longer. (The text is in the names of the kernel's entries, by
-which records and profiles know them.)"""
+"""Where rows have scales: calls of few query rows, by a kernel of its own, `sm90/few_rows`."""
 
 
 def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeometry]:
@@ -26,17 +22,15 @@ def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeomet
     forms: dict[str, DecodeGeometry | FewRowsGeometry] = {ONE_CTA: one}
     if one.converts:
         forms[PAIR_OF_CTAS] = DecodeGeometry.of(variant, PAIR)
+    if one.converts or one.scaled:
         forms[WARP_PRODUCTS] = FewRowsGeometry(one.stored)
-    if one.scaled:
-        forms[FLOAT32_PARTIALS] = DecodeGeometry.of(variant, float32_partials=True)
     return forms
 
 
 def form_of_few_rows(variant: DecodeVariant) -> str:
     """What takes calls of up to FEW_ROWS query rows (query tokens x heads), unless they are batch-invariant or their
     requests vary in query tokens."""
-    forms = forms_of(variant)
-    return next((form for form in (WARP_PRODUCTS, FLOAT32_PARTIALS) if form in forms), ONE_CTA)
+    return WARP_PRODUCTS if WARP_PRODUCTS in forms_of(variant) else ONE_CTA
 
 
 def partial_rows_of(variant: DecodeVariant, rows: int) -> PartialRows:

@@ -63,8 +63,6 @@ class DecodeGeometry:
     A pair of CTAs (`ctas`) has two row tiles of the same rows of keys: each loads and converts half of the keys of a
     tile, and copies what it has made to the other. There, every box of 16 keys lies as a strip does otherwise: stored
     in the second half of its own place, the scales in the first. Rope pieces are loaded by either.
-
-    Of rows with scales, calls of few query rows keep partial rows in float32 (`float32_partials`).
     """
 
     tile_q: int
@@ -75,10 +73,9 @@ class DecodeGeometry:
     row: RowFormat
     stored: RowFormat
     ctas: int = 1
-    float32_partials: bool = False
 
     @classmethod
-    def of(cls, variant: DecodeVariant, ctas: int = 1, float32_partials: bool = False) -> DecodeGeometry:
+    def of(cls, variant: DecodeVariant, ctas: int = 1) -> DecodeGeometry:
         assert variant.arch is Arch.SM90A, variant
         row = variant.row
         if row.scales and row.scales.in_row:
@@ -87,7 +84,7 @@ class DecodeGeometry:
         scale_stages = 0
         if row.apart:
             stages, scale_stages = 2, 4
-        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas, float32_partials)
+        geometry = cls(64, TILE_KV, stages, value_stages, scale_stages, row, variant.row, ctas)
         geometry.check()
         return geometry
 
@@ -253,7 +250,7 @@ class DecodeGeometry:
     def partial_rows(self) -> PartialRows:
         """In 16 bits where these hold what is kept; lifted where values may be of any magnitude. Not of float16, whose
         outputs would be rounded twice to the same bits."""
-        if self.float32_partials or self.row.piece("latent").dtype is Dtype.FP16:
+        if self.row.piece("latent").dtype is Dtype.FP16:
             return PartialRows()
         lifted = Lifted.HALVES if self.transposes else Lifted.EVEN_AND_ODD
         if self.scaled or not self.transposes:

@@ -33,7 +33,7 @@ from .attend import attend
 from .clean import bring_scales_and_clean, clean
 from .convert import convert
 from .deal import deal
-from .forms import FEW_ROWS, FLOAT32_PARTIALS, ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, form_of_few_rows, forms_of
+from .forms import FEW_ROWS, ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, form_of_few_rows, forms_of
 from .geometry import LOAD_WARPS, PAIR, PATTERN_COLUMNS, DecodeGeometry
 from .load import load
 from .results import Results
@@ -130,9 +130,12 @@ class DecodeKernel:
         )  # fmt: skip
         arguments = (query, *maps, *told, scales, mma_qk, mma_rope, mma_pv)
         if const_expr(form == WARP_PRODUCTS):
-            self.warp_products.launch((query.rows, given.kv_cache, *told), given.parts, given.stream)
-        elif const_expr(form == FLOAT32_PARTIALS):
-            self._attend(False, form, arguments, given.parts, given.stream)
+            rope_cache = None
+            if const_expr(self.geometry.scaled):
+                rope_cache = given.rope_cache
+            self.warp_products.launch(
+                query.rows, given.kv_cache, rope_cache, scales, told, given.parts, given.stream
+            )
         elif varies(view):
             self._attend(True, form, arguments, given.parts, given.stream)
         else:

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Vector
+from cutlass import Boolean, Float32, Int32, Vector, const_expr
 
 from ...limits import WARPGROUP
 from ...parts.alignment import aligned
 from ...parts.division import Divisor, quotient
 from ...parts.hopper.fragment import QUAD
+from ...parts.key_source import KeySource
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import larger_magnitudes
 from ...parts.query import QueryRows
+from ...parts.row_scales import RowScales, query_scale
 from ...parts.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
 from ..decode.results import Results
 from ..decode.task import Task, edge_tile
 from .finish import finish
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
+from .scales import page_of_quarter, scales_of_quarter
 from .schedule import TEAM_BARRIER
 from .storage import Shared
-from .tile import HALVES, NO_KEYS, STEPS, State, add_values, lane_of, probabilities_of, scores_of, wipe
+from .tile import (
+    HALVES,
+    NO_KEYS,
+    STEPS,
+    State,
+    add_values,
+    lane_of,
+    probabilities_of,
+    scores_of,
+    widened,
+    wipe,
+)
 
 LEAST_EXPONENT, MOST_EXPONENT = 5, 253
 """Biased, of the largest number of a query row, for which both its factor and the inverse are normal."""
@@ -34,12 +48,72 @@ def is_alone(task: Task) -> Boolean:
 @cute.jit
 def attend_few(
     geometry: cutlass.Constexpr[FewRowsGeometry], team: Int32, shared: Shared, view: Visibility, number: Int32,
-    task: Task, heads: Divisor, query: QueryRows, results: Results, softmax_scale: Float32,
+    task: Task, heads: Divisor, query: QueryRows, results: Results, softmax_scale: Float32, source: KeySource,
+    scales: RowScales | None,
 ):  # fmt: skip
-    """Team `team` (0 or 1) of task `number`."""
+    """Team `team` (0 or 1) of task `number`. Of rows that lie apart, the scales of a warp's quarter of the keys are
+    asked for as early as their tile, two of the team before it is needed, and those of the first two ahead of all else:
+    behind the tiles of a whole ring, they would come when these have. Their page is asked for three before."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % TEAM_WARPS
-    given = _query_as_given(query, task, heads, warp)  # on its way while the rest begins
+    own = team + task.first_count & 1
+    ahead, second, further = Int32(0), Int32(0), Int32(0)
+    if const_expr(geometry.apart):
+        pages = [page_of_quarter(source, task, own + i * TEAMS, warp) for i in range(2)]
+        further = page_of_quarter(source, task, own + 2 * TEAMS, warp)
+        query_scales = _query_scales(scales.queries, task, heads)
+    given = _query_as_given(query, task, heads, warp, geometry)  # on its way while the rest begins
+    if const_expr(geometry.apart):
+        ahead = scales_of_quarter(geometry, source, scales.keys, pages[0], task, own, warp)
+        second = scales_of_quarter(geometry, source, scales.keys, pages[1], task, own + TEAMS, warp)
     lane = lane_of(geometry, shared.exchange, team, warp)
+    # Rows of one query token see what the task's do together: a call of these runs past what is cold and asks again.
+    one, other, all_keys = task.keys, task.keys, task.keys
+    if (view.q_len != 1) | hides(view):
+        one, other, all_keys = _keys_of_rows(view, task, heads)
+    if const_expr(geometry.apart):
+        latent, rope = _widened_operands(given)
+        scale_log2 = cute.make_rmem_tensor(2, Float32)
+        for row in cutlass.range_constexpr(2):
+            scale_log2[row] = query_scales[row] * (softmax_scale * LOG2_E)
+    else:
+        latent, rope, scale_log2 = _as_operands(
+            shared, given, query.latent.element_type, team, warp, softmax_scale * LOG2_E
+        )
+    output = cute.make_rmem_tensor((4, STRIP // BLOCK), Float32)
+    reference, sum_reference, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    output.fill(0.0)
+    reference.fill(NO_KEYS)
+    sum_reference.fill(NO_KEYS)
+    row_sum.fill(0.0)
+    state = State(
+        latent, rope, scale_log2, output, reference, sum_reference, row_sum, (one, other), all_keys, lane, warp,
+        team,
+    )  # fmt: skip
+    viewers = viewers_of(view, task, heads)
+    for index in cutlass.range(own, task.tiles, TEAMS, unroll=1):
+        now = None
+        if const_expr(geometry.apart):
+            now, ahead = ahead, second
+            second = scales_of_quarter(geometry, source, scales.keys, further, task, index + 2 * TEAMS, warp)
+            further = page_of_quarter(source, task, index + 3 * TEAMS, warp)
+        count = task.first_count + index
+        shared.kv_edge.wait_full(count)
+        stage = shared.stages + shared.kv_edge.stage(count) * geometry.stage_bytes
+        tile = task.first_tile + index
+        first_key = tile * TILE_KV
+        if edge_tile(task, tile, TILE_KV) | hides(view):
+            wipe(geometry, state, stage, viewers, first_key)
+        scores, logs, negative = scores_of(geometry, state, stage, first_key, now)
+        packed = probabilities_of(geometry, state, scores, logs, negative, stage)
+        add_values(geometry, state, packed, stage)
+        cute.arch.sync_warp()
+        shared.kv_edge.release(count)
+    finish(geometry, state, shared, task, is_alone(task), results)
+
+
+@cute.jit
+def _keys_of_rows(view: Visibility, task: Task, heads: Divisor) -> tuple[VisibleKeys, VisibleKeys, VisibleKeys]:
+    """What this lane's rows see, and all rows of the warp."""
     row_keys, all_keys = [], VisibleKeys.everything()
     for row in cutlass.range_constexpr(2):
         position = cute.arch.lane_idx() // QUAD + 8 * row
@@ -48,45 +122,31 @@ def attend_few(
             keys = keys_of_row(view, task.request, task.end_token, quotient(task.first_row + position, heads))
         row_keys.append(keys)
         all_keys = seen_by_both(all_keys, keys)
-    all_keys = seen_by_all(all_keys)
-    latent, rope, scale_log2 = _as_operands(
-        shared, given, query.latent.element_type, team, warp, softmax_scale * LOG2_E
-    )
-    output = cute.make_rmem_tensor((4, STRIP // BLOCK), Float32)
-    reference, sum_reference, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
-    output.fill(0.0)
-    reference.fill(NO_KEYS)
-    sum_reference.fill(NO_KEYS)
-    row_sum.fill(0.0)
-    state = State(
-        latent, rope, scale_log2, output, reference, sum_reference, row_sum, tuple(row_keys), all_keys, lane, warp,
-        team, geometry.row_bytes, geometry.scales_at,
-    )  # fmt: skip
-    viewers = viewers_of(view, task, heads)
-    for index in cutlass.range(team + task.first_count & 1, task.tiles, TEAMS, unroll=1):
-        count = task.first_count + index
-        shared.kv_edge.wait_full(count)
-        stage = shared.stages + shared.kv_edge.stage(count) * geometry.stage_bytes
-        tile = task.first_tile + index
-        first_key = tile * TILE_KV
-        if edge_tile(task, tile, TILE_KV) | hides(view):
-            wipe(state, stage, viewers, first_key)
-        scores, logs, negative = scores_of(state, stage, first_key)
-        packed = probabilities_of(state, scores, logs, negative, stage)
-        add_values(state, packed, stage)
-        cute.arch.sync_warp()
-        shared.kv_edge.release(count)
-    finish(geometry, state, shared, task, is_alone(task), results)
+    return row_keys[0], row_keys[1], seen_by_all(all_keys)
 
 
 @cute.jit
-def _query_as_given(query: QueryRows, task: Task, heads: Divisor, warp: Int32) -> tuple:
-    """This lane's numbers of this warp's columns: words of 16 bytes x 2, halves, rows; of the rope piece, words, rows.
-    Where the task has no such row they are another's: a branch around the loads would part their addresses."""
+def _query_scales(queries: cute.Tensor, task: Task, heads: Divisor) -> tuple[Float32, Float32]:
+    """Of this lane's rows; where the task has no such row, of another."""
+    found = []
+    for row in cutlass.range_constexpr(2):
+        position = cutlass.max(cutlass.min(cute.arch.lane_idx() // QUAD + 8 * row, task.rows - 1), 0)
+        found.append(query_scale(queries, task.request, task.first_row + position, heads))
+    return found[0], found[1]
+
+
+@cute.jit
+def _query_as_given(
+    query: QueryRows, task: Task, heads: Divisor, warp: Int32, geometry: cutlass.Constexpr[FewRowsGeometry]
+) -> tuple:
+    """This lane's numbers of this warp's columns: words of 16 bytes x 2 (of 8-bit numbers, x 1), halves, rows; of the
+    rope piece, words, rows. Where the task has no such row they are another's: a branch around the loads would part
+    their addresses."""
+    vectors = const_expr(query.latent.element_type.width // 8)
     lane = cute.arch.lane_idx()
     part = lane % QUAD
     batch, q_len, _, _ = query.latent.shape
-    latent = cute.make_rmem_tensor((8, 2, HALVES, 2), Int32)
+    latent = cute.make_rmem_tensor((4 * vectors, vectors, HALVES, 2), Int32)
     rope = cute.make_rmem_tensor((2, 2), Int32)
     first = task.first_row - task.request * (q_len * heads.value)
     for row in cutlass.range_constexpr(2):
@@ -98,7 +158,7 @@ def _query_as_given(query: QueryRows, task: Task, heads: Divisor, warp: Int32) -
             source = cute.recast_ptr(
                 aligned(cute.domain_offset((*place, column), query.latent).iterator, 16), dtype=Int32
             )
-            for vector in cutlass.range_constexpr(2):
+            for vector in cutlass.range_constexpr(vectors):
                 cute.autovec_copy(
                     cute.make_tensor(aligned(source + 4 * vector, 16), cute.make_layout(4)),
                     cute.make_tensor(latent[None, 0, half, row].iterator + 4 * vector, cute.make_layout(4)),
@@ -108,6 +168,23 @@ def _query_as_given(query: QueryRows, task: Task, heads: Divisor, warp: Int32) -
             cute.make_tensor(cute.recast_ptr(source, dtype=Int32), cute.make_layout(2)), rope[None, row]
         )
     return latent, rope
+
+
+@cute.jit
+def _widened_operands(given: tuple) -> tuple:
+    """First operands of this warp's columns of a query of 8 bits, which float16 holds as they are."""
+    latent, rope = given
+    first = cute.make_rmem_tensor((4, HALVES * STEPS), Int32)
+    second = cute.make_rmem_tensor(4, Int32)
+    for row in cutlass.range_constexpr(2):
+        for half in cutlass.range_constexpr(HALVES):
+            for step in cutlass.range_constexpr(STEPS):
+                words = widened(latent[step, 0, half, row])
+                for pair in cutlass.range_constexpr(2):
+                    first[row + 2 * pair, half * STEPS + step] = words[pair]
+        for pair in cutlass.range_constexpr(2):
+            second[row + 2 * pair] = rope[pair, row]
+    return first, second
 
 
 @cute.jit

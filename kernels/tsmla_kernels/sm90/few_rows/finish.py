@@ -25,6 +25,8 @@ OUTPUTS = STRIP // BLOCK
 """Blocks of the output."""
 LIKELY_UP = 2.0**-14
 """Of the probabilities of a row's keys, which are times their scales, the largest is 2^10 to 2^14."""
+LEAST_BELOW = 16.0
+"""By more powers of two than a reference lies below the logarithm of a scale."""
 ENDS = 3
 """Numbers that a warp tells of each row: the references of its output and of its sum, and this."""
 
@@ -69,7 +71,7 @@ def finish(
         if not alone:
             _add_sums(state, ends, 1)
             _merge(state, ends, given)
-        _store(state, task, results)
+        _store(geometry, state, task, results)
     if not alone:
         cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)
 
@@ -112,7 +114,7 @@ def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
 
 
 @cute.jit
-def _store(state: State, task: Task, results: Results) -> None:
+def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Task, results: Results) -> None:
     """Rows of the result, or partial ones. A lane has 32 columns of a row that lie together."""
     lane = cute.arch.lane_idx()
     rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
@@ -121,8 +123,12 @@ def _store(state: State, task: Task, results: Results) -> None:
     factors, log_sums = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
     for row in cutlass.range_constexpr(2):
         end = end_of_row(state.sum_reference[row], 1.0, state.row_sum[row], 0, BASE_2)
-        scale = cute.math.exp2(state.reference[row] - state.sum_reference[row], fastmath=True)
-        factors[row], log_sums[row] = end.factor * scale, end.log_sum
+        apart = state.reference[row] - state.sum_reference[row]
+        if const_expr(geometry.apart):  # a key's scale may be 2^-126
+            factors[row] = end.factor * 2.0**-LEAST_BELOW * cute.math.exp2(apart + LEAST_BELOW, fastmath=True)
+        else:
+            factors[row] = end.factor * cute.math.exp2(apart, fastmath=True)
+        log_sums[row] = end.log_sum
     if task.slot >= 0:
         _store_partial(state, task, column, speaker, factors, log_sums, results.partials)
     else:

@@ -7,7 +7,7 @@ import dataclasses
 from tsmla.row_format import RowFormat
 from tsmla.variant import Dtype
 
-from ...limits import SHARED_BYTES_PER_CTA, WARPGROUP
+from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
 
@@ -29,7 +29,9 @@ STRIP = 128
 
 @dataclasses.dataclass(frozen=True)
 class FewRowsGeometry:
-    """Rows lie in shared memory as they are stored, one behind the other."""
+    """Rows lie in shared memory as they are stored, one behind the other. Of rows whose pieces lie `apart`, each piece
+    is lines of 128 bytes that bulk copies swizzle, those of 8 keys one behind the other: of the latent piece all strips
+    of 8 keys before those of the next 8; behind all of them, the rope piece. Scales do not come to shared memory."""
 
     stored: RowFormat
 
@@ -38,17 +40,44 @@ class FewRowsGeometry:
         return self.stored.bytes
 
     @property
+    def apart(self) -> bool:
+        return self.stored.apart
+
+    @property
     def rope_at(self) -> int:
-        """In a row, as what follows."""
-        return self.stored.offset("rope")
+        """In a row, as what follows; of rows whose pieces lie apart, in a stage."""
+        return self.stored.offset("rope") * (TILE_KV if self.apart else 1)
 
     @property
     def scales_at(self) -> int:
         return self.stored.scales_offset
 
     @property
+    def stages(self) -> int:
+        return STAGES
+
+    @property
     def stage_bytes(self) -> int:
         return TILE_KV * self.row_bytes
+
+    def key_of(self, column: int, part):
+        """Of a quad's lane `part`, the key of its first (0) or second (1) column in a block, behind the block's first
+        (`tile.py` says why)."""
+        if column == 0:
+            return 2 * part
+        return (2 * part + 5) & (BLOCK - 1) if self.apart else 8 + (2 * part + 4) % 8
+
+    def first_of(self, block: int) -> int:
+        """The key that those of a block are counted from."""
+        return BLOCK * block if self.apart else block // 2 * 16 + block % 2
+
+    def latent_of(self, block: int) -> int:
+        """Bytes from a stage's first latent piece to the one of this key."""
+        return self.first_of(block) * (self.stored.piece("latent").bytes if self.apart else self.row_bytes)
+
+    def rope_of(self, block: int) -> int:
+        """The same for rope pieces."""
+        return self.first_of(block) * (self.stored.piece("rope").bytes if self.apart else self.row_bytes)
 
     @property
     def partial_rows(self) -> PartialRows:
@@ -84,8 +113,8 @@ class FewRowsGeometry:
 
     @property
     def largest_bytes(self) -> int:
-        """The largest number of each query row in each warp's columns, for either team."""
-        return TEAMS * TEAM_WARPS * FEW_ROWS * 4
+        """The largest number of each query row in each warp's columns, for either team. Queries of 8 bits need none."""
+        return 0 if self.apart else TEAMS * TEAM_WARPS * FEW_ROWS * 4
 
     @property
     def shared_bytes(self) -> int:
@@ -94,8 +123,13 @@ class FewRowsGeometry:
     def check(self) -> None:
         assert self.stored.value_columns == TEAM_WARPS * STRIP and self.stored.piece("latent").dtype is Dtype.E4M3, self
         assert STRIP == LIFTED_COLUMNS, self
-        assert self.stored.piece("rope").bytes == STRIP and self.stored.scales.columns == STRIP, self
-        assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
-        assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
+        assert self.stored.piece("rope").bytes == STRIP, self
+        if self.apart:
+            assert self.stored.scales.whole_row, self
+            assert all(size % TILE_ALIGNMENT == 0 for size in (BARRIER_BYTES, self.rope_at, self.stage_bytes)), self
+        else:
+            assert self.stored.scales.columns == STRIP, self
+            assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
+            assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self
         assert TEAMS * self.exchange_bytes >= TEAM_WARPS * FEW_ROWS * STRIP * 4, self

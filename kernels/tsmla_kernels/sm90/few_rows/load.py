@@ -1,13 +1,14 @@
 """Role `load_few` of the Hopper decode of few rows: one warp that fills the ring with rows as they are stored.
 
-Rows of a page follow each other, so that a tile is one run of bytes where a page holds it, and four otherwise.
+Rows of a page follow each other, so that a tile is one run of bytes where a page holds it, and four otherwise. Where
+pieces lie apart, with any strides, tensor maps bring them (`maps.py`).
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 from ...parts.alignment import shared_vector
 from ...parts.key_source import (
@@ -30,6 +31,45 @@ from .storage import Shared
 BOXES = TILE_KV // BOX_KEYS
 """Boxes of a tile."""
 VECTOR = 16
+
+
+@cute.jit
+def load_apart(
+    places: tuple, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry], task: Task
+) -> None:
+    """One warp: every tile of a task, from a cache whose pieces lie apart; `places` as `places_of` gives them. Boxes of
+    16 keys that nobody sees are read beyond the last page, where everything is zero, as those are whose page does not
+    exist."""
+    tiles_per_lookup = 32 // BOXES
+    wanted = wanted_of(key_source, task, BOXES)
+    lookup = look_up(wanted)
+    edge = shared.kv_edge
+    policy = Int64(EVICT_FIRST)
+    boxes, tiles = places
+    for index in cutlass.range(task.tiles, unroll=1):
+        within = index % tiles_per_lookup
+        if within == 0 and index > 0:
+            lookup = look_further(wanted, lookup, index // tiles_per_lookup)
+        count = task.first_count + index
+        tile = task.first_tile + index
+        page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
+        stage = edge.stage(count)
+        barrier = edge.acquire(count)
+        if (key_source.page_size >= TILE_KV) & (not edge_tile(task, tile, TILE_KV)):
+            place = place_in_page(key_source, tile, TILE_KV)
+            for atom, source, target in tiles:
+                cute.copy(
+                    atom, source[None, place, page], target[None, 0, stage], tma_bar_ptr=barrier, cache_policy=policy
+                )
+        else:
+            for box in cutlass.range(BOXES, unroll=1):
+                box_page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
+                box_place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
+                for atom, source, target in boxes:
+                    cute.copy(
+                        atom, source[None, box_place, box_page], target[None, box, stage], tma_bar_ptr=barrier,
+                        cache_policy=policy,
+                    )  # fmt: skip
 
 
 @cute.jit

@@ -12,6 +12,12 @@ every other one of 16, and pairs of columns are keys 2 i and 8 + (2 i + 4) % 8: 
 e4m3 is multiplied as f16, which holds all of its numbers, and so are queries, times a power of two for each row that
 brings the largest of them near 16, and probabilities. A key's scale is a factor of scores; of values, its logarithm is
 added to the exponent of the probability, so that each warp has references of its own, and any scale is right.
+
+Of rows whose pieces lie apart, a key has one scale, and the query is e4m3, too. A warp that adds up scores of a quarter
+of the keys makes logarithms of them that have the keys' scales and, for the probabilities, those of the values: what
+all read then. So it needs the scales of 16 keys only, in registers. Lines of 128 bytes are swizzled: keys of a block
+are in the order 0 5 2 7 4 1 6 3, of which neighbours differ in what turns a line by 64 bytes (scores), and every other
+one in what turns it by 32 (values).
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Vector
+from cutlass import Boolean, Float32, Int32, Vector, const_expr
 from cutlass.cutlass_dsl import select_
 
 from ...limits import WARPGROUP
@@ -51,12 +57,13 @@ VECTOR = 16
 
 
 class Lane(NamedTuple):
-    """Where a lane reads in a stage, in bytes from its beginning: 16 bytes of its key for scores, 8 of the rope piece,
-    its keys' scales; 16 of either key for values; and where its parts of scores and their sums lie."""
+    """Where a lane reads in a stage, in bytes from its beginning: 16 bytes of its key for scores, of either half of a
+    strip, 8 of the rope piece, its keys' scales, if they lie there; 16 of either key for values; and where its parts of
+    scores and their sums lie."""
 
-    scored: Int32
+    scored: tuple
     rope: Int32
-    scales: tuple
+    scales: tuple | None
     valued: tuple
     exchange: Int32
     sums: Int32
@@ -64,8 +71,8 @@ class Lane(NamedTuple):
 
 class State(NamedTuple):
     """Operands and running state. Rows are l / 4 and l / 4 + 8 of lane l. `query` [4, steps] and `rope` [4] are first
-    operands, `scale_log2` makes of products logarithms of scores, `output` [4, 16] has columns 16 m + block of line m.
-    """
+    operands, `scale_log2` makes of products logarithms of scores, where rows lie apart but for keys' scales, `output`
+    [4, 16] has columns 16 m + block of line m."""
 
     query: cute.Tensor
     rope: cute.Tensor
@@ -79,72 +86,87 @@ class State(NamedTuple):
     lane: Lane
     warp: Int32
     team: Int32
-    row_bytes: int
-    scales_at: int
-
-
-def key_of(column: int, part: Int32) -> Int32:
-    """Of a quad's lane `part`, the key of its first (0) or second (1) column in a block, behind the block's first."""
-    return 2 * part if column == 0 else 8 + (2 * part + 4) % 8
-
-
-def first_of(block: int) -> int:
-    """The key that those of a block are counted from."""
-    return block // 2 * 16 + block % 2
 
 
 @cute.jit
 def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team: Int32, warp: Int32) -> Lane:
     lane = cute.arch.lane_idx()
     line, part = lane // QUAD, lane % QUAD
-    key = Int32(select_(line % 2 == 0, key_of(0, line // 2), key_of(1, line // 2)))
-    size, strip = geometry.row_bytes, warp * STRIP
+    key = Int32(select_(line % 2 == 0, geometry.key_of(0, line // 2), geometry.key_of(1, line // 2)))
+    own = [geometry.key_of(i, part) for i in range(2)]
+    if const_expr(geometry.apart):
+        strip = warp * (BLOCK * STRIP)
+        scored = tuple(strip + _in_line(key, half * QUAD + part) for half in range(HALVES))
+        rope = geometry.rope_at + _in_line(key, 2 * warp + part // 2) + part % 2 * 8
+        scales = None
+        valued = tuple(strip + _in_line(key, line) for key in own)
+    else:
+        size, strip = geometry.row_bytes, warp * STRIP
+        scored = (key * size + strip + part * VECTOR,) * HALVES
+        rope = key * size + geometry.rope_at + warp * 32 + part * 8
+        scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
+        valued = tuple(key * size + strip + line * VECTOR for key in own)
     return Lane(
-        scored=key * size + strip + part * VECTOR,
-        rope=key * size + geometry.rope_at + warp * 32 + part * 8,
-        scales=tuple(key_of(i, part) * size + geometry.scales_at + warp * 4 for i in range(2)),
-        valued=tuple(key_of(i, part) * size + strip + line * VECTOR for i in range(2)),
+        scored=scored,
+        rope=rope,
+        scales=scales,
+        valued=valued,
         exchange=exchange + team * geometry.exchange_bytes + lane * VECTOR,
         sums=exchange + TEAMS * geometry.exchange_bytes + team * geometry.sums_bytes + lane * VECTOR,
     )
 
 
+def _in_line(key: Int32, vector: Int32) -> Int32:
+    """Where 16 bytes of a key's line lie, behind the first line of its block."""
+    return key * STRIP + (vector ^ key) * VECTOR
+
+
 @cute.jit
-def scores_of(state: State, stage: Int32, first_key: Int32) -> tuple:
+def scores_of(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, first_key: Int32, scales: tuple | None
+) -> tuple:
     """Scores (4, blocks) of this lane, but for `scale_log2`, over all columns, of a tile that begins with `first_key`;
-    logarithms of its keys' scales; whether one of these is negative."""
+    logarithms of its keys' scales; whether one of these is negative. Of rows that lie apart, whose `scales` of this
+    lane's keys of the quarter are given, scores are the logarithms of probabilities times scales, and that is all."""
     scores = cute.make_rmem_tensor((4, BLOCKS), Float32)
     scores.fill(0.0)
     for half in cutlass.range_constexpr(HALVES):
         words = cute.make_rmem_tensor((4, BLOCKS), Int32)
         for block in cutlass.range_constexpr(BLOCKS):
-            place = stage + state.lane.scored + half * (STRIP // 2) + first_of(block) * state.row_bytes
+            place = stage + state.lane.scored[half]
+            if const_expr(not geometry.apart):
+                place = place + half * (STRIP // 2)
+            place = place + geometry.latent_of(block)
             cute.autovec_copy(shared_vector(Int32, place), words[None, block])
         for step in cutlass.range_constexpr(STEPS):
             query = [state.query[i, half * STEPS + step] for i in range(4)]
             for block in cutlass.range_constexpr(BLOCKS):
-                low, high = _widened(words[step, block])
+                low, high = widened(words[step, block])
                 mma_16x8x16(cutlass.Float16, scores[None, block], query, low, high)
-    logs = cute.make_rmem_tensor((2, BLOCKS), Float32)
-    signs = Int32(0)
-    for block in cutlass.range_constexpr(BLOCKS):
-        for i in cutlass.range_constexpr(2):
-            scale = _floats(stage + state.lane.scales[i] + first_of(block) * state.row_bytes)[0]
-            signs = signs | scale.bitcast(Int32)
-            logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
-            for row in cutlass.range_constexpr(2):
-                scores[2 * row + i, block] = scores[2 * row + i, block] * scale
+    logs, signs = None, Int32(0)
+    if const_expr(not geometry.apart):
+        logs = cute.make_rmem_tensor((2, BLOCKS), Float32)
+        for block in cutlass.range_constexpr(BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                scale = _floats(stage + state.lane.scales[i] + geometry.latent_of(block))[0]
+                signs = signs | scale.bitcast(Int32)
+                logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
+                for row in cutlass.range_constexpr(2):
+                    scores[2 * row + i, block] = scores[2 * row + i, block] * scale
     rope = [state.rope[i] for i in range(4)]
     for block in cutlass.range_constexpr(BLOCKS):
         pair = cute.make_rmem_tensor(2, Int32)
-        cute.autovec_copy(_words(2, stage + state.lane.rope + first_of(block) * state.row_bytes), pair)
+        cute.autovec_copy(_words(2, stage + state.lane.rope + geometry.rope_of(block)), pair)
         mma_16x8x16(cutlass.BFloat16, scores[None, block], rope, pair[0], pair[1])
-    _add_up(state, scores, first_key)
+    _add_up(geometry, state, scores, first_key, scales)
     return scores, logs, signs < 0
 
 
 @cute.jit
-def _add_up(state: State, scores: cute.Tensor, first_key: Int32) -> None:
+def _add_up(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, first_key: Int32,
+    scales: tuple | None,
+) -> None:  # fmt: skip
     """Add the scores of the other warps' columns. A warp does that for a quarter of the tile's keys, two blocks, hides
     what rows may not see of these, and counts them; then all read all sums. Parts and sums have places of their own, so
     that the two barriers are enough."""
@@ -164,31 +186,56 @@ def _add_up(state: State, scores: cute.Tensor, first_key: Int32) -> None:
             cute.autovec_copy(shared_vector(Float32, parts + own + other * piece + block * size), part)
             for i in cutlass.range_constexpr(4):
                 quarter[i, block] = quarter[i, block] + part[i]
+    told = quarter
+    if const_expr(geometry.apart):
+        told = _scaled(state, quarter, scales)
     if state.all_keys.lacks(first_key, TILE_KV):
-        _hide(state, quarter, first_key)
+        _hide(geometry, state, quarter, first_key)
+        if const_expr(geometry.apart):
+            _hide(geometry, state, told, first_key)
     for block in cutlass.range_constexpr(OWN_BLOCKS):
-        cute.autovec_copy(quarter[None, block], shared_vector(Float32, state.lane.sums + own + block * size))
+        cute.autovec_copy(told[None, block], shared_vector(Float32, state.lane.sums + own + block * size))
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
     for block in cutlass.range_constexpr(BLOCKS):
         cute.autovec_copy(shared_vector(Float32, state.lane.sums + block * size), scores[None, block])
-    _count(state, quarter)
+    _count(geometry, state, quarter)
 
 
 @cute.jit
-def _hide(state: State, quarter: cute.Tensor, first_key: Int32) -> None:
+def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
+    """Of products, make logarithms of scores; and of these, logarithms of probabilities times their values' scales. A
+    key whose scale is 0 is hidden."""
+    told = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
+    for block in cutlass.range_constexpr(OWN_BLOCKS):
+        for i in cutlass.range_constexpr(2):
+            scale = scales[2 * block + i]
+            small = scale < 1.0  # it may be too small to be a normal number
+            log = cute.math.log2(Float32(select_(small, scale * 2.0**32, scale)), fastmath=True)
+            log = log - Float32(select_(small, Float32(32.0), Float32(0.0)))
+            none = Float32(select_(scale == 0.0, Float32(-Float32.inf), Float32(0.0)))
+            for row in cutlass.range_constexpr(2):
+                place = (2 * row + i, block)
+                quarter[place] = cute.math.fma(quarter[place], scale * state.scale_log2[row], none)
+                told[place] = quarter[place] + log
+    return told
+
+
+@cute.jit
+def _hide(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor, first_key: Int32) -> None:
     """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
     part = cute.arch.lane_idx() % QUAD
-    first = first_key + state.warp * first_of(OWN_BLOCKS)
+    first = first_key + state.warp * geometry.first_of(OWN_BLOCKS)
     for row in cutlass.range_constexpr(2):
         for block in cutlass.range_constexpr(OWN_BLOCKS):
             for i in cutlass.range_constexpr(2):
-                seen = state.row_keys[row].holds(first + first_of(block) + key_of(i, part))
+                key = first + geometry.first_of(block) + geometry.key_of(i, part)
+                seen = state.row_keys[row].holds(key)
                 score = quarter[2 * row + i, block]
                 quarter[2 * row + i, block] = Float32(select_(seen, score, Float32(-Float32.inf)))
 
 
 @cute.jit
-def _count(state: State, quarter: cute.Tensor) -> None:
+def _count(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor) -> None:
     """Add the exponentials of some scores to the sums of rows. A lane has a sum of its own columns, and a reference of
     its own: their maximum so far."""
     for row in cutlass.range_constexpr(2):
@@ -196,37 +243,68 @@ def _count(state: State, quarter: cute.Tensor) -> None:
         for block in cutlass.range_constexpr(OWN_BLOCKS):
             for i in cutlass.range_constexpr(2):
                 highest = cute.arch.fmax(highest, quarter[2 * row + i, block])
-        now = cute.arch.fmax(state.sum_reference[row], highest * state.scale_log2[row])
+        factor = Float32(1.0)  # scores are logarithms already
+        if const_expr(not geometry.apart):
+            factor = state.scale_log2[row]
+        now = cute.arch.fmax(state.sum_reference[row], highest * factor)
         total = state.row_sum[row] * cute.math.exp2(state.sum_reference[row] - now, fastmath=True)
         for block in cutlass.range_constexpr(OWN_BLOCKS):
             for i in cutlass.range_constexpr(2):
-                exponent = cute.math.fma(quarter[2 * row + i, block], state.scale_log2[row], -now)
+                exponent = cute.math.fma(quarter[2 * row + i, block], factor, -now)
                 total = total + cute.math.exp2(exponent, fastmath=True)
         state.row_sum[row] = total
         state.sum_reference[row] = now
 
 
 @cute.jit
-def wipe(state: State, stage: Int32, viewers: Viewers, first_key: Int32) -> None:
-    """Make zeros of this warp's values of keys that no row may see, and 1 of their scales."""
+def wipe(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, viewers: Viewers, first_key: Int32
+) -> None:
+    """Make zeros of this warp's values of keys that no row may see, and 1 of their scales, if they lie there."""
+    if const_expr(geometry.apart):
+        _wipe_apart(stage, state.warp, viewers, first_key)
+    else:
+        _wipe_rows(stage, state.warp, viewers, first_key, geometry.row_bytes, geometry.scales_at)
+    cute.arch.fence_view_async_shared()  # copies will write there
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _wipe_rows(
+    stage: Int32, warp: Int32, viewers: Viewers, first_key: Int32, row_bytes: cutlass.Constexpr[int],
+    scales_at: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
     lane = cute.arch.lane_idx()
     zeros = cute.make_rmem_tensor(4, Int32)
     zeros.fill(0)
     for start in cutlass.range(0, TILE_KV, 32, unroll=1):
         key = start + lane
         if not seen_by_any(viewers, first_key + key):
-            row = stage + key * state.row_bytes
+            row = stage + key * row_bytes
             for vector in cutlass.range(STRIP // VECTOR, unroll=1):
-                cute.autovec_copy(zeros, shared_vector(Int32, row + state.warp * STRIP + vector * VECTOR))
-            _floats(row + state.scales_at + state.warp * 4)[0] = Float32(1.0)
-    cute.arch.fence_view_async_shared()  # copies will write there
-    cute.arch.sync_warp()
+                cute.autovec_copy(zeros, shared_vector(Int32, row + warp * STRIP + vector * VECTOR))
+            _floats(row + scales_at + warp * 4)[0] = Float32(1.0)
+
+
+@cute.jit
+def _wipe_apart(stage: Int32, warp: Int32, viewers: Viewers, first_key: Int32) -> None:
+    lane = cute.arch.lane_idx()
+    zeros = cute.make_rmem_tensor(4, Int32)
+    zeros.fill(0)
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        key = start + lane
+        if not seen_by_any(viewers, first_key + key):
+            block = key // BLOCK * TEAM_WARPS + warp
+            line = stage + (block * BLOCK + key % BLOCK) * STRIP
+            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, line + vector * VECTOR))
 
 
 @cute.jit
 def probabilities_of(
-    state: State, scores: cute.Tensor, logs: cute.Tensor, negative: Boolean, stage: Int32
-) -> cute.Tensor:
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None,
+    negative: Boolean, stage: Int32,
+) -> cute.Tensor:  # fmt: skip
     """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
     whether one of this lane's scales is."""
     beyond = Boolean(False)
@@ -236,14 +314,20 @@ def probabilities_of(
         highest = Float32(-Float32.inf)
         for column in cutlass.range_constexpr(COLUMNS):
             place = (2 * row + column % 2, column // 2)
-            scores[place] = cute.math.fma(scores[place], state.scale_log2[row], logs[column % 2, column // 2] - base)
+            if const_expr(geometry.apart):
+                scores[place] = scores[place] - base
+            else:
+                scores[place] = cute.math.fma(
+                    scores[place], state.scale_log2[row], logs[column % 2, column // 2] - base
+                )
             highest = cute.arch.fmax(highest, scores[place])
         limit = Float32(select_(begins, Float32(NO_KEYS), Float32(BIAS + SLACK)))
         beyond = beyond | (highest > limit)
     if cute.arch.vote_any_sync(beyond | negative):  # one branch: another would part exponentials from values
         _move(state, scores)
-        if cute.arch.vote_any_sync(negative):
-            _turn(state, stage)
+        if const_expr(not geometry.apart):
+            if cute.arch.vote_any_sync(negative):
+                _turn(stage, state.warp, geometry.row_bytes, geometry.scales_at)
     packed = cute.make_rmem_tensor((4, STEPS), Int32)
     for row in cutlass.range_constexpr(2):
         for block in cutlass.range_constexpr(BLOCKS):
@@ -253,15 +337,17 @@ def probabilities_of(
 
 
 @cute.jit
-def _turn(state: State, stage: Int32) -> None:
+def _turn(
+    stage: Int32, warp: Int32, row_bytes: cutlass.Constexpr[int], scales_at: cutlass.Constexpr[int]
+) -> None:
     """Turn the signs of this warp's values of keys whose scales are negative: probabilities know the logarithms of
     these, not their signs."""
     lane = cute.arch.lane_idx()
     for start in cutlass.range(0, TILE_KV, 32, unroll=1):
-        row = stage + (start + lane) * state.row_bytes
-        if _floats(row + state.scales_at + state.warp * 4)[0].bitcast(Int32) < 0:
+        row = stage + (start + lane) * row_bytes
+        if _floats(row + scales_at + warp * 4)[0].bitcast(Int32) < 0:
             for vector in cutlass.range(STRIP // VECTOR, unroll=1):
-                place = shared_vector(Int32, row + state.warp * STRIP + vector * VECTOR)
+                place = shared_vector(Int32, row + warp * STRIP + vector * VECTOR)
                 words = cute.make_rmem_tensor(4, Int32)
                 cute.autovec_copy(place, words)
                 for i in cutlass.range_constexpr(4):
@@ -293,13 +379,15 @@ def _move(state: State, scores: cute.Tensor) -> None:
 
 
 @cute.jit
-def add_values(state: State, packed: cute.Tensor, stage: Int32) -> None:
+def add_values(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, packed: cute.Tensor, stage: Int32
+) -> None:
     """Add probabilities times values to the output."""
     for step in cutlass.range_constexpr(STEPS):
         weights = [packed[i, step] for i in range(4)]
         words = cute.make_rmem_tensor((4, 4), Int32)
         for key in cutlass.range_constexpr(4):
-            place = stage + state.lane.valued[key % 2] + first_of(2 * step + key // 2) * state.row_bytes
+            place = stage + state.lane.valued[key % 2] + geometry.latent_of(2 * step + key // 2)
             cute.autovec_copy(shared_vector(Int32, place), words[None, key])
         for word in cutlass.range_constexpr(4):
             pairs = [_columns(words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
@@ -312,11 +400,11 @@ def _columns(one: Int32, other: Int32) -> list[Int32]:
     """Of four columns of two keys, the pairs of each column, as f16."""
     pairs = []
     for selector in (0x5140, 0x7362):
-        pairs += _widened(Int32(cute.arch.prmt(one, other, Int32(selector))))
+        pairs += widened(Int32(cute.arch.prmt(one, other, Int32(selector))))
     return pairs
 
 
-def _widened(word: Int32) -> tuple[Int32, Int32]:
+def widened(word: Int32) -> tuple[Int32, Int32]:
     """Four e4m3 numbers as f16."""
     numbers = Vector.from_elements((word,), Int32).bitcast(cutlass.Float8E4M3FN)
     low, high = numbers.to(cutlass.Float16).bitcast(Int32).to_elements()
