@@ -230,7 +230,7 @@ def test_pages_at_any_multiple_of_16_bytes(gpu):
     check(problem, kv_cache=cache)
 
 
-@pytest.mark.parametrize("heads, page_size", [(16, 64), (16, 16), (96, 32)])
+@pytest.mark.parametrize("heads, page_size", [(16, 64), (16, 16), (96, 32), (96, 64), (96, 128)])
 def test_keys_of_pages_that_do_not_exist_are_zeros(gpu, heads, page_size):
     """Whether whole tiles, boxes or lanes copy them: in the middle of a request, and its last, partial page."""
     problem = make_problem([1100, 3 * page_size + 5], 1, heads, page_size=page_size)

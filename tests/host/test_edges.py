@@ -103,7 +103,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
     row = 512 * element + 64 * (2 if variant.row.apart else element)
     if kernel == "sm100/decode pair":
         k = 128 * row // (3 if element == 2 else 1)
-        return {"q": 128 * row, "k": k, "v": 128 * 512, "p": 128 * 128 * element, **_scales(variant, 128)}
+        return {"q": 128 * row, "k": k, "v": 64 * 512 * element, "p": 128 * 128 * element, **_scales(variant, 128)}
     return {"q": 64 * row, "k": 64 * row // element, "p": 64 * 64 * element, **_scales(variant, 64)}
 
 

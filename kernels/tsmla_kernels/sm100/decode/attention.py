@@ -30,8 +30,8 @@ from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
 from .convert import convert_keys
 from .finish import Results
-from .geometry import TENSOR_ADDRESS_OFFSET, DecodeGeometry
-from .load import KeyMaps, load_keys, load_queries, load_values
+from .geometry import LARGE_KEYS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from .load import KeyMaps, Maps, load_keys, load_queries, load_values
 from .mma import Products, multiply
 from .scales import load_scales
 from .schedule import START_BARRIER, DecodeSchedule
@@ -64,10 +64,14 @@ class AttentionKernel:
         if const_expr(apart):
             rope_cache, rope_column = given.rope_cache, 0
 
-        def box_map(cache, first, width, chunks, box_chunks, layout):
+        def box_maps(cache, first, width, chunks, box_chunks, small, large):
             boxes = paged.boxes_view(cache, first, width, chunks, apart)
-            tiler = (width, paged.GROUP, box_chunks, BOX_KEYS // paged.GROUP, 1)
-            return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
+
+            def of(keys, layout):
+                tiler = (width, paged.GROUP, box_chunks, keys // paged.GROUP, 1)
+                return Map(*cpasync.make_tiled_tma_atom(load_op, boxes, layout, tiler))
+
+            return Maps(of(BOX_KEYS, small), of(LARGE_KEYS, large) if geometry.is_pair else None)
 
         def flat(tensor, *dims):
             return cute.make_tensor(tensor.iterator, cute.make_layout((rows, *dims), stride=(*dims, 1)))
@@ -75,21 +79,23 @@ class AttentionKernel:
         wide, tail, chunks = geometry.chunk, geometry.tail, geometry.row_chunks
         has_tail = const_expr(tail > 0)
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
-        maps, v_map, values = KeyMaps(None, None), None, geometry.row.value_columns
+        maps, v_maps, values = KeyMaps(None, None), None, geometry.row.value_columns
         if const_expr(not geometry.converts):
             maps = KeyMaps(
-                k_wide=box_map(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box),
-                k_tail=box_map(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box) if has_tail else None,
+                box_maps(given.kv_cache, 0, wide, chunks, geometry.k_chunks, layouts.k_box, layouts.k_large),
+                box_maps(rope_cache, rope_column, tail, 1, 1, layouts.k_tail_box, layouts.k_tail_large)
+                if has_tail else None,
             )
             if const_expr(geometry.is_pair):
-                v_map = box_map(given.kv_cache, 0, wide, values // wide, geometry.v_chunks, layouts.v_box)
+                v_chunks = geometry.v_chunks
+                v_maps = box_maps(given.kv_cache, 0, wide, values // wide, v_chunks, layouts.v_box, layouts.v_large)
         scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
         results = Results(flat(given.out, values), flat_lse, partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         self.kernel(
-            query, maps, v_map, given.kv_cache, scales, given.block_tables, view, terms, results, scale_log2
+            query, maps, v_maps, given.kv_cache, scales, given.block_tables, view, terms, results, scale_log2
         ).launch(
             grid=(geometry.ctas * given.parts, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -105,7 +111,7 @@ class AttentionKernel:
         self,
         query: Query,
         maps: KeyMaps,
-        v_map: Map | None,
+        v_maps: Maps | None,
         kv_cache: cute.Tensor,
         scales: RowScales | None,
         block_tables: cute.Tensor,
@@ -126,7 +132,8 @@ class AttentionKernel:
             with cute.arch.elect_one():
                 barriers.init()
             cute.arch.mbarrier_init_fence()
-            for copied in (query.latent, query.rope, maps.k_wide, maps.k_tail, v_map):
+            of_keys = [each for both in (maps.k_wide, maps.k_tail, v_maps) if both is not None for each in both]
+            for copied in (query.latent, query.rope, *of_keys):
                 if const_expr(copied is not None):
                     cpasync.prefetch_descriptor(copied.atom)
         # CTAs of a pair need each other, and tensor memory, only when work is dealt. Solo, the warp that has made the
@@ -144,7 +151,7 @@ class AttentionKernel:
         if const_expr(geometry.converts):
             self._convert_and_attend(warp, start, query, results, scale_log2)
         else:
-            self._load_and_attend(warp, start, query, maps, v_map, scales, results, scale_log2)
+            self._load_and_attend(warp, start, query, maps, v_maps, scales, results, scale_log2)
 
         # No CTA may leave while products, copies or arrivals still reach into it.
         tmem.fence_before()
@@ -188,7 +195,7 @@ class AttentionKernel:
         start: tuple,
         query: Query,
         maps: KeyMaps,
-        v_map: Map | None,
+        v_maps: Maps | None,
         scales: RowScales | None,
         results: Results,
         scale_log2: Float32,
@@ -208,7 +215,7 @@ class AttentionKernel:
             cute.arch.griddepcontrol_launch_dependents()
         elif const_expr(geometry.is_pair):
             if warp == schedule.value_warp:
-                load_values(shared, geometry, v_map, assignment)
+                load_values(shared, geometry, v_maps, assignment)
         if const_expr(geometry.row.scales):
             if warp == schedule.scale_warp:
                 load_scales(shared, geometry, scales.keys, assignment)

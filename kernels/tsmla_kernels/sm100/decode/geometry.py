@@ -33,6 +33,8 @@ TENSOR_ADDRESS_OFFSET = 512
 EXCHANGE_OFFSET = 1024
 ROW_THREADS = 2
 """Softmax threads that share a query row, each with half of the keys and of the output's dims."""
+LARGE_KEYS = 64
+"""Keys of a copy of a pair where pages have as many."""
 CONVERT_WARPS = 4
 """Of the role that converts rows, where those of the cache are not what products read."""
 SCALE_SLOTS = 4
@@ -74,7 +76,8 @@ class DecodeGeometry:
         piece does not fit."""
         row = _multiplied_row(variant)
         k_slots, per_tile = 3 if _is_uniform(row) else 2, 2 * _element_bytes(row) - 1
-        return cls(row, variant.row, deal or DEALS[variant.arch], k_slots, per_tile, v_slots=2)
+        v_slots = 4 // _element_bytes(row)
+        return cls(row, variant.row, deal or DEALS[variant.arch], k_slots, per_tile, v_slots)
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
@@ -101,6 +104,7 @@ class DecodeGeometry:
         assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
         if self.is_pair:
             assert self.v_slots % self.v_slots_per_tile == 0 and self.v_keys % BOX_KEYS == 0, self
+            assert self.k_keys == self.v_keys == LARGE_KEYS, self
         for size in (self.q_bytes, self.k_wide_bytes, self.k_tail_bytes, self.v_bytes, self.p_bytes, CONTROL_BYTES):
             assert size % ATOM == 0, self
         assert LANE_BOXES * BOX_KEYS % self.tile_kv == 0, self
@@ -205,7 +209,8 @@ class DecodeGeometry:
 
     @property
     def v_slots_per_tile(self) -> int:
-        return self.element_bytes
+        """The first half of a tile's values is free, for the next but one's, while the other is multiplied."""
+        return 2
 
     @property
     def v_keys(self) -> int:

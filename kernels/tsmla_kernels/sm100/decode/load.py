@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 
 from ...parts import paged
 from ...parts.decode_work import Segment, next_unit, segment_of
@@ -21,18 +21,26 @@ from ...parts.partials import begin_records, record_unit
 from ...parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
 from ...parts.visible import Viewers, seen_bits, surely_seen, viewers_of
 from .assignment import Assignment, is_leader, rank_of
-from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
-from .storage import Shared
+from .geometry import ATOM, LARGE_KEYS, ROWS, SWIZZLE, DecodeGeometry
+from .storage import Shared, layouts_of
 
 ALL_KEYS = (1 << BOX_KEYS) - 1
 """The bits of a box whose keys are all seen."""
 
 
+class Maps(NamedTuple):
+    """Of a part of cache rows: boxes of BOX_KEYS keys, which every page has, and of LARGE_KEYS where pages have as
+    many: a copy takes the warp that asks for it, and the copy engine, as long whatever its size."""
+
+    small: Map
+    large: Map | None
+
+
 class KeyMaps(NamedTuple):
     """Wide and tail parts of cache rows; None where rows have no such part, or do not come by bulk copies."""
 
-    k_wide: Map | None
-    k_tail: Map | None
+    k_wide: Maps | None
+    k_tail: Maps | None
 
 
 @cute.jit
@@ -69,11 +77,21 @@ def load_keys(
                     lookup = look_further(wanted, lookup, first // LANE_BOXES)
                 for index in cutlass.range_constexpr(slots):
                     count = (tile + i) * slots + index
-                    shared.k_edge.wait_empty(count)
-                    chunk = index * geometry.k_chunks if const_expr(geometry.is_pair) else 0
                     place = rank if const_expr(geometry.is_pair) else Int32(index)
                     box = first + place * (geometry.k_keys // BOX_KEYS)
-                    _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, chunk, box)
+                    if const_expr(geometry.is_pair):
+                        large, at = _large_box(wanted, viewers, lookup, box)
+                        shared.k_edge.wait_empty(count)
+                        chunk = index * geometry.k_chunks
+                        if large:
+                            _copy_large(shared, geometry, maps, at, count, chunk)
+                        else:
+                            _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, box)
+                        if is_leader(geometry):
+                            shared.k_edge.announce(count)
+                    else:
+                        shared.k_edge.wait_empty(count)
+                        _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, box)
             tile += segment.tiles
         if is_leader(geometry):
             record_unit(deal, assignment.work, records, unit, segment)
@@ -90,15 +108,12 @@ def _load_slot(
     wanted: Wanted,
     lookup: Lookup,
     count: Int32,
-    chunk: cutlass.Constexpr,
     first: Int32,
 ):
-    """Boxes from `first` on, `k_chunks` chunks of each from `chunk` on, to K slot number `count`."""
+    """Solo: boxes from `first` on to K slot number `count`."""
     wide = const_expr(geometry.k_chunks * geometry.chunk)
-    by_lanes = Int32(0)
-    if const_expr(geometry.is_pair):
-        _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, first)
-    elif surely_seen(viewers, wanted.key_of(first), geometry.k_keys):
+    by_lanes, chunk = Int32(0), const_expr(0)
+    if surely_seen(viewers, wanted.key_of(first), geometry.k_keys):
         _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, first)
     else:
         slot = shared.k_edge.stage(count)
@@ -116,8 +131,7 @@ def _load_slot(
                 _copy_tail(shared, geometry, maps, box, slot, index)
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-    if is_leader(geometry):
-        shared.k_edge.announce(count, shared.k_edge.spec.bytes - by_lanes)
+    shared.k_edge.announce(count, shared.k_edge.spec.bytes - by_lanes)
 
 
 @cute.jit
@@ -140,13 +154,42 @@ def _copy_boxes(
 
 
 @cute.jit
+def _copy_large(
+    shared: Shared,
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    maps: KeyMaps,
+    box: paged.Box,
+    count: Int32,
+    chunk: cutlass.Constexpr,
+):
+    """`_copy_boxes` of the slot's keys in one, which starts like the box."""
+    slot, layouts = shared.k_edge.stage(count), layouts_of(geometry)
+    barrier = shared.k_edge.full(slot)
+    target = _at(shared.k_wide, slot * geometry.k_wide_bytes, layouts.k_large)
+    tiler = _box_tiler(geometry.chunk, geometry.k_chunks, LARGE_KEYS)
+    paged.copy_box(maps.k_wide.large.atom, maps.k_wide.large.view, tiler, chunk, box, target, barrier)
+    if const_expr(geometry.tail > 0):
+        target = _at(shared.k_tail, slot * geometry.k_tail_bytes, layouts.k_tail_large)
+        tiler = _box_tiler(geometry.tail, 1, LARGE_KEYS)
+        paged.copy_box(maps.k_tail.large.atom, maps.k_tail.large.view, tiler, 0, box, target, barrier)
+
+
+@cute.jit
+def _large_box(wanted: Wanted, viewers: Viewers, lookup: Lookup, box: Int32) -> tuple[Boolean, paged.Box]:
+    """Of a pair: whether LARGE_KEYS keys from box number `box` on lie in one page and each is wanted, so that the box's
+    page is that of all of them; and where it starts. Asked before the wait for a slot, of which it knows nothing."""
+    large = surely_seen(viewers, wanted.key_of(box), LARGE_KEYS) and wanted.source.page_size >= LARGE_KEYS
+    return large, paged.box_at(wanted, lookup, box)
+
+
+@cute.jit
 def _copy_wide(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: KeyMaps, box: paged.Box, slot, chunk, index
 ):
     place = slot * geometry.k_wide_bytes + index * _box_bytes(geometry.k_chunks)
     tiler = _box_tiler(geometry.chunk, geometry.k_chunks)
-    target = _at(shared.k_wide, place)
-    paged.copy_box(maps.k_wide.atom, maps.k_wide.view, tiler, chunk, box, target, shared.k_edge.full(slot))
+    target, k_map = _at(shared.k_wide, place), maps.k_wide.small
+    paged.copy_box(k_map.atom, k_map.view, tiler, chunk, box, target, shared.k_edge.full(slot))
 
 
 @cute.jit
@@ -155,8 +198,8 @@ def _copy_tail(
 ):
     place = slot * geometry.k_tail_bytes + index * (BOX_KEYS * geometry.tail_bytes)
     tiler = _box_tiler(geometry.tail, 1)
-    target = _at(shared.k_tail, place)
-    paged.copy_box(maps.k_tail.atom, maps.k_tail.view, tiler, 0, box, target, shared.k_edge.full(slot))
+    target, k_map = _at(shared.k_tail, place), maps.k_tail.small
+    paged.copy_box(k_map.atom, k_map.view, tiler, 0, box, target, shared.k_edge.full(slot))
 
 
 @cute.jit
@@ -209,7 +252,7 @@ def load_queries(
 
 
 @cute.jit
-def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_map: Map, assignment: Assignment):
+def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_maps: Maps, assignment: Assignment):
     """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     slots = geometry.v_slots_per_tile
@@ -228,8 +271,13 @@ def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_m
                 for index in cutlass.range_constexpr(slots):
                     count = (tile + i) * slots + index
                     box = first + index * (geometry.v_keys // BOX_KEYS)
+                    large, at = _large_box(wanted, viewers, lookup, box)
                     shared.v_edge.wait_empty(count)
-                    _load_value_slot(shared, geometry, v_map, assignment, viewers, wanted, lookup, count, box)
+                    if large:
+                        _copy_large_values(shared, geometry, v_maps, at, count)
+                    else:
+                        small = v_maps.small
+                        _load_value_slot(shared, geometry, small, assignment, viewers, wanted, lookup, count, box)
             tile += segment.tiles
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
@@ -270,6 +318,23 @@ def _load_value_slot(
             else:
                 paged.copy_box(v_map.atom, v_map.view, tiler, chunk, box, _at(shared.v_wide, place), barrier)
         cute.arch.fence_view_async_shared()
+    _tell_values(shared, geometry, count, tx_bytes)
+
+
+@cute.jit
+def _copy_large_values(
+    shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: Maps, box: paged.Box, count: Int32
+):
+    """`_load_value_slot` where the slot's keys are one large box, which starts like `box`."""
+    slot = shared.v_edge.stage(count)
+    target = _at(shared.v_wide, slot * geometry.v_bytes, layouts_of(geometry).v_large)
+    tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks, LARGE_KEYS), rank_of(geometry) * geometry.v_chunks
+    paged.copy_box(maps.large.atom, maps.large.view, tiler, chunk, box, target, shared.v_edge.full(slot))
+    _tell_values(shared, geometry, count, Int32(shared.v_edge.spec.bytes))
+
+
+@cute.jit
+def _tell_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], count: Int32, tx_bytes: Int32):
     if is_leader(geometry):
         cute.arch.sync_warp()
         shared.v_edge.announce(count, tx_bytes)
@@ -281,13 +346,14 @@ def _box_bytes(chunks: int) -> int:
     return BOX_KEYS * chunks * SWIZZLE
 
 
-def _box_tiler(width: int, chunks: int) -> tuple[int, ...]:
-    return (width, paged.GROUP, chunks, BOX_KEYS // paged.GROUP, 1)
+def _box_tiler(width: int, chunks: int, keys: int = BOX_KEYS) -> tuple[int, ...]:
+    return (width, paged.GROUP, chunks, keys // paged.GROUP, 1)
 
 
 @cute.jit
-def _at(first: cute.Tensor, offset_bytes: Int32) -> cute.Tensor:
-    """The box at `offset_bytes` from the first."""
+def _at(first: cute.Tensor, offset_bytes: Int32, box: cute.ComposedLayout | None = None) -> cute.Tensor:
+    """The box at `offset_bytes` from the first, of its layout or that of `box`."""
     element_bytes = first.element_type.width // 8
     offset = cute.assume(offset_bytes // element_bytes, divby=ATOM // 2 // element_bytes)
-    return cute.make_tensor(first.iterator + offset, first.layout)
+    layout = first.layout if const_expr(box is None) else box.outer
+    return cute.make_tensor(first.iterator + offset, layout)

@@ -72,16 +72,15 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
                     if ahead > 0 and ahead < segment.tiles:
                         last_slot = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
                         scores_first = _keys_come_first(geometry, shared, last_slot, tile + ahead - 1)
-                last = ahead == segment.tiles
                 if ahead > 0 and not scores_first:
-                    _values(products, shared, tile + ahead - 1, ahead > 1, last, segments)
+                    _values(products, shared, tile + ahead - 1, ahead > 1, None, segments)
                 if ahead < segment.tiles:
                     _scores(products, shared, tile + ahead)
                     if ahead == segment.tiles - 1:
                         with cute.arch.elect_one():
                             shared.q_edge.release_after_mmas(segments)
                 if ahead > 0 and scores_first:
-                    _values(products, shared, tile + ahead - 1, ahead > 1, last, segments)
+                    _values(products, shared, tile + ahead - 1, ahead > 1, ahead == segment.tiles, segments)
             segments += 1
             tile += segment.tiles
         unit = next_unit(deal, assignment.work, assignment.view, unit)
@@ -138,10 +137,16 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
 
 @cute.jit
 def _values(
-    products: cutlass.Constexpr[Products], shared: Shared, tile: Int32, keep: Boolean, last: Boolean, segments: Int32
+    products: cutlass.Constexpr[Products],
+    shared: Shared,
+    tile: Int32,
+    keep: Boolean,
+    last: Boolean | None,
+    segments: Int32,
 ):
     """O (+)= P V of tile number `tile`; `keep` adds to what there is; solo, V is the latent part of K. Of a `last` tile
-    of segment number `segments`, half of the output's columns are told of before the others are multiplied."""
+    of segment number `segments`, half of the output's columns are told of before the others are multiplied; None where
+    a tile is never the last."""
     geometry = products.geometry
     pair = const_expr(geometry.is_pair)
     edge, base = (shared.v_edge, shared.v) if pair else (shared.k_edge, shared.k)
@@ -165,7 +170,7 @@ def _values(
                     v_bytes = key // 8 * products.v_group_bytes + half * products.v_half_bytes
                     more = keep if const_expr(index + key == 0) else True
                     products.issue(target, p, v, p_bytes, v_bytes, products.values, more)
-                if const_expr(half == 0 and index == products.v_slots - 1):
+                if const_expr(last is not None and half == 0 and index == products.v_slots - 1):
                     if last:
                         shared.half_edge.fill_after_mmas(segments)
             edge.release_after_mmas(count)

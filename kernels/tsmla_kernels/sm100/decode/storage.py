@@ -12,15 +12,18 @@ from ...parts import paged
 from ...parts.key_source import BOX_KEYS
 from ...parts.pipeline import Barriers, ClusterEdge, Edge
 from ...parts.precision import numeric
-from .geometry import EXCHANGE_OFFSET, SWIZZLE, DecodeGeometry
+from .geometry import EXCHANGE_OFFSET, LARGE_KEYS, SWIZZLE, DecodeGeometry
 
 
 class Layouts(NamedTuple):
-    """Of bulk copies' targets in shared memory."""
+    """Of bulk copies' targets in shared memory: boxes of BOX_KEYS keys, and of LARGE_KEYS."""
 
     k_box: cute.ComposedLayout
     k_tail_box: cute.ComposedLayout | None
     v_box: cute.ComposedLayout
+    k_large: cute.ComposedLayout
+    k_tail_large: cute.ComposedLayout | None
+    v_large: cute.ComposedLayout
 
 
 class Shared(NamedTuple):
@@ -53,14 +56,17 @@ class Shared(NamedTuple):
 
 
 def layouts_of(geometry: DecodeGeometry) -> Layouts:
-    groups = BOX_KEYS // paged.GROUP
-
     tail = geometry.tail > 0
-    return Layouts(
-        k_box=paged.box_layout(SWIZZLE, geometry.chunk, geometry.k_chunks, groups),
-        k_tail_box=paged.box_layout(geometry.tail_bytes, geometry.tail, 1, groups) if tail else None,
-        v_box=paged.box_layout(SWIZZLE, geometry.chunk, geometry.v_chunks, groups),
-    )
+
+    def layouts(keys):
+        groups = keys // paged.GROUP
+        return (
+            paged.box_layout(SWIZZLE, geometry.chunk, geometry.k_chunks, groups),
+            paged.box_layout(geometry.tail_bytes, geometry.tail, 1, groups) if tail else None,
+            paged.box_layout(SWIZZLE, geometry.chunk, geometry.v_chunks, groups),
+        )
+
+    return Layouts(*layouts(BOX_KEYS), *layouts(LARGE_KEYS))
 
 
 def shared_of(
