@@ -62,6 +62,20 @@ def test_with_pdl(gpu, dtype):
 
 
 @OF_BOTH
+def test_tiles_that_no_row_of_a_warpgroup_sees_are_passed_over(gpu, dtype):
+    """Of 128 rows the first 64 do not see the second tile. Its values are NaN: multiplied by zeros, they would show."""
+    problem = wide([128], [128], 1, 1, dtype)
+    problem.value[80 if dtype is torch.bfloat16 else 96 :] = math.nan
+    out, lse = tsmla.tsmla_prefill(
+        problem.query, problem.key, problem.value, None, problem.cum_seq_lens_kv, 128, 1, problem.softmax_scale,
+        True, True, problem.cum_seq_lens_q,
+    )  # fmt: skip
+    first = [tensor[:64] for tensor in (problem.query, problem.key, problem.value)]
+    ends = torch.tensor([0, 64], dtype=torch.int32, device="cuda")
+    judge(Problem(*first, ends, ends, [64], [64], problem.softmax_scale), True, out[:64], lse[:64])
+
+
+@OF_BOTH
 def test_large_scores_force_rescaling(gpu, dtype):
     check(wide([300], [700], 1, 1, dtype, magnitude=6.0), False)
 

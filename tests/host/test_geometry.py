@@ -74,6 +74,14 @@ def test_wide_heads_fill_a_cta():
                 dataclasses.replace(geometry, **change).check()
 
 
+def test_warpgroups_pass_over_fewer_tiles_than_there_are_stages():
+    """Else one that waits for values of a tile that it has passed over would hold the stage of the keys after it."""
+    for variant in (v for v in VARIANTS if v.d_v == 256):
+        geometry = PrefillGeometry.of(variant)
+        with pytest.raises(AssertionError):
+            dataclasses.replace(geometry, stages=1).check()
+
+
 def test_too_many_registers_are_refused():
     geometry = PrefillGeometry.of(VARIANTS[0])
     schedule = PrefillSchedule.of(geometry)

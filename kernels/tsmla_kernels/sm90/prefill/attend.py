@@ -20,13 +20,16 @@ from ...parts.logarithm import LOG2_E
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
+from ...parts.seqlen import Span
 from ...parts.work_range import WorkRange, tile_at
+from .geometry import PrefillGeometry
 from .storage import Shared
 from .tasks import Tasks
 
 
 class AttendState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions. `first` tiles came before."""
+    """What a step needs besides the tile number: operands, running state, positions. `first` tiles came before, and so
+    many rows of Q for warpgroups as `query` says."""
 
     qk_op: object
     pv_op: object
@@ -40,6 +43,7 @@ class AttendState(NamedTuple):
     reference: cute.Tensor
     row_sum: cute.Tensor
     rescale: cute.Tensor
+    q_edge: object
     k_edge: object
     v_edge: object
     first_row: Int32
@@ -47,11 +51,29 @@ class AttendState(NamedTuple):
     len_kv: Int32
     work: WorkRange
     first: Int32
+    query: Int32
     scale_log2: Float32
     tile_kv: int
     causal: bool
     lazy: bool
+    passes: bool
+    wide: bool
+    leaves_early: bool
     precision: Probabilities
+
+
+class Ends(NamedTuple):
+    """What becomes of the rows' outputs, earlier ones and LSE, and what of a tile and a call says so."""
+
+    factor: cute.Tensor
+    kept: cute.Tensor
+    row_lse: cute.Tensor
+    lse: cute.Tensor | None
+    head: Int32
+    q: Span
+    scale: Float32
+    ending: Ending
+    earlier: Earlier | None
 
 
 def is_lazy(variant: PrefillVariant) -> bool:
@@ -89,6 +111,7 @@ def attend_task(
     """Q has been `filled` so often before, and `first` tiles of K and V were visited; `last` is that of the CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
+    geometry = PrefillGeometry.of(variant)
     mma_qk, mma_pv = mmas
     tile_q = cute.size(shared.q, mode=[2]) * 64
     tile_kv, d_v = cute.size(shared.v, mode=[0]), cute.size(shared.v, mode=[1])
@@ -101,6 +124,17 @@ def attend_task(
     coordinates = rows_columns(mma_qk.get_slice(thread).partition_C(cute.make_identity_tensor((64, tile_kv))))
     rows = cute.size(coordinates, mode=[0])
     reference, row_sum, rescale, factor, row_lse, kept = (cute.make_rmem_tensor(rows, Float32) for _ in range(6))
+    ends = Ends(
+        factor=factor,
+        kept=kept,
+        row_lse=row_lse,
+        lse=lse,
+        head=tile.head,
+        q=tile.q,
+        scale=softmax_scale,
+        ending=ending,
+        earlier=earlier,
+    )
     state = AttendState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
@@ -114,6 +148,7 @@ def attend_task(
         reference=reference,
         row_sum=row_sum,
         rescale=rescale,
+        q_edge=shared.q_edge,
         k_edge=shared.k_edge,
         v_edge=shared.values_edge,
         first_row=first_row,
@@ -121,74 +156,102 @@ def attend_task(
         len_kv=tile.kv.length,
         work=work,
         first=first,
+        query=filled * cute.size(shared.q, mode=[2]) + group,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
         lazy=is_lazy(variant),
+        passes=geometry.passes_tiles,
+        wide=geometry.is_wide,
+        leaves_early=geometry.starts_early,
         precision=Probabilities.of(variant.dtype),
     )
     output.fill(0.0)
     reference.fill(lazy_softmax.NO_KEYS if variant.dtype.bits == 8 else -Float32.inf)
     row_sum.fill(0.0)
+    start = first
     if work.tiles > 0:
-        groups = cute.size(shared.q, mode=[2])
-        shared.q_edge.wait_full(filled * groups + group)
-        if const_expr(groups > 2):
-            start = first + _hidden(state)
+        shared.q_edge.wait_full(state.query)
+        if const_expr(state.passes):
+            start += _hidden(state)
             if start < first + work.tiles:
                 _pass(shared.k_edge, first, start)
-                _visit(state, shared, filled * groups + group, start)
+                _visit(state, ends, start)
             if start == first + work.tiles:
-                shared.q_edge.release(filled * groups + group)
+                shared.q_edge.release(state.query)
                 for count in cutlass.range(first, start, unroll=1):  # both in turn, or rings fill up
                     _pass(shared.k_edge, count, count + 1)
                     _pass(shared.values_edge, count, count + 1)
         else:
-            _visit(state, shared, filled * groups + group, first)
+            _visit(state, ends, first)
+    if const_expr(geometry.is_wide):
+        if start == first + work.tiles:
+            _end_rows(state, ends)
 
     if const_expr(variant.pdl):
         if last:
             cute.arch.griddepcontrol_launch_dependents()
-    totals = [quad_sum(row_sum[row]) for row in range(rows)]
-    if const_expr(variant.lse):
-        row_lse.fill(-Float32.inf)
-        if earlier.merges != 0:
-            load_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
-    for row in cutlass.range_constexpr(rows):
-        end = end_of_row(
-            reference[row], softmax_scale, totals[row], state.precision.bias, NATURAL, ending.output_scale
-        )
-        if const_expr(variant.lse):
-            if earlier.merges != 0:
-                end, share = count_earlier(end, row_lse[row])
-                kept[row] = count_sink(ending, tile.head, RowEnd(share, end.log_sum), NATURAL, False).factor
-        end = count_sink(ending, tile.head, end, NATURAL, variant.lse)
-        factor[row], row_lse[row] = end.factor, end.log_sum
+    if const_expr(not geometry.is_wide):
+        _end_rows(state, ends)
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         if earlier.merges != 0:
             add_earlier(mma_pv, thread, output, factor, kept, earlier.out, tile.head, tile.q, first_row)
             cute.arch.sync_warp()  # other lanes of the quad store what this one has read
-        store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
+        if const_expr(not geometry.is_wide):
+            store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
     store_output(output, out, coordinates, tile.head, tile.q, first_row)
 
 
 @cute.jit
-def _visit(state: AttendState, shared: Shared, query: Int32, start: Int32):
-    """The tiles from `start` on; those before it, fewer than stages, are hidden. `query`: the warpgroup's rows of Q."""
+def _end_rows(state: AttendState, ends: Ends):
+    """What the output is multiplied by, and the rows' LSE, which wide heads store here."""
+    rows = cute.size(state.reference)
+    logs = const_expr(ends.lse is not None)
+    totals = [quad_sum(state.row_sum[row]) for row in range(rows)]
+    if const_expr(logs):
+        ends.row_lse.fill(-Float32.inf)
+        if ends.earlier.merges != 0:
+            load_lse(ends.lse, ends.row_lse, state.coordinates, ends.head, ends.q, state.first_row)
+    for row in cutlass.range_constexpr(rows):
+        end = end_of_row(
+            state.reference[row], ends.scale, totals[row], state.precision.bias, NATURAL, ends.ending.output_scale
+        )
+        if const_expr(logs):
+            if ends.earlier.merges != 0:
+                end, share = count_earlier(end, ends.row_lse[row])
+                ends.kept[row] = count_sink(
+                    ends.ending, ends.head, RowEnd(share, end.log_sum), NATURAL, False
+                ).factor
+        end = count_sink(ends.ending, ends.head, end, NATURAL, logs)
+        ends.factor[row], ends.row_lse[row] = end.factor, end.log_sum
+    if const_expr(logs and state.wide):
+        store_lse(ends.lse, ends.row_lse, state.coordinates, ends.head, ends.q, state.first_row)
+
+
+@cute.jit
+def _visit(state: AttendState, ends: Ends, start: Int32):
+    """The tiles from `start` on; those before it, fewer than stages, are hidden."""
     first, work = state.first, state.work
     _first(state, start)
-    unmasked = first + cutlass.max(work.masked, 1)
-    if const_expr(cute.size(shared.q, mode=[2]) > 2):
-        _pass(shared.values_edge, first, start)
+    masked = work.masked
+    if const_expr(state.wide):
+        _pass(state.v_edge, first, start)
+        if const_expr(state.causal):
+            masked = _masked(state)
+    unmasked = first + cutlass.max(masked, 1)
+    if const_expr(state.passes):
+        if const_expr(not state.wide):  # here, or ptxas allocates other registers than in the kernels that were timed
+            _pass(state.v_edge, first, start)
         unmasked = cutlass.max(unmasked, start + 1)
     if const_expr(state.causal):
         for count in cutlass.range(start + 1, unmasked, unroll=1):
             _step(state, count, True)
     for count in cutlass.range(unmasked, first + work.tiles, unroll=1):
         _step(state, count, False)
-    shared.q_edge.release(query)
-    _last(state)
+    if const_expr(not state.leaves_early):
+        state.q_edge.release(state.query)
+    _last(state, ends)
 
 
 @cute.jit
@@ -200,6 +263,13 @@ def _hidden(state: AttendState) -> Int32:
         end = cutlass.min(end, cutlass.min(state.first_row + 64, state.len_q) + state.len_kv - state.len_q)
     seen = (cutlass.max(end, 0) + state.tile_kv - 1) // state.tile_kv
     return tiles - cutlass.select_(state.first_row < state.len_q, cutlass.min(seen, tiles), 0)
+
+
+@cute.jit
+def _masked(state: AttendState) -> Int32:
+    """How many of the tiles that the CTA masks hold a column that some row of this warpgroup may not see."""
+    end = cutlass.min(state.len_kv, state.first_row + state.len_kv - state.len_q + 1)
+    return state.work.tiles - cutlass.max(end, 0) // state.tile_kv
 
 
 @cute.jit
@@ -229,6 +299,17 @@ def _scores(state: AttendState, count: Int32) -> cute.Tensor:
     state.k_edge.wait_full(count)
     mma.issue(state.qk_op, scores, state.q, keys, False)
     return scores
+
+
+@cute.jit
+def _have_scores(state: AttendState, count: Int32):
+    """The scores of tile `count` are there: let go its K and, where queries are loaded early, Q behind the last
+    tile's."""
+    q_edge, query, last = state.q_edge, state.query, state.first + state.work.tiles - 1
+    state.k_edge.release(count)
+    if const_expr(state.leaves_early):
+        if count == last:
+            q_edge.release(query)
 
 
 @cute.jit
@@ -283,7 +364,7 @@ def _first(state: AttendState, count: Int32):
     """Scores and softmax of the first tile."""
     scores = _scores(state, count)
     warpgroup.wait_group(0)
-    state.k_edge.release(count)
+    _have_scores(state, count)
     _softmax(state, scores, count, True, True)
     _round(state, scores)
 
@@ -296,7 +377,7 @@ def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
     scores = _scores(state, count)
     _values(state, count - 1)
     warpgroup.wait_group(1)
-    state.k_edge.release(count)
+    _have_scores(state, count)
     moves = _softmax(state, scores, count, masked, False)
     warpgroup.wait_group(0)
     state.v_edge.release(count - 1)
@@ -309,9 +390,12 @@ def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
 
 
 @cute.jit
-def _last(state: AttendState):
-    """Values of the last tile."""
+def _last(state: AttendState, ends: Ends):
+    """Values of the last tile; meanwhile, of wide heads, the ends of the rows. Where no warpgroup passes over tiles,
+    ptxas would keep its number in vector registers for them, and compute descriptors there (see `_here`)."""
     last = state.first + state.work.tiles - 1
     _values(state, last)
+    if const_expr(state.wide):
+        _end_rows(state, ends)
     warpgroup.wait_group(0)
     state.v_edge.release(last)

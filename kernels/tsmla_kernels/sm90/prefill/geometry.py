@@ -99,6 +99,24 @@ class PrefillGeometry:
         return self.tile_q > 128
 
     @property
+    def is_wide(self) -> bool:
+        """Whether warpgroups pass over tiles that none of their rows sees, mask only those that one of their rows does
+        not see all of, and find the ends of rows while the last values are multiplied. That gains 1 to 10 % of short
+        rows here; narrow heads tie or lose (kernels/log/hopper-prefill.md, 52)."""
+        return self.d_v > 128
+
+    @property
+    def passes_tiles(self) -> bool:
+        """Whether a warpgroup passes over tiles that none of its rows sees."""
+        return self.is_wide or self.passes_rows
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether a query tile's first keys, and values, which are to be transposed, are loaded before its queries, and
+        these when the last scores of the tile before are there. With 16 bits the loop is slower for it."""
+        return self.is_wide and self.transposes_values
+
+    @property
     def q_bytes(self) -> int:
         return self.tile_q * self.d_qk * self.element_bytes
 
@@ -135,6 +153,8 @@ class PrefillGeometry:
         k_step = 32 // self.element_bytes
         assert self.transposes_values == (self.element_bytes == 1), self
         assert self.tile_q % 64 == 0 and self.tile_kv % k_step == 0 and self.tile_kv <= 256, self
+        hidden = -(-(self.tile_q - 64) // self.tile_kv)  # of the tiles that some row of the CTA sees
+        assert hidden < self.stages, self
         assert self.d_qk * self.element_bytes % 64 == 0, self
         assert self.d_v * self.element_bytes % 128 == 0, self
         for size in (self.q_bytes * 64 // self.tile_q, self.k_bytes, self.v_bytes):

@@ -47,26 +47,38 @@ def load_task(
     """`q` and `k` are pieces, each, as `v`, (copy atom, one head's rows). V runs one tile behind K, in the order they
     are used. Q has been `filled` so often before, and `first` tiles of K and V have been loaded.
 
-    The first warpgroup's rows of Q and the first K come before the other rows: so it starts sooner, and softmax of one
-    warpgroup falls together with products of another, not with its softmax."""
+    The first warpgroup's rows of Q and the first two K come before the other rows: so it starts sooner, and softmax of
+    one warpgroup falls together with products of another, not with its softmax. Where it `starts_early`, the first K
+    comes before all rows of Q, whose place is let go later, and the first V, to be transposed, before the second K."""
     groups = geometry.tile_q // 64
+    early = geometry.starts_early
     q_boxes = _boxes(q, shared.q, (64, geometry.box_columns))
     k_boxes = _boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns))
     v_box = ((v[0], *tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)),)
+    if const_expr(early):
+        _fill(k_boxes, shared.k_edge, first, Int32(0), work)
     for group in cutlass.range_constexpr(groups):
         barrier = shared.q_edge.acquire(filled * groups + group)
         for atom, stages, tiles in q_boxes:
             cute.copy(atom, tiles[None, query_tile * groups + group], stages[None, group], tma_bar_ptr=barrier)
         if const_expr(group == 0):
-            _fill(k_boxes, shared.k_edge, first, Int32(0), work)
+            if const_expr(early):
+                _fill(v_box, shared.v_edge, first, Int32(0), work)
+            else:
+                _fill(k_boxes, shared.k_edge, first, Int32(0), work)
             if work.tiles > 1:
                 _fill(k_boxes, shared.k_edge, first, Int32(1), work)
-    if work.tiles > 1:
-        _fill(v_box, shared.v_edge, first, Int32(0), work)
+    if const_expr(not early):
+        if work.tiles > 1:
+            _fill(v_box, shared.v_edge, first, Int32(0), work)
     for count in cutlass.range(2, work.tiles, unroll=1):
         _fill(k_boxes, shared.k_edge, first, count, work)
         _fill(v_box, shared.v_edge, first, count - 1, work)
-    _fill(v_box, shared.v_edge, first, work.tiles - 1, work)
+    if const_expr(early):
+        if work.tiles > 1:
+            _fill(v_box, shared.v_edge, first, work.tiles - 1, work)
+    else:
+        _fill(v_box, shared.v_edge, first, work.tiles - 1, work)
 
 
 def _boxes(pieces: tuple, shared: cute.Tensor, shape: tuple[int, int]) -> tuple:
