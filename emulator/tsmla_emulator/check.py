@@ -254,8 +254,11 @@ def _decode(
 ) -> tuple[str, str | None]:
     """Keys that no row may see are NaN, and entries of the page table behind a request's pages name a page of NaN. So
     is the page in whose place the table has none.
-    hides: with visible lengths, random ones."""
-    heads, page = heads or rows // 2, 32
+    hides: with visible lengths, random ones.
+
+    Pages have 32 keys; those of equal requests of many rows 64, for which pairs of Blackwell CTAs have larger copies."""
+    page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
+    heads = heads or rows // 2
     q_len = rows // heads
     q_lens = [q_len] * len(key_counts)
     if varies:
