@@ -256,7 +256,7 @@ def _decode(
     is the page in whose place the table has none.
     hides: with visible lengths, random ones.
 
-    Pages have 32 keys, those of equal requests of many rows 64: pairs of Blackwell CTAs have larger copies for these."""
+    Pages have 32 keys, those of equal requests of many rows 64: pairs of Blackwell CTAs have larger copies for it."""
     page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
     heads = heads or rows // 2
     q_len = rows // heads
