@@ -167,9 +167,9 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
                 yield f"{kernel.variant} has {name} = {used[name]}; it has to be {'above ' * meant}0"
         if 0 < used["wgmma"] <= used["wgmma_waits"]:
             yield f"{kernel.variant} waits for each of its {used['wgmma']} wgmma: ptxas has serialised them"
-        products, moved = descriptors.products(image)
-        if 2 * moved > products:
-            yield f"{kernel.variant} computes descriptors of {moved} of its {products} wgmma in vector registers"
+        for products, moved in descriptors.products(image):
+            if 2 * moved > products:
+                yield f"{kernel.variant} computes descriptors of {moved} of {products} wgmma in vector registers"
         for one in cubin.each_kernel(image):
             if one["setmaxnreg"] and one["registers"] != (all_have := registers_at_launch(one["threads"])):
                 yield f"{kernel.variant} starts with {one['registers']} registers; its roles share {all_have} a thread"

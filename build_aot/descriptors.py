@@ -16,21 +16,22 @@ _NEAR = 24
 """Instructions before a product among which its descriptors are moved."""
 
 
-def products(image: Elf) -> tuple[int, int]:
-    """How many wgmma an image has, and to how many of them a vector register is moved just before, behind the product
-    before it."""
+def products(image: Elf) -> list[tuple[int, int]]:
+    """Of each kernel of an image, how many wgmma it has, and to how many of them a vector register is moved just
+    before, behind the product before it."""
+    return [_products(section.data) for section in image.sections if section.name.startswith(".text.")]
+
+
+def _products(code: bytes) -> tuple[int, int]:
     found = moved = 0
-    for section in image.sections:
-        if not section.name.startswith(".text."):
-            continue
-        since_move = _NEAR + 1
-        for at in range(0, len(section.data), _INSTRUCTION_BYTES):
-            opcode = int.from_bytes(section.data[at : at + 2], "little")
-            since_move += 1
-            if opcode & _MOVE[0] == _MOVE[1]:
-                since_move = 0
-            elif opcode & _PRODUCT[0] == _PRODUCT[1]:
-                found += 1
-                moved += since_move <= _NEAR
-                since_move = _NEAR + 1
+    since_move = _NEAR + 1
+    for at in range(0, len(code), _INSTRUCTION_BYTES):
+        opcode = int.from_bytes(code[at : at + 2], "little")
+        since_move += 1
+        if opcode & _MOVE[0] == _MOVE[1]:
+            since_move = 0
+        elif opcode & _PRODUCT[0] == _PRODUCT[1]:
+            found += 1
+            moved += since_move <= _NEAR
+            since_move = _NEAR + 1
     return found, moved

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from tsmla import manifest
@@ -12,7 +13,7 @@ from tsmla.elf import MAGIC
 from tsmla.image import DIGEST_SECTION, sealed
 from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 
-from build_aot import cubin, link, matrix
+from build_aot import cubin, descriptors, link, matrix
 from build_aot.audit import audit_directory, audit_library, gpu_problems, instructions_meant, loading_process
 from build_aot.build import STORE
 from build_aot.errors import AuditError
@@ -193,14 +194,25 @@ def test_descriptors_in_vector_registers(library, described, code, found):
     """A pack kernel that begins with products (P), and moves to uniform registers (M)."""
     data = bytearray(library.read_bytes())
     (text,) = [s.data for s in cubin.images(library)[0].sections if s.name.startswith(".text.")]
-    words = {"P": 0x79F0, "M": 0x72CA, ".": 0x7919}  # HGMMA, R2UR, S2R
     begin = data.index(text)
-    for number in range(len(text) // 16):
-        struct.pack_into("<QQ", data, begin + 16 * number, words[code[number] if number < len(code) else "."], 0)
+    data[begin : begin + len(text)] = instructions(code.ljust(len(text) // 16, "."))
     library.write_bytes(sealed(bytes(data)))
     said = "\n".join(gpu_problems(library, described))
     moved = "computes descriptors of" in said
     assert moved == found
+
+
+def test_products_are_counted_for_each_kernel():
+    """Of two kernels in one image the larger is fine, and together they would be."""
+    sections = [SimpleNamespace(name=f".text.{code}", data=instructions(code)) for code in ("PPPPP", "MPMPP")]
+    image = SimpleNamespace(sections=[SimpleNamespace(name=".data", data=instructions("MP")), *sections])
+    assert descriptors.products(image) == [(5, 0), (3, 2)]
+
+
+def instructions(code: str) -> bytes:
+    """Products (P), moves to uniform registers (M), and others."""
+    words = {"P": 0x79F0, "M": 0x72CA, ".": 0x7919}  # HGMMA, R2UR, S2R
+    return b"".join(struct.pack("<QQ", words[letter], 0) for letter in code)
 
 
 @pytest.mark.parametrize("resource", ["registers", "static_shared_bytes", "threads"])
