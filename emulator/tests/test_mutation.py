@@ -231,8 +231,8 @@ def test_other_bounds_of_masks_are_caught(kernels, name):
 
 @pytest.mark.parametrize("name", [BLACKWELL, f"{DECODE}, 10 rows", f"{DECODE}, 66 rows"])
 def test_synchronisations_of_a_warp_are_missed(kernels, name):
-    """But where all that comes before is of the whole warp: tcgen05.ld and st with their waits; and of turns, which
-    hand nothing over."""
+    """But where all that comes before is of the whole warp: tcgen05.ld and st with their waits; or of one lane: values
+    from pages of 64 keys; and of turns, which hand nothing over."""
     subject = subject_of(*kernels[name])
     subject.require_clean()
     results = [subject.try_out(site) for site in subject.sites if site.family == WHOLE_WARP]
@@ -244,6 +244,8 @@ def test_synchronisations_of_a_warp_are_missed(kernels, name):
         "sm100/prefill/softmax._make_all: turns.hand_over",
         "sm100/decode/softmax._tile: s.release",
         "sm100/decode/load._load_query: q.hand_over",
+        "sm100/decode/load._tell_values: arch.sync_warp",
+        "sm100/decode/load._tell_values: v.hand_over",
     }
 
 
