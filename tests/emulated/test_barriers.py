@@ -57,14 +57,11 @@ def test_barriers_are_those_of_the_table(variant, compiled_kernels):
 
 
 def more_of_one_table(variant) -> int:
-    """Packs have a decode of their own on Hopper, and few rows of queries where rows have a scale each, as few rows of
-    16 bits have on Blackwell; long sequences of 16 bits have a prefill."""
+    """Packs have a decode of their own on Hopper, and few rows of queries of 16 bits on Blackwell; long sequences of 16
+    bits have a prefill."""
     on_hopper = variant.arch is Arch.SM90A
     if isinstance(variant, DecodeVariant):
-        scales = variant.row.scales
-        if on_hopper:
-            return 1 + (scales is not None and not scales.in_row)
-        return int(wide_rows(variant.row))
+        return on_hopper or int(wide_rows(variant.row))
     return isinstance(variant, PrefillVariant) and on_hopper and PrefillGeometry.of(variant).may_be_alone
 
 
