@@ -11,10 +11,12 @@ It runs once per architecture and schedule in emulation, or with `--gpu device` 
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from tsmla.variant import SHIPPED_ARCHS
 
 from .machine import Options
@@ -29,6 +31,10 @@ SCHEDULES = {
     "random": Options(async_mode="random", quantum=0, seed=2, elect_highest=True),
     "races": Options(async_mode="late", quantum=0, seed=3, happens_before=True),
 }
+
+
+LIVE_OBJECTS = 100_000
+"""Objects between two collections of garbage: each kernel that was read is some 100,000 which stay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # of pytest-xdist, which starts one worker per core
+        torch.set_num_threads(1)
+    gc.set_threshold(LIVE_OBJECTS)
     config.addinivalue_line("markers", "archs(*names): architectures that a test with the fixture gpu runs on")
     config.addinivalue_line("markers", "lockstep(*archs): on these, the emulator takes lanes of a warp to go in step")
 

@@ -22,7 +22,7 @@ from tsmla.call import OPERATORS
 
 from . import machine, record
 from .host import adoption, doubles, launch_config
-from .host.capture import Gpu, extents, open_library, parameters
+from .host.capture import Gpu, extents, open_library
 from .host.launch_config import KernelLimits
 from .host.link import link
 from .host.memory import Extent, check_guards, merged
@@ -180,7 +180,7 @@ class Kernel:
         self.symbol = symbol
         self._emulation = emulation
         self._library = open_library(library)
-        self._parameters = parameters(self._library.function(symbol))
+        self._parameters = self._library.parameters(symbol)
         self._module = emulation._module(ptx)
         self._writes = writes
 

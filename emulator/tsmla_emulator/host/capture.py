@@ -127,6 +127,7 @@ class Library:
         self._limits: defaultdict[str, KernelLimits] = defaultdict(KernelLimits)
         self._lock = threading.Lock()
         self._recording: _Recording
+        self._parameters: dict[str, dict[str, str]] = {}
 
     def function(self, symbol: str) -> Callable[..., Any]:
         """An exported TVM-FFI function. Raises AttributeError naming the symbol and the file."""
@@ -134,6 +135,13 @@ class Library:
             return self._module.get_function(symbol)
         except AttributeError:
             raise AttributeError(f"{self.path} exports no function {symbol}") from None
+
+    def parameters(self, symbol: str) -> dict[str, str]:
+        """A function's parameters and the kind of each ("Tensor", "int32", "None", ..), as the TypeError says that
+        calling it without any raises; empty when it names none."""
+        if symbol not in self._parameters:  # tvm_ffi takes a fifth of a second to raise
+            self._parameters[symbol] = _parameters(self.function(symbol))
+        return self._parameters[symbol]
 
     def record(self, symbol: str, arguments: Sequence[Any], ptx: Module, gpu: Gpu) -> list[Launch]:
         """Call a function and return its launches, none of them run. Raises what its argument checks raise."""
@@ -227,9 +235,7 @@ def open_library(path: Path) -> Library:
     return Library(path)
 
 
-def parameters(function: Callable[..., Any]) -> dict[str, str]:
-    """A TVM-FFI function's parameters and the kind of each ("Tensor", "int32", "None", ..), as the TypeError says that
-    calling it without any raises; empty when it names none."""
+def _parameters(function: Callable[..., Any]) -> dict[str, str]:
     with contextlib.suppress(IndexError):
         try:
             function()

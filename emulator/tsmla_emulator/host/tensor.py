@@ -34,6 +34,10 @@ _MIXING_ALLOWED = {
     torch.Tensor.to,
     torch.Tensor.type_as,
 }
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes -> the integer of that width."""
+_POISON = int.from_bytes(bytes([memory.POISON] * 8), "little", signed=True)
+"""As an integer of any of these widths."""
 _NOT_ON_CUDA: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
 
 
@@ -99,9 +103,10 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def unwritten(tensor: torch.Tensor) -> int:
     """How many elements hold nothing but poison."""
-    whole = plain(tensor).clone(memory_format=torch.contiguous_format)  # one element may have any stride
-    content = whole.view(-1).view(torch.uint8).reshape(-1, tensor.element_size())
-    return int((content == memory.POISON).all(1).sum())
+    content = plain(tensor)
+    if content.dtype == torch.complex128:  # no integer is as wide
+        return int((torch.view_as_real(content).view(torch.int64) == _POISON).all(-1).count_nonzero())
+    return int((content.view(_INTEGERS[content.dtype.itemsize]) == _POISON).count_nonzero())
 
 
 def _allocated(shape, strides, dtype: torch.dtype) -> EmulatedTensor:

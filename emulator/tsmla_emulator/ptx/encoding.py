@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from .model import Address, Entry, Immediate, Instruction, NotImplementedInstruction, Operand, Register, Sink, Symbol
@@ -26,6 +27,7 @@ SPACES = {"generic": 0, "global": 1, "shared": 2, "shared::cta": 2, "shared::clu
 SIGNED, WIDE_ADDRESS = 1 << 8, 1 << 9
 
 
+@functools.cache
 def op_number(name: str) -> int:
     """The interpreter's number of a complex instruction."""
     return simple_count() + COMPLEX_OPS.index(name)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Iterable
 
 from .encoding import FIRST_FREE_SLOT, Encoded, op_number, register_width
 from .model import Register
 
 _BRANCH, _EXIT = op_number("bra"), op_number("exit")
+_BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+"""Which bits a byte has."""
 
 
 def place_registers(code: list[Encoded], labels: dict[str, int]) -> tuple[dict[Register, int], int]:
@@ -23,52 +26,48 @@ def place_registers(code: list[Encoded], labels: dict[str, int]) -> tuple[dict[R
 
 def _spans(code: list[Encoded], labels: dict[str, int]) -> dict[Register, list[int]]:
     numbers: dict[Register, int] = {}
-    for item in code:
-        for register in _read(item) + item.writes:
-            numbers.setdefault(register, len(numbers))
-    registers = list(numbers)
+    reads = [[numbers.setdefault(register, len(numbers)) for register in _read(item)] for item in code]
+    writes = [[numbers.setdefault(register, len(numbers)) for register in item.writes] for item in code]
     starts = sorted({0, *(p for p in labels.values() if p < len(code)), *_after_jumps(code)})
     ends = [*starts[1:], len(code)]
     block_at = {start: index for index, start in enumerate(starts)}
     used, killed, following = [], [], []
     for start, end in zip(starts, ends, strict=True):
-        reads, writes = 0, 0
-        for item in code[start:end]:
-            for register in _read(item):
-                bit = 1 << numbers[register]
-                if not writes & bit:
-                    reads |= bit
-            if item.guard is None:
-                for register in item.writes:
-                    writes |= 1 << numbers[register]
-        used.append(reads)
-        killed.append(writes)
+        needed, defined = set[int](), set[int]()
+        for position in range(start, end):
+            needed.update(number for number in reads[position] if number not in defined)
+            if code[position].guard is None:
+                defined.update(writes[position])
+        used.append(_bits(needed))
+        killed.append(_bits(defined))
         following.append(_successors(code, end, labels, block_at))
     live_in, live_out = _solve(used, killed, following)
-    spans: dict[Register, list[int]] = {}
+    first, last = [len(code)] * len(numbers), [0] * len(numbers)
 
-    def extend(register: Register, position: int) -> None:
-        span = spans.setdefault(register, [position, position])
-        span[0] = min(span[0], position)
-        span[1] = max(span[1], position)
+    def extend(found: Iterable[int], position: int) -> None:
+        for number in found:
+            if position < first[number]:
+                first[number] = position
+            if position > last[number]:
+                last[number] = position
 
+    borders = []
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        for register in _members(live_in[index], registers):
-            extend(register, start)
-        for register in _members(live_out[index], registers):
-            extend(register, end)
+        borders += [(live_in[index], start), (live_out[index], end)]
+    for order in (borders, borders[::-1]):  # a register's first border, then its last; those between say nothing new
+        known = 0
+        for live, position in order:
+            extend(_members(live & ~known), position)
+            known |= live
     landing = len(code)
     for position in range(len(code) - 1, -1, -1):
-        item = code[position]
-        if item.lands:
+        if code[position].lands:
             landing = position
-        for register in _read(item):
-            extend(register, position)
-        for register in item.writes:
-            extend(register, position)
-            # A guarded write keeps the old value in other lanes; the write itself needs the slot one step longer.
-            extend(register, landing if item.late_writes else position + 1)
-    return spans
+        extend(reads[position], position)
+        extend(writes[position], position)
+        # A guarded write keeps the old value in other lanes; the write itself needs the slot one step longer.
+        extend(writes[position], landing if code[position].late_writes else position + 1)
+    return {register: [first[number], last[number]] for register, number in numbers.items()}
 
 
 def _read(item: Encoded) -> list[Register]:
@@ -106,12 +105,19 @@ def _solve(used: list[int], killed: list[int], following: list[list[int]]) -> tu
     return live_in, live_out
 
 
-def _members(bits: int, registers: list[Register]) -> list[Register]:
+def _bits(members: Collection[int]) -> int:
+    found = bytearray(max(members, default=0) // 8 + 1)
+    for member in members:
+        found[member // 8] |= 1 << member % 8
+    return int.from_bytes(found, "little")
+
+
+def _members(bits: int) -> list[int]:
+    """Which of the numbers are in a set of bits."""
     found = []
-    while bits:
-        low = bits & -bits
-        found.append(registers[low.bit_length() - 1])
-        bits ^= low
+    for index, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
+        if byte:
+            found += [8 * index + bit for bit in _BITS[byte]]
     return found
 
 
