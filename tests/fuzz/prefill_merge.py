@@ -11,6 +11,7 @@ import tsmla
 
 from .guarded import Guarded, strides
 from .prefill_case import PrefillCase
+from .reference_attention import LEAST
 
 _SHARE = 2.0**-16
 """What a share may be off: exponentials and logarithms of float32."""
@@ -63,10 +64,12 @@ def _judge(
         lse = torch.logaddexp(lse, sinks) if case.lse_includes_sink else lse
     keeps = keeps[..., None]
     want = keeps * (shares[0] * new + shares[1] * old)
-    mass = keeps * (shares[0] * new.abs() + shares[1] * old.abs())
+    whole = shares[0] * new.abs() + shares[1] * old.abs()
+    mass = keeps * whole
+    least = torch.where(keeps == 1, 0.0, LEAST) * (1 + whole)  # float32 has no factors, and no products, below that
     step = torch.finfo(case.written)
     lost = step.eps / 2 * (keeps * shares[0] * new.abs() + want.abs())  # `new` and the result are rounded
-    bound = 1.01 * lost + _SHARE * mass + 2 * step.smallest_normal * step.eps + 2.0**-110 * old.abs()
+    bound = 1.01 * lost + _SHARE * mass + 2 * step.smallest_normal * step.eps + 2.0**-110 * old.abs() + least
     assert got.isfinite().all(), f"{int((~got.isfinite()).sum())} merged outputs are not finite"
     excess = ((got - want).abs() - bound).max() if got.numel() else torch.zeros(())
     assert excess <= 0, f"a merged output is off by {float(excess):.3g} more than may be"

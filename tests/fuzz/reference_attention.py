@@ -28,6 +28,12 @@ of 17 addends in each of 36 steps of 16 dims; an H100 lost 1.7 x 2**-19."""
 _LOGARITHM = 2.0**-21
 """What an exponent may be off, relative to the logarithm that is added to it: twice what the instruction may."""
 
+LEAST = 2.0**-126
+"""Weights and factors below float32's normal numbers are zeros: `ex2.approx.ftz` has no others."""
+_KEPT_IN_16_BITS = 2.0**-23
+"""What partial results may be off that are kept in float16, relative to the largest of their row, which is 1/4 at least
+there: numbers below 2**-14 have steps of 2**-24."""
+
 _FAR = 30
 """e ** -30 of the largest weight is nothing beside it, whatever the number of keys in a case."""
 
@@ -36,24 +42,30 @@ _FAR = 30
 class Precision:
     """How results are rounded. probability: the largest relative error of a rounded probability. underflow: the largest
     error of one that is too small for its format, relative to the row's largest. out: dtype of the output. score: see
-    `_SCORES`."""
+    `_SCORES`. kept: the largest error of partial results, relative to the largest of a row."""
 
     probability: float
     underflow: float
     out: torch.dtype
     score: float
+    kept: float
 
 
-def precision(dtype: torch.dtype, out_dtype: torch.dtype, on_hopper: bool, one_sign: bool = False) -> Precision:
-    """Of kernels for inputs of `dtype`. on_hopper: on a real GPU of that kind. one_sign: of all products."""
+def precision(
+    dtype: torch.dtype, out_dtype: torch.dtype, on_hopper: bool, one_sign: bool = False, kept_in_16_bits: bool = False
+) -> Precision:
+    """Of kernels for inputs of `dtype`. on_hopper: on a real GPU of that kind. one_sign: of all products.
+    kept_in_16_bits: partial results are, where keys are split."""
+    kept = _KEPT_IN_16_BITS if kept_in_16_bits else 0.0
     lost = _SCORES
     if on_hopper and one_sign:
         lost = _SCORES_OF_ONE_SIGN_ON_HOPPER[8 * dtype.itemsize]
     elif on_hopper and dtype.itemsize == 1:
         lost = _SCORES_8_BITS_ON_HOPPER
     if dtype.itemsize == 1:
-        return Precision(2.0**-4, 2.0**-14, out_dtype, lost)
-    return Precision(torch.finfo(dtype).eps / 2, 2.0**-24 if dtype == torch.float16 else 0.0, out_dtype, lost)
+        return Precision(2.0**-4, 2.0**-14, out_dtype, lost, kept)
+    underflow = 2.0**-24 if dtype == torch.float16 else LEAST
+    return Precision(torch.finfo(dtype).eps / 2, underflow, out_dtype, lost, kept)
 
 
 @dataclasses.dataclass
@@ -135,9 +147,9 @@ def with_sinks(rows: Rows, sinks: torch.Tensor | None, in_lse: bool) -> Rows:
         rows,
         out=rows.out * share,
         lse=torch.logaddexp(rows.lse, sinks) if in_lse else rows.lse,
-        # float32 has no factors, and no products, below 2 ** -126
-        mass=rows.mass * share + shrunk * (2.0**-110 * rows.mass + 2.0**-126),
-        walk=rows.walk * share + shrunk * (2.0**-110 * rows.walk + 2.0**-126),
+        # float32 has no factors, and no products, below that
+        mass=rows.mass * share + shrunk * (2.0**-110 * rows.mass + LEAST),
+        walk=rows.walk * share + shrunk * (2.0**-110 * rows.walk + LEAST),
         weakest=rows.weakest * share,
         # The share is anything where scores are not told apart.
         low=None if rows.low is None else rows.low.clamp_max(0) * (sinks > -math.inf)[:, None]
@@ -179,7 +191,7 @@ def judge(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, factor: f
     finfo = torch.finfo(given.out)
     last = finfo.eps / 2 * exact.abs() + finfo.smallest_normal * finfo.eps
     lost = (given.probability + drift) * expected.mass
-    faint = given.underflow * expected.weakest
+    faint = given.underflow * expected.weakest + given.kept * expected.weakest.amax(-1, keepdim=True)
     _within(error, size * (lost + 6 * faint) + last * 1.01, got, exact, "element")
     # Random errors of weights are as often too high as too low, but an error common to a row's scales its output.
     spread = (expected.out.square() + expected.walk.square()).sqrt()

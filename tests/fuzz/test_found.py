@@ -33,6 +33,10 @@ FOUND: dict[str, Case] = {
     "prefill: ends beyond the pack, in no order": PrefillCase(
         dtype="e5m2", ends_q=(0, 4, 8), ends_kv=(3086, 512, 2**31 - 1), tokens_q=8, tokens_kv=527
     ),
+    "prefill: merged outputs below float32's normal numbers": PrefillCase(
+        d_qk=256, ends_q=(0, 4), ends_kv=(0, 2), tokens_q=4, tokens_kv=2, pdl=True, softmax_scale=2.0, values="opposed",
+        magnitude=0.5, layouts=("contiguous", "slices", "slices"), sinks=(2.0,), extreme=True, merges=True,
+    ),
     "read_cache: one scale, whose stride means nothing": CacheCase(
         "read_cache", "snapmla", slots=(-1,), row_gap=3, rounded=False
     ),
