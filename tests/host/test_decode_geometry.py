@@ -50,8 +50,8 @@ def test_shipped_variants_are_within_budget(variant, kind):
     assert geometry.s_column >= LATENT_DIM // 2, "scores would overwrite the output"
     assert geometry.s_column + 2 * geometry.s_columns <= TMEM_COLUMNS
     schedule = DecodeSchedule(geometry)
-    groups = {role.warps[0] // 4: role.registers for role in schedule.roles}
-    assert len(groups) == schedule.threads // 128 == 2 + _converts(variant)
+    groups = {warp // 4: role.registers for role in schedule.roles for warp in role.warps}
+    assert len(groups) == schedule.threads // 128 == 2 + 2 * _converts(variant)
     assert 128 * sum(groups.values()) <= REGISTERS_PER_SM
     assert not _converts(variant) or all(registers % 8 == 0 for registers in groups.values()), "setmaxnreg's units"
 
@@ -155,4 +155,4 @@ def test_sizes_over_budget_are_refused():
     with pytest.raises(AssertionError):
         dataclasses.replace(geometry, deal=dataclasses.replace(geometry.deal, row_tile=64))
     with pytest.raises(AssertionError):
-        dataclasses.replace(DecodeSchedule(geometry), mma_warp=12)
+        dataclasses.replace(DecodeSchedule(geometry), mma_warp=16)

@@ -69,7 +69,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
     rows = 8 if pair else 4
     found = {"q": (1 + pair, 1), "k": (1, 1), **({"v": (2, 1)} if pair else {}), "s": (1, rows), "p": (rows, 1)}
     if variant.row.scales is not None and not variant.row.apart:
-        found |= {name: (rows, 1) for name in ("k", "v") if name in found}
+        found |= {name: (2 * rows, 1) for name in ("k", "v") if name in found}  # eight warps of each CTA convert
     found["half"] = (1, 0)
     return {**found, "scales": (1, 4)} if variant.row.apart else found
 

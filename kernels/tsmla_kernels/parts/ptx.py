@@ -73,6 +73,23 @@ def store_if(stored: Boolean, address: Int64, offset: cutlass.Constexpr[int], va
     )  # fmt: skip
 
 
+def load_if(wanted: Boolean, address: Int64, offset: int, count: int) -> list[Int32]:
+    """`@p ld.global.b32`, `.v2.b32` or `.v4.b32`: `count` words of global memory, `offset` bytes behind `address`, if
+    `wanted`, and zeros if not; the place is a multiple of their size.
+
+    The predicate is its own, not that of a branch: behind one, ptxas moves what was loaded to other registers, and
+    waits for it there (kernels/log/blackwell-decode.md)."""
+    assert count in (1, 2, 4), count
+    words = [f"${i}" for i in range(count)]
+    zeros = " ".join(f"mov.b32 {word}, 0;" for word in words)
+    vector = f".v{count}.b32 {{{', '.join(words)}}}" if count > 1 else f".b32 {words[0]}"
+    return _run(
+        f"{{ .reg .pred p; setp.ne.s32 p, ${count + 1}, 0; {zeros} @p ld.global{vector}, [${count}+{offset}]; }}",
+        address, Int32(wanted),
+        results=(Int32,) * count, has_side_effects=True, written_early=True,
+    )  # fmt: skip
+
+
 def bulk_copy(target: Int32, source: Int64, size: int, barrier: Int32, policy: int) -> None:
     """`cp.async.bulk.shared::cluster.global` with an L2 cache policy, by one lane: start copying `size` bytes from
     global memory to this CTA's shared memory, which complete on the barrier."""
@@ -99,15 +116,18 @@ def mapa(address: Int32, rank: Int32) -> Int32:
 
 
 def _run(
-    instruction: str, *operands: Numeric, results: tuple[type[Numeric], ...] = (), has_side_effects: bool = False
-) -> list[Numeric]:
+    instruction: str, *operands: Numeric, results: tuple[type[Numeric], ...] = (), has_side_effects: bool = False,
+    written_early: bool = False,
+) -> list[Numeric]:  # fmt: skip
     """An instruction whose $0, $1, ... are its results and, behind these, its operands. One without side effects may be
-    moved, and left out where nobody needs its results."""
+    moved, and left out where nobody needs its results. written_early: several, of which some write results before
+    others read operands."""
     types = [result.mlir_type for result in results]
     made = types[0] if len(types) == 1 else None
     if len(types) > 1:
         made = ir.Type.parse(f"!llvm.struct<({', '.join(map(str, types))})>")
-    constraints = [f"={_register(result)}" for result in results] + [_register(type(value)) for value in operands]
+    written = "=&" if written_early else "="
+    constraints = [written + _register(result) for result in results] + [_register(type(value)) for value in operands]
     value = llvm.inline_asm(
         made, [operand.ir_value() for operand in operands], instruction, ",".join(constraints),
         has_side_effects=has_side_effects, is_align_stack=False,

@@ -1,5 +1,5 @@
 """Role `convert_keys` of the Blackwell decode, where cache rows hold 8 bits and scales of their parts (DeepSeek's 656
-bytes) and products read bf16: four warps bring rows as they are stored, multiply, and write what MMAs read.
+bytes) and products read bf16: eight warps bring rows as they are stored, multiply, and write what MMAs read.
 
 A scale is that of one key and 128 columns, so no product can take it out of its sum: each value is multiplied by it in
 float32 and rounded to bf16, as `mla_read_cache` does. Rows go from global memory through registers, not through shared
@@ -35,6 +35,7 @@ from ...parts.key_source import (
     wanted_of,
 )
 from ...parts.paged import GROUP
+from ...parts.ptx import load_if
 from ...parts.visible import Viewers, seen_bits, viewers_of
 from .assignment import Assignment, rank_of
 from .geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
@@ -46,31 +47,55 @@ VECTOR_BYTES = 16
 VECTOR_WORDS = VECTOR_BYTES // 4
 ROW_LANES = 32 // GROUP
 """Lanes that share a key."""
+ROPE_VECTORS = 2
+"""Of 16 bytes, that each of them has of the rope piece."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotPlan:
     """One slot of a tile: which of its edge's, the boxes of the tile that its keys are in, from `first_box` on, and of
-    each row `latent_chunks` chunks from `first_chunk` on and, behind them, the rope piece or not. In a pair, CTA number
+    each row `chunks` latent chunks from `first_chunk` on and, behind them, the rope piece or not. In a pair, CTA number
     r has keys `rank_boxes` x r further and columns `rank_chunks` x r further. A scale is that of
-    `scale_chunks` chunks. own_box: its keys are not those of the slot
-    before."""
+    `scale_chunks` chunks. own_box: its keys are not those of the slot before.
+
+    A warp has 8 of the keys; where those are too few for all warps, `sharing` warps have them together, each its part
+    of the columns."""
 
     edge: str
     index: int
     keys: int
     first_box: int
     first_chunk: int
-    latent_chunks: int
+    chunks: int
     rope: bool
     scale_chunks: int
     rank_boxes: int = 0
     rank_chunks: int = 0
     own_box: bool = True
 
+    def __post_init__(self) -> None:
+        assert GROUP * CONVERT_WARPS % self.keys == 0 and self.keys % GROUP == 0, self
+        assert self.sharing == 1 or self.chunks % (self.sharing * self.scale_chunks) == 0, self
+        assert ROPE_VECTORS % self.sharing == 0, self
+
     @property
-    def chunks(self) -> int:
-        return self.latent_chunks + self.rope
+    def sharing(self) -> int:
+        return GROUP * CONVERT_WARPS // self.keys
+
+    @property
+    def own_chunks(self) -> int:
+        """Latent chunks of a warp."""
+        return self.chunks // self.sharing
+
+    @property
+    def rope_vectors(self) -> int:
+        """That a lane has of the rope piece of one key."""
+        return ROPE_VECTORS // self.sharing if self.rope else 0
+
+    @property
+    def group_bytes(self) -> int:
+        """Of 8 keys in shared memory."""
+        return (self.chunks + self.rope) * ATOM
 
     @property
     def first_scale(self) -> int:
@@ -78,26 +103,18 @@ class SlotPlan:
 
     @property
     def scales(self) -> int:
-        return (self.first_chunk + self.latent_chunks - 1) // self.scale_chunks + 1 - self.first_scale
-
-    @property
-    def warp_groups(self) -> int:
-        """Groups of 8 keys that a warp has."""
-        return self.keys // GROUP // CONVERT_WARPS
+        """That a lane loads of one key."""
+        return (self.first_chunk + self.own_chunks - 1) // self.scale_chunks + 1 - self.first_scale
 
     @property
     def vectors(self) -> int:
-        """That a lane loads of one key: one of each latent chunk, and two of the rope piece."""
-        return self.latent_chunks + 2 * self.rope
-
-    @property
-    def key_words(self) -> int:
-        """That a lane loads of one key: vectors, and scales behind them."""
-        return self.vectors * VECTOR_WORDS + self.scales
+        """That a lane loads of one key: one of each latent chunk, and those of the rope piece."""
+        return self.own_chunks + self.rope_vectors
 
     @property
     def words(self) -> int:
-        return self.warp_groups * self.key_words
+        """That a lane loads: vectors, and scales behind them."""
+        return self.vectors * VECTOR_WORDS + self.scales
 
 
 def slot_plans(geometry: DecodeGeometry) -> tuple[SlotPlan, ...]:
@@ -127,8 +144,8 @@ def slot_plans(geometry: DecodeGeometry) -> tuple[SlotPlan, ...]:
 
 
 class Lane(NamedTuple):
-    """This warp's number among the converting ones, this CTA's rank, and which key of a group and which vectors of its
-    rows this lane has."""
+    """This warp's number among the converting ones, this CTA's rank, and which key of its warp's and which vectors of
+    its row this lane has."""
 
     warp: Int32
     rank: Int32
@@ -195,9 +212,8 @@ def _find(
     first: Int32,
 ) -> Found:
     """This warp's keys of a slot of the tile that begins with box `first`; they are in one box."""
-    warp_keys = plan.warp_groups * GROUP
-    box = first + plan.first_box + lane.rank * plan.rank_boxes + lane.warp * warp_keys // BOX_KEYS
-    within = lane.warp * warp_keys % BOX_KEYS
+    first_key = lane.warp // plan.sharing * GROUP
+    box, within = first + plan.first_box + lane.rank * plan.rank_boxes + first_key // BOX_KEYS, first_key % BOX_KEYS
     page, key = lookup.page_of(box), wanted.key_of(box)
     keys = seen_bits(viewers, key, BOX_KEYS) >> within
     if not exists(wanted.source, page):
@@ -212,28 +228,22 @@ def _load(
     geometry: cutlass.Constexpr[DecodeGeometry], plan: cutlass.Constexpr[SlotPlan], lane: Lane, found: Found
 ) -> tuple:
     """Start loading this lane's part of a slot: words as they are stored, 0 for keys that are not there."""
-    stored, words = geometry.stored, []
-    for group in cutlass.range_constexpr(plan.warp_groups):
-        vectors = [cute.make_rmem_tensor(VECTOR_WORDS, Int32) for _ in range(plan.vectors)]
-        scales = cute.make_rmem_tensor(plan.scales, Int32)
-        for target in (*vectors, scales):
-            target.fill(0)
-        if found.keys >> group * GROUP & 1 != 0:
-            row = found.row + group * GROUP * stored.bytes
-            mine, place = row, row - lane.part * VECTOR_BYTES + stored.scales_offset
-            if const_expr(plan.rank_chunks > 0):
-                mine += lane.rank * (plan.rank_chunks * geometry.chunk)
-                place += lane.rank * (plan.rank_chunks // plan.scale_chunks * SCALE_BYTES)
-            for chunk in cutlass.range_constexpr(plan.latent_chunks):
-                _bring(mine + (plan.first_chunk + chunk) * geometry.chunk, vectors[chunk], VECTOR_BYTES)
-            if const_expr(plan.rope):
-                for half in cutlass.range_constexpr(2):
-                    rope = row + stored.offset("rope") + _rope_byte(lane, half)
-                    _bring(rope, vectors[plan.latent_chunks + half], VECTOR_BYTES)
-            first = plan.first_scale * SCALE_BYTES
-            _bring(place + first, scales, math.gcd(VECTOR_BYTES, first, plan.scales * SCALE_BYTES))
-        for target in (*vectors, scales):
-            words += [target[index] for index in range(cute.size(target))]
+    stored, row = geometry.stored, found.row
+    there, share = found.keys & 1 != 0, lane.warp % plan.sharing
+    latent = row + share * (plan.own_chunks * geometry.chunk)
+    scales = row - lane.part * VECTOR_BYTES + share * (plan.own_chunks // plan.scale_chunks * SCALE_BYTES)
+    if const_expr(plan.rank_chunks > 0):
+        latent += lane.rank * (plan.rank_chunks * geometry.chunk)
+        scales += lane.rank * (plan.rank_chunks // plan.scale_chunks * SCALE_BYTES)
+    words = []
+    for chunk in cutlass.range_constexpr(plan.own_chunks):
+        words += load_if(there, latent, (plan.first_chunk + chunk) * geometry.chunk, VECTOR_WORDS)
+    for vector in cutlass.range_constexpr(plan.rope_vectors):
+        words += load_if(there, row + _rope_byte(lane, share + vector), stored.offset("rope"), VECTOR_WORDS)
+    first, size = plan.first_scale * SCALE_BYTES, plan.scales * SCALE_BYTES
+    step = math.gcd(VECTOR_BYTES, first, size)
+    for at in cutlass.range_constexpr(first, first + size, step):
+        words += load_if(there, scales, stored.scales_offset + at, step // SCALE_BYTES)
     return tuple(words)
 
 
@@ -246,41 +256,34 @@ def _fill(
     words: tuple,
     tile: Int32,
 ):
-    """Write this warp's keys of a slot of tile number `tile` as MMAs read them, once the slot is free."""
+    """Write this warp's part of a slot of tile number `tile` as MMAs read it, once the slot is free."""
     pair_values = const_expr(plan.edge == "v")
     edge, base = (shared.v_edge, shared.v_words) if pair_values else (shared.k_edge, shared.k_words)
     per_tile = geometry.v_slots_per_tile if pair_values else geometry.k_slots_per_tile
     slot_bytes = geometry.v_bytes if pair_values else geometry.k_wide_bytes
-    count = tile * per_tile + plan.index
+    count, share = tile * per_tile + plan.index, lane.warp % plan.sharing
     turned = lane.key * VECTOR_BYTES
     edge.wait_empty(count)
-    line = edge.stage(count) * slot_bytes + lane.key * SWIZZLE
-    for group in cutlass.range_constexpr(plan.warp_groups):
-        mine = words[group * plan.key_words :][: plan.key_words]
-        vectors = [mine[index : index + VECTOR_WORDS] for index in range(0, plan.vectors * VECTOR_WORDS, VECTOR_WORDS)]
-        if const_expr(group > 0):
-            # ptxas mixes no instructions of two groups then; otherwise registers spill.
-            cute.arch.sync_warp()
-        start = line + (lane.warp * plan.warp_groups + group) * (plan.chunks * ATOM)
-        low = start + ((lane.part * (2 * VECTOR_BYTES)) ^ turned)
-        high = low ^ VECTOR_BYTES
-        for chunk in cutlass.range_constexpr(plan.latent_chunks):
-            scale = (plan.first_chunk + chunk) // plan.scale_chunks - plan.first_scale
-            wide = _multiplied(vectors[chunk], mine[plan.vectors * VECTOR_WORDS + scale])
-            _put(base, low + chunk * ATOM, wide[:VECTOR_WORDS])
-            _put(base, high + chunk * ATOM, wide[VECTOR_WORDS:])
-        if const_expr(plan.rope):
-            for half in cutlass.range_constexpr(2):
-                byte = (lane.part * VECTOR_BYTES + _rope_byte(lane, half)) ^ turned
-                _put(base, start + plan.latent_chunks * ATOM + byte, vectors[plan.latent_chunks + half])
+    start = edge.stage(count) * slot_bytes + lane.key * SWIZZLE + lane.warp // plan.sharing * plan.group_bytes
+    low = start + share * (plan.own_chunks * ATOM) + ((lane.part * (2 * VECTOR_BYTES)) ^ turned)
+    high = low ^ VECTOR_BYTES
+    vectors = [words[index : index + VECTOR_WORDS] for index in range(0, plan.vectors * VECTOR_WORDS, VECTOR_WORDS)]
+    for chunk in cutlass.range_constexpr(plan.own_chunks):
+        scale = (plan.first_chunk + chunk) // plan.scale_chunks - plan.first_scale
+        wide = _multiplied(vectors[chunk], words[plan.vectors * VECTOR_WORDS + scale])
+        _put(base, low + chunk * ATOM, wide[:VECTOR_WORDS])
+        _put(base, high + chunk * ATOM, wide[VECTOR_WORDS:])
+    for vector in cutlass.range_constexpr(plan.rope_vectors):
+        byte = (lane.part * VECTOR_BYTES + _rope_byte(lane, share + vector)) ^ turned
+        _put(base, start + plan.chunks * ATOM + byte, vectors[plan.own_chunks + vector])
     cute.arch.fence_view_async_shared()
     edge.hand_over(count)
 
 
-def _rope_byte(lane: Lane, half: int) -> Int32:
-    """A lane has a vector of either half of the rope piece; keys side by side take theirs in the other order, so that
-    lanes that store together reach all banks."""
-    return ((lane.key + half) & 1) * (SWIZZLE // 2)
+def _rope_byte(lane: Lane, vector: Int32) -> Int32:
+    """Lanes that share a key have a vector of either half of the rope piece; keys side by side take theirs in the other
+    order, so that lanes that store together reach all banks."""
+    return ((lane.key + vector) & 1) * (SWIZZLE // 2)
 
 
 def _multiplied(words: list, scale: Int32) -> list[Int32]:
@@ -291,12 +294,6 @@ def _multiplied(words: list, scale: Int32) -> list[Int32]:
     for index in range(0, len(numbers), 2):
         products += cute.arch.mul_packed_f32x2(numbers[index : index + 2], (factor, factor))
     return list(Vector.from_elements(tuple(products), Float32).to(BFloat16).bitcast(Int32).to_elements())
-
-
-def _bring(address: Int64, target: cute.Tensor, align: int) -> None:
-    """Load words from an address that is a multiple of `align` bytes."""
-    pointer = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=align)
-    cute.autovec_copy(cute.make_tensor(pointer, cute.size(target)), target)
 
 
 def _put(base: cute.Pointer, byte: Int32, words: list) -> None:

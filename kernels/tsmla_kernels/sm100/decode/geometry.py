@@ -35,7 +35,7 @@ ROW_THREADS = 2
 """Softmax threads that share a query row, each with half of the keys and of the output's dims."""
 LARGE_KEYS = 64
 """Keys of a copy of a pair where pages have as many."""
-CONVERT_WARPS = 4
+CONVERT_WARPS = 8
 """Of the role that converts rows, where those of the cache are not what products read."""
 SCALE_SLOTS = 4
 """Tiles whose keys' scales are in shared memory, where keys have scales."""

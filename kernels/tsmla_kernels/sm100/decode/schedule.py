@@ -8,7 +8,7 @@ from ...limits import REGISTERS_PER_SM, WARPGROUP
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
 from .geometry import CONVERT_WARPS, ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
-ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 184, 96, 224
+ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 168, 72, 136
 """Of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
@@ -23,8 +23,8 @@ class DecodeSchedule:
     One softmax warpgroup: the exponentials take as long on two, and what warps do beside them is done once per warp.
     All roles have the same registers, so that none are moved between them.
 
-    Where rows are converted, a third warpgroup does it, in place of the warps that load keys and values. It and softmax
-    then need more registers than all may have, and the second warpgroup gives some."""
+    Where rows are converted, two more warpgroups do it, in place of the warps that load keys and values. They and
+    softmax then need more registers than all may have, and the second warpgroup gives some."""
 
     geometry: DecodeGeometry
     softmax_warps: int = 4
@@ -36,13 +36,13 @@ class DecodeSchedule:
     first_convert_warp: int = 8
 
     def __post_init__(self) -> None:
-        a_role_each = (self.attend, self.multiply, self.convert_keys)[: self.threads // WARPGROUP]
+        a_role_each = (self.attend, self.multiply, self.convert_keys, self.convert_keys)[: self.threads // WARPGROUP]
         assert WARPGROUP * sum(role.registers for role in a_role_each) <= REGISTERS_PER_SM, self
         assert max(warp for role in self.roles for warp in role.warps) < self.threads // 32, self
 
     @property
     def threads(self) -> int:
-        return 3 * WARPGROUP if self.geometry.converts else 2 * WARPGROUP
+        return 4 * WARPGROUP if self.geometry.converts else 2 * WARPGROUP
 
     @property
     def registers(self) -> int:
