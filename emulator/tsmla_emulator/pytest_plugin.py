@@ -96,8 +96,6 @@ def gpu(request: pytest.FixtureRequest, compiled_kernels: Callable[[Any], Compil
 
 
 def _device_arch(accepted: tuple[str, ...]) -> str:
-    import torch
-
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU; torch sees none")
     capability = torch.cuda.get_device_capability()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from .encoding import FIRST_FREE_SLOT, Encoded, op_number, register_width
 from .model import Register
 
 _BRANCH, _EXIT = op_number("bra"), op_number("exit")
-_BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
-"""Which bits a byte has."""
 
 
 def place_registers(code: list[Encoded], labels: dict[str, int]) -> tuple[dict[Register, int], int]:
@@ -105,19 +103,17 @@ def _solve(used: list[int], killed: list[int], following: list[list[int]]) -> tu
     return live_in, live_out
 
 
-def _bits(members: Collection[int]) -> int:
-    found = bytearray(max(members, default=0) // 8 + 1)
-    for member in members:
-        found[member // 8] |= 1 << member % 8
-    return int.from_bytes(found, "little")
+def _bits(members: Iterable[int]) -> int:
+    return sum(1 << member for member in members)
 
 
 def _members(bits: int) -> list[int]:
     """Which of the numbers are in a set of bits."""
     found = []
-    for index, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
-        if byte:
-            found += [8 * index + bit for bit in _BITS[byte]]
+    while bits:
+        low = bits & -bits
+        found.append(low.bit_length() - 1)
+        bits ^= low
     return found
 
 
