@@ -53,6 +53,8 @@ DECODE_ROWS = 10
 """Query tokens x heads of a small decode, where no kernel needs more."""
 HOPPER_FEW_ROWS = 16
 """Query rows up to which cache rows with scales have a kernel of their own on Hopper."""
+HOPPER_PAIR_ROWS = 256
+"""Of two query tokens of so many heads that CTAs come in pairs on Hopper, where rows are converted."""
 DECODE_STRIPS = 4
 """Of the latent columns of a query row: some rows are faint but for one."""
 DECODE_FAINT = 128
@@ -158,9 +160,12 @@ def check(
                 judged += [_decode(variant, rows, decode_lengths, varies) for varies in ways]
                 if at_bounds:
                     judged += [_decode(variant, rows, DECODE_HIDING, varies, hides=True) for varies in ways]
+                    heads = 1
                     tokens = max(rows, DECODE_BOUNDS_ROWS if rows == rows_of_each[-1] else HOPPER_FEW_ROWS)
+                    if rows == HOPPER_PAIR_ROWS:
+                        heads, tokens = rows // 2, 1
                     for varies, window in itertools.product(ways, DECODE_BOUNDS_WINDOWS):
-                        judged.append(_decode(variant, tokens, DECODE_BOUNDS, varies, window, heads=1))
+                        judged.append(_decode(variant, tokens * heads, DECODE_BOUNDS, varies, window, heads))
     measured = "; ".join(measured for measured, _ in judged)
     error = "; ".join(error for _, error in judged if error) or None
     entries = {launch.entry for call in gpu.calls for launch in call.launches}
@@ -239,8 +244,11 @@ def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
     few = FEW_ROWS_DEALS.get(arch)
     if few is not None:
         return DECODE_ROWS, few.row_tile + 2
-    scaled = row is not None and row.scales is not None
-    return (DECODE_ROWS, HOPPER_FEW_ROWS + 2) if scaled else (DECODE_ROWS,)
+    scales = None if row is None else row.scales
+    if scales is None:
+        return (DECODE_ROWS,)
+    pairs = (HOPPER_PAIR_ROWS,) if scales.in_row else ()
+    return (DECODE_ROWS, *pairs, HOPPER_FEW_ROWS + 2)
 
 
 def _decode(

@@ -39,13 +39,18 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         return {"q": (1, 4), **rings}
     if kernel in ("sm90/decode", "sm90/decode pair"):
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
-        if converts := not variant.row.apart and variant.row.scales is not None:
+        fills = {f"kv{piece}": (1, leave) for piece in range(pieces)}
+        if kernel == "sm90/decode pair":
+            told = 1 + 8 + 4
+            fills = {f"kv{piece}": (4 + (piece == 3), 2 * leave) for piece in range(pieces)}
+        elif not variant.row.apart and variant.row.scales is not None:
             told = 2 + 8 + 8
-            leave *= 2 if kernel == "sm90/decode pair" else 1
+            fills |= {f"ready{piece}": (4, 0) for piece in range(pieces)}
+        else:
+            fills["landed"] = (pieces, 0)
         return {
             "q": (1, 8),
-            **{f"kv{piece}": (1, leave) for piece in range(pieces)},
-            **({f"ready{piece}": (4, 0) for piece in range(pieces)} if converts else {"landed": (pieces, 0)}),
+            **fills,
             "referenced": (1, 0),
             "exchanged": (1, 0),
             "dealt": (1, told),
@@ -86,11 +91,11 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         rope = 64 * (2 if variant.row.apart else element)
         columns = [256, 256] if element == 1 else [128, 128, 128, 128]
         if not variant.row.apart and variant.row.scales is not None:
-            keys = 32 if kernel == "sm90/decode pair" else 64  # that a CTA converts
-            stored = {"kv0": keys * (128 + 16), "kv1": keys * (128 + 16), "kv2": keys * 128}
-            stored["kv3"] = keys * 128 + 64 * rope
-            ready = {f"ready{i}": 64 * 2 * (128 + 64 * (i == 3)) for i in range(4)}
-            return {"q": 64 * 1152, **stored, **ready}
+            made = [64 * 2 * (128 + 64 * (i == 3)) for i in range(4)]
+            if kernel == "sm90/decode pair":
+                return {"q": 64 * 1152, **{f"kv{i}": size for i, size in enumerate(made)}}
+            stored = {"kv0": 64 * (128 + 16), "kv1": 64 * (128 + 16), "kv2": 64 * 128, "kv3": 64 * 128 + 64 * rope}
+            return {"q": 64 * 1152, **stored, **{f"ready{i}": size for i, size in enumerate(made)}}
         pieces = {f"kv{i}": 64 * (width * element + rope * (i == len(columns) - 1)) for i, width in enumerate(columns)}
         halves = {"values0": 64 * 256, "values1": 64 * 256} if element == 1 else {}
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}

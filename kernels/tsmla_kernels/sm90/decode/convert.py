@@ -4,10 +4,7 @@ A warpgroup has every other strip, and takes it in two halves of 32 keys. What i
 the second half will: all warps read theirs before any of them writes these. A lane has one key of each half and a
 quarter of a strip's columns, so that the scales of its keys stay in its registers. Both sides are rows of 128 bytes
 whose vectors of 16 are swizzled; lanes of the last two quarters take theirs in another order, so that eight lanes
-always meet all banks.
-
-In a pair of CTAs, a warpgroup has one half only, and two of its warps a box of 16 keys, which lies as a strip does
-otherwise; what a warp has made it copies to the other CTA.
+always meet all banks. (CTAs that come in pairs: `convert_pair.py`.)
 """
 
 from __future__ import annotations
@@ -22,13 +19,11 @@ from tsmla.row_format import SCALE_BYTES
 from ...limits import WARPGROUP
 from ...parts.alignment import shared_vector, shared_word
 from ...parts.division import Divisor
-from ...parts.key_source import BOX_KEYS
 from ...parts.pipeline import TmaEdge, WarpEdge, one_of
 from ...parts.precision import numeric
 from ...parts.ptx import pinned
 from ...parts.visible import Visibility, hides, seen_by_any, viewers_of
 from .geometry import GROUP_ROWS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
-from .pair import own_rank
 from .schedule import CONVERT_BARRIER
 from .storage import Shared
 from .task import Task, look
@@ -37,8 +32,9 @@ VECTOR = 16
 """Bytes that a lane reads or writes at a time."""
 LINE = 128
 """Bytes of a row of either side."""
-HALF_KEYS = TILE_KV // 2
-"""Of a strip, one half after the other; in a pair, each CTA has one."""
+HALVES = 2
+"""Of a strip, one after the other."""
+HALF_KEYS = TILE_KV // HALVES
 LANES = 32 // GROUP_ROWS
 """Lanes that have a key: a warp has a group of rows of each half."""
 VECTORS = LINE // VECTOR // LANES
@@ -75,12 +71,12 @@ def convert(
     of 0 times such a value is 0; their rope parts only reach scores, which are hidden."""
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(thread // 32) % (WARPGROUP // 32)
-    halves, half_bytes = geometry.own_keys // HALF_KEYS, HALF_KEYS * geometry.d_strip * geometry.element_bytes
+    half_bytes = HALF_KEYS * geometry.d_strip * geometry.element_bytes
     lane = _lane(geometry, warp)
-    scales = cute.make_rmem_tensor((geometry.converted_strips, halves), Float32)
+    scales = cute.make_rmem_tensor((geometry.converted_strips, HALVES), Float32)
     words = cute.make_rmem_tensor((VECTOR // 4, VECTORS), Int32)
     scales.fill(0.0)
-    unseen = [Boolean(False)] * halves
+    unseen = [Boolean(False)] * HALVES
     ahead = Boolean(False)
     pieces = task.tiles * geometry.converted_strips
     for number in cutlass.range(pieces, unroll=1):
@@ -92,24 +88,22 @@ def convert(
             if number % geometry.converted_strips == 0:
                 _read_scales(geometry, scales, converter, piece.first + lane.scales)
         if number % geometry.converted_strips == 0:
-            unseen = [Boolean(False)] * halves
+            unseen = [Boolean(False)] * HALVES
             if (number == 0) | (number == pieces - geometry.converted_strips) | hides(view):  # it may be an edge tile
                 # What is looked up again, and what is read, is not kept meanwhile: there are not enough registers.
                 known = look(shared.dealt, number_of_task)
                 first_key = (known.first_tile + number // geometry.converted_strips) * geometry.tile_kv
-                first_key += _keys_before(geometry)
-                for half in cutlass.range_constexpr(halves):
+                for half in cutlass.range_constexpr(HALVES):
                     at = first_key + half * HALF_KEYS + warp * GROUP_ROWS + cute.arch.lane_idx() // LANES
                     unseen[half] = not seen_by_any(viewers_of(view, known, heads), at)
                 for i in cutlass.range_constexpr(VECTORS):
                     _read(words, piece.first + lane.stored, i)
-            if const_expr(halves > 1):
-                _together(geometry, converter, warp)  # all have read the scales, which lie where the first half will
+            _together(converter)  # all have read the scales, which lie where the first half will
         following = _piece(shared, geometry, converter, task, number + 1)
-        for half in cutlass.range_constexpr(halves):
+        for half in cutlass.range_constexpr(HALVES):
             stored, there = piece.first + (half + 1) * HALF_KEYS * LINE, Boolean(True)
-            if const_expr(half + 1 == halves):
-                _together(geometry, converter, warp)  # all have read the piece
+            if const_expr(half + 1 == HALVES):
+                _together(converter)  # all have read the piece
                 there = (number + 1 < pieces) & following.loaded.is_full(following.count)
                 stored, ahead = following.first, there
             made = piece.first + lane.made + half * half_bytes
@@ -119,30 +113,17 @@ def convert(
                     _read(words, stored + lane.stored, i)
             if unseen[half]:
                 _write_zeros(made)
-        for half in cutlass.range_constexpr(halves):
+        for half in cutlass.range_constexpr(HALVES):
             for place in cutlass.range_constexpr(geometry.converted_strips - 1):
                 scales[place, half] = scales[place + 1, half]
         if ahead & ((number + 1) % geometry.converted_strips == 0):
             _read_scales(geometry, scales, converter, following.first + lane.scales)
-        if const_expr(geometry.ctas == 1):
-            piece.ready.publish(piece.count)
-        else:
-            size = half_bytes * GROUP_ROWS // HALF_KEYS
-            piece.ready.publish_piece(piece.count, piece.first + (lane.made & -size), size)
+        piece.ready.publish(piece.count)
 
 
-def _keys_before(geometry: DecodeGeometry) -> Int32:
-    """Keys of a tile before those that this CTA converts."""
-    return own_rank() * geometry.own_keys if geometry.ctas > 1 else Int32(0)
-
-
-def _together(geometry: DecodeGeometry, converter: Int32, warp: Int32) -> None:
-    """Those who have keys that lie together as they are stored."""
-    barrier, threads = CONVERT_BARRIER + converter, WARPGROUP
-    if geometry.ctas > 1:
-        threads = geometry.stored_together // GROUP_ROWS * 32
-        barrier = CONVERT_BARRIER + converter * (WARPGROUP // threads) + warp * 32 // threads
-    cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
+def _together(converter: Int32) -> None:
+    """All warps of a warpgroup."""
+    cute.arch.barrier(barrier_id=CONVERT_BARRIER + converter, number_of_threads=WARPGROUP)
 
 
 def _piece(shared: Shared, geometry: DecodeGeometry, converter: Int32, task: Task, number: Int32) -> Piece:
@@ -162,16 +143,11 @@ def _lane(geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32) -> Lane:
     side = quarter // 2
     patterns = geometry.d_strip // PATTERN_COLUMNS
     pattern = (warp * patterns + side) * (GROUP_ROWS * LINE)
-    together = geometry.stored_together
-    first = warp * GROUP_ROWS // together * (together // BOX_KEYS * geometry.box_bytes)
-    key = warp * GROUP_ROWS % together + line
-    own = _keys_before(geometry) // BOX_KEYS * geometry.box_bytes
-    first += own
-    pattern += own
+    key = warp * GROUP_ROWS + line
     return Lane(
-        stored=first + geometry.stored_at + key * LINE + (quarter * VECTORS + side ^ line) * VECTOR,
+        stored=geometry.stored_at + key * LINE + (quarter * VECTORS + side ^ line) * VECTOR,
         made=pattern + line * LINE + (quarter % 2 * (2 * VECTORS) + side * 2 ^ line) * VECTOR,
-        scales=first + key * geometry.scales_bytes,
+        scales=key * geometry.scales_bytes,
     )
 
 
@@ -180,7 +156,7 @@ def _read_scales(
     geometry: cutlass.Constexpr[DecodeGeometry], scales: cute.Tensor, converter: Int32, first: Int32
 ) -> None:
     """Of a lane's key in each half, those of the strips that its warpgroup converts."""
-    for half in cutlass.range_constexpr(cute.size(scales, mode=[1])):
+    for half in cutlass.range_constexpr(HALVES):
         for place in cutlass.range_constexpr(geometry.converted_strips):
             at = half * (HALF_KEYS * geometry.scales_bytes) + geometry.converted_strip(converter, place) * SCALE_BYTES
             scales[place, half] = shared_word(Float32, first + at)

@@ -60,9 +60,8 @@ class DecodeGeometry:
     16-bit ones, and the scales of the keys lie in the first half of the first strip of each warpgroup that converts. A
     rope piece is copied to where it is multiplied.
 
-    A pair of CTAs (`ctas`) has two row tiles of the same rows of keys: each loads and converts half of the keys of a
-    tile, and copies what it has made to the other. There, every box of 16 keys lies as a strip does otherwise: stored
-    in the second half of its own place, the scales in the first. Rope pieces are loaded by either.
+    A pair of CTAs (`ctas`) has two row tiles of the same rows of keys: each converts half of the keys of a tile, which
+    come through registers, and copies what it has made to the other. Rope pieces are loaded by either.
     """
 
     tile_q: int
@@ -138,8 +137,10 @@ class DecodeGeometry:
         return tuple(mine * OUTPUTS + i if self.transposes else mine + 2 * i for i in range(OUTPUTS))
 
     def loaded_strips(self, loader: int) -> tuple[int, ...]:
-        """Latent strips that a loading warp loads; the rope columns come with the last of all."""
-        return tuple(range(loader, self.latent_strips, len(LOAD_WARPS)))
+        """Strips of the edges that a loading warp loads for: every other one; the rope columns come with the last of
+        all, and are all that is loaded in a pair."""
+        strips = range(loader, self.latent_strips, len(LOAD_WARPS))
+        return tuple(strip for strip in strips if self.copied_with(strip))
 
     @property
     def strips(self) -> tuple[int, ...]:
@@ -179,13 +180,13 @@ class DecodeGeometry:
 
     @property
     def edge_bytes(self) -> tuple[int, ...]:
-        """What is awaited together: as `ready_bytes`; where rows are converted, what is copied of these, and with the
-        first strip of each converting warpgroup the scales, too."""
-        if not self.converts:
+        """What is awaited together: as `ready_bytes`; where rows are converted in place, what is copied of these, and
+        with the first strip of each converting warpgroup the scales, too."""
+        if not self.converts or self.ctas > 1:
             return self.ready_bytes
-        sizes = [self.own_keys * self.d_strip] * self.latent_strips
+        sizes = [self.tile_kv * self.d_strip] * self.latent_strips
         for converter in range(CONVERTERS):
-            sizes[self.converted_strip(converter, 0)] += self.own_keys * self.scales_bytes
+            sizes[self.converted_strip(converter, 0)] += self.tile_kv * self.scales_bytes
         sizes[-1] += self.strip_bytes[-1]
         return tuple(sizes)
 
@@ -205,33 +206,23 @@ class DecodeGeometry:
         return self.stored.scales_per_row * SCALE_BYTES
 
     @property
-    def box_bytes(self) -> int:
-        """Of a box of keys in a latent strip as it is multiplied."""
-        return BOX_KEYS * self.d_strip * self.element_bytes
-
-    @property
     def own_keys(self) -> int:
-        """Of a tile, those that a CTA converts: all, or of a pair its half."""
+        """Of a tile, those that a CTA converts: all, or in a pair its half."""
         return self.tile_kv // self.ctas
 
     @property
-    def stored_together(self) -> int:
-        """Keys that lie together as they are stored: those of a tile, in a pair those of a box."""
-        return self.tile_kv if self.ctas == 1 else BOX_KEYS
-
-    @property
     def stored_at(self) -> int:
-        """Where keys that lie `stored_together` do so, from where they are multiplied on, where their scales lie."""
-        return self.stored_together * self.d_strip * (self.element_bytes - 1)
-
-    def stored_apart(self, keys: int, row_bytes: int) -> int:
-        """Bytes from one box of so many keys, and so many bytes of each, to the next."""
-        return keys * row_bytes if self.ctas == 1 else keys // BOX_KEYS * self.box_bytes
+        """Where the keys of a strip lie as they are stored, from where they are multiplied on, where their scales lie.
+        """
+        return self.tile_kv * self.d_strip * (self.element_bytes - 1)
 
     def copied_with(self, strip: int) -> tuple[int, ...]:
         """Which boxes come with a latent strip: its own; the rope columns', behind all latent ones, with the last; and
-        those of scales in rows, behind that one, with the first of each converting warpgroup."""
+        those of scales in rows, behind that one, with the first of each converting warpgroup. In a pair, only rope
+        columns are copied."""
         rope = (self.latent_strips,) if strip + 1 == self.latent_strips else ()
+        if self.ctas > 1:
+            return rope
         scales = (self.latent_strips + 1 + strip,) if strip < CONVERTERS and self.converts else ()
         return (strip, *rope, *scales)
 
@@ -300,8 +291,10 @@ class DecodeGeometry:
             assert self.stored.piece("latent").dtype is Dtype.E4M3, self
             assert self.stored.piece("rope").dtype is self.row.piece("rope").dtype, self
             assert self.stored.scales and self.stored.scales.columns == self.d_strip == 128, self
-            assert self.stored_together * self.scales_bytes <= self.stored_at, self
-        assert self.ctas == 1 or self.converts and self.ctas == PAIR and self.own_keys % BOX_KEYS == 0, self
+            assert self.tile_kv * self.scales_bytes <= self.stored_at, self
+        if self.ctas > 1:
+            assert self.ctas == PAIR and self.converts and self.own_keys % BOX_KEYS == 0, self
+            assert self.latent_strips % 2 == 0, self
         if self.scaled:
             assert scales and scales.whole_row and not scales.in_row and self.transposes, self
         else:

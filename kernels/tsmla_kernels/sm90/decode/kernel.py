@@ -32,6 +32,7 @@ from ..few_rows.kernel import FewRowsKernel
 from .attend import attend
 from .clean import bring_scales_and_clean, clean
 from .convert import convert
+from .convert_pair import convert_for_both
 from .deal import deal
 from .forms import FEW_ROWS, ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, form_of_few_rows, forms_of
 from .geometry import LOAD_WARPS, PAIR, PATTERN_COLUMNS, DecodeGeometry
@@ -137,15 +138,15 @@ class DecodeKernel:
                 query.rows, given.kv_cache, rope_cache, scales, told, given.parts, given.stream
             )
         elif varies(view):
-            self._attend(True, form, arguments, given.parts, given.stream)
+            self._attend(True, form, (*arguments, None), given.parts, given.stream)
         else:
             paired = Boolean(False)
             if const_expr(PAIR_OF_CTAS in self.forms):
                 paired = self._comes_in_pairs(given.query.shape[2], terms)
                 if paired:
-                    self._attend(False, PAIR_OF_CTAS, arguments, given.parts, given.stream)
+                    self._attend(False, PAIR_OF_CTAS, (*arguments, given.kv_cache), given.parts, given.stream)
             if not paired:
-                self._attend(False, form, arguments, given.parts, given.stream)
+                self._attend(False, form, (*arguments, None), given.parts, given.stream)
         launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, in_pieces=True)
 
     @cute.jit
@@ -170,7 +171,7 @@ class DecodeKernel:
         geometry = self.forms[form]
         self.kernel(varying, form, *arguments).launch(
             grid=(parts, 1, 1),
-            block=(self.schedule.threads, 1, 1),
+            block=(DecodeSchedule.of(geometry).threads, 1, 1),
             cluster=(geometry.ctas, 1, 1) if geometry.ctas > 1 else None,
             smem=geometry.shared_bytes,
             stream=stream,
@@ -210,6 +211,7 @@ class DecodeKernel:
         mma_qk: cute.TiledMma,
         mma_rope: cute.TiledMma | None,
         mma_pv: cute.TiledMma,
+        cache: cute.Tensor | None,
     ):
         geometry = self.forms[form]
         paired = const_expr(geometry.ctas == PAIR)
@@ -253,7 +255,7 @@ class DecodeKernel:
                         else:
                             edges = clean(shared, geometry, task, view, terms.heads, edges)
                         number, task = take_next(shared.dealt, number)
-            else:
+            elif const_expr(not paired) or warp == LOAD_WARPS[-1]:
                 source = KeySource(block_tables, page_size, pages)
                 boxes = self._partition_strips(
                     geometry, (latent_box_atom, latent_box), (rope_box_atom, rope_box), (scales_box_atom, scales_box),
@@ -280,7 +282,10 @@ class DecodeKernel:
                 number = Int32(0)
                 task = take(shared.dealt, number)
                 while task.more:
-                    if const_expr(geometry.converts):
+                    if const_expr(paired):
+                        source = KeySource(block_tables, page_size, pages)
+                        convert_for_both(shared, geometry, cache, source, task, view, terms.heads)
+                    elif const_expr(geometry.converts):
                         convert(shared, geometry, warp // (WARPGROUP // 32) - 3, number, task, view, terms.heads)
                     else:
                         transpose_values(shared, geometry, task)

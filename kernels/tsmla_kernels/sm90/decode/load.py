@@ -10,7 +10,6 @@ from ...parts.division import Divisor, remainder
 from ...parts.key_source import BOX_KEYS, KeySource, Lookup, look_further, look_up, place_in_page, wanted_of
 from ...parts.query import NO_LINES, Query, copy_rows, copy_tile
 from .geometry import TILE_KV, DecodeGeometry
-from .pair import own_rank
 from .storage import Shared
 from .task import Task, edge_tile
 
@@ -74,18 +73,12 @@ def load(
             edge.wait_empty(count)
             stage = edge.stage(count)
             strips = geometry.copied_with(number)
-            if const_expr(shared.landed is None):
+            if const_expr(geometry.ctas > 1):
+                barrier = edge.announce_part(count, geometry.strip_bytes[-1])
+            elif const_expr(shared.landed is None):
                 barrier = edge.announce(count)
             else:
                 barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
-            if const_expr(geometry.ctas > 1):
-                own = tuple(strip for strip in strips if strip != geometry.latent_strips)
-                boxes_each = geometry.own_keys // BOX_KEYS
-                _copy_boxes(
-                    key_source, lookup, within, tile, boxes, own, stage, barrier, policy, own_rank() * boxes_each,
-                    boxes_each,
-                )  # fmt: skip
-                strips = tuple(strip for strip in strips if strip not in own)
             if whole:
                 for strip in strips:
                     atom, source, target = tiles[strip]
@@ -94,9 +87,7 @@ def load(
                         tma_bar_ptr=barrier, cache_policy=policy,
                     )  # fmt: skip
             else:
-                _copy_boxes(
-                    key_source, lookup, within, tile, boxes, strips, stage, barrier, policy, Int32(0), BOXES
-                )
+                _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, barrier, policy)
         if is_edge:
             edges += 1
     return edges
@@ -105,10 +96,10 @@ def load(
 @cute.jit
 def _copy_boxes(
     key_source: KeySource, lookup: Lookup, within: Int32, tile: Int32, boxes, strips: cutlass.Constexpr, stage: Int32,
-    barrier: cute.Pointer, policy: Int64, first: Int32, count: cutlass.Constexpr[int],
+    barrier: cute.Pointer, policy: Int64,
 ):  # fmt: skip
-    """`count` boxes of `strips` of a tile, from box `first` on. It is tile number `within` of the lookup."""
-    for box in cutlass.range(first, first + count, unroll=1):
+    """The boxes of `strips` of a tile. It is tile number `within` of the lookup."""
+    for box in cutlass.range(BOXES, unroll=1):
         page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
         place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
         for strip in strips:

@@ -10,29 +10,34 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...parts.pipeline import TmaEdge, WarpEdge
+from ...parts.pipeline import Edge
 from ...parts.ptx import bulk_copy_between_ctas, mapa, pinned
 from .geometry import PAIR
 
 
-class PairTmaEdge(TmaEdge):
-    """Filled by copies of either CTA for itself, and by the other's; so stages are free when the warps of both have
-    left them."""
+class PairEdge(Edge):
+    """Filled by warps of either CTA, each of which stores a piece and copies it to the other, and maybe by bulk copies
+    of the CTA's own; so a stage is free when the warps of both have left it."""
+
+    def announce_part(self, count: Int32, size: int) -> cute.Pointer:
+        """Bulk copies will bring `size` bytes, which complete on the barrier returned."""
+        full = self.full(self.stage(count))
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full, size)
+        return full
 
     def release(self, count: Int32) -> None:
         _arrive_in_both(self.empty(self.stage(count)))
 
 
-class PairWarpEdge(WarpEdge):
-    """Filled by warps of either CTA, each of which stores a piece, and by copies of pieces of as many bytes from the
-    other CTA."""
-
-    def publish_piece(self, count: Int32, place: Int32, size: int) -> None:
-        """A warp has stored `size` bytes at `place`, which the other CTA gets at the same place."""
-        cute.arch.fence_view_async_shared()
-        cute.arch.sync_warp()
-        full = self.full(self.stage(count))
-        with cute.arch.elect_one():
+def publish_pieces(edges: tuple[PairEdge, ...], count: Int32, places: tuple, size: int) -> None:
+    """A warp has stored `size` bytes for each of some edges, at these places: they are there, and the other CTA gets
+    them at the same places."""
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        for edge, place in zip(edges, places, strict=True):
+            full = edge.full(edge.stage(count))
             cute.arch.mbarrier_arrive_and_expect_tx(full, size)  # of the other's piece
             _copy_to_other(place, size, full)
 

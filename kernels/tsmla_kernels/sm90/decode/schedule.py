@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ...limits import WARPGROUP, registers_at_launch
-from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Role, Warps
+from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, Role, Warps
 from .geometry import CONVERTERS, DEALT_AT, LOAD_WARPS, TASK_RING, TASK_WORDS, DecodeGeometry
 
 CLEAN_WARP = 1
@@ -13,7 +13,7 @@ DEAL_WARP = 2
 PAIR_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
 CONVERT_BARRIER = 5
-"""First of the named barriers of the converting warpgroups; in pairs, of halves of these."""
+"""First of the named barriers of the converting warpgroups."""
 WARPS = WARPGROUP // 32
 """Of a warpgroup."""
 
@@ -22,7 +22,8 @@ WARPS = WARPGROUP // 32
 class DecodeSchedule:
     """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys and brings scales of keys (warp
     1), and deals tasks (warp 2); two warpgroups attend; a fourth transposes values where they have 8 bits, or a fourth
-    and a fifth make of rows what is multiplied, and then clean, too."""
+    and a fifth make of rows what is multiplied, and then clean, too; in pairs of CTAs, a fourth alone does, which also
+    loads, so that one warp is left to load the query and rope pieces."""
 
     geometry: DecodeGeometry
     load_registers: int
@@ -34,6 +35,8 @@ class DecodeSchedule:
     def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
         if geometry.transposes:
             schedule = cls(geometry, 32, 224, 32, 1)
+        elif geometry.ctas > 1:
+            schedule = cls(geometry, 32, 192, 96, 1)
         elif geometry.converts:
             schedule = cls(geometry, 32, 192, 32, CONVERTERS)
         else:
@@ -47,7 +50,8 @@ class DecodeSchedule:
 
     @property
     def load(self) -> Role:
-        return Role("load", LOAD_WARPS, self.load_registers)
+        warps = [warp for loader, warp in enumerate(LOAD_WARPS) if self.geometry.loaded_strips(loader)]
+        return Role("load", tuple(warps), self.load_registers)
 
     @property
     def clean(self) -> Role:
@@ -67,7 +71,7 @@ class DecodeSchedule:
 
     @property
     def convert(self) -> Role:
-        return Role("convert", self._helpers, self.helper_registers)
+        return Role("convert" if self.geometry.ctas == 1 else "convert_for_both", self._helpers, self.helper_registers)
 
     @property
     def _helpers(self) -> tuple[int, ...]:
@@ -88,7 +92,8 @@ class DecodeSchedule:
 
         Where rows are converted, there is no `landed`: `convert` makes zeros of what no row may see, and fills
         `ready...`, the strips as they are multiplied, which lie where those of `kv...` do and are emptied with them. In
-        pairs, each warp that fills one also announces as many bytes of the other CTA's, and both CTAs empty a stage.
+        pairs, `convert_for_both` loads, too, and fills `kv...` themselves; each warp that does also announces as many
+        bytes of the other CTA's, and both CTAs empty a stage.
 
         `referenced` and `exchanged` have a stage for each pair of warps, one of either attending warpgroup, that hold
         the same rows. The one that scores a tile tells its references, and then hands over its probabilities. The
@@ -104,11 +109,16 @@ class DecodeSchedule:
         if geometry.transposes:
             emptied_by = (Warps(self.transpose), scorer)
         told = tuple(Warps(role) for role in self.roles if role != self.deal)
-        loader = Warps(self.load, len(LOAD_WARPS), "the warp that loads the query")
+        loaders = len(self.load.warps)
+        loader = Warps(self.load, loaders, "the warp that loads the query" if loaders > 1 else "")
         edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), (Warps(self.attend),), 1, geometry.q_bytes)]
-        converters = (self.convert,) if geometry.converts else ()
-        for name, size in zip(self.kv_names, geometry.edge_bytes, strict=True):
-            filled_by = (Copies(self.load) if converters else Either(Copies(self.load), Warps(self.clean)),)
+        converters = (self.convert,) if self.ready_names else ()
+        for strip, (name, size) in enumerate(zip(self.kv_names, geometry.edge_bytes, strict=True)):
+            filled_by: tuple[Party, ...] = (Copies(self.load),) if geometry.copied_with(strip) else ()
+            if geometry.ctas > 1:
+                filled_by = (Warps(self.convert), *filled_by)
+            elif not geometry.converts:
+                filled_by = (Either(Copies(self.load), Warps(self.clean)),)
             edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size, read_by=converters))
         for name, size in zip(self.ready_names, geometry.ready_bytes, strict=False):
             filled_by = (Warps(self.convert, CONVERTERS, "the warpgroup that converts the strip"),)
@@ -116,7 +126,7 @@ class DecodeSchedule:
         tile_bytes, references, probabilities = (
             sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
         )  # fmt: skip
-        if not converters:
+        if not geometry.converts:
             edges.append(EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)))
         edges += [
             EdgeSpec("referenced", of_pair, NOBODY, WARPS, references, read_by=(self.attend,)),
@@ -138,8 +148,9 @@ class DecodeSchedule:
 
     @property
     def ready_names(self) -> tuple[str, ...]:
-        """Edges of the strips as they are multiplied, where those are made of what is loaded."""
-        return tuple(f"ready{strip}" for strip in range(self.geometry.latent_strips)) if self.geometry.converts else ()
+        """Edges of the strips as they are multiplied, where those are made in place of what is loaded."""
+        in_place = self.geometry.converts and self.geometry.ctas == 1
+        return tuple(f"ready{strip}" for strip in range(self.geometry.latent_strips)) if in_place else ()
 
     @property
     def values_names(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from .geometry import (
     UNITS_AT,
     DecodeGeometry,
 )
-from .pair import PairTmaEdge, PairWarpEdge
+from .pair import PairEdge
 from .schedule import DecodeSchedule
 from .task import Dealt
 
@@ -164,8 +164,8 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
     vectors = geometry.probabilities_bytes // WARPGROUP // 16
     tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
-    loaded, ready = (TmaEdge, WarpEdge) if geometry.ctas == 1 else (PairTmaEdge, PairWarpEdge)
-    kv_edges = tuple(barriers.edge(name, loaded) for name in schedule.kv_names)
+    kv_edge = TmaEdge if geometry.ctas == 1 else PairEdge
+    kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= UNITS_AT - geometry.tile_q * 4
     assert UNITS_AT + TASK_RING * 4 <= BARRIER_BYTES
@@ -212,7 +212,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         units=plain(UNITS_AT, cute.make_layout(TASK_RING), Float32),
         q_edge=barriers.edge("q", TmaEdge),
         kv_edges=kv_edges,
-        ready_edges=tuple(barriers.edge(name, ready) for name in schedule.ready_names) or kv_edges,
+        ready_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
         v_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
         landed=None if geometry.converts else barriers.edge("landed", Signals),
         referenced=barriers.edge("referenced", Signals),

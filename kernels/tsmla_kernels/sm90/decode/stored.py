@@ -56,7 +56,7 @@ def _partition(
     box = _box_layout(row_bytes, keys)
     places = cute.make_layout(
         (*box.shape, geometry.tile_kv // keys, geometry.stages),
-        stride=(*box.stride, geometry.stored_apart(keys, row_bytes), geometry.strip_bytes[0]),
+        stride=(*box.stride, keys * row_bytes, geometry.strip_bytes[0]),
     )
     boxes = cute.local_tile(cache, _box_shape(row_bytes, keys), (0, 0, chunk, None, None))
     return partition(atom, boxes, cute.make_tensor(place, places))
