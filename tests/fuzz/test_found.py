@@ -75,6 +75,9 @@ FOUND: dict[str, Case] = {
     "decode: every score below -1e30": DecodeCase(
         softmax_scale=2.0**-86, magnitude=2.0**49, values="opposed", extreme=True
     ),
+    "decode: one key, whose four scales are nothing beside its score": DecodeCase(
+        rows="fp8_ds_mla", width=5, softmax_scale=2.0, values="opposed", magnitude=32.0, processors=2, extreme=True
+    ),
     "decode: a sink of -1e30 and no key": DecodeCase(
         dtype="fp16", q_len=2, sinks=(-1e30,), lse_includes_sink=True, extreme=True
     ),

@@ -305,35 +305,48 @@ def probabilities_of(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None,
     negative: Boolean, stage: Int32,
 ) -> cute.Tensor:  # fmt: skip
-    """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
-    whether one of this lane's scales is."""
+    """Probabilities times scales as first operands (4, steps of 16 keys). negative: whether one of this lane's scales
+    is."""
     beyond = Boolean(False)
+    highest = cute.make_rmem_tensor(2, Float32)
     for row in cutlass.range_constexpr(2):
-        begins = state.reference[row] == NO_KEYS
-        base = Float32(select_(begins, Float32(0.0), state.reference[row]))
-        highest = Float32(-Float32.inf)
+        base = _base(state, row)
+        highest[row] = -Float32.inf
         for column in cutlass.range_constexpr(COLUMNS):
-            place = (2 * row + column % 2, column // 2)
-            if const_expr(geometry.apart):
-                scores[place] = scores[place] - base
-            else:
-                scores[place] = cute.math.fma(
-                    scores[place], state.scale_log2[row], logs[column % 2, column // 2] - base
-                )
-            highest = cute.arch.fmax(highest, scores[place])
-        limit = Float32(select_(begins, Float32(NO_KEYS), Float32(BIAS + SLACK)))
-        beyond = beyond | (highest > limit)
+            exponent = _exponent(geometry, state, scores, logs, row, column, base)
+            highest[row] = cute.arch.fmax(highest[row], exponent)
+        limit = Float32(select_(state.reference[row] == NO_KEYS, Float32(NO_KEYS), Float32(BIAS + SLACK)))
+        beyond = beyond | (highest[row] > limit)
     if cute.arch.vote_any_sync(beyond | negative):  # one branch: another would part exponentials from values
-        _move(state, scores)
+        _move(state, highest)
         if const_expr(not geometry.apart):
             if cute.arch.vote_any_sync(negative):
                 _turn(stage, state.warp, geometry.row_bytes, geometry.scales_at)
     packed = cute.make_rmem_tensor((4, STEPS), Int32)
     for row in cutlass.range_constexpr(2):
+        base = _base(state, row)
         for block in cutlass.range_constexpr(BLOCKS):
-            values = [cute.math.exp2(scores[2 * row + i, block], fastmath=True) for i in range(2)]
+            exponents = [_exponent(geometry, state, scores, logs, row, 2 * block + i, base) for i in range(2)]
+            values = [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
             packed[row + 2 * (block % 2), block // 2] = packed_words(values, cutlass.Float16)[0]
     return packed
+
+
+def _base(state: State, row: int) -> Float32:
+    """What exponents of a row refer to: its reference, or 0 before it has one."""
+    return Float32(select_(state.reference[row] == NO_KEYS, Float32(0.0), state.reference[row]))
+
+
+def _exponent(
+    geometry: FewRowsGeometry, state: State, scores: cute.Tensor, logs: cute.Tensor | None, row: int, column: int,
+    base: Float32,
+) -> Float32:  # fmt: skip
+    """Of a probability times its value's scale. The logarithm of the scale is added last, to what is left of a score
+    beside the reference: to one that is not near 0 it would be rounded, for each strip differently."""
+    place = 2 * row + column % 2, column // 2
+    if logs is None:
+        return scores[place] - base
+    return cute.math.fma(scores[place], state.scale_log2[row], -base) + logs[column % 2, column // 2]
 
 
 @cute.jit
@@ -358,24 +371,16 @@ def _turn(
 
 
 @cute.jit
-def _move(state: State, scores: cute.Tensor) -> None:
-    """Move references to the rows' maxima, and rescale what referred to others."""
+def _move(state: State, highest: cute.Tensor) -> None:
+    """Move references to the rows' maxima, and rescale what referred to others. `highest` [rows] are this lane's
+    largest exponents."""
     for row in cutlass.range_constexpr(2):
-        highest = Float32(-Float32.inf)
-        for column in cutlass.range_constexpr(COLUMNS):
-            highest = cute.arch.fmax(highest, scores[2 * row + column % 2, column // 2])
-        begins = state.reference[row] == NO_KEYS
-        base = Float32(select_(begins, Float32(0.0), state.reference[row]))
-        now = cute.arch.fmax(state.reference[row], quad_max(highest) + base - BIAS)
-        less = Float32(select_(now == NO_KEYS, Float32(0.0), now - base))
+        now = cute.arch.fmax(state.reference[row], quad_max(highest[row]) + _base(state, row) - BIAS)
         factor = cute.math.exp2(state.reference[row] - now, fastmath=True)
         state.reference[row] = now
         for block in cutlass.range_constexpr(STRIP // BLOCK):
             for i in cutlass.range_constexpr(2):
                 state.output[2 * row + i, block] = state.output[2 * row + i, block] * factor
-        for column in cutlass.range_constexpr(COLUMNS):
-            place = (2 * row + column % 2, column // 2)
-            scores[place] = scores[place] - less
 
 
 @cute.jit
