@@ -114,7 +114,7 @@ DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "query": (_QUERY, (None, *_NO_TENSORS, (1, 2), (), (None, None, None)), ("block_tables", "query[0]")),
     "query[0]": (_QUERY, (None, *_NO_TENSORS), ("block_tables", "query")),
     "query[1]": (_QUERY, (None, *_NO_TENSORS), ("query is a tuple",)),
-    "query[2]": ((*_ANY, "dim 0 +1", "dim 1 +1", "dim 2 +1"), (None, *_NO_TENSORS), ("query is a tuple",)),
+    "query[2]": ((*_ANY, "dim 0 +1", "dim 1 +1", "dim 2 +16"), (None, *_NO_TENSORS), ("query is a tuple",)),
     "kv_cache": (
         ("on the CPU", "dtype", *_ALIGNED, "rows apart", "dim 1 +1", "dim 2 -1"),
         (None, *_NO_TENSORS, (), (1, 2), (1, 2, 3)), (),
