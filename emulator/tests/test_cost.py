@@ -12,8 +12,8 @@ from tsmla_emulator.machine import Count, Report, parse
 from tsmla_emulator.run import emulated
 
 PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_{}_nopdl"
-DECODE = "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse_nopdl"
-BLACKWELL_DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse_nopdl"
+DECODE = "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_lse_nopdl"
+BLACKWELL_DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
 PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_nopdl"
 
 LOOP = """

@@ -35,6 +35,8 @@ def library() -> Path:
         if Path(named).name != (expected := portable_name()):
             raise RuntimeError(f"TSMLA_EMULATOR_CORE is {named}; of these sources is {expected}")
         return Path(named)
+    if platform.machine() == "x86_64" and "avx2" in _processor().split():
+        return portable()  # as fast as what is made for this processor alone
     return _built(_cache_directory(), ("-mcpu=native",), _processor())
 
 
