@@ -156,3 +156,5 @@ def test_sizes_over_budget_are_refused():
         dataclasses.replace(geometry, deal=dataclasses.replace(geometry.deal, row_tile=64))
     with pytest.raises(AssertionError):
         dataclasses.replace(DecodeSchedule(geometry), mma_warp=16)
+    with pytest.raises(AssertionError, match="two roles have the same warp"):
+        dataclasses.replace(DecodeSchedule(geometry), mma_warp=5)

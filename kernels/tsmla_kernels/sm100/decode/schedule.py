@@ -38,7 +38,9 @@ class DecodeSchedule:
     def __post_init__(self) -> None:
         a_role_each = (self.attend, self.multiply, self.convert_keys, self.convert_keys)[: self.threads // WARPGROUP]
         assert WARPGROUP * sum(role.registers for role in a_role_each) <= REGISTERS_PER_SM, self
-        assert max(warp for role in self.roles for warp in role.warps) < self.threads // 32, self
+        warps = [warp for role in self.roles for warp in role.warps]
+        assert len({*warps}) == len(warps), f"two roles have the same warp: {self}"
+        assert max(warps) < self.threads // 32, self
 
     @property
     def threads(self) -> int:
