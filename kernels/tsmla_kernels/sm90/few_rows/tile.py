@@ -196,9 +196,16 @@ def _add_up(
     for block in cutlass.range_constexpr(OWN_BLOCKS):
         cute.autovec_copy(told[None, block], shared_vector(Float32, state.lane.sums + own + block * size))
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
-    for block in cutlass.range_constexpr(BLOCKS):
-        cute.autovec_copy(shared_vector(Float32, state.lane.sums + block * size), scores[None, block])
+    _read_sums(state, scores)
     _count(geometry, state, quarter)
+
+
+@cute.jit
+def _read_sums(state: State, scores: cute.Tensor) -> None:
+    """The scores of all columns. They stay where they are until all of the team have come to those of its next tile."""
+    for block in cutlass.range_constexpr(BLOCKS):
+        place = state.lane.sums + block * (32 * VECTOR)
+        cute.autovec_copy(shared_vector(Float32, place), scores[None, block])
 
 
 @cute.jit
@@ -305,48 +312,56 @@ def probabilities_of(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None,
     negative: Boolean, stage: Int32,
 ) -> cute.Tensor:  # fmt: skip
-    """Probabilities times scales as first operands (4, steps of 16 keys). negative: whether one of this lane's scales
-    is."""
+    """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
+    whether one of this lane's scales is."""
+    highest = _refer(geometry, state, scores, logs)
     beyond = Boolean(False)
-    highest = cute.make_rmem_tensor(2, Float32)
     for row in cutlass.range_constexpr(2):
-        base = _base(state, row)
-        highest[row] = -Float32.inf
-        for column in cutlass.range_constexpr(COLUMNS):
-            exponent = _exponent(geometry, state, scores, logs, row, column, base)
-            highest[row] = cute.arch.fmax(highest[row], exponent)
         limit = Float32(select_(state.reference[row] == NO_KEYS, Float32(NO_KEYS), Float32(BIAS + SLACK)))
         beyond = beyond | (highest[row] > limit)
     if cute.arch.vote_any_sync(beyond | negative):  # one branch: another would part exponentials from values
         _move(state, highest)
+        _read_sums(state, scores)
+        _refer(geometry, state, scores, logs)
         if const_expr(not geometry.apart):
             if cute.arch.vote_any_sync(negative):
                 _turn(stage, state.warp, geometry.row_bytes, geometry.scales_at)
     packed = cute.make_rmem_tensor((4, STEPS), Int32)
     for row in cutlass.range_constexpr(2):
-        base = _base(state, row)
         for block in cutlass.range_constexpr(BLOCKS):
-            exponents = [_exponent(geometry, state, scores, logs, row, 2 * block + i, base) for i in range(2)]
-            values = [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
+            values = [cute.math.exp2(scores[2 * row + i, block], fastmath=True) for i in range(2)]
             packed[row + 2 * (block % 2), block // 2] = packed_words(values, cutlass.Float16)[0]
     return packed
+
+
+@cute.jit
+def _refer(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None
+) -> cute.Tensor:
+    """Make of scores the exponents of probabilities times scales, beside the rows' references; returns each row's
+    largest of this lane.
+
+    The logarithm of a scale is added last, to what is left of a score beside the reference: to one that is not near 0
+    it would be rounded, for each strip differently. For the same reason exponents are not moved to another reference,
+    but made again."""
+    highest = cute.make_rmem_tensor(2, Float32)
+    highest.fill(-Float32.inf)
+    for row in cutlass.range_constexpr(2):
+        base = _base(state, row)
+        for column in cutlass.range_constexpr(COLUMNS):
+            place = (2 * row + column % 2, column // 2)
+            if const_expr(geometry.apart):
+                scores[place] = scores[place] - base
+            else:
+                exponent = cute.math.fma(scores[place], state.scale_log2[row], -base)
+                scores[place] = exponent + logs[column % 2, column // 2]
+            highest[row] = cute.arch.fmax(highest[row], scores[place])
+    return highest
 
 
 def _base(state: State, row: int) -> Float32:
     """What exponents of a row refer to: its reference, or 0 before it has one."""
     return Float32(select_(state.reference[row] == NO_KEYS, Float32(0.0), state.reference[row]))
-
-
-def _exponent(
-    geometry: FewRowsGeometry, state: State, scores: cute.Tensor, logs: cute.Tensor | None, row: int, column: int,
-    base: Float32,
-) -> Float32:  # fmt: skip
-    """Of a probability times its value's scale. The logarithm of the scale is added last, to what is left of a score
-    beside the reference: to one that is not near 0 it would be rounded, for each strip differently."""
-    place = 2 * row + column % 2, column // 2
-    if logs is None:
-        return scores[place] - base
-    return cute.math.fma(scores[place], state.scale_log2[row], -base) + logs[column % 2, column // 2]
 
 
 @cute.jit
