@@ -81,6 +81,13 @@ Rows whose work is little beside their keys' bytes, beside FlashInfer's planned 
 _FEW = """\
 One to four requests beside the fastest of the same peers: our time in us, isolated, CUDA graph, cold L2, and its ratio
 to the peer's, bold where ours is longer."""
+_ROWS = """\
+The same keys in caches of other rows, with one query token a request: isolated times in us, and in brackets of that on
+bf16 rows. FlashMLA's decodes, of vLLM 0.26's wheel, are the dense one of the bf16 rows, and the sparse one of the
+656-byte rows, which is given all keys."""
+_CACHE = """\
+`mla_write_cache` (*write*; *rotate* with the rotary embedding), `mla_read_cache` and `mla_quantize_q` beside the same
+formulas in torch, vLLM 0.26's kernels, and torch's copy of as many bytes: isolated times in us, as CUDA graphs."""
 _ENGINES = """\
 New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
 turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
@@ -119,6 +126,7 @@ def performance_page() -> str:
             _FEW,
             *(_few(record, dtype) for record in published.of_devices("few-decode") for dtype in ("bf16", "e4m3")),
         ],
+        "Decode of rows with scales": [_ROWS, *map(_rows, published.of_devices("rows-decode"))],
         "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
         "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
         "Engines": [
@@ -127,6 +135,7 @@ def performance_page() -> str:
             _HOST,
             _host_times(published.newest("vllm-host-time-auto-16-heads")),
         ],
+        "Cache writers and readers": [_CACHE, *map(_cache, published.of_devices("cache"))],
         "K/V pack and FP8 quantisation": [_pack(published.newest("pack"))],
         "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
     }
@@ -304,6 +313,33 @@ def _few(record: dict[str, Any], dtype: str) -> str:
     )
     names = [name for name in published.names(record) if ("fp8" in name) == (dtype == "e4m3")]
     return f"{table}\n\n{_certificate(record)}{_peers(names)}"
+
+
+def _rows(record: dict[str, Any]) -> str:
+    """A row for each shape, a column for each kind of cache rows and each other library."""
+    results = [result for result in record["results"] if result["regime"] == "isolated"]
+    names = list(results[0]["timings"])
+    table = []
+    for result in results:
+        requests, q_len, keys, heads, _ = result["shape"]
+        micros = [result["timings"][name]["median_us"] for name in names]
+        cells = [f"{us:.1f} ({us / micros[0]:.3f})" for us in micros[1:]]
+        table.append([f"{requests} x {q_len} queries, {keys} keys, {heads} heads", f"{micros[0]:.1f}", *cells])
+    return f"{_table(['`tsmla_decode`, CUDA graph, cold L2', *names], table)}\n\n{_certificate(record)}"
+
+
+def _cache(record: dict[str, Any]) -> str:
+    """A row for each operator, kind of rows and number of tokens; nothing where a library has no such kernel."""
+    results = [result for result in record["results"] if result["timings"]["tsmla"]["graph"]]
+    names = [*dict.fromkeys(name for result in results for name in result["timings"])]
+    table = []
+    for result in results:
+        timings = result["timings"]
+        cells = [f"{timings[name]['median_us']:.1f}" if name in timings else "" for name in names]
+        share = timings["copy"]["median_us"] / timings["tsmla"]["median_us"]
+        label = f"{result['operator']}, {result['format']}, {result['tokens']} tokens"
+        table.append([label, *cells, f"{share:.0%}"])
+    return f"{_table(['', *names, 'of the copy'], table)}\n\n{_certificate(record)}"
 
 
 def _ratio(timings: dict[str, Any]) -> str:
