@@ -66,14 +66,18 @@ def more_of_one_table(variant) -> int:
 
 
 def announced(schedule, variant) -> set[int]:
-    """What a kernel may announce at a time: the bytes of a stage; of Hopper's `landed` it announces piece by piece, and
-    a warp of a pair of CTAs that convert for each other the piece of its counterpart."""
+    """What a kernel may announce at a time: the bytes of a stage; of Hopper's `landed` it announces piece by piece; and
+    where CTAs come in pairs and convert keys for each other, a warp announces the piece of its counterpart, and the one
+    that loads the rope pieces."""
     edges = [edge for edge in schedule.edges if not (isinstance(variant, DecodeVariant) and edge.name == "landed")]
     found = set()
     for edge in edges:
+        paired = variant.arch is Arch.SM90A and getattr(schedule.geometry, "ctas", 1) == PAIR
+        if paired and edge.name.startswith("kv"):
+            latent, *_, rope = schedule.geometry.strip_bytes
+            found |= {latent // (PAIR * WARPS), rope}
+            continue
         for party in edge.filled_by:
             if isinstance(party, Copies) or isinstance(party, Either) and isinstance(party.one, Copies):
                 found.add(edge.bytes)
-        if variant.arch is Arch.SM90A and edge.name.startswith("ready") and schedule.geometry.ctas == PAIR:
-            found.add(edge.bytes // (PAIR * WARPS))
     return found
