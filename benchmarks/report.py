@@ -317,10 +317,11 @@ def _few(record: dict[str, Any], dtype: str) -> str:
 
 def _rows(record: dict[str, Any]) -> str:
     """A row for each shape, a column for each kind of cache rows and each other library."""
-    results = [result for result in record["results"] if result["regime"] == "isolated"]
-    names = list(results[0]["timings"])
+    names = published.names(record)
     table = []
-    for result in results:
+    for result in record["results"]:
+        if result["regime"] != "isolated":
+            continue
         requests, q_len, keys, heads, _ = result["shape"]
         micros = [result["timings"][name]["median_us"] for name in names]
         cells = [f"{us:.1f} ({us / micros[0]:.3f})" for us in micros[1:]]
@@ -330,11 +331,12 @@ def _rows(record: dict[str, Any]) -> str:
 
 def _cache(record: dict[str, Any]) -> str:
     """A row for each operator, kind of rows and number of tokens; nothing where a library has no such kernel."""
-    results = [result for result in record["results"] if result["timings"]["tsmla"]["graph"]]
-    names = [*dict.fromkeys(name for result in results for name in result["timings"])]
+    names = published.names(record)
     table = []
-    for result in results:
+    for result in record["results"]:
         timings = result["timings"]
+        if not timings["tsmla"]["graph"]:
+            continue
         cells = [f"{timings[name]['median_us']:.1f}" if name in timings else "" for name in names]
         share = timings["copy"]["median_us"] / timings["tsmla"]["median_us"]
         label = f"{result['operator']}, {result['format']}, {result['tokens']} tokens"

@@ -13,6 +13,7 @@ import torch
 import tsmla
 import two_launches
 from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments
+from tsmla.row_format import ROWS
 from tsmla.variant import SHIPPED_ARCHS, Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
 from tsmla_emulator import check, cli, machine, mutation_table, record
 from tsmla_emulator.machine import EmulationError, Options
@@ -109,6 +110,15 @@ def test_check_of_a_blackwell_decode_reaches_both_kernels():
     verdict = check.check(DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, True, True), Options(async_mode="late"))
     assert verdict.error is None
     assert [[launch.cluster[0] for launch in call.launches] for call in verdict.calls] == [[1, 1], [2, 1]]
+
+
+def test_check_of_hoppers_656_byte_rows_reaches_all_forms():
+    """Few rows, pairs of CTAs, and single ones."""
+    variant = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, False, ROWS["fp8_ds_mla"])
+    verdict = check.check(variant, Options(async_mode="late"))
+    attention = [call.launches[0] for call in verdict.calls]
+    assert verdict.error is None
+    assert [(launch.cluster[0], launch.block[0]) for launch in attention] == [(1, 384), (2, 512), (1, 640)]
 
 
 @pytest.mark.parametrize("requests", [check.DECODE_LENGTHS, mutation_table.DECODE_LENGTHS], ids=["check", "mutate"])

@@ -132,6 +132,15 @@ def test_a_core_of_other_sources_is_refused(monkeypatch, tmp_path):
         build.library()
 
 
+@pytest.mark.parametrize(("machine", "flags", "same"), [("x86_64", "fma avx2", True), ("x86_64", "avx", False)])
+def test_this_machine_takes_the_core_of_others_where_it_can(monkeypatch, tmp_path, machine, flags, same):
+    monkeypatch.delenv("TSMLA_EMULATOR_CORE", raising=False)
+    monkeypatch.setattr(build, "_built", lambda directory, target, processor: tmp_path / "".join(target))
+    monkeypatch.setattr(build, "_processor", lambda: flags)
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    assert (build.library() == build.portable()) == same
+
+
 def test_records_are_the_same_but_for_parameters(tmp_path):
     def stored(name: str, byte: str, params: str) -> Path:
         memory = {"x": {"address": ADDRESS, "bytes": 1, "writable": True, "fill": byte}}
