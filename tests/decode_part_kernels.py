@@ -26,7 +26,7 @@ from tsmla_kernels.parts.decode_work import (
 from tsmla_kernels.parts.key_source import key_source, visibility_in
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.precision import PartialRows
-from tsmla_kernels.parts.row_end import ending_of
+from tsmla_kernels.parts.row_end import ending_of, log_sums_of
 from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
 
 FIELDS = 8
@@ -143,8 +143,9 @@ class Combiner:
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         columns, row_tile = given.out.shape[3], Int32(self.deal.row_tile)
         partials = partials_of(columns, row_tile, given, view, self.kept)
-        ending = ending_of(given)
-        launch_combine(self.pdl, partials, given.out, given.lse, ending, given.stream, self.kept, self.in_pieces)
+        ending = ending_of(given, given.query.shape[2])
+        lse = log_sums_of(given.lse)
+        launch_combine(self.pdl, partials, given.out, lse, ending, given.stream, self.kept, self.in_pieces)
 
 
 @functools.lru_cache(maxsize=8)

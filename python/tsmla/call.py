@@ -78,6 +78,10 @@ class Argument:
         """Whether kernels of a variant take it; others get None."""
         return (not self.only_with or getattr(variant, self.only_with)) and (not self.only_apart or is_apart(variant))
 
+    def is_copied(self, element_size: int) -> bool:
+        """Whether kernels get a copy of a tensor whose elements have so many bytes: integers of another size."""
+        return f"int{8 * element_size}" in self.also_dtypes and f"int{8 * element_size}" != self.dtype
+
     def strides_for(self, variant: Variant) -> Strides:
         return self.apart_strides if self.apart_strides and is_apart(variant) else self.strides
 
@@ -181,6 +185,7 @@ PREFILL = Operator(
         Number("softmax_scale", "softmax_scale * k_scale", 1.0),
         Number("output_scale", "v_scale * output_scale", 1.0),
         Number("lse_includes_sink", "lse_includes_sink", 0),
+        Number("lse_factor", "1 / log(lse_base)", 1.0),
         Number("merges", "merge_into", 0),
         Number("processors", "the GPU's SMs", 1),
     ),
@@ -226,7 +231,7 @@ DECODE = Operator(
         ),
         Argument("sinks", "sinks", ("heads",), "float32", left_out=LeftOut.EMPTY),
         Argument("out", "out", (*_BATCH, "value_columns"), align=16, **_OUT, packed_shape=(*_PACK, "value_columns")),
-        Argument("lse", "lse", _BATCH, **_LSE, packed_shape=_PACK),
+        Argument("lse", "lse", _BATCH, strides=Strides.ANY, **_LSE, packed_shape=_PACK),
         Argument("workspace", "workspace_buffer", ("bytes",), "int8", align=16, also_dtypes=("uint8",), scratch=True),
         Argument("query_scales", "query[2]", _BATCH, "float32", Strides.ANY, packed_shape=_PACK, **_APART),
         _rows("rope_cache", "kv_cache[1]", (*_SLOTS, ROPE_DIM), "rope_dtype", **_APART),
@@ -239,6 +244,7 @@ DECODE = Operator(
         Number("cp_rank", "cp_rank", 0),
         Number("cp_interleave", "cp_interleave_size", 1),
         Number("lse_includes_sink", "lse_includes_sink", 0),
+        Number("lse_factor", "1 / log2(lse_base)", 1.0),
         Number("batch_invariant", "batch_invariant", 0),
         Number("q_len", "max_q_len, or query's q_len", 1),
         Number("parts", "the plan's (`plan_decode`)", 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -254,6 +255,12 @@ def refuse_scores_factor(operator: str, given: str) -> NoReturn:
         f"{operator}: {given} must be from {SMALLEST_FLOAT32:.3g} (the smallest normal float32) to "
         f"{LARGEST_SCORES_FACTOR:.0f}"
     )
+
+
+def lse_base(operator: str, value: float) -> None:
+    """Refuse a base of log-sum-exps that is neither 2 nor e."""
+    if number(operator, "lse_base", value) not in (2.0, math.e):
+        raise ArgumentError(f"{operator}: lse_base is {spelled(value)}; accepted: 2 and math.e")
 
 
 def integer(operator: str, name: str, value: int, lowest: int, highest: int) -> int:

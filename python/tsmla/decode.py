@@ -24,6 +24,7 @@ from .workspace import multiprocessors, sized
 _OPERATOR = DECODE.name
 _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
+_LN_2 = math.log(2.0)
 _MOST_ROWS = 2**31 - 128
 """Query rows of a request: the last row tile, of up to 128, must end where 32 bits do."""
 PAGE_SIZES = (16, 32, 64, 128)
@@ -92,7 +93,8 @@ def tsmla_decode(
             nothing in it outlives a call.
         kv_lora_rank, qk_rope_head_dim: 512 and 64.
         block_tables: [batch, width] int32, pages of each request in order; entries beyond a request's keys are not
-            read, so rows may be wider than needed. A page that the cache does not have reads as zeros.
+            read, so rows may be wider than needed. A page that the cache does not have reads as zeros; a cache may have
+            none. Rows may also be of no columns: no request has keys then.
         seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
             ones count as 0. No request has more keys than width * page_size; where a length says so, positions of its
             query tokens still follow from the length. int64 takes one more small launch.
@@ -117,12 +119,12 @@ def tsmla_decode(
             GPU, so that there is no least number of splits to ask for.
         local_visible_lens: [batch, q_len] int32, or [tokens] with cum_seq_lens_q: keys of this cache that each query
             token may see at most; any values.
-        lse_base: 2, or math.e for the natural logarithm (one more small launch).
+        lse_base: 2, or math.e for the natural logarithm.
         sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
             that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
             when cp_world > 1: it belongs into the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
         lse_includes_sink: whether the LSE counts that key, too.
-        lse: [batch, q_len, heads] float32 to write the LSE into, contiguous; [tokens, heads] with cum_seq_lens_q.
+        lse: [batch, q_len, heads] float32 to write the LSE into, with any strides; [tokens, heads] with cum_seq_lens_q.
             Written whether or not return_lse asks for it.
         cum_seq_lens_q: [batch + 1] int32 or int64: request b has query tokens cum_seq_lens_q[b] to
             cum_seq_lens_q[b + 1] - 1, any number of them or none, which are its last positions. Read on the GPU only.
@@ -221,27 +223,37 @@ def tsmla_decode(
                 block_tables, lengths, bounds, spans, nothing if local_visible_lens is None else local_visible_lens,
                 no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, query_scales, rope_cache,
                 scale_cache, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
-                cp_interleave_size, 1 if lse_includes_sink else 0, 1 if batch_invariant else 0, q_len, parts,
+                cp_interleave_size, 1 if lse_includes_sink else 0, 1.0 if lse_base == 2.0 else _LN_2,
+                1 if batch_invariant else 0, q_len, parts,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
+            if kv_cache.shape[0] == 0:  # type: ignore[union-attr]
+                return tsmla_decode(
+                    decode_rows.joined(tensors[0], tensors[1], tensors[12]),
+                    decode_rows.page_of_zeros(tensors[2], rope_cache, scale_cache), workspace_buffer, kv_lora_rank,
+                    qk_rope_head_dim, block_tables, seq_lens, max_seq_len, softmax_scale, output_scale, out, is_var_seq,
+                    causal_mask, window_left, enable_pdl, return_lse, causal_seqs, cp_world, cp_rank,
+                    cp_interleave_size, local_visible_lens=tensors[7], lse_base=lse_base, sinks=sinks,
+                    lse_includes_sink=lse_includes_sink, lse=lse, cum_seq_lens_q=cum_seq_lens_q, max_q_len=max_q_len,
+                    batch_invariant=batch_invariant,
+                )  # fmt: skip
     except TsmlaError:
         raise
     except Exception:
         _examined(tensors, options)  # raises if an argument is wrong, and says which
         raise
-    if lse is not None and lse_base != 2.0:
-        lse.mul_(math.log(2.0))
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
 class _Served(NamedTuple):
     """What calls of one kind need besides their arguments.
 
-    parts: of the plan; 0 when there is nothing to launch. rewritten: whether the cache's dimension of 1 has to go, and
-    whether seq_lens, causal_seqs and cum_seq_lens_q have 64 bits. q_len: of every request, or the most that one has.
-    whole, no_spans, nothing, no_sinks: the kernel's words for no second piece of the query, requests of one query
-    length, no visible lengths and no sinks. new_out, new_lse: make the results, of packed tokens from their number.
+    parts: of the plan; 0 when there is nothing to launch, or no page that the kernel could be given. rewritten: whether
+    the cache's dimension of 1 has to go, and whether seq_lens, causal_seqs and cum_seq_lens_q have 64 bits. q_len: of
+    every request, or the most that one has. whole, no_spans, nothing, no_sinks: the kernel's words for no second piece
+    of the query, requests of one query length, no visible lengths and no sinks. new_out, new_lse: make the results, of
+    packed tokens from their number.
     """
 
     kernel: Callable[..., None]
@@ -261,8 +273,8 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     """What serves a call (chosen: fields of `Options`), with every check and its error."""
     options = Options(*chosen)
     (
-        query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, _, lse, _, query_scales,
-        rope_cache, _,
+        query, q_pe, kv_cache, _, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, _, lse, _, query_scales, rope_cache,
+        _,
     ) = tensors  # fmt: skip
     packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
     called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
@@ -293,10 +305,6 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
             f"{_OPERATOR}: {what} is {q_len} and query has {heads} heads; a request may have {_MOST_ROWS} rows (query "
             "tokens x heads) at most"
         )
-    for name, size, least in (("kv_cache", "pages", "one page"), ("block_tables", "width", "one column")):
-        if batch and not sizes[size]:
-            given = list((kv_cache if name == "kv_cache" else block_tables).shape)
-            raise ArgumentError(f"{_OPERATOR}: {name} has shape {given}; it must have at least {least}")
     if sizes["page_size"] not in PAGE_SIZES:
         raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {PAGE_SIZES}")
     check_options(options, causal_seqs is not None, sinks is not None)
@@ -306,7 +314,7 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
             variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed, batch_invariant,
             wide_rows(variant.row),
         )  # fmt: skip
-        parts, workspace_bytes = plan.parts, plan.workspace_bytes
+        parts, workspace_bytes = plan.parts if sizes["pages"] else 0, plan.workspace_bytes
 
     new_out, new_lse = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
 

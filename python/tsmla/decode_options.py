@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -83,8 +82,7 @@ def check_options(options: Options, has_causal_seqs: bool, has_sinks: bool) -> N
             "merge the ranks' results, and multiply these by 1 / (1 + exp(sink - lse)), where lse is the merged "
             "natural logarithm"
         )
-    if checks.number(_OPERATOR, "lse_base", options.lse_base) not in (2.0, math.e):
-        raise ArgumentError(f"{_OPERATOR}: lse_base is {checks.spelled(options.lse_base)}; accepted: 2 and math.e")
+    checks.lse_base(_OPERATOR, options.lse_base)
 
 
 def integers(

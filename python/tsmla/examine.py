@@ -61,7 +61,7 @@ class Examination:
                 self._check_place(argument)
                 self._check_dtype(argument, variant)
                 self._check_shape(argument)
-                self._check_memory(argument, argument.strides_for(variant))
+                self._check_memory(argument, variant)
 
     def _name(self, argument: Argument) -> str:
         return self._called.get(argument.given, argument.given)
@@ -86,9 +86,13 @@ class Examination:
         wanted = [[size if (n := extent(size, self.sizes)) is None else n for size in shape] for shape in shapes]
         self.sizes |= checks.shape(self.operator.name, self._name(argument), given, *wanted)
 
-    def _check_memory(self, argument: Argument, strides: Strides) -> None:
+    def _check_memory(self, argument: Argument, variant: Variant) -> None:
+        """Strides, and the alignment of what a kernel gets: integers of another size are copied for it first."""
         operator, name, given = self.operator.name, self._name(argument), self.tensors[argument.given]
         assert given is not None
+        strides, align = argument.strides_for(variant), argument.align
+        if argument.is_copied(given.element_size()):
+            align = given.element_size()
         if strides is Strides.WHOLE:
             checks.contiguous(operator, name, given)
         elif strides is Strides.ROWS:
@@ -98,9 +102,9 @@ class Examination:
         if argument.written:
             checks.no_overlap(operator, name, given)
         if strides is Strides.ANY:
-            checks.address(operator, name, given, argument.align)
+            checks.address(operator, name, given, align)
         else:
-            checks.aligned(operator, name, given, argument.align)
+            checks.aligned(operator, name, given, align)
 
 
 def pieces(operator: str, name: str, given: Any, *counts: int) -> tuple:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from .workspace import multiprocessors
 
 _OPERATOR = PREFILL.name
 _kind = examine.kind_of(PREFILL)
+_LOG2_E = math.log2(math.e)
 _LOWEST_FLOAT32 = -LARGEST_FLOAT32
 _WITH_ROPE = {d_nope: d_qk for d_qk, d_nope in NOPE_DIMS.items() if d_qk > d_nope}
 """Columns of a query's or key's first piece -> those of both."""
@@ -51,6 +53,7 @@ def tsmla_prefill(
     lse_includes_sink: bool = False,
     lse: torch.Tensor | None = None,
     merge_into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    lse_base: float = math.e,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale * v) for each sequence of a ragged pack.
 
@@ -97,17 +100,20 @@ def tsmla_prefill(
         merge_into: (out, lse), the result of an earlier call with the same queries over other keys: `out` as for out=,
             `lse` as for lse=, with the natural LSE of these keys. Both hold the result over all keys afterwards, and
             are what is returned. Nothing is left of an earlier row whose LSE is -inf, whatever `out` holds there; a
-            query that sees none of this call's keys keeps its row as it is. The earlier output is used as it is, so
-            all calls need the same v_scale * output_scale. It is weighted, added in float32 and rounded once more, in
-            an order that is always the same. Sinks count once, so only the last call may have them.
+            query that sees none of this call's keys keeps its row as it is, unless there are sinks. The earlier output
+            is used as it is, so all calls need the same v_scale * output_scale. It is weighted, added in float32 and
+            rounded once more, in an order that is always the same. Sinks count once, after merging, for every row: only
+            the last call may have them.
+        lse_base: math.e, or 2 for an LSE of base 2, which merge_into does not take.
 
     Pass arguments by keyword. (None is keyword-only: each such one that is left out would add 25 ns to a call.)
     Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
 
     Returns:
-        out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** of the sum of exponentials of the
-        scores times softmax_scale * k_scale; v_scale and output_scale do not enter it. A query row that sees no key
-        gives output 0 and LSE -inf. Rows of `out` and `lse` that belong to no sequence are left untouched.
+        out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** (log2 with lse_base=2) of the sum of
+        exponentials of the scores times softmax_scale * k_scale; v_scale and output_scale do not enter it. A query row
+        that sees no key gives output 0 and LSE -inf. Rows of `out` and `lse` that belong to no sequence are left
+        untouched.
 
         NaN and inf in a key or value reach the queries that see it, and perhaps earlier ones of the same sequence in
         the same tile of up to 256. A row of `key` or `value` that no query sees touches no result.
@@ -123,7 +129,7 @@ def tsmla_prefill(
         return torch_ops.PREFILL(
             query, key, value, seq_lens, cum_seq_lens, max_seq_len, batch_size, softmax_scale, is_causal, return_lse,
             cum_seq_lens_q, max_seq_len_q, enable_pdl, out, k_scale, v_scale, output_scale, out_dtype, sinks,
-            lse_includes_sink, lse, merge_into,
+            lse_includes_sink, lse, merge_into, lse_base,
         )  # fmt: skip
     if not (
         type(softmax_scale) is type(k_scale) is type(v_scale) is type(output_scale) is float
@@ -147,8 +153,10 @@ def tsmla_prefill(
         key, k_pe = examine.pieces(_OPERATOR, "key", key, 2)
         if merge_into is not None:
             (out, lse), merges = earlier_result(merge_into, out, lse), 1
+            if lse_base != math.e:
+                _refuse_merging(lse_base)
     tensors = query, q_pe, key, k_pe, value, out, lse, cum_seq_lens_q, cum_seq_lens, sinks
-    options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype
+    options = is_causal, return_lse, enable_pdl, lse_includes_sink, out_dtype, lse_base
     try:
         shape = query.shape  # type: ignore[union-attr]
         kind = _kind(tensors, shape, options, cum_seq_lens.numel() == batch_size + 1)
@@ -166,7 +174,7 @@ def tsmla_prefill(
                 key, joined if k_pe is None else k_pe if k_pe.ndim != 2 else k_pe.unsqueeze(1),
                 value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
                 no_sinks if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
-                merges, sms,
+                1.0 if lse_base == math.e else _LOG2_E, merges, sms,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options, batch_size, merges)
@@ -188,6 +196,14 @@ def earlier_result(given: Any, out: torch.Tensor | None, lse: torch.Tensor | Non
     return given[0], given[1]
 
 
+def _refuse_merging(lse_base: float) -> NoReturn:
+    checks.lse_base(_OPERATOR, lse_base)
+    raise ArgumentError(
+        f"{_OPERATOR}: lse_base is {checks.spelled(lse_base)} and merge_into is given, which holds natural logarithms; "
+        "leave lse_base out"
+    )
+
+
 def _called(tensors: tuple, merges: int) -> dict[str, str]:
     """What errors call tensors that are pieces of arguments."""
     _, q_pe, _, k_pe, *_ = tensors
@@ -200,13 +216,14 @@ def _called(tensors: tuple, merges: int) -> dict[str, str]:
 
 def _examined(
     tensors: tuple,
-    options: tuple[bool, bool, bool, bool, torch.dtype | None],
+    options: tuple[bool, bool, bool, bool, torch.dtype | None, float],
     batch_size: int,
     merges: int,
 ) -> tuple[Callable[..., None], int, int, int, torch.Tensor, torch.Tensor, Any, Any]:
     """The kernel of a call, its query heads, d_v, its GPU's SMs, empty tensors of the dtypes of the output and the LSE,
     and its words for no sinks and for what is joined, with every check and its error."""
-    *flags, out_dtype = options
+    *flags, out_dtype, lse_base = options
+    checks.lse_base(_OPERATOR, lse_base)
     causal, return_lse, pdl, _ = checks.each(
         checks.flag, _OPERATOR,
         **dict(zip(("is_causal", "return_lse", "enable_pdl", "lse_includes_sink"), flags, strict=True)),

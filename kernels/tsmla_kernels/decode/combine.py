@@ -21,7 +21,7 @@ from ..parts.alignment import aligned
 from ..parts.hopper.fragment import QUAD
 from ..parts.partials import Partials, Record, partial_slot, read_record, tail_slot_of
 from ..parts.precision import LIFTED_COLUMNS, PartialRows
-from ..parts.row_end import BASE_2, Ending, count_sink, end_of_row
+from ..parts.row_end import BASE_2, Ending, LogSums, count_sink, end_of_row, write_log_sum
 
 WARPS = 8
 LANE_WORDS = 32
@@ -67,7 +67,7 @@ def launch_combine(
     pdl: cutlass.Constexpr[bool],
     partials: Partials,
     out: cute.Tensor,
-    lse: cute.Tensor | None,
+    lse: LogSums | None,
     ending: Ending,
     stream,
     kept: cutlass.Constexpr[PartialRows] = FLOAT32,
@@ -89,7 +89,6 @@ def launch_combine(
     # CTAs crowd on the SMs that attention leaves first. So each asks for shared memory, most of which it does not use,
     # of which an SM has enough for its share of them only.
     most_on_sm = (records * blocks * slices + SMS - 1) // SMS
-    lse = lse.iterator if const_expr(lse is not None) else None
     if partials.slots > 0:
         _combine(pdl, kept.in_quads, in_pieces, partials, out.iterator, lse, ending).launch(
             grid=(records, blocks, slices),
@@ -107,7 +106,7 @@ def _combine(
     in_pieces: cutlass.Constexpr[bool],
     partials: Partials,
     out: cute.Pointer,
-    lse: cute.Pointer | None,
+    lse: LogSums | None,
     ending: Ending,
 ):
     cute.arch.griddepcontrol_wait()
@@ -145,7 +144,7 @@ def _combine_pieces(
     first: Int32,
     step: Int32,
     out: cute.Pointer,
-    lse: cute.Pointer | None,
+    lse: LogSums | None,
     ending: Ending,
 ):
     """A warp's pieces of rows, of as many columns as it loads at once: number `first`, `first + step`, and so on."""
@@ -168,7 +167,7 @@ def _combine_together(
     slices: Int32,
     warp: Int32,
     out: cute.Pointer,
-    lse: cute.Pointer | None,
+    lse: LogSums | None,
     ending: Ending,
 ):
     """A slice of a row's columns by all warps: each takes what it loads at once, and its turn of the partials. Those
@@ -282,7 +281,7 @@ def _end_row(
     found: WeightedSum,
     with_lse: Boolean,
     out: cute.Pointer,
-    lse: cute.Pointer | None,
+    lse: LogSums | None,
     ending: Ending,
 ):
     """A warp's part of a row of the output, of `columns` columns, and its LSE if it is asked to write that."""
@@ -304,7 +303,7 @@ def _end_row(
             cute.autovec_copy(rounded, _vector(target, first, vector))
     if const_expr(lse is not None):
         if with_lse and cute.arch.lane_idx() == 0:
-            cute.make_tensor(lse + out_row, 1)[0] = end.log_sum
+            write_log_sum(lse, ending, out_row, end.log_sum)
 
 
 @cute.jit

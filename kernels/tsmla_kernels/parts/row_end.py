@@ -20,7 +20,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from .division import Divisor, divisor_of, remainder
+from .division import Divisor, divisor_of, quotient, remainder
 from .logarithm import LN_2, LOG2_E
 
 NATURAL, BASE_2 = LN_2, 1.0
@@ -28,20 +28,46 @@ NATURAL, BASE_2 = LN_2, 1.0
 
 
 class Ending(NamedTuple):
-    """What a call says of the ends of its rows: what their outputs are multiplied by; the heads' sinks, natural
-    logarithms, [heads] or [0] when there are none, and how many these are (1 for none); and whether log-sum-exps count
-    them."""
+    """What a call says of the ends of its rows.
+
+    output_scale: outputs are multiplied by it. sinks: of each head, natural logarithms, [heads], or [0] where there are
+    none. heads: of the query, 1 at least. lse_includes_sink: whether log-sum-exps count the sinks. lse_factor: makes
+    log-sum-exps as kernels compute them those of the base that the call asks for."""
 
     output_scale: Float32
     sinks: cute.Tensor
     heads: Divisor
     lse_includes_sink: Int32
+    lse_factor: Float32
 
 
-def ending_of(given) -> Ending:
-    """On the host: of a call's arguments, by name."""
-    heads = divisor_of(cutlass.max(Int32(given.sinks.shape[0]), 1))
-    return Ending(given.output_scale, given.sinks, heads, given.lse_includes_sink)
+def ending_of(given, heads: Int32) -> Ending:
+    """Collect, on the host, what a call's arguments, by name, say of the ends of its rows."""
+    heads = divisor_of(cutlass.max(Int32(heads), 1))
+    return Ending(given.output_scale, given.sinks, heads, given.lse_includes_sink, given.lse_factor)
+
+
+class LogSums(NamedTuple):
+    """Where a decode's log-sum-exps go: `target` [batch, q_len, heads] with any strides, and its q_len, 1 at least."""
+
+    target: cute.Tensor
+    q_len: Divisor
+
+
+def log_sums_of(target: cute.Tensor | None) -> LogSums | None:
+    """Prepare, on the host, the tensor that log-sum-exps go to, if there is one."""
+    if target is None:
+        return None
+    return LogSums(target, divisor_of(cutlass.max(Int32(target.shape[1]), 1)))
+
+
+@cute.jit
+def write_log_sum(sums: LogSums, ending: Ending, row: Int32, log_sum: Float32) -> None:
+    """Write a decode row's log-sum-exp of base 2 in the base asked for. `row` counts the heads of all query tokens."""
+    token = quotient(row, ending.heads)
+    request = quotient(token, sums.q_len)
+    place = (request, token - request * sums.q_len.value, row - token * ending.heads.value)
+    sums.target[place] = log_sum * ending.lse_factor
 
 
 class Earlier(NamedTuple):

@@ -108,8 +108,9 @@ def flash_mla_with_kvcache(
     width = checks.shape(_FACE, "block_table", block_table, ("batch", "width"))["width"]
     scale, descale = _scales(q, k_cache, softmax_scale, is_fp8_kvcache, descale_q, descale_k)
     longest = min(max(1, width * k_cache.shape[1]), translate.LARGEST_INT)
+    lse = q.new_empty((sizes["batch"], sizes["heads"], sizes["s_q"]), dtype=torch.float32)
     try:
-        out, lse = tsmla_decode(
+        out: Any = tsmla_decode(
             query=translate.readable(_FACE, "q", q),
             kv_cache=k_cache.squeeze(2),
             workspace_buffer=translate.scratch(q, sizes["batch"], sizes["s_q"], sizes["heads"], longest),
@@ -121,14 +122,13 @@ def flash_mla_with_kvcache(
             softmax_scale=scale,
             output_scale=descale,
             causal_mask=causal,
-            return_lse=True,
+            lse=lse.transpose(1, 2),
             lse_base=math.e,
             sinks=attn_sink,
             batch_invariant=enable_batch_invariant,
         )
     except ArgumentError as error:
         raise translate.in_their_words(_FACE, error, _NAMES) from None
-    lse = lse.transpose(1, 2).contiguous()
     return out, lse.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=math.inf)
 
 

@@ -70,7 +70,7 @@ def no_skipping(face: str, factor: float | None) -> None:
 
 
 def check_lse(face: str, lse: torch.Tensor, device: torch.device, *shapes: Sequence[int]) -> None:
-    """A tensor that an LSE can be copied into, of one of some shapes."""
+    """Refuse a tensor that an LSE cannot be written into, or of none of some shapes."""
     checks.same_device(face, "lse", lse, "query", device)
     checks.dtype_in(face, "lse", lse, (torch.float32,))
     checks.shape(face, "lse", lse, *shapes)

@@ -24,7 +24,7 @@ from ...parts.partials import Partials
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities
 from ...parts.query import Map, Query, query_of, query_rows
-from ...parts.row_end import Ending
+from ...parts.row_end import Ending, log_sums_of
 from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
@@ -73,9 +73,6 @@ class AttentionKernel:
 
             return Maps(of(BOX_KEYS, small), of(LARGE_KEYS, large) if geometry.is_pair else None)
 
-        def flat(tensor, *dims):
-            return cute.make_tensor(tensor.iterator, cute.make_layout((rows, *dims), stride=(*dims, 1)))
-
         wide, tail, chunks = geometry.chunk, geometry.tail, geometry.row_chunks
         has_tail = const_expr(tail > 0)
         query = query_of(query_rows(given, geometry.query_tile), geometry.query_tile, load_op)
@@ -90,8 +87,8 @@ class AttentionKernel:
                 v_chunks = geometry.v_chunks
                 v_maps = box_maps(given.kv_cache, 0, wide, values // wide, v_chunks, layouts.v_box, layouts.v_large)
         scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
-        flat_lse = flat(given.lse) if const_expr(given.lse is not None) else None
-        results = Results(flat(given.out, values), flat_lse, partials, ending)
+        out = cute.make_tensor(given.out.iterator, cute.make_layout((rows, values), stride=(values, 1)))
+        results = Results(out, log_sums_of(given.lse), partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         self.kernel(

@@ -14,7 +14,7 @@ from ...parts.blackwell.epilogue import store_row
 from ...parts.blackwell.row_softmax import scaled
 from ...parts.decode_work import Segment
 from ...parts.partials import Partials
-from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink
+from ...parts.row_end import BASE_2, Ending, LogSums, RowEnd, count_sink, write_log_sum
 from .geometry import DecodeGeometry
 from .storage import Shared
 
@@ -25,11 +25,11 @@ HELD_COLUMNS = 64
 
 
 class Results(NamedTuple):
-    """Where results go: out [rows of all requests, 512], lse [rows of all requests] or None, partial results; and how
-    rows end."""
+    """Where results go, and how rows end: out [rows of all requests, 512], log-sum-exps if they are asked for, partial
+    results."""
 
     out: cute.Tensor
-    lse: cute.Tensor | None
+    lse: LogSums | None
     partials: Partials
     ending: Ending
 
@@ -58,7 +58,6 @@ def finish(
     whole = segment.slot < 0
     factor, row_lse = end.factor * 2.0**geometry.partial_rows.bias, end.log_sum
     mine = row < segment.rows
-    flat_row = Int64(segment.first_row) + row
     if whole:
         logged = const_expr(results.lse is not None)
         counted = count_sink(results.ending, segment.first_row + row, end, BASE_2, logged)
@@ -91,7 +90,7 @@ def finish(
         if not whole:
             results.partials.lse[segment.slot, row] = row_lse
         elif const_expr(results.lse is not None):
-            results.lse[flat_row] = row_lse
+            write_log_sum(results.lse, results.ending, segment.first_row + row, row_lse)
 
 
 @cute.jit

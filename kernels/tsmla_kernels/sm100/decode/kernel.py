@@ -17,7 +17,7 @@ from ...entry import host_entry
 from ...parts.key_source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
-from ...parts.row_end import ending_of
+from ...parts.row_end import ending_of, log_sums_of
 from .attention import AttentionKernel
 from .geometry import ROWS, DecodeGeometry
 
@@ -44,7 +44,7 @@ class DecodeKernel:
         few_rows = (given.q_len * heads <= ROWS) & (given.batch_invariant == 0)
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         scale_log2 = given.softmax_scale * LOG2_E
-        ending = ending_of(given)
+        ending = ending_of(given, heads)
         row_tile = Int32(self.pair.geometry.deal.row_tile)
         if few_rows:
             row_tile = Int32(self.few.geometry.deal.row_tile)
@@ -54,4 +54,5 @@ class DecodeKernel:
             self.few.launch(given, view, partials, scale_log2, ending)
         else:
             self.pair.launch(given, view, partials, scale_log2, ending)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, crowd=CROWD)
+        lse = log_sums_of(given.lse)
+        launch_combine(self.variant.pdl, partials, given.out, lse, ending, given.stream, kept, crowd=CROWD)

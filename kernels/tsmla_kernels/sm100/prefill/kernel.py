@@ -74,7 +74,7 @@ class PrefillKernel:
         self.kernel(
             q_maps, k_maps, v_map[0], v_map[1], out_map[0], out_map[1],
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
-            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given),
+            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given, heads),
             Earlier(given.merges, given.out) if self.variant.lse else None,
         ).launch(
             grid=(tiles * heads, 1, 1),

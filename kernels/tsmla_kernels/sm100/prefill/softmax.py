@@ -148,7 +148,7 @@ def softmax(
         _tell_factor(row, end.factor, cutlass.max(own.events - 1, 0))
     if const_expr(variant.lse):
         if position < span_q.length:
-            lse[span_q.start + position, head] = end.log_sum
+            lse[span_q.start + position, head] = end.log_sum * ending.lse_factor
 
 
 @cute.jit

@@ -25,7 +25,7 @@ from ...parts.partials import Partials, partials_of
 from ...parts.pipeline import Barriers
 from ...parts.precision import PartialRows, Probabilities, numeric
 from ...parts.query import Query, query_of, query_rows
-from ...parts.row_end import Ending, ending_of
+from ...parts.row_end import Ending, LogSums, ending_of, log_sums_of
 from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility, hides, varies
 from ..few_rows.kernel import FewRowsKernel
@@ -71,7 +71,7 @@ class DecodeKernel:
         """Tensor maps and the deal, and the launches of attention and combine. given: what the call's table lists, by
         name."""
         geometry = self.geometry
-        ending = ending_of(given)
+        ending = ending_of(given, given.query.shape[2])
         mma_qk, mma_rope, mma_pv = self._mmas()
         layouts = layouts_of(geometry)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
@@ -125,8 +125,9 @@ class DecodeKernel:
         query, *maps, source, ending, scales, mma_qk, mma_rope, mma_pv = arguments
         kept = self.forms[form].partial_rows
         partials, terms, view = self._dealt(given, view, kept)
+        lse = log_sums_of(given.lse)
         told = (
-            source.table, view, terms, given.out, given.lse, partials, source.pages, source.page_size,
+            source.table, view, terms, given.out, lse, partials, source.pages, source.page_size,
             given.softmax_scale, ending,
         )  # fmt: skip
         arguments = (query, *maps, *told, scales, mma_qk, mma_rope, mma_pv)
@@ -147,7 +148,7 @@ class DecodeKernel:
                     self._attend(False, PAIR_OF_CTAS, (*arguments, given.kv_cache), given.parts, given.stream)
             if not paired:
                 self._attend(False, form, (*arguments, None), given.parts, given.stream)
-        launch_combine(self.variant.pdl, partials, given.out, given.lse, ending, given.stream, kept, in_pieces=True)
+        launch_combine(self.variant.pdl, partials, given.out, lse, ending, given.stream, kept, in_pieces=True)
 
     @cute.jit
     def _dealt(self, given, view: Visibility, kept: cutlass.Constexpr[PartialRows]):
@@ -201,7 +202,7 @@ class DecodeKernel:
         view: Visibility,
         terms: Terms,
         out: cute.Tensor,
-        lse: cute.Tensor | None,
+        lse: LogSums | None,
         partials: Partials,
         pages: Int32,
         page_size: Int32,

@@ -15,7 +15,7 @@ from ...parts.hopper.fragment import QUAD, rows_columns
 from ...parts.hopper.softmax import quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import packed_words
-from ...parts.row_end import BASE_2, Ending, RowEnd, count_sink, end_of_row
+from ...parts.row_end import BASE_2, Ending, LogSums, RowEnd, count_sink, end_of_row, write_log_sum
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE, TASK_RING
 from .partial_results import end_partial
 from .schedule import PAIR_BARRIER
@@ -31,7 +31,7 @@ class Results(NamedTuple):
     """Where rows go and how they end."""
 
     out: cute.Tensor
-    lse: cute.Tensor | None
+    lse: LogSums | None
     partials: Partials
     ending: Ending
 
@@ -83,17 +83,17 @@ def _end_whole(
     unit: Float32 | None, log_sums: cute.Tensor, results: Results,
 ) -> None:  # fmt: skip
     """The end of rows that have no other segment: of all their tiles, or of none."""
-    rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
-    ending = results.ending
+    rows, ending = output_of(results.out, task.first_row, task.rows), results.ending
+    logged = const_expr(results.lse is not None)
     for row in cutlass.range_constexpr(cute.size(factors)):
         if const_expr(unit is not None):
             factors[row] = factors[row] * unit
         end = RowEnd(factors[row], log_sums[row])
-        end = count_sink(ending, task.first_row + positions[row], end, BASE_2, const_expr(row_lse is not None))
+        end = count_sink(ending, task.first_row + positions[row], end, BASE_2, logged)
         factors[row] = end.factor * ending.output_scale
-        if const_expr(row_lse is not None):
+        if const_expr(logged):
             if mine == 0 and state.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
-                row_lse[positions[row]] = end.log_sum
+                write_log_sum(results.lse, ending, task.first_row + positions[row], end.log_sum)
     if task.tiles == 0:
         for i in cutlass.range_constexpr(OUTPUTS):
             _store_zeros(rows, columns[i], state.geometry.value_columns, WARP_ROWS * state.warp, task.rows)
@@ -115,14 +115,11 @@ def _unit(units: cute.Tensor, number: Int32, tiles: Int32) -> Float32:
 
 
 @cute.jit
-def output_of(out: cute.Tensor, lse: cute.Tensor | None, first_row: Int32, rows: Int32):
-    """(rows, columns) of the output and (rows) of the LSE, or None, of `rows` rows from row `first_row` on."""
-    first = Int64(first_row)
+def output_of(out: cute.Tensor, first_row: Int32, rows: Int32) -> cute.Tensor:
+    """View `rows` rows of the output from row `first_row` on, (rows, columns)."""
     columns = out.shape[3]
-    target = cute.make_tensor(out.iterator + first * columns, cute.make_layout((rows, columns), stride=(columns, 1)))
-    if const_expr(lse is None):
-        return target, None
-    return target, cute.make_tensor(lse.iterator + first, cute.make_layout(rows))
+    first = out.iterator + Int64(first_row) * columns
+    return cute.make_tensor(first, cute.make_layout((rows, columns), stride=(columns, 1)))
 
 
 @cute.jit

@@ -13,7 +13,7 @@ from ...parts.hopper.fragment import QUAD
 from ...parts.hopper.softmax import quad_max, quad_sum
 from ...parts.partials import Partials
 from ...parts.precision import fits_float16, largest_finite, lift_of
-from ...parts.row_end import BASE_2, RowEnd, count_sink, end_of_row
+from ...parts.row_end import BASE_2, RowEnd, count_sink, end_of_row, write_log_sum
 from ..decode.results import Results, output_of
 from ..decode.task import Task, is_rehearsal
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, FewRowsGeometry
@@ -117,7 +117,7 @@ def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
 def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Task, results: Results) -> None:
     """Rows of the result, or partial ones. A lane has 32 columns of a row that lie together."""
     lane = cute.arch.lane_idx()
-    rows, row_lse = output_of(results.out, results.lse, task.first_row, task.rows)
+    rows, logged = output_of(results.out, task.first_row, task.rows), const_expr(results.lse is not None)
     column = state.warp * STRIP + lane % QUAD * (2 * OUTPUTS)
     speaker = (state.warp == 0) & (lane % QUAD == 0)
     factors, log_sums = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
@@ -135,11 +135,11 @@ def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Tas
         for row in cutlass.range_constexpr(2):
             position = lane // QUAD + 8 * row
             end = RowEnd(factors[row], log_sums[row])
-            end = count_sink(results.ending, task.first_row + position, end, BASE_2, const_expr(row_lse is not None))
+            end = count_sink(results.ending, task.first_row + position, end, BASE_2, logged)
             if position < task.rows:
-                if const_expr(row_lse is not None):
+                if const_expr(logged):
                     if speaker:
-                        row_lse[position] = end.log_sum
+                        write_log_sum(results.lse, results.ending, task.first_row + position, end.log_sum)
                 factor = end.factor * results.ending.output_scale
                 _store_row(state, row, rows[position, None], column, factor, Boolean(True))
 

@@ -20,7 +20,7 @@ from ...parts.key_source import KeySource
 from ...parts.partials import Partials
 from ...parts.pipeline import Barriers
 from ...parts.query import QueryRows
-from ...parts.row_end import Ending
+from ...parts.row_end import Ending, LogSums
 from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility
 from ..decode.deal import deal
@@ -72,7 +72,7 @@ class FewRowsKernel:
         view: Visibility,
         terms: Terms,
         out: cute.Tensor,
-        lse: cute.Tensor | None,
+        lse: LogSums | None,
         partials: Partials,
         pages: Int32,
         page_size: Int32,

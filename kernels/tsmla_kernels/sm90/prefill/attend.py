@@ -224,7 +224,7 @@ def _end_rows(state: AttendState, ends: Ends):
                     ends.ending, ends.head, RowEnd(share, end.log_sum), NATURAL, False
                 ).factor
         end = count_sink(ends.ending, ends.head, end, NATURAL, logs)
-        ends.factor[row], ends.row_lse[row] = end.factor, end.log_sum
+        ends.factor[row], ends.row_lse[row] = end.factor, end.log_sum * ends.ending.lse_factor
     if const_expr(logs and state.wide):
         store_lse(ends.lse, ends.row_lse, state.coordinates, ends.head, ends.q, state.first_row)
 

@@ -74,7 +74,7 @@ class PrefillKernel:
         arguments = (
             q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
             given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, rows,
-            heads, heads // heads_kv, given.softmax_scale, ending_of(given),
+            heads, heads // heads_kv, given.softmax_scale, ending_of(given, heads),
             Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
         )  # fmt: skip
         ctas = deal.ctas + tiles - deal.tiles

@@ -72,7 +72,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
         backend, cute_dsl_impl: choose no kernel here; "cute-dsl" makes the LSE natural unless return_lse_base is given.
             "sparse" is refused.
         is_var_seq: True or False; lengths are always read from `seq_lens`.
-        lse: [batch * q_len, heads] or [batch, q_len, heads] float32, to copy the LSE into (one more small launch).
+        lse: [batch * q_len, heads] or [batch, q_len, heads] float32 to write the LSE into, with any strides.
         cum_seq_lens_q: [batch + 1] int32 on the device, which may change between replays of a graph.
         max_q_len: no request has more query tokens; None: not more than there are. Results of tokens of no request are
             not written.
@@ -148,15 +148,16 @@ def trtllm_batch_decode_with_kv_cache_mla(
             cp_rank=cp_rank,
             lse_base=math.e if base_e else 2.0,
             sinks=sink,
+            lse=None if lse is None else lse.view(query.shape[:-1]),
             cum_seq_lens_q=cum_seq_lens_q,
             max_q_len=max_q_len,
         )
     except ArgumentError as error:
         raise translate.in_their_words(_FACE, error, _NAMES) from None
-    made, made_lse = result if returned else (result, None)
-    if made_lse is None:
-        return made
-    return made, made_lse.view(flat) if lse is None else lse.copy_(made_lse.view(lse.shape))
+    if not returned:
+        return result
+    made, made_lse = result
+    return made, made_lse.view(flat) if lse is None else lse
 
 
 def _parallel(returned: bool, enable_dcp: bool, cp_world: int, cp_rank: int, causal: torch.Tensor | None) -> bool:

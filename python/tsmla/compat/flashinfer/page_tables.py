@@ -54,12 +54,16 @@ class Pages(NamedTuple):
         return Pages(tables, self.keys.clone(), longest, self.tokens, self.tokens, self.q_ends.clone())
 
     def overwritten(self, pages: Pages) -> Pages:
-        """These tensors, with what `pages` has in theirs."""
+        """Write what `pages` has into these tensors, which may have been made in inference mode, and return them."""
+        with torch.inference_mode():  # where both kinds of tensors may be written
+            self._overwrite(pages)
+        return self
+
+    def _overwrite(self, pages: Pages) -> None:
         self.block_tables[:, : pages.block_tables.shape[1]] = pages.block_tables
         self.keys.copy_(pages.keys)
         if self.q_ends is not None and pages.q_ends is not None:
             self.q_ends.copy_(pages.q_ends)
-        return self
 
 
 def csr_pages(
@@ -89,7 +93,7 @@ def csr_pages(
         )
     width = max(1, int(needed.max())) if keys.numel() else 1
     if kv_indices.numel():
-        entry = (first[:-1, None] + torch.arange(width)).clamp(max=kv_indices.numel() - 1)
+        entry = (first[:-1, None] + torch.arange(width, device="cpu")).clamp(max=kv_indices.numel() - 1)
         tables = kv_indices.to(device)[entry.to(device)].to(torch.int32)
     else:
         tables = torch.zeros(keys.numel(), width, dtype=torch.int32, device=device)

@@ -224,7 +224,7 @@ class BatchMLAPagedAttentionWrapper:
                 only where strides are no multiples of 16 bytes. q_nope, q_pe: the pair.
             kv_cache: [pages, page_size, 576], or a pair of its parts, which must lie side by side: cache[..., :512] and
                 cache[..., 512:] of one tensor. ckv_cache, kpe_cache: the pair.
-            out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to copy the LSE into,
+            out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 with any strides to write the LSE into,
                 whether it is returned or not.
             ckv_scale, kpe_scale: dequantisation factors of the cache's parts, which must be equal.
             bmm1_scale, bmm2_scale: factors of the scores, in place of the plan's sm_scale, and of the output.
@@ -276,9 +276,8 @@ class BatchMLAPagedAttentionWrapper:
         scale, output_scale = run_inputs.factors(
             _RUN, planned.sm_scale, ckv_scale, kpe_scale, bmm1_scale, bmm2_scale
         )
-        result: Any
         try:
-            result = tsmla_decode(
+            result: Any = tsmla_decode(
                 query=shaped if len(shaped) == 2 else shaped[0],
                 kv_cache=cache,
                 workspace_buffer=self._workspace,
@@ -295,6 +294,7 @@ class BatchMLAPagedAttentionWrapper:
                 return_lse=computes_lse,
                 lse_base=math.e if base_e else 2.0,
                 sinks=sinks,
+                lse=None if lse is None else lse.view(outer),
                 cum_seq_lens_q=pages.q_ends,
                 max_q_len=pages.most if packed else None,
             )
@@ -302,7 +302,6 @@ class BatchMLAPagedAttentionWrapper:
             raise translate.in_their_words(_RUN, error, _NAMES) from None
         made, made_lse = result if computes_lse else (result, None)
         made = made.view(*flat, LATENT_DIM) if out is None else out
-        if made_lse is None:
+        if not returns_lse:
             return made
-        made_lse = made_lse.view(flat) if lse is None else lse.copy_(made_lse.view(flat))
-        return (made, made_lse) if returns_lse else made
+        return made, made_lse.view(flat) if lse is None else lse

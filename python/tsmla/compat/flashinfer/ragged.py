@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from ... import checks
@@ -65,7 +63,7 @@ def trtllm_ragged_attention_deepseek(
         enable_pdl: None is False.
         attention_sinks: [heads] float32. With return_lse only under backend "cute-dsl", whose LSE counts them;
             FlashInfer does not say whether trtllm-gen's does.
-        lse: [tokens, heads] float32 to write the LSE into.
+        lse: [tokens, heads] float32 to write the LSE into, with any strides.
         backend: "trtllm-gen", "cute-dsl" or "auto"; chooses no kernel here.
         skip_softmax_threshold_scale_factor, sage_attn_sfs, num_elts_per_sage_attn_blk, use_fp16_softmax,
         uses_spcompress: refused unless they are what they are by default.
@@ -108,7 +106,7 @@ def trtllm_ragged_attention_deepseek(
     if cum_seq_lens_q is None:
         raise ArgumentError(f"{_FACE}: cum_seq_lens_q is None; it must be given")
     try:
-        result = tsmla_prefill(
+        return tsmla_prefill(
             query=query,
             key=key,
             value=value,
@@ -125,11 +123,8 @@ def trtllm_ragged_attention_deepseek(
             v_scale=translate.number(_FACE, "bmm2_scale", bmm2_scale),
             sinks=attention_sinks,
             lse_includes_sink=returned and attention_sinks is not None,
+            lse=lse,
+            lse_base=2.0,
         )
     except ArgumentError as error:
         raise translate.in_their_words(_FACE, error, _NAMES) from None
-    if not returned:
-        return result
-    made, natural = result
-    base_2 = natural.mul_(math.log2(math.e))
-    return made, base_2 if lse is None else lse.copy_(base_2)

@@ -48,20 +48,20 @@ def query_pieces(
 def joined_cache(
     face: str, kv_cache: Any, ckv_cache: torch.Tensor | None, kpe_cache: torch.Tensor | None, page_size: int
 ) -> torch.Tensor:
-    """[pages, page_size, 576], never copied. Of no pages, which requests without keys need, one that none refers to."""
+    """Find [pages, page_size, 576] in what is given; never a copy, but for a cache without pages."""
     row = LATENT_DIM + ROPE_DIM
     parts = _parts(face, ("kv_cache", "ckv_cache", "kpe_cache"), kv_cache, ckv_cache, kpe_cache)
     if len(parts) == 1:
         checks.cuda(face, "kv_cache", parts[0])
-        pages = checks.shape(face, "kv_cache", parts[0], ("pages", page_size, row))["pages"]
-        return parts[0] if pages else parts[0].new_zeros(1, page_size, row)
+        checks.shape(face, "kv_cache", parts[0], ("pages", page_size, row))
+        return parts[0]
     ckv, kpe = parts
     device = checks.cuda(face, "ckv_cache", ckv)
     checks.same_device(face, "kpe_cache", kpe, "ckv_cache", device)
     checks.dtype_in(face, "kpe_cache", kpe, (ckv.dtype,))
     pages = checks.shape(face, "ckv_cache", ckv, ("pages", page_size, LATENT_DIM))["pages"]
     checks.shape(face, "kpe_cache", kpe, (pages, page_size, ROPE_DIM))
-    whole = translate.joined(ckv, kpe) if pages else ckv.new_zeros(1, page_size, row)
+    whole = translate.joined(ckv, kpe) if pages else ckv.new_empty(0, page_size, row)
     if whole is None:
         raise UnsupportedError(
             f"{face}: kpe_cache does not lie beside ckv_cache; kernels read rows of {row}: make one cache "
