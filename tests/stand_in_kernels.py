@@ -38,7 +38,7 @@ def rows(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def decode(variant: Variant, given: SimpleNamespace) -> None:
     """The query joined or in pieces, a rectangle of tokens or packed."""
-    query, out, lse = given.query, given.out.flatten(0, 1), None if given.lse is None else given.lse.flatten(0, 1)
+    query, out, lse = given.query, given.out.flatten(0, 1), given.lse
     rope, spans, visible, sinks = map(
         torch.from_dlpack, (given.q_pe, given.cum_seq_lens_q, given.visible, given.sinks)
     )
@@ -64,7 +64,7 @@ def decode(variant: Variant, given: SimpleNamespace) -> None:
             result, natural = rows(scores, keys[:, :512])
             out[t] = (given.output_scale * result).to(out.dtype)
             if lse is not None:
-                lse[t] = natural / math.log(2)
+                lse[divmod(t, lse.shape[1])] = natural / math.log(2) * given.lse_factor
 
 
 def prefill(variant: Variant, given: SimpleNamespace) -> None:
@@ -87,7 +87,7 @@ def prefill(variant: Variant, given: SimpleNamespace) -> None:
             result, natural = merged(result, natural, given.out[mine].double(), given.lse[mine].double())
         given.out[mine] = result.to(given.out.dtype)
         if given.lse is not None:
-            given.lse[mine] = natural.float()
+            given.lse[mine] = natural.float() * given.lse_factor
 
 
 def merged(

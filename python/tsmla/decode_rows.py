@@ -65,13 +65,13 @@ def typed_whole(cache: Any) -> Any:
     return cache
 
 
-def joined(query: torch.Tensor, q_pe: Any, query_scales: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+def joined(query: Any, q_pe: Any, query_scales: Any) -> Any:
     """Put a query that was taken apart into pieces together again, as `tsmla_decode` takes it."""
     pieces = tuple(piece for piece in (query, q_pe, query_scales) if piece is not None)
     return pieces if len(pieces) > 1 else query
 
 
-def page_of_zeros(kv_cache: torch.Tensor, rope_cache: Any, scale_cache: Any) -> Any:
+def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
     """Make a cache of one page, as every page of a cache without pages reads: a tensor map needs memory behind it."""
     latent = kv_cache.new_zeros(1, *kv_cache.shape[1:])
     if rope_cache is None:

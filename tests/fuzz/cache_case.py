@@ -10,6 +10,7 @@ from tsmla.row_format import ROWS, format_of
 from tsmla.variant import Arch, Dtype, ReadCacheVariant, WriteCacheVariant
 
 from .drawing import schedules
+from .manner import Manner, manners
 from .places import Schedule
 from .plain import Plain
 
@@ -23,9 +24,10 @@ POSITIONS = 11
 @dataclasses.dataclass(frozen=True, repr=False)
 class CacheCase(Plain):
     """Keys that are written and read back, of which `family` is under test. slots: of each token, any integers, those
-    that the cache has all different. narrow: they have 32 bits. row_gap, page_gap: of caches, in 16 bytes. rounded:
-    scales of rows are powers of two. requests: rows of each, told by page tables, when they are read; () for slots.
-    turn: how rope parts are rotated when they are written, one of TURNS; by a table of float32, or of the keys' dtype.
+    that the cache has all different. narrow: they have 32 bits. offset: elements by which these, and other integers,
+    lie behind an aligned address. row_gap, page_gap: of caches, in 16 bytes. rounded: scales of rows are powers of two.
+    requests: rows of each, told by page tables, when they are read; () for slots. turn: how rope parts are rotated when
+    they are written, one of TURNS; by a table of float32, or of the keys' dtype.
     """
 
     family: str = "write_cache"
@@ -47,6 +49,8 @@ class CacheCase(Plain):
     pdl: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
+    offset: int = 0
+    manner: Manner = Manner()
 
     def variant(self, arch: str) -> WriteCacheVariant | ReadCacheVariant:
         """The kernel that is under test on this architecture."""
@@ -73,4 +77,5 @@ def cache_cases(draw: Any, variant: WriteCacheVariant | ReadCacheVariant, hostil
         draw(st.sampled_from((0, 0, 1, 3))), draw(st.sampled_from((0, 0, 1, 5))), draw(st.booleans()), scale,
         draw(st.booleans()), draw(st.sampled_from(VALUES)), tuple(requests), draw(st.sampled_from(TURNS)),
         draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 2**31 - 1)), draw(schedules()),
+        draw(st.sampled_from((0, 0, 1, 3))), draw(manners()),
     )  # fmt: skip

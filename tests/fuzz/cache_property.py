@@ -26,23 +26,23 @@ def check(case: CacheCase, place: Place) -> None:
     keys, count = drawn(case), case.pages * case.page
     own = [(token, slot) for token, slot in enumerate(case.slots) if 0 <= slot < count]
     with place.running(case.schedule):
-        memory, tensors = _cache(case)
-        rows, given = _write(case, keys, tensors)
-        tsmla.mla_write_cache(**given)
-        torch.cuda.synchronize()
+        memory, tensors = case.manner.arrange(lambda: _cache(case))
+        rows, given = case.manner.arrange(lambda: _write(case, keys, tensors))
+        case.manner.call(place, tsmla.mla_write_cache, {**memory, **rows}, given)
         written = torch.zeros(count, dtype=torch.bool)
         written[[slot for _, slot in own]] = True
         for name, guarded in memory.items():
             may_change = written.view(case.pages, case.page, 1).expand(guarded.tensor.shape)
             wrong = guarded.changed(may_change)
             assert not wrong, f"{name}: {wrong}"
-        assert not rows.changed(), "kv_c and k_pe: changed"
+        for name, guarded in rows.items():
+            assert not guarded.changed(), f"{name}: changed"
         held = {name: guarded.tensor.cpu().reshape(count, -1) for name, guarded in memory.items()}
         turned = _turned(case, keys)
         for token, slot in own:
             _judge_row(case, turned[token], {name: x[slot] for name, x in held.items()}, f"token {token}, slot {slot}")
         if case.family == "read_cache":
-            _check_read(case, tensors, held)
+            _check_read(case, place, tensors, held)
 
 
 def drawn(case: CacheCase) -> torch.Tensor:
@@ -74,29 +74,33 @@ def arranged(case: CacheCase, keys: torch.Tensor) -> tuple[dict[str, Guarded], d
         rows, given = _write(case, keys, tensors)
     else:
         rows, given, _ = _read(case, tensors)
-    return {**memory, "kv_c and k_pe": rows}, given
+    return {**memory, **rows}, given
 
 
-def _write(case: CacheCase, keys: torch.Tensor, tensors: dict[str, Any]) -> tuple[Guarded, dict[str, Any]]:
-    """The keys' memory, and a write's arguments."""
+def _write(case: CacheCase, keys: torch.Tensor, tensors: dict[str, Any]) -> tuple[dict[str, Guarded], dict[str, Any]]:
+    """The memory of a write besides the cache, and its arguments."""
     rows = Guarded(tuple(keys.shape), keys.dtype, (584, 1), keys)
+    memory = {"kv_c and k_pe": rows, "slot_mapping": _integers(case, torch.tensor(case.slots))}
     given = {
-        "kv_c": rows.tensor[:, :512], "k_pe": rows.tensor[:, 512:], "slot_mapping": _slots(case), **tensors,
-        "format": case.format, "scale": case.scale, "enable_pdl": case.pdl,
+        "kv_c": rows.tensor[:, :512], "k_pe": rows.tensor[:, 512:], "slot_mapping": memory["slot_mapping"].tensor,
+        **tensors, "format": case.format, "scale": case.scale, "enable_pdl": case.pdl,
     }  # fmt: skip
     if case.format in ("fp8_ds_mla", "snapmla"):
         given["power_of_two_scales"] = case.rounded
     if case.turn:
         positions, table = _turns(case)
+        memory["positions"] = _integers(case, positions)
         given |= {
-            "positions": (positions.int() if case.narrow else positions).cuda(), "cos_sin_cache": table.cuda(),
+            "positions": memory["positions"].tensor, "cos_sin_cache": table.cuda(),
             "rope_interleaved": case.turn == "neighbours",
         }  # fmt: skip
-    return rows, given
+    return memory, given
 
 
-def _slots(case: CacheCase) -> torch.Tensor:
-    return torch.tensor(case.slots, dtype=torch.int32 if case.narrow else torch.int64).cuda()
+def _integers(case: CacheCase, values: torch.Tensor) -> Guarded:
+    """Slots or positions, `offset` elements behind an aligned address."""
+    dtype = torch.int32 if case.narrow else torch.int64
+    return Guarded(tuple(values.shape), dtype, None, values.to(dtype), case.offset * dtype.itemsize)
 
 
 def _turns(case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,25 +190,29 @@ def _judge_scales(scales: np.ndarray, wanted: np.ndarray, where: str) -> None:
     assert np.array_equal(scales, wanted), f"{where}: scales {scales} instead of {wanted}"
 
 
-def _read(case: CacheCase, tensors: dict[str, Any]) -> tuple[Guarded, dict[str, Any], list[int]]:
-    """Memory for what is read, a read's arguments, and the slot of each row; -1 where it has none."""
-    count, told = case.pages * case.page, {"indices": _slots(case)}
-    places = [slot if 0 <= slot < count else -1 for slot in case.slots]
+def _read(case: CacheCase, tensors: dict[str, Any]) -> tuple[dict[str, Guarded], dict[str, Any], list[int]]:
+    """The memory of a read besides the cache, its arguments, and the slot of each row; -1 where it has none."""
+    count = case.pages * case.page
     if case.requests:
-        told, places = _tables(case)
+        memory, places = _tables(case)
+    else:
+        memory = {"indices": _integers(case, torch.tensor(case.slots))}
+        places = [slot if 0 <= slot < count else -1 for slot in case.slots]
+    told = {name: guarded.tensor for name, guarded in memory.items()}
     out = Guarded((len(places), 576), TORCH_DTYPE_OF[Dtype(case.dtype)], (592, 1))
     given = {
         "kv_c": out.tensor[:, :512], "k_pe": out.tensor[:, 512:], **tensors, **told, "format": case.format,
         "scale": case.scale, "enable_pdl": case.pdl,
     }  # fmt: skip
-    return out, given, places
+    return {**memory, "read": out}, given, places
 
 
-def _check_read(case: CacheCase, tensors: dict[str, Any], held: dict[str, torch.Tensor]) -> None:
+def _check_read(case: CacheCase, place: Place, tensors: dict[str, Any], held: dict[str, torch.Tensor]) -> None:
     dtype = TORCH_DTYPE_OF[Dtype(case.dtype)]
-    out, given, places = _read(case, tensors)
-    tsmla.mla_read_cache(**given)
-    torch.cuda.synchronize()
+    with torch.inference_mode(case.manner.made):
+        memory, given, places = _read(case, tensors)
+    case.manner.call(place, tsmla.mla_read_cache, memory, given)
+    out = memory["read"]
     assert not out.changed(torch.ones(len(places), 576, dtype=torch.bool)), "bytes around what is read changed"
     got = out.tensor.cpu()
     for row, place in enumerate(places):
@@ -215,7 +223,7 @@ def _check_read(case: CacheCase, tensors: dict[str, Any], held: dict[str, torch.
         assert alike.all(), f"row {row}, slot {place}: {int((~alike).sum())} of 576 elements are wrong"
 
 
-def _tables(case: CacheCase) -> tuple[dict[str, torch.Tensor], list[int]]:
+def _tables(case: CacheCase) -> tuple[dict[str, Guarded], list[int]]:
     """Page tables of the requests, some of whose pages do not exist, and the slot of each row."""
     generator = torch.Generator().manual_seed(case.seed)
     requests, width = len(case.requests), 3
@@ -228,4 +236,7 @@ def _tables(case: CacheCase) -> tuple[dict[str, torch.Tensor], list[int]]:
             places.append(page * case.page + position % case.page if 0 <= page < case.pages else -1)
     ends = torch.tensor([0, *itertools.accumulate(case.requests)])
     given = {"block_tables": tables, "cum_seq_lens": ends, "seq_starts": starts}
-    return {name: x.int().cuda() for name, x in given.items()}, [*places, -1]
+    memory = {
+        name: Guarded(tuple(x.shape), torch.int32, None, x.int(), 4 * case.offset) for name, x in given.items()
+    }
+    return memory, [*places, -1]

@@ -15,6 +15,7 @@ from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 from tsmla.variant import Arch, DecodeVariant, Dtype
 
 from .drawing import EXTREME_VALUES, FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
+from .manner import Manner, manners
 from .places import Schedule
 from .plain import Plain
 from .reference_decode import Sight, counted_length, seen_keys
@@ -33,6 +34,13 @@ QUERIES: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
     "pieces in other orders": (((1, 0, 2), 0), ((2, 1, 0), 16)),
 }
 """Of the query's tensors, (batch, token and head from the outermost to the innermost, elements between rows)."""
+LSES: dict[str, tuple[tuple[int, ...], int]] = {
+    "contiguous": ((0, 1, 2), 0),
+    "heads first": ((2, 0, 1), 0),
+    "FlashMLA's": ((0, 2, 1), 0),
+    "tokens first, with gaps": ((1, 0, 2), 2),
+}
+"""How an LSE that is given lies: batch, token and head from the outermost to the innermost, elements between heads."""
 _NO_PAGE = 2147480000
 """What callers put into entries of page tables that are not read."""
 _PAGES = (16, 32, 64, 128)
@@ -49,9 +57,9 @@ class DecodeCase(Plain):
     column, value) of entries that name no page of the cache, though keys lie there. page_gap, visible_gap, table_gap:
     extra rows or columns between pages, rows of visible lengths and rows of the table. offset: bytes / 16 by which
     addresses miss multiples of 256. query: one of QUERIES. spare: bytes of workspace beyond what is needed. longer: of
-    max_seq_len beyond the longest request. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are
-    then the query's, q_len is max_q_len, and visible is one row of all tokens. wide_q: int64 ones. rows: the name of
-    the cache's rows, where they have scales; `scaling` is about these.
+    max_seq_len beyond the longest request. lse_layout: one of LSES, None for none. ends_q: cum_seq_lens_q, as they are
+    in memory, None for none; `tokens` are then the query's, q_len is max_q_len, and visible is one row of all tokens.
+    wide_q: int64 ones. rows: the name of the cache's rows, where they have scales; `scaling` is about these.
     """
 
     dtype: str = "bf16"
@@ -76,6 +84,7 @@ class DecodeCase(Plain):
     table_gap: int = 0
     lse: bool = True
     lse_base: float = 2.0
+    lse_layout: str | None = None
     pdl: bool = False
     softmax_scale: float = 0.042
     output_scale: float = 1.0
@@ -99,6 +108,7 @@ class DecodeCase(Plain):
     extreme: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
+    manner: Manner = Manner()
 
     @property
     def batch(self) -> int:
@@ -248,6 +258,7 @@ def _fields(draw: Any, variant: DecodeVariant, hostile: bool) -> dict[str, Any]:
         "lse": variant.lse,
         "pdl": variant.pdl,
         "lse_base": draw(st.sampled_from((2.0, 2.0, math.e))),
+        "lse_layout": draw(st.sampled_from((None, *LSES))) if variant.lse else None,
         "wide_lengths": draw(st.booleans()),
         "wide_causal": draw(st.booleans()),
         "cache_dims": 3 if variant.row.apart else draw(st.sampled_from((3, 4))),
@@ -265,6 +276,7 @@ def _fields(draw: Any, variant: DecodeVariant, hostile: bool) -> dict[str, Any]:
         "unseen": draw(st.sampled_from((math.nan, math.inf, -math.inf))),
         "seed": draw(st.integers(0, 2**31 - 1)),
         "schedule": draw(schedules()),
+        "manner": draw(manners()),
     }
 
 

@@ -10,7 +10,7 @@ import torch
 import tsmla
 from tsmla.support import LATENT_DIM, ROPE_DIM
 
-from .decode_case import QUERIES, DecodeCase
+from .decode_case import LSES, QUERIES, DecodeCase
 from .decode_inputs import Inputs, drawn
 from .guarded import Guarded, contiguous
 from .places import Place
@@ -19,18 +19,19 @@ from .reference_attention import Rows, attend, judge, judge_extreme, precision, 
 
 def check(case: DecodeCase, place: Place) -> None:
     """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
-    inputs = drawn(case, place.arch)
+    inputs, packed = drawn(case, place.arch), case.ends_q is not None
     with place.running(case.schedule, case.processors):
-        memory, given = arranged(case, inputs)
-        result = tsmla.tsmla_decode(**given)
-        torch.cuda.synchronize()
+        memory, given = case.manner.arrange(lambda: arranged(case, inputs))
+        result = case.manner.call(place, tsmla.tsmla_decode, memory, given)
         out, lse = (tensor.cpu() for tensor in result) if case.lse else (result.cpu(), None)
         for name, guarded in memory.items():
-            may_change = torch.ones(guarded.tensor.shape, dtype=torch.bool) if name in ("out", "workspace") else None
-            if name == "out":
-                may_change = torch.zeros(may_change.flatten(0, -3).shape, dtype=torch.bool)
+            may_change = torch.ones(guarded.tensor.shape, dtype=torch.bool) if name == "workspace" else None
+            if name in ("out", "lse"):
+                outer = guarded.tensor.shape[: 1 if packed else 2]
+                may_change = torch.zeros(math.prod(outer), dtype=torch.bool)
                 may_change[case.computed] = True
-                may_change = may_change.view(guarded.tensor.shape)
+                may_change = may_change.view(*outer, *[1] * (guarded.tensor.ndim - len(outer)))
+                may_change = may_change.expand(guarded.tensor.shape)
             wrong = guarded.changed(may_change)
             assert not wrong, f"{name}: {wrong}"
     numbers = inputs.query.numbers
@@ -78,7 +79,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
 
     def lengths(name: str, values: tuple[int, ...], wide: bool) -> torch.Tensor:
         content = torch.tensor(values, dtype=torch.int64 if wide else torch.int32)
-        return put(name, content, offset=8 * case.offset)
+        return put(name, content, offset=content.element_size() * case.offset)
 
     def space(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         memory[name] = Guarded(shape, dtype, None, None, offset)
@@ -95,7 +96,13 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
     elif case.visible is not None:
         content = torch.tensor(case.visible, dtype=torch.int32).reshape(batch, q_len)
         visible = put("local_visible_lens", content, (q_len + case.visible_gap, 1))
-    total = case.causal_seqs
+    total, lse = case.causal_seqs, None
+    if case.lse_layout:
+        order, gap = LSES[case.lse_layout]
+        shape = (*outer, heads)
+        dims = [dim - packed for dim in order if dim >= packed]
+        memory["lse"] = Guarded(shape, torch.float32, _ordered(torch.Size(shape), dims, 1 + gap), None, 4 * case.offset)
+        lse = memory["lse"].tensor
     sinks = None if case.sinks is None else put("sinks", torch.tensor(case.sinks))
     return memory, {
         "query": tensors if len(tensors := _query(case, inputs.query.given, put)) > 1 else tensors[0],
@@ -119,6 +126,7 @@ def arranged(case: DecodeCase, inputs: Inputs) -> tuple[dict[str, Guarded], dict
         "cp_interleave_size": case.sight.cp_interleave,
         "min_split_kv": case.min_split_kv,
         "local_visible_lens": visible,
+        "lse": lse,
         "lse_base": case.lse_base,
         "sinks": sinks,
         "lse_includes_sink": case.lse_includes_sink,

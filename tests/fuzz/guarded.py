@@ -36,6 +36,17 @@ class Guarded:
         self._memory = self._before.to("cuda")
         self.tensor = self._view(self._memory).view(dtype)
 
+    def blank(self) -> None:
+        """Put zeros into its elements, which are allowed in whatever operators read."""
+        if self._bytes.start < self._bytes.stop:
+            with torch.inference_mode():  # where tensors may be written whatever mode they were made in
+                self._view(self._memory).zero_()
+
+    def restore(self) -> None:
+        """Put back what it and the bytes around it held at first."""
+        with torch.inference_mode():
+            self._memory.copy_(self._before)
+
     def _view(self, memory: torch.Tensor) -> torch.Tensor:
         """The elements in a copy of the whole, as integers."""
         return memory[self._bytes].view(_INTEGERS[self._dtype.itemsize]).as_strided(*self._layout)

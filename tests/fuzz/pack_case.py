@@ -10,6 +10,7 @@ from tsmla.variant import Arch, Dtype, PackVariant
 
 from .drawing import schedules
 from .guarded import LAYOUTS
+from .manner import Manner, manners
 from .places import Schedule
 from .plain import Plain
 
@@ -38,6 +39,7 @@ class PackCase(Plain):
     seed: int = 0
     schedule: Schedule = Schedule()
     dims: tuple[int, int, int] = (128, 64, 128)
+    manner: Manner = Manner()
 
     def variant(self, arch: str) -> PackVariant:
         """The kernel that serves the call on this architecture, if there is one."""
@@ -72,4 +74,5 @@ def pack_cases(draw: Any, variant: PackVariant, hostile: bool = True) -> PackCas
         draw(st.integers(0, 2**31 - 1)),
         draw(schedules()),
         (variant.d_nope, variant.d_rope, variant.d_v),
+        draw(manners()),
     )

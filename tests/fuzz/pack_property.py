@@ -19,9 +19,9 @@ def check(case: PackCase, place: Place) -> None:
     """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
     inputs = k_nope, k_pe, v = drawn(case)
     with place.running(case.schedule):
-        memory, given = arranged(case, inputs)
-        results = [tensor.cpu() for tensor in tsmla.mla_kv_pack_quantize_fp8(**given)]
-        torch.cuda.synchronize()
+        memory, given = case.manner.arrange(lambda: arranged(case, inputs))
+        results = case.manner.call(place, tsmla.mla_kv_pack_quantize_fp8, memory, given)
+        results = [tensor.cpu() for tensor in results]
         for name, guarded in memory.items():
             may_change = torch.ones(guarded.tensor.shape, dtype=torch.bool) if name.endswith("_out") else None
             wrong = guarded.changed(may_change)

@@ -17,6 +17,7 @@ from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 from .drawing import EXTREME_VALUES, FEWEST, SIZES, heads_sinks, hostile_ends, magnitude_for, scales, schedules
 from .guarded import LAYOUTS
+from .manner import Manner, manners
 from .places import Schedule
 from .plain import Plain
 from .reference_prefill import Span, key_spans, query_spans
@@ -72,7 +73,9 @@ class PrefillCase(Plain):
     merges: bool = False
     processors: int = 132
     seed: int = 0
+    lse_base: float = math.e
     schedule: Schedule = Schedule()
+    manner: Manner = Manner()
 
     @property
     def heads(self) -> int:
@@ -188,7 +191,9 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
         "out": draw(st.sampled_from(("new", *LAYOUTS))),
         "unseen": draw(st.sampled_from((math.nan, math.inf, -math.inf))),
         "seed": draw(st.integers(0, 2**31 - 1)),
+        "lse_base": draw(st.sampled_from((math.e, math.e, 2.0))),
         "schedule": draw(schedules()),
+        "manner": draw(manners()),
     }
 
 

@@ -23,9 +23,8 @@ def check(case: PrefillCase, place: Place) -> None:
     """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
     inputs = drawn(case)
     with place.running(case.schedule, case.processors):
-        memory, given = arranged(case, inputs)
-        result = tsmla.tsmla_prefill(**given)
-        torch.cuda.synchronize()
+        memory, given = case.manner.arrange(lambda: arranged(case, inputs))
+        result = case.manner.call(place, tsmla.tsmla_prefill, memory, given)
         out, lse = (tensor.cpu() for tensor in result) if case.lse else (result.cpu(), None)
         owned = torch.zeros(case.tokens_q, dtype=torch.bool)
         for queries, _ in case.spans():
@@ -53,7 +52,8 @@ def check(case: PrefillCase, place: Place) -> None:
     expected = with_sinks(Rows.joined([rows for *_, rows in found]), sinks, case.lse_includes_sink)
     at = [(slice(queries.first, queries.end), head) for queries, head, _ in found]
     got = torch.cat([out[place] for place in at])
-    got_lse = None if lse is None else torch.cat([lse[place] for place in at])
+    unit = 1.0 if case.lse_base == math.e else math.log(case.lse_base)
+    got_lse = None if lse is None else torch.cat([lse[place] for place in at]).double() * unit
     judged = judge if tells_apart(expected, given_precision) and not case.extreme else judge_extreme
     judged(expected, got, got_lse, case.v_scale * case.output_scale, given_precision)
 
@@ -165,5 +165,6 @@ def arranged(case: PrefillCase, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[
         "output_scale": case.output_scale,
         "sinks": sinks,
         "lse_includes_sink": case.lse_includes_sink,
+        "lse_base": case.lse_base,
         "out_dtype": None if case.out_dtype is None else TORCH_DTYPE_OF[Dtype(case.out_dtype)],
     }

@@ -18,6 +18,7 @@ from tsmla.variant import (
 from . import cache_property, decode_property, pack_property, prefill_property, query_property, refusal_property
 from .cache_case import CacheCase, cache_cases
 from .decode_case import DecodeCase, decode_cases, decode_extremes
+from .manner import Manner
 from .pack_case import PackCase, pack_cases
 from .places import Schedule
 from .prefill_case import PrefillCase, prefill_cases, prefill_extremes
@@ -72,7 +73,7 @@ def check(case: Case, place: Any) -> None:
 
 def case_of(text: str) -> Case:
     """The case whose repr this is. Raises ValueError for what is none."""
-    names = {kind.__name__: kind for kind in (*_CHECKS, Schedule, Sight, Scaling)}
+    names = {kind.__name__: kind for kind in (*_CHECKS, Manner, Schedule, Sight, Scaling)}
     try:
         case = eval(text, {"__builtins__": {}}, {**names, "nan": float("nan"), "inf": float("inf")})
     except (NameError, SyntaxError, TypeError) as error:

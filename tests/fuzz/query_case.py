@@ -12,6 +12,7 @@ from tsmla.variant import Arch, Dtype, QuantizeQVariant
 from .cache_case import VALUES
 from .drawing import schedules
 from .guarded import LAYOUTS
+from .manner import Manner, manners
 from .places import Schedule
 from .plain import Plain
 
@@ -32,6 +33,7 @@ class QueryCase(Plain):
     pdl: bool = False
     seed: int = 0
     schedule: Schedule = Schedule()
+    manner: Manner = Manner()
 
     @property
     def outer(self) -> tuple[int, ...]:
@@ -51,4 +53,5 @@ def query_cases(draw: Any, variant: QuantizeQVariant, hostile: bool = True) -> Q
         draw(st.integers(0, 4)), draw(st.integers(0, 3)), draw(st.sampled_from((0, 1, 2, 5, 8))), draw(st.booleans()),
         tuple(draw(st.lists(layout, min_size=1, max_size=2))), (draw(out), draw(out), draw(out)), draw(st.booleans()),
         draw(st.sampled_from(VALUES)), draw(st.booleans()), draw(st.integers(0, 2**31 - 1)), draw(schedules()),
+        draw(manners()),
     )  # fmt: skip

@@ -20,9 +20,8 @@ def check(case: QueryCase, place: Place) -> None:
     """Run the call and judge it. Raises AssertionError, and what the operator and the emulator raise."""
     rows = drawn(case)
     with place.running(case.schedule):
-        memory, given = arranged(case, rows)
-        results = [tensor.cpu() for tensor in tsmla.mla_quantize_q(**given)]
-        torch.cuda.synchronize()
+        memory, given = case.manner.arrange(lambda: arranged(case, rows))
+        results = [tensor.cpu() for tensor in case.manner.call(place, tsmla.mla_quantize_q, memory, given)]
         for name, guarded in memory.items():
             may_change = torch.ones(guarded.tensor.shape, dtype=torch.bool) if name in _RESULTS else None
             wrong = guarded.changed(may_change)

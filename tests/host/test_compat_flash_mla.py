@@ -132,7 +132,7 @@ def test_results_have_flashmla_s_layout_and_empty_rows(recorder, monkeypatch, s_
 
     def kernel(*arguments):
         arguments[place_of("out", "decode")].fill_(2.0)
-        arguments[place_of("lse", "decode")].copy_(base_2)
+        arguments[place_of("lse", "decode")].copy_(base_2 * arguments[place_of("lse_factor", "decode")])
 
     monkeypatch.setattr(resolve, "kernel", lambda variant: kernel)
     out, lse = flash_mla_with_kvcache(**inputs(s_q=s_q))

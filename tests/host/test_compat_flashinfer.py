@@ -18,6 +18,7 @@ from tsmla.prefill import tsmla_prefill
 
 BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 32, 6
 DECODE_LSE, PREFILL_LSE = place_of("lse", "decode"), place_of("lse", "prefill")
+DECODE_FACTOR, PREFILL_FACTOR = place_of("lse_factor", "decode"), place_of("lse_factor", "prefill")
 many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -102,7 +103,7 @@ def test_decode_launches_what_the_operator_does(
 def kernel_that_writes(monkeypatch, base_2: torch.Tensor) -> None:
     def write(*arguments) -> None:
         lse = arguments[DECODE_LSE]
-        lse.copy_(base_2.view(lse.shape))
+        lse.copy_(base_2.view(lse.shape) * arguments[DECODE_FACTOR])
 
     monkeypatch.setattr(resolve, "kernel", lambda variant: write)
 
@@ -137,7 +138,7 @@ def test_context_parallelism(recorder):
     bounds = ints(7, 300, 2)
     face = decode_inputs(enable_dcp=True, cp_world=4, cp_rank=3, causal_seqlens_kv_global=bounds, return_lse=True)
     _, got, _ = launched(recorder, lambda: decode(**face))
-    operator = directly(face, cp_world=4, cp_rank=3, causal_seqs=bounds, return_lse=True)
+    operator = directly(face, cp_world=4, cp_rank=3, causal_seqs=bounds, return_lse=True, lse_base=math.e)
     _, want, _ = launched(recorder, lambda: tsmla_decode(**operator))
     alike(got, want)
 
@@ -304,7 +305,7 @@ def test_ragged_prefill_launches_what_the_operator_does(recorder, dtype, d_qk, o
         "seq_lens": None, "cum_seq_lens": face["cum_seq_lens_kv"], "max_seq_len": 15, "return_lse": lse,
         "softmax_scale": float(face["bmm1_scale"]), "v_scale": float(face["bmm2_scale"]),
         "enable_pdl": bool(face["enable_pdl"]), "sinks": face.get("attention_sinks"),
-        "lse_includes_sink": sinks and lse,
+        "lse_includes_sink": sinks and lse, "lse_base": 2,
     }  # fmt: skip
     _, got, variant = launched(recorder, lambda: ragged(**face))
     _, want, wanted = launched(recorder, lambda: tsmla_prefill(**operator))
@@ -316,7 +317,11 @@ def test_ragged_prefill_launches_what_the_operator_does(recorder, dtype, d_qk, o
 def test_the_lse_of_a_ragged_prefill_is_base_2(recorder, monkeypatch, given):
     natural = torch.arange(12 * 8, dtype=torch.float32).view(12, 8)
     natural[5] = -math.inf
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[PREFILL_LSE].copy_(natural))
+
+    def kernel(*arguments):
+        arguments[PREFILL_LSE].copy_(natural * arguments[PREFILL_FACTOR])
+
+    monkeypatch.setattr(resolve, "kernel", lambda variant: kernel)
     buffer = torch.full((12, 8), math.nan) if given else None
     _, lse = ragged(**ragged_inputs(return_lse=True, lse=buffer))
     assert not given or lse is buffer

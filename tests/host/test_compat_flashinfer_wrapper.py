@@ -226,8 +226,12 @@ def test_entries_of_kv_indptr_beyond_the_requests_are_not_read(recorder):
 def test_the_lse_has_the_base_that_was_asked_for(recorder, monkeypatch, on_e, mode, buffer):
     base_2 = torch.arange(6 * HEADS, dtype=torch.float32).view(6, HEADS)
     base_2[3] = -math.inf
-    place = place_of("lse", "decode")
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *x: x[place].copy_(base_2.view(x[place].shape)))
+    place, factor = place_of("lse", "decode"), place_of("lse_factor", "decode")
+
+    def kernel(*arguments):
+        arguments[place].copy_(base_2.view(arguments[place].shape) * arguments[factor])
+
+    monkeypatch.setattr(resolve, "kernel", lambda variant: kernel)
     planned = wrapper()
     planned.plan(**plan_inputs(lse_mode=mode))
     given_lse = torch.full((6, HEADS), math.nan) if buffer else None

@@ -224,7 +224,7 @@ class BatchMLAPagedAttentionWrapper:
                 only where strides are no multiples of 16 bytes. q_nope, q_pe: the pair.
             kv_cache: [pages, page_size, 576], or a pair of its parts, which must lie side by side: cache[..., :512] and
                 cache[..., 512:] of one tensor. ckv_cache, kpe_cache: the pair.
-            out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 with any strides to write the LSE into,
+            out: [tokens, heads, 512] to write into. lse: [tokens, heads] float32 to write the LSE into, any strides,
                 whether it is returned or not.
             ckv_scale, kpe_scale: dequantisation factors of the cache's parts, which must be equal.
             bmm1_scale, bmm2_scale: factors of the scores, in place of the plan's sm_scale, and of the output.
@@ -276,8 +276,9 @@ class BatchMLAPagedAttentionWrapper:
         scale, output_scale = run_inputs.factors(
             _RUN, planned.sm_scale, ckv_scale, kpe_scale, bmm1_scale, bmm2_scale
         )
+        result: Any
         try:
-            result: Any = tsmla_decode(
+            result = tsmla_decode(
                 query=shaped if len(shaped) == 2 else shaped[0],
                 kv_cache=cache,
                 workspace_buffer=self._workspace,
@@ -300,8 +301,8 @@ class BatchMLAPagedAttentionWrapper:
             )
         except ArgumentError as error:
             raise translate.in_their_words(_RUN, error, _NAMES) from None
-        made, made_lse = result if computes_lse else (result, None)
+        made = result[0] if computes_lse else result
         made = made.view(*flat, LATENT_DIM) if out is None else out
         if not returns_lse:
             return made
-        return made, made_lse.view(flat) if lse is None else lse
+        return made, result[1].view(flat) if lse is None else lse
