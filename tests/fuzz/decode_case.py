@@ -54,12 +54,13 @@ class DecodeCase(Plain):
 
     wide_lengths, wide_causal: int64 ones. width: columns of the page table. shared: leading pages that all requests
     have in common. unused: what entries beyond a request's keys hold; None for random numbers. missing: (request,
-    column, value) of entries that name no page of the cache, though keys lie there. page_gap, visible_gap, table_gap:
-    extra rows or columns between pages, rows of visible lengths and rows of the table. offset: bytes / 16 by which
-    addresses miss multiples of 256. query: one of QUERIES. spare: bytes of workspace beyond what is needed. longer: of
-    max_seq_len beyond the longest request. lse_layout: one of LSES, None for none. ends_q: cum_seq_lens_q, as they are
-    in memory, None for none; `tokens` are then the query's, q_len is max_q_len, and visible is one row of all tokens.
-    wide_q: int64 ones. rows: the name of the cache's rows, where they have scales; `scaling` is about these.
+    column, value) of entries that name no page of the cache, though keys lie there. more_pages: of the cache, which no
+    request has. page_gap, visible_gap, table_gap: extra rows or columns between pages, rows of visible lengths and rows
+    of the table. offset: bytes / 16 by which addresses miss multiples of 256. query: one of QUERIES. spare: bytes of
+    workspace beyond what is needed. longer: of max_seq_len beyond the longest request. lse_layout: one of LSES, None
+    for none. ends_q: cum_seq_lens_q, as they are in memory, None for none; `tokens` are then the query's, q_len is
+    max_q_len, and visible is one row of all tokens. wide_q: int64 ones. rows: the name of the cache's rows, where they
+    have scales; `scaling` is about these.
     """
 
     dtype: str = "bf16"
@@ -78,6 +79,7 @@ class DecodeCase(Plain):
     shared: int = 0
     unused: int | None = _NO_PAGE
     missing: tuple[tuple[int, int, int], ...] = ()
+    more_pages: int = 3
     cache_dims: int = 3
     page_gap: int = 0
     visible_gap: int = 0
@@ -178,8 +180,10 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
     fields = draw(_fields(variant, hostile))
     rows = fields["q_len"] * fields["heads"]
     seq_lens = draw(_lengths(rows))
+    if draw(st.integers(0, 15)) == 15:
+        seq_lens = (0,) * len(seq_lens)
     page = draw(st.sampled_from(_PAGES))
-    width = -(-max((1, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))
+    width = -(-max((0, *seq_lens)) // page) + draw(st.sampled_from((0, 0, 1, 7)))
     sight = draw(_sights())
     if sight.cp_world > 1:
         fields.pop("sinks", None)
@@ -204,10 +208,10 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
             fields["ends_q"] = draw(_any(fields["ends_q"], fields["wide_q"]))
         entry = st.tuples(
             st.integers(0, len(seq_lens) - 1),
-            st.integers(0, width - 1),
+            st.integers(0, max(width, 1) - 1),
             st.one_of(st.sampled_from((*INT32, -1, _NO_PAGE)), st.integers(0, 80), st.integers(80, INT32[1])),
         )
-        missing = tuple(draw(st.lists(entry, max_size=2)))
+        missing = tuple(draw(st.lists(entry, max_size=2 if width else 0)))
     return DecodeCase(
         **fields,
         seq_lens=seq_lens,
@@ -217,6 +221,7 @@ def decode_cases(draw: Any, variant: DecodeVariant, hostile: bool = True) -> Dec
         causal_seqs=causal_seqs,
         visible=visible,
         missing=missing,
+        more_pages=draw(st.sampled_from((3, 3, 0))),
         shared=draw(st.sampled_from((0, 0, 0, 1, 2))),
         unused=draw(st.sampled_from((_NO_PAGE, -1, None))),
         longer=draw(st.sampled_from((0, 0, 1, 5000, INT32[1]))),

@@ -13,8 +13,6 @@ from . import reference_cache, scaled_rows
 from .decode_case import QUERIES, WIDTH, DecodeCase
 from .reference_decode import pages_of
 
-_SPARE_PAGES = 3
-
 
 class Keys(NamedTuple):
     """A request's keys in order: their numbers [keys, 576] in float64, and scales [keys] where each has one that is not
@@ -57,7 +55,7 @@ def drawn(case: DecodeCase, arch: str = "") -> Inputs:
     generator = torch.Generator().manual_seed(case.seed)
     used = [-(-length // case.page) for length in case.lengths]
     common = min([case.shared, *used])
-    pages = common + sum(count - common for count in used) + _SPARE_PAGES
+    pages = common + sum(count - common for count in used) + case.more_pages
     order = torch.randperm(pages, generator=generator).tolist()
     first, order = order[:common], order[common:]
     if case.unused is None:

@@ -53,27 +53,27 @@ class Manner(Plain):
             replay = self._captured if place.device else self._called
             result = replay(operator, given, lambda: [guarded.restore() for guarded in memory.values()])
         else:
-            with self._modes():
+            with self.modes():
                 result = operator(**given)
         torch.cuda.synchronize()
         return result
 
     def _called(self, operator: Callable[..., Any], given: dict[str, Any], restore: Callable[[], Any]) -> Any:
-        with self._modes():
+        with self.modes():
             operator(**given)
         torch.cuda.synchronize()
         restore()
-        with self._modes():
+        with self.modes():
             return operator(**given)
 
     def _captured(self, operator: Callable[..., Any], given: dict[str, Any], restore: Callable[[], Any]) -> Any:
         """Call once, so that everything is loaded, and capture the second call, which runs when it is replayed."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), self._modes():
+        with torch.cuda.stream(stream), self.modes():
             operator(**given)
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph), self._modes():
+        with torch.cuda.graph(graph), self.modes():
             result = operator(**given)
         restore()
         graph.replay()
@@ -81,7 +81,8 @@ class Manner(Plain):
         return tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)
 
     @contextlib.contextmanager
-    def _modes(self) -> Iterator[None]:
+    def modes(self) -> Iterator[None]:
+        """Put torch into the modes of a call."""
         dtype = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, self.dtype))
         try:

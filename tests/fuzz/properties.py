@@ -15,9 +15,18 @@ from tsmla.variant import (
     WriteCacheVariant,
 )
 
-from . import cache_property, decode_property, pack_property, prefill_property, query_property, refusal_property
+from . import (
+    cache_property,
+    decode_property,
+    face_property,
+    pack_property,
+    prefill_property,
+    query_property,
+    refusal_property,
+)
 from .cache_case import CacheCase, cache_cases
 from .decode_case import DecodeCase, decode_cases, decode_extremes
+from .face_case import FaceCase, face_cases
 from .manner import Manner
 from .pack_case import PackCase, pack_cases
 from .places import Schedule
@@ -27,7 +36,7 @@ from .reference_decode import Sight
 from .refusal_case import Refusal, refusals
 from .scaled_rows import Scaling
 
-Case = PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase | Refusal
+Case = PrefillCase | DecodeCase | PackCase | CacheCase | QueryCase | FaceCase | Refusal
 
 
 class Property(NamedTuple):
@@ -46,6 +55,8 @@ PROPERTIES = {
     "prefill refused": Property(PrefillVariant, refusals, 40, 0.4),
     "decode": Property(DecodeVariant, decode_cases, 12, 4),
     "decode extreme": Property(DecodeVariant, decode_extremes, 12, 1),
+    "decode by faces": Property(DecodeVariant, face_cases, 12, 1),
+    "prefill by faces": Property(PrefillVariant, face_cases, 12, 0.5),
     "decode refused": Property(DecodeVariant, refusals, 40, 0.4),
     "pack": Property(PackVariant, pack_cases, 20, 1),
     "pack refused": Property(PackVariant, refusals, 40, 0.2),
@@ -62,6 +73,7 @@ _CHECKS: dict[type, Callable[..., None]] = {
     PackCase: pack_property.check,
     CacheCase: cache_property.check,
     QueryCase: query_property.check,
+    FaceCase: face_property.check,
     Refusal: refusal_property.check,
 }
 

@@ -1,0 +1,95 @@
+"""Calls of faces: an operator's call that a face can express, and how it is made there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from hypothesis import strategies as st
+from tsmla.variant import DecodeVariant, PrefillVariant
+
+from .decode_case import DecodeCase, decode_cases
+from .plain import Plain
+from .prefill_case import PrefillCase, prefill_cases
+from .reference_decode import Sight
+
+DECODES = ("tokenspeed_mla", "trtllm", "wrapper", "flash_mla")
+PREFILLS = ("tokenspeed_mla", "ragged")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FaceCase(Plain):
+    """A call that `face` makes of an operator. nested: an LSE that is given has as many dimensions as the query, not
+    tokens and heads. again: the wrapper had another plan before, of the same shape, made in inference mode, and keeps
+    its tables for a graph."""
+
+    call: DecodeCase | PrefillCase
+    face: str
+    nested: bool = False
+    again: bool = False
+
+    def variant(self, arch: str) -> DecodeVariant | PrefillVariant:
+        """The kernel that serves the call on this architecture, if there is one."""
+        return self.call.variant(arch)
+
+
+@st.composite
+def face_cases(draw: Any, variant: DecodeVariant | PrefillVariant, hostile: bool = True) -> FaceCase:
+    """Draw a call that this kernel serves, of any face that can make it."""
+    call: DecodeCase | PrefillCase
+    if isinstance(variant, PrefillVariant):
+        call = draw(prefill_cases(variant, hostile))
+        faces = [face for face in PREFILLS if variant.out_dtype.bits == 16 and (face == "ragged" or _is_bf16(variant))]
+    else:
+        call = draw(decode_cases(variant, hostile=False))
+        faces = [face for face in DECODES if variant.lse or face != "flash_mla"]
+    face = draw(st.sampled_from(faces))
+    return FaceCase(expressible(call, face), face, draw(st.booleans()), draw(st.booleans()))
+
+
+def _is_bf16(variant: PrefillVariant) -> bool:
+    return str(variant.out_dtype) == "bf16"
+
+
+def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
+    """Change a call into one that a face can make."""
+    changes: dict[str, Any] = {"sinks": None, "lse_includes_sink": False}
+    if isinstance(call, PrefillCase):
+        ragged = face == "ragged"
+        changes |= {
+            "k_scale": 1.0, "merges": False, "rope_layouts": (None, None), "output_scale": 1.0,
+            "lse_base": 2.0 if ragged else math.e, "ends_q": call.ends_kv if call.ends_q is None else call.ends_q,
+            **({} if ragged else {"v_scale": 1.0, "heads_first": None}),
+        }  # fmt: skip
+        if call.ends_q is None:
+            changes["tokens_q"] = max(call.tokens_q, call.ends_kv[-1])
+        return dataclasses.replace(call, **changes)
+    parallel = face in ("tokenspeed_mla", "trtllm") and call.sight.cp_world > 1 and (call.lse or face != "trtllm")
+    window = call.sight.window_left if face == "tokenspeed_mla" and call.sight.causal and call.visible is None else -1
+    sight = Sight(causal=call.sight.causal or face == "trtllm", window_left=window)
+    if parallel and (face == "trtllm" or call.visible is None):
+        interleave = 1 if face == "trtllm" else call.sight.cp_interleave
+        sight = dataclasses.replace(
+            sight, cp_world=call.sight.cp_world, cp_rank=call.sight.cp_rank, cp_interleave=interleave
+        )
+    changes |= {
+        "sight": sight, "causal_seqs": call.causal_seqs if sight.cp_world > 1 else None, "visible": None,
+        "batch_invariant": False, "query": "joined",
+    }  # fmt: skip
+    if face == "tokenspeed_mla":
+        changes |= {"lse_base": 2.0, "lse_layout": None, "ends_q": None, "tokens": 0}
+        if call.visible is not None and call.ends_q is None and sight == Sight(causal=sight.causal):
+            changes |= {"visible": call.visible, "sight": Sight(causal=False)}
+    elif face == "flash_mla":
+        changes |= {"lse_base": math.e, "lse_layout": None, "ends_q": None, "tokens": 0, "out": "new", "cache_dims": 3}
+        changes["output_scale"] = 1.0
+    elif face == "wrapper":
+        changes |= {"cache_dims": 3, "wide_lengths": False, "wide_q": False, "output_scale": 1.0}
+        if call.ends_q is not None:
+            counts = [max(0, b - a) for a, b in zip(call.ends_q, call.ends_q[1:], strict=False)]
+            ends = tuple(sum(counts[:i]) for i in range(len(counts) + 1))
+            changes |= {"ends_q": ends, "tokens": ends[-1], "q_len": max([1, *counts])}
+    if call.ends_q is not None and changes.get("ends_q", call.ends_q) is None:
+        changes["q_len"] = min(call.q_len, 4)
+    return dataclasses.replace(call, **changes)
