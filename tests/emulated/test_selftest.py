@@ -235,15 +235,19 @@ def test_the_command_runs_a_child(capsys, monkeypatch):
     ("tests", "variant", "case"),
     [
         (selftest_prefill, PREFILL, PrefillCase("small", (3, 5), (8, 70), sinks=True, lse_includes_sink=True)),
+        (
+            selftest_prefill, PREFILL,
+            PrefillCase("small", (3, 5, 2), (8, 70, 0), (5, 1), factors=(1.0, 2.0, 0.5), sinks=True, merges=True),
+        ),
         (selftest_decode, DECODE, DecodeCase("small", (9, 70), heads=5, sinks=True, lse_includes_sink=True)),
     ],
-    ids=["prefill", "decode"],
-)
+    ids=["prefill", "a merged prefill", "decode"],
+)  # fmt: skip
 def test_sinks_that_are_forgotten_are_reported(compiled_kernels, monkeypatch, tests, variant, case):
     name = f"tsmla_{tests.__name__.rpartition('_')[2]}"
     operator = getattr(tests, name)
     with emulation(ARCH, compiled=compiled_kernels):
-        for forgotten in ((), ("sinks",), ("lse_includes_sink",)):
+        for forgotten in ((), ("sinks",), *[("lse_includes_sink",)] * case.lse_includes_sink):
             given = {which: None if which == "sinks" else False for which in forgotten}
             monkeypatch.setattr(tests, name, lambda *args, given=given, **named: operator(*args, **{**named, **given}))
             memory = Memory()

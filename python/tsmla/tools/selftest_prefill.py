@@ -66,10 +66,8 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str,
 
 def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.Tensor]) -> Judged:
     """Hold the results of `run` against float64."""
-    exact, plain = _expected(case, variant.dtype, variant.d_qk, variant.d_v, variant.causal)
-    if case.merges and variant.lse:
-        earlier = _earlier(case, variant.out_dtype, variant.d_v)
-        exact, plain = _merged(earlier, exact), _merged(earlier, plain)
+    over_its_keys = _expected(case, variant.dtype, variant.d_qk, variant.d_v, variant.causal)
+    exact, plain = (_whole(variant, case, result) for result in over_its_keys)
     tokens = sum(case.lengths_q)
     out, lse = results["out"], results.get("lse", exact.lse)
     step = torch.finfo(torch.float8_e4m3fn).eps / 4 if variant.dtype.bits == 8 else torch.finfo(out.dtype).eps
@@ -124,6 +122,13 @@ def _earlier(case: PrefillCase, out_dtype: Dtype, d_v: int) -> Attended:
     return Attended(out, lse)
 
 
+def _whole(variant: PrefillVariant, case: PrefillCase, now: Attended) -> Attended:
+    """What a call leaves that computes `now` over its own keys. Sinks count once, in the row over all keys."""
+    if case.merges and variant.lse:
+        now = _merged(_earlier(case, variant.out_dtype, variant.d_v), now)
+    return with_sinks(now, sinks_of(case.heads[0]), case.lse_includes_sink) if case.sinks else now
+
+
 def _merged(earlier: Attended, now: Attended) -> Attended:
     """The result over the keys of both."""
     lse = torch.logaddexp(earlier.lse.double(), now.lse)
@@ -143,7 +148,7 @@ def _ends(lengths: tuple[int, ...]) -> torch.Tensor:
 
 @functools.lru_cache(_KEPT)
 def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool) -> tuple[Attended, Attended]:
-    """In float64, and plain: of the rows in sequences."""
+    """In float64, and plain, over the call's own keys, without sinks: of the rows in sequences."""
     given = _problem(case, dtype, d_qk, d_v)
     factor = case.factors[1] * case.factors[2]
     both = []
@@ -156,8 +161,7 @@ def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool
             )
         ]  # fmt: skip
         for q, k, v in zip(*sequences, strict=True):
-            one = _sequence(q, k, v, causal, given.scale * case.factors[0], compute)
-            parts.append(with_sinks(one, sinks_of(case.heads[0]), case.lse_includes_sink) if case.sinks else one)
+            parts.append(_sequence(q, k, v, causal, given.scale * case.factors[0], compute))
         outs, lses = zip(*parts, strict=True)
         both.append(Attended(torch.cat(outs) * factor, torch.cat(lses)))
     return both[0], both[1]
