@@ -1,0 +1,60 @@
+"""Every case of `tsmla selftest --full` on right kernels: a case that expects something else calls them wrong on users'
+GPUs, and none of its repetitions there would be noticed here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from tsmla.row_format import ROWS
+from tsmla.tools.selftest_cases import PrefillCase, cases_of
+from tsmla.tools.selftest_child import run_kernel
+from tsmla.tools.selftest_protocol import Job
+from tsmla.variant import (
+    FAMILIES,
+    Arch,
+    DecodeVariant,
+    Dtype,
+    PackVariant,
+    PrefillVariant,
+    QuantizeQVariant,
+    ReadCacheVariant,
+    WriteCacheVariant,
+)
+from tsmla_emulator.run import emulated as emulation
+
+KERNELS = {
+    "prefill": (
+        PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False),
+        PrefillVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=False, lse=True, pdl=False),
+    ),
+    "decode": (
+        DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False),
+        DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False),
+    ),
+    "pack": (PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False),),
+    "write_cache": (WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),
+    "read_cache": (ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]),),
+    "quantize_q": (QuantizeQVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),
+}
+"""Kernels that each case of their family means something to: with an LSE, and rope pieces where there may be any."""
+
+
+@pytest.mark.parametrize(
+    "variant", [kernel for family in FAMILIES for kernel in KERNELS[family]], ids=lambda kernel: kernel.symbol()
+)
+def test_right_kernels_pass_every_case(compiled_kernels, variant):
+    job = Job([], full=True, repeats=1, steps=("emulated",), emulated=variant.arch)
+    begun: list[tuple[str, int]] = []
+    with emulation(variant.arch, compiled=compiled_kernels) as gpu:
+        outcome = run_kernel(variant, job, lambda event: begun.append((event["case"], len(gpu.calls))))
+    assert outcome.problem == "" and outcome.served == "emulated"
+    cases = cases_of(variant.family, full=True)
+    assert [name for name, _ in begun] == [case.name for case in cases]
+    if variant.family == "prefill" and variant.arch is Arch.SM90A:
+        ends = [*(calls for _, calls in begun[1:]), len(gpu.calls)]
+        entries = defaultdict(set)
+        for case, (_, start), end in zip(cases, begun, ends, strict=True):
+            assert isinstance(case, PrefillCase)
+            entries[case.unused_keys > 0] |= {launch.entry for call in gpu.calls[start:end] for launch in call.launches}
+        assert len(entries[True]) == len(entries[False]) == 1 and entries[True] != entries[False]
