@@ -12,10 +12,18 @@ from decode_reference import Problem, Sight
 from decode_reference import attend as attend_decode
 from tsmla import gpu, resolve
 from tsmla.row_format import ROWS, uniform_row
-from tsmla.tools import cli, emulated, selftest_decode, selftest_pack, selftest_prefill
-from tsmla.tools.selftest_cases import DecodeCase, PrefillCase
+from tsmla.tools import (
+    cli,
+    emulated,
+    selftest_child,
+    selftest_decode,
+    selftest_memory,
+    selftest_pack,
+    selftest_prefill,
+)
+from tsmla.tools.selftest_cases import DecodeCase, PackCase, PrefillCase
 from tsmla.tools.selftest_child import run_kernel
-from tsmla.tools.selftest_memory import Memory
+from tsmla.tools.selftest_memory import Memory, Repetitions, is_poison
 from tsmla.tools.selftest_protocol import Job
 from tsmla.variant import (
     Arch,
@@ -145,6 +153,47 @@ def test_whatever_is_wrong_is_reported(compiled_kernels, monkeypatch, act, probl
     monkeypatch.setattr(selftest_pack, "mla_kv_pack_quantize_fp8", Tampering(act))
     outcome = run(PACK, compiled_kernels)
     assert not outcome.ok and problem in outcome.problem
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5], ids="{} at once".format)
+@pytest.mark.parametrize(
+    ("act", "calls", "problem"),
+    [
+        (flip, (2, 5), "2 of 5 repetitions differ from the first call"),
+        (flip, (6,), "1 of 5 repetitions differ from the first call"),
+        (flip, (1,), "5 of 5 repetitions differ from the first call"),
+        (overrun, (4,), "memory beside a result or the workspace was written"),
+        (overrun, (6,), "memory beside a result or the workspace was written"),
+        (leave_poison, (3,), "1 of 5 repetitions differ from the first call"),
+    ],
+)
+def test_whatever_a_repetition_does_is_reported(compiled_kernels, monkeypatch, act, calls, problem, at_once):
+    """Repetitions are looked at several at a time; each counts."""
+    case = PackCase("small", 3, 2)
+    monkeypatch.setattr(selftest_child, "cases_of", lambda family, full: (case,))
+    monkeypatch.setattr(selftest_memory, "_BYTES_AT_ONCE", at_once * 2 * 12288)
+    tampering = Tampering(lambda call, k, v: act(call, k, v) if call in calls else None)
+    monkeypatch.setattr(selftest_pack, "mla_kv_pack_quantize_fp8", tampering)
+    with emulation(ARCH, compiled=compiled_kernels):
+        outcome = run_kernel(PACK, dataclasses.replace(JOB, repeats=6), lambda event: None)
+    assert tampering.calls == 6 and f"small: {problem}" in outcome.problem.split("; ")
+    assert ("differ from the first" in outcome.problem) == (act is not overrun)
+
+
+def test_scratch_memory_may_differ_but_not_what_is_beside_it():
+    with emulation(ARCH):
+        first = Memory()
+        first.allocate((100,), torch.int8, scratch=True)
+        first.allocate((3, 5), torch.float16, gap=2)
+        for beside in (False, True):
+            again = Repetitions(first)
+            for room in again.rooms(3):
+                workspace = room.allocate((100,), torch.int8, scratch=True)
+                assert is_poison(workspace).all() and is_poison(room.allocate((3, 5), torch.float16, gap=2)).all()
+                workspace.as_strided((100,), (1,), workspace.storage_offset() + beside).fill_(7)
+            assert (again.differing(), again.overrun()) == (0, beside)
+        with pytest.raises(RuntimeError, match="where the first call asked for"):
+            next(Repetitions(first).rooms(1)).allocate((99,), torch.int8, scratch=True)
 
 
 def test_a_kernel_that_another_step_served_is_reported(compiled_kernels, monkeypatch):

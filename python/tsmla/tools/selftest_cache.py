@@ -14,13 +14,14 @@ from ..read_cache import mla_read_cache
 from ..row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, RowFormat, format_of
 from ..variant import Dtype, ReadCacheVariant, WriteCacheVariant
 from ..write_cache import mla_write_cache
-from .selftest_cases import CacheCase, QueryCase
+from .selftest_cases import CacheCase, QueryCase, cases_of
 from .selftest_memory import Memory, bits, surrounded
 from .selftest_reference import Judged, compared
 
 _GAP = 32
 """Elements between the rows of strided tensors: bytes that are a multiple of 16 in every dtype."""
-_KEPT = 32
+_KEPT = max(len(cases_of(family, full=True)) for family in ("write_cache", "read_cache", "quantize_q"))
+"""Inputs kept for other variants: with fewer than there are cases, none would be found."""
 _E4M3 = torch.float8_e4m3fn
 _Tensors = dict[str, torch.Tensor]
 

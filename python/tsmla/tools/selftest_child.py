@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ from .. import resolve
 from ..variant import Arch, Variant, variant_from_dict
 from . import selftest_cache, selftest_decode, selftest_pack, selftest_prefill, selftest_query
 from .selftest_cases import Case, cases_of
-from .selftest_memory import Memory, bits
+from .selftest_memory import Memory, Repetitions
 from .selftest_protocol import Job, Outcome
 
 Say = Callable[[dict[str, Any]], None]
@@ -35,15 +36,13 @@ _CALLS: dict[str, Any] = {
 def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
     """Run one kernel through every case of the job."""
     problems: list[str] = []
-    worst, done = 0.0, 0
-    # What is found from here on gets its results' memory from `memory`, and is this kernel alone.
-    resolve.forget()
-    memory = Memory()
+    worst, done, started = 0.0, 0, time.monotonic()
+    resolve.forget()  # what is found from here on is this kernel alone
     for case in cases_of(variant.family, full=job.full):
         say({"case": case.name})
         torch.manual_seed(zlib.crc32(repr((case, variant.dtype)).encode()))
         try:
-            error, found = _run_case(variant, case, memory, job.repeats)
+            error, found = _run_case(variant, case, job.repeats)
         except Exception as raised:
             error, found = worst, [f"{type(raised).__name__}: {_first_lines(raised)}"]
         done += 1
@@ -57,33 +56,26 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
         problems.append(f"served by {step}, not by {' or '.join(job.steps)}")
     if served:
         problems.append(f"calls went to {', '.join(served)} as well")
-    return Outcome(variant.symbol(), not problems, done, job.repeats, worst, step, "; ".join(problems))
+    seconds = round(time.monotonic() - started, 3)
+    return Outcome(variant.symbol(), not problems, done, job.repeats, worst, step, "; ".join(problems), seconds)
 
 
-def _run_case(variant: Variant, case: Case, memory: Memory, repeats: int) -> tuple[float, list[str]]:
+def _run_case(variant: Variant, case: Case, repeats: int) -> tuple[float, list[str]]:
     """The largest error, and what is wrong."""
     calls = _CALLS[variant.family]
-
-    def call() -> dict[str, torch.Tensor]:
-        return calls.run(variant, case, memory)
-
-    first = call()
+    memory = Memory()
+    first = calls.run(variant, case, memory)
     overrun = memory.overrun()
-    differing = torch.zeros((), dtype=torch.int32, device="cuda")
-    for _ in range(repeats - 1):
-        results = call()
-        overrun |= memory.overrun()
-        same = torch.ones((), dtype=torch.bool, device="cuda")
-        for name, result in results.items():
-            same &= (bits(result) == bits(first[name])).all()
-        differing += ~same
+    again = Repetitions(memory)
+    for room in again.rooms(repeats - 1):
+        calls.run(variant, case, room)
     torch.cuda.synchronize()
     judged = calls.check(variant, case, first)
     problems = list(judged.problems)
-    if overrun:
+    if overrun or again.overrun():
         problems.append("memory beside a result or the workspace was written")
-    if differing:
-        problems.append(f"{int(differing)} of {repeats - 1} repetitions differ from the first call")
+    if differing := again.differing():
+        problems.append(f"{differing} of {repeats - 1} repetitions differ from the first call")
     return judged.error, problems
 
 

@@ -15,7 +15,7 @@ from ..row_format import RowFormat, uniform_row
 from ..support import LATENT_DIM, ROPE_DIM
 from ..variant import DecodeVariant, Dtype
 from ..workspace import decode_workspace_size
-from .selftest_cases import DecodeCase
+from .selftest_cases import DecodeCase, cases_of
 from .selftest_memory import Memory, is_poison, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 from .selftest_rows import Stored, numbers_in, stored_as
@@ -30,16 +30,16 @@ _SLACK = 2
 _WEIGHT_SCALE = 256.0
 """Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
 _LSE = (2e-5, 3e-6)
-_KEPT = 32
-"""Problems kept for other variants of the same inputs: more than there are cases."""
+_KEPT = len(cases_of("decode", full=True))
+"""Problems kept for other variants of the same inputs: with fewer than there are cases, none would be found."""
 
 
 class _Problem(NamedTuple):
     """query: [tokens, heads, 576] of all requests, and a pack's rows behind them. given: what the operator takes; where
     rows have scales, `query` and `rows` are the numbers that it and the cache stand for, and where they lie apart, it
     and the cache are three tensors each.
-    rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers. bounds:
-    keys over all ranks. visible: [tokens]."""
+    rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers, of which
+    the largest is `longest`. bounds: keys over all ranks. visible: [tokens]. ends_q: of a pack's requests."""
 
     query: torch.Tensor
     given: torch.Tensor | tuple[torch.Tensor, ...]
@@ -47,30 +47,31 @@ class _Problem(NamedTuple):
     cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     tables: torch.Tensor
     lengths: torch.Tensor
+    longest: int
     bounds: torch.Tensor
     visible: torch.Tensor | None
+    ends_q: torch.Tensor | None
 
 
 def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, torch.Tensor]:
     """Call the operator so that `variant` serves; results and workspace in memory of `memory`."""
     given = _problem(case, variant.dtype, variant.row)
-    longest = max(rows.shape[0] for rows in given.rows)
-    q_len = max(case.own_q_lens)
+    longest, q_len = given.longest, max(case.own_q_lens)
     size = decode_workspace_size(len(case.lengths), q_len, case.heads, longest, varies=bool(case.q_lens))
     outer = given.query.shape[:1] if case.q_lens else (len(case.lengths), case.q_len)
+    workspace = memory.allocate((size,), torch.int8, scratch=True)
     results = {"out": memory.allocate((*outer, case.heads, LATENT_DIM), TORCH_DTYPE_OF[variant.out_dtype])}
     if variant.lse:
         results["lse"] = memory.allocate((*outer, case.heads), torch.float32)
     tsmla_decode(
-        given.given, given.cache, memory.allocate((size,), torch.int8), LATENT_DIM, ROPE_DIM, given.tables,
-        given.lengths, longest, _SCALE, case.output_scale, causal_mask=case.causal, window_left=case.window,
-        enable_pdl=variant.pdl, out=results["out"], lse=results.get("lse"),
+        given.given, given.cache, workspace, LATENT_DIM, ROPE_DIM, given.tables, given.lengths, longest, _SCALE,
+        case.output_scale, causal_mask=case.causal, window_left=case.window, enable_pdl=variant.pdl,
+        out=results["out"], lse=results.get("lse"),
         causal_seqs=given.bounds if case.ranks > 1 else None,
         cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,
         local_visible_lens=None if given.visible is None else given.visible.view(-1, case.q_len),
         sinks=sinks_of(case.heads) if case.sinks else None, lse_includes_sink=case.lse_includes_sink,
-        cum_seq_lens_q=_lengths(itertools.accumulate(case.q_lens, initial=0)) if case.q_lens else None,
-        max_q_len=q_len if case.q_lens else None, batch_invariant=case.batch_invariant,
+        cum_seq_lens_q=given.ends_q, max_q_len=q_len if case.q_lens else None, batch_invariant=case.batch_invariant,
     )  # fmt: skip
     return results
 
@@ -126,7 +127,8 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
         visible = torch.randint(0, max(case.lengths), (tokens,), dtype=torch.int32).to("cuda")
     return _Problem(
         query, given, rows, _as_given(row, cache), tables.to("cuda"),
-        _lengths(own.shape[0] for own in rows), _lengths(case.lengths), visible,
+        _lengths(own.shape[0] for own in rows), max(own.shape[0] for own in rows), _lengths(case.lengths), visible,
+        _lengths(itertools.accumulate(case.q_lens, initial=0)) if case.q_lens else None,
     )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -10,6 +12,8 @@ POISON = 0xFF
 """Byte of what nobody wrote: NaN in every dtype of ours, alone or repeated, and -1 in integers."""
 _GUARD = 0xA5
 _GUARD_BYTES = 4096
+_BYTES_AT_ONCE = 1 << 27
+"""For repetitions: more gain nothing, and several processes share a GPU."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -29,30 +33,114 @@ def surrounded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return Memory().allocate(shape, dtype, guard=POISON)
 
 
+class _Asked(NamedTuple):
+    """A tensor as a call asks for it, which lies in a block of bytes, between guard bytes. gap: so many elements behind
+    each row (last dimension) are guard bytes, too. scratch: what a call leaves in it is nobody's business."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    gap: int
+    scratch: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes, with those behind rows."""
+        *outer, width = self.shape
+        return math.prod(outer) * (width + self.gap) * self.dtype.itemsize
+
+    @property
+    def block_size(self) -> int:
+        """Bytes, with those before and after: a multiple of what any tensor is aligned to."""
+        return -(-self.size // _GUARD_BYTES) * _GUARD_BYTES + 2 * _GUARD_BYTES
+
+    def within(self, blocks: torch.Tensor) -> torch.Tensor:
+        """The tensor in each of the blocks [.., bytes]."""
+        *outer, width = self.shape
+        rows = blocks[..., _GUARD_BYTES : _GUARD_BYTES + self.size]
+        return rows.unflatten(-1, (*outer, (width + self.gap) * self.dtype.itemsize)).view(self.dtype)[..., :width]
+
+    def fill(self, block: torch.Tensor, byte: int) -> torch.Tensor:
+        """The block, after its tensor was filled."""
+        self.within(block).view(torch.uint8).fill_(byte)
+        return block
+
+    def new_block(self, around: int, byte: int) -> torch.Tensor:
+        """A block whose tensor holds one byte everywhere, between another."""
+        return self.fill(torch.full((self.block_size,), around, dtype=torch.uint8, device="cuda"), byte)
+
+
 class Memory:
     """Gives out poisoned memory between guard bytes, and knows whether they changed."""
 
     def __init__(self) -> None:
-        self._guards: list[torch.Tensor] = []
+        self.given: list[tuple[_Asked, torch.Tensor]] = []
+        """What was asked for, and the block that it lies in."""
 
     def allocate(
-        self, shape: tuple[int, ...], dtype: torch.dtype, *, gap: int = 0, guard: int = _GUARD
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, gap: int = 0, scratch: bool = False, guard: int = _GUARD
     ) -> torch.Tensor:
-        """A tensor; behind each row (last dimension) lie `gap` elements of guard bytes."""
-        *outer, width = shape
-        size = math.prod(outer) * (width + gap) * dtype.itemsize
-        memory = torch.full((size + 2 * _GUARD_BYTES,), guard, dtype=torch.uint8, device="cuda")
-        before, inner, after = memory.split([_GUARD_BYTES, size, _GUARD_BYTES])
-        rows = inner.view(*outer, (width + gap) * dtype.itemsize)
-        tensor, between = rows.split([width * dtype.itemsize, gap * dtype.itemsize], -1)
-        tensor.fill_(POISON)
-        self._guards += [before, between, after]
-        return rows.view(dtype)[..., :width]
+        """A tensor, behind whose rows (last dimension) lie `gap` elements of guard bytes. scratch: repetitions may
+        leave something else in it."""
+        asked = _Asked(tuple(shape), dtype, gap, scratch)
+        block = asked.new_block(guard, POISON)
+        self.given.append((asked, block))
+        return asked.within(block)
 
-    def overrun(self) -> torch.Tensor:
-        """Whether guard bytes of what was given out since the last asking have changed: a bool on the GPU."""
-        changed = torch.zeros((), dtype=torch.bool, device="cuda")
-        for guard in self._guards:
-            changed |= (guard != _GUARD).any()
-        self._guards.clear()
-        return changed
+    def overrun(self) -> bool:
+        """Whether guard bytes of what was given out have changed."""
+        return any(bool((asked.fill(block.clone(), _GUARD) != _GUARD).any()) for asked, block in self.given)
+
+
+class Room(Memory):
+    """Memory of a repetition: what the first call asked for, in that order."""
+
+    def __init__(self, tensors: Iterable[tuple[_Asked, torch.Tensor]]) -> None:
+        super().__init__()
+        self._tensors = iter(tensors)
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, gap: int = 0, scratch: bool = False, guard: int = _GUARD
+    ) -> torch.Tensor:
+        """The next tensor."""
+        asked, tensor = next(self._tensors)
+        if asked != (tuple(shape), dtype, gap, scratch):
+            raise RuntimeError(f"a repetition asks for {shape} of {dtype}, where the first call asked for {asked}")
+        return tensor
+
+
+class Repetitions:
+    """Memory for repetitions of a call, many of them side by side, so that they are poisoned and looked at together:
+    launches for each of them would take many times as long as the calls."""
+
+    def __init__(self, first: Memory) -> None:
+        """first: what the first call was given, and has written to."""
+        self._asked = [asked for asked, _ in first.given]
+        self._poisoned = torch.cat([asked.new_block(_GUARD, POISON) for asked in self._asked])
+        self._expected = torch.cat([block for _, block in first.given])
+        # All bits of the bytes that are looked at, and none of others.
+        self._guards = torch.cat([asked.new_block(0xFF, 0) for asked in self._asked]).view(torch.int64)
+        self._results = torch.cat([asked.new_block(0, 0 if asked.scratch else 0xFF) for asked in self._asked])
+        self._results = self._results.view(torch.int64)
+        self._overrun = torch.zeros((), dtype=torch.bool, device="cuda")
+        self._differing = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def rooms(self, count: int) -> Iterator[Room]:
+        """Memory for each of so many calls, which are over when the next is asked for."""
+        most = max(1, min(count, _BYTES_AT_ONCE // self._poisoned.numel()))
+        sizes = [asked.block_size for asked in self._asked]
+        for start in range(0, count, most):
+            blocks = self._poisoned.repeat(min(most, count - start), 1)
+            parts = zip(self._asked, blocks.split(sizes, -1), strict=True)
+            for tensors in zip(*(asked.within(part).unbind() for asked, part in parts), strict=True):
+                yield Room(zip(self._asked, tensors, strict=True))
+            changed = blocks.view(torch.int64) ^ self._expected.view(torch.int64)
+            self._overrun |= (changed & self._guards).any()
+            self._differing += (changed & self._results).any(-1).sum()
+
+    def overrun(self) -> bool:
+        """Whether guard bytes have changed."""
+        return bool(self._overrun)
+
+    def differing(self) -> int:
+        """How many calls left something else in results than the first one."""
+        return int(self._differing)

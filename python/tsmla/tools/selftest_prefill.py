@@ -13,7 +13,7 @@ from ..checks import TORCH_DTYPE_OF
 from ..prefill import tsmla_prefill
 from ..support import NOPE_DIMS
 from ..variant import Dtype, PrefillVariant
-from .selftest_cases import PrefillCase
+from .selftest_cases import PrefillCase, cases_of
 from .selftest_memory import Memory, is_poison, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 
@@ -24,8 +24,8 @@ _PADDED_ENTRIES = 2
 _GAP = 16
 """Elements between the rows of a strided query or output."""
 _LSE = (1e-5, 2e-6)
-_KEPT = 32
-"""Problems kept for other variants of the same inputs: more than there are cases."""
+_KEPT = len(cases_of("prefill", full=True))
+"""Problems kept for other variants of the same inputs: with fewer than there are cases, none would be found."""
 
 
 class _Problem(NamedTuple):

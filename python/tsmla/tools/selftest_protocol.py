@@ -26,7 +26,8 @@ class Outcome:
     """What came of one kernel.
 
     cases: how many ran. worst_error: the largest, as a fraction of what is allowed; of packs, how many elements are
-    wrong. served: the step that found the kernel. problem: "" when `ok`.
+    wrong. served: the step that found the kernel. problem: "" when `ok`. seconds: that it took. The first of several
+    kernels with the same inputs makes these, and what they must give, for the others.
     """
 
     symbol: str
@@ -36,6 +37,7 @@ class Outcome:
     worst_error: float = 0.0
     served: str = ""
     problem: str = ""
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

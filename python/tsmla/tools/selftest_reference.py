@@ -6,6 +6,7 @@ makes everyone round. It may be twice as far from the former as the latter is, a
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -87,6 +88,7 @@ def attend(
     return Attended((weights.to(exact) @ v.to(exact)).double(), lse)
 
 
+@functools.lru_cache
 def sinks_of(heads: int) -> torch.Tensor:
     """Sinks that leave nearly everything and nearly nothing, and some that do nothing, [heads] float32."""
     return torch.tensor([_SINKS[head % len(_SINKS)] for head in range(heads)], device="cuda")
