@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE,
 from tsmla import gpu, manifest, toolchain
 from tsmla.tools import cli, emulated, records, selftest_family
 from tsmla.tools.selftest_cases import cases_of
-from tsmla.tools.selftest_family import Limits, run_family
+from tsmla.tools.selftest_family import Limits, run_all, run_family, shares
 from tsmla.tools.selftest_protocol import Job
 from tsmla.variant import FAMILIES, SHIPPED_ARCHS, Arch
 
@@ -38,6 +41,11 @@ for plain in job["kernels"]:
     say(case="a tile")
     if act == "hangs":
         time.sleep(60)
+    if "/" in act:  # names of directories: one to make, and one that another makes
+        made, other = act.split()
+        os.mkdir(made)
+        while not os.path.exists(other):
+            time.sleep(0.01)
     if act == "dies":
         print("illegal memory access", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -54,6 +62,7 @@ for plain in job["kernels"]:
 """
 """A child that acts as it is told for each kernel, instead of running it."""
 LIMITS = Limits(start=30, case=1)
+NO_INPUTS = {"out_dtype", "causal", "lse", "pdl"}
 VARIANTS = matrix(["sm_90a"], ["decode"])
 SYMBOLS = [variant.symbol() for variant in VARIANTS]
 SAID = {
@@ -126,6 +135,60 @@ def test_a_child_is_a_module_that_can_run(monkeypatch: pytest.MonkeyPatch) -> No
     outcomes, machine = run(Limits(120, 120))
     assert machine is None and not any(outcome.ok for outcome in outcomes)
     assert "not run: its process ended with status 1" in outcomes[0].problem
+
+
+def test_children_run_side_by_side(stand_in, tmp_path: Path) -> None:
+    """Two that wait for each other come to an end; outcomes are told as they come, and returned in order."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    stand_in(**{DECODE.symbol(): f"{a} {b}", PACK.symbol(): f"{b} {a}"})
+    told: list = []
+    variants = [PREFILL, DECODE, PACK]
+    outcomes, machine = run_all(variants, Job([], False, 2, ("shipped",)), LIMITS._replace(case=20), told.append, 2)
+    assert [(each.symbol, each.problem) for each in outcomes] == [(variant.symbol(), "") for variant in variants]
+    assert sorted(told, key=str) == sorted(outcomes, key=str) and machine is not None and machine.gpu == "NVIDIA H200"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_no_child_outlives_the_command(stand_in, monkeypatch: pytest.MonkeyPatch, error) -> None:
+    stand_in(**{DECODE.symbol(): "hangs"})
+    processes, popen = [], subprocess.Popen
+
+    def start(*args, **named):
+        processes.append(popen(*args, **named))
+        return processes[-1]
+
+    def tell(outcome) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(error):
+        run_all([PREFILL, DECODE], Job([], False, 2, ("shipped",)), LIMITS._replace(case=50), tell, 2)
+    assert len(processes) == 2 and all(process.wait(10) in (0, -signal.SIGKILL) for process in processes)
+
+
+def test_what_a_thread_cannot_do_is_an_error(stand_in, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest_family, "child_command", lambda family: ["/nothing/here"])
+    with pytest.raises(FileNotFoundError):
+        run_all([PREFILL, DECODE], Job([], False, 2, ("shipped",)), LIMITS, lambda outcome: None, 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 10, 64])
+@pytest.mark.parametrize("full", [False, True])
+def test_shares_are_all_kernels_with_their_inputs_made_once(processes: int, full: bool) -> None:
+    variants = matrix(["sm_90a"])
+    found = shares(variants, processes, full)
+    assert sorted(each.symbol() for share in found for each in share) == [each.symbol() for each in variants]
+    assert all(len({each.family for each in share}) == 1 for share in found)
+    inputs = [
+        {dataclasses.replace(each, **{name: vars(variants[0]).get(name) for name in NO_INPUTS & vars(each).keys()})
+         for each in share} for share in found
+    ]  # fmt: skip
+    assert sum(map(len, inputs)) == len(set().union(*inputs))
+    work = [len(share) * len(cases_of(share[0].family, full=full)) for share in found]
+    assert work == sorted(work, reverse=True)
+    assert len(found) == len(FAMILIES) if processes == 1 else len(found) >= min(processes, 10)
+    if processes == 10:
+        assert work[0] <= 0.16 * sum(work), "a tenth, and what cannot be divided"
 
 
 @pytest.fixture
@@ -261,7 +324,6 @@ def test_no_library_for_the_operator(shipped: Path, monkeypatch, capsys) -> None
     [
         (["--kernel", "nothing"], "the libraries have no nothing"),
         (["--family", "pack", "--kernel", DECODE.symbol()], "the libraries have no tsmla_decode"),
-        (["--emulated", "sm_90a", "--full"], "--full takes days in the emulator"),
     ],
 )
 def test_wrong_use(installed: Path, monkeypatch, capsys, arguments: list[str], text: str) -> None:

@@ -1,5 +1,5 @@
 """`tsmla selftest`: every shipped kernel of this machine's GPU on edge cases against float64, poisoned surroundings and
-repetitions that must agree bit for bit. Or, short, the kernels of any architecture in the emulator.
+repetitions that must agree bit for bit. Or the kernels of any architecture in the emulator.
 
 This process never touches the GPU; kernels run in child processes. Standard library only.
 """
@@ -20,7 +20,7 @@ from .. import gpu, manifest, toolchain
 from ..errors import ArgumentError, LibraryError
 from ..variant import FAMILIES, Arch, Variant
 from . import emulated, records
-from .selftest_family import EMULATED, ON_GPU, run_family
+from .selftest_family import EMULATED, ON_GPU, run_all
 from .selftest_protocol import Job, Machine, Outcome
 
 _REPEATS_FULL, _REPEATS, _REPEATS_EMULATED = 100, 10, 2
@@ -46,8 +46,6 @@ def selftest(asked: Asked) -> int:
     """
     if asked.emulated:
         emulated.require()
-        if asked.full:
-            raise ArgumentError("selftest: --full takes days in the emulator; leave it out with --emulated")
         arch = Arch(asked.emulated)
     else:
         found, text = gpu.current_arch()
@@ -95,7 +93,7 @@ def _libraries(arch: Arch) -> list[manifest.LibraryRecord]:
 
 
 def _chosen(variants: list[Variant], asked: Asked) -> list[Variant]:
-    """Those asked for, in symbol order: neighbours have inputs in common."""
+    """Those asked for, in symbol order."""
     known = {v.symbol(): v for v in variants if v.family in (asked.families or FAMILIES)}
     if unknown := [symbol for symbol in asked.symbols if symbol not in known]:
         raise ArgumentError(f"selftest: the libraries have no {', '.join(unknown)}; `tsmla list` prints what they have")
@@ -104,17 +102,11 @@ def _chosen(variants: list[Variant], asked: Asked) -> list[Variant]:
 
 def _run(variants: list[Variant], asked: Asked, tell) -> tuple[list[Outcome], Machine | None]:
     if asked.emulated:
-        job, limits = Job([], False, _REPEATS_EMULATED, ("emulated",), asked.emulated), EMULATED
+        job, limits = Job([], asked.full, _REPEATS_EMULATED, ("emulated",), asked.emulated), EMULATED
     else:
         job = Job([], asked.full, _REPEATS_FULL if asked.full else _REPEATS, ("shipped", "override"))
         limits = ON_GPU
-    outcomes, machine = [], None
-    for family in FAMILIES:
-        if own := [variant for variant in variants if variant.family == family]:
-            done, found = run_family(family, own, job, limits, tell)
-            outcomes += done
-            machine = found or machine
-    return outcomes, machine
+    return run_all(variants, job, limits, tell)
 
 
 def _line(outcome: Outcome) -> str:

@@ -1,5 +1,5 @@
-"""One operator family of `tsmla selftest`, run in child processes with time limits: a hang or a crash is an outcome of
-the kernel that was running, and a new child goes on with the kernels after it.
+"""The kernels of `tsmla selftest`, shared out among child processes with time limits, several side by side: a hang or a
+crash is an outcome of the kernel that was running, and a new child goes on with the kernels after it.
 
 This process never touches the GPU. Standard library only.
 """
@@ -21,10 +21,15 @@ from typing import IO, Any, NamedTuple
 
 from ..settings import BACKEND
 from ..variant import Variant
+from .selftest_cases import cases_of
 from .selftest_protocol import Job, Machine, Outcome
 
 _MOST_HANGS = 3
-"""Hung kernels of a family after which its others are not run."""
+"""Hung kernels of a child's share after which its others are not run."""
+_MOST_CHILDREN = 10
+"""Children side by side, which share one GPU and its memory, however many cores there are."""
+_NO_INPUTS = {"out_dtype", "causal", "lse", "pdl"}
+"""Facts of variants on which the inputs of their calls do not depend."""
 _SECONDS_TO_END = 30
 """For a child that has closed its output or was killed."""
 _QUOTED = 600
@@ -48,13 +53,89 @@ def child_command(family: str) -> list[str]:
     return [sys.executable, "-m", "tsmla.tools.selftest_child", family]
 
 
-def run_family(
-    family: str, variants: Sequence[Variant], job: Job, limits: Limits, tell: Callable[[Outcome], None]
+def run_all(
+    variants: Sequence[Variant], job: Job, limits: Limits, tell: Callable[[Outcome], None], processes: int = 0
 ) -> tuple[list[Outcome], Machine | None]:
-    """The outcome of every variant, each told as soon as it is known, and what the last child that started ran on.
+    """Run variants in child processes side by side. Returns their outcomes, in the variants' order, each of which was
+    told as soon as it was known, and what the children ran on.
+
+    job: what is common to all children; its kernels are filled in here. processes: how many at once; 0: one for each
+    core, within reason. No child runs any more when this returns or raises.
+    """
+    processes = processes or min(len(os.sched_getaffinity(0)), _MOST_CHILDREN)
+    waiting: queue.SimpleQueue[list[Variant]] = queue.SimpleQueue()
+    for share in shares(variants, processes, job.full):
+        waiting.put(share)
+    # From a thread: an outcome; at its end, what its children ran on, or the error that ended it.
+    said: queue.SimpleQueue[Outcome | Machine | None | Exception] = queue.SimpleQueue()
+    children = _Children()
+
+    def work() -> None:
+        machine = None
+        try:
+            while True:
+                share = waiting.get_nowait()
+                machine = run_family(share[0].family, share, job, limits, said.put, children)[1] or machine
+        except queue.Empty:
+            said.put(machine)
+        except Exception as error:
+            said.put(error)
+
+    outcomes: dict[str, Outcome] = {}
+    machine, working = None, min(processes, waiting.qsize())
+    try:
+        for _ in range(working):
+            threading.Thread(target=work, daemon=True).start()
+        while working:
+            event = said.get()
+            if isinstance(event, Outcome):
+                outcomes[event.symbol] = event
+                tell(event)
+            elif isinstance(event, Exception):
+                raise event
+            else:
+                machine, working = event or machine, working - 1
+    finally:
+        children.end()
+    return [outcomes[variant.symbol()] for variant in variants], machine
+
+
+def shares(variants: Sequence[Variant], processes: int, full: bool) -> list[list[Variant]]:
+    """Variants divided among children, for `processes` to be busy: the largest share first, each of one family.
+
+    Variants with the same inputs stay together, since a child makes these, and what they must give, only once.
+    """
+    families: dict[str, dict[Any, list[Variant]]] = {}
+    for variant in variants:
+        inputs = tuple(value for name, value in vars(variant).items() if name not in _NO_INPUTS)
+        families.setdefault(variant.family, {}).setdefault(inputs, []).append(variant)
+    cases = {family: len(cases_of(family, full=full)) for family in families}
+    total = sum(cases[variant.family] for variant in variants)
+    found = []
+    for family, groups in families.items():
+        kernels = sum(map(len, groups.values()))
+        count = min(len(groups), max(1, round(processes * kernels * cases[family] / total)))
+        parts: list[list[Variant]] = [[] for _ in range(count)]
+        for group in sorted(groups.values(), key=len, reverse=True):
+            min(parts, key=len).extend(group)
+        found += parts
+    return sorted(found, key=lambda share: len(share) * cases[share[0].family], reverse=True)
+
+
+def run_family(
+    family: str,
+    variants: Sequence[Variant],
+    job: Job,
+    limits: Limits,
+    tell: Callable[[Outcome], None],
+    children: _Children | None = None,
+) -> tuple[list[Outcome], Machine | None]:
+    """The outcome of every variant, each told as soon as it is known, and what the last child that started ran on. One
+    child runs at a time.
 
     job: what is common to all children; its kernels are filled in here.
     """
+    children = children or _Children()
     outcomes: list[Outcome] = []
     machine, hangs = None, 0
 
@@ -64,7 +145,7 @@ def run_family(
 
     while waiting := variants[len(outcomes) :]:
         before = len(outcomes)
-        child = _Child(family, dataclasses.replace(job, kernels=[variant.to_dict() for variant in waiting]))
+        child = _Child(family, dataclasses.replace(job, kernels=[variant.to_dict() for variant in waiting]), children)
         with child:
             child.follow([variant.symbol() for variant in waiting], limits, add)
         machine = child.machine or machine
@@ -76,11 +157,41 @@ def run_family(
     return outcomes, machine
 
 
+class _Children:
+    """Processes that may run, until `end` kills them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] | None = set()
+
+    def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
+        """Raises RuntimeError after the end."""
+        with self._lock:
+            if self._running is None:
+                raise RuntimeError("the selftest has ended")
+            process = subprocess.Popen(command, text=True, errors="replace", **options)
+            self._running.add(process)
+        return process
+
+    def forget(self, process: subprocess.Popen[str]) -> None:
+        """One that has ended."""
+        with self._lock:
+            if self._running is not None:
+                self._running.discard(process)
+
+    def end(self) -> None:
+        """Kill all, and start no more."""
+        with self._lock:
+            for process in self._running or ():
+                process.kill()
+            self._running = None
+
+
 class _Child:
     """A process that runs kernels. After `follow`: `machine` is what it said it runs on, `end` how it ended, `hung`
     whether that was by the time limit."""
 
-    def __init__(self, family: str, job: Job) -> None:
+    def __init__(self, family: str, job: Job, children: _Children) -> None:
         self.machine: Machine | None = None
         self.end = ""
         self.hung = False
@@ -88,9 +199,10 @@ class _Child:
         self._garbage = ""
         # "binary": a kernel that was compiled just now is not one that ships. The path: tsmla need not be installed.
         environment = {BACKEND.name: "binary", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(
-            child_command(family), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            errors="replace", env={**os.environ, **environment},
+        self._children = children
+        self._process = children.start(
+            child_command(family), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env={**os.environ, **environment},
         )  # fmt: skip
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -105,6 +217,7 @@ class _Child:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
+        self._children.forget(self._process)
         self._errors.close()
 
     def follow(self, symbols: list[str], limits: Limits, add: Callable[[Outcome], None]) -> None:
