@@ -79,8 +79,10 @@ def cache_key() -> dict[str, Any]:
     """What, besides the variant, decides an object's bytes. Object files hold code for the CPU that compiled them."""
     try:
         flavour, digest = loader.runtime_library().parent.parent.name, toolchain.source_digest()
-    except (RuntimeLibraryError, ModuleNotFoundError) as error:
+    except (RuntimeLibraryError, ModuleNotFoundError, OSError) as error:
         raise CompileError(f"cannot compile here: {error}") from error
+    if reason := toolchain.why_tvm_ffi_not_accepted():
+        raise CompileError(f"cannot compile here: {reason}")
     return {
         "sources": digest,
         "compilers": toolchain.versions(),
@@ -102,10 +104,10 @@ def _key_name(key: dict[str, Any]) -> str:
 
 def _cpu_features() -> str:
     try:
-        found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(rb"^(?:flags|Features)\s*:\s*(.*)$", Path("/proc/cpuinfo").read_bytes(), re.MULTILINE)
     except OSError:
         found = None
-    return hashlib.sha256(found[1].encode()).hexdigest()[:20] if found else "unknown"
+    return hashlib.sha256(found[1]).hexdigest()[:20] if found else "unknown"
 
 
 def _record(entry: Path) -> Path:
@@ -162,7 +164,7 @@ def _compile(variant: Variant) -> bytes:
             compile_variant(variant).export_to_c(str(file), function_name=symbol, export_only_tvm_ffi_symbols=True)
             code = file.read_bytes()
         except Exception as error:  # the compiler has no common exception type
-            raise CompileError(f"compiling {symbol} failed: {type(error).__name__}: {error}") from error
+            raise CompileError(f"compiling {symbol} failed: {_described(error)}") from error
     logger.warning("compiled %s in %.1f s", symbol, time.perf_counter() - started)
     return code
 
@@ -178,7 +180,13 @@ def _load_object(code: bytes, symbol: str) -> Callable[..., None]:
             file.flush()
             return load_module(f"/proc/self/fd/{file.fileno()}", enable_tvm_ffi=True)[symbol]
     except Exception as error:  # the compiler has no common exception type
-        raise CompileError(f"the object code of {symbol} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise CompileError(f"the object code of {symbol} cannot be loaded: {_described(error)}") from error
+
+
+def _described(error: Exception) -> str:
+    """An error of the compiler, and what to do where it cannot be imported."""
+    advice = f": {toolchain.why_no_cutlass()}" if getattr(error, "name", None) == "cutlass" else ""
+    return f"{type(error).__name__}: {error}{advice}"
 
 
 @contextlib.contextmanager

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import threading
@@ -17,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import gpu, image, manifest, toolchain
+from . import gpu, image, manifest, toolchain, trust
 from .errors import LibraryError, ManifestError, RuntimeLibraryError
+from .toolchain import INSTALL
 from .variant import SHIPPED_ARCHS, Arch, Variant
 
 RUNTIME_FILE = "libcute_dsl_runtime.so"
-INSTALL = f"pip install -U 'nvidia-cutlass-dsl>={toolchain.MIN_RUNTIME}'"
 WHEEL_TAGS = {host: f"py3-none-manylinux_2_28_{host}" for host in image.HOSTS.values()}
 """Host -> tag of the wheel that has libraries for it. The second part is what the two runtime packages promise."""
 
@@ -85,7 +83,7 @@ def open_library(
     """
     try:
         path = Path(path).expanduser().absolute()
-    except RuntimeError as error:  # ~ of a user who has no home directory or does not exist
+    except (RuntimeError, OSError, ValueError) as error:  # ~ of nobody, or a path from a directory that is gone
         raise LibraryError(f"{path} cannot be read: {error}") from error
     with _lock:
         library = _opened.get(path)
@@ -111,15 +109,30 @@ def runtime_library() -> Path:
     both share one copy.
     """
     named = [Path(text) for text in os.environ.get("CUTE_DSL_LIBS", "").split(":") if text.endswith(RUNTIME_FILE)]
-    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
-    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    try:
+        roots, unknown = toolchain.dsl_roots(), ""
+    except OSError as error:
+        roots, unknown = [], f"nvidia-cutlass-dsl cannot be looked for: {error}"
     flavours = ("cu13", "cu12") if (gpu.driver_cuda_major() or 0) >= 13 else ("cu12",)
     installed = [root / flavour / "lib" / RUNTIME_FILE for flavour in flavours for root in roots]
-    for file in (*named, *installed):
-        if file.is_file():
+    places = [*named, *installed]
+    for file in places:
+        if os.path.isfile(file):
             return file
-    where = f"looked for {', '.join(map(str, installed))}" if installed else "nvidia-cutlass-dsl is not installed"
-    raise RuntimeLibraryError(f"{RUNTIME_FILE} of NVIDIA's CuTe DSL is missing ({where}); fix: {INSTALL}")
+    causes = [f"looked for {', '.join(map(_unserved, places))}"] if places else []
+    if not installed:
+        causes.append(unknown or "nvidia-cutlass-dsl is not installed")
+    fix = INSTALL
+    if not all(map(trust.missing, places)):
+        fix = f"let user {os.geteuid()} read these files, or install nvidia-cutlass-dsl where this user may"
+    raise RuntimeLibraryError(f"{RUNTIME_FILE} of NVIDIA's CuTe DSL is missing ({'; '.join(causes)}); fix: {fix}")
+
+
+def _unserved(file: Path) -> str:
+    """A path at which no file is, with the reason unless nothing is there."""
+    error = trust.why_unseen(file)
+    cause = error.strerror if error else "it is no regular file"
+    return str(file) if trust.missing(file) else f"{file}: {cause}"
 
 
 @functools.lru_cache(maxsize=1)
@@ -148,13 +161,23 @@ def _load(path: Path, family: str | None, arch: Arch | None, record: manifest.Li
     _check_purpose(path, said, family, arch)
     _check_runtime_version(path, said.min_runtime)
     _check_runtime_cuda(path, said.arch)
+    if reason := toolchain.why_tvm_ffi_not_accepted():
+        raise RuntimeLibraryError(f"{path} cannot be loaded: {reason}")
     _map_runtime()
     try:
         import tvm_ffi
-    except (ImportError, OSError) as error:  # OSError: a system library that it needs is missing
-        raise RuntimeLibraryError(f"tvm_ffi cannot be imported: {error}; fix: pip install -U apache-tvm-ffi") from error
+    except Exception as error:  # OSError where a library that it needs is missing, RuntimeError where its own is
+        raise RuntimeLibraryError(
+            f"tvm_ffi cannot be imported: {error}; fix: pip install -U '{toolchain.TVM_FFI}'"
+        ) from error
     try:
-        module = tvm_ffi.load_module(str(path))
+        spelled = os.fsencode(path).decode()  # TVM-FFI takes UTF-8, whatever the locale's encoding
+    except UnicodeError:
+        raise LibraryError(
+            f"{str(path)!r} cannot be loaded: TVM-FFI takes paths in UTF-8, and this is none; rename its directories"
+        ) from None
+    try:
+        module = tvm_ffi.load_module(spelled)
     except Exception as error:  # TVM-FFI raises plain RuntimeError with dlopen's text
         text = str(error)
         if "undefined symbol" in text and any(symbol in text for symbol in _RUNTIME_SYMBOLS):
@@ -179,11 +202,10 @@ def _exported(module: Any, name: str) -> Callable[..., Any] | None:
 
 
 def _check_runtime_version(path: Path, needed: str) -> None:
-    try:
-        installed = importlib.metadata.version("nvidia-cutlass-dsl")
-    except importlib.metadata.PackageNotFoundError:
+    installed = toolchain.installed_version("nvidia-cutlass-dsl")
+    if installed is None:
         return  # the runtime library came from CUTE_DSL_LIBS, whose version nobody records; its symbols did resolve
-    if _release(installed) < _release(needed):
+    if toolchain.release(installed) < toolchain.release(needed):
         raise RuntimeLibraryError(f"{path} needs nvidia-cutlass-dsl {needed}, {installed} is installed; fix: {INSTALL}")
 
 
@@ -196,12 +218,3 @@ def _check_runtime_cuda(path: Path, arch: Arch) -> None:
         raise RuntimeLibraryError(
             f"{path} needs {RUNTIME_FILE} of CUDA 13; {file} is of CUDA 12. Fix: pip install 'nvidia-cutlass-dsl[cu13]'"
         )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    numbers = []
-    for part in version.split("."):
-        if not part.isascii() or not part.isdigit() or len(part) > 9:
-            break
-        numbers.append(int(part))
-    return tuple(numbers)

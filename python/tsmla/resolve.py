@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import jit, loader, manifest, settings, toolchain
+from . import jit, loader, manifest, settings, toolchain, trust
 from .errors import KernelUnavailable, LibraryError, SettingError, TsmlaError, UnsupportedError
 from .support import why_unsupported
 from .variant import SHIPPED_ARCHS, Arch, Variant
@@ -132,7 +132,7 @@ def _search(variant: Variant) -> Resolved:
             raise
         except TsmlaError as error:
             tried.append(f"{name}: {error}")
-            if name == "shipped" and (toolchain.shipped_libraries() / manifest.MANIFEST_FILE).exists():
+            if name == "shipped" and not trust.missing(toolchain.shipped_libraries() / manifest.MANIFEST_FILE):
                 logger.warning("%s: no shipped kernel: %s", variant.symbol(), str(error).partition("\n")[0])
     raise KernelUnavailable(
         f"no kernel {variant.symbol()} for {variant.arch} ({variant.arch.gpus}); tried\n  "
@@ -169,6 +169,10 @@ def _check_sources(library: loader.Library) -> None:
         current = _source_digest()
     except ModuleNotFoundError:
         return  # no sources to differ from
+    except OSError as error:
+        raise LibraryError(
+            f"{library.path} cannot be compared with the installed kernel sources, which cannot be read: {error}"
+        ) from error
     if library.manifest.source_digest != current:
         raise LibraryError(
             f"{library.path} was built from other kernel sources than those at {toolchain.kernel_sources()}; "

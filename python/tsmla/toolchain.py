@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from . import gpu
+from . import gpu, trust
 from .manifest import MANIFEST_FILE
 from .variant import SHIPPED_ARCHS, Arch
 
@@ -22,6 +25,10 @@ CUDA_13_COMPILER = "nvidia-cutlass-dsl-libs-cu13"
 is too old."""
 MIN_RUNTIME = "4.7.1"
 """Lowest nvidia-cutlass-dsl whose libcute_dsl_runtime.so has every symbol that a library built here needs."""
+INSTALL = f"pip install -U 'nvidia-cutlass-dsl>={MIN_RUNTIME}'"
+TVM_FFI_FROM, TVM_FFI_BELOW = "0.1.11", "0.2"
+"""Versions of apache-tvm-ffi that libraries load with: from the first, below the second."""
+TVM_FFI = f"apache-tvm-ffi>={TVM_FFI_FROM},<{TVM_FFI_BELOW}"
 CODE_SHAPING = ("call.py", "dtype.py", "plan.py", "row_format.py", "support.py", "variant.py")
 """Files of tsmla itself that decide what a kernel source compiles to."""
 
@@ -29,13 +36,49 @@ CODE_SHAPING = ("call.py", "dtype.py", "plan.py", "row_format.py", "support.py",
 def versions() -> dict[str, str]:
     """Installed versions of COMPILERS, and of CUDA_13_COMPILER where it is what compiles, by distribution name; one
     that is not installed is left out."""
-    found = {}
-    for name in (*COMPILERS, *([CUDA_13_COMPILER] if _compiles_for() == 13 else [])):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    names = (*COMPILERS, *([CUDA_13_COMPILER] if _compiles_for() == 13 else []))
+    return {name: version for name in names if (version := installed_version(name))}
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution; None where none is installed, or what says so cannot be read."""
+    try:
+        return importlib.metadata.version(distribution)
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with, to compare: (4, 7, 1) of 4.7.1.post2."""
+    found = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def why_tvm_ffi_not_accepted() -> str | None:
+    """A sentence saying that the installed apache-tvm-ffi is too old or too new, and what to do; None when it is
+    neither, and where its version is not known."""
+    found = installed_version("apache-tvm-ffi")
+    if found is None or release(TVM_FFI_FROM) <= release(found) < release(TVM_FFI_BELOW):
+        return None
+    accepted = TVM_FFI.removeprefix("apache-tvm-ffi")
+    return f"apache-tvm-ffi {found} is installed, accepted is {accepted}; fix: pip install '{TVM_FFI}'"
+
+
+def why_no_cutlass() -> str:
+    """The reason, and what to do, where CuTe DSL's package `cutlass` cannot be imported: nvidia-cutlass-dsl is not
+    installed, or it is in a directory whose .pth files Python does not read."""
+    try:
+        places = [root / name for root in dsl_roots() for name in sorted(os.listdir(root))]
+    except OSError as error:
+        return f"nvidia-cutlass-dsl cannot be looked for: {error}"
+    place = next((place for place in places if os.path.isfile(place / "cutlass" / "__init__.py")), None)
+    if place is None:
+        return f"nvidia-cutlass-dsl is not installed; fix: {INSTALL}"
+    return (
+        f"nvidia-cutlass-dsl lies in {place.parents[1]}, but its package cutlass, in {place}, is not on Python's path: "
+        "the .pth file which puts it there is read in site directories only. Fix: add "
+        f"{place} to PYTHONPATH, or install nvidia-cutlass-dsl without --target"
+    )
 
 
 def why_not_compiled(arch: Arch) -> str | None:
@@ -62,14 +105,24 @@ def _compiles_for() -> int | None:
 
 def installed_compilers() -> set[int]:
     """CUDA major versions that CuTe DSL is installed for."""
+    try:
+        roots = dsl_roots()
+    except OSError:
+        return set()
+    return {major for major in (12, 13) for root in roots if os.path.isdir(root / f"cu{major}" / "lib")}
+
+
+def dsl_roots() -> list[Path]:
+    """Directories of the package nvidia_cutlass_dsl, none where it is not installed. Raises OSError where Python's path
+    cannot be searched for it."""
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
-    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
-    return {major for major in (12, 13) for root in roots if (root / f"cu{major}" / "lib").is_dir()}
+    return [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
 
 
 def kernel_sources() -> Path:
     """Directory of the package tsmla_kernels. Raises ModuleNotFoundError when it is not installed, or is not this
-    package's: it imports `tsmla` by that name, and Hugging Face's `kernels` loads this package under another."""
+    package's: it imports `tsmla` by that name, and Hugging Face's `kernels` loads this package under another. Raises
+    OSError where Python's path cannot be searched for it."""
     if __package__ != "tsmla":
         raise ModuleNotFoundError(
             f"this copy of tsmla, loaded as {__package__}, comes without kernel sources: install tsmla to compile",
@@ -87,11 +140,14 @@ def kernel_sources() -> Path:
 def shipped_libraries() -> Path:
     """Directory that the libraries of this installation lie in; it need not exist.
 
-    An editable install has two: what was built by hand beside the sources, if finished, goes before what pip built.
+    An editable install has two: what was built by hand beside the sources, if finished, goes before what pip built. One
+    that cannot be looked at is returned where no other is finished, so that reading it says why.
     """
     parts = [str(Path(__file__).parent), *sys.modules[__package__].__path__]
     candidates = [Path(part) / "objs" for part in dict.fromkeys(parts)]
-    return next((path for path in candidates if (path / MANIFEST_FILE).exists()), candidates[0])
+    found = [path for path in candidates if trust.why_unseen(path / MANIFEST_FILE) is None]
+    unknown = [path for path in candidates if not trust.missing(path / MANIFEST_FILE)]
+    return [*found, *unknown, *candidates][0]
 
 
 def sources(root: Path | None = None) -> dict[str, Path]:
@@ -100,12 +156,25 @@ def sources(root: Path | None = None) -> dict[str, Path]:
     root: directory that both packages lie in, such as an unpacked wheel, of which nothing is run; None: those imported.
     """
     kernels, package = (root / "tsmla_kernels", root / "tsmla") if root else (kernel_sources(), Path(__file__).parent)
-    files = {f"tsmla_kernels/{path.relative_to(kernels).as_posix()}": path for path in kernels.rglob("*.py")}
+    files = {f"tsmla_kernels/{path.relative_to(kernels).as_posix()}": path for path in _python_files(kernels)}
     return files | {f"tsmla/{name}": package / name for name in CODE_SHAPING}
 
 
+def _python_files(root: Path) -> Iterator[Path]:
+    """Every Python file below a directory. Unlike rglob, raises OSError where a directory cannot be listed: a digest of
+    the others would be that of other sources."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for directory, _, names in os.walk(root, onerror=refuse):
+        yield from (Path(directory, name) for name in names if name.endswith(".py"))
+
+
 def source_digest(root: Path | None = None) -> str:
-    """Hex SHA-256 over `sources`: the same wherever the package is installed."""
+    """Hex SHA-256 over `sources`: the same wherever the package is installed. Raises OSError where one cannot be read,
+    and what `kernel_sources` raises."""
     digest = hashlib.sha256()
     for name, path in sorted(sources(root).items()):
         content = path.read_bytes()

@@ -28,7 +28,7 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BinaryIO:
     try:
         descriptor = os.open(path, flags)
     except ValueError as error:  # a NUL, or what the file system's encoding cannot spell
-        raise OSError(errno.EINVAL, f"no file can have this name ({error})", str(path)) from None
+        raise _impossible(path, error) from None
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise OSError(errno.ELOOP, "it is a symbolic link, not a regular file", str(path)) from None
@@ -42,6 +42,31 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def why_unseen(path: Path) -> OSError | None:
+    """The error of looking at a path, links followed; None when something is there. Not raised: where files are looked
+    for, a directory that this user may not enter is a reason to look elsewhere."""
+    try:
+        os.stat(path)
+    except ValueError as error:
+        return _impossible(path, error)
+    except OSError as error:
+        return error
+    return None
+
+
+def missing(path: Path) -> bool:
+    """Whether nothing is at a path. False where that cannot be seen."""
+    return isinstance(why_unseen(path), FileNotFoundError | NotADirectoryError)
+
+
+def _impossible(path: Path, error: ValueError) -> OSError:
+    """What looking at a name raises that has a NUL, or that the file system's encoding cannot spell."""
+    advice = ""
+    if isinstance(error, UnicodeEncodeError):
+        advice = f"; this locale's encoding is {error.encoding}: set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+    return OSError(errno.EINVAL, f"no file can have this name ({error}{advice})", str(path))
 
 
 def read_bounded(stream: BinaryIO, most: int) -> bytes:
@@ -98,9 +123,9 @@ def why_directory_untrusted(top: Path, directory: Path) -> str | None:
 def make_directory(directory: Path) -> None:
     """Make a directory, and what is missing above it, for this user only: a umask can but take from 0700. One that is
     there stays as it is."""
-    missing = []
-    while not os.path.lexists(directory):
-        missing.append(directory)
+    absent = []
+    while not os.path.lexists(directory) and directory != directory.parent:  # the last one may be out of sight, too
+        absent.append(directory)
         directory = directory.parent
-    for path in reversed(missing):
+    for path in reversed(absent):
         path.mkdir(0o700, exist_ok=True)

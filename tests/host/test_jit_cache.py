@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import logging
 import os
@@ -215,7 +216,7 @@ def test_a_compiler_that_fails(monkeypatch) -> None:
 
 
 def test_a_compiler_that_is_not_installed(monkeypatch) -> None:
-    monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("CUTE_DSL_LIBS", raising=False)
     with pytest.raises(CompileError, match="nvidia-cutlass-dsl is not installed"):
         jit.compile_now(PACK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -199,7 +200,7 @@ def test_a_library_that_needs_a_newer_runtime_than_is_installed(make_library) ->
 
 def test_missing_runtime_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUTE_DSL_LIBS", raising=False)
-    monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeLibraryError, match="nvidia-cutlass-dsl is not installed.*" + re.escape(PIP)):
         loader.runtime_library()
 
@@ -275,4 +276,4 @@ def stand_in_package(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     class Spec:
         submodule_search_locations = [str(root)]
 
-    monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: Spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: Spec)

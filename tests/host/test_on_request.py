@@ -106,7 +106,8 @@ def test_compilers_are_found_by_their_folders(monkeypatch, tmp_path: Path) -> No
 
 def test_the_compiler_is_part_of_keys_and_manifests(cuda, monkeypatch) -> None:
     """What CUDA 13's compiler made never stands in for what CUDA 12's would."""
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.8.1")
+    versions = {"apache-tvm-ffi": "0.1.15"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: versions.get(name, "4.8.1"))
     cuda(12)
     assert toolchain.versions().keys() == set(toolchain.COMPILERS)
     twelve = jit.cache_key()

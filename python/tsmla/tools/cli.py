@@ -11,7 +11,6 @@ import platform
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .. import gpu, image, loader, manifest, settings, toolchain
@@ -267,10 +266,7 @@ def _resources(kernel: manifest.Kernel) -> str:
 
 
 def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "not installed"
+    return toolchain.installed_version(distribution) or "not installed"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> None:

@@ -157,6 +157,8 @@ def _path(given: str | Path) -> Path:
         raise ArgumentError(f"path is a {type(given).__name__}; it must be the path of a library") from None
     except RuntimeError:
         raise LibraryError(f"{str(given)!r} is no path of a library: its user has no home directory") from None
+    except ValueError as error:  # of a user's name that no system can look up
+        raise LibraryError(f"{str(given)!r} is no path of a library: {error}") from None
     if "\0" in str(path):
         raise LibraryError(f"{str(path)!r} is no path of a library: it has a NUL character")
     return path
