@@ -17,15 +17,16 @@ pytestmark = pytest.mark.archs("sm_90a")
 HEADS, SCALE = 4, 0.1
 
 
-@pytest.mark.parametrize("q_lens", [[2, 2], [3, 1]], ids=["alike", "of their own"])
+@pytest.mark.parametrize("q_lens", [[2, 2], [3, 1], [2, 1]], ids=["alike", "of their own", "one is left out"])
 def test_decode(gpu, q_lens):
-    """The query's latent part comes out of a batched product, its rope part is a slice, and pages are strided."""
+    """The query's latent part comes out of a batched product, its rope part is a slice, and pages are strided. New
+    memory is NaN, and so is a query token that no request has, which sees no key."""
     from tsmla.integrations.vllm.decode import TsmlaImpl
 
     impl = object.__new__(TsmlaImpl)
     impl.__dict__.update(
         scale=SCALE, _fp8=False, _batch_invariant=False, _window_left=-1, dcp_world_size=1, dcp_rank=0,
-        need_to_return_lse_for_decode=False,
+        need_to_return_lse_for_decode=sum(q_lens) < 4, _parallel=None,
         _workspace=lambda heads, device: torch.empty(1 << 22, dtype=torch.int8, device=device),
     )  # fmt: skip
     lengths = [70, 3]
@@ -34,14 +35,22 @@ def test_decode(gpu, q_lens):
     cache = torch.randn(3, 2, 64, 576, dtype=torch.bfloat16, device="cuda")[:, 1]
     table = torch.tensor([[2, 0, 0], [1, 0, 0]], dtype=torch.int32, device="cuda")
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    starts = None if q_lens == [2, 2] else torch.tensor([0, 3, 4], dtype=torch.int32, device="cuda")
+    ends = [0, q_lens[0], sum(q_lens)]
+    starts = None if q_lens == [2, 2] else torch.tensor(ends, dtype=torch.int32, device="cuda")
     decode = types.SimpleNamespace(
-        block_table=table, seq_lens=seq_lens, dcp_tot_seq_lens=None, q_len=max(q_lens), starts=starts
-    )
+        block_table=table, seq_lens=seq_lens, dcp_tot_seq_lens=None, q_len=max(q_lens), starts=starts,
+        leaves_out=ends[-1] < 4,
+    )  # fmt: skip
+    for part in latent, rope:
+        part[ends[-1] :] = math.nan
     out, lse = impl.forward_mqa((latent, rope), cache, types.SimpleNamespace(decode=decode, max_seq_len=70), None)
-    assert lse is None and out.shape == (4, HEADS, 512)
+    assert out.shape == (4, HEADS, 512) and (out[ends[-1] :] == 0).all()
+    if decode.leaves_out:
+        assert lse.shape == (4, HEADS) and lse[3:].isneginf().all() and lse[:3].isfinite().all()
+    else:
+        assert lse is None
     q, pages, got = torch.cat((latent, rope), -1).cpu().double(), cache.cpu().double(), out.cpu().double()
-    for token in range(4):
+    for token in range(ends[-1]):
         request = int(token >= q_lens[0])
         behind = sum(q_lens[: request + 1]) - 1 - token
         keys = pages[[2, 0] if request == 0 else [1]].reshape(-1, 576)[: lengths[request] - behind]
@@ -51,15 +60,17 @@ def test_decode(gpu, q_lens):
 
 def test_prefill(gpu):
     """Keys stay in their two parts, k_nope and values are slices of a projection's result. New tokens are computed into
-    the layer's output, and context is merged into it."""
+    the layer's output, and context is merged into it. The last tokens are no request's, and see no key."""
     from tsmla.integrations.vllm.prefill import TsmlaPrefill
 
     backend = object.__new__(TsmlaPrefill)
-    backend.__dict__.update(scale=SCALE, fp8=False, qk_nope_head_dim=128, qk_rope_head_dim=64)
+    backend.__dict__.update(scale=SCALE, fp8=False, qk_nope_head_dim=128, qk_rope_head_dim=64, _leaves_out=True)
     assert backend.takes_keys_in_parts
-    new, context = 40, 70
-    q = torch.randn(new, HEADS, 192, dtype=torch.bfloat16, device="cuda")
-    output = torch.full((new, HEADS * 128), math.nan, dtype=torch.bfloat16, device="cuda").view(new, HEADS, 128)
+    new, context, left_out = 40, 70, 3
+    q = torch.randn(new + left_out, HEADS, 192, dtype=torch.bfloat16, device="cuda")
+    q[new:] = math.nan
+    output = torch.full((new + left_out, HEADS * 128), math.nan, dtype=torch.bfloat16, device="cuda")
+    output = output.view(-1, HEADS, 128)
     earlier, scores, values = None, [], []
     for n, causal in ((new, True), (context, False)):
         kv = torch.randn(n, HEADS, 256, dtype=torch.bfloat16, device="cuda")
@@ -68,12 +79,13 @@ def test_prefill(gpu):
         given = {"out": output} if earlier is None else {"earlier": earlier}
         earlier = backend.attend(q, (kv[..., :128], k_pe), kv[..., 128:], *starts, causal, True, **given)
         k = torch.cat((kv[..., :128], k_pe.expand(-1, HEADS, -1)), -1).cpu().double()
-        scores.append(SCALE * torch.einsum("qhd,khd->hqk", q.cpu().double(), k))
+        scores.append(SCALE * torch.einsum("qhd,khd->hqk", q[:new].cpu().double(), k))
         if causal:
             scores[-1].masked_fill_(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
         values.append(kv[..., 128:].cpu().double().transpose(0, 1))
     want, natural = rows(torch.cat(scores, -1), torch.cat(values, 1))
     out, lse = earlier
     assert out.data_ptr() == output.data_ptr() and lse.is_contiguous()
-    torch.testing.assert_close(output.cpu().double(), want.transpose(0, 1), rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(lse.cpu().double(), natural, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(output[:new].cpu().double(), want.transpose(0, 1), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse[:, :new].cpu().double(), natural, rtol=1e-3, atol=1e-3)
+    assert (output[new:] == 0).all() and lse[:, new:].isneginf().all()

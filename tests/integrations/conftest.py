@@ -34,6 +34,14 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
 
 
 @pytest.fixture
+def nan_in_new_memory() -> Iterator[None]:
+    """Tensors made without contents hold NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """vLLM's config while a layer is made: one GPU, no speculation, bfloat16."""
     from tsmla.integrations.vllm import decode, ready

@@ -139,6 +139,7 @@ def test_vllms_metadata_of_decodes_whose_lengths_only_the_gpu_knows(builder):
     given.query_start_loc = torch.tensor([0, 1, 6, 6], dtype=torch.int32)
     given.max_query_len = 5
     decode = builder.build(0, given).decode
+    assert decode.leaves_out
     assert decode.starts.tolist() == [0, 1, 6, 6] and decode.q_len == 5 and decode.seq_lens.tolist() == [9, 5, 0]
 
 

@@ -202,27 +202,63 @@ def test_the_builder_keeps_requests_that_have_tokens():
     assert decode.seq_lens.tolist() == [0, 1] and decode.dcp_tot_seq_lens.tolist() == [10, 11]
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=20)
-@given(q_lens=st.lists(st.integers(0, 4), min_size=2, max_size=4).filter(any))
-@example([4, 0])
-@example([1, 4, 1])
-def test_lengths_that_only_the_gpu_knows(kernels, make_impl, q_lens):
-    """The host is told as many tokens, dealt out evenly, and the most that a request may have."""
-    keys = [torch.randn(n + q, 576).to(BF16) for n, q in zip((5, 40, 16, 1), q_lens, strict=False)]
-    cache, table, lengths = cached(keys)
-    each, more = divmod(sum(q_lens), len(q_lens))
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+@given(
+    q_lens=st.lists(st.integers(0, 4), min_size=2, max_size=4), left_out=st.integers(0, 5), lse=st.booleans(),
+    cache=st.sampled_from(["auto", "fp8"]),
+)  # fmt: skip
+@example([4, 0], 0, False, "auto")
+@example([1, 4, 1], 0, False, "auto")
+@example([2, 1], 1, True, "auto")
+@example([0, 0], 3, True, "fp8")
+def test_lengths_that_only_the_gpu_knows(kernels, nan_in_new_memory, make_impl, q_lens, left_out, lse, cache):
+    """The host is told as many tokens as the GPU computes on, dealt out evenly, and the most that a request may have.
+    Tokens that the GPU leaves out are behind the others, NaN, and see no key."""
+    dtype, tokens = (E4M3 if cache == "fp8" else BF16), sum(q_lens) + left_out
+    if not tokens:
+        return
+    keys = [torch.randn(n + q, 576).to(dtype) for n, q in zip((5, 40, 16, 1), q_lens, strict=False)]
+    pages, table, lengths = cached(keys)
+    each, more = divmod(tokens, len(q_lens))
     told = [each + (request < more) for request in range(len(q_lens))]
     starts, on_host = (torch.tensor([0, *n]).cumsum(0).int() for n in (q_lens, told))
     made = object.__new__(TsmlaMetadataBuilder)
     made._host_knows_lengths = False
     decoded = made._build_decode(
         block_table_tensor=table, seq_lens_device=lengths, query_start_loc_cpu=on_host, query_start_loc_device=starts,
-        num_decode_tokens=sum(q_lens), dcp_tot_seq_lens_device=None, max_query_len=4, max_seq_len=50,
+        num_decode_tokens=tokens, dcp_tot_seq_lens_device=None, max_query_len=4, max_seq_len=50,
     )  # fmt: skip
-    q = torch.randn(sum(q_lens), HEADS, 576).to(BF16)
-    out, _ = make_impl().forward_mqa(q, cache, batch(decoded, 50), LAYER)
-    want = [expected(q[int(starts[b]) : int(starts[b + 1])], [keys[b]], n) for b, n in enumerate(q_lens) if n]
-    close(out, torch.cat(want))
+    q = torch.randn(tokens, HEADS, 576).to(dtype)
+    q[sum(q_lens) :] = torch.full((), math.nan)
+    impl = make_impl(cache=cache)
+    impl.need_to_return_lse_for_decode = lse
+    with torch.inference_mode():
+        out, out_lse = impl.forward_mqa(q, pages, batch(decoded, 50), LAYER)
+    scales = {"scale": SCALE * 0.5 * 0.25, "out_scale": 0.25} if cache == "fp8" else {}
+    want = [
+        expected(q[int(starts[b]) : int(starts[b + 1])].float(), [keys[b].float()], n, **scales)
+        for b, n in enumerate(q_lens) if n
+    ]  # fmt: skip
+    assert out.dtype == BF16
+    close(out, torch.cat([*want, torch.zeros(left_out, HEADS, 512).double()]))
+    assert (out_lse is None) == (not lse)
+    if out_lse is not None:
+        assert out_lse.isneginf().tolist() == [[token >= sum(q_lens)] * HEADS for token in range(tokens)]
+        assert not out_lse.isnan().any()
+
+
+def test_results_are_made_in_advance_only_where_tokens_may_be_left_out(kernels, make_impl, monkeypatch):
+    """They cost launches."""
+    asked = []
+    monkeypatch.setattr(decode, "tsmla_decode", lambda *_, **given: asked.append(given) or _[0])
+    q, starts = torch.randn(3, HEADS, 576).to(BF16), torch.tensor([0, 1, 3], dtype=torch.int32)
+    cache, table, lengths = cached([torch.randn(30, 576).to(BF16)] * 2)
+    made = object.__new__(TsmlaMetadataBuilder)._build_decode(
+        block_table_tensor=table, seq_lens_device=lengths, query_start_loc_cpu=starts, query_start_loc_device=starts,
+        num_decode_tokens=3, dcp_tot_seq_lens_device=None,
+    )  # fmt: skip
+    make_impl().forward_mqa(q, cache, batch(made, 30), LAYER)
+    assert made.starts is not None and asked[0]["out"] is asked[0]["lse"] is None
 
 
 @pytest.mark.parametrize("adaptive", [True, False, None])

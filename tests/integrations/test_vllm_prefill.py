@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import types
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from mla_layer import BF16, HEADS, SCALE, Problem, close, expected, inputs, ints
 from tsmla.integrations.vllm import options, ready
 from tsmla.integrations.vllm.prefill import TsmlaPrefill
@@ -65,6 +68,57 @@ def test_a_context_chunk_as_old_and_new_vllms_ask_for_it(backend):
         close(out[:2], want)
         close(lse[:, :2], want_lse)
         assert (out[2:] == 0).all() and lse[:, 2:].isneginf().all()
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=20)
+@given(
+    new=st.lists(st.integers(0, 4), min_size=1, max_size=3), left_out=st.integers(1, 5), fp8=st.booleans(),
+    lse=st.booleans(), given_out=st.booleans(),
+)  # fmt: skip
+def test_tokens_that_the_gpu_leaves_out(backend, nan_in_new_memory, config, new, left_out, fp8, lse, given_out):
+    """They see no key, among new tokens and in the context, under any decode backend."""
+    config.speculative_config = types.SimpleNamespace(enable_adaptive_verification=True)
+    made, mine = backend(fp8), sum(new)
+    starts, tokens = ints(0, *itertools.accumulate(new)), sum(new) + left_out
+    chunk = types.SimpleNamespace(
+        query_start_loc=starts, cu_seq_lens=ints(0, *[9] * len(new)), request_slice=None, token_slice=None,
+        num_context_tokens=9, token_to_seq=None, starts=None,
+    )  # fmt: skip
+    made.prepare_metadata(types.SimpleNamespace(query_start_loc=starts, chunked_context=None))
+    for context in (False, True):
+        q, k, v = inputs(tokens, 9 if context else tokens)
+        q[mine:] = math.nan
+        if not context:
+            k[mine:], v[mine:] = math.nan, math.nan
+        out = torch.full((tokens, HEADS, 128), math.nan, dtype=BF16) if given_out else None
+        with torch.inference_mode():
+            if context:
+                got, got_lse = made.run_prefill_context_chunk(chunk=chunk, q=q, k=k, v=v, out=out)
+            else:
+                result = made.run_prefill_new_tokens(q=q, k=k, v=v, return_softmax_lse=lse, out=out)
+                got, got_lse = result if lse else (result, None)
+        assert (out is None or got is out) and got.dtype == BF16
+        assert (got[mine:] == 0).all() and not got.isnan().any()
+        if got_lse is not None:
+            assert got_lse[:, mine:].isneginf().all() and not got_lse.isnan().any()
+        first = slice(0, new[0])
+        want, _ = expected(q[first], *((k, v) if context else (k[first], v[first])), causal=not context)
+        close(got[first], want, rtol=0.2 if fp8 else 1.5e-2, atol=0.15 if fp8 else 4e-3)
+
+
+@pytest.mark.parametrize("style", ["old", "new_style"])
+def test_chunks_are_merged_into_tokens_that_the_gpu_leaves_out(backend, make_impl, config, style):
+    """As nothing, which they are without a request."""
+    config.speculative_config = types.SimpleNamespace(enable_adaptive_verification=True, num_speculative_tokens=3)
+    problem = Problem([21, 0, 9, 40], [3, 4, 1, 7])
+    context = getattr(problem, style)(12)
+    problem.q, tokens = torch.cat((problem.q, torch.full((3, HEADS, 192), math.nan, dtype=BF16))), len(problem.q)
+    problem.keys.append(torch.full((3, 576), math.nan, dtype=BF16))
+    problem.contexts.append(0)
+    out = problem.run(make_impl(weight=problem.weight), backend(), context)
+    assert (out[tokens:] == 0).all()
+    problem.keys.pop()
+    problem.check(out)
 
 
 def test_quantised_outputs_are_refused(backend):

@@ -21,10 +21,12 @@ from . import options
 class TsmlaDecodeMetadata(MLACommonDecodeMetadata):
     """block_table, seq_lens and dcp_tot_seq_lens have a row for each of the requests, which have q_len tokens each; or
     other numbers of tokens, at most q_len, and `starts` [requests + 1] int32 says on the device where each one's are.
+    leaves_out: whether there may be tokens that `starts` gives to no request.
     """
 
     q_len: int = 1
     starts: torch.Tensor | None = None
+    leaves_out: bool = False
 
 
 @dataclasses.dataclass
@@ -77,6 +79,7 @@ class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
             dcp_tot_seq_lens=None if dcp_tot_seq_lens_device is None else dcp_tot_seq_lens_device[:requests],
             q_len=q_len,
             starts=starts,
+            leaves_out=not self._host_knows_lengths,
         )
 
 

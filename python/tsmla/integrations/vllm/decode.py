@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 
+from tsmla.checks import TORCH_DTYPE_OF, TORCH_DTYPES
 from tsmla.decode import tsmla_decode
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
 
 from . import PREFILL, mha, ready, served
 from .builder import TsmlaMetadata, TsmlaMetadataBuilder
@@ -95,10 +97,13 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache whose rows have no scales. Returns
-        [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads]."""
+        [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads]. Tokens of no request have 0 and
+        -inf, as those that see no key."""
         decode = attn_metadata.decode
         query: Any = q if decode.starts is not None else in_requests(q, decode.q_len)
-        heads = (q[0] if isinstance(q, tuple) else q).shape[1]
+        first = q[0] if isinstance(q, tuple) else q
+        heads = first.shape[1]
+        out, lse = without_keys(first, self.need_to_return_lse_for_decode) if decode.leaves_out else (None, None)
         softmax_scale, output_scale = self._factors(layer)
         parallel = self.dcp_world_size > 1
         result = tsmla_decode(
@@ -122,6 +127,8 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
             cum_seq_lens_q=decode.starts,
             max_q_len=None if decode.starts is None else decode.q_len,
             batch_invariant=self._batch_invariant,
+            out=out,
+            lse=lse,
         )
         out, lse = result if isinstance(result, tuple) else (result, None)
         if decode.starts is not None:
@@ -152,6 +159,16 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
             )
         else:
             prefill.run(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, k_scale, output)
+
+
+def without_keys(q: torch.Tensor, wants_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output, and the LSE if wanted, of tokens q [tokens, heads, ...] that see no key.
+
+    They are made in front of the launch, which leaves the rows of no request as they are.
+    """
+    dtype = TORCH_DTYPE_OF[DECODE_OUT_DTYPES[TORCH_DTYPES[q.dtype]]]
+    lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32) if wants_lse else None
+    return q.new_zeros(*q.shape[:2], LATENT_DIM, dtype=dtype), lse
 
 
 def in_requests(

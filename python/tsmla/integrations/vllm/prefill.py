@@ -5,6 +5,7 @@ It works under any decode backend of vLLM's. Under tsmla's own (`mha`) it is ask
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -12,13 +13,14 @@ from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
-from tsmla.checks import TORCH_DTYPES
+from tsmla.checks import TORCH_DTYPE_OF, TORCH_DTYPES
 from tsmla.pack import mla_kv_pack_quantize_fp8
 from tsmla.prefill import tsmla_prefill
-from tsmla.support import NOPE_DIMS, PREFILL_DIMS, ROPE_DIM
+from tsmla.support import NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, prefill_out_dtype
 from tsmla.variant import Dtype
 
 from . import context, name_in, options, ready, served
+from .builder import verifies_adaptively
 
 Keys = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """[tokens, heads, nope + rope], or their parts: [tokens, heads, nope], and [tokens, 1, rope] shared by all heads."""
@@ -29,6 +31,8 @@ class TsmlaPrefill(MLAPrefillBackend):
         MLADimensions(qk_nope_head_dim=d_qk - ROPE_DIM, qk_rope_head_dim=ROPE_DIM, v_head_dim=d_v)
         for d_qk, d_v in PREFILL_DIMS
     ]
+    _leaves_out: bool = False
+    """Whether there may be tokens of no request, as drafts that the GPU leaves out."""
 
     @staticmethod
     def get_name() -> str:
@@ -59,6 +63,7 @@ class TsmlaPrefill(MLAPrefillBackend):
             qk_rope_head_dim=qk_rope_head_dim, v_head_dim=v_head_dim, vllm_config=vllm_config,
         )  # fmt: skip
         self.fp8 = options.fp8_prefill(vllm_config)
+        self._leaves_out = verifies_adaptively(vllm_config)
         self._one: torch.Tensor | None = None
         dims = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         dtype = torch.get_default_dtype() if vllm_config.model_config is None else vllm_config.model_config.dtype
@@ -99,7 +104,8 @@ class TsmlaPrefill(MLAPrefillBackend):
         out: torch.Tensor | None = None,
         earlier: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output [tokens, heads, value] and the natural LSE [heads, tokens], if asked for.
+        """Output [tokens, heads, value] and the natural LSE [heads, tokens], if asked for: 0 and -inf for tokens of no
+        request, as for those that see no key.
 
         starts_q, starts_kv: [requests + 1] int32, where each request's rows start in `queries` and in `keys`. earlier:
         output and LSE over other keys, as this function gives them, to merge the new ones into, in place.
@@ -108,20 +114,30 @@ class TsmlaPrefill(MLAPrefillBackend):
             keys, values = mla_kv_pack_quantize_fp8(*self._parts(keys), values)
         elif isinstance(keys, tuple):
             keys = keys[0], keys[1].squeeze(1)
-        rest: dict[str, Any] = {"out": out}
+        rest: dict[str, Any]
         found: torch.Tensor | None = None
         if earlier is not None:
             out, found = earlier
             rest = {"merge_into": (out, found.t())}
-        elif lse:
-            found = torch.empty(queries.shape[1], queries.shape[0], dtype=torch.float32, device=queries.device)
-            rest["lse"] = found.t()
+        else:
+            rest = {"out": self._without_keys(queries, out) if self._leaves_out else out}
+            if lse:
+                found = torch.empty(queries.shape[1], queries.shape[0], dtype=torch.float32, device=queries.device)
+                rest["lse"] = (found.fill_(-math.inf) if self._leaves_out else found).t()
         result = tsmla_prefill(
             queries, keys, values, None, starts_kv, 0, starts_q.numel() - 1, self.scale, causal,
             cum_seq_lens_q=starts_q, **rest,
         )  # fmt: skip
         assert isinstance(result, torch.Tensor)
         return result, found
+
+    def _without_keys(self, queries: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """The output of tokens that see no key, in `out` if given. It is made in front of the launch, which leaves the
+        rows of no request as they are."""
+        if out is not None:
+            return out.zero_()
+        dtype = TORCH_DTYPE_OF[prefill_out_dtype(TORCH_DTYPES[queries.dtype])]
+        return queries.new_zeros(*queries.shape[:2], self.v_head_dim, dtype=dtype)
 
     def _parts(self, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(keys, tuple):
