@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -164,6 +165,20 @@ class Case:
 def batch_invariant(case: Case) -> Callable[[], torch.Tensor]:
     """For --against: ours, each request with the bits that it has alone."""
     return case.ours(batch_invariant=True)
+
+
+def base_2(case: Case) -> Callable[[], torch.Tensor]:
+    """For --against: ours with an LSE of base 2."""
+    return case.ours(lse=_lse(case))
+
+
+def base_e(case: Case) -> Callable[[], torch.Tensor]:
+    """For --against: ours with an LSE of base e."""
+    return case.ours(lse=_lse(case), lse_base=math.e)
+
+
+def _lse(case: Case) -> torch.Tensor:
+    return torch.empty(case.first_piece.shape[:-1], dtype=torch.float32, device="cuda")
 
 
 def captured(case: Case) -> Callable[[], torch.Tensor]:
