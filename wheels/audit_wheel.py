@@ -2,7 +2,8 @@
 
 Checks tags, metadata, licence, RECORD hashes and size; that it holds the two packages and nothing else; and, in a
 binary wheel, that its libraries are the shipped matrix, compiled from the kernel sources beside them, and pass
-build_aot's audit (which needs the two runtime packages installed, but no GPU).
+build_aot's audit (which needs the two runtime packages installed, but no GPU). With --records, as a release has it,
+selftest records must be of the kernels in the wheel: between releases, kernels change more often than a GPU is at hand.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tsmla import elf, toolchain  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
 from tsmla.loader import WHEEL_TAGS  # noqa: E402
 from tsmla.manifest import read_directory  # noqa: E402
+from tsmla.tools import records  # noqa: E402
 from tsmla.variant import SHIPPED_ARCHS  # noqa: E402
 
 from build_aot import matrix  # noqa: E402
@@ -39,15 +41,16 @@ HOSTS = {tag: host for host, tag in WHEEL_TAGS.items()}
 PACKAGES = {"tsmla", "tsmla_kernels"}
 LIBRARIES = "tsmla/objs"
 TEXT = (".py", ".pyi", "py.typed")
-SELFTESTS = {f"tsmla/records/selftest_{arch}.json" for arch in SHIPPED_ARCHS}
+SELFTESTS = {f"tsmla/records/{records.record_file(arch).name}": arch for arch in SHIPPED_ARCHS}
 """Records that a wheel may hold, of GPUs that its kernels have run on."""
 METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/tsmla.cdx.json")
 """All that a wheel's .dist-info directory holds."""
 REQUIREMENTS = {"nvidia-cutlass-dsl>=4.7.1", "apache-tvm-ffi<0.2,>=0.1.11", "torch"}
 
 
-def problems(wheel: Path) -> list[str]:
-    """Everything wrong with the wheel, one sentence each; empty when it is fit to publish."""
+def problems(wheel: Path, of_records: bool = False) -> list[str]:
+    """Everything wrong with the wheel, one sentence each; empty when it is fit to publish. of_records: look at selftest
+    records, too."""
     found: list[str] = []
     size = wheel.stat().st_size
     if size >= LIMIT_BYTES:
@@ -58,6 +61,8 @@ def problems(wheel: Path) -> list[str]:
         found += problems_of_files(wheel, root)
         if (tag := _split_name(wheel)[2]) in HOSTS:
             found += _library_problems(root, HOSTS[tag])
+        if of_records:
+            found += record_problems(root)
     return found
 
 
@@ -74,6 +79,14 @@ def problems_of_files(wheel: Path, root: Path) -> Iterator[str]:
     yield from _content_problems(names, info, tag)
     if (root / sbom.path(info)).exists():
         yield from sbom.problems(wheel.name, root, archive.epoch_of(wheel))
+
+
+def record_problems(root: Path) -> list[str]:
+    """Selftest records that do not show that the kernels of an unpacked wheel ran, one sentence each. No record of an
+    architecture is no problem: then nothing claims that it ran."""
+    digest = toolchain.source_digest(root)
+    found = (records.release_problem(root / name, arch, digest) for name, arch in SELFTESTS.items())
+    return [problem for problem in found if problem]
 
 
 def sizes(wheel: Path) -> dict[str, int]:
@@ -184,9 +197,10 @@ def _library_problems(root: Path, host: str) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="wheels/audit_wheel.py", description=__doc__)
     parser.add_argument("wheel", type=Path, nargs="+")
-    failed = False
-    for wheel in parser.parse_args().wheel:
-        found = problems(wheel)
+    parser.add_argument("--records", action="store_true", help="selftest records must be of the kernels in the wheel")
+    asked, failed = parser.parse_args(), False
+    for wheel in asked.wheel:
+        found = problems(wheel, asked.records)
         failed |= bool(found)
         parts = ", ".join(f"{part} {size:,}" for part, size in sizes(wheel).items())
         print(f"{wheel.name}: {'fails' if found else 'passes'}; {wheel.stat().st_size:,} bytes: {parts}")

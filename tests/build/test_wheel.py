@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import venv
 import zipfile
@@ -14,8 +15,12 @@ import archive
 import audit_wheel
 import build_wheel
 import pytest
+import tsmla
+import tsmla_kernels
 from building import copy_of_the_project
+from tsmla import toolchain
 from tsmla.manifest import MANIFEST_FILE
+from tsmla.tools import records
 
 from build_aot import matrix
 
@@ -125,6 +130,43 @@ def test_selftest_records_ship_where_they_are_put(tmp_path, monkeypatch):
     with zipfile.ZipFile(wheel) as opened:
         assert opened.read("tsmla/records/selftest_sm_90a.json") == record.read_bytes()
     assert audit_wheel.problems(wheel) == []
+    (found,) = audit_wheel.problems(wheel, of_records=True)
+    assert found.startswith("selftest_sm_90a.json records no complete run that passed: ")
+
+
+@pytest.fixture
+def unpacked(tmp_path) -> Path:
+    """Both packages as in an unpacked wheel, without selftest records."""
+    left_out = shutil.ignore_patterns("objs", "records", "__pycache__")
+    for package in (Path(tsmla.__file__).parent, Path(tsmla_kernels.__file__).parent):
+        shutil.copytree(package, tmp_path / package.name, ignore=left_out)
+    (tmp_path / "tsmla" / "records").mkdir()
+    return tmp_path
+
+
+def test_a_release_has_selftest_records_of_its_own_kernels_or_none(unpacked):
+    assert audit_wheel.record_problems(unpacked) == []
+    own = {"schema": 1, "full": True, "complete": True, "emulated": False, "ok": True, "gpu": "NVIDIA H200"}
+    own |= {"arch": "sm_90a", "date": "2026-11-26", "source_digest": toolchain.source_digest(unpacked)}
+    file = unpacked / "tsmla" / "records" / "selftest_sm_90a.json"
+    file.write_text(json.dumps(own))
+    assert audit_wheel.record_problems(unpacked) == []
+    for record, problem in (
+        ({**own, "source_digest": "f" * 64}, f"is of kernel sources ffffffffffff, those beside it are "
+                                             f"{own['source_digest'][:12]}: "),
+        ({**own, "ok": False}, "records no complete run that passed: "),
+        ({**own, "emulated": True}, "records no complete run that passed: "),
+        ({name: own[name] for name in own if name != "source_digest"}, "cannot be read: KeyError: 'source_digest': "),
+        ([], "cannot be read: "),
+    ):  # fmt: skip
+        file.write_text(json.dumps(record))
+        (found,) = audit_wheel.record_problems(unpacked)
+        assert found.startswith(f"selftest_sm_90a.json {problem}") and f"run `{records.COMMAND}` there" in found
+    file.write_text(json.dumps(own))
+    with open(unpacked / "tsmla_kernels" / "registry.py", "a") as kernels:
+        kernels.write("# another\n")
+    (found,) = audit_wheel.record_problems(unpacked)
+    assert f"is of kernel sources {own['source_digest'][:12]}" in found
 
 
 @pytest.mark.parametrize(

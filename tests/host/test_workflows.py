@@ -39,4 +39,5 @@ def test_what_builds_cannot_publish_and_what_publishes_runs_nothing():
             assert rights <= {"contents"} and "contents: write" not in job, name
         assert ("id-token" in rights) == (name in ("attest", "publish"))
     assert "wheels/build_hub.py dist/*manylinux*.whl --out hub\n" in release["build"]
+    assert "wheels/audit_wheel.py --records dist/*.whl\n" in release["build"], "records of other kernels do not ship"
     assert "run:" not in release["publish"] and "cache" not in "".join(release.values())

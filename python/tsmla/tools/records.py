@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..variant import Arch
 
@@ -19,6 +19,18 @@ UNVERIFIED = (
     f"verified in emulation; not yet run on hardware: run `{COMMAND}` on such a GPU and send the file in an issue of "
     "tsmla's repository"
 )
+
+
+class Record(NamedTuple):
+    """A run that passed: on which GPU, when, and of which kernel sources."""
+
+    gpu: str
+    date: str
+    source_digest: str
+
+
+class RecordError(Exception):
+    """What is wrong with a record's file, as a phrase that follows its name."""
 
 
 def record_file(arch: Arch) -> Path:
@@ -32,15 +44,46 @@ def passed(record: dict[str, Any], arch: Arch) -> bool:
     return all(record.get(name) == value for name, value in expected.items())
 
 
+def read(file: Path, arch: Arch) -> Record:
+    """A record says what ran where. Raises FileNotFoundError when there is none, and RecordError for one of no use."""
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        if not passed(record, arch):
+            raise RecordError("records no complete run that passed")
+        return Record(record["gpu"], record["date"], record["source_digest"])
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RecordError(f"cannot be read: {type(error).__name__}: {error}") from error
+
+
 def verified(arch: Arch, source_digest: str) -> str:
     """What is known of kernels of these sources on hardware, as a phrase."""
     try:
-        record = json.loads(record_file(arch).read_text("utf-8"))
-        if not passed(record, arch):
-            return f"{UNVERIFIED} ({record_file(arch).name} here records no complete run that passed)"
-        of_others = "" if record["source_digest"] == source_digest else ", of other kernel sources"
-        return f"selftest passed on {record['gpu']}, {record['date']}{of_others}"
+        record = read(record_file(arch), arch)
     except FileNotFoundError:
         return UNVERIFIED
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        return f"{UNVERIFIED} ({record_file(arch).name} here cannot be read: {type(error).__name__}: {error})"
+    except RecordError as error:
+        return f"{UNVERIFIED} ({record_file(arch).name} here {error})"
+    of_others = "" if record.source_digest == source_digest else ", of other kernel sources"
+    return f"selftest passed on {record.gpu}, {record.date}{of_others}"
+
+
+def release_problem(file: Path, arch: Arch, source_digest: str) -> str:
+    """Why a record must not ship beside kernels of these sources, as a sentence; "" where there is none, or a right
+    one."""
+    try:
+        record = read(file, arch)
+    except FileNotFoundError:
+        return ""  # `verified` says so
+    except RecordError as error:
+        problem = str(error)
+    else:
+        if record.source_digest == source_digest:
+            return ""
+        problem = f"is of kernel sources {record.source_digest[:12]}, those beside it are {source_digest[:12]}"
+    return (
+        f"{file.name} {problem}: install these sources where there is a GPU of {arch}, run `{COMMAND}` there, and let "
+        f"what it writes take the place of python/tsmla/records/{file.name}; or delete that file, and nothing claims "
+        f"any more that kernels for {arch} have run on hardware"
+    )
