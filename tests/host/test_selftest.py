@@ -251,6 +251,16 @@ def test_full_json_is_the_record(installed: Path, own_records: Path, stand_in, c
     assert records.verified(Arch.SM100A, toolchain.source_digest()) == records.UNVERIFIED
 
 
+def test_full_in_the_emulator_is_no_record_of_hardware(installed: Path, stand_in, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(emulated, "installed", lambda: True)
+    stand_in()
+    assert cli.main(["selftest", "--emulated", "sm_90a", "--full", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["full"] and record["emulated"] and not records.passed(record, Arch.SM90A)
+    symbols = [kernel["symbol"] for kernel in record["kernels"]]
+    assert symbols == sorted(symbols) and len(symbols) == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "acts"),
     [

@@ -9,6 +9,8 @@ import tensor_cores
 import torch
 from cache_rows import restored, stored
 from tsmla.row_format import ROWS
+from tsmla.tools import selftest_cache, selftest_decode, selftest_pack, selftest_prefill
+from tsmla.tools.selftest_cases import cases_of
 from tsmla.tools.selftest_reference import (
     LARGEST_ERROR,
     Attended,
@@ -111,6 +113,21 @@ def test_without_lse_nothing_is_asked_of_it():
     got, exact, plain = kernel()
     got.lse.fill_(math.nan)
     assert judge(got, exact, plain, TOLERANCE, has_lse=False).problems == []
+
+
+@pytest.mark.parametrize(
+    ("tests", "families"),
+    [
+        (selftest_prefill, ["prefill"]),
+        (selftest_decode, ["decode"]),
+        (selftest_pack, ["pack"]),
+        (selftest_cache, ["write_cache", "read_cache", "quantize_q"]),
+    ],
+)
+def test_what_one_kernel_made_is_there_for_the_next(tests, families):
+    """Kernels go through all cases in turn: of a cache for fewer than these, nothing would be found."""
+    kept = [each.cache_parameters()["maxsize"] for each in vars(tests).values() if hasattr(each, "cache_parameters")]
+    assert kept and min(kept) >= max(len(cases_of(family, full=True)) for family in families)
 
 
 @pytest.mark.parametrize("name", ROWS)
