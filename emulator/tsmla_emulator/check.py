@@ -111,7 +111,7 @@ def find(symbol: str) -> Variant:
     known = {variant.symbol(): variant for variant in variants(Arch)}
     if symbol not in known:
         close = difflib.get_close_matches(symbol, known, 3, 0.3)
-        hint = "close to it:\n  " + "\n  ".join(close) if close else "`tsmla list` prints those that are installed"
+        hint = "close to it:\n  " + "\n  ".join(close) if close else "`tsmla list --resources` names those installed"
         raise ValueError(f"no variant {symbol!r} can be built; {hint}")
     return known[symbol]
 

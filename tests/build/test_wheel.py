@@ -96,7 +96,7 @@ def test_installed_libraries_load_and_answer_without_torch_or_gpu(installed):
     libraries = matrix.libraries(matrix.shipped(), "x86_64")
     for name, kernels in libraries.items():
         assert f"{name}: {len(kernels)} kernels ok" in verified.stdout
-    listed = installed("tsmla", "list")
+    listed = installed("tsmla", "list", "--resources")
     assert listed.returncode == 0, listed.stderr
     found = Counter(word for word in listed.stdout.split() if word.startswith("tsmla_"))
     assert found == Counter(variant.symbol() for variant in matrix.shipped())

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from examples import PACK, PREFILL, run_python
 from tsmla import elf, gpu, image, loader, manifest, settings, toolchain
-from tsmla.tools import cli, emulated
+from tsmla.tools import cli, emulated, kernel_table
 from tsmla.variant import FAMILIES, Arch
 
-from build_aot import link
+from build_aot import link, matrix
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +62,37 @@ def test_probe_of_an_unknown_architecture(capsys) -> None:
 def test_list(shipped: Path, capsys) -> None:
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
-    assert PACK.symbol() in out and "registers" in out and "1 kernels" in out
-    assert cli.main(["list", "--json"]) == 0
-    assert [kernel["symbol"] for kernel in json.loads(capsys.readouterr().out)] == [PACK.symbol()]
+    assert [re.split(" {2,}", line) for line in out.splitlines()] == [
+        [*kernel_table.HEADER],
+        ["pack", "bf16 to e4m3", "nope 128, rope 64, v 128", "-", "-", "sm_90a", "1"],
+        ["1 kernels"],
+    ]
+    assert cli.main(["list", "--resources"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{PACK}  ") and "registers" in out and out.endswith("\n1 kernels\n")
+    for more in ([], ["--resources"]):
+        assert cli.main(["list", "--json", *more]) == 0
+        (kernel,) = json.loads(capsys.readouterr().out)
+        assert kernel["symbol"] == PACK.symbol() and kernel["resources"]["registers"]
     assert cli.main(["list", "--family", "prefill"]) == 0
     assert "0 kernels" in capsys.readouterr().out
+
+
+def test_listed_lines_are_few_and_count_every_kernel_once() -> None:
+    header, *lines = kernel_table.rows(matrix.shipped())
+    assert header == kernel_table.HEADER and len(lines) < 50 and len(set(lines)) == len(lines)
+    assert sum(int(line[-1]) for line in lines) == len({variant.symbol() for variant in matrix.shipped()})
+    prefill = ("prefill", "bf16 to bf16", "qk 192, v 128", "causal, full", "no, yes", "sm_90a, sm_100a, sm_103a", "24")
+    rows = ("decode", "bf16 to bf16", "fp8_ds_mla", "-", "no, yes", "sm_90a, sm_100a, sm_103a", "12")
+    assert prefill in lines and rows in lines
+
+
+def test_an_architecture_with_fewer_kernels_has_a_line_of_its_own() -> None:
+    fewer = {variant for variant in matrix.shipped() if variant.family == "prefill" and variant.d_qk == 128}
+    fewer -= {variant for variant in fewer if variant.arch == "sm_100a" and not variant.lse}
+    lines = [line[3:] for line in kernel_table.rows(fewer) if line[1] == "bf16 to bf16"]
+    both = "causal, full"
+    assert sorted(lines) == [(both, "no, yes", "sm_90a, sm_103a", "16"), (both, "yes", "sm_100a", "4")]
 
 
 def test_list_without_libraries(nothing_shipped: Path, capsys) -> None:
@@ -199,7 +225,7 @@ def test_verify_emulated_names_few_symbols(capsys, symbol: str) -> None:
     assert cli.main(["verify", "--emulated", symbol]) == 2
     said = capsys.readouterr().err
     assert "can be built" in said and said.count("tsmla_") <= 3 + 1
-    assert "close to it" in said or "`tsmla list`" in said
+    assert "close to it" in said or "`tsmla list --resources`" in said
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 from .. import gpu, image, loader, manifest, settings, toolchain
 from ..errors import ArgumentError, TsmlaError
 from ..variant import FAMILIES, Arch, Variant
+from . import kernel_table
 from .variant_text import METAVAR, variant_of
 
 
@@ -80,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "exit 0 if every operator, or every --variant, runs from a precompiled library, else 1"
     probe = command("probe", _probe, text, "arch", "family", "json", "variant")
     probe.epilog = "A kernel in the compile cache is not precompiled: another machine would have to compile it."
-    command("list", _list, "print the kernels of the installed libraries", "arch", "family", "json")
+    text = "print which kernels the installed libraries hold; - where an operator has no such choice"
+    listed = command("list", _list, text, "arch", "family", "json")
+    listed.add_argument("--resources", action="store_true", help="name each, with its registers, shared memory, ...")
     inspect = command("inspect", _inspect, "print what a library says about itself", "json")
     inspect.add_argument("path", type=Path, metavar="PATH")
     text = "check that libraries were built from the installed sources, their hashes, symbols and signatures; load them"
@@ -166,9 +169,12 @@ def _list(options: argparse.Namespace) -> int:
     kernels = _installed(options)
     if options.json:
         print(json.dumps([kernel.to_dict() for kernel in kernels], indent=2))
+        return 0
+    if options.resources:
+        _table([(kernel.variant.symbol(), _resources(kernel)) for kernel in kernels])
     else:
-        _table([(k.variant.symbol(), _resources(k)) for k in kernels])
-        print(f"{len(kernels)} kernels")
+        _table(kernel_table.rows(kernel.variant for kernel in kernels))
+    print(f"{len(kernels)} kernels")
     return 0
 
 

@@ -96,7 +96,9 @@ def _chosen(variants: list[Variant], asked: Asked) -> list[Variant]:
     """Those asked for, in symbol order."""
     known = {v.symbol(): v for v in variants if v.family in (asked.families or FAMILIES)}
     if unknown := [symbol for symbol in asked.symbols if symbol not in known]:
-        raise ArgumentError(f"selftest: the libraries have no {', '.join(unknown)}; `tsmla list` prints what they have")
+        raise ArgumentError(
+            f"selftest: the libraries have no {', '.join(unknown)}; `tsmla list --resources` names what they have"
+        )
     return [known[symbol] for symbol in sorted(asked.symbols or known)]
 
 

@@ -105,7 +105,7 @@ def variant_status(variant: Variant) -> VariantStatus:
     try:
         step, library = _library(variant.family, variant.arch)
         if all(kernel.variant != variant for kernel in library.manifest.kernels):
-            raise LibraryError(f"{library.path} does not hold it (`tsmla list` prints what is installed)")
+            raise LibraryError(f"{library.path} does not hold it (`tsmla list --resources` names what is installed)")
         library.function(variant, check_signature=settings.verify())
     except TsmlaError as error:
         return VariantStatus(variant, None, reason=str(error))

@@ -1,0 +1,54 @@
+"""Kernels as `tsmla list` prints them: a line for those that differ only in architecture, mask, LSE and PDL.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..row_format import ROWS
+from ..variant import FAMILIES, Arch, PackVariant, PrefillVariant, Variant
+
+HEADER = ("operator", "dtypes", "dims or cache rows", "mask", "LSE", "architecture", "kernels")
+
+
+def rows(variants: Iterable[Variant]) -> list[tuple[str, ...]]:
+    """HEADER, and the lines below it. An architecture shares the line of another only where it has the same kernels."""
+    kinds: dict[tuple[str, str, str], dict[Arch, set[tuple[str, str, bool]]]] = {}
+    for variant in variants:
+        kind = (variant.family, _dtypes(variant), _shape(variant))
+        kinds.setdefault(kind, {}).setdefault(variant.arch, set()).add(_choices(variant))
+    lines = []
+    for kind in sorted(kinds, key=lambda kind: ([*FAMILIES].index(kind[0]), kind)):
+        by_arch = kinds[kind]
+        for held in dict.fromkeys(frozenset(choices) for choices in by_arch.values()):
+            archs = [arch for arch in Arch if by_arch.get(arch) == held]
+            masks, lses = {mask for mask, _, _ in held}, {lse for _, lse, _ in held}
+            choices = ", ".join(sorted(masks)), ", ".join(sorted(lses))
+            lines.append((*kind, *choices, ", ".join(archs), str(len(held) * len(archs))))
+    return [HEADER, *lines]
+
+
+def _dtypes(variant: Variant) -> str:
+    out = getattr(variant, "out_dtype", None)
+    return f"{variant.dtype} to {out}" if out else str(variant.dtype)
+
+
+def _shape(variant: Variant) -> str:
+    if isinstance(variant, PrefillVariant):
+        return f"qk {variant.d_qk}, v {variant.d_v}"
+    if isinstance(variant, PackVariant):
+        return f"nope {variant.d_nope}, rope {variant.d_rope}, v {variant.d_v}"
+    return next((name for name, row in ROWS.items() if row == variant.row), str(variant.row))
+
+
+def _choices(variant: Variant) -> tuple[str, str, bool]:
+    """Mask, LSE and PDL of a kernel; the operators that have no such choice have one value."""
+    mask = _one_of(getattr(variant, "causal", None), "causal", "full")
+    lse = _one_of(getattr(variant, "lse", None), "yes", "no")
+    return mask, lse, getattr(variant, "pdl", False)
+
+
+def _one_of(on: bool | None, yes: str, no: str) -> str:
+    return "-" if on is None else yes if on else no
