@@ -17,8 +17,8 @@ from decode_rows import attend_stored, make_scaled, make_whole, rounds
 pytestmark = pytest.mark.archs("sm_90a")
 KEYS, BLOCK = 600, 128
 SCALES = (-60, *range(-20, -6), 0, 60)
-"""Powers of two of whole requests. Among the small ones are those from which on sums of 64 or 128 keys lie where rows are
-kept as they are, of columns up to 1 and of those up to 2^8."""
+"""Powers of two of whole requests. Among the small ones are those from which on sums of 64 or 128 keys lie where rows
+are kept as they are, of columns up to 1 and of those up to 2^8."""
 EVEN_AND_ODD, HALVES, ALONE = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0,), (1,), (2,), (3,))
 """Blocks of 128 columns that share a power of two."""
 ROUNDED = 1.01 * 2.0**-8
