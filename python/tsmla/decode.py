@@ -96,13 +96,15 @@ def tsmla_decode(
             read, so rows may be wider than needed. A page that the cache does not have reads as zeros; a cache may have
             none. Rows may also be of no columns: no request has keys then.
         seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
-            ones count as 0. No request has more keys than width * page_size; where a length says so, positions of its
-            query tokens still follow from the length. int64 takes one more small launch.
+            ones count as 0. No request has more keys than width * page_size, or than 2^31 - 256: keys from there on are
+            left out, and positions of its query tokens still follow from the length. int64 takes one more small launch.
         max_seq_len: at least the longest of `seq_lens`, or of what a captured graph will see: how many CTAs can be
             occupied follows from it, never what is computed.
         softmax_scale: factor of the scores, times the dequantisation scales of query and cache where these have one
             each, for all: from 2^-126 to 1024.
-            Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined.
+            Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined. With
+            SnapMLA's rows, weights are right to 4 % up to scores of 2^20, and off by twice as much with each power of
+            two beyond.
         output_scale: factor of the output, before it is rounded; not of the LSE.
         out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits. [tokens, heads, 512]
             with cum_seq_lens_q. Neither it nor `lse` nor the workspace may share memory with another argument, which
@@ -142,6 +144,13 @@ def tsmla_decode(
         out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
         log2 of the sum of exponentials of the scaled scores. A query row that sees no key gives output 0 and LSE -inf.
         Results over context-parallel ranks merge to the unsharded one with weights 2 ** lse.
+
+        Columns of an output row may differ in size. On sm_90a, where a request's keys are split among SMs, those of
+        bf16 caches and of rows with scales have full precision from 2^-14 of the largest column on; smaller ones are
+        off by up to 2^-22 of that largest. (What is largest is taken for columns 0 to 127 and 256 to 383 together, and
+        for the others; with SnapMLA's rows for each half; with scales and up to 16 query rows, tokens times heads, for
+        each 128 columns.) Columns of e4m3 caches have it from 2^-22 on, in the cache's units, and are off by up to
+        2^-31 below. All columns have it with batch_invariant, which splits nothing.
 
         A key that no query token of its request may see, whatever hides it, touches no result. NaN and inf in a key
         that only some tokens see may reach the others of its request.

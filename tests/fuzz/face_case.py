@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.variant import DecodeVariant, PrefillVariant
+from tsmla.variant import DecodeVariant, Dtype, PrefillVariant
 
 from .decode_case import DecodeCase, decode_cases
 from .plain import Plain
@@ -15,7 +15,11 @@ from .prefill_case import PrefillCase, prefill_cases
 from .reference_decode import Sight
 
 DECODES = ("tokenspeed_mla", "trtllm", "wrapper", "flash_mla")
+WITH_SCALES = ("tokenspeed_mla", "trtllm")
+"""Faces that take a cache whose rows have scales in them."""
 PREFILLS = ("tokenspeed_mla", "ragged")
+OPERATOR = "the operator"
+"""Stands for a face where none takes the call."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -40,16 +44,15 @@ def face_cases(draw: Any, variant: DecodeVariant | PrefillVariant, hostile: bool
     call: DecodeCase | PrefillCase
     if isinstance(variant, PrefillVariant):
         call = draw(prefill_cases(variant, hostile))
-        faces = [face for face in PREFILLS if variant.out_dtype.bits == 16 and (face == "ragged" or _is_bf16(variant))]
+        faces = PREFILLS if variant.out_dtype is Dtype.BF16 else PREFILLS[1:]
     else:
         call = draw(decode_cases(variant, hostile=False))
-        faces = [face for face in DECODES if variant.lse or face != "flash_mla"]
+        faces = WITH_SCALES if variant.row.scales else DECODES if variant.lse else DECODES[:-1]
+        faces = (OPERATOR,) if variant.row.apart else faces
     face = draw(st.sampled_from(faces))
+    if face == OPERATOR:
+        return FaceCase(call, face)
     return FaceCase(expressible(call, face), face, draw(st.booleans()), draw(st.booleans()))
-
-
-def _is_bf16(variant: PrefillVariant) -> bool:
-    return str(variant.out_dtype) == "bf16"
 
 
 def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
@@ -62,8 +65,6 @@ def expressible(call: Any, face: str) -> DecodeCase | PrefillCase:
             "lse_base": 2.0 if ragged else math.e, "ends_q": call.ends_kv if call.ends_q is None else call.ends_q,
             **({} if ragged else {"v_scale": 1.0, "heads_first": None}),
         }  # fmt: skip
-        if call.ends_q is None:
-            changes["tokens_q"] = max(call.tokens_q, call.ends_kv[-1])
         return dataclasses.replace(call, **changes)
     parallel = face in ("tokenspeed_mla", "trtllm") and call.sight.cp_world > 1 and (call.lse or face != "trtllm")
     window = call.sight.window_left if face == "tokenspeed_mla" and call.sight.causal and call.visible is None else -1

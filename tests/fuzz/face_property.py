@@ -12,7 +12,7 @@ from tsmla.support import LATENT_DIM, ROPE_DIM
 
 from . import decode_property, prefill_property
 from .decode_case import DecodeCase
-from .face_case import FaceCase
+from .face_case import OPERATOR, FaceCase
 from .guarded import Guarded
 from .places import Place
 
@@ -90,6 +90,8 @@ def _prefill(case: FaceCase, place: Place, memory: dict[str, Guarded], given: di
 def _decode(case: FaceCase, place: Place, memory: dict[str, Guarded], given: dict[str, Any]) -> Any:
     call = case.call
     assert isinstance(call, DecodeCase)
+    if case.face == OPERATOR:
+        return call.manner.call(place, tsmla.tsmla_decode, memory, given)
     if case.face == "tokenspeed_mla":
         names = ("lse", "lse_base", "sinks", "lse_includes_sink", "batch_invariant", "cum_seq_lens_q", "max_q_len")
         taken = {name: value for name, value in given.items() if name not in names}
