@@ -27,12 +27,13 @@ def check(case: FaceCase, place: Place) -> None:
     operator: Any = tsmla.tsmla_decode if isinstance(call, DecodeCase) else tsmla.tsmla_prefill
     with place.running(call.schedule, call.processors):
         _, given = module.arranged(call, inputs)
-        want = _both(operator(**given), call.lse)
+        want = _both(operator(**{**given, **_planned(case)}), call.lse)
         memory, given = call.manner.arrange(lambda: module.arranged(call, inputs))
         face = _decode if isinstance(call, DecodeCase) else _prefill
-        made = face(case, place, memory, given)
-        got = _both(made, call.lse)
+        got = _both(face(case, place, memory, given), call.lse)
         torch.cuda.synchronize()
+        if case.face == "flash_mla":
+            got = got[0], _with_negative_infinity(got[1])
         for name, guarded in memory.items():
             may_change = _results(case, name, guarded)
             wrong = guarded.changed(may_change)
@@ -48,6 +49,27 @@ def check(case: FaceCase, place: Place) -> None:
             integers = torch.int16 if name == "out" else torch.int32
             wrong = int((ours.view(integers) != theirs.view(integers)).sum())
             assert not wrong, f"{name}: {wrong} of {ours.numel()} elements are not those of the operator"
+
+
+def _planned(case: FaceCase) -> dict[str, Any]:
+    """What a face makes of a decode's arguments that decide how it is cut, and so what its bits are; room for it."""
+    call = case.call
+    if not isinstance(call, DecodeCase) or case.face not in ("flash_mla", "wrapper"):
+        return {}
+    longest, changes = call.width * call.page, {}
+    if case.face == "wrapper":
+        longest = longest if case.again else max([0, *call.lengths])
+        if call.ends_q is not None:
+            q_lens = [len(call.query_tokens(request)) for request in range(call.batch)]
+            changes["max_q_len"] = call.tokens if case.again else max([1, *q_lens])
+    return {"max_seq_len": max(1, longest), "workspace_buffer": _room(call), **changes}
+
+
+def _room(call: DecodeCase) -> torch.Tensor:
+    """A workspace for any plan."""
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    size = processors * call.heads * max(8, call.q_len, call.tokens) * (LATENT_DIM + 1) * 4
+    return torch.empty(size + 16, dtype=torch.uint8, device="cuda")
 
 
 def _both(result: Any, lse: bool) -> Result:
@@ -118,12 +140,15 @@ def _decode(case: FaceCase, place: Place, memory: dict[str, Guarded], given: dic
 
 def _by_flash_mla(**given: Any) -> Any:
     cache = given["kv_cache"].unsqueeze(2)
-    out, lse = flash_mla.flash_mla_with_kvcache(
+    return flash_mla.flash_mla_with_kvcache(
         given["query"], cache, given["block_tables"], given["seq_lens"], LATENT_DIM, None,
         softmax_scale=given["softmax_scale"], causal=given["causal_mask"],
     )  # fmt: skip
+
+
+def _with_negative_infinity(lse: Any) -> torch.Tensor:
     assert lse.is_contiguous() and not (lse == -math.inf).any(), "an empty row has +inf"
-    return out, lse.where(lse != math.inf, -math.inf).transpose(1, 2)
+    return lse.where(lse != math.inf, -math.inf).transpose(1, 2)
 
 
 def _by_wrapper(case: FaceCase, place: Place, memory: dict[str, Guarded], given: dict[str, Any]) -> Any:
@@ -139,9 +164,7 @@ def _by_wrapper(case: FaceCase, place: Place, memory: dict[str, Guarded], given:
     ends = given["cum_seq_lens_q"]
     if ends is None:
         ends = torch.arange(call.batch + 1, dtype=torch.int32, device="cpu") * call.q_len
-    rows = torch.cuda.get_device_properties(0).multi_processor_count * heads * max(8, tokens)
-    room = torch.empty(rows * (LATENT_DIM + 1) + 1, dtype=torch.float32, device="cuda")
-    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(room, use_cuda_graph=case.again)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(_room(call), use_cuda_graph=case.again)
 
     def plan(seq_lens: torch.Tensor) -> None:
         wrapper.plan(

@@ -48,7 +48,7 @@ class Pages(NamedTuple):
         of its tensors are shared."""
         tables = self.block_tables.new_zeros(self.batch, width)
         tables[:, : self.block_tables.shape[1]] = self.block_tables
-        longest = min(width * page_size, translate.LARGEST_INT)
+        longest = min(max(width * page_size, 1), translate.LARGEST_INT)
         if self.q_ends is None:
             return Pages(tables, self.keys.clone(), longest, self.tokens, self.most, None)
         return Pages(tables, self.keys.clone(), longest, self.tokens, self.tokens, self.q_ends.clone())
