@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import time
@@ -15,7 +16,7 @@ for directory in (ROOT, ROOT / "tests", ROOT / "emulator"):
 
 from .places import ARCHS, Place, real_gpu  # noqa: E402
 from .properties import PROPERTIES, case_of  # noqa: E402
-from .search import Found, failure_of, search  # noqa: E402
+from .search import Found, UnusableGpu, failure_of, search  # noqa: E402
 
 _ROUND = 10.0
 """Seconds for a property of weight 1 on an architecture before the next comes."""
@@ -37,13 +38,14 @@ def main() -> int:
     print(f"seed {options.seed}", flush=True)
     names = [name for name in PROPERTIES if not options.operator or name.split()[0] in options.operator]
     found, end, turn = Found(), time.monotonic() + 60 * options.minutes, 0
-    while time.monotonic() < end:
-        for name in names:
-            for place in places:
-                left = end - time.monotonic()
-                seconds = min(left, _ROUND * PROPERTIES[name].weight)
-                search(name, place, seconds, options.seed + turn, found, hostile=not options.tame, report=_say)
-        turn += 1
+    with contextlib.suppress(UnusableGpu):
+        while time.monotonic() < end:
+            for name in names:
+                for place in places:
+                    left = end - time.monotonic()
+                    seconds = min(left, _ROUND * PROPERTIES[name].weight)
+                    search(name, place, seconds, options.seed + turn, found, hostile=not options.tame, report=_say)
+            turn += 1
     return _summary(found, options.seed)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import torch
+from tsmla.tools.selftest_child import usable
 from tsmla.variant import Variant
 
 from build_aot.matrix import shipped
@@ -50,6 +51,11 @@ class Found:
     cases: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     failures: dict[str, Failure] = dataclasses.field(default_factory=dict)
     repeats: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+class UnusableGpu(BaseException):
+    """Ends a search whose process can use the GPU no more: whatever came after would fail, too. It passes through
+    hypothesis, which would go on with smaller cases."""
 
 
 class _Failed(Exception):
@@ -113,6 +119,10 @@ def _search_kernel(
             found.cases[name, place.arch] += 1
             error = failure_of(case, place)
             kind = error and _kind(name, place, error)
+            if error and kind and place.device and not usable():
+                found.failures[kind] = Failure(name, place, case, error)
+                report(f"the GPU is lost to this process: {found.failures[kind]}")
+                raise UnusableGpu(error)
             if kind and not smallest and kind in found.failures:
                 found.repeats[kind] += 1
             elif kind and not smallest:

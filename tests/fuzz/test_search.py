@@ -12,6 +12,7 @@ import tsmla
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 from . import __main__ as command
+from . import search as search_module
 from .decode_case import DecodeCase
 from .pack_case import PackCase
 from .places import Place
@@ -167,3 +168,20 @@ def test_what_cannot_be_run_is_a_sentence(monkeypatch, capsys, arguments, said):
     monkeypatch.setattr("sys.argv", ["python -m tests.fuzz", *arguments])
     assert command.main() == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_search_ends_with_the_case_that_took_the_gpu(monkeypatch):
+    """What comes after an illegal access fails as well, and a smaller case of that would be anybody's."""
+    ran = []
+
+    def lost(case, place):
+        ran.append(case)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(search_module, "check", lost)
+    monkeypatch.setattr(search_module, "usable", lambda: False)
+    found, told = Found(), []
+    with pytest.raises(search_module.UnusableGpu):
+        search("pack", Place("sm_90a", device=True), 5.0, 1, found, report=told.append)
+    (failure,) = found.failures.values()
+    assert ran == [failure.case] and repr(failure.case) in told[0]
