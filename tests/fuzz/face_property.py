@@ -61,7 +61,8 @@ def _planned(case: FaceCase) -> dict[str, Any]:
         longest = longest if case.again else max([0, *call.lengths])
         if call.ends_q is not None:
             q_lens = [len(call.query_tokens(request)) for request in range(call.batch)]
-            changes["max_q_len"] = call.tokens if case.again else max([1, *q_lens])
+            varies = len({*q_lens}) > 1  # else the wrapper sees requests of one query length
+            changes["max_q_len"] = call.tokens if case.again and varies else max([1, *q_lens])
     return {"max_seq_len": max(1, longest), "workspace_buffer": _room(call), **changes}
 
 

@@ -218,6 +218,10 @@ def judge_extreme(expected: Rows, out: torch.Tensor, lse: torch.Tensor | None, f
     finfo = torch.finfo(given.out)
     slack = 2 * given.probability * ends.abs().amax(0) + finfo.eps * ends.abs().amax(0) + finfo.smallest_normal
     slack += 32 * math.exp(-_FAR) * expected.weakest * abs(factor)  # of the keys that do not count, hundreds at most
+    slack += given.kept * expected.weakest.amax(-1, keepdim=True) * abs(factor)
+    # Where the logarithm of a key's scale is added to a score of base 2, the sum is rounded; so is a row's reference.
+    rounded = 2 * 2.0**-24 * math.log2(math.e) * expected.largest * (expected.exponents > 0)
+    slack += (torch.exp2(rounded) - 1)[:, None] * ends.abs().amax(0)
     outside = torch.maximum(ends.amin(0) - got, got - ends.amax(0)).clamp_min(0)
     _within(outside, slack, got, ends[0], "distance to the values of keys that may count, of element")
     if lse is not None:

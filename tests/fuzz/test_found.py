@@ -7,6 +7,7 @@ import tsmla
 
 from .cache_case import CacheCase
 from .decode_case import DecodeCase
+from .face_case import FaceCase
 from .places import ARCHS, Place, Schedule
 from .prefill_case import PrefillCase
 from .properties import Case, case_of, check
@@ -85,6 +86,28 @@ FOUND: dict[str, Case] = {
     "decode: a first key that its scale of 0 hides, before others of 4 and more": DecodeCase(
         dtype="e4m3", rows="snapmla", scaling=Scaling(exponent=30, special=((0, 0, 0.0),)), seq_lens=(70,), width=2
     ),
+    "decode: one key with a scale beside it, whose score is above 2^20": DecodeCase(
+        dtype="e4m3", rows="snapmla", scaling=Scaling(factors="an outlier"), seq_lens=(1, 257), heads=2, width=5,
+        softmax_scale=1.0, magnitude=64.0, extreme=True
+    ),
+    **{
+        f"decode: visible lengths, and more SMs than work, {rows or dtype}, {heads} heads": DecodeCase(
+            dtype=dtype, rows=rows, heads=heads, visible=((1,),), seq_lens=(0,), lse=False, processors=132
+        )
+        for dtype, rows in (("bf16", None), ("e4m3", None), ("bf16", "fp8_ds_mla"), ("e4m3", "snapmla"))
+        for heads in (8, 65, 128)
+    },
+    "decode by faces: a plan of equal query lengths in the place of another": FaceCase(
+        DecodeCase(seq_lens=(0, 193), q_len=64, page=16, width=13, ends_q=(0, 64, 128), tokens=128), "wrapper",
+        again=True,
+    ),
+    "decode by faces: a table without columns, planned again": FaceCase(
+        DecodeCase(dtype="fp16", seq_lens=(0,), heads=65, page=16, width=0), "wrapper", again=True
+    ),
+    "decode by faces: no query tokens, planned again": FaceCase(
+        DecodeCase(dtype="e4m3", seq_lens=(), heads=65, page=16, width=0, ends_q=(0,)), "wrapper", again=True
+    ),
+    "write_cache: 32-bit slots at an odd address": CacheCase(narrow=True, offset=1),
     "decode: a wrong bf16 query for rows with a scale each": Refusal(
         DecodeCase(dtype="e4m3", rows="snapmla", scaling=Scaling(quantised=False)), "query", "gap"
     ),

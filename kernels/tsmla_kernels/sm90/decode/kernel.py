@@ -284,8 +284,9 @@ class DecodeKernel:
                 task = take(shared.dealt, number)
                 while task.more:
                     if const_expr(paired):
-                        source = KeySource(block_tables, page_size, pages)
-                        convert_for_both(shared, geometry, cache, source, task, view, terms.heads)
+                        if task.tiles > 0:  # else there may be no rows to ask for what they see
+                            source = KeySource(block_tables, page_size, pages)
+                            convert_for_both(shared, geometry, cache, source, task, view, terms.heads)
                     elif const_expr(geometry.converts):
                         convert(shared, geometry, warp // (WARPGROUP // 32) - 3, number, task, view, terms.heads)
                     else:
