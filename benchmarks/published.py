@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CURRENT, HISTORY = (Path(__file__).parent / "results" / name for name in ("current", "history"))
+CURRENT = Path(__file__).parent / "results" / "current"
 TIE = 0.01
 """Times that differ by no more than this fraction are called a tie in records that do not say how sure they are."""
 

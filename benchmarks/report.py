@@ -2,8 +2,8 @@
 
     python -m benchmarks.report
 
-moves records that newer ones supersede to benchmarks/results/history, and writes both. Tests compare them with what it
-would write. benchmarks/results/tried has records of what was not kept.
+removes records that newer ones supersede, which git keeps, and writes both. Tests compare them with what it would
+write. benchmarks/results/tried has records of what was compared once.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ This page is written by `python -m benchmarks.report`.
 _ABSENT = """\
 Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in these
 runs; beside an earlier build of ours it was 0 to 5 % slower in batches of 128
-(benchmarks/results/history/decode-nvidia-h200-20261122T060617.json)."""
+(decode-nvidia-h200-20261122T060617.json, in git)."""
 _OTHERS = """\
 FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). flash-attn-4, which was 0 to 4 % slower than ours
-in bf16 (benchmarks/results/history/prefill-bf16-nvidia-h200-*.json), was not in these runs."""
+in bf16 (prefill-bf16-nvidia-h200-20261121T101536.json, in git), was not in these runs."""
 _STREAMS = """\
 Rows whose work is little beside their keys' bytes, beside FlashInfer's planned wrapper, too (the plan is not timed):"""
 _FEW = """\
@@ -103,7 +103,7 @@ What a layer's call costs the host, without CUDA graphs, where the GPU is done s
 
 def main() -> None:
     for path in published.superseded():
-        path.rename(published.HISTORY / path.name)
+        path.unlink()
     PAGE.write_text(performance_page())
     text = README.read_text()
     before, _, rest = text.partition(BEGIN)
