@@ -64,8 +64,10 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder):
     workspace = arguments[11]
     assert workspace.dtype == torch.int8 and workspace.data_ptr() == given["workspace_buffer"].data_ptr()
     parts = plan_decode(Arch.SM90A, SMS, BATCH, Q_LEN, HEADS, 300).parts
-    assert arguments[12:] == (None, None, None, 0.125, 0.5, 0, 7, 2, 1, 16, 0, 0, Q_LEN, parts)
-    assert all(type(value) is float for value in arguments[15:17]) and all(type(v) is int for v in arguments[17:])
+    assert arguments[12:] == (None, None, None, 0.125, 0.5, 0, 7, 2, 1, 16, 0, 1.0, 0, Q_LEN, parts)
+    floats = *arguments[15:17], arguments[23]
+    assert all(type(value) is float for value in floats)
+    assert all(type(value) is int for value in (*arguments[17:23], *arguments[24:]))
     assert out.shape == (BATCH, Q_LEN, HEADS, 512) and out.is_contiguous()
     assert lse.shape == (BATCH, Q_LEN, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
 
@@ -120,10 +122,24 @@ def test_a_given_output_is_written_and_returned(recorder):
         assert recorder.launches[-1][9] is out
 
 
-def test_a_natural_lse_can_be_asked_for(recorder, monkeypatch):
-    monkeypatch.setattr(resolve, "kernel", lambda variant: lambda *arguments: arguments[10].fill_(3.0))
-    _, lse = tsmla_decode(**inputs(), return_lse=True, lse_base=math.e)
-    assert torch.allclose(lse, torch.full_like(lse, 3 * math.log(2)))
+def test_a_natural_lse_can_be_asked_for(recorder):
+    """The kernel multiplies logarithms of 2 by what it is given."""
+    for base in (2, 2.0, math.e):
+        tsmla_decode(**inputs(), return_lse=True, lse_base=base)
+    assert [launch[23] for launch in recorder.launches] == [1.0, 1.0, math.log(2)]
+
+
+def test_a_cache_without_pages_is_read_as_one_of_zeros(recorder):
+    """No tensor map can be made of no memory. A page that a cache does not have reads as zeros, too."""
+    tsmla_decode(**inputs(kv_cache=bf16(0, 64, 576)))
+    (arguments,) = recorder.launches
+    assert arguments[2].shape == (1, 64, 576) and not arguments[2].any()
+
+
+def test_a_table_without_columns_reaches_the_kernel(recorder):
+    tables = torch.zeros(BATCH, 0, dtype=torch.int32)
+    tsmla_decode(**inputs(block_tables=tables))
+    assert recorder.launches[0][3] is tables
 
 
 def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):

@@ -38,7 +38,7 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
     for rope in map(torch.from_dlpack, (query_rope, key_rope)):
         assert rope.shape == (0, 1, 64) and rope.dtype == torch.bfloat16
     assert torch.from_dlpack(rest[5]).shape == (0,) and torch.from_dlpack(rest[5]).dtype == torch.float32
-    assert rest[6:] == [0.25, -1.5, 0, 0, SMS] and all(type(scale) is float for scale in rest[6:8])
+    assert rest[6:] == [0.25, -1.5, 0, 1.0, 0, SMS] and all(type(scale) is float for scale in rest[6:8])
     assert out.shape == (TOKENS_Q, HEADS, D_V) and out.dtype == torch.bfloat16 and out.is_contiguous()
     if return_lse:
         assert lse.shape == (TOKENS_Q, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
@@ -168,7 +168,7 @@ def test_numbers_of_other_types_are_numbers(recorder, two):
     half = fractions.Fraction(1, two) if isinstance(two, int) else two.dtype.type(1) / two
     for flag in (True, 1, np.True_, 1.0):
         prefill.tsmla_prefill(**inputs(batch_size=two, softmax_scale=half), is_causal=flag)
-    assert {launch[10:] for launch in recorder.launches} == {(0.5, 1.0, 0, 0, SMS)} and len(recorder.launches) == 4
+    assert {launch[10:] for launch in recorder.launches} == {(0.5, 1.0, 0, 1.0, 0, SMS)} and len(recorder.launches) == 4
     assert len(recorder.variants) == 1 and recorder.variants[0].causal is True
 
 

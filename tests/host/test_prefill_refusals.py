@@ -144,6 +144,12 @@ WRONG = {
     "sinks with gaps": ({"sinks": torch.zeros(2 * HEADS)[::2]}, "sinks .* must be contiguous"),
     "sinks on another device": ({"sinks": torch.zeros(HEADS, device="meta")}, "sinks"),
     "sinks in the LSE in words": ({"lse_includes_sink": "yes"}, "lse_includes_sink is 'yes'; it must be True or False"),
+    "a base of LSEs that there is not": ({"lse_base": 10}, "lse_base is 10; accepted: 2 and math.e"),
+    "a base of LSEs in words": ({"lse_base": "e"}, "lse_base is a str; it must be a Python number"),
+    "base 2 into an earlier result": (
+        {"lse_base": 2, "merge_into": (bf16(TOKENS_Q, HEADS, D_V), torch.zeros(TOKENS_Q, HEADS))},
+        "lse_base is 2 and merge_into is given, which holds natural logarithms; leave lse_base out",
+    ),
     "flag for a scale": ({"output_scale": True}, "output_scale is a bool; it must be a Python number"),
     "negative scale": (
         {"softmax_scale": -1.0},
