@@ -87,6 +87,7 @@ def refusals(draw: Any, variant: Variant, hostile: bool = True) -> Refusal:
         pieces = _pieces(call)
         whole = {piece.split("[")[0] for piece in pieces}
         without = {name for name in TABLES["decode"] if name.endswith("]")} - pieces
+        without |= set() if call.lse_layout else {"lse"}
     argument = draw(st.sampled_from([name for name in TABLES[variant.family] if name not in without]))
     if argument == "sinks":
         call = dataclasses.replace(call, sinks=(0.5,) * call.heads, **_ONE_RANK.get(type(call), {}))
@@ -142,6 +143,7 @@ def _decodes(draw: Any, variant: DecodeVariant) -> DecodeCase:
         wide_lengths=draw(st.booleans()),
         wide_causal=draw(st.booleans()),
         lse=variant.lse,
+        lse_layout="contiguous" if variant.lse else None,
         pdl=variant.pdl,
         out="given",
         workspace=draw(st.sampled_from(("int8", "uint8"))),

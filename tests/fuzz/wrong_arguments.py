@@ -89,6 +89,7 @@ _NUMBERS = (None, "1", torch.ones(()))
 _SCALES = (*_NUMBERS, math.nan, math.inf, -math.inf, 1e41)
 _FACTORS = (*_SCALES, 0, 0.0, -1.0, 1e-39, 5e-324, 1e20)
 _NO_TENSORS = ("tensor", 3, [1, 2])
+_BASES = (None, 10, "2", -2.0, 1.0)
 
 PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "query": ((*_ANY, *_ALIGNED, "dim 2 -1", "dim 2 +16"), (None, *_NO_TENSORS), ("head dims",)),
@@ -107,6 +108,7 @@ PREFILL: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "lse_includes_sink": ((), (None, "yes", 2), ()),
     "lse": ((*_ANY, "dim 0 +1", "dim 1 -1"), _NO_TENSORS, ()),
     "merge_into": ((), (*_NO_TENSORS, (1, 2), (None, None), ()), ()),
+    "lse_base": ((), _BASES, ()),
 }
 """Argument -> how its tensor can be wrong, values that are wrong, what else an error may speak of."""
 _QUERY = (*_ANY, *_ALIGNED, "dim 0 +1", "dim 3 -1", "dim 3 +16")
@@ -144,7 +146,8 @@ DECODE: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {
     "cp_rank": ((), (*_NUMBERS, -1, 2, 2**31, 0.5), ()),
     "cp_interleave_size": ((), (*_NUMBERS, 0, -1, 2**31, 1.5), ()),
     "min_split_kv": ((), (*_NUMBERS, 0, 257, 1.5), ()),
-    "lse_base": ((), (None, 10, "2", -2.0, 1.0), ()),
+    "lse": ((*_ANY, "dim 0 +1", "dim 1 -1", "dim 2 +16"), _NO_TENSORS, ()),
+    "lse_base": ((), _BASES, ()),
     "cum_seq_lens_q": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), (None, *_NO_TENSORS), ("max_q_len", "query")),
     "max_q_len": ((), (None, "1", torch.ones(()), 0, -1, 2**31, 1.5), ("cum_seq_lens_q",)),
     "sinks": ((*_ANY, "gap", "dim 0 +1", "dim 0 -1"), _NO_TENSORS, ("cp_world",)),
