@@ -48,7 +48,7 @@ def query_pieces(
 def joined_cache(
     face: str, kv_cache: Any, ckv_cache: torch.Tensor | None, kpe_cache: torch.Tensor | None, page_size: int
 ) -> torch.Tensor:
-    """Find [pages, page_size, 576] in what is given; never a copy, but for a cache without pages."""
+    """Find [pages, page_size, 576] in what is given, which is never copied."""
     row = LATENT_DIM + ROPE_DIM
     parts = _parts(face, ("kv_cache", "ckv_cache", "kpe_cache"), kv_cache, ckv_cache, kpe_cache)
     if len(parts) == 1:
