@@ -29,8 +29,8 @@ class ClockCase:
         """The variant on Hopper that runs it: prefill with LSE, decode without, as `bench_prefill`, `bench_decode`."""
         if self.family == "prefill":
             out = "bf16" if self.dtype in ("e4m3", "e5m2") else self.dtype
-            return f"tsmla_prefill_sm_90a_{self.dtype}_to_{out}_d192x128_{self.mask}_lse_nopdl"
-        return f"tsmla_decode_sm_90a_{self.dtype}_to_bf16_d512x64_nolse_nopdl"
+            return f"tsmla_prefill_sm_90a_{self.dtype}_to_{out}_d192x128_{self.mask}_lse"
+        return f"tsmla_decode_sm_90a_{self.dtype}_to_bf16_d512x64_nolse"
 
 
 @dataclasses.dataclass(frozen=True)

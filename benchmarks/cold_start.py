@@ -154,10 +154,10 @@ def _import(family: str) -> tuple[Any, Any]:
     if arch is None:
         raise SystemExit("this GPU has no kernels")
     if family == "pack":
-        return tsmla.mla_kv_pack_quantize_fp8, PackVariant(arch, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False)
+        return tsmla.mla_kv_pack_quantize_fp8, PackVariant(arch, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
     if family == "decode":
-        return tsmla.tsmla_decode, DecodeVariant(arch, Dtype.BF16, Dtype.BF16, False, False)
-    return tsmla.tsmla_prefill, PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, False, False)
+        return tsmla.tsmla_decode, DecodeVariant(arch, Dtype.BF16, Dtype.BF16, False)
+    return tsmla.tsmla_prefill, PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, False)
 
 
 def _zeros(*shape: int, dtype: str = "bfloat16") -> Any:

@@ -138,7 +138,7 @@ def _beside(
 ) -> dict[str, Any]:
     arch, dims = OF_MACHINE[machine], "192x128" if family == "prefill" else "512x64"
     mask = "_causal" if family == "prefill" else ""
-    ours = f"tsmla_{family}_{arch}_{dtype}_to_bf16_d{dims}{mask}_nolse_nopdl"
+    ours = f"tsmla_{family}_{arch}_{dtype}_to_bf16_d{dims}{mask}_nolse"
     theirs = peer.format(family, arch, dtype, dims) + mask
     if peer == FLASH_ATTN_4:
         theirs = peer.format(arch, dims, mask[1:])

@@ -45,16 +45,16 @@ def shipped(
 
 
 def _candidates(arch: Arch) -> Iterator[Variant]:
-    for dtype, out, dims, causal, lse, pdl in itertools.product(
-        Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON, OFF_ON
+    for dtype, out, dims, causal, lse in itertools.product(
+        Dtype, ATTENTION_OUT_DTYPES, PREFILL_DIMS, OFF_ON, OFF_ON
     ):
-        yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse, pdl=pdl)
-    for dtype, out, lse, pdl in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON, OFF_ON):
+        yield PrefillVariant(arch, dtype, out, *dims, causal=causal, lse=lse)
+    for dtype, out, lse in itertools.product(Dtype, ATTENTION_OUT_DTYPES, OFF_ON):
         for row in {uniform_row(dtype), *ROWS.values()}:
-            yield DecodeVariant(arch, dtype, out, lse, pdl, row)
-    for dtype, out, pdl in itertools.product(Dtype, Dtype, OFF_ON):
+            yield DecodeVariant(arch, dtype, out, lse, row)
+    for dtype, out in itertools.product(Dtype, Dtype):
         for d_nope, d_rope, d_v in pack_dims(arch, out):
-            yield PackVariant(arch, dtype, out, d_nope, d_rope, d_v, pdl)
+            yield PackVariant(arch, dtype, out, d_nope, d_rope, d_v)
     for name, row in ROWS.items():
         for dtype in CACHE_DTYPES[name]:
             yield WriteCacheVariant(arch, dtype, row)

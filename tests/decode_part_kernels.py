@@ -133,7 +133,6 @@ class Combiner:
 
     def __init__(self, deal: Deal, variant: DecodeVariant, kept: PartialRows):
         self.deal = deal
-        self.pdl = variant.pdl
         self.kept = kept
         self.in_pieces = variant.arch is Arch.SM90A
 
@@ -145,7 +144,7 @@ class Combiner:
         partials = partials_of(columns, row_tile, given, view, self.kept)
         ending = ending_of(given, given.query.shape[2])
         lse = log_sums_of(given.lse)
-        launch_combine(self.pdl, partials, given.out, lse, ending, given.stream, self.kept, self.in_pieces)
+        launch_combine(partials, given.out, lse, ending, given.stream, self.kept, self.in_pieces)
 
 
 @functools.lru_cache(maxsize=8)

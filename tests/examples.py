@@ -22,9 +22,9 @@ from tsmla.variant import (
 
 from build_aot import link
 
-PACK = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False)
-PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False)
-DECODE = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+PACK = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
+PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True)
+DECODE = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True)
 WRITE_CACHE = WriteCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
 READ_CACHE = ReadCacheVariant(Arch.SM90A, Dtype.BF16, ROWS["fp8_ds_mla"])
 QUANTIZE_Q = QuantizeQVariant(Arch.SM90A, Dtype.BF16, ROWS["snapmla"])

@@ -73,7 +73,7 @@ def support_table() -> str:
         (
             f"`tsmla_decode`, {dtype} in, {out_dtype} out, latent {LATENT_DIM}, rope {ROPE_DIM}",
             [
-                why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True, pdl=False)) is None
+                why_unsupported(DecodeVariant(arch, dtype, out_dtype, lse=True)) is None
                 for arch in SHIPPED_ARCHS
             ],
         )
@@ -83,7 +83,7 @@ def support_table() -> str:
         (
             f"`mla_kv_pack_quantize_fp8`, {dtype} in, {', '.join(PACK_OUT_DTYPES)} out",
             [
-                why_unsupported(PackVariant(arch, dtype, PACK_OUT_DTYPES[0], 128, 64, 128, False)) is None
+                why_unsupported(PackVariant(arch, dtype, PACK_OUT_DTYPES[0], 128, 64, 128)) is None
                 for arch in SHIPPED_ARCHS
             ],
         )
@@ -142,8 +142,8 @@ def _decoded(name: str) -> tuple[Dtype, ...]:
 
 
 def _why_row(arch: Arch, dtype: Dtype, name: str) -> str | None:
-    return why_unsupported(DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], lse=True, pdl=False, row=ROWS[name]))
+    return why_unsupported(DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], lse=True, row=ROWS[name]))
 
 
 def _prefill(arch: Arch, dtype: Dtype, out: Dtype, d_qk: int, d_v: int) -> PrefillVariant:
-    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=True, lse=True, pdl=False)
+    return PrefillVariant(arch, dtype, out, d_qk, d_v, causal=True, lse=True)

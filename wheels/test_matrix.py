@@ -28,7 +28,7 @@ import platform
 from importlib.metadata import version
 from tsmla.variant import Arch, Dtype, PackVariant
 from tsmla_kernels.registry import compile_variant
-compile_variant(PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False))
+compile_variant(PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128))
 print(platform.python_version(), *(f"{name} {version(name)}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")))
 """
 

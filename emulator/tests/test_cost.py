@@ -11,10 +11,10 @@ from tsmla_emulator import cli, cost, profile, profile_text, rates
 from tsmla_emulator.machine import Count, Report, parse
 from tsmla_emulator.run import emulated
 
-PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_{}_nopdl"
-DECODE = "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_lse_nopdl"
-BLACKWELL_DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
-PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_nopdl"
+PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_{}"
+DECODE = "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_lse"
+BLACKWELL_DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse"
+PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128"
 
 LOOP = """
 shr.u32 %r1, %r1000, 5;

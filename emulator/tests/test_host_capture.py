@@ -20,8 +20,8 @@ from tsmla_emulator.host.tensor_map import TensorMap
 from tsmla_emulator.machine import EmulationError, Launch, Options, Report
 from tsmla_emulator.run import emulated
 
-PACK = PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, True)
-PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, True, True, False)
+PACK = PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
+PREFILL = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, True, True)
 
 
 @pytest.fixture

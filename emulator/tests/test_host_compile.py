@@ -13,7 +13,7 @@ from tsmla_emulator.host import link as link_module
 from tsmla_emulator.host.compile import CompileError, compile_for_emulation
 from tsmla_emulator.host.link import link
 
-PACK = PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, True)
+PACK = PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_one_process_compiles_many_variants_and_outlives_one_that_fails(tmp_path
         with pytest.raises(CompileError, match=f"compiling {impossible} failed(?s:.*)multiple of 16"):
             compiler.compile(impossible, *files)
         assert not files[1].exists()
-        compiler.compile(dataclasses.replace(PACK, pdl=not PACK.pdl), *files)
+        compiler.compile(dataclasses.replace(PACK, out_dtype=Dtype.E5M2), *files)
         assert files[1].read_text() != alone
         compiler.compile(PACK, *files)
     assert files[0].exists() and files[1].read_text() == alone

@@ -21,7 +21,7 @@ from tsmla_emulator.run import emulated
 from tsmla_kernels.sm90.decode.geometry import TASK_RING
 from tsmla_kernels.sm90.few_rows.geometry import FEW_ROWS
 
-SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False).symbol()
+SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128).symbol()
 
 
 def test_two_launches_in_order(gpu, tmp_path):
@@ -92,8 +92,8 @@ def test_a_rewritten_module_is_what_runs():
 @pytest.mark.parametrize(
     "variant",
     [
-        PackVariant(Arch.SM103A, Dtype.FP16, Dtype.E5M2, 128, 64, 128, True),
-        PrefillVariant(Arch.SM90A, Dtype.FP16, Dtype.FP16, 128, 128, True, True, False),
+        PackVariant(Arch.SM103A, Dtype.FP16, Dtype.E5M2, 128, 64, 128),
+        PrefillVariant(Arch.SM90A, Dtype.FP16, Dtype.FP16, 128, 128, True, True),
     ],
     ids=str,
 )
@@ -107,14 +107,14 @@ def test_few_rows_of_a_check_are_those_of_hoppers_kernel():
 
 
 def test_check_of_a_blackwell_decode_reaches_both_kernels():
-    verdict = check.check(DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, True, True), Options(async_mode="late"))
+    verdict = check.check(DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, True), Options(async_mode="late"))
     assert verdict.error is None
     assert [[launch.cluster[0] for launch in call.launches] for call in verdict.calls] == [[1, 1], [2, 1]]
 
 
 def test_check_of_hoppers_656_byte_rows_reaches_all_forms():
     """Few rows, pairs of CTAs, and single ones."""
-    variant = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, False, ROWS["fp8_ds_mla"])
+    variant = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, True, ROWS["fp8_ds_mla"])
     verdict = check.check(variant, Options(async_mode="late"))
     attention = [call.launches[0] for call in verdict.calls]
     assert verdict.error is None

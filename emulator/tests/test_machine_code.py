@@ -21,7 +21,7 @@ from tsmla_emulator.timing.matching import KINDS, NOTHING, Matcher
 from tsmla_emulator.timing.placement import Placer
 from tsmla_emulator.timing.replay import Memory, Prepared, replay
 
-PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse_nopdl"
+PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse"
 NEAR = Memory(latency=500, rate=64)
 PLAIN = Coded("other", False, None, 1, 0, None, None, 0)
 
@@ -59,7 +59,7 @@ def test_a_kernel_s_code_holds_what_its_ptx_asks_for():
     assert instructions(compiled.library, "another_kernel") == []
 
 
-BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse_nopdl"
+BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse"
 
 
 def test_a_blackwell_kernel_s_code_is_what_its_warps_ran():

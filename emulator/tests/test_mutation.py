@@ -48,12 +48,12 @@ from tsmla_emulator.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs"
 REASONS = Reasons.read(DOCS / "mutation-reasons.json")
-PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl"
+PREFILL = "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse"
 LONG = f"{PREFILL}, long sequences"
-SEVERAL_TILES = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
-BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse_nopdl"
-PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
-DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse_nopdl"
+SEVERAL_TILES = "tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse"
+BLACKWELL = "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_causal_lse"
+PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128"
+DECODE = "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_lse"
 ONLY_A_FULL_HUNT_CATCHES = {
     "sm100/prefill/softmax._wait_full_of: turns.wait_full: mbarrier.try_wait always true (2 of 3)",
     "sm100/prefill/softmax._wait_full_of: turns.wait_full: mbarrier.try_wait always true (3 of 3)",

@@ -16,7 +16,7 @@ from tsmla_emulator.mutation_groups import find_covers, settle
 from tsmla_emulator.mutation_hunt import Kept, Pace, TimeIsUp, hunt
 from tsmla_emulator.record import same
 
-PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_pdl"
+PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128"
 EXCHANGE = """
 mov.b32 %r1, smem; shl.b32 %r2, %r1000, 2; xor.b32 %r3, %r2, 256; add.s32 %r4, %r1, %r2; add.s32 %r5, %r1, %r3;
 st.shared.b32 [%r4], %r1000; bar.sync 0; bar.sync 0; ld.shared.b32 %r6, [%r5];

@@ -17,8 +17,8 @@ from tsmla_emulator.run import emulated
 from tsmla_emulator.timing import prefill_grid, problem
 from tsmla_emulator.timing.machines import H100
 
-EIGHT_BITS = check.find("tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse_nopdl")
-SIXTEEN_BITS = check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse_nopdl")
+EIGHT_BITS = check.find("tsmla_prefill_sm_90a_e4m3_to_bf16_d192x128_causal_lse")
+SIXTEEN_BITS = check.find("tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_causal_lse")
 
 
 def launched(variant, shape: problem.Shape, processors: int, monkeypatch) -> int:

@@ -191,10 +191,10 @@ def test_a_warp_that_asks_for_two_in_turns_goes_with_the_first_of_them():
 
 
 KERNELS = (
-    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse_nopdl",
-    "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse_nopdl",
-    "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse_nopdl",
-    "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse_nopdl",
+    "tsmla_prefill_sm_90a_bf16_to_bf16_d192x128_full_nolse",
+    "tsmla_decode_sm_90a_bf16_to_bf16_d512x64_nolse",
+    "tsmla_prefill_sm_100a_e4m3_to_bf16_d192x128_full_nolse",
+    "tsmla_decode_sm_100a_e4m3_to_bf16_d512x64_nolse",
 )
 """The cheapest that have every kind of instruction; but for one, other tests compile them, too."""
 

@@ -10,7 +10,7 @@ from tsmla_emulator import check, cli
 from tsmla_emulator.timing import problem, streams
 from tsmla_emulator.timing.machines import H200, MACHINES, OF_ARCH, Value
 
-PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128_nopdl"
+PACK = "tsmla_pack_sm_100a_bf16_to_e4m3_d128x64x128"
 WRITE = "tsmla_write_cache_sm_90a_bf16_d512e4m3s128x64"
 READ = "tsmla_read_cache_sm_90a_bf16_d512e4m3s512apartwholex64"
 QUANTIZE = "tsmla_quantize_q_sm_90a_bf16_d512e4m3s512apartwholex64"

@@ -94,12 +94,12 @@ class Verdict:
 def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
     """Every variant that can be built, of the head dims that models use, for these architectures."""
     found: list[Variant] = []
-    for arch, dtype, out_dtype, pdl in itertools.product(archs, Dtype, Dtype, _BOOLS):
-        found += [PackVariant(arch, dtype, out_dtype, *dims, pdl) for dims in pack_dims(arch, out_dtype)]
+    for arch, dtype, out_dtype in itertools.product(archs, Dtype, Dtype):
+        found += [PackVariant(arch, dtype, out_dtype, *dims) for dims in pack_dims(arch, out_dtype)]
         rows = {uniform_row(dtype), *ROWS.values()}
-        found += [DecodeVariant(arch, dtype, out_dtype, lse, pdl, row) for lse in _BOOLS for row in rows]
+        found += [DecodeVariant(arch, dtype, out_dtype, lse, row) for lse in _BOOLS for row in rows]
         for dims, causal, lse in itertools.product(PREFILL_DIMS, _BOOLS, _BOOLS):
-            found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse, pdl))
+            found.append(PrefillVariant(arch, dtype, out_dtype, *dims, causal, lse))
     for arch, (name, row) in itertools.product(archs, ROWS.items()):
         for dtype in CACHE_DTYPES[name]:
             found += [kind(arch, dtype, row) for kind in (WriteCacheVariant, ReadCacheVariant, QuantizeQVariant)]
@@ -190,7 +190,7 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
 
     both, k_pe = random(tokens, heads, variant.d_nope + variant.d_v), random(tokens, 1, variant.d_rope)
     k_nope, v = both.split([variant.d_nope, variant.d_v], -1)
-    got = tsmla.mla_kv_pack_quantize_fp8(k_nope, k_pe, v, *scales, fp8_dtype=fp8, enable_pdl=variant.pdl)
+    got = tsmla.mla_kv_pack_quantize_fp8(k_nope, k_pe, v, *scales, fp8_dtype=fp8, enable_pdl=True)
     limit = torch.finfo(fp8).max
     sources = (torch.cat([k_nope, k_pe.expand(-1, heads, -1)], -1), v)
     wrong = 0
@@ -324,7 +324,7 @@ def _decode(
     result: Any = tsmla.tsmla_decode(
         given_query(variant, shaped), given_cache(variant, cache),
         torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, tables.to("cuda"), lengths,
-        max(key_counts), scale, enable_pdl=variant.pdl, return_lse=variant.lse, window_left=window, **more,
+        max(key_counts), scale, enable_pdl=True, return_lse=variant.lse, window_left=window, **more,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)
     if not varies:
@@ -387,7 +387,7 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
         options["merge_into"] = earlier_out, earlier_lse
     result: Any = tsmla.tsmla_prefill(
         given(q), given(k), v, None, ends(lengths_kv), max(lengths_kv), len(lengths_kv), scale, variant.causal,
-        variant.lse, ends(lengths_q), max(lengths_q), variant.pdl, out_dtype=TORCH_DTYPE_OF[variant.out_dtype],
+        variant.lse, ends(lengths_q), max(lengths_q), True, out_dtype=TORCH_DTYPE_OF[variant.out_dtype],
         **options,
     )  # fmt: skip
     out, lse = result if variant.lse else (result, None)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tsmla_kernels.parts.precision import PartialRows
 
 ARCH = Arch.SM100A
-VARIANT = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=False, pdl=False)
+VARIANT = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=False)
 START_US = 4.0
 """Launch, tensor maps, tensor memory: what kernels of this kind are seen to take on Hopper, not measured here."""
 FIRST_SEGMENT_US, NEXT_SEGMENT_US = 3.0, 1.5

@@ -186,7 +186,7 @@ def _prefill(variant: Any, rows: int, keys: int) -> None:
     )
     ends_q, ends_kv = (torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (rows, keys))
     tsmla.tsmla_prefill(
-        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows, variant.pdl
+        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows
     )
 
 
@@ -208,7 +208,7 @@ def _decode(variant: Any, heads: int, keys: int) -> None:
     workspace = torch.empty(tsmla.decode_workspace_size(1, 1, heads, shortest), dtype=torch.int8, device="cuda")
     tsmla.tsmla_decode(
         query, cache, workspace, LATENT_DIM, ROPE_DIM, pages, length, shortest, width**-0.5,
-        return_lse=variant.lse, enable_pdl=variant.pdl,
+        return_lse=variant.lse,
     )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def _pack(variant: Any, tokens: int, heads: int) -> None:
         for count, dim in ((heads, variant.d_nope), (1, variant.d_rope), (heads, variant.d_v))
     )
     tsmla.mla_kv_pack_quantize_fp8(
-        k_nope, k_pe, v, 1.0, 1.0, fp8_dtype=TORCH_DTYPE_OF[variant.out_dtype], enable_pdl=variant.pdl
+        k_nope, k_pe, v, 1.0, 1.0, fp8_dtype=TORCH_DTYPE_OF[variant.out_dtype]
     )
 
 

@@ -167,6 +167,7 @@ def _rows(name: str, given: str, shape: tuple[str | int, ...], dtype: str = "dty
 _MADE: dict[str, Any] = {"left_out": LeftOut.MADE, "written": True}
 _OUT = {"dtype": "out_dtype", **_MADE}
 _LSE = {"dtype": "float32", "only_with": "lse", **_MADE}
+_PDL = Number("pdl", "enable_pdl", 0)
 
 PREFILL = Operator(
     "tsmla_prefill",
@@ -188,6 +189,7 @@ PREFILL = Operator(
         Number("lse_factor", "1 / log(lse_base)", 1.0),
         Number("merges", "merge_into", 0),
         Number("processors", "the GPU's SMs", 1),
+        _PDL,
     ),
     dtypes=tuple(Dtype),
     keyed=("heads_q", "heads_kv", "d_query", "d_key"),
@@ -248,6 +250,7 @@ DECODE = Operator(
         Number("batch_invariant", "batch_invariant", 0),
         Number("q_len", "max_q_len, or query's q_len", 1),
         Number("parts", "the plan's (`plan_decode`)", 1),
+        _PDL,
     ),
     dtypes=tuple(DECODE_OUT_DTYPES),
     keyed=(*_BATCH, "requests", "pages", "page_size"),
@@ -265,6 +268,7 @@ PACK = Operator(
         _rows("v_out", "v_out", ("tokens", "heads", "d_v"), **_OUT),
         Number("k_scale_inv", "k_scale_inv", 1.0),
         Number("v_scale_inv", "v_scale_inv", 1.0),
+        _PDL,
     ),
     dtypes=PACK_DTYPES,
 )
@@ -305,7 +309,7 @@ WRITE_CACHE = Operator(
         Number("scale", "scale", 1.0),
         Number("power_of_two_scales", "power_of_two_scales", 0),
         Number("rope_interleaved", "rope_interleaved", 0),
-        Number("pdl", "enable_pdl", 0),
+        _PDL,
     ),
     dtypes=(Dtype.BF16, Dtype.FP16),
     known={"cos_sin_columns": ROPE_DIM},
@@ -323,7 +327,7 @@ READ_CACHE = Operator(
         Argument("cum_seq_lens", "cum_seq_lens", ("requests + 1",), left_out=LeftOut.EMPTY),
         Argument("seq_starts", "seq_starts", ("requests",), left_out=LeftOut.EMPTY),
         Number("scale", "scale", 1.0),
-        Number("pdl", "enable_pdl", 0),
+        _PDL,
     ),
     dtypes=(Dtype.BF16, Dtype.FP16),
 )
@@ -340,7 +344,7 @@ QUANTIZE_Q = Operator(
         ),
         Argument("scale_out", "scale_out", _BATCH, "float32", Strides.ANY, packed_shape=_PACK, **_MADE),
         Number("power_of_two_scales", "power_of_two_scales", 1),
-        Number("pdl", "enable_pdl", 0),
+        _PDL,
     ),
     dtypes=(Dtype.BF16,),
     keyed=("query_columns",),

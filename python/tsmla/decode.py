@@ -233,7 +233,7 @@ def tsmla_decode(
                 no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, query_scales, rope_cache,
                 scale_cache, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
                 cp_interleave_size, 1 if lse_includes_sink else 0, 1.0 if lse_base == 2.0 else _LN_2,
-                1 if batch_invariant else 0, q_len, parts,
+                1 if batch_invariant else 0, q_len, parts, 1 if enable_pdl else 0,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
@@ -295,12 +295,12 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
     examination = examine.Examination(DECODE, tensors, called, columns, packed)
     dtype, device, sizes = examination.dtype, examination.device, examination.sizes
     out_dtype = DECODE_OUT_DTYPES[dtype]
-    return_lse, pdl, _, _, batch_invariant = checks.each(
+    return_lse, *_, batch_invariant = checks.each(
         checks.flag, _OPERATOR, return_lse=options.return_lse, enable_pdl=options.pdl, causal_mask=options.causal,
         lse_includes_sink=options.lse_includes_sink, batch_invariant=options.batch_invariant,
     )  # fmt: skip
     wants_lse = return_lse or lse is not None
-    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, pdl, row)
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
     if packed:
         assert options.max_q_len is not None
         q_len = checks.integer(_OPERATOR, "max_q_len", options.max_q_len, 1, _LARGEST_INT)

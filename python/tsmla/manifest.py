@@ -19,7 +19,7 @@ from . import trust
 from .errors import ManifestError
 from .variant import Arch, Variant, variant_from_dict
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST_FILE = "manifest.json"
 _MOST_BYTES = 1 << 24
 

@@ -81,7 +81,10 @@ def mla_kv_pack_quantize_fp8(
         if v_out is None:
             v_out = empty.new_empty(tokens, heads, d_v)
         if tokens and heads:
-            kernel(k_nope, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), v, k_out, v_out, k_scale_inv, v_scale_inv)
+            kernel(
+                k_nope, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), v, k_out, v_out, k_scale_inv, v_scale_inv,
+                1 if enable_pdl else 0,
+            )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options)
     except TsmlaError:
@@ -96,12 +99,12 @@ def _examined(tensors: tuple, options: tuple[torch.dtype, bool]) -> tuple[Callab
     """The kernel of a call, the widths of K and V and an empty tensor of their dtype, with every check and its error.
     """
     fp8_dtype, pdl = options
-    pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
+    checks.flag(_OPERATOR, "enable_pdl", pdl)
     examination = examine.Examination(PACK, tensors)
     sizes = examination.sizes
     checks.torch_dtype(_OPERATOR, "fp8_dtype", fp8_dtype, _FP8_DTYPES)
     dims = sizes["d_nope"], sizes["d_rope"], sizes["d_v"]
-    variant = PackVariant(examination.arch, examination.dtype, _FP8_DTYPES[fp8_dtype], *dims, pdl)
+    variant = PackVariant(examination.arch, examination.dtype, _FP8_DTYPES[fp8_dtype], *dims)
     examination.check(variant)
     if sizes["tokens"] * sizes["heads"] > _MAX_ROWS:
         raise ArgumentError(

@@ -174,7 +174,7 @@ def tsmla_prefill(
                 key, joined if k_pe is None else k_pe if k_pe.ndim != 2 else k_pe.unsqueeze(1),
                 value, out, lse, cum_seq_lens if cum_seq_lens_q is None else cum_seq_lens_q, cum_seq_lens,
                 no_sinks if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
-                1.0 if lse_base == math.e else _LOG2_E, merges, sms,
+                1.0 if lse_base == math.e else _LOG2_E, merges, sms, 1 if enable_pdl else 0,
             )  # fmt: skip
         else:  # no kernel that would refuse what the kind does not tell
             _examined(tensors, options, batch_size, merges)
@@ -224,7 +224,7 @@ def _examined(
     and its words for no sinks and for what is joined, with every check and its error."""
     *flags, out_dtype, lse_base = options
     checks.lse_base(_OPERATOR, lse_base)
-    causal, return_lse, pdl, _ = checks.each(
+    causal, return_lse, *_ = checks.each(
         checks.flag, _OPERATOR,
         **dict(zip(("is_causal", "return_lse", "enable_pdl", "lse_includes_sink"), flags, strict=True)),
     )  # fmt: skip
@@ -249,7 +249,7 @@ def _examined(
     written = prefill_out_dtype(examination.dtype) if out_dtype is None else checks.TORCH_DTYPES[out_dtype]
     d_qk = sizes["d_query"] if q_pe is None else _WITH_ROPE[sizes["d_query"]]
     wants_lse = return_lse or lse is not None
-    variant = PrefillVariant(examination.arch, examination.dtype, written, d_qk, sizes["d_v"], causal, wants_lse, pdl)
+    variant = PrefillVariant(examination.arch, examination.dtype, written, d_qk, sizes["d_v"], causal, wants_lse)
     if k_pe is not None and d_qk not in _WITH_ROPE.values():
         columns = " or ".join(map(str, _WITH_ROPE.values()))
         raise ArgumentError(

@@ -88,14 +88,12 @@ class PrefillVariant(_Variant):
     d_v: int
     causal: bool
     lse: bool
-    pdl: bool
 
     def symbol(self) -> str:
         return "_".join((
             f"tsmla_prefill_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_qk}x{self.d_v}",
             _flag(self.causal, "causal", "full"),
             _flag(self.lse, "lse", "nolse"),
-            _flag(self.pdl, "pdl", "nopdl"),
         ))
 
 
@@ -110,13 +108,9 @@ class PackVariant(_Variant):
     d_nope: int
     d_rope: int
     d_v: int
-    pdl: bool
 
     def symbol(self) -> str:
-        return "_".join((
-            f"tsmla_pack_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_nope}x{self.d_rope}x{self.d_v}",
-            _flag(self.pdl, "pdl", "nopdl"),
-        ))
+        return f"tsmla_pack_{self.arch}_{self.dtype}_to_{self.out_dtype}_d{self.d_nope}x{self.d_rope}x{self.d_v}"
 
 
 class _OfRows:
@@ -151,7 +145,6 @@ class DecodeVariant(_OfRows, _Variant):
     dtype: Dtype
     out_dtype: Dtype
     lse: bool
-    pdl: bool
     row: RowFormat = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -162,7 +155,6 @@ class DecodeVariant(_OfRows, _Variant):
         return "_".join((
             f"tsmla_decode_{self.arch}_{self.dtype}_to_{self.out_dtype}_{self.row.text(self.dtype)}",
             _flag(self.lse, "lse", "nolse"),
-            _flag(self.pdl, "pdl", "nopdl"),
         ))
 
 
@@ -205,7 +197,7 @@ FAMILIES: dict[str, type[Variant]] = {cls.family: cls for cls in _CLASSES}
 
 
 _TYPES = {"arch": Arch, "dtype": Dtype, "out_dtype": Dtype, "row": RowFormat}
-_FLAGS = ("causal", "lse", "pdl")
+_FLAGS = ("causal", "lse")
 _FIELDS: dict[str, dict[str, type]] = {
     family: {f.name: _TYPES.get(f.name) or (bool if f.name in _FLAGS else int) for f in dataclasses.fields(cls)}
     for family, cls in FAMILIES.items()

@@ -135,19 +135,19 @@ def test_instructions_that_are_not_meant(library, small_variants, low, high, cou
 
 
 def test_instructions_that_attention_is_meant_to_have():
-    meant = {arch: instructions_meant(PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, True, True))
+    meant = {arch: instructions_meant(PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, True, True))
              for arch in Arch}  # fmt: skip
     assert meant[Arch.SM90A]["wgmma"] and not meant[Arch.SM90A]["tcgen05_mma"]
     for arch in (Arch.SM100A, Arch.SM103A):
         wanted = {"wgmma": False, "tcgen05_mma": True, "tcgen05_mma_2cta": False, "setmaxnreg": True}
         assert meant[arch] == wanted
-    decodes = {arch: instructions_meant(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, True, True)) for arch in Arch}
+    decodes = {arch: instructions_meant(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, True)) for arch in Arch}
     assert [decodes[arch]["setmaxnreg"] for arch in (Arch.SM90A, Arch.SM100A)] == [True, False]
 
 
 def test_attention_without_tensor_instructions(library, described):
     """A manifest that calls a pack kernel by the name of a prefill."""
-    prefill = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, True, True, True)
+    prefill = PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, True, True)
     found = "\n".join(gpu_problems(library, with_first_kernel(described, variant=prefill)))
     assert f"{prefill} has wgmma = 0; it has to be above 0" in found
     assert f"{prefill} has setmaxnreg = 0; it has to be above 0" in found

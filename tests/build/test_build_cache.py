@@ -23,11 +23,11 @@ from build_aot.compile import ResultStore
 
 OPTIONS = ("--arch", SMALL["arch"], "--family", SMALL["family"], "--jobs", "2", "--keep-ptx")
 KERNELS = {
-    "tsmla_kernels.pack.kernel": PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False),
+    "tsmla_kernels.pack.kernel": PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128),
     "tsmla_kernels.sm90.prefill.kernel": PrefillVariant(
-        Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=False, pdl=False
+        Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=False
     ),
-    "tsmla_kernels.sm100.decode.kernel": DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=False, pdl=False),
+    "tsmla_kernels.sm100.decode.kernel": DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=False),
 }
 
 

@@ -131,7 +131,7 @@ def test_what_no_library_holds_is_an_error_that_says_why(here):
         here,
         """
 resolve = importlib.import_module(f"{name}.resolve")
-variant = loaded.PackVariant(loaded.Arch.SM90A, loaded.Dtype.BF16, loaded.Dtype.E4M3, 128, 64, 256, pdl=False)
+variant = loaded.PackVariant(loaded.Arch.SM90A, loaded.Dtype.BF16, loaded.Dtype.E4M3, 128, 64, 256)
 try:
     resolve.kernel(variant)
 except loaded.KernelUnavailable as error:

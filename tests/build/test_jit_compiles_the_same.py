@@ -11,7 +11,7 @@ from tsmla.variant import Arch, Dtype, PrefillVariant
 
 from build_aot.build import build
 
-VARIANT = PrefillVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False)
+VARIANT = PrefillVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=True, lse=True)
 JIT = """
 import json, sys
 from tsmla import jit

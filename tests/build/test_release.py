@@ -198,7 +198,7 @@ def test_a_file_that_was_changed_carefully_is_found(forged, change, problem):
 
 def test_a_library_that_exports_something_else_is_found(forged):
     """One name of the dynamic symbol table, everything that says so remade."""
-    name = b"__tvm_ffi_tsmla_pack_sm_90a_bf16_to_e4m3_d128x64x128_pdl\0"
+    name = b"__tvm_ffi_tsmla_pack_sm_90a_bf16_to_e4m3_d128x64x128\0"
     changed = forged(library_and_its_record(lambda data: sealed(data.replace(name, name.upper()))), with_sbom=True)
     found = "\n".join(verify_release.problems(changed))
     assert f"exports {name[:-1].upper().decode()}, which it does not list" in found

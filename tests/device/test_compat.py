@@ -161,7 +161,7 @@ def test_prefill(arch, face, causal):
 
 def test_warmup_of_tokenspeed(arch):
     tokenspeed_mla.warmup_compile_prefill(torch.bfloat16)
-    warmed = [v for v in tsmla.served() if v.family == "prefill" and v.lse and not v.pdl and v.d_qk == 192]
+    warmed = [v for v in tsmla.served() if v.family == "prefill" and v.lse and v.d_qk == 192]
     assert {v.causal for v in warmed} == {True, False} and all(v.arch in Arch for v in warmed)
     device = torch.device("cuda", torch.cuda.current_device())
     assert tokenspeed_mla.get_num_sm(device) == torch.cuda.get_device_properties(device).multi_processor_count

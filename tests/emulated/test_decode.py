@@ -275,7 +275,7 @@ def test_more_short_requests_than_parts(gpu, monkeypatch):
 
 
 def test_warming_up_fits_the_kernel(gpu):
-    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True)
     assert tsmla.warmup([variant]).keys() == {variant}
     assert len(gpu.emulation.calls) == 1
 

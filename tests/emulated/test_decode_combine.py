@@ -16,7 +16,7 @@ from tsmla.variant import Arch, DecodeVariant, Dtype
 from tsmla_kernels.parts.precision import LIFTED_COLUMNS, Lifted, PartialRows
 
 DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)
-VARIANT = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+VARIANT = DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True)
 TORCH = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 FLOAT32 = PartialRows()
 KEPT = {Float32: torch.float32, Float16: torch.float16}
@@ -128,9 +128,9 @@ def test_pieces_are_merged_and_nothing_else_is_touched(gpu, case):
 
 
 @pytest.mark.archs("sm_100a")
-@pytest.mark.parametrize("lse, pdl", [(False, True), (True, True)])
-def test_other_variants(gpu, lse, pdl):
-    variant = DecodeVariant(Arch.SM100A, Dtype.FP16, Dtype.FP16, lse, pdl)
+@pytest.mark.parametrize("lse", [False, True])
+def test_other_variants(gpu, lse):
+    variant = DecodeVariant(Arch.SM100A, Dtype.FP16, Dtype.FP16, lse)
     (out, got_lse), (expected, expected_lse), _ = run(gpu, CASES["two row tiles, few units"], variant)
     assert torch.allclose(out, expected, rtol=2**-11, atol=1e-6)
     assert (got_lse is not None) == lse
@@ -140,7 +140,7 @@ def test_other_variants(gpu, lse, pdl):
 @pytest.mark.archs("sm_90a", "sm_100a")
 @pytest.mark.parametrize("name", [*list(CASES)[:3], "two row tiles, few units"])
 def test_rows_kept_in_16_bits(gpu, name):
-    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True)
     kept = dataclasses.replace(PartialRows.of(Dtype.E4M3), in_quads=variant.arch is Arch.SM90A)
     (out, lse), (expected, expected_lse), _ = run(gpu, CASES[name], variant, kept=kept)
     assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)
@@ -151,7 +151,7 @@ def test_rows_kept_in_16_bits(gpu, name):
 @pytest.mark.parametrize("parts", [8, 40, 80])
 def test_the_highest_lse_is_any_of_a_rows(gpu, parts):
     """Powers of the others' distance from a lower one would be infinite."""
-    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True, pdl=False)
+    variant = DecodeVariant(Arch(gpu.arch), Dtype.BF16, Dtype.BF16, lse=True)
     kept = dataclasses.replace(PartialRows.of(Dtype.E4M3), in_quads=variant.arch is Arch.SM90A)
     (out, lse), (expected, expected_lse), _ = run(gpu, ([64 * parts], 1, 16, parts), variant, kept=kept, spread=400)
     assert torch.allclose(out, expected, rtol=2**-8, atol=1e-6)

@@ -25,7 +25,7 @@ from tsmla_emulator.machine import Options
 
 from docs.pictures import schedules_of
 
-VARIANT = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False, row=ROWS["snapmla"])
+VARIANT = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"])
 ROLES = {role.name: role.warps for schedule in schedules_of(VARIANT).values() for role in schedule.roles}
 
 pytestmark = pytest.mark.archs(str(VARIANT.arch))

@@ -60,7 +60,7 @@ compile._compile(variant_from_dict({variant.to_dict()!r}), {str(obj)!r}, {str(pt
 
 @pytest.mark.parametrize("arch", PATCHES, ids=str)
 def test_a_cast_of_weight_times_scale_fails_the_gate(arch, tmp_path):
-    variant = DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False, row=ROWS["snapmla"])
+    variant = DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"])
     wrong = mutant(variant, tmp_path)
     kernels = {"right": (files_in(OBJECTS), 1.0), "cast": (lambda _: wrong, 1 / SHRUNK)}
     off = {}

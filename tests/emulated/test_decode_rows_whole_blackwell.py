@@ -16,7 +16,7 @@ from tsmla_emulator.machine import Options
 
 from docs.pictures import schedules_of
 
-VARIANT = DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False, row=ROWS["fp8_ds_mla"])
+VARIANT = DecodeVariant(Arch.SM100A, Dtype.BF16, Dtype.BF16, lse=True, row=ROWS["fp8_ds_mla"])
 ROLES = {role.name: role.warps for schedule in schedules_of(VARIANT).values() for role in schedule.roles}
 
 pytestmark = pytest.mark.archs(str(VARIANT.arch))

@@ -20,7 +20,7 @@ from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS, PrefillGeometry
 from tsmla_kernels.sm90.prefill.tasks import Deal, deal_of, numbers_of
 
 VARIANTS = [
-    check.find(f"tsmla_prefill_sm_90a_{dtype}_to_bf16_{dims}_causal_lse_nopdl")
+    check.find(f"tsmla_prefill_sm_90a_{dtype}_to_bf16_{dims}_causal_lse")
     for dtype, dims in (("bf16", "d192x128"), ("bf16", "d256x256"), ("e4m3", "d192x128"), ("e4m3", "d256x256"))
 ]
 

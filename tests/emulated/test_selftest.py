@@ -39,9 +39,9 @@ from tsmla_emulator import machine
 from tsmla_emulator.run import emulated as emulation
 
 ARCH = Arch.SM100A
-PACK = PackVariant(ARCH, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False)
-PREFILL = PrefillVariant(ARCH, Dtype.BF16, Dtype.BF16, 128, 128, causal=True, lse=True, pdl=False)
-DECODE = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False)
+PACK = PackVariant(ARCH, Dtype.BF16, Dtype.E4M3, 128, 64, 128)
+PREFILL = PrefillVariant(ARCH, Dtype.BF16, Dtype.BF16, 128, 128, causal=True, lse=True)
+DECODE = DecodeVariant(ARCH, Dtype.E4M3, Dtype.BF16, lse=True)
 WRITE = WriteCacheVariant(ARCH, Dtype.BF16, ROWS["snapmla"])
 READ = ReadCacheVariant(ARCH, Dtype.BF16, ROWS["fp8_ds_mla"])
 QUERY = QuantizeQVariant(ARCH, Dtype.BF16, ROWS["snapmla"])
@@ -135,7 +135,7 @@ def leave_poison(call, k, v):
 
 
 def call_another(call, k, v):
-    resolve.resolve(PackVariant(**{**vars(PACK), "pdl": True}))
+    resolve.resolve(PackVariant(**{**vars(PACK), "d_v": 256}))
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ from tsmla_emulator.run import emulated as emulation
 
 KERNELS = {
     "prefill": (
-        PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False),
-        PrefillVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=False, lse=True, pdl=False),
+        PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True),
+        PrefillVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=False, lse=True),
     ),
     "decode": (
-        DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False),
-        DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False),
+        DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True),
+        DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True),
     ),
-    "pack": (PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False),),
+    "pack": (PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128),),
     "write_cache": (WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),
     "read_cache": (ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]),),
     "quantize_q": (QuantizeQVariant(Arch.SM100A, Dtype.BF16, ROWS["snapmla"]),),

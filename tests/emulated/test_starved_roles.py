@@ -18,7 +18,7 @@ LENGTHS = {
 """Causal and full: query tiles that begin or end with another KV tile than their neighbours, or see none."""
 
 VARIANTS = [
-    PrefillVariant(arch, dtype, Dtype.BF16, causal=causal, lse=True, pdl=False, d_qk=d_qk, d_v=d_v)
+    PrefillVariant(arch, dtype, Dtype.BF16, causal=causal, lse=True, d_qk=d_qk, d_v=d_v)
     for arch in SHIPPED_ARCHS
     for dtype in (Dtype.BF16, Dtype.E4M3)
     for d_qk, d_v in prefill_dims(arch, dtype)

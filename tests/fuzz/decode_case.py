@@ -171,7 +171,7 @@ class DecodeCase(Plain):
         """The kernel that serves the call on this architecture, if there is one."""
         dtype = Dtype(self.dtype)
         row = ROWS[self.rows] if self.rows else None
-        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, self.pdl, row)  # type: ignore[arg-type]
+        return DecodeVariant(Arch(arch), dtype, DECODE_OUT_DTYPES[dtype], self.lse, row)  # type: ignore[arg-type]
 
 
 @st.composite
@@ -261,7 +261,7 @@ def _fields(draw: Any, variant: DecodeVariant, hostile: bool) -> dict[str, Any]:
         "q_len": q_len,
         "heads": heads,
         "lse": variant.lse,
-        "pdl": variant.pdl,
+        "pdl": draw(st.booleans()),
         "lse_base": draw(st.sampled_from((2.0, 2.0, math.e))),
         "lse_layout": draw(st.sampled_from((None, *LSES))) if variant.lse else None,
         "wide_lengths": draw(st.booleans()),

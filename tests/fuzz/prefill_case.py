@@ -111,7 +111,7 @@ class PrefillCase(Plain):
     def variant(self, arch: str) -> PrefillVariant:
         """The kernel that serves the call on this architecture, if there is one."""
         dtypes = Dtype(self.dtype), checks.dtype_of(self.written)
-        return PrefillVariant(Arch(arch), *dtypes, self.d_qk, self.d_v, self.causal, self.lse, self.pdl)
+        return PrefillVariant(Arch(arch), *dtypes, self.d_qk, self.d_v, self.causal, self.lse)
 
 
 @st.composite
@@ -181,7 +181,7 @@ def _fields(draw: Any, variant: PrefillVariant) -> dict[str, Any]:
         "group": group,
         "causal": variant.causal,
         "lse": variant.lse,
-        "pdl": variant.pdl,
+        "pdl": draw(st.booleans()),
         "layouts": (draw(layout), both or draw(layout), both or draw(layout)),
         "rope_layouts": _ropes(draw, variant),
         "heads_first": draw(st.sampled_from((None, False, True))) if variant.lse else None,

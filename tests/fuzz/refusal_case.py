@@ -118,7 +118,7 @@ def _prefills(draw: Any, variant: PrefillVariant) -> PrefillCase:
         tokens_kv=7,
         causal=variant.causal,
         lse=variant.lse,
-        pdl=variant.pdl,
+        pdl=draw(st.booleans()),
         layouts=(draw(st.sampled_from(LAYOUTS)), *draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2)))),
         out="contiguous",
         heads_first=draw(st.booleans()) if variant.lse else None,
@@ -144,7 +144,7 @@ def _decodes(draw: Any, variant: DecodeVariant) -> DecodeCase:
         wide_causal=draw(st.booleans()),
         lse=variant.lse,
         lse_layout="contiguous" if variant.lse else None,
-        pdl=variant.pdl,
+        pdl=draw(st.booleans()),
         out="given",
         workspace=draw(st.sampled_from(("int8", "uint8"))),
     )
@@ -166,7 +166,7 @@ def _packs(draw: Any, variant: PackVariant) -> PackCase:
         heads=2,
         layouts=(*draw(st.sampled_from((("slices",) * 2, ("contiguous",) * 2))), "contiguous", "contiguous"),
         rope=(draw(st.sampled_from((2, 3))), "contiguous"),
-        pdl=variant.pdl,
+        pdl=draw(st.booleans()),
         dims=(variant.d_nope, variant.d_rope, variant.d_v),
     )
 

@@ -158,19 +158,21 @@ def test_warmup_of_the_installed_kernels(shipped: Path, capsys) -> None:
     assert capsys.readouterr().out == f"{PACK}: shipped\n"
 
 
-def test_warmup_of_a_variant_in_words(shipped: Path, capsys) -> None:
-    assert cli.main(["warmup", "--variant", WORDS]) == 0
+@pytest.mark.parametrize("words", ["", ",pdl=true", ",pdl=false"])
+def test_warmup_of_a_variant_in_words(shipped: Path, capsys, words: str) -> None:
+    assert cli.main(["warmup", "--variant", WORDS + words]) == 0
     assert capsys.readouterr().out == f"{PACK}: shipped\n"
 
 
-WORDS = "family=pack,arch=sm_90a,dtype=bf16,out_dtype=e4m3,d_nope=128,d_rope=64,d_v=128,pdl=false"
+WORDS = "family=pack,arch=sm_90a,dtype=bf16,out_dtype=e4m3,d_nope=128,d_rope=64,d_v=128"
 MALFORMED = {
     "foo": "'foo' is not FIELD=VALUE; accepted:\n  family=prefill,arch=sm_90a|sm_100a|sm_103a|sm_107a,",
     "": "'' is not FIELD=VALUE",
     "family=pick": f"family is 'pick'; known families: {', '.join(FAMILIES)}; accepted:\n  family=prefill,",
     "family=pack": "missing or unknown fields: arch, d_nope,",
-    WORDS + ",pdl=true": "pdl is given twice",
-    WORDS.replace("pdl=false", "pdl=0"): "field pdl is 0, not a bool; accepted:\n  family=pack,arch=",
+    WORDS + ",d_v=128": "d_v is given twice",
+    WORDS + ",pdl=0": "field pdl is 0, not a bool; accepted:\n  family=pack,arch=",
+    WORDS + ",lse=true": "missing or unknown fields: lse",
     WORDS.replace("=64", "=x"): "field d_rope is 'x', not a int",
     WORDS.replace("=64", "=" + "9" * 5000): "not a int",
     WORDS.replace("=64", "=\u00b2"): "field d_rope is '\u00b2', not a int",
@@ -199,7 +201,7 @@ def test_probe_of_variants(shipped: Path, capsys, monkeypatch) -> None:
     assert cli.main(["probe", "--variant", WORDS]) == 0
     assert capsys.readouterr().out == f"{PACK}: shipped, {next(shipped.glob('*.so'))}\n"
     assert cli.main(["probe", "--variant", WORDS, "--variant", other]) == 1
-    assert "_d144x64x128_nopdl: no: " in capsys.readouterr().out.splitlines()[1]
+    assert "_d144x64x128: no: " in capsys.readouterr().out.splitlines()[1]
     assert cli.main(["probe", "--json", "--variant", WORDS, "--variant", other]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False and [v["step"] for v in report["variants"]] == ["shipped", None]

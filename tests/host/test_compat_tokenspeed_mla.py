@@ -95,10 +95,10 @@ def test_the_fourteenth_argument_may_be_enable_pdl(recorder):
     """As in 0.1.3."""
     arguments = [*decode_inputs().values(), 1.0, None, True, True]
     for pdl in (False, True):
-        _, got, variant = launched(recorder, lambda pdl=pdl: tokenspeed_mla_decode(*arguments, pdl))
-        assert variant.pdl is pdl and got["window_left"] == -1
-    _, got, variant = launched(recorder, lambda: tokenspeed_mla_decode(*arguments, 7, True))
-    assert variant.pdl and got["window_left"] == 7
+        _, got, _ = launched(recorder, lambda pdl=pdl: tokenspeed_mla_decode(*arguments, pdl))
+        assert got["pdl"] == pdl and got["window_left"] == -1
+    _, got, _ = launched(recorder, lambda: tokenspeed_mla_decode(*arguments, 7, True))
+    assert got["pdl"] == 1 and got["window_left"] == 7
     with pytest.raises(ArgumentError, match="window_left is True; it must be an integer"):
         tokenspeed_mla_decode(*arguments, True, True)
 
@@ -240,7 +240,7 @@ def test_warmup_loads_what_tokenspeed_s_does(recorder, monkeypatch, q_dtype):
     assert tokenspeed_mla.warmup_compile_prefill(q_dtype=q_dtype, enable_pdl=True) is None
     dtype = tsmla.checks.TORCH_DTYPES[q_dtype]
     assert warmed == [
-        PrefillVariant(Arch.SM90A, dtype, Dtype.BF16, 192, 128, causal, True, True) for causal in (True, False)
+        PrefillVariant(Arch.SM90A, dtype, Dtype.BF16, 192, 128, causal, True) for causal in (True, False)
     ]
 
 
@@ -248,7 +248,7 @@ def test_warmup_without_arguments_is_of_e4m3(recorder, monkeypatch):
     warmed: list = []
     monkeypatch.setattr(prepare, "warmup", warmed.extend)
     tokenspeed_mla.warmup_compile_prefill()
-    assert {(v.dtype, v.d_qk, v.d_v, v.pdl) for v in warmed} == {(Dtype.E4M3, 192, 128, False)}
+    assert {(v.dtype, v.d_qk, v.d_v) for v in warmed} == {(Dtype.E4M3, 192, 128)}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from build_aot.matrix import shipped
 
 DECODES = [v for v in shipped() if isinstance(v, DecodeVariant)]
 SNAPMLA = [
-    DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False, row=ROWS["snapmla"])
+    DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"])
     for arch in (Arch.SM100A, Arch.SM103A)
 ]
 VARIANTS = [*(v for v in DECODES if v.arch is not Arch.SM90A and v not in SNAPMLA), *SNAPMLA]
@@ -129,7 +129,7 @@ def test_rows_that_a_geometry_cannot_hold_are_refused(pieces):
     for arch, makers in ((Arch.SM90A, [HopperGeometry.of]), (Arch.SM100A, KINDS.values())):
         for make in makers:
             with pytest.raises((AssertionError, ValueError, KeyError)):
-                make(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, lse=True, pdl=False, row=RowFormat(pieces)))
+                make(DecodeVariant(arch, Dtype.BF16, Dtype.BF16, lse=True, row=RowFormat(pieces)))
 
 
 @pytest.mark.parametrize("make", [*KINDS.values(), HopperGeometry.of])
@@ -137,7 +137,7 @@ def test_scales_of_parts_of_a_row_are_refused(make):
     arch = Arch.SM90A if make == HopperGeometry.of else Arch.SM100A
     row = RowFormat(uniform_row(Dtype.E4M3).pieces, Scales("latent", 128, in_row=True))
     with pytest.raises(AssertionError):
-        make(DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, pdl=False, row=row))
+        make(DecodeVariant(arch, Dtype.E4M3, Dtype.BF16, lse=True, row=row))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -47,7 +47,7 @@ def test_three_tensors_each_are_launched_as_they_are(recorder):
         assert launch[12] is given["query"][2] and launch[13:15] == given["kv_cache"][1:]
         assert out.dtype == torch.bfloat16 and out.shape == (BATCH, Q_LEN, HEADS, 512)
     row = ROWS["snapmla"]
-    assert recorder.variants == [DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, False, False, row)]
+    assert recorder.variants == [DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, False, row)]
 
 
 def test_bytes_views_and_one_scale_of_all_heads(recorder):
@@ -94,7 +94,7 @@ def test_rows_of_656_bytes_are_one_tensor(recorder, dtype, flat):
         assert launch[2].data_ptr() == cache.data_ptr() and launch[2].stride() == cache.stride()
         assert launch[12:15] == (None, None, None) and out.dtype == torch.bfloat16
     row = ROWS["fp8_ds_mla"]
-    assert set(recorder.variants) == {DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, False, False, row)}
+    assert set(recorder.variants) == {DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, False, row)}
 
 
 REFUSED = {

@@ -198,7 +198,6 @@ def cpu_for_cuda(monkeypatch) -> None:
 
     def kernel(variant: Any) -> Callable[..., None]:
         alike = {"causal": True} if hasattr(variant, "causal") else {}
-        alike |= {"pdl": False} if hasattr(variant, "pdl") else {}
         return refusing(dataclasses.replace(variant, **alike))
 
     monkeypatch.setattr(resolve, "kernel", kernel)

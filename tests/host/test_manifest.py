@@ -167,7 +167,7 @@ def test_json_that_no_build_writes(directory: Path, text: str, reason: str) -> N
 
 
 @pytest.mark.parametrize("value", [[], {}, None, 1.5, True, "x", 10**30])
-@pytest.mark.parametrize("field", ["family", "arch", "dtype", "out_dtype", "d_nope", "pdl"])
+@pytest.mark.parametrize("field", ["family", "arch", "dtype", "out_dtype", "d_nope"])
 def test_a_variant_field_of_any_type(field: str, value: object) -> None:
     said = library_manifest(PACK).to_dict()
     if said["kernels"][0]["variant"][field] == value:

@@ -30,7 +30,8 @@ def inputs(tokens: int = TOKENS, heads: int = HEADS, dtype: torch.dtype = torch.
 @pytest.mark.parametrize(("fp8", "fp8_name"), [(torch.float8_e4m3fn, Dtype.E4M3), (torch.float8_e5m2, Dtype.E5M2)])
 def test_the_variant_follows_the_arguments(recorder, dtype, name, fp8, fp8_name, pdl):
     pack.mla_kv_pack_quantize_fp8(**inputs(dtype=dtype), fp8_dtype=fp8, enable_pdl=pdl)
-    assert recorder.variants == [PackVariant(Arch.SM90A, name, fp8_name, D_NOPE, D_ROPE, D_V, pdl)]
+    assert recorder.variants == [PackVariant(Arch.SM90A, name, fp8_name, D_NOPE, D_ROPE, D_V)]
+    assert recorder.launches[0][-1] == pdl
 
 
 @pytest.mark.parametrize("rope_dims", [2, 3])
@@ -84,7 +85,7 @@ def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     assert len(recorder.variants) == 1 and [launch[6] for launch in recorder.launches] == [0.0, 1.0, 2.0]
     pack.mla_kv_pack_quantize_fp8(**given, fp8_dtype=torch.float8_e5m2)
     pack.mla_kv_pack_quantize_fp8(**given, enable_pdl=True)
-    assert [(v.out_dtype, v.pdl) for v in recorder.variants[1:]] == [(Dtype.E5M2, False), (Dtype.E4M3, True)]
+    assert [v.out_dtype for v in recorder.variants[1:]] == [Dtype.E5M2, Dtype.E4M3]
     resolve.forget()
     pack.mla_kv_pack_quantize_fp8(**given)
     assert len(recorder.variants) == 4

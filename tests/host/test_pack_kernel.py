@@ -23,7 +23,7 @@ def ptx_of(variant: PackVariant, directory) -> str:
 @pytest.mark.parametrize("arch", SHIPPED_ARCHS, ids=str)
 @pytest.mark.parametrize(("dtype", "out"), [(Dtype.BF16, Dtype.E4M3), (Dtype.FP16, Dtype.E5M2)])
 def test_memory_is_touched_16_bytes_at_a_time_and_pairs_are_converted(arch, dtype, out, tmp_path):
-    ptx = ptx_of(PackVariant(arch, dtype, out, 128, 64, 128, False), tmp_path)
+    ptx = ptx_of(PackVariant(arch, dtype, out, 128, 64, 128), tmp_path)
     loads = VECTOR * dtype.bits // 128
     assert len(re.findall(r"\bld\.global\.v4\.b32\b", ptx)) == loads * ROWS_PER_THREAD
     assert len(re.findall(r"\bst\.global\.v4\.b32\b", ptx)) == ROWS_PER_THREAD
@@ -33,21 +33,17 @@ def test_memory_is_touched_16_bytes_at_a_time_and_pairs_are_converted(arch, dtyp
     assert ".ftz" not in ptx, "flushing subnormals would change bytes for scales far from 1"
 
 
-@pytest.mark.parametrize("pdl", [False, True])
-def test_dependent_launch_waits_before_it_reads(pdl, tmp_path):
-    ptx = ptx_of(PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl), tmp_path)
+def test_dependent_launch_waits_before_it_reads(tmp_path):
+    ptx = ptx_of(PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128), tmp_path)
     wait, release = ptx.find("griddepcontrol.wait"), ptx.find("griddepcontrol.launch_dependents")
-    if pdl:
-        assert 0 < wait < release, "successors may start only once every predecessor's writes are visible"
-        assert wait < ptx.index("ld.global")
-        assert "ld.global.nc" not in ptx, "memory that a predecessor may still write is not read-only"
-    else:
-        assert wait == release == -1
+    assert 0 < wait < release, "successors may start only once every predecessor's writes are visible"
+    assert wait < ptx.index("ld.global")
+    assert "ld.global.nc" not in ptx, "memory that a predecessor may still write is not read-only"
 
 
 @pytest.mark.parametrize("dims", [(16, 16, 16), (128, 64, 128), (112, 48, 80), (1024, 1024, 1024)])
 def test_every_column_has_a_thread(dims):
-    kernel = PackKernel(PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, *dims, False))
+    kernel = PackKernel(PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, *dims))
     assert kernel.columns * VECTOR == sum(dims)
     assert kernel.threads == kernel.columns * kernel.rows_per_pass <= THREADS
     assert kernel.rows_per_cta == kernel.rows_per_pass * ROWS_PER_THREAD

@@ -20,7 +20,7 @@ from tsmla_kernels.sm100.prefill.kernel import PrefillKernel as BlackwellPrefill
 
 from build_aot.matrix import shipped
 
-VARIANTS = [v for v in shipped() if isinstance(v, DecodeVariant | PrefillVariant) and v.lse and not v.pdl]
+VARIANTS = [v for v in shipped() if isinstance(v, DecodeVariant | PrefillVariant) and v.lse]
 
 
 @pytest.mark.parametrize("dtype", Dtype, ids=str)
@@ -88,7 +88,7 @@ def test_shorter_partial_rows_occupy_more_sms():
     """Where callers' workspaces have room for one float32 partial result of each SM, 32 requests occupy but 100 CTAs,
     of 42 tiles at most where equal pieces have 32."""
     plan, deal, tiling = plan_decode(Arch.SM90A, 132, 32, 8, 8, 8192), DEALS[Arch.SM90A], row_tiling(64, 64)
-    kept = HopperDecode(DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=False, pdl=False)).geometry.partial_rows
+    kept = HopperDecode(DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=False)).geometry.partial_rows
     room = plan.workspace_bytes - plan.records * RECORD_BYTES
     slots = room // (64 * kept.row_bytes(LATENT_DIM))
     assert cut(deal, tiling, plan.parts, plan.slots, [128] * 32)[:2] == (100, 42)

@@ -22,7 +22,8 @@ from tsmla.variant import Arch, Dtype, PrefillVariant
 def test_the_variant_follows_the_arguments(recorder, dtype, name, flags):
     causal, lse, pdl = flags
     prefill.tsmla_prefill(**inputs(dtype), is_causal=causal, return_lse=lse, enable_pdl=pdl)
-    assert recorder.variants == [PrefillVariant(Arch.SM90A, name, name, D_QK, D_V, *flags)]
+    assert recorder.variants == [PrefillVariant(Arch.SM90A, name, name, D_QK, D_V, causal, lse)]
+    assert recorder.launches[0][-1] == pdl
 
 
 @pytest.mark.parametrize("return_lse", [False, True])
@@ -38,7 +39,7 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, return_lse):
     for rope in map(torch.from_dlpack, (query_rope, key_rope)):
         assert rope.shape == (0, 1, 64) and rope.dtype == torch.bfloat16
     assert torch.from_dlpack(rest[5]).shape == (0,) and torch.from_dlpack(rest[5]).dtype == torch.float32
-    assert rest[6:] == [0.25, -1.5, 0, 1.0, 0, SMS] and all(type(scale) is float for scale in rest[6:8])
+    assert rest[6:] == [0.25, -1.5, 0, 1.0, 0, SMS, 0] and all(type(scale) is float for scale in rest[6:8])
     assert out.shape == (TOKENS_Q, HEADS, D_V) and out.dtype == torch.bfloat16 and out.is_contiguous()
     if return_lse:
         assert lse.shape == (TOKENS_Q, HEADS) and lse.dtype == torch.float32 and lse.is_contiguous()
@@ -67,8 +68,9 @@ def test_a_kind_of_call_seen_before_is_not_resolved_again(recorder):
     assert recorder.launches[-1][5] is out
     for flag in ("return_lse", "enable_pdl", "is_causal"):
         prefill.tsmla_prefill(**given, **{flag: flag != "is_causal"})
-    flags = [(v.causal, v.lse, v.pdl) for v in recorder.variants[2:]]
-    assert flags == [(True, True, False), (True, False, True), (False, False, False)]
+    flags = [(v.causal, v.lse) for v in recorder.variants[2:]]
+    assert flags == [(True, True), (True, False), (False, False)]
+    assert [launch[-1] for launch in recorder.launches[-3:]] == [0, 1, 0]
     resolve.forget()
     prefill.tsmla_prefill(**given)
     assert len(recorder.variants) == 6
@@ -214,4 +216,4 @@ def test_an_earlier_result_is_what_is_written(recorder, returned):
         assert launch[5] is out and launch[6] is lse and launch[-2] == 1
     plain = inputs(out=earlier[0], lse=earlier[1])
     prefill.tsmla_prefill(**plain)
-    assert recorder.launches[-1][-2] == 0
+    assert recorder.launches[-1][-3] == 0

@@ -62,7 +62,7 @@ for plain in job["kernels"]:
 """
 """A child that acts as it is told for each kernel, instead of running it."""
 LIMITS = Limits(start=30, case=1)
-NO_INPUTS = {"out_dtype", "causal", "lse", "pdl"}
+NO_INPUTS = {"out_dtype", "causal", "lse"}
 VARIANTS = matrix(["sm_90a"], ["decode"])
 SYMBOLS = [variant.symbol() for variant in VARIANTS]
 SAID = {

@@ -108,8 +108,8 @@ def test_wrong_json_values_name_the_field(change: dict, text: str) -> None:
 
 @pytest.mark.parametrize("dtype", Dtype)
 def test_a_decode_without_a_row_has_that_of_its_dtype(dtype: Dtype) -> None:
-    variant = DecodeVariant(Arch.SM90A, dtype, Dtype.BF16, lse=True, pdl=False)
-    assert variant.symbol() == f"tsmla_decode_sm_90a_{dtype}_to_bf16_d512x64_lse_nopdl"
+    variant = DecodeVariant(Arch.SM90A, dtype, Dtype.BF16, lse=True)
+    assert variant.symbol() == f"tsmla_decode_sm_90a_{dtype}_to_bf16_d512x64_lse"
     plain = variant.to_dict()
     assert [piece["dtype"] for piece in plain.pop("row")["pieces"]] == [dtype, dtype]
     assert variant_from_dict(plain) == variant
@@ -117,7 +117,7 @@ def test_a_decode_without_a_row_has_that_of_its_dtype(dtype: Dtype) -> None:
 
 def test_a_person_writes_a_row_by_its_name_or_not_at_all() -> None:
     assert "row" not in accepted("decode")
-    words = "family=decode,arch=sm_90a,dtype=bf16,out_dtype=bf16,lse=true,pdl=false"
+    words = "family=decode,arch=sm_90a,dtype=bf16,out_dtype=bf16,lse=true"
     assert variant_of(words) == DECODE
     assert variant_of("family=write_cache,arch=sm_90a,dtype=bf16,row=fp8_ds_mla") == WRITE_CACHE
     assert accepted("read_cache").endswith(",row=bf16|fp16|e4m3|fp8_ds_mla|snapmla")

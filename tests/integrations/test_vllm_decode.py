@@ -117,7 +117,7 @@ def test_an_fp8_cache_has_the_layers_scales(kernels, make_impl):
     q = torch.randn(2, HEADS, 576).to(E4M3)
     impl = make_impl(cache="fp8")
     out, _ = impl.forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, None), 30), LAYER)
-    assert out.dtype == BF16 and kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, False, False)]
+    assert out.dtype == BF16 and kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.E4M3, Dtype.BF16, False)]
     close(out, expected(q.float(), [k.float() for k in keys], 1, scale=SCALE * 0.5 * 0.25, out_scale=0.25))
     other = types.SimpleNamespace(_q_scale_float=1.0, _k_scale_float=2.0)
     out, _ = impl.forward_mqa(q, cache, batch(TsmlaDecodeMetadata(table, lengths, None), 30), other)
@@ -135,7 +135,7 @@ def test_a_cache_of_656_bytes_has_its_scales_in_its_rows(kernels, make_impl):
     assert not impl.supports_quant_query_input and make_impl(cache="fp8").supports_quant_query_input
     q = torch.randn(2, HEADS, 512).to(BF16) / 30, torch.randn(2, HEADS, 64).to(BF16) / 30
     out, _ = impl.forward_mqa(q, bytes, batch(TsmlaDecodeMetadata(table, lengths, None), 30), LAYER)
-    assert out.dtype == BF16 and kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, False, False, row)]
+    assert out.dtype == BF16 and kernels.asked == [DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, False, row)]
     want = expected(torch.cat(q, -1), keys, 1)
     torch.testing.assert_close(out.double(), want, rtol=1.5e-2, atol=0.12)
 
@@ -297,7 +297,7 @@ def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, make_impl, cache, 
     monkeypatch.setattr(ready, "_loaded", set())
     make_impl(cache=cache)
     make_impl(cache=cache)
-    assert loaded == [[DecodeVariant(Arch.SM100A, read, Dtype.BF16, False, False)], []]
+    assert loaded == [[DecodeVariant(Arch.SM100A, read, Dtype.BF16, False)], []]
 
 
 def test_layers_that_cannot_be_served_are_refused(make_impl, config):

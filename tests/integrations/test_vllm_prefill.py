@@ -162,7 +162,7 @@ def test_fp8_rounds_queries_keys_and_values(backend, make_impl, kernels, style):
     problem.check(out, rtol=0.2, atol=0.15)
     prefills = {v for v in kernels.asked if isinstance(v, PrefillVariant)}
     assert {v.dtype for v in prefills} == {Dtype.E4M3} and {v.out_dtype for v in prefills} == {Dtype.BF16}
-    assert PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False) in kernels.asked
+    assert PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128) in kernels.asked
 
 
 def test_fp8_under_another_decode_backend_takes_the_keys_apart(backend):
@@ -207,7 +207,7 @@ def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, backend):
     kinds = [(v.causal, v.lse) for v in loaded if isinstance(v, PrefillVariant)]
     assert kinds == [(True, False), (True, True), (False, True)]
     assert [v.symbol() for v in loaded if isinstance(v, PackVariant)] == [
-        PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, False).symbol()
+        PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128).symbol()
     ]
 
 

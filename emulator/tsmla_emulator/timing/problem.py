@@ -334,7 +334,7 @@ def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:
     )
     ends_q, ends_kv = (torch.tensor([0, end], dtype=torch.int32, device="cuda") for end in (rows, keys))
     tsmla.tsmla_prefill(
-        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows, variant.pdl
+        q, k, v, None, ends_kv, keys, 1, variant.d_qk**-0.5, variant.causal, variant.lse, ends_q, rows
     )
 
 
@@ -357,5 +357,5 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     size = tsmla.decode_workspace_size(shape.sequences, shape.queries, shape.heads, shape.keys)
     tsmla.tsmla_decode(
         query, cache, torch.empty(size, dtype=torch.int8, device="cuda"), LATENT_DIM, ROPE_DIM, table, lengths,
-        shape.keys, width**-0.5, return_lse=variant.lse, enable_pdl=variant.pdl,
+        shape.keys, width**-0.5, return_lse=variant.lse,
     )  # fmt: skip

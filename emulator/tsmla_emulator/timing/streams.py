@@ -92,7 +92,7 @@ def _call_pack(variant: Any) -> None:
     both = _random(variant, ROWS_TRACED, 1, variant.d_nope + variant.d_v)
     k_nope, v = both.split([variant.d_nope, variant.d_v], -1)
     tsmla.mla_kv_pack_quantize_fp8(k_nope, _random(variant, ROWS_TRACED, variant.d_rope), v,
-                                   fp8_dtype=TORCH_DTYPE_OF[variant.out_dtype], enable_pdl=variant.pdl)  # fmt: skip
+                                   fp8_dtype=TORCH_DTYPE_OF[variant.out_dtype])  # fmt: skip
 
 
 def _pack_bytes(variant: Any, tokens: int, rows: int) -> int:

@@ -64,7 +64,6 @@ class WeightedSum(NamedTuple):
 
 @cute.jit
 def launch_combine(
-    pdl: cutlass.Constexpr[bool],
     partials: Partials,
     out: cute.Tensor,
     lse: LogSums | None,
@@ -90,7 +89,7 @@ def launch_combine(
     # of which an SM has enough for its share of them only.
     most_on_sm = (records * blocks * slices + SMS - 1) // SMS
     if partials.slots > 0:
-        _combine(pdl, kept.in_quads, in_pieces, partials, out.iterator, lse, ending).launch(
+        _combine(kept.in_quads, in_pieces, partials, out.iterator, lse, ending).launch(
             grid=(records, blocks, slices),
             block=(32 * WARPS, 1, 1),
             stream=stream,
@@ -101,7 +100,6 @@ def launch_combine(
 
 @cute.kernel
 def _combine(
-    pdl: cutlass.Constexpr[bool],
     in_quads: cutlass.Constexpr[bool],
     in_pieces: cutlass.Constexpr[bool],
     partials: Partials,
@@ -110,8 +108,7 @@ def _combine(
     ending: Ending,
 ):
     cute.arch.griddepcontrol_wait()
-    if const_expr(pdl):
-        cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_launch_dependents()
     number, block, slice_number = cute.arch.block_idx()
     _, blocks, slices = cute.arch.grid_dim()
     record = read_record(partials.records, number)

@@ -73,7 +73,6 @@ class PackKernel:
         self.d_nope = variant.d_nope
         self.d_rope = variant.d_rope
         self.d_v = variant.d_v
-        self.pdl = variant.pdl
         self.columns = (variant.d_nope + variant.d_rope + variant.d_v) // VECTOR
         self.rows_per_pass = max(1, THREADS // self.columns)
         self.threads = self.columns * self.rows_per_pass
@@ -83,14 +82,14 @@ class PackKernel:
 
     def launch(self, given):
         """The launch. given: what the call's table lists, by name."""
-        *arguments, stream = given
+        *arguments, pdl, stream = given
         tokens, heads, _ = given.k_nope.shape
         rows = tokens * heads
         self.kernel(*arguments, rows, cute.FastDivmodDivisorV2(heads)).launch(
             grid=(cute.ceil_div(rows, self.rows_per_cta), 1, 1),
             block=(self.threads, 1, 1),
             stream=stream,
-            use_pdl=self.pdl,
+            use_pdl=pdl,
             # Without a stated occupancy ptxas saves registers by sinking loads below the first conversions.
             min_blocks_per_mp=1,
         )
@@ -123,9 +122,8 @@ class PackKernel:
         # Plain loads only: ld.global.nc is for memory that stays constant while the kernel exists, and with dependent
         # launch this one exists before its predecessor has finished. Every CTA waits, so whoever waits for this kernel
         # has waited for that predecessor too, and releasing successors here is safe.
-        if cutlass.const_expr(self.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
 
         places, loaded = [], []
         for i in cutlass.range_constexpr(ROWS_PER_THREAD):

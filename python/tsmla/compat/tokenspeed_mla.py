@@ -186,9 +186,9 @@ def warmup_compile_prefill(
     those that no library holds. `tsmla.warmup` does it for kernels of any operator."""
     checks.torch_dtype(_WARMUP, "q_dtype", q_dtype, checks.TORCH_DTYPES)
     d_qk, d_v = checks.each(checks.integer, _WARMUP, 1, 2**16, d_qk=d_qk, d_v=d_v)
-    pdl = checks.flag(_WARMUP, "enable_pdl", enable_pdl)
+    checks.flag(_WARMUP, "enable_pdl", enable_pdl)
     arch, dtype = checks.arch_of(torch.device("cuda")), checks.TORCH_DTYPES[q_dtype]
-    variants = [PrefillVariant(arch, dtype, Dtype.BF16, d_qk, d_v, causal, True, pdl) for causal in (True, False)]
+    variants = [PrefillVariant(arch, dtype, Dtype.BF16, d_qk, d_v, causal, True) for causal in (True, False)]
     prepare.warmup(variants)
 
 

@@ -26,9 +26,9 @@ from ..variant import (
 
 INSTALL = "pip install ./emulator, from a checkout of tsmla"
 EXAMPLES = (
-    PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128, pdl=False).symbol(),
-    PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True, pdl=False).symbol(),
-    DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True, pdl=False).symbol(),
+    PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128).symbol(),
+    PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True).symbol(),
+    DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True).symbol(),
     WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]).symbol(),
     ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]).symbol(),
     QuantizeQVariant(Arch.SM90A, Dtype.BF16, ROWS["snapmla"]).symbol(),

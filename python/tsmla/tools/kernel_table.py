@@ -1,4 +1,4 @@
-"""Kernels as `tsmla list` prints them: a line for those that differ only in architecture, mask, LSE and PDL.
+"""Kernels as `tsmla list` prints them: a line for those that differ only in architecture, mask and LSE.
 
 Standard library only.
 """
@@ -15,7 +15,7 @@ HEADER = ("operator", "dtypes", "dims or cache rows", "mask", "LSE", "architectu
 
 def rows(variants: Iterable[Variant]) -> list[tuple[str, ...]]:
     """HEADER, and the lines below it. An architecture shares the line of another only where it has the same kernels."""
-    kinds: dict[tuple[str, str, str], dict[Arch, set[tuple[str, str, bool]]]] = {}
+    kinds: dict[tuple[str, str, str], dict[Arch, set[tuple[str, str]]]] = {}
     for variant in variants:
         kind = (variant.family, _dtypes(variant), _shape(variant))
         kinds.setdefault(kind, {}).setdefault(variant.arch, set()).add(_choices(variant))
@@ -24,7 +24,7 @@ def rows(variants: Iterable[Variant]) -> list[tuple[str, ...]]:
         by_arch = kinds[kind]
         for held in dict.fromkeys(frozenset(choices) for choices in by_arch.values()):
             archs = [arch for arch in Arch if by_arch.get(arch) == held]
-            masks, lses = {mask for mask, _, _ in held}, {lse for _, lse, _ in held}
+            masks, lses = {mask for mask, _ in held}, {lse for _, lse in held}
             choices = ", ".join(sorted(masks)), ", ".join(sorted(lses))
             lines.append((*kind, *choices, ", ".join(archs), str(len(held) * len(archs))))
     return [HEADER, *lines]
@@ -43,11 +43,11 @@ def _shape(variant: Variant) -> str:
     return next((name for name, row in ROWS.items() if row == variant.row), str(variant.row))
 
 
-def _choices(variant: Variant) -> tuple[str, str, bool]:
-    """Mask, LSE and PDL of a kernel; the operators that have no such choice have one value."""
+def _choices(variant: Variant) -> tuple[str, str]:
+    """Mask and LSE of a kernel; the operators that have no such choice have one value."""
     mask = _one_of(getattr(variant, "causal", None), "causal", "full")
     lse = _one_of(getattr(variant, "lse", None), "yes", "no")
-    return mask, lse, getattr(variant, "pdl", False)
+    return mask, lse
 
 
 def _one_of(on: bool | None, yes: str, no: str) -> str:

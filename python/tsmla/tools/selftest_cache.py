@@ -26,7 +26,7 @@ _E4M3 = torch.float8_e4m3fn
 _Tensors = dict[str, torch.Tensor]
 
 
-def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: Memory) -> _Tensors:
+def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: Memory, pdl: bool) -> _Tensors:
     """Call the operator so that `variant` serves; results in memory of `memory`."""
     row, dtype = variant.row, TORCH_DTYPE_OF[variant.dtype]
     format = format_of(row)
@@ -34,7 +34,7 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
     if isinstance(variant, WriteCacheVariant):
         cache: dict[str, Any] = _cache(case, row, memory)
         mla_write_cache(
-            *keys(case, dtype), slots, **cache, format=format, scale=scale, enable_pdl=case.pdl,
+            *keys(case, dtype), slots, **cache, format=format, scale=scale, enable_pdl=pdl,
             power_of_two_scales=case.power_of_two if row.scales else None,
         )  # fmt: skip
         return _pieces(cache, row)
@@ -43,7 +43,7 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
         for name, width in (("kv_c", 512), ("k_pe", 64))
     }
     places = _tables(case) if case.tables else {"indices": slots}
-    mla_read_cache(**_filled(case, variant), **rows, **places, format=format, scale=scale, enable_pdl=case.pdl)
+    mla_read_cache(**_filled(case, variant), **rows, **places, format=format, scale=scale, enable_pdl=pdl)
     return rows
 
 

@@ -81,7 +81,7 @@ class PackCase:
 class CacheCase:
     """Tokens that are written to a cache, or read from it. page: rows of a page. scale: of a cache that has one.
     patterns: they are all 16-bit patterns there are. tables: they are read by page tables, not by slots. power_of_two:
-    scales of rows are rounded so. strided: rows lie apart. pdl: as operators have it."""
+    scales of rows are rounded so. strided: rows lie apart."""
 
     name: str
     tokens: int
@@ -92,14 +92,13 @@ class CacheCase:
     tables: bool = False
     power_of_two: bool = True
     strided: bool = False
-    pdl: bool = False
     short: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryCase:
     """A query that is quantised. patterns: its elements are all 16-bit patterns there are. power_of_two: scales are
-    rounded so. strided: it is given in pieces, and rows of results lie apart. pdl: as the operator has it."""
+    rounded so. strided: it is given in pieces, and rows of results lie apart."""
 
     name: str
     batch: int
@@ -108,7 +107,6 @@ class QueryCase:
     patterns: bool = False
     power_of_two: bool = True
     strided: bool = False
-    pdl: bool = False
     short: bool = False
 
     @property
@@ -209,7 +207,7 @@ _PACK = (
 
 _CACHE = (
     CacheCase("strided, pages of 5", 37, 9, 5, 0.5, tables=True, strided=True, short=True),
-    CacheCase("arbitrary scales", 33, 3, 16, 3e-3, power_of_two=False, pdl=True, short=True),
+    CacheCase("arbitrary scales", 33, 3, 16, 3e-3, power_of_two=False, short=True),
     CacheCase("every number", 1024, 40, 64, 0.37, patterns=True),
     CacheCase("every number, arbitrary scales", 1024, 40, 64, 1e-30, patterns=True, power_of_two=False),
     *(CacheCase(f"pages of {page}", 700, 900 // page, page, tables=True) for page in (1, 32, 64, 128)),
@@ -218,7 +216,7 @@ _CACHE = (
 
 _QUANTIZE_Q = (
     QueryCase("strided", 3, 2, 7, strided=True, short=True),
-    QueryCase("arbitrary scales", 1, 1, 5, power_of_two=False, pdl=True, short=True),
+    QueryCase("arbitrary scales", 1, 1, 5, power_of_two=False, short=True),
     QueryCase("every number", 8, 1, 128, patterns=True),
     QueryCase("every number, arbitrary scales", 8, 1, 128, patterns=True, power_of_two=False),
     QueryCase("128 requests, two tokens, 16 heads", 128, 2, 16, strided=True),

@@ -53,7 +53,7 @@ class _Problem(NamedTuple):
     ends_q: torch.Tensor | None
 
 
-def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, torch.Tensor]:
+def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
     """Call the operator so that `variant` serves; results and workspace in memory of `memory`."""
     given = _problem(case, variant.dtype, variant.row)
     longest, q_len = given.longest, max(case.own_q_lens)
@@ -65,7 +65,7 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory) -> dict[str, t
         results["lse"] = memory.allocate((*outer, case.heads), torch.float32)
     tsmla_decode(
         given.given, given.cache, workspace, LATENT_DIM, ROPE_DIM, given.tables, given.lengths, longest, _SCALE,
-        case.output_scale, causal_mask=case.causal, window_left=case.window, enable_pdl=variant.pdl,
+        case.output_scale, causal_mask=case.causal, window_left=case.window, enable_pdl=pdl,
         out=results["out"], lse=results.get("lse"),
         causal_seqs=given.bounds if case.ranks > 1 else None,
         cp_world=case.ranks, cp_rank=case.ranks - 1, cp_interleave_size=case.interleave,

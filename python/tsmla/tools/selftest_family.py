@@ -28,7 +28,7 @@ _MOST_HANGS = 3
 """Hung kernels of a child's share after which its others are not run."""
 _MOST_CHILDREN = 10
 """Children side by side, which share one GPU and its memory, however many cores there are."""
-_NO_INPUTS = {"out_dtype", "causal", "lse", "pdl"}
+_NO_INPUTS = {"out_dtype", "causal", "lse"}
 """Facts of variants on which the inputs of their calls do not depend."""
 _SECONDS_TO_END = 30
 """For a child that has closed its output or was killed."""

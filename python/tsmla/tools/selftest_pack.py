@@ -20,28 +20,23 @@ _KEPT = len(cases_of("pack", full=True))
 """Inputs kept for other variants: with fewer than there are cases, none would be found."""
 
 
-def run(variant: PackVariant, case: PackCase, memory: Memory) -> dict[str, torch.Tensor]:
+def run(variant: PackVariant, case: PackCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
     """Call the operator so that `variant` serves; results in memory of `memory`."""
-    k_nope, k_pe, v = _inputs(case, _without_pdl(variant))
+    k_nope, k_pe, v = _inputs(case, variant)
     out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
 
     def out(width: int) -> torch.Tensor:
         return memory.allocate((case.tokens, case.heads, width), out_dtype, gap=_GAP if case.strided else 0)
 
     k_out, v_out = mla_kv_pack_quantize_fp8(
-        k_nope, k_pe, v, *case.scales, out(variant.d_nope + variant.d_rope), out(variant.d_v), out_dtype, variant.pdl
+        k_nope, k_pe, v, *case.scales, out(variant.d_nope + variant.d_rope), out(variant.d_v), out_dtype, pdl
     )
     return {"k": k_out, "v": v_out}
 
 
 def check(variant: PackVariant, case: PackCase, results: dict[str, torch.Tensor]) -> Judged:
     """Hold the results of `run` against torch: equal bytes, or any NaN for a NaN."""
-    return compared(results, _expected(case, _without_pdl(variant)))
-
-
-def _without_pdl(variant: PackVariant) -> PackVariant:
-    """What inputs and expected results depend on."""
-    return PackVariant(**{**vars(variant), "pdl": False})
+    return compared(results, _expected(case, variant))
 
 
 @functools.lru_cache(_KEPT)

@@ -37,7 +37,7 @@ class _Problem(NamedTuple):
     scale: float
 
 
-def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str, torch.Tensor]:
+def run(variant: PrefillVariant, case: PrefillCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
     """Call the operator so that `variant` serves; results in memory of `memory`."""
     given = _problem(case, variant.dtype, variant.d_qk, variant.d_v)
     k_scale, v_scale, output_scale = case.factors
@@ -56,7 +56,7 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory) -> dict[str,
     query, key = (_pieces(given.query), _shared_rope(given.key)) if pieces else (given.query, given.key)
     tsmla_prefill(
         query, key, given.value, None, given.ends_kv, max(case.lengths_kv), given.ends_kv.numel() - 1,
-        given.scale, variant.causal, False, given.ends_q, max(case.lengths_q), variant.pdl,
+        given.scale, variant.causal, False, given.ends_q, max(case.lengths_q), pdl,
         None if earlier else results["out"], k_scale, v_scale, output_scale, out_dtype,
         sinks=sinks_of(case.heads[0]) if case.sinks else None, lse_includes_sink=case.lse_includes_sink,
         lse=None if earlier else results.get("lse"), merge_into=earlier,

@@ -16,7 +16,7 @@ _GAP = 32
 """Elements between the rows of strided results."""
 
 
-def run(variant: QuantizeQVariant, case: QueryCase, memory: Memory) -> dict[str, torch.Tensor]:
+def run(variant: QuantizeQVariant, case: QueryCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
     """Call the operator so that `variant` serves; results in memory of `memory`."""
     outer, gap = (case.batch, case.q_len, case.heads), _GAP if case.strided else 0
     nope, rope = (x.unflatten(0, outer) for x in selftest_cache.keys(case, TORCH_DTYPE_OF[variant.dtype]))
@@ -28,7 +28,7 @@ def run(variant: QuantizeQVariant, case: QueryCase, memory: Memory) -> dict[str,
     results["scales"] = memory.allocate(outer, torch.float32, gap=gap)
     mla_quantize_q(
         (nope, rope) if case.strided else torch.cat([nope, rope], -1), power_of_two_scales=case.power_of_two,
-        nope_out=results["latent"], rope_out=results["rope"], scale_out=results["scales"], enable_pdl=case.pdl,
+        nope_out=results["latent"], rope_out=results["rope"], scale_out=results["scales"], enable_pdl=pdl,
     )  # fmt: skip
     return results
 

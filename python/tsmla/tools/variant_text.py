@@ -22,7 +22,8 @@ _ACCEPTED = {
 def variant_of(text: str) -> Variant:
     """The variant that a text such as family=pack,arch=sm_90a,dtype=bf16,... describes.
 
-    Raises ArgumentError with the fields and values that are accepted.
+    pdl=true and pdl=false are accepted and name the same kernel: it serves launches with and without programmatic
+    dependent launch. Raises ArgumentError with the fields and values that are accepted.
     """
     values: dict[str, object] = {}
     for part in text.split(","):
@@ -32,6 +33,9 @@ def variant_of(text: str) -> Variant:
         if name in values:
             raise _refused(text, f"{name} is given twice", values)
         values[name] = ROWS[word].to_dict() if name == "row" and word in ROWS else _value(word)
+    if type(values.get("pdl", False)) is not bool:
+        raise _refused(text, f"field pdl is {values['pdl']!r}, not a bool", values)
+    values.pop("pdl", None)
     try:
         return variant_from_dict(values)
     except ValueError as error:

@@ -100,7 +100,7 @@ class AttentionKernel:
             smem=geometry.shared_bytes,
             stream=given.stream,
             min_blocks_per_mp=1,
-            use_pdl=self.variant.pdl,
+            use_pdl=given.pdl,
         )
 
     @cute.kernel
@@ -142,8 +142,7 @@ class AttentionKernel:
             cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=schedule.threads)
         else:
             cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=schedule.threads)
-        if const_expr(self.variant.pdl):
-            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_wait()
         start = (barriers, base, kv_cache, block_tables, view, terms)
         if const_expr(geometry.converts):
             self._convert_and_attend(warp, start, query, results, scale_log2)

@@ -55,4 +55,4 @@ class DecodeKernel:
         else:
             self.pair.launch(given, view, partials, scale_log2, ending)
         lse = log_sums_of(given.lse)
-        launch_combine(self.variant.pdl, partials, given.out, lse, ending, given.stream, kept, crowd=CROWD)
+        launch_combine(partials, given.out, lse, ending, given.stream, kept, crowd=CROWD)

@@ -82,7 +82,7 @@ class PrefillKernel:
             smem=geometry.shared_bytes,
             stream=given.stream,
             min_blocks_per_mp=1,
-            use_pdl=self.variant.pdl,
+            use_pdl=given.pdl,
         )  # fmt: skip
 
     @cute.kernel
@@ -116,8 +116,7 @@ class PrefillKernel:
             with cute.arch.elect_one():
                 barriers.init()
             cute.arch.mbarrier_init_fence()
-        if const_expr(variant.pdl):
-            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_wait()
 
         cta_rows = geometry.rows * geometry.query_tiles
         tile = query_tile(

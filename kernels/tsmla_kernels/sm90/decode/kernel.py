@@ -62,7 +62,7 @@ class DecodeKernel:
         self.out_dtype = numeric(variant.out_dtype)
         self.warp_products = None
         if WARP_PRODUCTS in self.forms:
-            self.warp_products = FewRowsKernel(self.forms[WARP_PRODUCTS], self.deal, variant.pdl)
+            self.warp_products = FewRowsKernel(self.forms[WARP_PRODUCTS], self.deal)
 
     __call__ = host_entry(DECODE)
 
@@ -136,19 +136,19 @@ class DecodeKernel:
             if const_expr(self.geometry.scaled):
                 rope_cache = given.rope_cache
             self.warp_products.launch(
-                query.rows, given.kv_cache, rope_cache, scales, told, given.parts, given.stream
+                query.rows, given.kv_cache, rope_cache, scales, told, given.parts, given.pdl, given.stream
             )
         elif varies(view):
-            self._attend(True, form, (*arguments, None), given.parts, given.stream)
+            self._attend(True, form, (*arguments, None), given)
         else:
             paired = Boolean(False)
             if const_expr(PAIR_OF_CTAS in self.forms):
                 paired = self._comes_in_pairs(given.query.shape[2], terms)
                 if paired:
-                    self._attend(False, PAIR_OF_CTAS, (*arguments, given.kv_cache), given.parts, given.stream)
+                    self._attend(False, PAIR_OF_CTAS, (*arguments, given.kv_cache), given)
             if not paired:
-                self._attend(False, form, (*arguments, None), given.parts, given.stream)
-        launch_combine(self.variant.pdl, partials, given.out, lse, ending, given.stream, kept, in_pieces=True)
+                self._attend(False, form, (*arguments, None), given)
+        launch_combine(partials, given.out, lse, ending, given.stream, kept, in_pieces=True)
 
     @cute.jit
     def _dealt(self, given, view: Visibility, kept: cutlass.Constexpr[PartialRows]):
@@ -166,18 +166,18 @@ class DecodeKernel:
 
     @cute.jit
     def _attend(
-        self, varying: cutlass.Constexpr[bool], form: cutlass.Constexpr[str], arguments: tuple, parts: Int32, stream
-    ):  # fmt: skip
+        self, varying: cutlass.Constexpr[bool], form: cutlass.Constexpr[str], arguments: tuple, given
+    ):
         """The launch of attention, in one of its forms: for requests that vary in query tokens, or for all others."""
         geometry = self.forms[form]
         self.kernel(varying, form, *arguments).launch(
-            grid=(parts, 1, 1),
+            grid=(given.parts, 1, 1),
             block=(DecodeSchedule.of(geometry).threads, 1, 1),
             cluster=(geometry.ctas, 1, 1) if geometry.ctas > 1 else None,
             smem=geometry.shared_bytes,
-            stream=stream,
+            stream=given.stream,
             min_blocks_per_mp=1,
-            use_pdl=self.variant.pdl,
+            use_pdl=given.pdl,
         )
 
     @cute.kernel
@@ -236,8 +236,7 @@ class DecodeKernel:
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
-        if const_expr(self.variant.pdl):
-            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_wait()
 
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)

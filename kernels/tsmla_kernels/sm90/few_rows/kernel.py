@@ -37,16 +37,15 @@ from .storage import shared_of
 class FewRowsKernel:
     """Of a decode whose rows have scales: one of its forms (`sm90/decode/forms`)."""
 
-    def __init__(self, geometry: FewRowsGeometry, dealing: Deal, pdl: bool):
+    def __init__(self, geometry: FewRowsGeometry, dealing: Deal):
         self.schedule = FewRowsSchedule(geometry)
         self.schedule.check()
         self.dealing = dealing
-        self.pdl = pdl
 
     @cute.jit
     def launch(
         self, query: QueryRows, cache: cute.Tensor, rope_cache: cute.Tensor | None, scales: RowScales | None,
-        told: tuple, parts: Int32, stream,
+        told: tuple, parts: Int32, pdl: Int32, stream,
     ):  # fmt: skip
         """rope_cache, scales: where rows lie apart."""
         maps = None
@@ -58,7 +57,7 @@ class FewRowsKernel:
             smem=self.schedule.geometry.shared_bytes,
             stream=stream,
             min_blocks_per_mp=1,
-            use_pdl=self.pdl,
+            use_pdl=pdl,
         )
 
     @cute.kernel
@@ -94,8 +93,7 @@ class FewRowsKernel:
                 barriers.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
-        if const_expr(self.pdl):
-            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_wait()
 
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)

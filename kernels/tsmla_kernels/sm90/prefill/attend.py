@@ -188,9 +188,8 @@ def attend_task(
         if start == first + work.tiles:
             _end_rows(state, ends)
 
-    if const_expr(variant.pdl):
-        if last:
-            cute.arch.griddepcontrol_launch_dependents()
+    if last:
+        cute.arch.griddepcontrol_launch_dependents()
     if const_expr(not geometry.is_wide):
         _end_rows(state, ends)
     scale_rows(rows_columns(output), factor)

@@ -80,22 +80,22 @@ class PrefillKernel:
         ctas = deal.ctas + tiles - deal.tiles
         if const_expr(geometry.may_be_alone):
             if rows[1] > Int64(LONG_KEYS) * sequences:
-                self._attend(True, arguments, tiles, given.stream)
+                self._attend(True, arguments, tiles, given)
             else:
-                self._attend(False, arguments, ctas, given.stream)
+                self._attend(False, arguments, ctas, given)
         else:
-            self._attend(False, arguments, ctas, given.stream)
+            self._attend(False, arguments, ctas, given)
 
     @cute.jit
-    def _attend(self, alone: cutlass.Constexpr[bool], arguments: tuple, ctas: Int32, stream):
+    def _attend(self, alone: cutlass.Constexpr[bool], arguments: tuple, ctas: Int32, given):
         """The launch of CTAs that take one query tile each, or of ones that may take several."""
         self.kernel(alone, *arguments).launch(
             grid=(ctas, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=self.geometry.shared_bytes,
-            stream=stream,
+            stream=given.stream,
             min_blocks_per_mp=1,
-            use_pdl=self.variant.pdl,
+            use_pdl=given.pdl,
         )
 
     @cute.kernel
@@ -131,8 +131,7 @@ class PrefillKernel:
             with cute.arch.elect_one():
                 barriers.init()
             cute.arch.mbarrier_init_fence()
-        if const_expr(self.variant.pdl):
-            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_wait()
 
         tile_of = functools.partial(
             query_tile,

@@ -33,7 +33,7 @@ def decode_kernels(dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool) ->
     """Where rows have scales, also what reads them for prefills over earlier keys."""
     if (found := arch()) is None:
         return
-    variants: list[Variant] = [DecodeVariant(found, dtype, out_dtype, lse, False, row)]
+    variants: list[Variant] = [DecodeVariant(found, dtype, out_dtype, lse, row)]
     if row.scales is not None:
         variants.append(ReadCacheVariant(found, dtype, row))
     _load(variants)
@@ -46,10 +46,10 @@ def prefill_kernels(dtype: Dtype, out_dtype: Dtype, dims: tuple[int, int, int], 
     nope, rope, value = dims
     kinds = ((True, False), (True, True), (False, True))
     variants: list[Variant] = [
-        PrefillVariant(found, dtype, out_dtype, nope + rope, value, causal, lse, False) for causal, lse in kinds
+        PrefillVariant(found, dtype, out_dtype, nope + rope, value, causal, lse) for causal, lse in kinds
     ]
     if packed_from is not None:
-        variants.append(PackVariant(found, packed_from, dtype, nope, rope, value, False))
+        variants.append(PackVariant(found, packed_from, dtype, nope, rope, value))
     _load(variants)
 
 
