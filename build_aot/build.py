@@ -33,6 +33,7 @@ from .audit import audit_library, loading_process
 from .cache import Cache
 from .compile import ResultStore, assemble_one, build_key, compile_one, prepare_worker
 from .errors import BuildError
+from .progress import Estimate, Progress
 
 STORE = ".compiled"
 """Directory inside the output that keeps results between runs."""
@@ -52,9 +53,9 @@ def build(
     Raises BuildError; then `out` is as it was, or, when linking or the audit failed, has no manifest.
 
     jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. cache: where results of other builds are
-    taken from, and those of this one added. report: gets one line per step. host: CPU that the libraries are for, as
-    `platform.machine()` names it; this machine's by default. Whatever it is, a variant is compiled once, for this
-    machine, where it says what parameters it takes.
+    taken from, and those of this one added. report: gets one line per step, as does `out`/.compiled/progress.txt.
+    host: CPU that the libraries are for, as `platform.machine()` names it; this machine's by default. Whatever it is, a
+    variant is compiled once, for this machine, where it says what parameters it takes.
     """
     start = time.perf_counter()
     _check_compiler({variant.arch for variant in variants})
@@ -63,7 +64,7 @@ def build(
     link.runtime_directories()
     store = store_of(out)
     store.directory.mkdir(parents=True, exist_ok=True)
-    with _locked(store.directory):
+    with _locked(store.directory), Progress(store.directory, report) as report:
         if cache:
             _fetch_missing(variants, store, cache, keep_ptx, report)
         with_ir = host != here
@@ -75,10 +76,10 @@ def build(
             (out / "ptx").mkdir(exist_ok=True)
             for variant in variants:
                 shutil.copyfile(store.ptx(variant), out / "ptx" / f"{variant}.ptx")
-    report(
-        f"{len(variants)} kernels in {len(made.libraries)} libraries in {out}: {compiled} compiled, "
-        f"{len(variants) - compiled} reused, {time.perf_counter() - start:.1f} s"
-    )
+        report(
+            f"{len(variants)} kernels in {len(made.libraries)} libraries in {out}: {compiled} compiled, "
+            f"{len(variants) - compiled} reused, {time.perf_counter() - start:.1f} s"
+        )
     return made
 
 
@@ -136,6 +137,8 @@ def _compile_missing(
         return 0
     if len(missing) < len(variants):
         report(f"{len(variants) - len(missing)} of {len(variants)} variants are unchanged")
+    estimate = Estimate(missing, jobs)
+    report(estimate.announcement)
     with tempfile.TemporaryDirectory(dir=store.directory) as dumps:
         pool = concurrent.futures.ProcessPoolExecutor(
             min(jobs, len(missing)),
@@ -152,7 +155,7 @@ def _compile_missing(
                 except Exception as error:
                     pool.shutdown(cancel_futures=True)
                     raise BuildError(f"{variant} did not compile: {type(error).__name__}: {error}") from error
-                report(f"{done:3d} of {len(missing)}  {variant}  {seconds:.1f} s")
+                report(f"{done:3d} of {len(missing)}  {variant}  {seconds:.1f} s, {estimate.left_after(variant)}")
                 if cache:
                     _keep(variant, store, cache, report)
     return len(missing)

@@ -51,7 +51,7 @@ def test_the_kernel_gets_its_arguments_in_contract_order(recorder, rope_dims):
     assert arguments[0] is given["k_nope"] and arguments[2] is given["v"]
     assert arguments[1].data_ptr() == given["k_pe"].data_ptr()
     assert arguments[3] is k_out and arguments[4] is v_out
-    assert arguments[5:] == (2.0, 0.5) and all(type(scale) is float for scale in arguments[5:])
+    assert arguments[5:] == (2.0, 0.5, 0) and all(type(scale) is float for scale in arguments[5:7])
     assert k_out.dtype == v_out.dtype == torch.float8_e4m3fn
     assert k_out.is_contiguous() and v_out.is_contiguous()
 

@@ -170,7 +170,7 @@ def test_numbers_of_other_types_are_numbers(recorder, two):
     half = fractions.Fraction(1, two) if isinstance(two, int) else two.dtype.type(1) / two
     for flag in (True, 1, np.True_, 1.0):
         prefill.tsmla_prefill(**inputs(batch_size=two, softmax_scale=half), is_causal=flag)
-    assert {launch[10:] for launch in recorder.launches} == {(0.5, 1.0, 0, 1.0, 0, SMS)} and len(recorder.launches) == 4
+    assert {launch[10:] for launch in recorder.launches} == {(0.5, 1.0, 0, 1.0, 0, SMS, 0)} and len(recorder.launches) == 4
     assert len(recorder.variants) == 1 and recorder.variants[0].causal is True
 
 
@@ -213,7 +213,7 @@ def test_an_earlier_result_is_what_is_written(recorder, returned):
         out, lse = result if returned else (result, earlier[1])
         assert out is earlier[0] and lse is earlier[1]
         launch = recorder.launches[-1]
-        assert launch[5] is out and launch[6] is lse and launch[-2] == 1
+        assert launch[5] is out and launch[6] is lse and launch[-3] == 1
     plain = inputs(out=earlier[0], lse=earlier[1])
     prefill.tsmla_prefill(**plain)
     assert recorder.launches[-1][-3] == 0

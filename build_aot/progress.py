@@ -1,0 +1,70 @@
+"""What a build says while it goes, and how long it will take.
+
+pip hides what a build prints, so each line also goes to a file that a second terminal can follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO
+
+from tsmla.variant import Arch, Variant
+
+FILE = "progress.txt"
+"""In the directory where a build keeps its results."""
+_SECONDS = {
+    ("prefill", True): 5.0, ("decode", True): 14.0,
+    ("prefill", False): 4.0, ("decode", False): 9.0,
+}  # fmt: skip
+"""Operator family, and whether it is Hopper's kernel -> seconds of a core that one takes to compile: means over the
+shipped matrix, measured on a virtual core of an AMD EPYC on 2026-11-27."""
+_OTHERS_SECONDS = 1.0
+
+
+class Progress:
+    """The lines of one build: handed to `report`, and written to a file, which the next build begins anew."""
+
+    def __init__(self, directory: Path, report: Callable[[str], None]):
+        self._report = report
+        self._file: IO[str] = open(directory / FILE, "w", encoding="utf-8", buffering=1)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __call__(self, line: str) -> None:
+        self._report(line)
+        print(line, file=self._file)
+
+
+class Estimate:
+    """The time that the compilation of these variants takes with so many processes, corrected by what was seen."""
+
+    def __init__(self, variants: Sequence[Variant], jobs: int):
+        self._seconds = _seconds(variants) / min(jobs, len(variants))
+        self._whole, self._done, self._start = _seconds(variants), 0.0, time.monotonic()
+        archs = ", ".join(dict.fromkeys(variant.arch for variant in variants))
+        self.announcement = (
+            f"compiling {len(variants)} kernels for {archs} in {min(jobs, len(variants))} processes: "
+            f"about {_minutes(self._seconds)}"
+        )
+
+    def left_after(self, variant: Variant) -> str:
+        """Words for the time that is left, now that this variant has been compiled, too."""
+        self._done += _seconds([variant])
+        elapsed = time.monotonic() - self._start
+        return f"about {_minutes(elapsed * (self._whole - self._done) / self._done)} left"
+
+
+def _seconds(variants: Iterable[Variant]) -> float:
+    """Seconds of a core that compiling these takes."""
+    return sum(_SECONDS.get((variant.family, variant.arch is Arch.SM90A), _OTHERS_SECONDS) for variant in variants)
+
+
+def _minutes(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes > 1 else "1 minute" if seconds >= 45 else f"{round(seconds)} seconds"
