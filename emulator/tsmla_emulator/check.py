@@ -203,7 +203,8 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
 
 def _short_cases(tests: Any, variant: Variant) -> list[tuple[str, str | None]]:
     """Those of `tsmla selftest`, which a module of it runs."""
-    found = [tests.check(variant, x, tests.run(variant, x, Memory(), pdl=True)) for x in cases_of(variant.family, full=False)]
+    cases = cases_of(variant.family, full=False)
+    found = [tests.check(variant, case, tests.run(variant, case, Memory(), pdl=True)) for case in cases]
     return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
 
 
