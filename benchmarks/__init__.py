@@ -1,1 +1,1 @@
-"""Measurements on a GPU, one runner per operator: `python -m benchmarks.bench_pack`, `... .cold_start`."""
+"""Measurements on a GPU, and pages written from them: `python -m benchmarks` lists the commands."""

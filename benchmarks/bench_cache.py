@@ -1,7 +1,7 @@
 """mla_write_cache, mla_read_cache and mla_quantize_q against the same formulas in torch and against a copy of as many
 bytes.
 
-    python -m benchmarks.bench_cache [--commit HASH] [--seconds S]
+    python -m benchmarks cache [--commit HASH] [--seconds S]
 
 GB/s count what the operator must move: rows of 16 bits on one side, rows of the cache on the other, and a slot for each
 token; of a rotation also positions and the rows of its table. "of ceiling" is against the copy of 1 GiB, "of same copy"
@@ -181,10 +181,11 @@ class Case:
         return lambda: operators.gather_and_maybe_dequant_cache(*paged, *rest)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         ceilings = protocol.ceilings(monitor)
@@ -213,7 +214,3 @@ def _row(result: dict[str, Any], copy_gb_s: float) -> tuple[object, ...]:
         ours.median_us, rate, f"{rate / copy_gb_s:.0%}", f"{copy.median_us / ours.median_us:.0%}", theirs.median_us,
         f"{theirs.median_us / ours.median_us:.2f}x", vllm.median_us if vllm else "", ours.sm_clock_mhz, ours.power_w,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Clocks of the SM that whole calls take: what the timing model of the emulator is held against.
 
-    python -m benchmarks.bench_clocks [--predictions FILE] [--variants DIRECTORY ...] [--commit HASH]
-    python -m benchmarks.bench_clocks --peer flash-attn-4=flash_attn.cute:flash_attn_func [--predictions FILE]
+    python -m benchmarks clocks [--predictions FILE] [--variants DIRECTORY ...] [--commit HASH]
+    python -m benchmarks clocks --peer flash-attn-4=flash_attn.cute:flash_attn_func [--predictions FILE]
 
 Before and after a call a small kernel notes every SM's clock; what the two take alone is measured and taken off, so
 that the numbers hold at whatever clock the GPU runs, launches included. Each launch stands alone, from a cold L2.
@@ -73,14 +73,15 @@ class Marks:
             raise RuntimeError("the kernel that notes clocks did not start")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=None)
     parser.add_argument("--predictions", type=Path)
     parser.add_argument("--variants", type=Path, nargs="*", default=[])
     parser.add_argument("--peer", metavar="NAME=MODULE:FUNCTION", type=runner.other)
     parser.add_argument("--rounds", type=int, default=11)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     predicted = json.loads(options.predictions.read_text()) if options.predictions else {"cases": {}, "variants": {}}
     results: dict[str, Any] = {}
     variants: dict[str, Any] = {}
@@ -204,7 +205,3 @@ def _variants(directories: list[Path]) -> tuple[Any, dict[str, Callable[[], Any]
             continue
         launches[directory.name] = graph.replay
     return (case, kept), launches
-
-
-if __name__ == "__main__":
-    main()

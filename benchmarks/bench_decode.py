@@ -1,9 +1,9 @@
 """tsmla_decode at serving shapes, alone or next to other implementations in the same run.
 
-    python -m benchmarks.bench_decode [--dtypes bf16 e4m3] [--against NAME=MODULE:FUNCTION ...] [--seconds S] [--quick]
-    python -m benchmarks.bench_decode --shapes shards --against captured=benchmarks.bench_decode:captured
-    python -m benchmarks.bench_decode --shapes few --dtypes bf16 e4m3 --against NAME=MODULE:FUNCTION ...
-    python -m benchmarks.bench_decode --shapes streams --dtypes bf16 --against NAME=MODULE:FUNCTION ...
+    python -m benchmarks decode [--dtypes bf16 e4m3] [--against NAME=MODULE:FUNCTION ...] [--seconds S] [--quick]
+    python -m benchmarks decode --shapes shards --against captured=benchmarks.bench_decode:captured
+    python -m benchmarks decode --shapes few --dtypes bf16 e4m3 --against NAME=MODULE:FUNCTION ...
+    python -m benchmarks decode --shapes streams --dtypes bf16 --against NAME=MODULE:FUNCTION ...
 
 Every time is that of a replayed CUDA graph of a whole call, attention and combine together, from a cold L2 and over
 random keys in random pages. FUNCTION takes a Case and returns a callable that launches the other implementation on its
@@ -188,14 +188,15 @@ def captured(case: Case) -> Callable[[], torch.Tensor]:
     return dataclasses.replace(case, max_seq_len=MODEL_LENGTH, block_tables=tables).ours()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=0.6)
     parser.add_argument("--shapes", choices=SETS, default="serving", help="(%(default)s)")
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["bf16", "e4m3"])
     parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=runner.other)
     parser.add_argument("--quick", action="store_true", help="every third shape only")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         ceilings = protocol.ceilings(monitor)
@@ -252,7 +253,3 @@ def _row(result: dict[str, Any], names: Iterable[str]) -> tuple[object, ...]:
         )
     ours = result["timings"]["tsmla"]
     return *result["shape"], result["dtype"], ours.regime, *numbers, result["host_us"], ours.sm_clock_mhz, ours.power_w
-
-
-if __name__ == "__main__":
-    main()

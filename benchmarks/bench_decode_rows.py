@@ -1,7 +1,7 @@
 """tsmla_decode of caches of other rows: bf16, e4m3, DeepSeek's 656 bytes, and SnapMLA's, with a scale for each key, in
 one run.
 
-    python -m benchmarks.bench_decode_rows [--seconds S] [--quick]
+    python -m benchmarks decode-rows [--seconds S] [--quick]
 
 The same random keys, pages and queries for all; those with scales are quantised before. Times are of replayed graphs,
 as those of bench_decode.py. `of bf16`: the time by that of bf16 rows. Where vLLM is installed, FlashMLA's dense decode
@@ -94,11 +94,12 @@ def all_launches(case: Case) -> dict[str, Callable[[], torch.Tensor]]:
     return launches | {name: launch for name, launch in zip(THEIRS, theirs, strict=True) if launch}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=0.4)
     parser.add_argument("--quick", action="store_true", help="isolated launches only")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         for shape in SHAPES:
@@ -125,7 +126,3 @@ def _row(result: dict[str, Any], names: tuple[str, ...]) -> tuple[object, ...]:
     micros = [timings[name].median_us for name in names]
     others = [f"{time / micros[0]:.3f}" for time in micros[1:]]
     return *result["shape"][:4], result["regime"], *micros, *others, timings["bf16"].sm_clock_mhz
-
-
-if __name__ == "__main__":
-    main()

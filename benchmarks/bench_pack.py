@@ -1,6 +1,6 @@
 """mla_kv_pack_quantize_fp8 against torch's cat + cast + cast and against a copy of as many bytes.
 
-    python -m benchmarks.bench_pack [--commit HASH] [--seconds S]
+    python -m benchmarks pack [--commit HASH] [--seconds S]
 
 GB/s count what the operator must move: k_nope, k_pe and v once in, K and V once out. "of ceiling" is against the copy
 of 1 GiB, "of same copy" against a copy that moves as many bytes as the case.
@@ -85,10 +85,11 @@ class Case:
         ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         ceilings = protocol.ceilings(monitor)
@@ -121,7 +122,3 @@ def _row(result: dict[str, Any], copy_gb_s: float) -> tuple[object, ...]:
         ours.sm_clock_mhz,
         ours.power_w,
     )
-
-
-if __name__ == "__main__":
-    main()

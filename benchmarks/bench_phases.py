@@ -1,7 +1,7 @@
 """Phases of the KV tiles of one CTA of a prefill, on the GPU and in the timing model.
 
-    python -m benchmarks.bench_phases DIRECTORY ... [--commit HASH]       on the GPU: kernels that leave stamps
-    python -m benchmarks.bench_phases DIRECTORY ... --model RECORD        anywhere: the model's phases beside them
+    python -m benchmarks phases DIRECTORY ... [--commit HASH]       on the GPU: kernels that leave stamps
+    python -m benchmarks phases DIRECTORY ... --model RECORD        anywhere: the model's phases beside them
 
 The kernels in DIRECTORIES (`build_aot`, prefill without mask and with LSE) are changed: in place of the LSE, row
 4 n + p of a warpgroup's 64 rows holds the SM's clock (32 bits) at phase p of tile n: 0 before it waits for the tile's
@@ -24,13 +24,14 @@ SETTLED = range(6, 14)
 """Tiles whose medians are compared: neither start nor end."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", type=Path, nargs="*")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--commit")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "current")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     if options.model:
         measured = json.loads(options.model.read_text())["phases"]
         for dtype, phases in map(modelled, options.directories):
@@ -115,7 +116,3 @@ def modelled(directory: Path) -> tuple[str, list[float]]:
         tiles = [[keys[2 * n].start, done[2 * n - 1].end, done[2 * n].start, done[2 * n].end] for n in range(1, TILES)]
         cta.append([[0] * 4, *tiles])
     return variant.dtype.value, statistics_of(cta)
-
-
-if __name__ == "__main__":
-    main()

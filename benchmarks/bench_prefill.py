@@ -1,6 +1,6 @@
 """tsmla_prefill at serving shapes, alone or next to other implementations in the same run.
 
-    python -m benchmarks.bench_prefill [--dims 256] [--dtype DTYPE] [--against NAME=MODULE:FUNCTION ...] [--commit HASH]
+    python -m benchmarks prefill [--dims 256] [--dtype DTYPE] [--against NAME=MODULE:FUNCTION ...] [--commit HASH]
 
 --dims: columns of a query, 192 (values of 128, 128 heads) or 256 (values of 256, 64 heads). TFLOP/s count
 2 * (d_qk + d_v) * heads * attended (query, key) pairs. FUNCTION takes a Case and returns a callable that launches the
@@ -103,13 +103,14 @@ class Case:
         return launch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser)
     parser.add_argument("--dims", choices=DIMS, default=192, type=int)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--against", nargs="*", default=[], metavar="NAME=MODULE:FUNCTION", type=runner.other)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         ceilings = protocol.ceilings(monitor)
@@ -142,7 +143,3 @@ def _row(result: dict[str, Any]) -> tuple[object, ...]:
     first = result["timings"]["tsmla"]
     mask = "causal" if causal else "full"
     return sequences, queries, keys, mask, first.regime, *numbers, first.sm_clock_mhz, first.power_w
-
-
-if __name__ == "__main__":
-    main()

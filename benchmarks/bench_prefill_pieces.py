@@ -1,6 +1,6 @@
 """A chunk of an engine's prefill from what its projections give: pieces and merge_into, beside joining and merging.
 
-    python -m benchmarks.bench_prefill_pieces [--dtype DTYPE] [--commit HASH]
+    python -m benchmarks prefill-pieces [--dtype DTYPE] [--commit HASH]
 
 Keys come as an engine has them: k_nope and values are slices of one projection's output [tokens, heads, 256], k_pe is
 [tokens, 1, 64]. Each launch attends to a chunk of context and merges it with an earlier result:
@@ -129,11 +129,12 @@ def _merge(out: torch.Tensor, lse: torch.Tensor, new: torch.Tensor, new_lse: tor
     lse.copy_(both)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with Monitor() as monitor:
         for shape in SHAPES:
@@ -160,7 +161,3 @@ def _row(result: dict[str, Any]) -> tuple[object, ...]:
     timings = result["timings"].values()
     regime = result["timings"]["tsmla"].regime
     return sequences, queries, keys, "causal" if causal else "full", regime, *(t.median_us for t in timings)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """From a started process to the first result: shipped binary, warm compile cache, and compiler, for each operator.
 
-    python -m benchmarks.cold_start [--commit HASH] [--repeats N] [--family F ...] [--step S ...]
+    python -m benchmarks cold-start [--commit HASH] [--repeats N] [--family F ...] [--step S ...]
 
 Each row is the median over fresh processes, in milliseconds. "ready" is everything before: Python, torch, a CUDA
 context, the inputs. "all four" is what tsmla adds to it: importing tsmla, importing TVM-FFI, loading the library, the
@@ -29,8 +29,7 @@ CALLS = 1000
 TIMEOUT_SECONDS = 300
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=None)
     parser.add_argument("--repeats", type=int, default=5, help="processes per row; compiling rows take 2 (%(default)s)")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="operators to start")
@@ -42,7 +41,9 @@ def main() -> None:
     )
     parser.add_argument("--child", choices=FAMILIES, help=argparse.SUPPRESS)
     parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     if options.child:
         print(json.dumps(_child(options.child, options.started, options.bindings_up)))
         return
@@ -94,7 +95,7 @@ def _row(family: str, step: str, repeats: int, bindings_up: bool) -> dict[str, A
 
 
 def _process(family: str, bindings_up: bool, environment: dict[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.cold_start", "--child", family, "--started", str(time.time())]
+    command = [sys.executable, "-m", "benchmarks", "cold-start", "--child", family, "--started", str(time.time())]
     command += ["--bindings-up"] * bindings_up
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     if done.returncode:
@@ -207,7 +208,3 @@ def _cells(result: dict[str, Any]) -> tuple[object, ...]:
     runs = result.get("runs", [])
     medians = (statistics.median(run[stage] for run in runs) if runs else None for stage in STAGES)
     return (result["family"], result["step"], len(runs), *medians)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Two builds of the kernels against each other in one process, at the shapes of the other runners.
 
-    python -m benchmarks.compare_libraries OLD NEW [--family decode prefill] [--dtypes bf16 e4m3] [--quick]
+    python -m benchmarks compare-libraries OLD NEW [--family decode prefill] [--dtypes bf16 e4m3] [--quick]
 
 OLD and NEW are directories of libraries. Every call is a replayed CUDA graph from a cold L2; the order of candidates is
 drawn anew each round. The same machine code runs up to 2 % faster or slower on short calls wherever else it lies in
@@ -35,15 +35,16 @@ COPIES = 2
 MODULES = {"decode": bench_decode, "prefill": bench_prefill}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=1.0)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--family", choices=MODULES, nargs="+", default=list(MODULES))
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "e4m3"])
     parser.add_argument("--quick", action="store_true", help="every third shape only")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch, protocol.Monitor() as monitor:
         builds = {
@@ -139,7 +140,3 @@ def _row(result: dict[str, Any]) -> tuple[object, ...]:
         result["family"], shape, result["dtype"], result["rounds"], old, new, *ratios, result["same"],
         result["sm_clock_mhz"],
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

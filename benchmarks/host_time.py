@@ -1,6 +1,6 @@
 """Host microseconds of one operator call, in parts.
 
-    python -m benchmarks.host_time [--stub]
+    python -m benchmarks host-time [--stub]
 
 `call` is the whole operator; `kernel` the compiled function alone, with the call's own arguments (TVM-FFI, tensor maps,
 launch); `allocation` what the call's results take; `rest` is the difference: checks, the lookup of the kernel, scales.
@@ -33,10 +33,12 @@ BATCHES, CALLS = 200, 100
 HEADER = ("operator", "call", "kernel", "allocation", "rest", "first")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stub", action="store_true", help="without a GPU, and without kernels")
-    stub = parser.parse_args().stub
+
+
+def run(options: argparse.Namespace) -> None:
+    stub = options.stub
     device = "cpu" if stub else "cuda"
     with _stubbed() if stub else contextlib.nullcontext():
         rows = [_row(name, *case, stub) for name, case in _cases(device).items()]
@@ -163,7 +165,3 @@ def _stubbed() -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(target, name, replacement))
         yield
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""Predicts what `bench_clocks` measures, with the emulator's timing model; no GPU. To be committed before measuring.
+"""Predict what `clocks` measures, with the emulator's timing model; no GPU. To be committed before measuring.
 
-    python -m benchmarks.predict_clocks [--machine H100] [--variants DIRECTORY ...] [--after RECORD] [--commit HASH]
+    python -m benchmarks predict-clocks [--machine H100] [--variants DIRECTORY ...] [--after RECORD] [--commit HASH]
 
 DIRECTORIES are those of `bench_clocks`, with the objects and PTX that `build_aot` leaves in them (--keep-ptx); a line
 `tile_kv N` in DIRECTORY/changes.txt says how many keys a tile of the changed kernel has. --after: what the model says
@@ -14,7 +14,6 @@ import dataclasses
 import datetime
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from tsmla_emulator.timing.machines import MACHINES, Value
 from tsmla_emulator.timing.problem import PrefillTraced, Shape, traced
 
 from .clock_cases import CASES, LATER_CASES, VARIANT_SHAPE, variant_of
+from .runner import command
 
 BESIDE = ("beside_fma", "beside_alu", "beside_mufu")
 """What a control in the run that measures may show to be none; `without_contention` is the prediction then."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", choices=MACHINES, default="H100")
     parser.add_argument("--variants", type=Path, nargs="*", default=[])
     parser.add_argument("--commit", default="unknown")
@@ -39,7 +38,9 @@ def main() -> None:
     parser.add_argument("--after", type=Path)
     parser.add_argument("--no-band", action="store_true", help="no least and most: a tenth of the time")
     parser.add_argument("--no-cases", action="store_true", help="variants only")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     measured = json.loads(options.after.read_text()) if options.after else None
     machine = MACHINES[options.machine]
     with_band = not measured and not options.no_band
@@ -56,13 +57,12 @@ def main() -> None:
         variants[directory.name] = _said(_variant(directory), at, with_band)
         print(directory.name, variants[directory.name], flush=True)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    command = "python -m benchmarks.predict_clocks " + " ".join(sys.argv[1:])
     record = {
         "modelled": True,
         "after": options.after and options.after.name,
         "machine": {field.name: _value(getattr(machine, field.name)) for field in dataclasses.fields(machine)},
         "date": now,
-        "command": command,
+        "command": command(),
         "commit": options.commit,
         "cases": cases,
         "variants": variants,
@@ -114,7 +114,3 @@ def _variant(directory: Path) -> PrefillTraced:
 
 def _value(value: Any) -> Any:
     return value.value if hasattr(value, "source") else value
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What the emulator's timing model says of other packages' kernels, and of ours beside them; no GPU.
 
-    python -m benchmarks.predict_peers [PART ...] [--only TEXT] [--machine-code] [--commit HASH]
+    python -m benchmarks predict-peers [PART ...] [--only TEXT] [--machine-code] [--commit HASH]
 
 hopper: what `bench_clocks --peer` measures. published: calls whose time on Blackwell somebody has published. prefill-,
 decode-e4m3 and -bf16: our kernels and tokenspeed-mla's on the same machine, with the range of their ratio over the
@@ -17,7 +17,6 @@ import datetime
 import functools
 import importlib.metadata
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tsmla_emulator.timing.machines import MACHINES, Machine
 from tsmla_emulator.timing.problem import Shape, traced
 
 from .clock_cases import PEER_CASES
+from .runner import command
 
 FLASH_ATTN_4, TOKENSPEED = "flash-attn-4_prefill_{}_bf16_d{}_{}", "tokenspeed-mla_{}_{}_{}_d{}"
 USE_CASES = ((1, 8192, 8192), (1, 8192, 32768), (1, 8192, 65536), (4, 512, 81920), (4, 1024, 81920))
@@ -75,14 +75,15 @@ def _published() -> list[Published]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help="what to model; all by default")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
     parser.add_argument("--machine-code", action="store_true", help="costs from machine code, of ours and theirs")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     global MACHINE_CODE
     MACHINE_CODE = options.machine_code
     for part in options.parts or PARTS:
@@ -99,7 +100,7 @@ def main() -> None:
         record = {
             "modelled": True,
             "date": now,
-            "command": "python -m benchmarks.predict_peers " + " ".join(sys.argv[1:]),
+            "command": command(),
             "commit": options.commit,
             "machine_code": MACHINE_CODE,
             "packages": {name: importlib.metadata.version(name) for name in names},
@@ -233,7 +234,3 @@ PARTS: dict[str, Callable[[], Cases]] = {
     **{f"prefill-{dtype}": functools.partial(_prefill, dtype) for dtype in ("e4m3", "bf16")},
     **{f"decode-{dtype}": functools.partial(_decode, dtype) for dtype in ("e4m3", "bf16")},
 }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Other ways to decode a query whose parts an engine has apart, for `bench_decode`, whose own call has it joined:
 
     P=benchmarks.query_pieces
-    python -m benchmarks.bench_decode --against pieces=$P:pieces copied=$P:copied contiguous=$P:contiguous
+    python -m benchmarks decode --against pieces=$P:pieces copied=$P:copied contiguous=$P:contiguous
 
 The latent part is a view of [heads, tokens, 512], as the product with W_UK gives it, and the rope part a slice of
 [tokens, heads, 192], as the projection does (vLLM). `pieces` decodes them as they are, `copied` joins them first, in

@@ -1,6 +1,6 @@
 """docs/performance.md and the README's performance part, from the records in benchmarks/results/current.
 
-    python -m benchmarks.report
+    python -m benchmarks report
 
 removes records that newer ones supersede, which git keeps, and writes both. Tests compare them with what it would
 write. benchmarks/results/tried has records of what was compared once.
@@ -8,6 +8,7 @@ write. benchmarks/results/tried has records of what was compared once.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from . import bench_prefill, charts, engine_tables, published
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- begin: python -m benchmarks.report -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: python -m benchmarks report -->", "<!-- end -->"
 """What the README's generated part stands between."""
 _WHEEL = "vLLM 0.26's wheel"
 PEERS = {
@@ -64,7 +65,7 @@ where the 95 % confidence interval of its median holds 1; in records without int
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
 
-This page is written by `python -m benchmarks.report`.
+This page is written by `python -m benchmarks report`.
 
 {sections}
 """
@@ -101,7 +102,11 @@ _HOST = """\
 What a layer's call costs the host, without CUDA graphs, where the GPU is done sooner than the host:"""
 
 
-def main() -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def run(options: argparse.Namespace) -> None:
     for path in published.superseded():
         path.unlink()
     PAGE.write_text(performance_page())
@@ -420,7 +425,3 @@ def _peers(names: Iterable[str]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
-
-
-if __name__ == "__main__":
-    main()

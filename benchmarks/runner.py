@@ -39,6 +39,11 @@ def other(text: str) -> tuple[str, Callable[..., Any]]:
         raise argparse.ArgumentTypeError(f"{text}: {error}; expected NAME=MODULE:FUNCTION") from None
 
 
+def command() -> str:
+    """The command line of this process, as one may type it."""
+    return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+
+
 def certificate(commit: str | None) -> dict[str, Any]:
     """Where and when a number was born: device, driver, limits, versions, command, date, commit."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -52,7 +57,7 @@ def certificate(commit: str | None) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit or _git_commit(),
     }
@@ -107,8 +112,3 @@ def _git_commit() -> str:
         return "unknown (no git checkout; pass --commit)"
     changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
     return commit.stdout.strip() + (" with uncommitted changes" if changes.stdout.strip() else "")
-
-
-def _module() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name if spec is not None else Path(sys.argv[0]).stem

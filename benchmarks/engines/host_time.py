@@ -1,6 +1,6 @@
 """Host time of vLLM's MLA backends in each call that a layer makes: forward_mqa (decode) and forward_mha (prefill).
 
-    python -m benchmarks.engines.host_time FLASH_ATTN_MLA TSMLA [--requests 4] [--prompt 512] [--new 64]
+    python -m benchmarks engine-host-time FLASH_ATTN_MLA TSMLA [--requests 4] [--prompt 512] [--new 64]
 
 No CUDA graphs, and short contexts, so that the GPU is done before the host. Engines run one after the other.
 """
@@ -16,15 +16,16 @@ from . import model
 from .engine import Engine
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=None)
     model.add_arguments(parser)
     parser.add_argument("--requests", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--new", type=int, default=64, help="tokens generated from each (%(default)s)")
     parser.set_defaults(graphs="NONE", layers=6)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     given = [options.prompt] * options.requests, options.new
     results = {}
     for backend in options.backends:
@@ -46,7 +47,3 @@ def main() -> None:
         "results": results,
     }
     print(runner.write_record(options.results, f"vllm-host-time-{options.kv}-{options.heads}-heads", record))
-
-
-if __name__ == "__main__":
-    main()

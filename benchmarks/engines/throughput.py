@@ -1,6 +1,6 @@
 """Throughput of vLLM's MLA backends on one model: engines side by side on one GPU, asked in turn.
 
-    python -m benchmarks.engines.throughput auto TSMLA FLASHMLA --heads 128 --case 64x4096+256 --case 16x16384+256
+    python -m benchmarks engine-throughput auto TSMLA FLASHMLA --heads 128 --case 64x4096+256 --case 16x16384+256
 
 The first backend is what others are compared with. A case is REQUESTSxPROMPT+NEW tokens. Every round asks each backend
 once, in an order drawn anew, with the same prompts; the first round is not counted. The record is
@@ -41,15 +41,16 @@ class Case:
         return [self.prompt] * self.requests, self.new, seed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=None)
     model.add_arguments(parser)
     parser.add_argument("--case", type=Case, action="append", required=True, help="REQUESTSxPROMPT+NEW; repeatable")
     parser.add_argument("--rounds", type=int, default=4, help="counted ones (%(default)s)")
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's, for all engines (%(default)s)")
     parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     each = options.memory / len(options.backends)
     engines = []
     for backend in options.backends:
@@ -107,7 +108,3 @@ def _show(name: str, kernels: Sequence[tuple[str, float, int]]) -> None:
     total, share = sum(ms for _, ms, _ in kernels), attention_share(kernels)
     print(f"{name}: {total:.0f} ms of GPU time, {share:.0%} in kernels named for attention")
     print(runner.table(("ms", "calls", "kernel"), [(ms, calls, kernel[:90]) for kernel, ms, calls in kernels[:15]]))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Tokens and log-probabilities of vLLM's MLA backends on one model, against the first backend's.
 
-    python -m benchmarks.engines.tokens FLASH_ATTN_MLA TSMLA FLASHMLA [--kv fp8] [--batched-tokens 2048]
-    python -m benchmarks.engines.tokens FLASH_ATTN_MLA TSMLA --speculate ngram_gpu:3 --new 200
+    python -m benchmarks engine-tokens FLASH_ATTN_MLA TSMLA FLASHMLA [--kv fp8] [--batched-tokens 2048]
+    python -m benchmarks engine-tokens FLASH_ATTN_MLA TSMLA --speculate ngram_gpu:3 --new 200
 
 Greedy generation from prompts of 1 to 20,000 tokens. Rounding differs between backends, so that tokens may part where
 two are nearly as probable: compare with how vLLM's own backends part from each other. Log-probabilities are compared
@@ -24,8 +24,7 @@ from .engine import Engine
 LENGTHS = [17, 700, 3000, 12000, 64, 65, 1, 20000]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=None)
     model.add_arguments(parser)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="of prompts (%(default)s)")
@@ -33,7 +32,9 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's (%(default)s)")
     parser.add_argument("--alone", action="store_true", help="generate from each prompt alone, too")
     parser.add_argument("--same", type=int, help="exit status 1 when fewer tokens in all are alike")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     told: dict[str, list[dict[str, list]]] = {}
     for backend in options.backends:
         told |= _tokens(backend, options)
@@ -84,7 +85,3 @@ def _tokens(backend: model.Backend, options: argparse.Namespace) -> dict[str, li
         return told
     finally:
         engine.close()
-
-
-if __name__ == "__main__":
-    main()

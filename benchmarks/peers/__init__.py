@@ -4,5 +4,5 @@ A function here takes a Case of benchmarks.bench_decode or bench_prefill and ret
 kernel on the case's tensors and returns its output, or None where it cannot do the case. What it plans once for many
 layers is planned here, outside of what is timed. For the runners' `--against`:
 
-    python -m benchmarks.bench_decode --against fa3_mla=benchmarks.peers.vllm_wheel:fa3_mla
+    python -m benchmarks decode --against fa3_mla=benchmarks.peers.vllm_wheel:fa3_mla
 """

@@ -3,7 +3,7 @@ Dao-AILab/flash-attention.
 
 Every call makes its own results, as that interface has it. For bench_prefill:
 
-    python -m benchmarks.bench_prefill --against flash_attention_3=benchmarks.peers.flash_attention_3:prefill
+    python -m benchmarks prefill --against flash_attention_3=benchmarks.peers.flash_attention_3:prefill
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It has kernels of its own for Hopper ("fa3") and kernels for GPUs since Ampere ("fa2"), of 16 bits. A wrapper is planned
 once for all layers, which is not timed. For bench_decode:
 
-    python -m benchmarks.bench_decode --shapes streams --dtypes bf16 --against \\
+    python -m benchmarks decode --shapes streams --dtypes bf16 --against \\
         flashinfer_fa3=benchmarks.peers.flashinfer:fa3 flashinfer_fa2=benchmarks.peers.flashinfer:fa2
 """
 

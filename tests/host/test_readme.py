@@ -46,7 +46,7 @@ def test_at_most_six_variables():
 
 
 def test_performance():
-    """Written by `python -m benchmarks.report`."""
+    """Written by `python -m benchmarks report`."""
     assert f"{report.BEGIN}\n{report.readme_part()}\n{report.END}" in README
     assert report.PAGE.read_text() == report.performance_page()
     assert not published.superseded()

@@ -1,6 +1,6 @@
 """Compile the microbenchmarks, run them, and write what they measured as one record.
 
-    python -m benchmarks.microbench [TOPIC ...] [--commit HASH] [--results DIRECTORY]
+    python -m benchmarks microbench [TOPIC ...] [--commit HASH] [--results DIRECTORY]
 
 Needs nvcc and a Hopper GPU. A topic that fails is named in the record and on the last line; the others are kept.
 """
@@ -24,32 +24,30 @@ SECONDS = 60
 """After which a topic is given up."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.microbench", description=__doc__)
-    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}; all by default")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topics", nargs="*", choices=(*TOPICS, []), metavar="TOPIC", help=f"of {', '.join(TOPICS)}")
     runner.add_arguments(parser, seconds=None)
-    given = parser.parse_args()
-    unknown = [topic for topic in given.topics if topic not in TOPICS]
-    if unknown:
-        parser.error(f"no topic {unknown[0]!r}; there are {', '.join(TOPICS)}")
+
+
+def run(options: argparse.Namespace) -> int:
     measured: dict[str, dict[str, object]] = {}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as scratch, protocol.Monitor() as monitor:
-        for topic in given.topics or TOPICS:
+        for topic in options.topics or TOPICS:
             results, error = _run(topic, Path(scratch))
             measured |= results
             if error:
                 failed[topic] = error
         clocks = [clock for _, clock, _ in monitor.samples]
     record = {
-        "certificate": runner.certificate(given.commit),
+        "certificate": runner.certificate(options.commit),
         "sm_clock_mhz": {"median": statistics.median(clocks), "least": min(clocks), "most": max(clocks)}
         if clocks
         else None,
         "results": measured,
         "failed": failed,
     }
-    print(runner.write_record(given.results, "microbench", record))
+    print(runner.write_record(options.results, "microbench", record))
     for topic, error in failed.items():
         print(f"{topic} failed: {error}", file=sys.stderr)
     return 1 if failed else 0
@@ -71,7 +69,3 @@ def _run(topic: str, scratch: Path) -> tuple[dict[str, dict[str, object]], str]:
             error = f"no end after {SECONDS} s"
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     return {row.pop("name"): row for row in rows}, error
-
-
-if __name__ == "__main__":
-    sys.exit(main())
