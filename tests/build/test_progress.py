@@ -39,6 +39,8 @@ def test_what_is_printed_is_in_a_file_too(tmp_path):
     assert file.read_text().splitlines() == lines[-1:]
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0, "0 seconds"), (44, "44 seconds"), (45, "1 minute"), (100, "2 minutes")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 seconds"), (44, "44 seconds"), (45, "1 minute"), (100, "2 minutes")]
+)
 def test_minutes(seconds, words):
     assert progress._minutes(seconds) == words
