@@ -23,6 +23,7 @@ from tsmla_emulator.timing.band import band
 from tsmla_emulator.timing.machines import MACHINES, Value
 from tsmla_emulator.timing.problem import PrefillTraced, Shape, traced
 
+from . import published
 from .clock_cases import CASES, LATER_CASES, VARIANT_SHAPE, variant_of
 from .runner import command
 
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     }
     stamp = now[:19].replace(":", "").replace("-", "")
     path = options.results / f"clocks-{'after' if measured else 'modelled'}-{options.machine.lower()}-{stamp}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(published.text_of(record))
     print(path)
 
 

@@ -16,7 +16,6 @@ import dataclasses
 import datetime
 import functools
 import importlib.metadata
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tsmla_emulator.timing.band import changes, outcomes
 from tsmla_emulator.timing.machines import MACHINES, Machine
 from tsmla_emulator.timing.problem import Shape, traced
 
+from . import published
 from .clock_cases import PEER_CASES
 from .runner import command
 
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
             "variants": {},
         }
         path = options.results / f"peers-{part}-modelled-{now[:19].replace(':', '').replace('-', '')}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        path.write_text(published.text_of(record))
         print(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -51,6 +52,33 @@ def results(record: dict[str, Any], regime: str, **fields: object) -> list[dict[
         if result["timings"]["tsmla"]["regime"] == regime
         and all(result[name] == value for name, value in fields.items())
     ]
+
+
+def text_of(record: dict[str, Any]) -> str:
+    """JSON of a record, a line for each field and for each entry of a field that is a list or a dictionary of such.
+    Fractions have six significant digits: events resolve microseconds to three."""
+    record = _rounded(record)
+    return "{" + ",".join(f"\n{json.dumps(name)}: {_lines(value)}" for name, value in record.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    entries = [*value.values()] if isinstance(value, dict) else value
+    if not isinstance(entries, list) or not all(isinstance(entry, (dict, list)) for entry in entries):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "[" + ",".join(f"\n {json.dumps(entry)}" for entry in value) + "]"
+    return "{" + ",".join(f"\n {json.dumps(name)}: {json.dumps(entry)}" for name, entry in value.items()) + "}"
+
+
+def _rounded(value: Any) -> Any:
+    """The value with six significant digits of each fraction in it; dataclasses become dictionaries."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def names(record: dict[str, Any]) -> list[str]:

@@ -3,7 +3,8 @@
     python -m benchmarks report
 
 removes records that newer ones supersede, which git keeps, and writes both. Tests compare them with what it would
-write. benchmarks/results/tried has records of what was compared once.
+write. benchmarks/results/tried has records of what was compared once and a page quotes; benchmarks/results/in_git.txt
+lists those that only git has.
 """
 
 from __future__ import annotations

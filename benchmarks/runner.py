@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import importlib
-import json
 import platform
 import shlex
 import shutil
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from . import published
 
 RESULTS = Path(__file__).parent / "results" / "current"
 
@@ -70,7 +70,7 @@ def write_record(directory: Path, name: str, record: dict[str, Any]) -> Path:
     stamp = born["date"][:19].replace(":", "").replace("-", "")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{device}-{stamp}.json"
-    path.write_text(json.dumps(record, indent=1, default=dataclasses.asdict) + "\n")
+    path.write_text(published.text_of(record))
     return path
 
 

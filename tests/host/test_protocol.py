@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 
 import pytest
@@ -123,3 +125,15 @@ def test_without_a_gpu_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit, match="benchmarks measure on a CUDA GPU; torch sees none"), protocol.Monitor():
         pass
+
+
+def test_what_is_written_is_read():
+    """Lists within entries, dataclasses, and fractions, of which six digits are kept."""
+    timing = protocol.Timing("isolated", True, 30, 12.799999676644802, 12.6, 13.3, None, 132.49, ratio=(0.98, 1.0))
+    record = {"certificate": {"device": "a GPU"}, "results": [{"shape": [1, "fixed"], "timings": {"tsmla": timing}}]}
+    text = published.text_of({**record, "runs": {"one": [0.5], "none": []}, "of": []})
+    read = json.loads(text)
+    assert text.count("\n") == 9
+    kept = dataclasses.asdict(timing) | {"median_us": 12.8, "ratio": [0.98, 1.0]}
+    assert read["results"][0]["timings"]["tsmla"] == kept
+    assert (read["certificate"], read["runs"], read["of"]) == (record["certificate"], {"one": [0.5], "none": []}, [])
