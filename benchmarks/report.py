@@ -62,7 +62,7 @@ where the 95 % confidence interval of its median holds 1; in records without int
 - *Back to back*: launches without pauses. The SM clock was {back_to_back} MHz: long runs reach the 700 W power limit.
 - *Cold L2*: the L2 cache is flushed before each launch. *CUDA graph*: the call is captured once and replayed.
 - Compare within a table: GPUs and runs differ by some per cent, single isolated medians by more.
-- How it is timed: `benchmarks/protocol.py`. What the hardware allows: [cost-model.md](cost-model.md).
+- How it is timed: `benchmarks/protocol.py`. What the hardware allows: [cost-model.md](../emulator/docs/cost-model.md).
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
 

@@ -1,1 +1,1 @@
-"""Microbenchmarks in CUDA C++ that the timing model of the emulator is calibrated with (docs/timing-model.md)."""
+"""Microbenchmarks in CUDA C++ that calibrate the timing model of the emulator (emulator/docs/timing-model.md)."""

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
                          help="another kernel, launch records of two problems, and the tiles between them")  # fmt: skip
     profile.add_argument("--heads", type=int, help="query heads that decodes are profiled with, not a full row tile's")
     profile.add_argument("--tiles", type=float, default=0, help="tiles of a whole problem: print its time, too")
-    text = "model how long kernels take: clk, busy units, waits by edge, a timeline; see docs/timing-model.md"
+    text = "model how long kernels take: clk, busy units, waits by edge, a timeline; see emulator/docs/timing-model.md"
     timing = commands.add_parser("time", help=text, description=text)
     timing.set_defaults(run=_time)
     timing.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla, or a peer's")

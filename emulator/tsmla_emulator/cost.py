@@ -1,6 +1,6 @@
 """What executed instructions cost: work by class from the interpreter's counts, and the time it takes at peak rates.
 
-Work holds amounts of the names in CLASSES (warp instructions) and QUANTITIES. docs/cost-model.md says what each means.
+Work holds amounts of the names in CLASSES (warp instructions) and QUANTITIES; emulator/docs/cost-model.md has both.
 """
 
 from __future__ import annotations

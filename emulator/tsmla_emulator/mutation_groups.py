@@ -2,7 +2,7 @@
 changed, one run has settled them all.
 
 One change may hide another. Of one instruction only one is made at a time; and what is said to survive without a run of
-its own wants its reason like everything else (docs/mutation-reasons.json).
+its own wants its reason like everything else (emulator/docs/mutation-reasons.json).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why mutants that no check catches are redundant, as a person found out: docs/mutation-reasons.json.
+"""Why mutants that no check catches are redundant, as a person found out: emulator/docs/mutation-reasons.json.
 
     [{"kernels": [name, ..], "mutants": [mutant, ..], "reason": text}, ..]
 

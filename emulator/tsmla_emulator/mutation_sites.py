@@ -107,6 +107,11 @@ class Site:
         return ": ".join(part for part in (self.function, self.callee, f"{self.family} {self.action}") if part)
 
     @property
+    def role(self) -> str:
+        """File of the function, such as "sm90/prefill/load": a role has one of its own, mostly."""
+        return self.function.partition(".")[0] or "not known"
+
+    @property
     def orders_only(self) -> bool:
         """Whether the change moves no value and lets nobody wait: only happens-before can see it."""
         return self.action in (RELAXED, OF_GLOBAL_MEMORY) or self.family in _ORDER_ONLY

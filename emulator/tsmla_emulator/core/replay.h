@@ -1,5 +1,5 @@
 // A replay of traces against a machine's rates: discrete events, one cluster, every CTA on an SM of its own. Times are in
-// clocks of the SM. docs/timing-model.md says what is modelled and how.
+// clocks of the SM. emulator/docs/timing-model.md says what is modelled and how.
 #pragma once
 #include <vector>
 

@@ -1,7 +1,7 @@
 """What one executed PTX instruction costs a machine: its pipe and clocks, its latency, its use of shared units.
 
 Where the machine code that a warp ran is known (placement.py), only effects and waits are taken from here. Elsewhere
-PTX stands for what ptxas makes of it, by the rules in RULES; `docs/timing-model.md` says how good a proxy that is.
+PTX stands for what ptxas makes of it, by the rules in RULES; emulator/docs/timing-model.md says how good that is.
 """
 
 from __future__ import annotations
