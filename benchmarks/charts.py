@@ -1,4 +1,4 @@
-"""The charts of docs/performance.md and the README: rates of tsmla and others beside what the GPU reached at most."""
+"""The charts of the README: rates of tsmla and others beside what the GPU reached at most."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ def prefill(record: dict[str, Any]) -> str:
     return _chart(title, labels, chosen, published.names(record), _TFLOP_S, record["ceilings"])
 
 
-def decode(record: dict[str, Any], heads: int) -> str:
-    """bf16, lengths that do not vary: bandwidth where memory bounds it (16 heads), arithmetic where that does (128)."""
+def decode(record: dict[str, Any]) -> str:
+    """bf16 with 16 heads, lengths that do not vary: bandwidth, as memory bounds these."""
     chosen = [
         result
         for result in published.results(record, "isolated", dtype="bf16")
-        if result["shape"][0] > 1 and result["shape"][3:] == [heads, "fixed"]
+        if result["shape"][0] > 1 and result["shape"][3:] == [16, "fixed"]
     ]
     labels = [" x ".join(str(number) for number in result["shape"][:3]) for result in chosen]
-    title = f"tsmla_decode, bf16, {heads} heads: requests x queries x keys"
-    quantity = _GB_S if heads == 16 else _TFLOP_S
-    return _chart(title, labels, chosen, published.names(record), quantity, record["ceilings"])
+    title = "tsmla_decode, bf16, 16 heads: requests x queries x keys"
+    return _chart(title, labels, chosen, published.names(record), _GB_S, record["ceilings"])
 
 
 _GB_S = ("bytes", 1e-3, "GB/s", "read_gb_s", "a large read")

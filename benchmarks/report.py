@@ -10,9 +10,10 @@ lists those that only git has.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,64 +44,59 @@ LONG = 8192
 """Keys of prefills whose rates the README quotes; of shorter ones much of the time is none of computing."""
 README_GPU = "H200"
 """The GPU whose records it quotes."""
-COLD_STARTS = {
-    "cold_start": "cold start after torch and CUDA",
-    "cold_start_decode": "the same for decode",
-    "cold_start_bindings_up": "pack and prefill after cuda.bindings",
-    "cold_start_decode_prefill": "decode and prefill, newer, on another machine",
-}
-"""Without and with cuda.bindings imported beforehand: torch 2.13 does so itself, for torch 2.11 TVM-FFI does."""
+SHAPES = {
+    "decode": (
+        (128, 1, 4096, 16, "fixed"), (128, 1, 4096, 16, "variable"), (128, 1, 4096, 128, "fixed"),
+        (128, 1, 8192, 16, "fixed"), (128, 2, 8192, 128, "fixed"), (4, 4, 81920, 16, "fixed"),
+        (32, 128, 32768, 16, "mixed"),
+    ),
+    "streams-decode": ((128, 1, 4096, 16, "fixed"), (32, 8, 8192, 8, "fixed")),
+    "few-decode": (
+        (1, 1, 512, 16, "fixed"), (1, 1, 4096, 16, "fixed"), (1, 1, 32768, 128, "fixed"), (4, 1, 512, 128, "fixed"),
+        (4, 1, 4096, 128, "fixed"),
+    ),
+    "rows-decode": (
+        (128, 1, 4096, 16, "fixed"), (128, 1, 8192, 16, "fixed"), (128, 1, 4096, 128, "fixed"),
+        (32, 1, 8192, 64, "fixed"), (1, 1, 8192, 128, "fixed"), (1, 1, 1024, 16, "fixed"),
+    ),
+    "prefill": (
+        (1, 8192, 8192, True), (1, 8192, 8192, False), (1, 8192, 32768, True), (4, 512, 81920, True),
+        (1, 1024, 1024, True), (16, 512, 512, True),
+    ),
+}  # fmt: skip
+"""The rows of each kind of record that the page shows: requests, query tokens, keys, heads and lengths of decodes;
+sequences, queries, keys and whether the mask is causal of prefills."""
+TOKENS = 8192
+"""Tokens of the cache operators' and packs' rows."""
 _PAGE = """\
 # Performance
 
-Every row was measured by a command of this repository; the device, the driver, the date, the commit and the command
-stand below each table. The records, with clocks, power and the spread of every timing, are in
-`benchmarks/results/current/`. Rows with other libraries timed all in one process, launched in turn. A ratio is a *tie*
-where the 95 % confidence interval of its median holds 1; in records without intervals, within 1 %.
+Every row was measured by a command of this repository, beside other libraries in one process, launched in turn; the
+records, with clocks, power, the spread of every timing and all other rows, are in `benchmarks/results/current/`. Times
+are medians of isolated launches (with pauses between them; the SM clock was {isolated} MHz, lower in longer launches).
+The last column is of launches without pauses ({back_to_back} MHz: long runs reach the 700 W power limit).
 
-- *Isolated*: launches with pauses between them. The SM clock was {isolated} MHz, lower in longer launches.
-- *Back to back*: launches without pauses. The SM clock was {back_to_back} MHz: long runs reach the 700 W power limit.
-- *Cold L2*: the L2 cache is flushed before each launch. *CUDA graph*: the call is captured once and replayed.
-- Compare within a table: GPUs and runs differ by some per cent, single isolated medians by more.
-- How it is timed: `benchmarks/protocol.py`. What the hardware allows: [cost-model.md](../emulator/docs/cost-model.md).
+A *ratio* is our time over that of the fastest other library in the row, so below 1 is faster; bold where ours is
+longer. *Mixed*: four of the requests have so many query tokens, the others one; *variable*: lengths vary by a half.
+It is a *tie* where the 95 % confidence interval of its median holds 1; in records without intervals, within
+1 %. Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare within a table: GPUs and runs
+differ by some per cent. How it is timed: `benchmarks/protocol.py`. What the hardware allows:
+[cost-model.md](../emulator/docs/cost-model.md).
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
 
 This page is written by `python -m benchmarks report`.
 
 {sections}
+
+## What else was measured
+
+{cold_start} ({cold_certificate})
+
+Calls with `batch_invariant=True`, graphs captured for the longest context, and calls with packs:
+[log](../kernels/log/hopper-decode.md#query-tokens-that-vary-and-requests-that-are-left-whole). Engines, in words:
+[vllm.md](vllm.md#measured).
 """
-
-_ABSENT = """\
-Others are as vLLM's wheel builds them. FlashMLA from its own sources was not in these
-runs; beside an earlier build of ours it was 0 to 5 % slower in batches of 128
-(decode-nvidia-h200-20261122T060617.json, in git)."""
-_OTHERS = """\
-FlashAttention-3 is built from its own sources (0251105, CUDA 13.0). flash-attn-4, which was 0 to 4 % slower than ours
-in bf16 (prefill-bf16-nvidia-h200-20261121T101536.json, in git), was not in these runs."""
-_STREAMS = """\
-Rows whose work is little beside their keys' bytes, beside FlashInfer's planned wrapper, too (the plan is not timed):"""
-_FEW = """\
-One to four requests beside the fastest of the same peers: our time in us, isolated, CUDA graph, cold L2, and its ratio
-to the peer's, bold where ours is longer."""
-_ROWS = """\
-The same keys in caches of other rows, with one query token a request: isolated times in us, and in brackets of that on
-bf16 rows. FlashMLA's decodes, of vLLM 0.26's wheel, are the dense one of the bf16 rows, and the sparse one of the
-656-byte rows, which is given all keys."""
-_CACHE = """\
-`mla_write_cache` (*write*; *rotate* with the rotary embedding), `mla_read_cache` and `mla_quantize_q` beside the same
-formulas in torch, vLLM 0.26's kernels, and torch's copy of as many bytes: isolated times in us, as CUDA graphs."""
-_ENGINES = """\
-New tokens per second of vLLM 0.26.0 on random models with dense layers of hidden size 2048. Backends of a record take
-turns in one run, in an order drawn anew each round; the median of the rounds counts. Where a round of one reaches one
-of the other, nothing is said but that. Attention is what kernels and copies named for it take, where it was profiled.
-What the settings mean, and what the rows show: [vllm.md](vllm.md#measured)."""
-
-_CAPTURED = """\
-Engines capture a graph for the longest context that a model allows, here 131072 keys, and replay it while requests are
-short: *captured* beside a call that knows its longest request. Head counts are those that tensor parallelism leaves."""
-_HOST = """\
-What a layer's call costs the host, without CUDA graphs, where the GPU is done sooner than the host:"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,39 +113,46 @@ def run(options: argparse.Namespace) -> None:
 
 
 def performance_page() -> str:
-    """docs/performance.md: one table per operator and of cold start, each with the birth certificate of its numbers."""
-    prefills = [_prefill(record) for name in PREFILLS for record in published.of_devices(f"prefill-{name}")]
-    decodes = published.of_devices("decode")
-    cold = [_cold_start(head, published.newest(name)) for name, head in COLD_STARTS.items()]
-    sections = {
-        "Prefill": [_OTHERS, *prefills],
-        "Decode": [
-            _ABSENT,
-            *(part for decode in decodes for part in (_decode(decode), charts.decode(decode, 128))),
-        ],
-        "Decode that streams keys": [_STREAMS, *map(_decode, published.of_devices("streams-decode"))],
-        "Decode of few requests": [
-            _FEW,
-            *(_few(record, dtype) for record in published.of_devices("few-decode") for dtype in ("bf16", "e4m3")),
-        ],
-        "Decode of rows with scales": [_ROWS, *map(_rows, published.of_devices("rows-decode"))],
-        "Batch-invariant decode": [_both_ways(published.newest("batch-invariant-decode"), "batch_invariant")],
-        "Decode as engines capture it": [_CAPTURED, _both_ways(published.newest("shards-decode"), "captured")],
-        "Engines": [
-            _ENGINES,
-            _engines(engine_tables.records()),
-            _HOST,
-            _host_times(published.newest("vllm-host-time-auto-16-heads")),
-        ],
-        "Cache writers and readers": [_CACHE, *map(_cache, published.of_devices("cache"))],
-        "K/V pack and FP8 quantisation": [_pack(published.newest("pack"))],
-        "Cold start": ["From the first `import tsmla` to the first result, and then each call's host time.", *cold],
-    }
+    """docs/performance.md: one table for each GPU, and how often each record's rows are faster, tie and are slower."""
+    devices = dict.fromkeys(record["certificate"]["device"] for record in published.of_devices("decode"))
     return _PAGE.format(
         isolated=_clocks("isolated"),
         back_to_back=_clocks("back to back"),
-        sections="\n\n".join("\n\n".join([f"## {title}", *parts]) for title, parts in sections.items()),
+        sections="\n\n".join(map(_gpu, devices)),
+        cold_start=_of_cold_start(),
+        cold_certificate=_certificate(published.newest("cold_start")).rstrip("."),
     )
+
+
+def _gpu(device: str) -> str:
+    decode = published.newest("decode", device)
+    ceilings = decode["ceilings"]
+    kinds: list[tuple[str, Callable[[dict[str, Any]], Iterator[list[str]]]]] = [
+        *((name, functools.partial(_decode_rows, SHAPES[name])) for name in ("decode", "streams-decode", "few-decode")),
+        ("rows-decode", _scaled_rows),
+        *((f"prefill-{name}", _prefill_rows) for name in PREFILLS),
+        ("cache", _cache_rows),
+        ("pack", _pack_rows),
+    ]
+    records = [(rows, record) for name, rows in kinds for record in published.of_devices(name, device)]
+    table = [row for rows, record in records for row in rows(record)]
+    engines = [record for record in engine_tables.records() if record["certificate"]["device"] == device]
+    table += [row for record in engines for row in engine_tables.rows(record)]
+    head = ["call", "ours", "rate", "beside", "ratio", "back to back"]
+    said = [f"- {_certificate(record)}{_counted(record)}" for _, record in records]
+    said += [f"- {_certificate(record)}" for record in engines]
+    return "\n".join([
+        f"## {device}",
+        "",
+        f"A large read reached {ceilings['read_gb_s']:.0f} GB/s in the same run as the decodes, a large matmul "
+        f"{ceilings['matmul_bf16_tflop_s']:.0f} TFLOP/s.",
+        "",
+        _table(head, table),
+        "",
+        "Records:",
+        "",
+        *said,
+    ])  # fmt: skip
 
 
 def readme_part() -> str:
@@ -162,7 +165,7 @@ def readme_part() -> str:
     return "\n\n".join([
         "\n".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in sentences),
         charts.prefill(prefill),
-        charts.decode(decode, 16),
+        charts.decode(decode),
         textwrap.fill(origin, 120, break_on_hyphens=False),
     ])  # fmt: skip
 
@@ -259,156 +262,112 @@ def _clocks(regime: str, device: str = "") -> str:
     return _span(r["timings"]["tsmla"]["sm_clock_mhz"] for record in records for r in published.results(record, regime))
 
 
-def _prefill(record: dict[str, Any]) -> str:
-    """Both regimes of each shape, in TFLOP/s, next to whatever ran in the same process."""
-    shapes: dict[str, list[str]] = {}
+def _both(record: dict[str, Any], **fields: object) -> list[dict[str, Any]]:
+    """The isolated and the back-to-back result of a shape; nothing where the record has none."""
+    return [x for regime in ("isolated", "back to back") for x in published.results(record, regime, **fields)]
+
+
+def _row(call: str, results: Sequence[dict[str, Any]], rate: str) -> list[str]:
+    """A shape's cells from its result in both regimes."""
+    timings = [result["timings"] for result in results]
+    others = {name: timing for name, timing in timings[0].items() if name != "tsmla"}
+    if not others:
+        return [call, _us(timings[0]["tsmla"]["median_us"]), rate, "", "", ""]
+    peer = min(others, key=lambda name: others[name]["median_us"])
+    beside = f"{peer} {_us(others[peer]['median_us'])}"
+    return [call, _us(timings[0]["tsmla"]["median_us"]), rate, beside, *map(_ratio, timings)]
+
+
+def _us(value: float) -> str:
+    return f"{value:,.1f} us" if value < 1000 else f"{value:,.0f} us"
+
+
+def _decode_rows(shapes: Sequence[tuple[Any, ...]], record: dict[str, Any]) -> Iterator[list[str]]:
+    for shape in shapes:
+        for dtype in ("bf16", "e4m3"):
+            if results := _both(record, shape=[*shape], dtype=dtype):
+                us = results[0]["timings"]["tsmla"]["median_us"]
+                few = results[0]["bytes"] / us * 1e-3, results[0]["tflop"] / us * 1e6
+                rate = f"{few[0]:,.0f} GB/s, {few[1]:.0f} TFLOP/s"
+                yield _row(f"decode {_decode_label(shape)}, {dtype}", results, rate)
+
+
+def _decode_label(shape: Sequence[Any]) -> str:
+    requests, q_len, keys, heads, lengths = shape
+    return f"{requests} x {q_len} x {keys}{'' if lengths == 'fixed' else f' ({lengths})'}, {heads} heads"
+
+
+def _scaled_rows(record: dict[str, Any]) -> Iterator[list[str]]:
+    """Rows with scales beside bf16 rows of as many keys: these records hold no ratios."""
+    for shape in SHAPES["rows-decode"]:
+        results = [x for x in record["results"] if x["shape"] == [*shape]]
+        micros = [{name: timing["median_us"] for name, timing in x["timings"].items()} for x in results]
+        for name in ("fp8_ds_mla", "snapmla"):
+            ratios = [us[name] / us["bf16"] for us in micros]
+            call = f"decode {_decode_label(shape)}, {name} rows"
+            beside = f"bf16 rows {_us(micros[0]['bf16'])}"
+            yield [call, _us(micros[0][name]), "", beside, *map(_bold, ratios)]
+
+
+def _prefill_rows(record: dict[str, Any]) -> Iterator[list[str]]:
     first = record["results"][0]
-    d_qk, dtype = first.get("dims", 192), first["dtype"]  # records before 2026-11-25 are all of 192 columns
+    d_qk = first.get("dims", 192)  # records before 2026-11-25 are all of 192 columns
     d_v, heads = bench_prefill.DIMS[d_qk]
-    names = list(record["results"][0]["timings"])
+    for shape in SHAPES["prefill"]:
+        results = _both(record, shape=[*shape])
+        sequences, queries, keys, causal = shape
+        call = f"prefill {sequences} x {queries} x {keys} {'causal' if causal else 'full'}, "
+        rate = results[0]["tflop"] / results[0]["timings"]["tsmla"]["median_us"] * 1e6
+        yield _row(f"{call}({d_qk}, {d_v}), {heads} heads, {first['dtype']}", results, f"{rate:.0f} TFLOP/s")
+
+
+def _cache_rows(record: dict[str, Any]) -> Iterator[list[str]]:
+    """Writers, readers and the queries' quantiser beside torch and vLLM; the rate is a share of torch's large copy."""
+    names = {"write": "mla_write_cache", "rotate": "mla_write_cache with rotation", "read": "mla_read_cache",
+             "quantise": "mla_quantize_q"}  # fmt: skip
     for result in record["results"]:
-        sequences, queries, keys, causal = result["shape"]
-        label = f"{sequences} x {queries} queries, {keys} keys, {'causal' if causal else 'full'}"
-        rates = [f"{result['tflop'] / result['timings'][name]['median_us'] * 1e6:.0f}" for name in names]
-        shapes.setdefault(label, []).append(" / ".join(rates) + _ratio(result["timings"]))
-    who = " / ".join(names) + (" (ratio)" if len(names) > 1 else "")
-    head = f"`tsmla_prefill`, {dtype}, ({d_qk}, {d_v}), {heads} heads"
-    table = _table(
-        [head, f"isolated, TFLOP/s: {who}", f"back to back: {who}"],
-        ([label, *cells] for label, cells in shapes.items()),
+        if result["tokens"] == TOKENS and result["timings"]["tsmla"]["graph"]:
+            yield _copying_row(f"{names[result['operator']]} {TOKENS} tokens, {result['format']}", result)
+
+
+def _pack_rows(record: dict[str, Any]) -> Iterator[list[str]]:
+    for result in record["results"]:
+        if result["tokens"] == TOKENS and result["timings"]["tsmla"]["graph"]:
+            yield _copying_row(f"mla_kv_pack_quantize_fp8 {TOKENS} tokens, {result['heads']} heads", result)
+
+
+def _copying_row(call: str, result: dict[str, Any]) -> list[str]:
+    micros = {name: timing["median_us"] for name, timing in result["timings"].items()}
+    ours, copy = micros.pop("tsmla"), micros.pop("copy")
+    peer = min(micros, key=lambda name: micros[name])
+    ratio = _bold(ours / micros[peer])
+    return [call, _us(ours), f"{copy / ours:.0%} of a copy", f"{peer} {_us(micros[peer])}", ratio, ""]
+
+
+def _counted(record: dict[str, Any]) -> str:
+    """In how many rows of the whole record, of both regimes, we are faster than the best of others, where there are
+    others that do the same."""
+    rows = [x["timings"] for x in record["results"] if "tsmla" in x["timings"] and "copy" not in x["timings"]]
+    rows = [timings for timings in rows if len(timings) > 1]
+    if not rows:
+        return ""
+    ties = sum(map(published.is_tie, rows))
+    ratios = [timings["tsmla"]["median_us"] / published.best_peer(timings)["median_us"] for timings in rows]
+    slower = sum(ratio > 1 and not published.is_tie(x) for ratio, x in zip(ratios, rows, strict=True))
+    return (
+        f" All {len(rows)} measurements: faster than the best in {len(rows) - ties - slower}, ties in {ties}, slower "
+        f"in {slower}; ratios {min(ratios):.2f} to {max(ratios):.2f}."
     )
-    return f"{table}\n\n{_certificate(record)}{_peers(names)}"
-
-
-def _decode(record: dict[str, Any]) -> str:
-    """A row per shape and dtype, both regimes of all candidates."""
-    names = published.names(record)
-    rows: dict[str, list[str]] = {}
-    for result in record["results"]:
-        requests, q_len, keys, heads, lengths = result["shape"]
-        label = f"{requests} x {q_len} queries, {keys} keys ({lengths}), {heads} heads, {result['dtype']}"
-        micros = {name: timing["median_us"] for name, timing in result["timings"].items()}
-        times = " / ".join(f"{micros[name]:.1f}" if name in micros else "-" for name in names)
-        ours = micros["tsmla"]
-        rates = f"{result['bytes'] / ours * 1e-3:.0f}, {result['tflop'] / ours * 1e6:.0f}"
-        cells = rows.setdefault(label, [f"{result['host_us']:.1f}"])
-        cells.append(f"{times}{_ratio(result['timings'])}" + (f"; {rates}" if len(cells) == 1 else ""))
-    who = " / ".join(names) + (" (ratio)" if len(names) > 1 else "")
-    head = [
-        "`tsmla_decode`, CUDA graph, cold L2",
-        "host us/call",
-        f"isolated, us: {who}; ours: GB/s, TFLOP/s",
-        f"back to back: {who}",
-    ]
-    read = record["ceilings"]["read_gb_s"]
-    table = _table(head, ([label, *cells] for label, cells in rows.items()))
-    return f"{table}\n\n{_certificate(record)} A large read reached {read:.0f} GB/s in the same run.{_peers(names)}"
-
-
-def _few(record: dict[str, Any], dtype: str) -> str:
-    """A row for each number of requests, query tokens and keys, a column for each number of heads."""
-    rows: dict[str, dict[int, str]] = {}
-    for result in published.results(record, "isolated", dtype=dtype):
-        requests, q_len, keys, heads, _ = result["shape"]
-        cell = f"{result['timings']['tsmla']['median_us']:.1f}{_ratio(result['timings'])}"
-        rows.setdefault(f"{requests} x {q_len} queries, {keys} keys", {})[heads] = cell
-    heads = sorted({count for cells in rows.values() for count in cells})
-    table = _table(
-        [f"`tsmla_decode`, {dtype}", *(f"{count} heads" for count in heads)],
-        ([label, *(cells.get(count, "") for count in heads)] for label, cells in rows.items()),
-    )
-    names = [name for name in published.names(record) if ("fp8" in name) == (dtype == "e4m3")]
-    return f"{table}\n\n{_certificate(record)}{_peers(names)}"
-
-
-def _rows(record: dict[str, Any]) -> str:
-    """A row for each shape, a column for each kind of cache rows and each other library."""
-    names = published.names(record)
-    table = []
-    for result in record["results"]:
-        if result["regime"] != "isolated":
-            continue
-        requests, q_len, keys, heads, _ = result["shape"]
-        micros = [result["timings"][name]["median_us"] for name in names]
-        cells = [f"{us:.1f} ({us / micros[0]:.3f})" for us in micros[1:]]
-        table.append([f"{requests} x {q_len} queries, {keys} keys, {heads} heads", f"{micros[0]:.1f}", *cells])
-    return f"{_table(['`tsmla_decode`, CUDA graph, cold L2', *names], table)}\n\n{_certificate(record)}"
-
-
-def _cache(record: dict[str, Any]) -> str:
-    """A row for each operator, kind of rows and number of tokens; nothing where a library has no such kernel."""
-    names = published.names(record)
-    table = []
-    for result in record["results"]:
-        timings = result["timings"]
-        if not timings["tsmla"]["graph"]:
-            continue
-        cells = [f"{timings[name]['median_us']:.1f}" if name in timings else "" for name in names]
-        share = timings["copy"]["median_us"] / timings["tsmla"]["median_us"]
-        label = f"{result['operator']}, {result['format']}, {result['tokens']} tokens"
-        table.append([label, *cells, f"{share:.0%}"])
-    return f"{_table(['', *names, 'of the copy'], table)}\n\n{_certificate(record)}"
 
 
 def _ratio(timings: dict[str, Any]) -> str:
-    """Our time over that of the best of others, which is bold where it is behind; nothing where there are none."""
-    if len(timings) == 1:
-        return ""
+    """Our time over that of the best of others, which is bold where it is behind."""
     ratio = timings["tsmla"]["median_us"] / published.best_peer(timings)["median_us"]
-    if published.is_tie(timings):
-        return f" ({ratio:.3f}, tie)"
-    return f" (**{ratio:.3f}**)" if ratio > 1 else f" ({ratio:.3f})"
+    return f"{ratio:.3f}, tie" if published.is_tie(timings) else _bold(ratio)
 
 
-def _both_ways(record: dict[str, Any], other: str) -> str:
-    """Shapes with one query length for all requests: what it costs to call the operator in an `other` way."""
-    rows: dict[str, list[str]] = {}
-    for result in published.results(record, "back to back"):
-        requests, q_len, keys, heads, lengths = result["shape"]
-        if lengths in ("fixed", "variable"):
-            default, changed = (result["timings"][name]["median_us"] for name in ("tsmla", other))
-            label = f"{requests} x {q_len} queries, {keys} keys ({lengths}), {heads} heads"
-            rows.setdefault(label, []).append(f"{default:.1f} / {changed:.1f} ({changed / default:.2f} x)")
-    head = ["`tsmla_decode`, back to back, cold L2", f"bf16, us: default / {other}", "e4m3"]
-    return f"{_table(head, ([label, *cells] for label, cells in rows.items()))}\n\n{_certificate(record)}"
-
-
-def _engines(records: Sequence[dict[str, Any]]) -> str:
-    table = _table(engine_tables.HEAD, (row for record in records for row in engine_tables.rows(record)))
-    return "\n".join([table, "", *(f"- {_certificate(record)}" for record in records)])
-
-
-def _host_times(record: dict[str, Any]) -> str:
-    table = _table(engine_tables.HOST_HEAD, engine_tables.host_rows(record))
-    return f"{table}\n\n{_certificate(record)}"
-
-
-def _pack(record: dict[str, Any]) -> str:
-    rows = []
-    for result in record["results"]:
-        ours, theirs = result["timings"]["tsmla"], result["timings"]["torch"]
-        if not ours["graph"]:
-            continue
-        rate = result["bytes"] / ours["median_us"] / 1e3
-        rows.append([
-            f"{result['tokens']} tokens, {result['heads']} heads",
-            f"{ours['median_us']:.1f}",
-            f"{rate:.0f} ({rate / record['ceilings']['copy_gb_s']:.0%} of a large copy)",
-            f"{theirs['median_us'] / ours['median_us']:.1f}x",
-        ])  # fmt: skip
-    head = ["`mla_kv_pack_quantize_fp8`, bf16 to e4m3, CUDA graph, cold L2", "us", "GB/s", "faster than torch"]
-    return f"{_table(head, rows)}\n\n{_certificate(record)}"
-
-
-def _cold_start(title: str, record: dict[str, Any]) -> str:
-    stages = ("import_ms", "tvm_ffi_ms", "load_ms", "first_ms", "total_ms", "call_us")
-    rows = []
-    for result in record["results"]:
-        if result.get("runs"):
-            medians = [statistics.median(run[stage] for run in result["runs"]) for stage in stages]
-            rows.append([f"{result['family']}, {result['step']}", *(f"{value:.1f}" for value in medians)])
-    head = [title, "import tsmla", "import tvm_ffi", "load", "first", "sum, ms", "us/call"]
-    return f"{_table(head, rows)}\n\n{_certificate(record)}"
+def _bold(ratio: float) -> str:
+    return f"**{ratio:.3f}**" if ratio > 1 else f"{ratio:.3f}"
 
 
 def _certificate(record: dict[str, Any]) -> str:
@@ -416,12 +375,6 @@ def _certificate(record: dict[str, Any]) -> str:
     where = f"{born['device']}, driver {born['driver']}, torch {born['torch']}"
     command = born["command"].split(" --commit")[0].split(" --results")[0]
     return f"{where}, {born['date'][:10]}, commit {born['commit'][:7]}: `{command}`."
-
-
-def _peers(names: Iterable[str]) -> str:
-    known = [(name, *PEERS[name]) for name in names if name in PEERS]
-    said = "".join(f" {name} is {what}{whose and f' of {whose}'}." for name, what, whose in known)
-    return f"{said} *Ratio*: our time over that of the fastest of them, launched in turn with ours." if said else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
