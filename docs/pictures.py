@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
-from tsmla_kernels.parts.edges import BARRIER, Copies, EdgeSpec, Either, Party, Role, TensorCore, roles_of
+from tsmla_kernels.parts.edges import Copies, EdgeSpec, Either, Role, TensorCore, roles_of
 from tsmla_kernels.sm90.decode.forms import ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, forms_of
 from tsmla_kernels.sm90.decode.schedule import DecodeSchedule as HopperDecode
 from tsmla_kernels.sm90.few_rows.schedule import FewRowsSchedule
@@ -50,21 +49,42 @@ SECTIONS = (
     ("Blackwell decode, cache of 656-byte rows, more than 64 query rows", BLACKWELL_PAIR, (16,), "in a row"),
 )
 
+DOES = {
+    "load": "copies queries, keys and values into shared memory, but for what another role brings",
+    "transpose_values": "transposes 8-bit values for the second product",
+    "attend": "scores keys, makes probabilities, adds up values, writes the rows",
+    "clean": "writes zeros over keys that no row may see; brings scales of keys",
+    "deal": "finds the CTA's share of the work and tells it to the others, a task at a time",
+    "load_few": "copies tiles of keys as they are stored",
+    "attend_few": "multiplies stored rows by `mma.sync`, a team of four warps every other tile",
+    "convert": "makes bf16 of stored rows",
+    "convert_for_both": "loads half of a tile's keys, makes bf16 of them, and writes these to both CTAs",
+    "softmax": "makes probabilities of one query tile's scores, a warpgroup a tile",
+    "correct": "rescales outputs and writes the rows",
+    "multiply": "issues the products of scores and values",
+    "load_keys": "copies queries and keys; of single CTAs, keys are also the values",
+    "load_values": "copies half of the latent columns of all keys of the pair",
+    "load_scales": "brings the scale of each key, its logarithm and its inverse",
+    "load_queries": "copies queries",
+    "convert_keys": "loads stored rows and makes bf16 of them",
+}
+"""What the warps of a role do."""
+
 BEGINNING = """\
 # Kernels: who does what, and who waits for whom
 
 The warps of a kernel have *roles*: each role runs one function. What roles hand each other, they hand over on *edges*:
 an edge has a number of *stages*, places in shared memory or in tensor memory, which some roles fill and others empty,
-in turn. Every stage has a barrier that says "full" and, where its readers say when they have left it, one that says
-"empty"; a barrier completes after a fixed number of arrivals.
+in turn. A role that waits for an edge waits until a stage is full; a role that fills one waits until all that release
+it have left the stage.
 
 In the pictures, an arrow leads from a role that fills an edge to a role that reads it, with the number of stages. It is
-dotted where the reader does not say when it has left a stage. Copies are bulk copies (TMA), MMAs those of the tensor
-core; either counts as one arrival, and each warp as one. Where 16-bit and 8-bit kernels differ in numbers only, both
-are given: 16 bits / 8 bits. Prefill is shown with head dims (192, 128), where nothing else is said, and a causal mask.
+dotted where the reader does not say when it has left a stage. Where 16-bit and 8-bit kernels differ in numbers only,
+both are given: 16 bits / 8 bits. Prefill is shown with head dims (192, 128), where nothing else is said, and a causal
+mask.
 
 This page is written by `python -m docs.pictures` from the tables in each kernel's `schedule.py`, which also give
-barriers their places and their counts.
+barriers their places and counts, and say in words what is not a table.
 """
 
 
@@ -95,34 +115,36 @@ def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "non
     schedules = [shown(kernel, bits, scales, d_qk) for bits in widths]
     first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
     edges = list(zip(*tables, strict=True))
-    lines = [
+    roles = list(zip(*(schedule.roles for schedule in schedules), strict=True))
+    return "\n".join([
         f"## {title}",
         "",
         f"Source: `kernels/tsmla_kernels/{kernel.split()[0]}/`.",
         "",
-        prose(type(first)),
+        *picture(roles, edges),
         "",
-        *picture(list(zip(*(schedule.roles for schedule in schedules), strict=True)), edges),
+        "| role | what it does | waits for | fills | releases |",
+        "| --- | --- | --- | --- | --- |",
+        *(f"| {' | '.join(cells(same[0], list(first.edges)))} |" for same in roles),
         "",
-        prose(type(first).edges),
-        "",
-        "| edge | filled by | emptied by | read by | stages | bytes of a stage | its barriers: bytes |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for same in edges:
-        edge = same[0]
-        emptied = "nobody" if not edge.emptied_by else who(edge.emptied_by)
-        if edge.once:
-            emptied = f"filled once; else {emptied}"
-        others = ", ".join(f"`{role.name}`" for role in edge.read_by)
-        starts = [BARRIER * schedule.edges.first(edge.name) for schedule in schedules]
-        ends = [start + BARRIER * edge.barriers - 1 for start, edge in zip(starts, same, strict=True)]
-        places = both(f"{start}..{end}" for start, end in zip(starts, ends, strict=True))
-        numbers = (both(e.stages for e in same), both(f"{e.bytes:,}" for e in same), places)
-        lines.append(f"| {edge.name} | {' | '.join((who(edge.filled_by), emptied, others, *numbers))} |")
-    room = first.edges.room
-    used = both(schedule.edges.bytes for schedule in schedules)
-    return "\n".join([*lines, "", f"Barriers take {used} bytes of the {room} that are kept for them.", ""])
+    ])  # fmt: skip
+
+
+def cells(role: Role, edges: list[EdgeSpec]) -> list[str]:
+    """A role's row: its edges by what it does with them."""
+    waits = [edge.name for edge in edges if role in edge.readers]
+    fills = [edge.name + kind(role, edge) for edge in edges if role in edge.writers]
+    leaves = [edge.name for edge in edges if role in roles_of(edge.emptied_by) and not edge.once]
+    lists = [", ".join(names) or "-" for names in (waits, fills, leaves)]
+    return [f"`{role.name}`, {warps(role)}", DOES[role.name], *lists]
+
+
+def kind(role: Role, edge: EdgeSpec) -> str:
+    """How a role fills an edge, where it does not store by itself."""
+    parties = [one for x in edge.filled_by for one in ((x.one, x.other) if isinstance(x, Either) else (x,))]
+    of_role = [party for party in parties if party.role == role]
+    copies, products = (any(isinstance(party, of) for party in of_role) for of in (Copies, TensorCore))
+    return " (copies)" if copies else " (MMAs)" if products else ""
 
 
 def scales_of(variant: DecodeVariant) -> str:
@@ -141,10 +163,6 @@ def shown(kernel: str, bits: int, scales: str, d_qk: int) -> Any:
         and kernel in schedules_of(v)
         and (scales_of(v) == scales if isinstance(v, DecodeVariant) else v.causal and v.d_qk == d_qk)
     )
-
-
-def prose(documented: Any) -> str:
-    return inspect.getdoc(documented) or ""
 
 
 def both(values: Iterable[object]) -> str:
@@ -184,21 +202,6 @@ def warps(role: Role) -> str:
             runs.append([warp, warp])
     text = ", ".join(f"{run[0]}-{run[-1]}" if run[0] < run[-1] else f"{run[0]}" for run in runs)
     return f"warp{'s' if len(role.warps) > 1 else ''} {text}"
-
-
-def who(parties: tuple[Party, ...]) -> str:
-    return " and ".join(party_text(party) for party in parties)
-
-
-def party_text(party: Party) -> str:
-    if isinstance(party, Either):
-        return f"{party_text(party.one)} or {party_text(party.other)}"
-    if isinstance(party, Copies):
-        return f"copies of `{party.role.name}`" + (f" ({party.arrivals} times: {party.which})" if party.which else "")
-    if isinstance(party, TensorCore):
-        return f"MMAs of `{party.role.name}`"
-    number = f"{party.arrivals} warp{'s' if party.arrivals > 1 else ''}"
-    return f"`{party.role.name}` ({number}{': ' if party.which else ''}{party.which})"
 
 
 def main(arguments: list[str]) -> int:
