@@ -80,8 +80,8 @@ A *ratio* is our time over that of the fastest other library in the row, so belo
 longer. *Mixed*: four of the requests have so many query tokens, the others one; *variable*: lengths vary by a half.
 It is a *tie* where the 95 % confidence interval of its median holds 1; in records without intervals, within
 1 %. Decodes and cache operators are replayed CUDA graphs, each from a cold L2. Compare within a table: GPUs and runs
-differ by some per cent. How it is timed: `benchmarks/protocol.py`. What the hardware allows:
-[cost-model.md](../emulator/docs/cost-model.md).
+differ by some per cent. How it is timed: `benchmarks/protocol.py`. What a GPU that need not be there would take:
+[timing-model.md](../emulator/docs/timing-model.md).
 
 There are no figures for Blackwell: kernels for sm_100a and sm_103a are verified in emulation; not yet run on hardware.
 

@@ -11,10 +11,10 @@ from small_kernels import run, text_of
 from tsmla_emulator import check, cli
 from tsmla_emulator.host.compile import compile_for_emulation
 from tsmla_emulator.machine import parse
-from tsmla_emulator.rates import UnknownRate
 from tsmla_emulator.timing import band, machines, problem
 from tsmla_emulator.timing.costs import Text, costs_of
 from tsmla_emulator.timing.machines import H100, MACHINES, Value
+from tsmla_emulator.timing.rates import UnknownRate
 from tsmla_emulator.timing.replay import Memory, Prepared, replay
 
 NEAR = Memory(latency=500, rate=64)

@@ -38,15 +38,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--record", type=Path, help="its launches and memory, JSON or NPZ")
     run.add_argument("--save", type=Path, help="write the memory that the launches could write to, as NPZ")
     _add_options(run)
-    text = "what kernels spend per tile, by role, and the bound of each resource of an SM; several side by side"
-    profile = commands.add_parser("profile", help=text, description=text)
-    profile.set_defaults(run=_profile)
-    profile.add_argument("symbols", nargs="*", metavar="SYMBOL", help="kernels of tsmla")
-    profile.add_argument("--against", nargs=4, action="append", default=[],
-                         metavar=("OTHER.ptx", "SMALL", "LARGE", "TILES"),
-                         help="another kernel, launch records of two problems, and the tiles between them")  # fmt: skip
-    profile.add_argument("--heads", type=int, help="query heads that decodes are profiled with, not a full row tile's")
-    profile.add_argument("--tiles", type=float, default=0, help="tiles of a whole problem: print its time, too")
     text = "model how long kernels take: clk, busy units, waits by edge, a timeline; see emulator/docs/timing-model.md"
     timing = commands.add_parser("time", help=text, description=text)
     timing.set_defaults(run=_time)
@@ -150,16 +141,6 @@ def _run_record(given: argparse.Namespace) -> int:
     if given.save:
         stored: dict[str, Any] = dict(results)
         np.savez_compressed(given.save, **stored)
-    return 0
-
-
-def _profile(given: argparse.Namespace) -> int:
-    from . import profile_text
-
-    if not given.symbols and not given.against:
-        raise ValueError("profile takes symbols of tsmla kernels, --against, or both")
-    for part in profile_text.report(given.symbols, given.against, given.tiles, given.heads):
-        print(part, flush=True)
     return 0
 
 

@@ -11,14 +11,14 @@ import dataclasses
 import re
 from typing import Any
 
-from ..cost import class_of
 from ..ptx.encoding import COMPLEX_OPS, SPACES, Encoded
 from ..ptx.lower import lower
 from ..ptx.lower_async import KINDS
 from ..ptx.model import Entry, Instruction, Register
 from ..ptx.simple_ops import simple_count
-from ..rates import UnknownRate, blackwell_mma, hopper_mma
+from .classes import class_of
 from .machines import Machine
+from .rates import UnknownRate, blackwell_mma, hopper_mma
 
 KINDS_OF_REPLAY = (
     "plain free init arrive wait named_sync named_arrive cluster_arrive cluster_wait load store store_commit "

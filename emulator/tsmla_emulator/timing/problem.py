@@ -9,6 +9,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tsmla.support import LATENT_DIM
+from tsmla.variant import Arch, DecodeVariant
+
 from .. import check
 from ..machine import Launch, Options, Trace
 from ..run import Call, emulated
@@ -248,10 +251,19 @@ class DecodeTraced(Traced):
         prepared = self.prepared(self.call, 1, machine)
         own = [t for t in self.call.report.traces if t.launch == 1 and t.cluster == 0]
         one = replay(prepared, own, Memory(machine.copy_latency.value, machine.l2.value)).clocks
-        from ..decode_time import partial_row_bytes
-
         row_bytes = partial_row_bytes(self.variant, self.shape.heads * self.shape.queries)
         return combine_clocks(launch, one, self.partials * row_bytes, machine)
+
+
+def partial_row_bytes(variant: DecodeVariant, rows: int) -> int:
+    """Bytes of a partial result in a call of `rows` query rows, as the variant's kernels keep it: the output, its LSE,
+    and what takes out by how much the output is lifted."""
+    from tsmla_kernels.sm90.decode import forms  # with the compiler
+    from tsmla_kernels.sm100.decode.geometry import DecodeGeometry
+
+    if variant.arch is Arch.SM90A:
+        return int(forms.partial_rows_of(variant, rows).row_bytes(LATENT_DIM))
+    return int(DecodeGeometry.few(variant).partial_rows.row_bytes(LATENT_DIM))
 
 
 def starting_clocks(launches: Sequence[Launch], machine: Machine) -> float:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..core.binding import core
-from ..cost import polling_loop
 from ..machine import EmulationError, Trace
 from ..ptx.lower import lower
+from .classes import polling_loop
 from .costs import KINDS_OF_REPLAY, PIPES, Cost, Text, costs_of, product_clocks
 from .machines import Machine
 from .placement import NOT_CODE, cost_of
