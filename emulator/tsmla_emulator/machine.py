@@ -108,21 +108,6 @@ class Options:
     tests_fail: bool = False
 
 
-@dataclass
-class Count:
-    """One warp's executions of one instruction, over all CTAs and launches.
-
-    lanes: active lanes, summed. failed: mbarrier tries that found the phase open.
-    sizes: executions by (size, targets) where the text does not tell the work: bytes of a bulk copy and the CTAs it
-    writes to; instruction descriptor and CTAs of a tcgen05.mma.
-    """
-
-    executed: int = 0
-    lanes: int = 0
-    failed: int = 0
-    sizes: dict[tuple[int, int], int] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Trace:
     """What one warp executed, in order.
@@ -142,11 +127,11 @@ class Trace:
 
 @dataclass
 class Report:
-    """What a run did. `counts`, when asked for, by (entry, warp in CTA, index in Entry.instructions); `traces` of the
-    clusters asked for."""
+    """What a run did. `lanes`, when asked for, says how many lanes executed an instruction, over all CTAs and launches,
+    by (entry, warp in CTA, index in Entry.instructions); `traces` are of the clusters asked for."""
 
     warp_instructions: int = 0
-    counts: dict[tuple[str, int, int], Count] = field(default_factory=dict)
+    lanes: dict[tuple[str, int, int], int] = field(default_factory=dict)
     traces: list[Trace] = field(default_factory=list)
     seconds: float = 0.0
 

@@ -226,8 +226,7 @@ class _Call:
     def of(cls, module: Module, record: Record) -> _Call:
         report, expected = record.run(module, Options(count=True))
         late, _ = record.run(module, Options(async_mode="late", count=True))
-        counts = [*report.counts.items(), *late.counts.items()]
-        reached = frozenset((entry, position) for (entry, _, position), count in counts if count.lanes)
+        reached = frozenset((entry, position) for entry, _, position in report.lanes.keys() | late.lanes.keys())
         return cls(record, expected, 4 * report.warp_instructions + 1_000_000, reached)
 
     def reaches(self, site: Site) -> bool:

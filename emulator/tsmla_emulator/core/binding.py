@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..machine import Count, EmulationError, Finding, Launch, Options, Region, Report, Trace
+from ..machine import EmulationError, Finding, Launch, Options, Region, Report, Trace
 from ..ptx.model import Entry, Module
 from ..ptx.program import Program, build_program
 from .build import library
 
 _MODES = {"eager": 0, "random": 1, "late": 2}
 _MAX_SHARED = 227 * 1024
-_MAX_SIZES = 1 << 14
 _POSITION = re.compile(r"@pc:(\d+)@")
 _MAX_TEXT = 1 << 20
 
@@ -63,22 +62,6 @@ class _Failure(Structure):
     )  # fmt: skip
 
 
-class _Cell(Structure):
-    _fields_ = (("executed", c_uint64), ("lanes", c_uint64), ("failed", c_uint64))
-
-
-class _Sized(Structure):
-    _fields_ = (
-        ("warp", c_uint32), ("pc", c_uint32), ("size", c_uint32), ("targets", c_uint32), ("times", c_uint64),
-    )  # fmt: skip
-
-
-class _Counts(Structure):
-    _fields_ = (
-        ("cells", POINTER(_Cell)), ("sized", POINTER(_Sized)), ("capacity", c_uint64), ("sized_count", c_uint64),
-    )  # fmt: skip
-
-
 class _Trace(Structure):
     _fields_ = (
         ("instructions", POINTER(c_uint32)), ("notes", POINTER(c_uint32)), ("instruction_count", c_uint64),
@@ -95,7 +78,7 @@ def core() -> ctypes.CDLL:
     loaded.tsmla_emulator_free_traces.restype = None
     loaded.tsmla_emulator_run.argtypes = (
         POINTER(_Program), POINTER(_Launch), POINTER(_Region), c_uint64, POINTER(_Options), POINTER(c_uint64),
-        POINTER(_Counts), POINTER(_Trace), POINTER(_Failure),
+        POINTER(c_uint64), POINTER(_Trace), POINTER(_Failure),
     )  # fmt: skip
     return loaded
 
@@ -173,14 +156,17 @@ def _run(module: Module, entry: Entry, launch: Launch, regions: list[Region], op
     failure = _Failure(ctypes.cast(text, c_char_p), len(text))
     executed = c_uint64()
     warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // 32)
-    counts = _Counts((_Cell * (warps * size))(), (_Sized * _MAX_SIZES)(), _MAX_SIZES) if options.count else None
+    lanes = (c_uint64 * (warps * size))() if options.count else None
     ranks = math.prod(launch.cluster)
     traces = (_Trace * max(1, len(traced) * ranks * warps))()
     failed = core().tsmla_emulator_run(byref(program_c), byref(launch_c), regions_c, len(regions), byref(options_c),
-                                        byref(executed), counts and byref(counts), traces, byref(failure))  # fmt: skip
+                                        byref(executed), lanes, traces, byref(failure))  # fmt: skip
     report.warp_instructions += executed.value
-    if counts is not None:
-        _add_counts(report, entry, counts, warps, size)
+    for at, count in enumerate(lanes or ()):
+        warp, position = divmod(at, size)
+        if count and position < len(entry.instructions):
+            key = entry.name, warp, position
+            report.lanes[key] = report.lanes.get(key, 0) + count
     for position, data in enumerate(traces[: len(traced) * ranks * warps]):
         at, warp = divmod(position, warps)
         place = (entry.name, number, traced[at // ranks], at % ranks, warp)
@@ -197,23 +183,6 @@ def _copied(words: Any, count: int, width: int) -> Any:
         return np.zeros((0, width) if width > 1 else 0, np.uint32)
     flat = np.ctypeslib.as_array(words, (count * width,)).copy()
     return flat.reshape(count, width) if width > 1 else flat
-
-
-def _add_counts(report: Report, entry: Entry, counts: _Counts, warps: int, size: int) -> None:
-    for warp in range(warps):
-        for position in range(len(entry.instructions)):
-            cell = counts.cells[warp * size + position]
-            if cell.executed:
-                count = report.counts.setdefault((entry.name, warp, position), Count())
-                count.executed += cell.executed
-                count.lanes += cell.lanes
-                count.failed += cell.failed
-    if counts.sized_count > _MAX_SIZES:
-        raise EmulationError(f"{entry.name}: {counts.sized_count} sizes of copies, {_MAX_SIZES} can be kept", "limit")
-    for sized in counts.sized[: counts.sized_count]:
-        sizes = report.counts[entry.name, sized.warp, sized.pc].sizes
-        key = (sized.size, sized.targets)
-        sizes[key] = sizes.get(key, 0) + sized.times
 
 
 def _error(entry: Entry, failure: _Failure, text: str, regions: list[Region]) -> EmulationError:

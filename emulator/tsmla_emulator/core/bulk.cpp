@@ -176,7 +176,6 @@ void load_tensor(Context& c, u32 lane) {
   } else {
     op->targets.push_back(&cta);
   }
-  count_size(c, op->box.map.box_bytes(), u32(op->targets.size()));
   if (c.warp.trace) {
     u64 source = op->box.map.address;
     for (u32 i = 0; i < rank; i++) source = source * 1000003 + u64(op->box.at[i]);
@@ -206,7 +205,6 @@ void store_tensor(Context& c, u32 lane) {
   if (address & 127) fault("memory", "tensor store from shared address 0x%x, not a multiple of 128", address);
   op->cta = &c.cluster.cta_at(address, "tensor store");
   op->offset = address & kOffsetMask;
-  count_size(c, op->box.map.box_bytes(), 1);
   if (c.warp.trace) c.warp.trace->note(Note::kStore, 0, op->box.map.box_bytes());
   join_group(c, *op, lane);
   submit(c.cluster, nullptr, std::move(op));
@@ -220,7 +218,6 @@ void copy_bytes(Context& c, u32 lane) {
   };
   u32 bytes = c.warp.read(in.c)[lane];
   if (bytes == 0 || bytes % 16) fault("memory", "bulk copy of %u bytes, not a multiple of 16", bytes);
-  count_size(c, bytes, 1);
   if (to_space == kGlobal) {
     auto op = begin<StoreRead>(c);
     u32 address = u32(at(in.b, 1, false));

@@ -310,7 +310,6 @@ u32 Cluster::run_slice(Warp& w, u32 quantum) {
         bool again = step == Step::Block && w.groups[w.current].wait != Wait::Named;
         bool failed = step == Step::Yield && in.op == OP_MBARRIER_TRY;
         if (counts && again) counts->taken_back(w, running_pc, mask);
-        if (counts && failed) counts->failed(w, running_pc);
         if (w.trace && again) w.trace->instructions.pop_back();
         if (w.trace && failed) w.trace->instructions.back() |= Traced::failed;
         if (step == Step::Next || step == Step::Yield) w.groups[w.current].pc++;

@@ -90,12 +90,6 @@ struct ProgramData {
   u64 code_count, list_count, constant_count, slots;
 };
 
-struct CountData {
-  Counts::Cell* cells;   // [warp in CTA][instruction]
-  Counts::Sized* sized;  // space for `capacity`; `sized_count` is how many there are, more or less
-  u64 capacity, sized_count;
-};
-
 // One warp of a traced cluster; `free_trace` gives the memory back.
 struct TraceData {
   u32* instructions;
@@ -103,10 +97,10 @@ struct TraceData {
   u64 instruction_count, note_count;
 };
 
-// Returns 0, or 1 with `failure` filled. `counts` is null unless options->count; `traces` has one for each warp of each
-// traced cluster.
+// Returns 0, or 1 with `failure` filled. `lanes`, [warp in CTA][instruction], is null unless options->count; `traces` has
+// one for each warp of each traced cluster.
 int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, const Region* regions, u64 region_count,
-                       const Options* options, u64* executed, CountData* counts, TraceData* traces, Failure* failure) {
+                       const Options* options, u64* executed, u64* lanes, TraceData* traces, Failure* failure) {
   Program program;
   program.code.assign(data->code, data->code + data->code_count);
   program.lists.assign(data->lists, data->lists + data->list_count);
@@ -186,12 +180,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   *executed = total;
   bool good = account.text.empty();
   if (!good) account.write(*failure);
-  if (counts) {
-    std::copy(machine.counts->cells().begin(), machine.counts->cells().end(), counts->cells);
-    std::vector<Counts::Sized> sizes = machine.counts->sizes();
-    counts->sized_count = sizes.size();
-    std::copy_n(sizes.begin(), std::min<u64>(sizes.size(), counts->capacity), counts->sized);
-  }
+  if (lanes) std::copy(machine.counts->lanes().begin(), machine.counts->lanes().end(), lanes);
   for (const std::vector<Traced>& of_cluster : machine.traces)
     for (const Traced& traced : of_cluster) {
       *traces++ = {copied(traced.instructions), copied(traced.notes), traced.instructions.size(), traced.notes.size()};

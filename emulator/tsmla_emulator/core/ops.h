@@ -110,10 +110,5 @@ void touch_registers(Cluster&, Warp&, const Insn&);
 Step op_tensor(Context&);
 void follow_loads(Cluster&, Warp&, const Insn&);
 
-// Notes what the text of the running instruction does not tell of its work, when somebody counts.
-inline void count_size(Context& c, u32 size, u32 targets) {
-  if (Counts* counts = c.cluster.machine.counts.get()) counts->sized(c.warp, c.group.pc, size, targets);
-}
-
 // Runs at once in eager mode, else when its turn comes.
 void submit(Cluster&, Stream*, std::unique_ptr<AsyncOp>);

@@ -180,7 +180,6 @@ Step op_tensor_multiply(Context& c) {
     op->shape = shape_of(c.item(0, lane), c.in.flags & 15);
     op->layout = layout_of(op->shape, c.in.extra, c.in.flags >> 5 & 1);
     check_shape(op->shape, c.in.extra, c.in.flags >> 5 & 1);
-    count_size(c, c.item(0, lane), c.in.extra);
     if (c.warp.trace) c.warp.trace->note(Note::kProduct, c.item(0, lane), c.in.extra);
     op->accumulate = c.item(1, lane) != 0;
     for (u32 i = 0; i < c.in.width; i++)
