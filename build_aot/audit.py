@@ -28,7 +28,7 @@ from . import arm64, cubin, descriptors, link, matrix, x86
 from .errors import AuditError, BuildError
 from .load import load
 
-_EXPORT_PREFIX = "__tvm_ffi_"
+EXPORT_PREFIX = "__tvm_ffi_"
 _PAGE_BYTES = {"x86_64": 1 << 12, "aarch64": 1 << 16}
 """Largest page that a host's kernel may have; Grace's often has 64 KiB."""
 _BEYOND_BASELINE = {"x86_64": x86.beyond_baseline, "aarch64": arm64.beyond_baseline}
@@ -104,7 +104,7 @@ def _host_problems(library: Path, expected: Sequence[Variant], host: str) -> Ite
         return
     symbols = image.symbols(elf.SHT_DYNSYM)
     exported = {symbol.name for symbol in symbols if symbol.section != elf.SHN_UNDEF}
-    wanted = {f"{_EXPORT_PREFIX}{variant}" for variant in expected}
+    wanted = {f"{EXPORT_PREFIX}{variant}" for variant in expected}
     yield from (f"it does not export {name}, which the matrix lists" for name in sorted(wanted - exported))
     yield from (f"it exports {name}, which the matrix does not list" for name in sorted(exported - wanted))
     if host != platform.machine():  # otherwise loading it tells
