@@ -1,8 +1,10 @@
-"""The examples of the README and docs/deployment.md, as tests run them: each has the names that earlier ones left."""
+"""The README's and the docs' examples and tables: tests run the first, with the names of earlier ones, and make the
+second."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,18 @@ from tsmla.variant import (
     PrefillVariant,
     QuantizeQVariant,
     ReadCacheVariant,
+    Variant,
     WriteCacheVariant,
 )
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+README, SUPPORT, DEPLOYMENT = (
+    (ROOT / page).read_text() for page in ("README.md", "docs/support.md", "docs/deployment.md")
+)
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PREFILL, DECODE, PACK = _PYTHON.findall(README)
-GRAPH, WATCH = _PYTHON.findall((ROOT / "docs" / "deployment.md").read_text())
+PREFILL, DECODE = _PYTHON.findall(README)
+(PACK,) = _PYTHON.findall(SUPPORT)
+GRAPH, WATCH = _PYTHON.findall(DEPLOYMENT)
 SMALLER = {
     "heads = 128\n": "heads = 2\n",
     "batch, q_len, heads, keys = 8, 2, 16, 6000": "batch, q_len, heads, keys = 2, 2, 3, 130",
@@ -60,8 +66,49 @@ def promised(example: str, name: str) -> tuple[tuple[int, ...], str]:
     return tuple(map(int, found[1].split(","))), found[2]
 
 
+def short_table() -> str:
+    """What each operator takes, as the README's Markdown table, asked of `why_unsupported`."""
+
+    def prefills(arch: Arch) -> list[Variant]:
+        return [_prefill(arch, dtype, outs[0], 192, 128) for dtype, outs in PREFILL_DTYPES[arch].items()]
+
+    def decodes(arch: Arch) -> list[Variant]:
+        return [DecodeVariant(arch, dtype, out, lse=True) for dtype, out in DECODE_OUT_DTYPES.items()]
+
+    def scaled(arch: Arch) -> list[Variant]:
+        return [
+            DecodeVariant(arch, dtype, DECODE_OUT_DTYPES[dtype], lse=True, row=ROWS[name])
+            for name in ROWS for dtype in _decoded(name)
+        ]  # fmt: skip
+
+    def packs(arch: Arch) -> list[Variant]:
+        return [PackVariant(arch, dtype, out, 128, 64, 128) for dtype in PACK_DTYPES for out in PACK_OUT_DTYPES]
+
+    def caches(arch: Arch) -> list[Variant]:
+        kinds = WriteCacheVariant, ReadCacheVariant
+        return [kind(arch, dtype, ROWS[name]) for name, of in CACHE_DTYPES.items() for dtype in of for kind in kinds]
+
+    def queries(arch: Arch) -> list[Variant]:
+        return [QuantizeQVariant(arch, dtype, ROWS[name]) for name, of in QUANTIZED_QUERIES.items() for dtype in of]
+
+    rows: list[tuple[str, str, Callable[[Arch], list[Variant]]]] = [
+        ("`tsmla_prefill`", ", ".join(PREFILL_DTYPES[Arch.SM90A]), prefills),
+        ("`tsmla_decode`", f"{', '.join(DECODE_OUT_DTYPES)} caches", decodes),
+        ("", f"{', '.join(name for name in ROWS if _decoded(name))} caches, rows with scales", scaled),
+        ("`mla_kv_pack_quantize_fp8`", f"{', '.join(PACK_DTYPES)} to {', '.join(PACK_OUT_DTYPES)}", packs),
+        ("`mla_write_cache`, `mla_read_cache`", f"{', '.join(CACHE_DTYPES)} rows", caches),
+        ("`mla_quantize_q`", f"queries to {', '.join(QUANTIZED_QUERIES)} rows", queries),
+    ]
+
+    def exists(of: Callable[[Arch], list[Variant]], arch: Arch) -> str:
+        return _said(all(why_unsupported(variant) is None for variant in of(arch)))
+
+    body = [[name, takes, *(exists(of, arch) for arch in SHIPPED_ARCHS)] for name, takes, of in rows]
+    return _table(["operator", "takes"], body)
+
+
 def support_table() -> str:
-    """What exists, as the README's Markdown table, asked of `why_unsupported`."""
+    """Every combination that exists, as the Markdown table of docs/support.md, asked of `why_unsupported`."""
     rows = [
         (f"`tsmla_prefill`, {dtype} in, {out} out, head dims {', '.join(map(str, dims))}", list(there))
         for dtype in Dtype
@@ -121,9 +168,17 @@ def support_table() -> str:
         )
         for name, dtypes in QUANTIZED_QUERIES.items()
     ]
-    head = ["operator", *(f"{arch} ({arch.gpus})" for arch in SHIPPED_ARCHS)]
-    body = [[name, *("yes" if there else "not yet" for there in cells)] for name, cells in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+    return _table(["operator"], [[name, *map(_said, cells)] for name, cells in rows])
+
+
+def _said(there: bool) -> str:
+    return "yes" if there else "not yet"
+
+
+def _table(first: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table with a column for each architecture behind the first ones."""
+    head = [*first, *(f"{arch} ({arch.gpus})" for arch in SHIPPED_ARCHS)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def _prefills(dtype: Dtype, out: Dtype) -> dict[tuple[bool, ...], list[tuple[int, int]]]:

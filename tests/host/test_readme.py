@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import readme
 import tsmla
-from readme import README
+from readme import DEPLOYMENT, README, SUPPORT
 from tsmla import jit
 from tsmla.settings import SETTINGS
 from tsmla.tools import records
@@ -23,8 +23,9 @@ TOUR = (ROOT / "docs" / "tour.md").read_text()
 PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
 
 
-def test_support_table():
-    assert readme.support_table() in README
+def test_support_tables():
+    assert readme.support_table() in SUPPORT
+    assert readme.short_table() in README
 
 
 @pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A], ids=str)
@@ -38,7 +39,7 @@ def test_what_no_hardware_has_run(arch):
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
 def test_environment_table(setting):
     name = f"`{setting.name}`" + (f" (also read: `{setting.alias}`)" if setting.alias else "")
-    assert f"| {name} | {setting.accepted} | {setting.default} | {setting.meaning} |" in README
+    assert f"| {name} | {setting.accepted} | {setting.default} | {setting.meaning} |" in DEPLOYMENT
 
 
 def test_at_most_six_variables():
