@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import runpy
 import types
 from pathlib import Path
 
@@ -61,6 +62,12 @@ def test_a_vllm_that_moved_on_is_a_warning(monkeypatch, caplog):
 def test_the_entry_point_names_the_function():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"]["vllm.general_plugins"] == {"tsmla": f"{plugin.__name__}:{plugin.register.__name__}"}
+
+
+def test_the_example_names_both_backends():
+    assert runpy.run_path(str(ROOT / "examples" / "vllm_generate.py"))["BACKENDS"] == {
+        "backend": plugin.NAME, "mla_prefill_backend": plugin.NAME,
+    }  # fmt: skip
 
 
 def why(**changes) -> str | None:
