@@ -135,7 +135,7 @@ def test_a_core_of_other_sources_is_refused(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("machine", "flags", "same"), [("x86_64", "fma avx2", True), ("x86_64", "avx", False)])
 def test_this_machine_takes_the_core_of_others_where_it_can(monkeypatch, tmp_path, machine, flags, same):
     monkeypatch.delenv("TSMLA_EMULATOR_CORE", raising=False)
-    monkeypatch.setattr(build, "_built", lambda directory, target, processor: tmp_path / "".join(target))
+    monkeypatch.setattr(build, "_built", lambda directory, target, *_: tmp_path / "".join(target))
     monkeypatch.setattr(build, "_processor", lambda: flags)
     monkeypatch.setattr(build.platform, "machine", lambda: machine)
     assert (build.library() == build.portable()) == same

@@ -2,6 +2,9 @@
 
 TSMLA_EMULATOR_CACHE names another directory. Compiles with the clang of the `ziglang` package. A machine without it
 takes what `portable` made elsewhere, which TSMLA_EMULATOR_CORE names.
+
+Neither libc++ nor compiler-rt is linked, which `ziglang` would have to build first: that took 70 s of a core, twice as
+long as the interpreter itself takes. The library needs the machine's libstdc++, as torch does.
 """
 
 from __future__ import annotations
@@ -13,22 +16,29 @@ import platform
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ..ptx.encoding import enum_text
 from ..ptx.simple_ops import switch_text
 
+Tell = Callable[[int, int], None]
+"""What hears of progress: how many files are compiled, of how many."""
+
 _HERE = Path(__file__).parent
 _FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-fno-sanitize=all", "-ffp-contract=off", "-fno-math-errno",
+    "-O3", "-g0", "-std=c++17", "-fPIC", "-fno-sanitize=all", "-ffp-contract=off", "-fno-math-errno",
     "-fno-trapping-math", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
 )  # fmt: skip
+_LINK_FLAGS = ("-shared", "-nostdlib", "-s", "-z", "undefs")
+_LONGEST = "lane_switch.cpp"
+"""It takes a fifth of the build, and starts first."""
 PORTABLE = ("-target", "x86_64-linux-gnu.2.28", "-mcpu=x86_64_v3")
 """For any x86-64 of the last ten years, and glibc from 2.28 on."""
 
 
-def library() -> Path:
+def library(tell: Tell = lambda done, count: None) -> Path:
     """Path of the shared library, built if it is not there yet. Raises RuntimeError when TSMLA_EMULATOR_CORE names one
     of other sources."""
     if named := os.environ.get("TSMLA_EMULATOR_CORE"):
@@ -36,13 +46,14 @@ def library() -> Path:
             raise RuntimeError(f"TSMLA_EMULATOR_CORE is {named}; of these sources is {expected}")
         return Path(named)
     if platform.machine() == "x86_64" and "avx2" in _processor().split():
-        return portable()  # as fast as what is made for this processor alone
-    return _built(_cache_directory(), ("-mcpu=native",), _processor())
+        return portable(tell)  # as fast as what is made for this processor alone
+    inline = ["-mno-outline-atomics"] if platform.machine() == "aarch64" else []  # others are in compiler-rt
+    return _built(_cache_directory(), ("-mcpu=native", *inline), _processor(), tell)
 
 
-def portable() -> Path:
+def portable(tell: Tell = lambda done, count: None) -> Path:
     """Path of a shared library that other machines can run, too."""
-    return _built(_cache_directory(), PORTABLE, "")
+    return _built(_cache_directory(), PORTABLE, "", tell)
 
 
 def portable_name() -> str:
@@ -55,20 +66,20 @@ def _generated() -> dict[str, str]:
 
 
 def _digest(target: tuple[str, ...], processor: str) -> str:
-    digest = hashlib.sha256(repr((_FLAGS, target, _generated(), processor)).encode())
+    digest = hashlib.sha256(repr((_FLAGS, _LINK_FLAGS, target, _generated(), processor)).encode())
     for path in sorted([*_HERE.glob("*.cpp"), *_HERE.glob("*.h")]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _built(directory: Path, target: tuple[str, ...], processor: str) -> Path:
+def _built(directory: Path, target: tuple[str, ...], processor: str, tell: Tell) -> Path:
     made = directory / f"core-{_digest(target, processor)}.so"
     if not made.exists():
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not made.exists():
-                _build(directory, made, target, processor)
+                _build(directory, made, target, processor, tell)
     return made
 
 
@@ -87,39 +98,45 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _build(directory: Path, library: Path, target: tuple[str, ...], processor: str) -> None:
+def _build(directory: Path, library: Path, target: tuple[str, ...], processor: str, tell: Tell) -> None:
     """Objects are kept by the digest of all that they read, so that a change recompiles one file."""
     generated = _generated()
-    include = directory / "generated"
-    include.mkdir(exist_ok=True)
-    for name, text in generated.items():
-        if not (include / name).exists() or (include / name).read_text() != text:
-            (include / name).write_text(text)
     headers = hashlib.sha256(repr((_FLAGS, target, generated, processor)).encode())
     for path in sorted(_HERE.glob("*.h")):
         headers.update(path.read_bytes())
+    sources = sorted(_HERE.glob("*.cpp"), key=lambda source: (source.name != _LONGEST, source.name))
+    tell(0, len(sources))
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        scratch = Path(name)
+        for name, text in generated.items():
+            (scratch / name).write_text(text)
+        parsed, runtime = scratch / "all.pch", scratch / "libstdc++.so.6"
+        compiling = (*target, *_FLAGS, "-I", str(_HERE), "-I", str(scratch))
+        _zig(scratch, *compiling, "-x", "c++-header", str(_HERE / "all.h"), made=parsed)
 
-    def compile_one(source: Path) -> Path:
-        digest = headers.copy()
-        digest.update(source.read_bytes())
-        made = directory / f"{source.stem}-{digest.hexdigest()[:16]}.o"
-        if not made.exists():
-            _run([*_compiler(), *target, *_FLAGS, "-I", str(_HERE), "-I", str(include), "-c", str(source)], made)
-        return made
+        def compile_one(source: Path) -> Path:
+            digest = headers.copy()
+            digest.update(source.read_bytes())
+            made = directory / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+            if not made.exists():
+                _zig(scratch, *compiling, "-include-pch", str(parsed), "-c", str(source), made=made)
+            return made
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        made = list(pool.map(compile_one, sorted(_HERE.glob("*.cpp"))))
-    _run([*_compiler(), *target, "-shared", "-pthread", *map(str, made)], library)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            running = [pool.submit(compile_one, source) for source in sources]
+            for done, _ in enumerate(as_completed(running), 1):
+                tell(done, len(sources))
+            objects = [str(made.result()) for made in running]
+        # A library of this name that holds nothing: the core asks for the one that the machine has, as torch does.
+        _zig(scratch, *target, *_LINK_FLAGS, f"-Wl,-soname={runtime.name}", "-x", "c", os.devnull, made=runtime)
+        _zig(scratch, *target, *_LINK_FLAGS, *objects, "-Wl,--no-as-needed", str(runtime), made=library)
 
 
-def _compiler() -> list[str]:
-    return [sys.executable, "-m", "ziglang", "c++"]
-
-
-def _run(command: list[str], made: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-        part = Path(scratch) / made.name
-        done = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"cannot build the emulator's core: {' '.join(command)}\n{done.stderr}")
-        os.replace(part, made)
+def _zig(scratch: Path, *arguments: str, made: Path) -> None:
+    command = [sys.executable, "-m", "ziglang", "c++", *arguments]
+    caches = {name: str(scratch / "zig") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+    part = scratch / f"{made.name}.part"
+    done = subprocess.run([*command, "-o", str(part)], env={**os.environ, **caches}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"cannot build the emulator's core: {' '.join(command)}\n{done.stderr}")
+    os.replace(part, made)

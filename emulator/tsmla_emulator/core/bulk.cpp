@@ -47,7 +47,7 @@ struct TensorLoad : AsyncOp {
 // A store reads shared memory, and later writes global memory: two steps that somebody may wait for.
 struct StoreWrite : AsyncOp {
   std::vector<std::pair<u64, std::vector<u8>>> pieces;
-  std::shared_ptr<BulkGroup> group;
+  Shared<BulkGroup> group;
   void run(Cluster& cluster) override {
     for (auto& [to, bytes] : pieces) {
       u8* place = global_at(cluster, to, bytes.size(), true, "bulk store");
@@ -66,7 +66,7 @@ struct StoreRead : AsyncOp {
   u32 bytes = 0;
   Cta* cta = nullptr;
   u32 offset = 0, writer = 0;  // writer: the actor of its second step
-  std::shared_ptr<BulkGroup> group;
+  Shared<BulkGroup> group;
 
   void run(Cluster& cluster) override {
     auto write = std::make_unique<StoreWrite>();
@@ -118,9 +118,9 @@ struct BulkLoad : AsyncOp {
   }
 };
 
-std::shared_ptr<BulkGroup>& open_group(Warp& w, u32 lane) {
-  std::shared_ptr<BulkGroup>& open = w.bulk[lane].open;
-  if (!open) open = std::make_shared<BulkGroup>();
+Shared<BulkGroup>& open_group(Warp& w, u32 lane) {
+  Shared<BulkGroup>& open = w.bulk[lane].open;
+  if (!open) open = Shared<BulkGroup>::made();
   return open;
 }
 
@@ -281,7 +281,7 @@ bool bulk_satisfied(const Warp& w, u32 lanes, u32 allowed, bool reads_only) {
 void check_bulk_at_exit(Context& c) {
   if (!c.cluster.events) return;
   for (auto& thread : c.warp.bulk) {
-    bool open = thread.open != nullptr;
+    bool open = bool(thread.open);
     for (auto& group : thread.groups) open |= !group->readers.empty();
     if (open)
       fault("race",
@@ -296,7 +296,7 @@ Step op_bulk(Context& c) {
       for (u32 rest = c.mask; rest; rest &= rest - 1) {
         u32 lane = u32(__builtin_ctz(rest));
         c.warp.bulk[lane].groups.push_back(std::move(open_group(c.warp, lane)));
-        c.warp.bulk[lane].open = nullptr;
+        c.warp.bulk[lane].open = {};
       }
       return Step::Next;
     case OP_BULK_WAIT:

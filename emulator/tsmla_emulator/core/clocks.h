@@ -32,7 +32,7 @@ using Foreign = std::vector<std::vector<u32>>;
 
 struct Clock {
   std::vector<u32> known, fenced, fenced_global, ordered, visible;
-  std::shared_ptr<const Foreign> foreign;
+  Shared<const Foreign> foreign;
   static void raise(std::vector<u32>& to, const std::vector<u32>& from) {
     if (to.size() < from.size()) to.resize(from.size());
     for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
@@ -54,13 +54,13 @@ struct Clock {
     raise(ordered, other.ordered);
     hear(other.foreign);
   }
-  void hear(const std::shared_ptr<const Foreign>& other) {
+  void hear(const Shared<const Foreign>& other) {
     if (!other || other == foreign) return;
     if (!foreign) {
       foreign = other;
       return;
     }
-    auto made = std::make_shared<Foreign>(*foreign);
+    auto made = Shared<Foreign>::made(*foreign);
     if (made->size() < other->size()) made->resize(other->size());
     for (size_t cluster = 0; cluster < other->size(); cluster++) raise((*made)[cluster], (*other)[cluster]);
     foreign = std::move(made);

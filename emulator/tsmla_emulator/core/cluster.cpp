@@ -29,8 +29,8 @@ const Region* Machine::region_of(u64 address) const {
 std::string Machine::place(u64 address) const {
   const Region* region = region_of(address);
   if (!region) return "global memory";
-  return "global memory, byte " + std::to_string(address - region->address) + " of region @region:" +
-         std::to_string(region->index) + "@";
+  return "global memory, byte " + decimal(address - region->address) + " of region @region:" +
+         decimal(region->index) + "@";
 }
 
 Traced* Machine::trace_of(u64 cluster, u32 warp) const {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "standard.h"
 
 struct Warp;
 

@@ -1,11 +1,11 @@
 // What a checker hears: who touched what, and what orders whom. The interpreter works the same with no listener.
 #pragma once
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "numbers.h"
+#include "standard.h"
 
 enum class Proxy : u8 { Generic, Async };
 enum class Kind : u8 { Read, Write, Rewrite };  // Rewrite: a write of the bytes that are there, which changes nothing
@@ -34,16 +34,16 @@ struct Findings {
 class Found {
  public:
   bool add(const char* kind, u64 instructions) {
-    std::lock_guard<std::mutex> guard(lock_);
+    Guard guard(lock_);
     return seen_.emplace(kind, instructions).second;
   }
   u64 count() {
-    std::lock_guard<std::mutex> guard(lock_);
+    Guard guard(lock_);
     return seen_.size();
   }
 
  private:
-  std::mutex lock_;
+  Mutex lock_;
   std::set<std::pair<std::string, u64>> seen_;
 };
 

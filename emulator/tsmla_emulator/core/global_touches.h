@@ -2,8 +2,6 @@
 // launch, strong accesses of global memory; without these a byte that one writes is nobody else's, but that others may
 // write what is there.
 #pragma once
-#include <mutex>
-#include <unordered_map>
 
 #include "clocks.h"
 #include "events.h"
@@ -14,7 +12,7 @@ class GlobalTouches {
   // component, time: of the access in its cluster's clocks. foreign: what its actor knows of other clusters.
   void touch(const Cluster& cluster, u32 pc, Kind kind, u64 address, u64 bytes, bool strong, u32 component, u32 time,
              const Foreign* foreign) {
-    std::lock_guard<std::mutex> guard(lock_);
+    Guard guard(lock_);
     for (u64 at = address; at < address + bytes;) {
       u32 begin = u32(at & 15), end = u32(std::min<u64>(16, begin + address + bytes - at));
       u16 mask = u16((1u << end) - (1u << begin));
@@ -24,21 +22,21 @@ class GlobalTouches {
   }
 
   void release(u64 address, u64 cluster, const Clock& clock, bool atomic) {
-    std::lock_guard<std::mutex> guard(lock_);
+    Guard guard(lock_);
     Clock handed;
-    auto own = std::make_shared<Foreign>();
+    auto own = Shared<Foreign>::made();
     own->resize(cluster + 1);
     (*own)[cluster] = clock.known;
-    handed.hear(own);
+    handed.hear(std::move(own));
     handed.hear(clock.foreign);
     if (atomic) handed.hear(handed_on_[address]);
     handed_on_[address] = handed.foreign;
   }
 
-  std::shared_ptr<const Foreign> acquire(u64 address) {
-    std::lock_guard<std::mutex> guard(lock_);
-    auto found = handed_on_.find(address);
-    return found == handed_on_.end() ? nullptr : found->second;
+  Shared<const Foreign> acquire(u64 address) {
+    Guard guard(lock_);
+    const Shared<const Foreign>* found = handed_on_.find(address);
+    return found ? *found : Shared<const Foreign>();
   }
 
  private:
@@ -72,7 +70,7 @@ class GlobalTouches {
     if (!kept) granule.push_back(now);
   }
 
-  std::mutex lock_;
-  std::unordered_map<u64, std::vector<Touch>> granules_;
-  std::unordered_map<u64, std::shared_ptr<const Foreign>> handed_on_;  // by the addresses of strong accesses
+  Mutex lock_;
+  AddressMap<std::vector<Touch>> granules_;
+  AddressMap<Shared<const Foreign>> handed_on_;  // by the addresses of strong accesses
 };

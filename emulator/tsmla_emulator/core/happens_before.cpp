@@ -1,6 +1,5 @@
 // Vector clocks over warps and asynchronous operations: unordered accesses to the same bytes are races.
 #include <cstdio>
-#include <unordered_map>
 #include <utility>
 
 #include "clocks.h"
@@ -152,7 +151,7 @@ class HappensBefore : public Events {
     if (!last) return;
     for (const Access& reach : reached_[cta])
       if (reach.time > Clock::at(ends_[cta], reach.component))
-        found("exit", reach.pc, "CTA " + std::to_string(cta) +
+        found("exit", reach.pc, "CTA " + decimal(cta) +
               " ends, and nothing says that this is over: its shared memory is touched by " + side(reach));
   }
 
@@ -160,7 +159,7 @@ class HappensBefore : public Events {
     const Actor& actor = actors_[id];
     if (grid_must_wait_ && !Clock::at(actor.clock.known, grid_component_))
       found("race", pc, std::string(kind == Kind::Read ? "read" : "write") + " of global memory at @pc:" +
-            std::to_string(pc) + "@ is not ordered after griddepcontrol.wait, and the launch may overlap the kernel "
+            decimal(pc) + "@ is not ordered after griddepcontrol.wait, and the launch may overlap the kernel "
             "before it");
     if (!address) return;
     Access access = access_of(actor, pc, kind);
@@ -184,7 +183,7 @@ class HappensBefore : public Events {
 
   void global_acquire(u32 id, u64 address, bool relaxed) override {
     if (!cluster_.machine.launch.cooperative || !cluster_.machine.touches) return;
-    std::shared_ptr<const Foreign> heard = cluster_.machine.touches->acquire(address);
+    Shared<const Foreign> heard = cluster_.machine.touches->acquire(address);
     each_lane(actors_[id], [&](Actor& actor) {
       Clock& clock = relaxed ? actor.relaxed : actor.clock;
       clock.hear(heard);
@@ -425,8 +424,8 @@ class HappensBefore : public Events {
   std::string side(const Access& a) const {
     const Warp& warp = *cluster_.warps[a.warp];
     return std::string(a.write ? "write" : "read") +
-           (a.operation ? " by the asynchronous operation that CTA " : " by CTA ") + std::to_string(warp.cta->rank) +
-           " warp " + std::to_string(warp.index) + (a.operation ? " issued" : "") + " at @pc:" + std::to_string(a.pc) +
+           (a.operation ? " by the asynchronous operation that CTA " : " by CTA ") + decimal(warp.cta->rank) +
+           " warp " + decimal(warp.index) + (a.operation ? " issued" : "") + " at @pc:" + decimal(a.pc) +
            "@";
   }
 
@@ -468,7 +467,7 @@ class HappensBefore : public Events {
   const char* disorder_ = nullptr;
   Findings found_;
   std::vector<std::vector<Granule>> shared_, tensor_;
-  std::unordered_map<u64, Granule> global_;
+  AddressMap<Granule> global_;
   std::vector<std::vector<Access>> reached_;  // per CTA and component: the last access of a stranger
   std::vector<std::vector<u32>> ends_;        // per CTA: what its warps knew when they ended
 };

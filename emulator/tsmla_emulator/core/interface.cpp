@@ -1,8 +1,6 @@
 // The plain C face that Python calls: one function runs one launch.
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
-#include <thread>
 
 #include "events.h"
 #include "global_touches.h"
@@ -25,9 +23,9 @@ std::string roles(const Cta& cta) {
     u32 pc = cta.warps[first]->role_pc;
     for (next = first + 1; next < cta.warps.size() && cta.warps[next]->role_pc == pc;) next++;
     line += count++ ? ", warps " : "\n  roles: warps ";
-    line += std::to_string(first) + (next > first + 1 ? "-" + std::to_string(next - 1) : "") + " ";
+    line += decimal(first) + (next > first + 1 ? "-" + decimal(next - 1) : "") + " ";
     line += pc == ~0u ? "without setmaxnreg"
-                      : "of " + std::to_string(cta.register_counts[first]) + " registers from @pc:" + std::to_string(pc) + "@";
+                      : "of " + decimal(cta.register_counts[first]) + " registers from @pc:" + decimal(pc) + "@";
   }
   return count > 1 ? line : "";
 }
@@ -122,7 +120,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
   auto numbered = [&](u64 i) { return options->only_traced ? u64(options->traced[i]) : i; };
   std::atomic<u64> total{0};
   std::atomic<bool> failed{false};
-  std::mutex lock;
+  Mutex lock;
   Account account;
   // True when there is no more to do for the cluster; 0 for `most`: until its end.
   auto run = [&](std::unique_ptr<Cluster>& cluster, u64 index, u64 most) {
@@ -131,7 +129,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
       if (!cluster) cluster = std::make_unique<Cluster>(machine, index);
       over = cluster->run(most);
     } catch (const Fault& fault) {
-      std::lock_guard<std::mutex> guard(lock);
+      Guard guard(lock);
       if (!failed) account.add(*failure, fault, cluster.get());
       failed = failed || !fault.message.empty() || machine.found->count() >= options->findings;
     }
@@ -172,11 +170,7 @@ int tsmla_emulator_run(const ProgramData* data, const LaunchRecord* launch, cons
       run(cluster, numbered(index), 0);
     }
   };
-  std::vector<std::thread> threads;
-  for (u64 i = 1; i < std::min<u64>(launch->clusters_talk ? 1 : options->threads, clusters); i++)
-    threads.emplace_back(work);
-  work();
-  for (std::thread& t : threads) t.join();
+  in_threads(std::min<u64>(launch->clusters_talk ? 1 : options->threads, clusters), work);
   *executed = total;
   bool good = account.text.empty();
   if (!good) account.write(*failure);

@@ -55,8 +55,10 @@ inline void loop(u32* d, u32 mask, F f) {
 #pragma clang loop vectorize(assume_safety)
     for (int i = 0; i < 32; i++) R::set(d, i, T(f(i)));
   } else {
-    for (int i = 0; i < 32; i++)
-      if (mask >> i & 1) R::set(d, i, T(f(i)));
+    for (u32 rest = mask; rest; rest &= rest - 1) {
+      int i = __builtin_ctz(rest);
+      R::set(d, i, T(f(i)));
+    }
   }
 }
 

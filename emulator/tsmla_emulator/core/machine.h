@@ -10,6 +10,7 @@
 
 #include "counts.h"
 #include "numbers.h"
+#include "standard.h"
 #include "trace.h"
 
 class Events;
@@ -205,7 +206,7 @@ struct Cta {
   Stream tensor_stream;  // tcgen05 of the CTA, in order
   u32 tensor_actor = 0;  // happens-before actor of the last tcgen05.mma issued
   std::vector<std::unique_ptr<Warp>> warps;
-  std::vector<std::shared_ptr<WarpGroup>> warpgroups;
+  std::vector<Shared<WarpGroup>> warpgroups;
   std::vector<u32> register_counts;  // per warp, as setmaxnreg leaves them
   u32 register_pool = 0;             // of the CTA: what its warps have at launch, all together
 
@@ -220,8 +221,8 @@ struct BulkGroup {
 
 // Bulk stores of one thread: groups that it committed, and the one that it will.
 struct BulkThread {
-  std::deque<std::shared_ptr<BulkGroup>> groups;
-  std::shared_ptr<BulkGroup> open;
+  std::deque<Shared<BulkGroup>> groups;
+  Shared<BulkGroup> open;
   u32 writer = 0;  // happens-before actor of its last write
 };
 
@@ -256,7 +257,7 @@ struct Warp {
   std::deque<std::pair<u64, u32>> copy_actors;  // (number, happens-before actor) nobody waited for yet
   Stream tmem_stores;
   std::vector<u32> tmem_store_actors;
-  std::vector<std::shared_ptr<Accumulator>> accumulators;  // wgmma results that have not landed
+  std::vector<Shared<Accumulator>> accumulators;  // wgmma results that have not landed
   u64 wgmma_issued = 0;
   u32 wgmma_fences = 0;
   std::vector<u32> touched;      // per slot: wgmma_fences when it was last accessed, when somebody listens

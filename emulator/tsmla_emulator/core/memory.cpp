@@ -244,7 +244,7 @@ u8* global_at(Cluster& cluster, u64 address, u64 bytes, bool write, const char* 
     const Region* near = region ? region : cluster.machine.region_of(address - 1);
     fault("memory", "%s of %llu bytes at global address 0x%llx, outside every region%s%s", what,
           (unsigned long long)bytes, (unsigned long long)address, near ? "; it runs past the end of region " : "",
-          near ? ("@region:" + std::to_string(near->index) + "@").c_str() : "");
+          near ? ("@region:" + decimal(near->index) + "@").c_str() : "");
   }
   if (write && !region->writable)
     fault("memory", "%s of %llu bytes into read-only region @region:%u@, byte %llu", what, (unsigned long long)bytes,

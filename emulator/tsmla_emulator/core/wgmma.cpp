@@ -36,7 +36,7 @@ struct Product : AsyncOp {
     Warp* warp = nullptr;
     u32 actor = 0;
     bool accumulate = false;
-    std::shared_ptr<Accumulator> accumulator;
+    Shared<Accumulator> accumulator;
     std::vector<float> a;  // from registers: 16 x k
   } parts[4];
 
@@ -80,7 +80,7 @@ void check_fence(Context& c, s32 slot) {
     fault("race", "wgmma has an operand register that was accessed since the last wgmma.fence");
 }
 
-std::shared_ptr<Accumulator> accumulator_of(Context& c, bool accumulate) {
+Shared<Accumulator> accumulator_of(Context& c, bool accumulate) {
   Warp& w = c.warp;
   const u32 n = c.in.extra, count = n / 2;
   const s32* items = c.cluster.program.list(c.in);
@@ -96,7 +96,7 @@ std::shared_ptr<Accumulator> accumulator_of(Context& c, bool accumulate) {
     if (shared) fault("not implemented", "wgmma accumulator registers that overlap another pending wgmma's in part");
   }
   for (u32 i = 0; i < count && c.cluster.events; i++) check_fence(c, items[i]);
-  auto made = std::make_shared<Accumulator>();
+  auto made = Shared<Accumulator>::made();
   made->values.resize(size_t(16) * n);
   for (u32 i = 0; i < count; i++) made->slots.push_back(w.write(items[i]));
   for (u32 i = 0; i < count; i++)
@@ -132,7 +132,7 @@ void issue(Context& c) {
   u32 index = w.index / 4, quarter = w.index % 4;
   if (cta.warpgroups.size() <= index) cta.warpgroups.resize(index + 1);
   if (!cta.warpgroups[index]) {
-    cta.warpgroups[index] = std::make_shared<WarpGroup>();
+    cta.warpgroups[index] = Shared<WarpGroup>::made();
     cta.warpgroups[index]->cta = &cta;
   }
   WarpGroup& group = *cta.warpgroups[index];

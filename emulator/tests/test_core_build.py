@@ -1,0 +1,27 @@
+"""The interpreter's library: what its build tells, and what it keeps."""
+
+from __future__ import annotations
+
+from tsmla_emulator.core import build
+
+
+def test_the_build_tells_how_far_it_is_and_keeps_its_objects(monkeypatch, tmp_path):
+    made_files: list[str] = []
+    told: list[tuple[int, int]] = []
+
+    def stand_in(scratch, *arguments, made):
+        made_files.append(made.name.partition("-")[0])
+        made.touch()
+
+    monkeypatch.setattr(build, "_zig", stand_in)
+    monkeypatch.setenv("TSMLA_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.delenv("TSMLA_EMULATOR_CORE", raising=False)
+    first = build.library(lambda *progress: told.append(progress))
+    count = len(list(build._HERE.glob("*.cpp")))
+    assert told == [(done, count) for done in range(count + 1)] and len(made_files) == count + 3
+    assert build.library(lambda *progress: told.append(progress)) == first and len(told) == count + 1
+    first.unlink()
+    next(tmp_path.glob("replay-*.o")).unlink()
+    made_files.clear()
+    assert build.library() == first
+    assert [name for name in made_files if (build._HERE / f"{name}.cpp").exists()] == ["replay"]
