@@ -112,8 +112,8 @@ def _run_symbols(given: argparse.Namespace) -> int:
     from .host.compile import compile_all
 
     variants = [check.find(symbol) for symbol in given.symbols]
-    for number, variant in enumerate(compile_all(variants), 1):
-        print(f"compiled {number}/{len(variants)}: {variant.symbol()}", flush=True)
+    for number, (variant, seconds) in enumerate(compile_all(variants), 1):
+        print(f"compiled {number}/{len(variants)}: {variant.symbol()} ({seconds:.1f} s)", flush=True)
     wrong = 0
     for number, variant in enumerate(variants, 1):
         print(f"[{number}/{len(variants)}] {variant.symbol()}", flush=True)

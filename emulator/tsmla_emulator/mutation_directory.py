@@ -56,7 +56,7 @@ class Hunt:
         from .host.compile import compile_all, compile_for_emulation
 
         variants = [check.find(symbol) for symbol in symbols]
-        for variant in compile_all(variants):
+        for variant, _ in compile_all(variants):
             found = compile_for_emulation(variant)
             files = _compiled(directory, variant.symbol())
             files[0].parent.mkdir(parents=True, exist_ok=True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import subprocess
+import sys
 
 import pytest
+import tsmla
 from tsmla import gpu
 from tsmla.tools import cli, demo, emulated
+from tsmla.variant import Arch
+
+EMULATED = "sm_90a"
+SYMBOLS = [variant.symbol() for variant in emulated.examples(Arch(EMULATED))]
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +21,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_verify_runs_the_named_kernels(capsys):
-    assert cli.main(["verify", "--emulated", *emulated.EXAMPLES]) == 0
+    assert cli.main(["verify", "--emulated", *SYMBOLS]) == 0
     printed = capsys.readouterr().out
-    assert all(symbol in printed for symbol in emulated.EXAMPLES)
+    assert all(symbol in printed for symbol in SYMBOLS)
     assert "0 bytes differ" in printed and "relative RMSE" in printed
 
 
@@ -26,28 +32,42 @@ def test_a_wrong_result_is_an_exit_status(capsys, monkeypatch):
 
     monkeypatch.setattr(check, "_pack", lambda variant: ("7 bytes differ", "7 bytes differ"))
     monkeypatch.setattr(check, "check", lambda variant: check.Verdict(variant, *check._pack(variant), calls=()))
-    assert cli.main(["verify", "--emulated", emulated.EXAMPLES[0]]) == 1
+    assert cli.main(["verify", "--emulated", SYMBOLS[0]]) == 1
     assert "WRONG: 7 bytes differ" in capsys.readouterr().out
 
 
 def test_an_unknown_symbol_names_close_ones(capsys):
-    assert cli.main(["verify", "--emulated", emulated.EXAMPLES[0] + "x"]) == 2
-    assert emulated.EXAMPLES[0] in capsys.readouterr().err
+    assert cli.main(["verify", "--emulated", SYMBOLS[0] + "x"]) == 2
+    assert SYMBOLS[0] in capsys.readouterr().err
 
 
-@pytest.mark.archs("sm_90a")
-@pytest.mark.parametrize("format, size", [("bf16", 1152), ("e4m3", 576), ("fp8_ds_mla", 656), ("snapmla", 644)])
-def test_the_demo_tells_what_a_cache_takes_and_loses(gpu, format, size):
-    text, good = demo._cache(format, 65)
-    assert good and f"{format} rows, {size} bytes a key: 65 keys" in text
-    latent, rope = (float(x) for x in re.findall(r"(\S+) \((?:latent|rope)\)", text))
-    assert (latent == 0) == (format == "bf16") and (rope == 0) == (format != "e4m3")
+def test_the_demo_as_a_user_runs_it():
+    command = [sys.executable, "-m", "tsmla", "demo", "--emulated", EMULATED]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    progress, _, table = done.stdout.partition("Errors against float64")
+    assert "core is ready" in progress and all(symbol in progress for symbol in SYMBOLS)
+    assert {line.split()[0] for line in table.splitlines() if line.startswith(("tsmla_", "mla_"))} == set(demo.CALLS)
+    assert table.endswith("all results are good\n") and "WRONG" not in table
 
 
-def test_the_demo_runs_both_operators(capsys, tmp_path, monkeypatch):
-    from tsmla import toolchain
-
-    monkeypatch.setattr(toolchain, "shipped_libraries", lambda: tmp_path)  # none here: they have their own tests
+@pytest.mark.archs(EMULATED)
+@pytest.mark.parametrize("name", demo.CALLS)
+def test_the_demo_notices_a_result_that_is_wrong(gpu, monkeypatch, capsys, name):
+    """With the first tensor that the operator writes zero; `gpu` is the GPU that the demo finds."""
+    monkeypatch.setattr(demo, "CALLS", {name: demo.CALLS[name]})
     assert cli.main(["demo"]) == 0
+    assert "all results are good" in capsys.readouterr().out
+    module = sys.modules[getattr(tsmla, name).__module__]
+    operator = getattr(module, name)
+
+    def wrong(*given, **named):
+        results = operator(*given, **named)
+        written = {"mla_write_cache": 3, "mla_read_cache": 1}
+        (given[written[name]] if name in written else results[0]).zero_()
+        return results
+
+    monkeypatch.setattr(module, name, wrong)
+    assert cli.main(["demo"]) == 1
     printed = capsys.readouterr().out
-    assert all(symbol in printed for symbol in emulated.EXAMPLES)
+    assert "ms  WRONG" in printed and "some results are WRONG" in printed

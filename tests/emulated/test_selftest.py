@@ -271,7 +271,7 @@ def test_a_result_that_is_not_merged_is_reported(compiled_kernels, monkeypatch):
 
 def test_the_command_runs_a_child(capsys, monkeypatch):
     monkeypatch.setattr(gpu, "_driver", lambda: None)
-    symbol = emulated.EXAMPLES[0]
+    symbol = emulated.examples(Arch.SM100A)[0].symbol()
     assert cli.main(["selftest", "--emulated", "sm_100a", "--kernel", symbol, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["gpu"] == "emulated sm_100a" and record["emulated"] and not record["full"]

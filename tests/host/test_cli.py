@@ -243,23 +243,13 @@ def test_warmup_of_nothing_in_particular(shipped: Path, capsys, arguments: list[
     assert text in capsys.readouterr().err
 
 
-def test_demo_without_a_gpu_checks_the_libraries(shipped: Path, capsys) -> None:
-    assert cli.main(["demo"]) == 0
-    out = capsys.readouterr().out
-    assert "no CUDA device" in out and "nothing can run here" in out
-    assert "1 kernels, hash, manifest, sources, symbols, signatures ok" in out
-
-
-def test_demo_without_a_gpu_finds_a_broken_library(broken: Path, capsys) -> None:
-    assert cli.main(["demo"]) == 1
-    assert "hashes to" in capsys.readouterr().out
-
-
-def test_demo_without_a_gpu_and_without_libraries(nothing_shipped: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(emulated, "verify_emulated", lambda names: not print(*names))
-    assert cli.main(["demo"]) == 0
-    out = capsys.readouterr().out
-    assert "none to check" in out and all(name in out for name in emulated.EXAMPLES)
+@pytest.mark.parametrize("arguments", [["demo"], ["demo", "--emulated", "sm_100a"]])
+def test_demo_without_gpu_and_emulator_says_what_to_install(capsys, monkeypatch, arguments: list[str]) -> None:
+    monkeypatch.setattr(emulated, "installed", lambda: False)
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert "no CUDA device" in said.err and emulated.INSTALL in said.err
 
 
 def test_without_numpy_commands_print_no_warning_and_torch_alone_does(shipped: Path) -> None:

@@ -13,7 +13,7 @@ import tsmla
 from readme import DEPLOYMENT, README, SUPPORT
 from tsmla import jit
 from tsmla.settings import SETTINGS
-from tsmla.tools import records
+from tsmla.tools import emulated, records
 from tsmla.variant import Arch
 
 from benchmarks import published, report
@@ -40,6 +40,12 @@ def test_what_no_hardware_has_run(arch):
 def test_environment_table(setting):
     name = f"`{setting.name}`" + (f" (also read: `{setting.alias}`)" if setting.alias else "")
     assert f"| {name} | {setting.accepted} | {setting.default} | {setting.meaning} |" in DEPLOYMENT
+
+
+def test_the_first_command_brings_the_emulator_and_computes():
+    assert "\n```\npip install . ./emulator && tsmla demo\n```\n" in README
+    assert (ROOT / "emulator" / "pyproject.toml").exists()
+    assert "pip install . ./emulator" in emulated.INSTALL
 
 
 def test_at_most_six_variables():

@@ -18,6 +18,7 @@ import queue
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -75,15 +76,18 @@ def _sources() -> str:
     return found.origin
 
 
-def compile_all(variants: Iterable[Variant]) -> Iterator[Variant]:
-    """Compile variants on every CPU that this process may use; yields each when it is done. Raises CompileError."""
+def compile_all(variants: Iterable[Variant]) -> Iterator[tuple[Variant, float]]:
+    """Compile variants on every CPU that this process may use; yields each when it is done, with the seconds that it
+    took. Raises CompileError."""
     cpus = len(os.sched_getaffinity(0))
     idle: queue.SimpleQueue[Compiler] = queue.SimpleQueue()
 
-    def compile_one(variant: Variant) -> None:
+    def compile_one(variant: Variant) -> float:
         compiler = idle.get()
+        started = time.perf_counter()
         try:
             compile_for_emulation(variant, compiler)
+            return time.perf_counter() - started
         finally:
             idle.put(compiler)
 
@@ -93,8 +97,7 @@ def compile_all(variants: Iterable[Variant]) -> Iterator[Variant]:
         running = {pool.submit(compile_one, variant): variant for variant in variants}
         try:
             for future in concurrent.futures.as_completed(running):
-                future.result()
-                yield running[future]
+                yield running[future], future.result()
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -97,11 +97,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     text = "resolve kernels now, compiling into the cache if need be"
     command("warmup", _warmup, text + "; by default those of installed libraries", "arch", "family", "variant")
-    command("demo", _demo, "run the operators on small inputs and compare with torch")
+    text = "call every operator on small inputs and print each result's error against float64"
+    shown = command("demo", _demo, text)
+    shown.epilog = f"Where there is no GPU, it runs in the emulator, for {Arch.SM90A}."
     test = command("selftest", _selftest, "run every kernel of this GPU on edge cases", "family", "json")
     test.add_argument("--full", action="store_true", help="every edge, and 100 repetitions that must agree bit for bit")
     test.add_argument("--kernel", nargs="+", default=[], metavar="SYMBOL", help="only these")
-    test.add_argument("--emulated", choices=[a.value for a in Arch], help="in the emulator, which must be installed")
+    text = "in the emulator, which must be installed"
+    for runs in (shown, test):
+        runs.add_argument("--emulated", choices=[a.value for a in Arch], help=text)
     return parser
 
 
@@ -237,7 +241,7 @@ def _warmup(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from .demo import demo
 
-    return demo()
+    return demo(options.emulated)
 
 
 def _selftest(options: argparse.Namespace) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, KernelUnavailable
 from ..row_format import ROWS
 from ..variant import (
     Arch,
@@ -21,19 +21,23 @@ from ..variant import (
     PrefillVariant,
     QuantizeQVariant,
     ReadCacheVariant,
+    Variant,
     WriteCacheVariant,
 )
 
-INSTALL = "pip install ./emulator, from a checkout of tsmla"
-EXAMPLES = (
-    PackVariant(Arch.SM100A, Dtype.BF16, Dtype.E4M3, 128, 64, 128).symbol(),
-    PrefillVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True).symbol(),
-    DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=True).symbol(),
-    WriteCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]).symbol(),
-    ReadCacheVariant(Arch.SM100A, Dtype.BF16, ROWS["fp8_ds_mla"]).symbol(),
-    QuantizeQVariant(Arch.SM90A, Dtype.BF16, ROWS["snapmla"]).symbol(),
-)
-"""What the demo runs: one kernel of each operator."""
+INSTALL = "`pip install . ./emulator` in a checkout of tsmla"
+
+
+def examples(arch: Arch) -> list[Variant]:
+    """The kernels that the demo calls: one of each operator."""
+    return [
+        PackVariant(arch, Dtype.BF16, Dtype.E4M3, 128, 64, 128),
+        PrefillVariant(arch, Dtype.BF16, Dtype.BF16, 192, 128, causal=True, lse=True),
+        DecodeVariant(arch, Dtype.BF16, Dtype.BF16, lse=True),
+        WriteCacheVariant(arch, Dtype.BF16, ROWS["fp8_ds_mla"]),
+        ReadCacheVariant(arch, Dtype.BF16, ROWS["fp8_ds_mla"]),
+        QuantizeQVariant(arch, Dtype.BF16, ROWS["snapmla"]),
+    ]
 
 
 def installed() -> bool:
@@ -60,6 +64,38 @@ def emulation(arch: Arch) -> Iterator[None]:
         yield
 
 
+def prepare(variants: Sequence[Variant]) -> None:
+    """Compile the emulator's core and these kernels, where that was not done before, and print how far it is.
+
+    Raises ArgumentError when the emulator is not installed, KernelUnavailable when something does not compile.
+    """
+    require()
+    from tsmla_emulator.core import build
+    from tsmla_emulator.host.compile import compile_all
+    from tsmla_emulator.host.link import cache_directory
+
+    started = time.perf_counter()
+
+    def tell(done: int, count: int) -> None:
+        if done % 4 == 0 or done == count:
+            print(f"compiling the emulator's core: {done} of {count} files  ({_since(started)})", flush=True)
+
+    try:
+        build.library(tell)
+        print(f"the emulator's core is ready  ({_since(started)})", flush=True)
+        started = time.perf_counter()
+        print(f"compiling {len(variants)} kernels that are not in {cache_directory()} yet:", flush=True)
+        for number, (variant, seconds) in enumerate(compile_all(variants), 1):
+            print(f"{number:3} of {len(variants)}  {variant.symbol()}  ({seconds:.1f} s)", flush=True)
+    except RuntimeError as error:
+        raise KernelUnavailable(f"nothing to emulate: {error}") from error
+    print(f"the kernels are ready  ({_since(started)})", flush=True)
+
+
+def _since(started: float) -> str:
+    return f"{time.perf_counter() - started:.1f} s"
+
+
 def verify_emulated(symbols: Iterable[str] = ()) -> bool:
     """Compile each symbol's kernel (every one that can be built when none is named), run it through its operator in
     the emulator, and print how its result compares with torch. Returns whether all are good.
@@ -76,7 +112,7 @@ def verify_emulated(symbols: Iterable[str] = ()) -> bool:
     except ValueError as error:
         raise ArgumentError(str(error)) from error
     good = True
-    for number, variant in enumerate(compile_all(chosen), 1):
+    for number, (variant, _) in enumerate(compile_all(chosen), 1):
         started = time.perf_counter()
         try:
             verdict = check.check(variant)
