@@ -96,7 +96,7 @@ def _run_all() -> int:
 
 
 def _print_row(*cells: str) -> None:
-    widths = (-24, -47, -6, 8, 8, 12)
+    widths = (-24, -43, -6, 8, 8, 12)
     texts = (f"{cell:{'<' if width < 0 else '>'}{abs(width)}}" for cell, width in zip(cells, widths, strict=False))
     print("  ".join(texts).rstrip(), flush=True)
 

@@ -84,7 +84,7 @@ def prepare(variants: Sequence[Variant]) -> None:
         build.library(tell)
         print(f"the emulator's core is ready  ({_since(started)})", flush=True)
         started = time.perf_counter()
-        print(f"compiling {len(variants)} kernels that are not in {cache_directory()} yet:", flush=True)
+        print(f"{len(variants)} kernels, compiled once and kept in {cache_directory()}:", flush=True)
         for number, (variant, seconds) in enumerate(compile_all(variants), 1):
             print(f"{number:3} of {len(variants)}  {variant.symbol()}  ({seconds:.1f} s)", flush=True)
     except RuntimeError as error:
