@@ -134,7 +134,7 @@ class Combiner:
     def __init__(self, deal: Deal, variant: DecodeVariant, kept: PartialRows):
         self.deal = deal
         self.kept = kept
-        self.in_pieces = variant.arch is Arch.SM90A
+        self.in_chunks = variant.arch is Arch.SM90A
 
     __call__ = host_entry(DECODE)
 
@@ -144,7 +144,7 @@ class Combiner:
         partials = partials_of(columns, row_tile, given, view, self.kept)
         ending = ending_of(given, given.query.shape[2])
         lse = log_sums_of(given.lse)
-        launch_combine(partials, given.out, lse, ending, given.stream, self.kept, self.in_pieces)
+        launch_combine(partials, given.out, lse, ending, given.stream, self.kept, self.in_chunks)
 
 
 @functools.lru_cache(maxsize=8)

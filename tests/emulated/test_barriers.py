@@ -35,7 +35,7 @@ def test_barriers_are_those_of_the_table(variant, compiled_kernels):
     for schedule in schedules:
         expected = {}
         for edge in schedule.edges:
-            first = 8 * schedule.edges.first(edge.name)
+            first = 8 * schedule.edges.first_barrier(edge.name)
             for stage in range(edge.stages):
                 expected[first + 8 * stage] = edge.fills
                 if edge.leaves:

@@ -17,7 +17,7 @@ from tsmla_emulator.timing.problem import Shape
 from tsmla_kernels.parts.tile_bounds import ALIKE, SIDE_BY_SIDE
 from tsmla_kernels.parts.tile_scheduler import query_tile, tile_bound
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS, PrefillGeometry
-from tsmla_kernels.sm90.prefill.tasks import Deal, deal_of, numbers_of
+from tsmla_kernels.sm90.prefill.tasks import TileDeal, deal_of, numbers_of
 
 VARIANTS = [
     check.find(f"tsmla_prefill_sm_90a_{dtype}_to_bf16_{dims}_causal_lse")
@@ -45,7 +45,7 @@ class Dealer:
         self.kernel(found, deal, ctas).launch(grid=((ctas + 31) // 32, 1, 1), block=(32, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, found: cute.Tensor, deal: Deal, ctas: Int32):
+    def kernel(self, found: cute.Tensor, deal: TileDeal, ctas: Int32):
         cta = cute.arch.block_idx()[0] * 32 + cute.arch.thread_idx()[0]
         if cta < ctas:
             numbers = numbers_of(deal, cta)

@@ -146,7 +146,7 @@ def test_barriers_do_not_overlap_and_fit(variant, kernel, schedule):
     taken = []
     for edge in table:
         count = edge.stages * (1 if edge.emptied_by == NOBODY else 2)
-        taken += range(8 * table.first(edge.name), 8 * (table.first(edge.name) + count), 8)
+        taken += range(8 * table.first_barrier(edge.name), 8 * (table.first_barrier(edge.name) + count), 8)
     assert len(set(taken)) == len(taken)
     assert sorted(taken) == list(range(0, table.bytes, 8)), "no barrier lies between"
     assert table.bytes <= table.room
@@ -205,7 +205,7 @@ def test_a_table_is_laid_out_in_its_order():
         EdgeSpec("c", (Warps(ATTEND, 2, "one half"),), (TensorCore(LOAD),), 1, 64, once=True),
     )
     table = EdgeTable(edges, 72)
-    assert [table.first(edge.name) for edge in table] == [0, 4, 7] and table.bytes == 72
+    assert [table.first_barrier(edge.name) for edge in table] == [0, 4, 7] and table.bytes == 72
     assert [(edge.fills, edge.leaves) for edge in table] == [(1, 8), (1, 0), (4, 1)]
     assert table["b"] is edges[1]
     with pytest.raises(AssertionError, match="barriers take 72 bytes and have 71"):

@@ -7,7 +7,7 @@ from tsmla_kernels.parts.blackwell import exp2, row_softmax
 
 
 def evaluate(x: np.ndarray) -> np.ndarray:
-    """parts/blackwell/exp2.exp2_pair step by step; every product and sum is rounded once, as an FMA is."""
+    """parts/blackwell/exp2.exp2_x2 step by step; every product and sum is rounded once, as an FMA is."""
     single = np.float32
     x = np.maximum(x.astype(single), single(exp2.SMALLEST))
     shifted = x + single(exp2._ROUND)

@@ -28,18 +28,18 @@ LANE_WORDS = 32
 """32-bit words that a lane has on their way at a time."""
 FEW_PARTIALS = 4
 """Up to so many partials a warp has a row to itself; of more, warps share the partials and the columns."""
-FEW_FOR_PIECES = 8
+FEW_FOR_CHUNKS = 8
 """Of more, up to so many, a warp may have a piece of a row to itself: what it loads at once of each partial, of all of
 them together. Nothing is shared then."""
 LSE_EACH = 2
 """Where warps have no pieces, LSE of a row that a lane has on their way together to find the highest: of up to 64
 partials, all."""
 MANY_PARTIALS = 2**31 - 1
-SMS = 132
+H200_SMS = 132
 """Of an H200."""
-CTAS = 3 * SMS
+CTAS = 3 * H200_SMS
 """To spread the rows of all records over."""
-CTAS_IN_PIECES = 2 * SMS
+CTAS_IN_CHUNKS = 2 * H200_SMS
 """The same where warps may have pieces of rows: a call on half of the SMs leaves room for so many on the others."""
 FLOAT32 = PartialRows()
 
@@ -70,7 +70,7 @@ def launch_combine(
     ending: Ending,
     stream,
     kept: cutlass.Constexpr[PartialRows] = FLOAT32,
-    in_pieces: cutlass.Constexpr[bool] = False,
+    in_chunks: cutlass.Constexpr[bool] = False,
     crowd: cutlass.Constexpr[int] = 1,
 ):
     """Launch behind the attention kernel that had the same `partials`, `kept` so, unless it had no slots for any.
@@ -78,18 +78,18 @@ def launch_combine(
     row's columns are cut into slices."""
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
-    ctas = CTAS_IN_PIECES if const_expr(in_pieces) else CTAS
+    ctas = CTAS_IN_CHUNKS if const_expr(in_chunks) else CTAS
     blocks = cutlass.max(cutlass.min(ctas // records, stored), 1)
     slices = Int32(1)
     # Of a row's columns, for CTAs of their own: as many as a warp loads at once.
     most = const_expr(partials.rows.shape[2] // warp_columns(partials))
-    while slices < most and 2 * slices * records * blocks <= crowd * SMS:
+    while slices < most and 2 * slices * records * blocks <= crowd * H200_SMS:
         slices *= 2
     # CTAs crowd on the SMs that attention leaves first. So each asks for shared memory, most of which it does not use,
     # of which an SM has enough for its share of them only.
-    most_on_sm = (records * blocks * slices + SMS - 1) // SMS
+    most_on_sm = (records * blocks * slices + H200_SMS - 1) // H200_SMS
     if partials.slots > 0:
-        _combine(kept.in_quads, in_pieces, partials, out.iterator, lse, ending).launch(
+        _combine(kept.in_quads, in_chunks, partials, out.iterator, lse, ending).launch(
             grid=(records, blocks, slices),
             block=(32 * WARPS, 1, 1),
             stream=stream,
@@ -101,7 +101,7 @@ def launch_combine(
 @cute.kernel
 def _combine(
     in_quads: cutlass.Constexpr[bool],
-    in_pieces: cutlass.Constexpr[bool],
+    in_chunks: cutlass.Constexpr[bool],
     partials: Partials,
     out: cute.Pointer,
     lse: LogSums | None,
@@ -113,14 +113,14 @@ def _combine(
     _, blocks, slices = cute.arch.grid_dim()
     record = read_record(partials.records, number)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lse_each = const_expr(1 if in_pieces else LSE_EACH)
-    if record.partials > const_expr(FEW_FOR_PIECES if in_pieces else FEW_PARTIALS):
+    lse_each = const_expr(1 if in_chunks else LSE_EACH)
+    if record.partials > const_expr(FEW_FOR_CHUNKS if in_chunks else FEW_PARTIALS):
         for row in cutlass.range(block, record.rows, blocks, unroll=1):
             _combine_together(in_quads, lse_each, partials, record, row, slice_number, slices, warp, out, lse, ending)
     elif record.partials > 0:
         first, step = block + (warp * slices + slice_number) * blocks, WARPS * slices * blocks
         columns, has_row = const_expr(partials.rows.shape[2]), Boolean(True)
-        if const_expr(in_pieces):
+        if const_expr(in_chunks):
             has_row = record.partials <= FEW_PARTIALS
         if has_row:
             for row in cutlass.range(first, record.rows, step, unroll=1):
@@ -130,11 +130,11 @@ def _combine(
                 )
                 _end_row(in_quads, vectors, record, row, Int32(0), columns, found, True, out, lse, ending)
         else:
-            _combine_pieces(in_quads, partials, record, first, step, out, lse, ending)
+            _combine_chunks(in_quads, partials, record, first, step, out, lse, ending)
 
 
 @cute.jit
-def _combine_pieces(
+def _combine_chunks(
     in_quads: cutlass.Constexpr[bool],
     partials: Partials,
     record: Record,
@@ -145,11 +145,11 @@ def _combine_pieces(
     ending: Ending,
 ):
     """A warp's pieces of rows, of as many columns as it loads at once: number `first`, `first + step`, and so on."""
-    columns, piece = const_expr(partials.rows.shape[2]), const_expr(warp_columns(partials))
-    for number in cutlass.range(first, record.rows * (columns // piece), step, unroll=1):
-        row = number // (columns // piece)
-        column = number % (columns // piece) * piece
-        found = _weighted_sum(1, partials, record, row, column, Int32(0), Int32(1), FEW_FOR_PIECES)
+    columns, chunk = const_expr(partials.rows.shape[2]), const_expr(warp_columns(partials))
+    for number in cutlass.range(first, record.rows * (columns // chunk), step, unroll=1):
+        row = number // (columns // chunk)
+        column = number % (columns // chunk) * chunk
+        found = _weighted_sum(1, partials, record, row, column, Int32(0), Int32(1), FEW_FOR_CHUNKS)
         _end_row(in_quads, 1, record, row, column, columns, found, column == 0, out, lse, ending)
 
 

@@ -33,7 +33,7 @@ class Terms(NamedTuple):
     row_tiles: Int32
     group: Divisor
     rounds: Int32
-    parts: Divisor
+    workers: Divisor
     slots: Int32
     groups: Int32
     split_groups: Divisor
@@ -104,18 +104,18 @@ def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
 
 @cute.jit
 def terms_of(
-    deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, parts: Int32, slots: Int32
+    deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, workers: Int32, slots: Int32
 ) -> Terms:
     """Of a call on `parts` CTAs (or pairs) with room for `slots` partial results."""
     batch = view.seq_lens.shape[0]
     rows = view.q_len * heads
     row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
-    groups, units, slots_each = parts // group, batch * rounds, slots // group
+    groups, units, slots_each = workers // group, batch * rounds, slots // group
     split_groups = cutlass.min(groups, cutlass.max(slots_each // 2, slots_each - units) + 1)
     shares = cutlass.max(split_groups // cutlass.max(units, 1), 1)
     single = cutlass.min(deal.single // cutlass.max(units * group, 1), shares)
     return Terms(
-        batch, rows, divisor_of(heads), row_tiles, divisor_of(group), rounds, divisor_of(parts), slots, groups,
+        batch, rows, divisor_of(heads), row_tiles, divisor_of(group), rounds, divisor_of(workers), slots, groups,
         divisor_of(split_groups), units, (units + groups - 1) // groups, divisor_of(shares), single,
         mixes(view, row_tiles),
     )  # fmt: skip
@@ -165,9 +165,9 @@ def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -
 
 
 @cute.jit
-def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, part: Int32) -> Work:
+def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, worker: Int32) -> Work:
     """What there is to do for CTA (or pair) number `part`."""
-    return work_of(cut_line(deal, view, terms), part)
+    return work_of(cut_line(deal, view, terms), worker)
 
 
 @cute.jit
@@ -196,9 +196,9 @@ def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> L
         differ = (cute.arch.warp_redux_sync(most, "max") > 0) & (least < terms.row_tiles)
     groups, chunk, unit_length, own_group = Int32(0), Int32(0), Int32(0), Int32(0)
     if differ:
-        own_group = cutlass.min(cutlass.min(least, MAX_GROUP), terms.parts.value)
+        own_group = cutlass.min(cutlass.min(least, MAX_GROUP), terms.workers.value)
         total = _total_of_mixed(deal, view, terms, own_group)
-        groups = quotient(terms.parts.value, own_group)
+        groups = quotient(terms.workers.value, own_group)
         if not leaves_whole(terms):
             groups = cutlass.min(groups, quotient(terms.slots, own_group) // 2 + 1)
         chunk = cutlass.max(quotient_up(total, groups), deal.least)
@@ -210,16 +210,16 @@ def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> L
 
 
 @cute.jit
-def work_of(line: Line, part: Int32) -> Work:
+def work_of(line: Line, worker: Int32) -> Work:
     """A part's place on the line."""
     group, index = line.own_group, Int32(0)
     if group > 0:
-        index = quotient(part, group)
+        index = quotient(worker, group)
     else:
         group = line.terms.group.value
-        index = quotient(part, line.terms.group)
+        index = quotient(worker, line.terms.group)
     begin, end = (cutlass.min(cutlass.min(index + i, line.groups) * line.chunk, line.total) for i in range(2))
-    return Work(*line[:-1], index, part - index * group, begin, end)
+    return Work(*line[:-1], index, worker - index * group, begin, end)
 
 
 @cute.jit
@@ -252,7 +252,7 @@ def _cut(
     tiles = total - units * deal.overhead
     chunk = cutlass.max(quotient_up(total, terms.split_groups), deal.least)
     # With `draw` 16, this limit would be below a chunk and below an equal cut, and so never decide.
-    memory = quotient(quotient(tiles * deal.draw, 16), terms.parts) if const_expr(deal.draw > 16) else Int32(0)
+    memory = quotient(quotient(tiles * deal.draw, 16), terms.workers) if const_expr(deal.draw > 16) else Int32(0)
     groups, unit_length = terms.groups, Int32(0)
     whole = terms.units_each * (longest + deal.overhead)
     if split_groups == 1 or whole <= cutlass.max(chunk + deal.split, memory) + deal.overhead:

@@ -274,7 +274,7 @@ class Split(NamedTuple):
     """One row tile of a unit has `count` segments, from group `first` on, 0 when it has no tiles. Each group has one,
     or two where groups go in step."""
 
-    first: Int32
+    first_group: Int32
     count: Int32
 
 

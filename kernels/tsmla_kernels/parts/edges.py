@@ -178,7 +178,7 @@ class EdgeTable:
     def __contains__(self, name: object) -> bool:
         return any(edge.name == name for edge in self.edges)
 
-    def first(self, name: str) -> int:
+    def first_barrier(self, name: str) -> int:
         """Number of an edge's first barrier."""
         names = [edge.name for edge in self.edges]
         return sum(edge.barriers for edge in self.edges[: names.index(name)])

@@ -63,12 +63,12 @@ def partials_of(
 ) -> Partials:
     """The workspace of a call that writes rows of `columns` columns, with no slots where units must not be split.
     given: what the call's table lists, by name. kept: as what the partials' rows are."""
-    workspace, parts = given.workspace, given.parts
+    workspace, workers = given.workspace, given.parts
     rows = view.q_len * given.query.shape[2]
     tiling = row_tiling(rows, row_tile)
-    records = cutlass.min(view.seq_lens.shape[0] * tiling.rounds, parts // tiling.group) * tiling.group
+    records = cutlass.min(view.seq_lens.shape[0] * tiling.rounds, workers // tiling.group) * tiling.group
     if mixes(view, tiling.row_tiles) != 0:
-        records = parts
+        records = workers
     stored = cutlass.min(rows, row_tile)
     slots = (workspace.shape[0] - records * RECORD_BYTES) // (stored * kept.row_bytes(columns))
     if given.batch_invariant != 0:
@@ -100,9 +100,9 @@ def partials_of(
 @cute.jit
 def begin_records(work: Work, records: cute.Tensor) -> None:
     """Of each part one warp must call this before it calls `record_unit`, also where the part has nothing to do."""
-    part = work.index * group_of(work) + work.column
-    if not _by_unit(work, records) and part < records.shape[0]:
-        _write(records, part, Record(*(Int32(0) for _ in Record._fields)))
+    worker = work.index * group_of(work) + work.column
+    if not _by_unit(work, records) and worker < records.shape[0]:
+        _write(records, worker, Record(*(Int32(0) for _ in Record._fields)))
 
 
 @cute.jit
@@ -121,8 +121,8 @@ def record_unit(
                 split.count if is_split else Int32(0),
                 segment.first_row,
                 segment.rows,
-                head_slot(deal, work, unit, split.first) * group + work.column,
-                tail_slot(deal, work, split.first + 1) * group + work.column,
+                head_slot(deal, work, unit, split.first_group) * group + work.column,
+                tail_slot(deal, work, split.first_group + 1) * group + work.column,
                 group,
             )
             _write(records, (unit_number if by_unit else work.index) * group + work.column, record)

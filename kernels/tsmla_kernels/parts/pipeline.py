@@ -43,16 +43,16 @@ class Edge:
     """One row of a table. `full(s)` completes when stage s is filled, `empty(s)` when every consumer left it;
     `first` is the number of its first barrier, at `barriers`."""
 
-    def __init__(self, spec: EdgeSpec, first: int, barriers: cute.Pointer):
+    def __init__(self, spec: EdgeSpec, first_barrier: int, barriers: cute.Pointer):
         self.spec = spec
-        self.first = first
+        self.first_barrier = first_barrier
         self.barriers = barriers
 
     def __extract_mlir_values__(self) -> list:
         return cutlass.extract_mlir_values(self.barriers)
 
     def __new_from_mlir_values__(self, values: list) -> Edge:
-        return type(self)(self.spec, self.first, cutlass.new_from_mlir_values(self.barriers, values))
+        return type(self)(self.spec, self.first_barrier, cutlass.new_from_mlir_values(self.barriers, values))
 
     def full(self, stage) -> cute.Pointer:
         return self.barriers + stage
@@ -117,7 +117,7 @@ class TmaEdge(Edge):
     def announce_or_divert(self, count: Int32, diverted: Boolean, other: Edge, index) -> cute.Pointer:
         """`announce`; where the copies are `diverted`, on barrier `index` of `other`, for whoever hands over then."""
         stage = self.stage(count)
-        full = self.full(cutlass.select_(diverted, other.first - self.first + index, stage))
+        full = self.full(cutlass.select_(diverted, other.first_barrier - self.first_barrier + index, stage))
         self.expect(full)
         return full
 
@@ -212,7 +212,7 @@ class Barriers:
         return Barriers(self.table, cutlass.new_from_mlir_values(self.shared_memory, values))
 
     def edge(self, name: str, kind: type[E]) -> E:
-        first = self.table.first(name)
+        first = self.table.first_barrier(name)
         return kind(self.table[name], first, cute.recast_ptr(self.shared_memory, dtype=Int64) + first)
 
     def init(self) -> None:
@@ -228,10 +228,10 @@ class Barriers:
 def one_of(edges: tuple[E, ...], index: Int32) -> E:
     """Edge number `index`, which is not known before the kernel runs, of some that follow each other in the table and
     differ in the bytes that copies bring only: it is not for who announces these."""
-    first, apart = edges[0], edges[1].first - edges[0].first
-    assert all(edge.first == first.first + i * apart for i, edge in enumerate(edges)), edges
+    first, apart = edges[0], edges[1].first_barrier - edges[0].first_barrier
+    assert all(edge.first_barrier == first.first_barrier + i * apart for i, edge in enumerate(edges)), edges
     assert all(edge.spec.stages == first.spec.stages for edge in edges), edges
-    return type(first)(first.spec, first.first, first.barriers + index * apart)
+    return type(first)(first.spec, first.first_barrier, first.barriers + index * apart)
 
 
 def _commit(barrier: cute.Pointer, ctas: int) -> None:

@@ -145,7 +145,7 @@ class PartialRows:
 def larger_magnitudes(word: Int32, other: Int32, dtype: type[Numeric] = cutlass.Float16) -> Int32:
     """Of two pairs of 16-bit floats the larger of each two magnitudes, of NaN and a number the number. `word` has
     magnitudes already."""
-    return ptx.max_pair(word, ptx.abs_pair(other, dtype), dtype)
+    return ptx.max_x2(word, ptx.abs_x2(other, dtype), dtype)
 
 
 LEAST_FITTING, FLOAT16_INFINITE = 0x3400, 0x7C00

@@ -13,7 +13,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import Numeric
 
-_PAIRS = {cutlass.Float16: "f16x2", cutlass.BFloat16: "bf16x2"}
+_X2 = {cutlass.Float16: "f16x2", cutlass.BFloat16: "bf16x2"}
 _KINDS = {cutlass.Float16: "f16", cutlass.BFloat16: "bf16"}
 
 
@@ -27,15 +27,15 @@ def mul_rn(a: Float32, b: Float32) -> Float32:
     return _run("mul.rn.f32 $0, $1, $2;", Float32(a), Float32(b), results=(Float32,))[0]
 
 
-def abs_pair(word: Int32, dtype: type[Numeric]) -> Int32:
+def abs_x2(word: Int32, dtype: type[Numeric]) -> Int32:
     """`abs.f16x2` or `abs.bf16x2`: magnitudes of two 16-bit floats."""
-    return _run(f"abs.{_PAIRS[dtype]} $0, $1;", word, results=(Int32,))[0]
+    return _run(f"abs.{_X2[dtype]} $0, $1;", word, results=(Int32,))[0]
 
 
-def max_pair(word: Int32, other: Int32, dtype: type[Numeric]) -> Int32:
+def max_x2(word: Int32, other: Int32, dtype: type[Numeric]) -> Int32:
     """`max.f16x2` or `max.bf16x2`: of two pairs of 16-bit floats the larger of each two, of NaN and a number the
     number."""
-    return _run(f"max.{_PAIRS[dtype]} $0, $1, $2;", word, other, results=(Int32,))[0]
+    return _run(f"max.{_X2[dtype]} $0, $1, $2;", word, other, results=(Int32,))[0]
 
 
 def mma_16x8x16(dtype: type[Numeric], accumulator: cute.Tensor, a: list[Int32], low: Int32, high: Int32) -> None:

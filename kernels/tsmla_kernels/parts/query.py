@@ -55,7 +55,7 @@ class Query(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryTile:
+class QueryTileLayout:
     """`rows` query rows in shared memory: each piece is chunks of (rows, one swizzled row), the latent piece's of
     `latent_bytes` a row, the rope piece's all of its columns. The rope piece lies behind the latent one. `row` are the
     pieces of a query row, which may differ in dtype."""
@@ -102,7 +102,7 @@ class QueryTile:
 
 
 @cute.jit
-def query_rows(given, tile: cutlass.Constexpr[QueryTile]) -> QueryRows:
+def query_rows(given, tile: cutlass.Constexpr[QueryTileLayout]) -> QueryRows:
     """On the host. given: `query` is whole rows, or the latent piece where it has its columns only; then `q_pe` is the
     other piece. It always is where pieces differ in dtype. The stride of a single head, token or request means nothing,
     and may be one that a tensor map cannot have: another takes its place."""
@@ -157,7 +157,7 @@ def query_rows(given, tile: cutlass.Constexpr[QueryTile]) -> QueryRows:
 
 
 @cute.jit
-def query_of(rows: QueryRows, tile: cutlass.Constexpr[QueryTile], load_op: cutlass.Constexpr) -> Query:
+def query_of(rows: QueryRows, tile: cutlass.Constexpr[QueryTileLayout], load_op: cutlass.Constexpr) -> Query:
     """On the host: with tensor maps for `load_op`."""
     return Query(
         _map_of(rows.latent, rows.lines, "latent", tile, load_op),
@@ -171,7 +171,7 @@ def _map_of(
     piece: cute.Tensor,
     lines: Int32,
     name: cutlass.Constexpr,
-    tile: cutlass.Constexpr[QueryTile],
+    tile: cutlass.Constexpr[QueryTileLayout],
     load_op: cutlass.Constexpr,
 ) -> Map:
     batch, q_len, heads, _ = piece.shape
@@ -193,7 +193,7 @@ def _map_of(
 @cute.jit
 def copy_tile(
     query: Query,
-    tile: cutlass.Constexpr[QueryTile],
+    tile: cutlass.Constexpr[QueryTileLayout],
     targets: tuple,
     request: Int32,
     first_row: Int32,
@@ -226,7 +226,7 @@ def _within(rows: QueryRows, request: Int32, row: Int32) -> tuple[Int32, Int32]:
 @cute.jit
 def copy_rows(
     rows: QueryRows,
-    tile: cutlass.Constexpr[QueryTile],
+    tile: cutlass.Constexpr[QueryTileLayout],
     target: cute.Pointer,
     request: Int32,
     first_row: Int32,
@@ -241,7 +241,7 @@ def copy_rows(
         cpasync.CopyG2SOp(cpasync.LoadCacheMode.GLOBAL), Int32, num_bits_per_copy=8 * VECTOR_BYTES
     )
     lane = cute.arch.lane_idx()
-    unit = (lane & ROW_LANES - 1) * VECTOR_BYTES
+    lane_byte = (lane & ROW_LANES - 1) * VECTOR_BYTES
     step_bytes, step_rows = ROW_LANES * VECTOR_BYTES, 32 // ROW_LANES
     for index in cutlass.range(tile.rows // step_rows, unroll=1):
         row = index * step_rows + lane // ROW_LANES
@@ -257,10 +257,10 @@ def copy_rows(
             turned = (row * row_bytes >> 7 & row_bytes // VECTOR_BYTES - 1) * VECTOR_BYTES
             for step in cutlass.range_constexpr(tile.row.piece(name).bytes // step_bytes):
                 chunk, within = divmod(step * step_bytes, row_bytes)
-                to = chunk * tile.rows * row_bytes + line + ((within + unit) ^ turned)
+                to = chunk * tile.rows * row_bytes + line + ((within + lane_byte) ^ turned)
                 cute.copy(
                     atom,
-                    _vector(source + (step * step_bytes + unit) // 4),
+                    _vector(source + (step * step_bytes + lane_byte) // 4),
                     _vector(target + to // 4),
                 )
     cute.arch.cp_async_commit_group()

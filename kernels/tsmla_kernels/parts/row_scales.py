@@ -79,7 +79,7 @@ def deciding_key(viewers: Viewers, first_tile_key: Int32) -> Int32:
 
 
 @cute.jit
-def unit_of(scale: Float32) -> Float32:
+def anchor_of(scale: Float32) -> Float32:
     """The power of two in a scale; 1 for what is no number, and for 0, whose key is hidden and says nothing of others.
     """
     magnitude = scale.bitcast(Int32) & _MAGNITUDE
@@ -90,15 +90,15 @@ def unit_of(scale: Float32) -> Float32:
 
 
 @cute.jit
-def inverse_of(unit: Float32) -> Float32:
+def inverse_of(anchor: Float32) -> Float32:
     """1 / unit, exactly."""
-    return (Int32(254 << 23) - unit.bitcast(Int32)).bitcast(Float32)
+    return (Int32(254 << 23) - anchor.bitcast(Int32)).bitcast(Float32)
 
 
 @cute.jit
-def fold(scale: Float32, seen: Boolean, unit: Float32, inverse_unit: Float32) -> Folded:
+def fold(scale: Float32, seen: Boolean, anchor: Float32, inverse_anchor: Float32) -> Folded:
     """Of a key's scale; of one that nobody sees, whatever it holds, numbers that do no harm."""
-    scale = Float32(select_(seen, scale, unit))
-    relative = scale * inverse_unit
+    scale = Float32(select_(seen, scale, anchor))
+    relative = scale * inverse_anchor
     inverse = cute.arch.fmax(cute.arch.fmin(cute.arch.rcp_approx(relative), MOST_INVERSE), -MOST_INVERSE)
     return Folded(scale, cute.math.log2(relative, fastmath=True), inverse)

@@ -50,7 +50,7 @@ def query_tile(
     heads_per_kv_head: Int32,
     tile_q: cutlass.Constexpr,
     kv_row_bytes: cutlass.Constexpr,
-    paired: Int32 | None = None,
+    alternating: Int32 | None = None,
     short_last: cutlass.Constexpr[bool] = False,
     section_bytes: Int32 | int = L2_SECTION_BYTES,
     one: Boolean | bool = True,
@@ -105,9 +105,9 @@ def query_tile(
         first_head, index, in_batches = Int32(0), cta - first_cta, Boolean(False)
         if const_expr(short_last):
             in_batches = tiles > 1 and q.length % tile_q != 0 and kv.length > ALIKE * Int64(q.length)
-        if const_expr(paired is not None):
+        if const_expr(alternating is not None):
             if not (in_batches and one):
-                first_head = cutlass.min(quotient(cutlass.max(paired - first_cta, 0), tiles), heads)
+                first_head = cutlass.min(quotient(cutlass.max(alternating - first_cta, 0), tiles), heads)
                 index -= first_head * tiles
         head, tile = _sectioned(
             index, first_head, heads - first_head, heads_per_kv_head, tiles, kv.length * kv_row_bytes, section_bytes,

@@ -19,7 +19,7 @@ from cutlass import Float32, Int32, const_expr
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op, select_
 
-from .exp2 import exp2_pair
+from .exp2 import exp2_x2
 
 EMULATION_PERIOD = 16
 """Pairs of elements among which a schedule's `emulated_pairs` are spread evenly."""
@@ -123,7 +123,7 @@ def exponentials(
         return cute.arch.fma_packed_f32x2((scores[index], scores[index + 1]), scale, offsets)
 
     def emulate(index: int) -> Iterator[None]:
-        found[index : index + 2] = yield from exp2_pair(scaled_pair(index))
+        found[index : index + 2] = yield from exp2_x2(scaled_pair(index))
 
     places = range(0, len(scores), 2)
     apart = [index for index in places if _is_emulated((first + index) // 2, emulated)]
@@ -135,13 +135,13 @@ def exponentials(
                 found[place] = cute.math.exp2(part, fastmath=True)
             _advance(steps)
         elif beside is None:
-            finish(emulate(index))
+            run_out(emulate(index))
     for one in steps:
-        finish(one)
+        run_out(one)
     return found
 
 
-def finish(steps: Iterator[None]) -> None:
+def run_out(steps: Iterator[None]) -> None:
     """All steps that are left."""
     for _ in steps:
         pass
@@ -172,7 +172,7 @@ class Sums:
         self._pairs = 0
 
     def add(self, values: list[Float32]) -> None:
-        finish(self.adding(values))
+        run_out(self.adding(values))
 
     def adding(self, values: list[Float32]) -> Iterator[None]:
         """`add`, a pair at a time."""

@@ -33,25 +33,25 @@ def exponentiate(
     row_sum: cute.Tensor,
     rescale: cute.Tensor,
     scale_log2: Float32,
-    first: cutlass.Constexpr,
+    is_first: cutlass.Constexpr,
     may_hide_row: cutlass.Constexpr,
 ) -> None:
     """Replace `scores` (rows, columns) by exp(scale * (score - new row maximum)) and update the running state.
 
     `row_max` is unscaled and equal on the quad; `row_sum` is this lane's part. `rescale` receives the factor that
-    earlier output rows must be multiplied by (not written when `first`). With `may_hide_row`, rows that have seen only
-    -inf stay finite: their maximum counts as 0.
+    earlier output rows must be multiplied by (not written when `is_first`). With `may_hide_row`, rows that have seen
+    only -inf stay finite: their maximum counts as 0.
     """
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
         mine = scores[row, None].load()
-        start = -Float32.inf if const_expr(first) else row_max[row]
+        start = -Float32.inf if const_expr(is_first) else row_max[row]
         new_max = quad_max(mine.reduce(cute.ReductionOp.MAX, start, 0))
         base = new_max
         if const_expr(may_hide_row):
             base = Float32(0.0) if new_max == -Float32.inf else new_max
         exponentials = cute.math.exp2(mine * scale_log2 - base * scale_log2, fastmath=True)
         scores[row, None].store(exponentials)
-        if const_expr(first):
+        if const_expr(is_first):
             row_sum[row] = exponentials.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
         else:
             factor = cute.math.exp2((row_max[row] - base) * scale_log2, fastmath=True)

@@ -29,7 +29,7 @@ from ...parts.row_scales import RowScales
 from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
 from .convert import convert_keys
-from .finish import Results
+from .finish import RowResults
 from .geometry import LARGE_KEYS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 from .load import KeyMaps, Maps, load_keys, load_queries, load_values
 from .mma import Products, multiply
@@ -88,7 +88,7 @@ class AttentionKernel:
                 v_maps = box_maps(given.kv_cache, 0, wide, values // wide, v_chunks, layouts.v_box, layouts.v_large)
         scales = RowScales(given.scale_cache, given.query_scales) if const_expr(geometry.row.scales) else None
         out = cute.make_tensor(given.out.iterator, cute.make_layout((rows, values), stride=(values, 1)))
-        results = Results(out, log_sums_of(given.lse), partials, ending)
+        results = RowResults(out, log_sums_of(given.lse), partials, ending)
         terms = terms_of(geometry.deal, view, heads, given.parts, partials.slots)
         view = on_the_line(geometry.deal, view, terms)
         self.kernel(
@@ -114,7 +114,7 @@ class AttentionKernel:
         block_tables: cute.Tensor,
         view: Visibility,
         terms: Terms,
-        results: Results,
+        results: RowResults,
         scale_log2: Float32,
     ):
         geometry, schedule = self.geometry, self.schedule
@@ -169,8 +169,8 @@ class AttentionKernel:
         """Shared memory, and what there is to do, once all CTAs that work together are there. Roles that use tensor
         memory ask `_with_tensor_memory`."""
         geometry = self.geometry
-        part = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
-        work = deal_work(geometry.deal, view, terms, part)
+        worker = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
+        work = deal_work(geometry.deal, view, terms, worker)
         source, first = key_source(kv_cache, block_tables), first_unit(geometry.deal, work, view)
         assignment = Assignment(kv_cache, source, view, work, first)
         if const_expr(geometry.converts):
@@ -193,7 +193,7 @@ class AttentionKernel:
         maps: KeyMaps,
         v_maps: Maps | None,
         scales: RowScales | None,
-        results: Results,
+        results: RowResults,
         scale_log2: Float32,
     ):
         """The roles where products read rows as they are stored."""
@@ -217,7 +217,7 @@ class AttentionKernel:
                 load_scales(shared, geometry, scales.keys, assignment)
 
     @cute.jit
-    def _convert_and_attend(self, warp: Int32, start: tuple, query: Query, results: Results, scale_log2: Float32):
+    def _convert_and_attend(self, warp: Int32, start: tuple, query: Query, results: RowResults, scale_log2: Float32):
         """The roles where rows are converted. Each asks on its own what there is to do, behind the move of registers:
         numbers that live across it must be in registers that all roles have, and ptxas spills them."""
         geometry, schedule = self.geometry, self.schedule

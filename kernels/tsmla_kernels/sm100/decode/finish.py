@@ -24,7 +24,7 @@ HELD_COLUMNS = 64
 """Columns of tensor memory that a thread takes out at a time."""
 
 
-class Results(NamedTuple):
+class RowResults(NamedTuple):
     """Where results go, and how rows end: out [rows of all requests, 512], log-sum-exps if they are asked for, partial
     results."""
 
@@ -49,7 +49,7 @@ def finish(
     segment: Segment,
     row: Int32,
     end: RowEnd,
-    results: Results,
+    results: RowResults,
     tile: Int32,
     segments: Int32,
 ):
@@ -101,7 +101,7 @@ def _write_columns(
     row: Int32,
     first,
     values: list,
-    results: Results,
+    results: RowResults,
 ):
     """Of this thread's part of a row, those from column `first` of tensor memory on."""
     dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK

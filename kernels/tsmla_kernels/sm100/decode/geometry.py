@@ -18,12 +18,12 @@ from tsmla.variant import DecodeVariant
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
 from ...parts.key_source import BOX_KEYS, LANE_BOXES
 from ...parts.precision import PartialRows
-from ...parts.query import QueryTile
+from ...parts.query import QueryTileLayout
 
 SWIZZLE = 128
 """Bytes of one swizzled row; operands are kept in chunks of so many bytes by 8 rows."""
 ATOM = 8 * SWIZZLE
-ROWS = 64
+CTA_ROWS = 64
 """Query rows of a CTA."""
 S_SLOTS = 2
 """Tiles whose scores are in tensor memory."""
@@ -41,7 +41,7 @@ SCALE_SLOTS = 4
 """Tiles whose keys' scales are in shared memory, where keys have scales."""
 SCALE_WORDS = 3
 """What the scale of a key is folded to (`parts/row_scales.Folded`)."""
-assert EXCHANGE_OFFSET + 2 * ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
+assert EXCHANGE_OFFSET + 2 * CTA_ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class DecodeGeometry:
             assert self.stored.scales and self.stored.scales.columns % self.chunk == 0, self
         assert self.row.value_columns % self.chunk == 0 and self.row_chunks * self.chunk >= self.row.value_columns, self
         assert self.tail_bytes in (0, SWIZZLE // 2, SWIZZLE), self
-        assert self.deal.row_tile == self.ctas * ROWS, self
+        assert self.deal.row_tile == self.ctas * CTA_ROWS, self
         assert self.row_chunks % self.k_cuts == 0 and (self.k_cuts == 1 or self.tail == 0), self
         assert self.k_slots % self.k_slots_per_tile == 0 and self.k_keys % BOX_KEYS == 0, self
         if self.is_pair:
@@ -155,15 +155,15 @@ class DecodeGeometry:
 
     @property
     def q_wide_bytes(self) -> int:
-        return ROWS * self.row_chunks * SWIZZLE
+        return CTA_ROWS * self.row_chunks * SWIZZLE
 
     @property
-    def query_tile(self) -> QueryTile:
-        return QueryTile(self.row, ROWS, SWIZZLE)
+    def query_tile(self) -> QueryTileLayout:
+        return QueryTileLayout(self.row, CTA_ROWS, SWIZZLE)
 
     @property
     def q_bytes(self) -> int:
-        return self.q_wide_bytes + ROWS * self.tail_bytes
+        return self.q_wide_bytes + CTA_ROWS * self.tail_bytes
 
     @property
     def partial_rows(self) -> PartialRows:
@@ -234,7 +234,7 @@ class DecodeGeometry:
     @property
     def p_bytes(self) -> int:
         """One P slot: chunks of (64 rows, p_row_bytes)."""
-        return ROWS * self.tile_kv * self.element_bytes
+        return CTA_ROWS * self.tile_kv * self.element_bytes
 
     @property
     def q_offset(self) -> int:

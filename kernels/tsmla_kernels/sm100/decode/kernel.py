@@ -19,7 +19,7 @@ from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
 from ...parts.row_end import ending_of, log_sums_of
 from .attention import AttentionKernel
-from .geometry import ROWS, DecodeGeometry
+from .geometry import CTA_ROWS, DecodeGeometry
 
 CROWD = 4
 """CTAs of the combine that an SM may have for one row's columns: more partial results of it are then on their way."""
@@ -41,7 +41,7 @@ class DecodeKernel:
         lists, by name."""
         heads = given.query.shape[2]
         # Which of the two takes a call must not depend on the other requests of a batch.
-        few_rows = (given.q_len * heads <= ROWS) & (given.batch_invariant == 0)
+        few_rows = (given.q_len * heads <= CTA_ROWS) & (given.batch_invariant == 0)
         view = visibility_in(key_source(given.kv_cache, given.block_tables), given)
         scale_log2 = given.softmax_scale * LOG2_E
         ending = ending_of(given, heads)

@@ -21,7 +21,7 @@ from ...parts.partials import begin_records, record_unit
 from ...parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
 from ...parts.visible import Viewers, seen_bits, surely_seen, viewers_of
 from .assignment import Assignment, is_leader, rank_of
-from .geometry import ATOM, LARGE_KEYS, ROWS, SWIZZLE, DecodeGeometry
+from .geometry import ATOM, CTA_ROWS, LARGE_KEYS, SWIZZLE, DecodeGeometry
 from .storage import Shared, layouts_of
 
 ALL_KEYS = (1 << BOX_KEYS) - 1
@@ -214,7 +214,7 @@ def _load_query(
     """This CTA's query rows of a segment, its q number `count`, and rows that are zeros or copies of others up to a
     whole tile. Of a pair, each CTA tells: lanes may have written its part."""
     tile = geometry.query_tile
-    first_row = segment.first_row + rank_of(geometry) * ROWS
+    first_row = segment.first_row + rank_of(geometry) * CTA_ROWS
     if query.rows.lines == NO_LINES:
         last_row = segment.first_row + segment.rows - 1
         copy_rows(query.rows, tile, shared.q_words, segment.request, first_row, last_row, heads)

@@ -15,10 +15,10 @@ from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import next_unit, segment_of
 from ...parts.precision import Probabilities
 from .assignment import Assignment
-from .geometry import ATOM, ROWS, SWIZZLE, DecodeGeometry
+from .geometry import ATOM, CTA_ROWS, SWIZZLE, DecodeGeometry
 from .storage import Shared
 
-HALVES = 2
+OUTPUT_HALVES = 2
 """Products of 256 columns that the output takes."""
 
 
@@ -34,7 +34,7 @@ class Products:
         rows = geometry.deal.row_tile
         self.scores = umma.instruction(latent, latent, rows, geometry.tile_kv, False)
         self.tail_scores = umma.instruction(rope, rope, rows, geometry.tile_kv, False)
-        self.values = umma.instruction(*probabilities.operands, rows, geometry.row.value_columns // HALVES, True)
+        self.values = umma.instruction(*probabilities.operands, rows, geometry.row.value_columns // OUTPUT_HALVES, True)
         self.q = umma.operand(SWIZZLE)
         self.k = umma.operand(SWIZZLE, geometry.k_chunks * ATOM)
         self.tail = umma.operand(geometry.tail_bytes) if geometry.tail else 0
@@ -122,7 +122,7 @@ def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
             for chunk in cutlass.range_constexpr(geometry.k_chunks):
                 row_chunk = index * geometry.k_chunks + chunk
                 for step in cutlass.range_constexpr(0, SWIZZLE, umma.K_BYTES):
-                    q_bytes, k_bytes = row_chunk * ROWS * SWIZZLE + step, chunk * ATOM + step
+                    q_bytes, k_bytes = row_chunk * CTA_ROWS * SWIZZLE + step, chunk * ATOM + step
                     products.issue(target, q, k, q_bytes, k_bytes, products.scores, row_chunk + step > 0)
             if const_expr(geometry.tail > 0):
                 q = umma.at(products.tail, shared.q + geometry.q_wide_bytes)
@@ -161,12 +161,12 @@ def _values(
         with cute.arch.elect_one():
             p = umma.at(products.p, shared.p + shared.p_edge.stage(tile) * geometry.p_bytes)
             v = umma.at(products.v, base + edge.stage(count) * slot_bytes)
-            for half in cutlass.range_constexpr(HALVES):
-                target = shared.tmem_base + half * (geometry.o_columns // HALVES)
+            for half in cutlass.range_constexpr(OUTPUT_HALVES):
+                target = shared.tmem_base + half * (geometry.o_columns // OUTPUT_HALVES)
                 for key in cutlass.range_constexpr(0, products.v_slot_keys, step_keys):
                     row_byte = (index * products.v_slot_keys + key) * geometry.element_bytes
                     chunk, within = row_byte // geometry.p_row_bytes, row_byte % geometry.p_row_bytes
-                    p_bytes = chunk * ROWS * geometry.p_row_bytes + within
+                    p_bytes = chunk * CTA_ROWS * geometry.p_row_bytes + within
                     v_bytes = key // 8 * products.v_group_bytes + half * products.v_half_bytes
                     more = keep if const_expr(index + key == 0) else True
                     products.issue(target, p, v, p_bytes, v_bytes, products.values, more)

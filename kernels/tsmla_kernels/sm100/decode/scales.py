@@ -15,7 +15,7 @@ from cutlass import Boolean, Float32, Int32
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment, next_unit, segment_of
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.row_scales import RowScales, deciding_key, fold, inverse_of, key_scale, query_scale, unit_of
+from ...parts.row_scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale, query_scale
 from ...parts.visible import seen_by_any, viewers_of
 from .assignment import Assignment
 from .geometry import DecodeGeometry
@@ -39,7 +39,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
         if segment.valid and segment.tiles > 0:
             wanted = wanted_of(assignment.source, segment, tile_boxes)
             lookup = look_up(wanted)
-            scale_unit = unit_of_segment(geometry, keys, assignment, segment)
+            anchor = anchor_of_segment(geometry, keys, assignment, segment)
             coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
             for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
                 first = i * tile_boxes
@@ -49,14 +49,14 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
                 if i >= AHEAD:
                     count = tile + i - AHEAD
                     shared.scales_edge.wait_empty(count)
-                    _put(shared, geometry, coming[: geometry.lane_keys], scale_unit, count)
+                    _put(shared, geometry, coming[: geometry.lane_keys], anchor, count)
                 coming = (*coming[geometry.lane_keys :], *found)
             tile += segment.tiles
         unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
 @cute.jit
-def unit_of_segment(
+def anchor_of_segment(
     geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment, segment: Segment
 ) -> Float32:
     """The unit of the scales of a segment's keys."""
@@ -67,7 +67,7 @@ def unit_of_segment(
     if seen_by_any(viewers, key):
         page = source.table[segment.request, key >> cute.arch.popc(source.page_size - 1)]
         scale = key_scale(source, keys, page, key)
-    return unit_of(scale)
+    return anchor_of(scale)
 
 
 @cute.jit
@@ -94,12 +94,12 @@ def _found(
 
 
 @cute.jit
-def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tuple, unit: Float32, count: Int32):
+def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tuple, anchor: Float32, count: Int32):
     """This lane's scales of tile number `count`. Those of keys that no row sees may be anything: their scores are not
     looked at, and what their probabilities of 0 are multiplied by is finite."""
     place = _stage(shared, geometry, count) + cute.arch.lane_idx()
     for index in cutlass.range_constexpr(geometry.lane_keys):
-        words = fold(values[index], Boolean(True), unit, inverse_of(unit))
+        words = fold(values[index], Boolean(True), anchor, inverse_of(anchor))
         for word in cutlass.range_constexpr(len(words)):
             place[word * geometry.tile_kv + index * 32] = words[word]
     cute.arch.sync_warp()

@@ -6,7 +6,7 @@ import dataclasses
 
 from ...limits import REGISTERS_PER_SM, WARPGROUP
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, Role, TensorCore, Warps
-from .geometry import CONVERT_WARPS, ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
+from .geometry import CONVERT_WARPS, CTA_ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
 ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 168, 72, 136
 """Of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
@@ -121,7 +121,7 @@ class DecodeSchedule:
         edges += [
             EdgeSpec("s", products, attend, S_SLOTS, tile_scores),
             EdgeSpec("p", attend, products, geometry.p_slots, ctas * geometry.p_bytes),
-            EdgeSpec("half", products, NOBODY, 1, ctas * ROWS * geometry.row.value_columns * 2, (self.attend,)),
+            EdgeSpec("half", products, NOBODY, 1, ctas * CTA_ROWS * geometry.row.value_columns * 2, (self.attend,)),
         ]
         if geometry.scale_slots:
             own = "this CTA's" if geometry.is_pair else ""

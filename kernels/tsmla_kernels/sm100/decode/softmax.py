@@ -35,9 +35,9 @@ from ...parts.row_end import BASE_2, end_of_row
 from ...parts.row_scales import RowScales
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .assignment import Assignment, rank_of
-from .finish import HELD_COLUMNS, Results, finish, wait_output
-from .geometry import ROW_THREADS, ROWS, DecodeGeometry
-from .scales import folded, row_factor, unfolded_sum, unit_of_segment
+from .finish import HELD_COLUMNS, RowResults, finish, wait_output
+from .geometry import CTA_ROWS, ROW_THREADS, DecodeGeometry
+from .scales import anchor_of_segment, folded, row_factor, unfolded_sum
 from .schedule import ROW_BARRIER
 from .storage import Shared
 
@@ -66,7 +66,7 @@ def attend(
     shared: Shared,
     assignment: Assignment,
     scales: RowScales | None,
-    results: Results,
+    results: RowResults,
     scale_log2: Float32,
 ):
     """Where rows have scales (`scales.py`), scores are exponents from the start."""
@@ -79,15 +79,15 @@ def attend(
     while unit.start < assignment.work.end:
         segment = segment_of(deal, assignment.work, assignment.view, unit)
         if segment.valid:
-            row = rank_of(geometry) * ROWS + lane.row
+            row = rank_of(geometry) * CTA_ROWS + lane.row
             keys = _row_keys(assignment, segment, row)
             factor, exponents, unfolded = None, scale_log2, ()
-            scale_unit = Float32(1.0)
+            anchor = Float32(1.0)
             if const_expr(scales is not None):
                 factor = row_factor(scales, segment, row, assignment, scale_log2)
                 exponents, unfolded = Float32(1.0), (Float32(0.0),)
                 if segment.tiles > 0:
-                    scale_unit = unit_of_segment(geometry, scales.keys, assignment, segment)
+                    anchor = anchor_of_segment(geometry, scales.keys, assignment, segment)
             state = RowState(-Float32.inf, Float32(0.0))
             for i in cutlass.range(segment.tiles, unroll=1):
                 first_key = (segment.first_tile + i) * geometry.tile_kv
@@ -102,7 +102,7 @@ def attend(
             exchanges += 1
             end = end_of_row(state.maximum, exponents, mine + other, probabilities.bias, BASE_2)
             if const_expr(scales is not None):
-                end = end._replace(factor=end.factor * scale_unit)
+                end = end._replace(factor=end.factor * anchor)
             finish(geometry, shared, lane, segment, row, end, results, tile, segments)
             if segment.tiles > 0:
                 segments += 1
@@ -113,7 +113,8 @@ def attend(
 def _lane(shared: Shared) -> Lane:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     thread = warp * 32 + cute.arch.lane_idx()
-    return Lane(thread & (ROWS - 1), warp // 2, tmem.row_address(shared.tmem_base, 0, warp), ROW_BARRIER + (warp & 1))
+    address = tmem.row_address(shared.tmem_base, 0, warp)
+    return Lane(thread & (CTA_ROWS - 1), warp // 2, address, ROW_BARRIER + (warp & 1))
 
 
 @cute.jit
@@ -127,7 +128,7 @@ def _row_keys(assignment: Assignment, segment: Segment, row: Int32) -> RowKeys:
 @cute.jit
 def _exchange(shared: Shared, lane: Lane, value: Float32, count: Int32) -> tuple[Float32, Float32]:
     """What both threads of the row have: exchange number `count` of the kernel."""
-    place = shared.exchange + ((count & 1) * ROWS + lane.row) * ROW_THREADS
+    place = shared.exchange + ((count & 1) * CTA_ROWS + lane.row) * ROW_THREADS
     place[lane.half] = value
     cute.arch.barrier(barrier_id=lane.barrier, number_of_threads=32 * ROW_THREADS)
     values = cute.make_rmem_tensor(ROW_THREADS, Float32)
@@ -225,7 +226,7 @@ def _store(
     row_bytes = geometry.p_row_bytes
     first_byte = lane.half * geometry.s_columns * geometry.element_bytes
     chunk = first_byte // row_bytes
-    row = (chunk * ROWS + lane.row) * row_bytes + shared.p_edge.stage(tile) * geometry.p_bytes
+    row = (chunk * CTA_ROWS + lane.row) * row_bytes + shared.p_edge.stage(tile) * geometry.p_bytes
     # 8 rows of 128 bytes, or 4 pairs of rows of 64, differ in where their vectors of 16 bytes lie.
     rotation = lane.row * row_bytes // 128 & (row_bytes // 16 - 1)
     for vector in cutlass.range_constexpr(len(words) // 4):

@@ -19,12 +19,12 @@ from ...parts.blackwell.row_softmax import (
     behind_waits,
     beyond,
     exponentials,
-    finish,
     mask_row,
     nan_or,
     offset_of,
     rescale_factor,
     row_maximum,
+    run_out,
     sum_of,
 )
 from ...parts.logarithm import LOG2_E
@@ -153,7 +153,7 @@ def softmax(
 
 @cute.jit
 def _step(
-    row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr
+    row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr
 ) -> RowState:
     """Scores of one KV tile to probabilities; tells the correction by how much to rescale, and the MMAs to go on."""
     tile_kv = row.geometry.tile_kv
@@ -173,13 +173,13 @@ def _step(
         seen = row_maximum(scores, nan=row.schedule.emulated_pairs > 0)
     if const_expr(row.schedule.crossed):
         tmem.fence_before()
-        if const_expr(first):
+        if const_expr(is_first):
             _meet_first_readers(row)
         shared.scores_read.hand_over(row.tile)
     may_hide_row = const_expr(masked and row.causal)
     maximum = cute.arch.fmax(state.maximum, beyond(seen, state, growth, row.scale_log2))
     total = Float32(0.0)
-    if const_expr(not first):
+    if const_expr(not is_first):
         factor = rescale_factor(state.maximum, maximum, row.scale_log2, may_hide_row)
         _tell_factor(row, factor, event - 1)
         total = state.total * factor
@@ -187,7 +187,7 @@ def _step(
         total = nan_or(total, seen)
     offset = offset_of(maximum, row.scale_log2, row.probabilities.bias, may_hide_row)
     if const_expr(row.schedule.crossed):
-        total = _make_all(row, scores, offset, total, event, first)
+        total = _make_all(row, scores, offset, total, event, is_first)
     else:
         total = _make_early_and_late(row, scores, offset, total)
     return RowState(maximum, total)
@@ -213,7 +213,7 @@ def _make_early_and_late(row: Row, scores: list, offset: Float32, total: Float32
 
 @cute.jit
 def _make_all(
-    row: Row, scores: list, offset: Float32, total: Float32, event: Int32, first: cutlass.Constexpr
+    row: Row, scores: list, offset: Float32, total: Float32, event: Int32, is_first: cutlass.Constexpr
 ) -> Float32:
     """Probabilities over the scores of the other query tile, when it has read them and the values before have been
     added. Returns `total` and their sum."""
@@ -236,13 +236,13 @@ def _make_all(
         ends.append(made[-3])  # the exponential unit's last one: the pair behind it is an emulated one
         if const_expr(group + GROUP == tile_kv - last):
             row.shared.turns.hand_over(4 * row.tile + row.warp, behind=ends[-1] if const_expr(in_order) else None)
-    finish(_packed_and_added(made, dtype, words, sums))
+    run_out(_packed_and_added(made, dtype, words, sums))
     # The second query tile's values are added after the first one's next scores have been computed. Where the other
     # query tile has scores there, they were computed behind the values before.
     over = row.start + event + row.tile
     there = (over >= row.other_start) & (over < row.work.tiles)
     _wait_full_of(row.shared.scores_read, 1 - row.tile, over - row.other_start if there else Int32(-1))
-    if const_expr(not first):
+    if const_expr(not is_first):
         _wait_full_of(row.shared.output_full, row.tile, Int32(-1) if there else event - 1)
     tmem.fence_after()
     tmem.store(row.stored, words)

@@ -35,7 +35,7 @@ from .results import Results, finish
 from .storage import Shared
 from .task import Task
 from .tile import (
-    AttendState,
+    DecodeState,
     Scaling,
     await_references,
     count_exponentials,
@@ -44,10 +44,10 @@ from .tile import (
     follow,
     give,
     make_probabilities,
+    receive,
     rescale_outputs,
     start_scores,
     start_values,
-    take,
 )
 
 
@@ -105,7 +105,7 @@ def attend(
         scores_shape = mma_qk.partition_shape_C((64, geometry.tile_kv))
         scaling = _scaling(query_scales, mma_rope.op, scores_shape, softmax_scale * LOG2_E)
     cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
-    state = AttendState(
+    state = DecodeState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
         q=tuple(x.make_fragment_A(x.partition_A(strip)) for x, strip in zip(of_strip, shared.q_strips, strict=True)),
@@ -125,7 +125,7 @@ def attend(
         all_keys=seen_by_all(all_keys),
         shared=shared,
         thread=thread,
-        lane_pair=thread % QUAD,
+        quad_lane=thread % QUAD,
         warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
         first_count=task.first_count,
         first_tile=task.first_tile,
@@ -150,12 +150,12 @@ def attend(
         if tiles > 0:
             shared.q_edge.release(task.loads)
     else:
-        for pair in cutlass.range(tiles // 2, unroll=1):
+        for turn in cutlass.range(tiles // 2, unroll=1):
             if const_expr(geometry.converts):
-                followed = _received_tile(state, 2 * pair, 1)
-                _own_tile(state, 2 * pair + 1, 1, followed and pair > 0)
+                followed = _received_tile(state, 2 * turn, 1)
+                _own_tile(state, 2 * turn + 1, 1, followed and turn > 0)
             else:
-                _received_and_own_tile(state, 2 * pair, 1)
+                _received_and_own_tile(state, 2 * turn, 1)
         if tiles > 0:
             shared.q_edge.release(task.loads)
         if tiles % 2 == 1:
@@ -187,7 +187,7 @@ def _scaling(
 
 
 @cute.jit
-def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr, must_move: Boolean | bool = False):
+def _own_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr, must_move: Boolean | bool = False):
     """must_move: whether references move to the rows' maxima in any case, which they do where rows are not converted:
     before a task's first tile (`end_scores`), and where they have just followed those of the tile before
     (`_received_and_own_tile`)."""
@@ -201,26 +201,26 @@ def _own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr, must_mo
 
 
 @cute.jit
-def _received_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr) -> Boolean:
+def _received_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr) -> Boolean:
     """Returns whether references follow."""
     received = await_references(state, index)
     follows = cute.arch.vote_any_sync(is_ahead(received, state.reference))
     if follows:
         follow(state, received)
         rescale_outputs(state, state.rescale_received, index)
-    take(state, index)
+    receive(state, index)
     start_values(state, state.received, index, mine)
     end_values(state, index, mine)
     return follows
 
 
 @cute.jit
-def _received_and_own_tile(state: AttendState, index: Int32, mine: cutlass.Constexpr):
+def _received_and_own_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
     """A received tile and the own one after it, whose probabilities need only the received one's references."""
     scores = start_scores(state, index + 1)
     end_scores(state, scores, index + 1, True)
     moves = make_probabilities(state, scores, index, True)
-    take(state, index)
+    receive(state, index)
     give(state)
     start_values(state, state.received, index, mine)
     count_exponentials(state, index + 1)

@@ -10,11 +10,11 @@ from cutlass.cutlass_dsl import select_
 
 from ...parts.division import Divisor, quotient, remainder
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, KeySource, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.row_scales import deciding_key, fold, inverse_of, key_scale, unit_of
+from ...parts.row_scales import anchor_of, deciding_key, fold, inverse_of, key_scale
 from ...parts.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
 from .geometry import FOLDED_WORDS, GROUP_ROWS, TASK_RING, TILE_KV, DecodeGeometry
 from .storage import Shared
-from .task import Task, edge_tile
+from .task import Task, border_tile
 
 TILES_PER_LOOKUP = LANE_BOXES * BOX_KEYS // TILE_KV
 """Tiles of a window of pages."""
@@ -27,7 +27,7 @@ def clean(
     task: Task,
     view: Visibility,
     heads: Divisor,
-    edges: Int32,
+    borders: Int32,
 ) -> Int32:
     """One warp. Writes zeros over the rows of edge tiles that no row may see, so that a probability of 0 times such a
     row is 0. Returns how many edge tiles it has seen so far. Without `visible`, only the first and the last tile of a
@@ -40,10 +40,10 @@ def clean(
         visits, step = task.tiles, Int32(1)
     for visit in cutlass.range(visits, unroll=1):
         index = visit * step
-        if edge_tile(task, task.first_tile + index, geometry.tile_kv) | hidden:
-            _clean_tile(shared, geometry, task, viewers, index, edges, lane)
-            edges += 1
-    return edges
+        if border_tile(task, task.first_tile + index, geometry.tile_kv) | hidden:
+            _clean_tile(shared, geometry, task, viewers, index, borders, lane)
+            borders += 1
+    return borders
 
 
 @cute.jit
@@ -56,7 +56,7 @@ def bring_scales_and_clean(
     number: Int32,
     view: Visibility,
     heads: Divisor,
-    edges: Int32,
+    borders: Int32,
 ) -> Int32:
     """One warp: what `clean` does to each tile of task `number` and, before, what scores and sums need of the scales of
     its keys. A lane reads two scales of a tile, while it folds those of the tile before."""
@@ -70,17 +70,17 @@ def bring_scales_and_clean(
         first = deciding_key(viewers, first_tile_key)  # in the first tile
         place = first - first_tile_key
         scale = cute.arch.shuffle_sync(Float32(select_(place < 32, mine[0], mine[1])), place & 31)
-        unit = unit_of(Float32(select_(seen_by_any(viewers, first), scale, Float32(1.0))))
+        anchor = anchor_of(Float32(select_(seen_by_any(viewers, first), scale, Float32(1.0))))
         if lane == 0:
-            shared.units[number & TASK_RING - 1] = unit
+            shared.anchors[number & TASK_RING - 1] = anchor
         for index in cutlass.range(task.tiles, unroll=1):
             found, following = mine, index + 1
             if following < task.tiles:
                 if following % TILES_PER_LOOKUP == 0:
                     lookup = look_further(wanted, lookup, following // TILES_PER_LOOKUP)
                 mine = _scales_of(source, scales, lookup, following, wanted, lane)
-            edges = _bring(shared, geometry, task, viewers, index, found, unit, edges, lane)
-    return edges
+            borders = _bring(shared, geometry, task, viewers, index, found, anchor, borders, lane)
+    return borders
 
 
 @cute.jit
@@ -91,29 +91,29 @@ def _bring(
     viewers: Viewers,
     index: Int32,
     scales: tuple[Float32, Float32],
-    unit: Float32,
-    edges: Int32,
+    anchor: Float32,
+    borders: Int32,
     lane: Int32,
 ) -> Int32:
     """Fold the scales of tile `index` of the task, hand them over, and clean it if need be."""
     count, tile = task.first_count + index, task.first_tile + index
-    is_edge = edge_tile(task, tile, geometry.tile_kv) | hides(viewers.view)
+    is_border = border_tile(task, tile, geometry.tile_kv) | hides(viewers.view)
     shared.scales_edge.wait_empty(count)
     stage = shared.scales_edge.stage(count)
     for half in cutlass.range_constexpr(2):
         key = half * 32 + lane
         seen = Boolean(True)
-        if is_edge:
+        if is_border:
             seen = seen_by_any(viewers, tile * geometry.tile_kv + key)
-        folded = fold(scales[half], seen, unit, inverse_of(unit))
+        folded = fold(scales[half], seen, anchor, inverse_of(anchor))
         for word in cutlass.range_constexpr(FOLDED_WORDS):
             shared.folded[word][key % 2, key // 2, stage] = folded[word]
     cute.arch.sync_warp()
     shared.scales_edge.hand_over(count)
-    if is_edge:
-        _clean_tile(shared, geometry, task, viewers, index, edges, lane)
-        edges += 1
-    return edges
+    if is_border:
+        _clean_tile(shared, geometry, task, viewers, index, borders, lane)
+        borders += 1
+    return borders
 
 
 @cute.jit
@@ -136,13 +136,13 @@ def _clean_tile(
     task: Task,
     viewers: Viewers,
     index: Int32,
-    edges: Int32,
+    borders: Int32,
     lane: Int32,
 ) -> None:
     """Wipe what no row may see of tile `index` of the task, and hand its strips over."""
     stages = Int32(geometry.stages)
     count = task.first_count + index
-    shared.landed.wait_full(remainder(edges, stages), quotient(edges, stages))
+    shared.landed.wait_full(remainder(borders, stages), quotient(borders, stages))
     first_key = (task.first_tile + index) * geometry.tile_kv
     stage = shared.kv_edges[0].stage(count)
     for start in cutlass.range(0, geometry.tile_kv, 32, unroll=1):

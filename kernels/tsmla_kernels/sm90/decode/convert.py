@@ -32,9 +32,9 @@ VECTOR = 16
 """Bytes that a lane reads or writes at a time."""
 LINE = 128
 """Bytes of a row of either side."""
-HALVES = 2
+KEY_HALVES = 2
 """Of a strip, one after the other."""
-HALF_KEYS = TILE_KV // HALVES
+HALF_KEYS = TILE_KV // KEY_HALVES
 LANES = 32 // GROUP_ROWS
 """Lanes that have a key: a warp has a group of rows of each half."""
 VECTORS = LINE // VECTOR // LANES
@@ -51,7 +51,7 @@ class Lane(NamedTuple):
     scales: Int32
 
 
-class Piece(NamedTuple):
+class Strip(NamedTuple):
     """One strip of a tile: the tile's number in the rings, where the strip begins, and the edges that say that it is
     loaded, and that it is ready."""
 
@@ -73,52 +73,52 @@ def convert(
     warp = cute.arch.make_warp_uniform(thread // 32) % (WARPGROUP // 32)
     half_bytes = HALF_KEYS * geometry.d_strip * geometry.element_bytes
     lane = _lane(geometry, warp)
-    scales = cute.make_rmem_tensor((geometry.converted_strips, HALVES), Float32)
+    scales = cute.make_rmem_tensor((geometry.converted_strips, KEY_HALVES), Float32)
     words = cute.make_rmem_tensor((VECTOR // 4, VECTORS), Int32)
     scales.fill(0.0)
-    unseen = [Boolean(False)] * HALVES
+    unseen = [Boolean(False)] * KEY_HALVES
     ahead = Boolean(False)
-    pieces = task.tiles * geometry.converted_strips
-    for number in cutlass.range(pieces, unroll=1):
-        piece = _piece(shared, geometry, converter, task, number)
+    strips = task.tiles * geometry.converted_strips
+    for number in cutlass.range(strips, unroll=1):
+        current = _strip_at(shared, geometry, converter, task, number)
         if not ahead:
-            piece.loaded.wait_full(piece.count)
+            current.loaded.wait_full(current.count)
             for i in cutlass.range_constexpr(VECTORS):
-                _read(words, piece.first + lane.stored, i)
+                _read(words, current.first + lane.stored, i)
             if number % geometry.converted_strips == 0:
-                _read_scales(geometry, scales, converter, piece.first + lane.scales)
+                _read_scales(geometry, scales, converter, current.first + lane.scales)
         if number % geometry.converted_strips == 0:
-            unseen = [Boolean(False)] * HALVES
-            if (number == 0) | (number == pieces - geometry.converted_strips) | hides(view):  # it may be an edge tile
+            unseen = [Boolean(False)] * KEY_HALVES
+            if (number == 0) | (number == strips - geometry.converted_strips) | hides(view):  # it may be an edge tile
                 # What is looked up again, and what is read, is not kept meanwhile: there are not enough registers.
                 known = look(shared.dealt, number_of_task)
                 first_key = (known.first_tile + number // geometry.converted_strips) * geometry.tile_kv
-                for half in cutlass.range_constexpr(HALVES):
+                for half in cutlass.range_constexpr(KEY_HALVES):
                     at = first_key + half * HALF_KEYS + warp * GROUP_ROWS + cute.arch.lane_idx() // LANES
                     unseen[half] = not seen_by_any(viewers_of(view, known, heads), at)
                 for i in cutlass.range_constexpr(VECTORS):
-                    _read(words, piece.first + lane.stored, i)
+                    _read(words, current.first + lane.stored, i)
             _together(converter)  # all have read the scales, which lie where the first half will
-        following = _piece(shared, geometry, converter, task, number + 1)
-        for half in cutlass.range_constexpr(HALVES):
-            stored, there = piece.first + (half + 1) * HALF_KEYS * LINE, Boolean(True)
-            if const_expr(half + 1 == HALVES):
+        following = _strip_at(shared, geometry, converter, task, number + 1)
+        for half in cutlass.range_constexpr(KEY_HALVES):
+            stored, there = current.first + (half + 1) * HALF_KEYS * LINE, Boolean(True)
+            if const_expr(half + 1 == KEY_HALVES):
                 _together(converter)  # all have read the piece
-                there = (number + 1 < pieces) & following.loaded.is_full(following.count)
+                there = (number + 1 < strips) & following.loaded.is_full(following.count)
                 stored, ahead = following.first, there
-            made = piece.first + lane.made + half * half_bytes
+            made = current.first + lane.made + half * half_bytes
             for i in cutlass.range_constexpr(VECTORS):
                 _write(geometry, words[None, i], scales[0, half], made, i)
                 if there:
                     _read(words, stored + lane.stored, i)
             if unseen[half]:
                 _write_zeros(made)
-        for half in cutlass.range_constexpr(HALVES):
+        for half in cutlass.range_constexpr(KEY_HALVES):
             for place in cutlass.range_constexpr(geometry.converted_strips - 1):
                 scales[place, half] = scales[place + 1, half]
         if ahead & ((number + 1) % geometry.converted_strips == 0):
             _read_scales(geometry, scales, converter, following.first + lane.scales)
-        piece.ready.publish(piece.count)
+        current.ready.publish(current.count)
 
 
 def _together(converter: Int32) -> None:
@@ -126,13 +126,13 @@ def _together(converter: Int32) -> None:
     cute.arch.barrier(barrier_id=CONVERT_BARRIER + converter, number_of_threads=WARPGROUP)
 
 
-def _piece(shared: Shared, geometry: DecodeGeometry, converter: Int32, task: Task, number: Int32) -> Piece:
+def _strip_at(shared: Shared, geometry: DecodeGeometry, converter: Int32, task: Task, number: Int32) -> Strip:
     """Number `number` of a task, strip by strip of each tile, of those that a warpgroup converts."""
     count = task.first_count + number // geometry.converted_strips
     strip = geometry.converted_strip(converter, number % geometry.converted_strips)
     loaded, ready = one_of(shared.kv_edges, strip), one_of(shared.ready_edges, strip)
     first = shared.loaded[0] + (strip * geometry.stages + loaded.stage(count)) * geometry.strip_bytes[0]
-    return Piece(count, first, loaded, ready)
+    return Strip(count, first, loaded, ready)
 
 
 @cute.jit
@@ -156,7 +156,7 @@ def _read_scales(
     geometry: cutlass.Constexpr[DecodeGeometry], scales: cute.Tensor, converter: Int32, first: Int32
 ) -> None:
     """Of a lane's key in each half, those of the strips that its warpgroup converts."""
-    for half in cutlass.range_constexpr(HALVES):
+    for half in cutlass.range_constexpr(KEY_HALVES):
         for place in cutlass.range_constexpr(geometry.converted_strips):
             at = half * (HALF_KEYS * geometry.scales_bytes) + geometry.converted_strip(converter, place) * SCALE_BYTES
             scales[place, half] = shared_word(Float32, first + at)

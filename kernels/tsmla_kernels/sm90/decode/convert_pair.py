@@ -37,7 +37,7 @@ from ...parts.precision import numeric
 from ...parts.ptx import load_if
 from ...parts.visible import Viewers, Visibility, seen_bits, viewers_of
 from .geometry import GROUP_ROWS, TILE_KV, DecodeGeometry
-from .pair import own_rank, publish_pieces
+from .pair import own_rank, publish_to_both
 from .storage import Shared
 from .task import Task
 
@@ -66,7 +66,7 @@ class Lane(NamedTuple):
     made: Int32
 
 
-class Row(NamedTuple):
+class StoredKey(NamedTuple):
     """A key of a tile: the address of this lane's part of it, and of its scales; and whether it is there and some row
     sees it."""
 
@@ -108,7 +108,7 @@ def convert_for_both(
                 next_of_second += _load(geometry, row, strip + half)
             places += (first + (lane.made & -GROUP_BYTES),)
             if const_expr(strip % 2 == 1):  # for each strip, its fence would take a tenth of the time of this role
-                publish_pieces(shared.kv_edges[strip - 1 : strip + 1], count, places[strip - 1 :], GROUP_BYTES)
+                publish_to_both(shared.kv_edges[strip - 1 : strip + 1], count, places[strip - 1 :], GROUP_BYTES)
         coming = next_of_first_half + next_of_second
 
 
@@ -126,18 +126,18 @@ def _lane(geometry: cutlass.Constexpr[DecodeGeometry]) -> Lane:
 def _find(
     geometry: cutlass.Constexpr[DecodeGeometry], cache: cute.Tensor, lane: Lane, wanted: Wanted, viewers: Viewers,
     lookup: Lookup, first: Int32,
-) -> Row:  # fmt: skip
+) -> StoredKey:  # fmt: skip
     """This lane's key of the tile that begins with box `first`."""
     page, box_key = lookup.page_of(first + lane.box), wanted.key_of(first + lane.box)
     seen = seen_bits(viewers, box_key, BOX_KEYS) >> lane.key
     place = (box_key & (wanted.source.page_size - 1)) + lane.key
     row = cache.iterator.toint() + Int64(page) * cache.stride[0] + Int64(place) * geometry.stored.bytes
     there = exists(wanted.source, page) & (seen & 1 != 0)
-    return Row(row + lane.part * VECTOR, row + geometry.stored.scales_offset, there)
+    return StoredKey(row + lane.part * VECTOR, row + geometry.stored.scales_offset, there)
 
 
 @cute.jit
-def _load(geometry: cutlass.Constexpr[DecodeGeometry], row: Row, strip: cutlass.Constexpr[int]) -> tuple:
+def _load(geometry: cutlass.Constexpr[DecodeGeometry], row: StoredKey, strip: cutlass.Constexpr[int]) -> tuple:
     """Start loading this lane's part of a strip: words as they are stored, the scale behind them, all 0 where the key
     is not there."""
     words = []

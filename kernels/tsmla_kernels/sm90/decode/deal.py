@@ -53,11 +53,11 @@ def deal(
 def _work(line: Line, apart: cutlass.Constexpr[bool]) -> Work:
     """This CTA's. Blocks with neighbouring numbers run on the two SMs of a TPC. Where no more than half of the CTAs
     have work, one of each two has, if they may be `apart`: both together take longer."""
-    part, parts = cute.arch.block_idx()[0], line.terms.parts.value
+    worker, workers = cute.arch.block_idx()[0], line.terms.workers.value
     if const_expr(apart):
-        if 2 * line.groups * group_of(line) <= parts:
-            part = (part & 1) * ((parts + 1) // 2) + part // 2
-    return work_of(line, part)
+        if 2 * line.groups * group_of(line) <= workers:
+            worker = (worker & 1) * ((workers + 1) // 2) + worker // 2
+    return work_of(line, worker)
 
 
 @cute.jit

@@ -11,7 +11,7 @@ from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.key_source import BOX_KEYS
 from ...parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
-from ...parts.query import QueryTile
+from ...parts.query import QueryTileLayout
 
 TILE_KV = 64
 """Keys of a tile."""
@@ -21,7 +21,7 @@ PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 FOLDED_WORDS = 3
 """Of a key whose row has a scale (`row_scales.Folded`)."""
-DEALT_AT, REFERENCES_AT, UNITS_AT = 384, 576, 832
+DEALT_AT, REFERENCES_AT, ANCHORS_AT = 384, 576, 832
 """Bytes: where the tasks lie, behind the barriers, the references of the rows, and the units of tasks (`row_scales`).
 """
 STAGED_HALF = 512
@@ -153,8 +153,8 @@ class DecodeGeometry:
         return tuple(sum(self.strips[:i]) for i in range(len(self.strips)))
 
     @property
-    def query_tile(self) -> QueryTile:
-        return QueryTile(self.row, self.tile_q, PATTERN_COLUMNS * self.element_bytes)
+    def query_tile(self) -> QueryTileLayout:
+        return QueryTileLayout(self.row, self.tile_q, PATTERN_COLUMNS * self.element_bytes)
 
     @property
     def q_bytes(self) -> int:

@@ -148,7 +148,7 @@ class DecodeKernel:
                     self._attend(False, PAIR_OF_CTAS, (*arguments, given.kv_cache), given)
             if not paired:
                 self._attend(False, form, (*arguments, None), given)
-        launch_combine(partials, given.out, lse, ending, given.stream, kept, in_pieces=True)
+        launch_combine(partials, given.out, lse, ending, given.stream, kept, in_chunks=True)
 
     @cute.jit
     def _dealt(self, given, view: Visibility, kept: cutlass.Constexpr[PartialRows]):
@@ -161,7 +161,7 @@ class DecodeKernel:
         """Whether CTAs with neighbouring numbers have row tiles of one query token, and so the same keys. With few
         requests for the GPU, single CTAs are done sooner by 1 to 3 %."""
         alike = heads % (PAIR * self.deal.row_tile) == 0
-        even = (terms.group.value % PAIR == 0) & (terms.parts.value % PAIR == 0)
+        even = (terms.group.value % PAIR == 0) & (terms.workers.value % PAIR == 0)
         return alike & even & (terms.units * PAIRED_UNITS > terms.groups)
 
     @cute.jit
@@ -240,7 +240,7 @@ class DecodeKernel:
 
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
-            number, edges = Int32(0), Int32(0)
+            number, borders = Int32(0), Int32(0)
             if warp == DEAL_WARP:
                 deal(self.deal, shared.dealt, view, terms, partials, varying, not paired)
             elif warp == CLEAN_WARP:
@@ -249,11 +249,11 @@ class DecodeKernel:
                     while task.more:
                         if const_expr(geometry.scaled):
                             source = KeySource(block_tables, page_size, pages)
-                            edges = bring_scales_and_clean(
-                                shared, geometry, source, scales.keys, task, number, view, terms.heads, edges
+                            borders = bring_scales_and_clean(
+                                shared, geometry, source, scales.keys, task, number, view, terms.heads, borders
                             )
                         else:
-                            edges = clean(shared, geometry, task, view, terms.heads, edges)
+                            borders = clean(shared, geometry, task, view, terms.heads, borders)
                         number, task = take_next(shared.dealt, number)
             elif const_expr(not paired) or warp == LOAD_WARPS[-1]:
                 source = KeySource(block_tables, page_size, pages)
@@ -269,9 +269,9 @@ class DecodeKernel:
                     if warp == LOAD_WARPS[loader]:
                         task = take(shared.dealt, number)
                         while task.more:
-                            edges = load(
+                            borders = load(
                                 query, boxes, tiles, source, shared, geometry, loader, task, terms.heads,
-                                hides(view), edges, varying,
+                                hides(view), borders, varying,
                             )  # fmt: skip
                             number, task = take_next(shared.dealt, number)
                 # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.

@@ -11,7 +11,7 @@ from ...parts.key_source import BOX_KEYS, KeySource, Lookup, look_further, look_
 from ...parts.query import NO_LINES, Query, copy_rows, copy_tile
 from .geometry import TILE_KV, DecodeGeometry
 from .storage import Shared
-from .task import Task, edge_tile
+from .task import Task, border_tile
 
 BOXES = TILE_KV // BOX_KEYS
 """Boxes of a tile."""
@@ -36,7 +36,7 @@ def load(
     task: Task,
     heads: Divisor,
     hidden: Boolean,
-    edges: Int32,
+    borders: Int32,
     varying: cutlass.Constexpr[bool],
 ) -> Int32:
     """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
@@ -63,9 +63,9 @@ def load(
             lookup = look_further(wanted, lookup, index // tiles_per_lookup)
         count = task.first_count + index
         tile = task.first_tile + index
-        is_edge = edge_tile(task, tile, geometry.tile_kv) | hidden
-        landing = remainder(edges, Int32(geometry.stages))
-        whole = (key_source.page_size >= geometry.tile_kv) & (not is_edge)
+        is_border = border_tile(task, tile, geometry.tile_kv) | hidden
+        landing = remainder(borders, Int32(geometry.stages))
+        whole = (key_source.page_size >= geometry.tile_kv) & (not is_border)
         tile_page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
         tile_place = place_in_page(key_source, tile, geometry.tile_kv)
         for number in geometry.loaded_strips(loader):
@@ -78,7 +78,7 @@ def load(
             elif const_expr(shared.landed is None):
                 barrier = edge.announce(count)
             else:
-                barrier = edge.announce_or_divert(count, is_edge, shared.landed, landing)
+                barrier = edge.announce_or_divert(count, is_border, shared.landed, landing)
             if whole:
                 for strip in strips:
                     atom, source, target = tiles[strip]
@@ -88,9 +88,9 @@ def load(
                     )  # fmt: skip
             else:
                 _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, barrier, policy)
-        if is_edge:
-            edges += 1
-    return edges
+        if is_border:
+            borders += 1
+    return borders
 
 
 @cute.jit

@@ -30,7 +30,7 @@ class PairEdge(Edge):
         _arrive_in_both(self.empty(self.stage(count)))
 
 
-def publish_pieces(edges: tuple[PairEdge, ...], count: Int32, places: tuple, size: int) -> None:
+def publish_to_both(edges: tuple[PairEdge, ...], count: Int32, places: tuple, size: int) -> None:
     """A warp has stored `size` bytes for each of some edges, at these places: they are there, and the other CTA gets
     them at the same places."""
     cute.arch.fence_view_async_shared()

@@ -14,13 +14,13 @@ from ...parts.precision import fits_float16, largest_finite, lift_of
 from ...parts.ptx import store_if
 from .geometry import OUTPUTS
 from .task import Task, is_rehearsal
-from .tile import AttendState
+from .tile import DecodeState
 
 
 @cute.jit
 def end_partial(
-    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    unit: Float32 | None, log_sums: cute.Tensor, partials: Partials,
+    state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
+    anchor: Float32 | None, log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
     """The end of a segment that others of its rows go on with; of a rehearsal, which has no rows, all that is run for
     one of a whole row tile, but that nothing is stored.
@@ -32,14 +32,14 @@ def end_partial(
         run_for = Int32(state.geometry.tile_q)
     kept = const_expr(state.geometry.partial_rows)
     if const_expr(kept.lifted):
-        if const_expr(unit is not None):
-            _divide_by_sums(state.outputs, factors, unit)
+        if const_expr(anchor is not None):
+            _divide_by_sums(state.outputs, factors, anchor)
         _store_lifted(state, mine, positions, columns, task, run_for, factors, partials)
     else:
         for row in cutlass.range_constexpr(cute.size(factors)):
             stored = positions[row] < task.rows
-            if const_expr(unit is not None):
-                factors[row] = factors[row] * unit
+            if const_expr(anchor is not None):
+                factors[row] = factors[row] * anchor
             if positions[row] < run_for:
                 partial = partials.rows[task.slot, positions[row], None]
                 lane = state.coordinates[row, 0][1] // 2
@@ -55,19 +55,19 @@ def end_partial(
 
 
 @cute.jit
-def _divide_by_sums(outputs: tuple, factors: cute.Tensor, unit: Float32) -> None:
+def _divide_by_sums(outputs: tuple, factors: cute.Tensor, anchor: Float32) -> None:
     """Averages of 8-bit values, whose scales are near the unit, lie where float16 holds them; their sums may not. What
     is left in `factors` is the unit, 0 where a row has seen no key. (All warps do this, also those without rows: where
     each stores, behind a branch, calls of few rows took 1 us longer.)"""
     for output in outputs:
         scale_rows(rows_columns(output), factors)
     for row in cutlass.range_constexpr(cute.size(factors)):
-        factors[row] = Float32(0.0) if factors[row] == 0.0 else unit
+        factors[row] = Float32(0.0) if factors[row] == 0.0 else anchor
 
 
 @cute.jit
 def _store_lifted(
-    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32, downs: cute.Tensor,
+    state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32, downs: cute.Tensor,
     partials: Partials,
 ) -> None:  # fmt: skip
     """Partial rows of 16 bits, and what takes out by how much they are lifted and normalises them, which is all that
@@ -105,7 +105,7 @@ def _store_lifted(
                         output[row, column] = output[row, column] * up
 
 
-def _block_of(state: AttendState, mine: Int32):
+def _block_of(state: DecodeState, mine: Int32):
     """A block of columns that warpgroup `mine` has."""
     return state.geometry.places(1)[0] * mine
 

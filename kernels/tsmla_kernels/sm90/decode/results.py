@@ -18,9 +18,9 @@ from ...parts.precision import packed_words
 from ...parts.row_end import BASE_2, Ending, LogSums, RowEnd, count_sink, end_of_row, write_log_sum
 from .geometry import OUTPUTS, STAGED_HALF, STAGED_HALF_STRIDE, TASK_RING
 from .partial_results import end_partial
-from .schedule import PAIR_BARRIER
+from .schedule import ROW_BARRIER
 from .task import Task, look
-from .tile import AttendState
+from .tile import DecodeState
 
 WARP_ROWS = 16
 STAGED_COLUMNS = 32
@@ -37,7 +37,7 @@ class Results(NamedTuple):
 
 
 @cute.jit
-def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
+def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
     """End of task `number` for warpgroup `mine`. Row sums of both warpgroups, then rows divided by them: the result, or
     the partial one in its slot.
 
@@ -56,10 +56,10 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
     if leader:
         for row in cutlass.range_constexpr(row_count):
             row_sums[positions[row], mine, place] = own_sum[row]
-    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
-    unit = None
+    cute.arch.barrier(barrier_id=ROW_BARRIER + state.warp, number_of_threads=64)
+    anchor = None
     if const_expr(state.scaling is not None):
-        unit = _unit(state.shared.units, number, task.tiles)
+        anchor = _anchor(state.shared.anchors, number, task.tiles)
     factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
     for row in cutlass.range_constexpr(row_count):
         total = own_sum[row] + row_sums[positions[row], 1 - mine, place]
@@ -72,22 +72,22 @@ def finish(state: AttendState, mine: Int32, number: Int32, results: Results):
         for first, second in zip(geometry.places(0), geometry.places(1), strict=True)
     ]
     if task.slot >= 0:
-        end_partial(state, mine, positions, columns, task, factors, unit, log_sums, results.partials)
+        end_partial(state, mine, positions, columns, task, factors, anchor, log_sums, results.partials)
     else:
-        _end_whole(state, mine, positions, columns, task, factors, unit, log_sums, results)
+        _end_whole(state, mine, positions, columns, task, factors, anchor, log_sums, results)
 
 
 @cute.jit
 def _end_whole(
-    state: AttendState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
-    unit: Float32 | None, log_sums: cute.Tensor, results: Results,
+    state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
+    anchor: Float32 | None, log_sums: cute.Tensor, results: Results,
 ) -> None:  # fmt: skip
     """The end of rows that have no other segment: of all their tiles, or of none."""
     rows, ending = output_of(results.out, task.first_row, task.rows), results.ending
     logged = const_expr(results.lse is not None)
     for row in cutlass.range_constexpr(cute.size(factors)):
-        if const_expr(unit is not None):
-            factors[row] = factors[row] * unit
+        if const_expr(anchor is not None):
+            factors[row] = factors[row] * anchor
         end = RowEnd(factors[row], log_sums[row])
         end = count_sink(ending, task.first_row + positions[row], end, BASE_2, logged)
         factors[row] = end.factor * ending.output_scale
@@ -102,16 +102,16 @@ def _end_whole(
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])
             _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
-    cute.arch.barrier(barrier_id=PAIR_BARRIER + state.warp, number_of_threads=64)
+    cute.arch.barrier(barrier_id=ROW_BARRIER + state.warp, number_of_threads=64)
 
 
 @cute.jit
-def _unit(units: cute.Tensor, number: Int32, tiles: Int32) -> Float32:
+def _anchor(anchors: cute.Tensor, number: Int32, tiles: Int32) -> Float32:
     """The unit of task `number`, which was told before the scales of its first tile, if it has one."""
-    unit = Float32(1.0)
+    anchor = Float32(1.0)
     if tiles > 0:
-        unit = units[number & TASK_RING - 1]
-    return unit
+        anchor = anchors[number & TASK_RING - 1]
+    return anchor
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from .geometry import CONVERTERS, DEALT_AT, LOAD_WARPS, TASK_RING, TASK_WORDS, D
 
 CLEAN_WARP = 1
 DEAL_WARP = 2
-PAIR_BARRIER = 1
+ROW_BARRIER = 1
 """First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
 CONVERT_BARRIER = 5
 """First of the named barriers of the converting warpgroups."""
@@ -101,7 +101,7 @@ class DecodeSchedule:
         need of the scales of a tile's keys."""
         geometry = self.geometry
         scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
-        of_pair = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
+        scorer_of_rows = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
         each_strip = Copies(self.load, geometry.latent_strips, "each latent strip")
         emptied_by = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
         if geometry.ctas > 1:
@@ -129,8 +129,8 @@ class DecodeSchedule:
         if not geometry.converts:
             edges.append(EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)))
         edges += [
-            EdgeSpec("referenced", of_pair, NOBODY, WARPS, references, read_by=(self.attend,)),
-            EdgeSpec("exchanged", of_pair, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
+            EdgeSpec("referenced", scorer_of_rows, NOBODY, WARPS, references, read_by=(self.attend,)),
+            EdgeSpec("exchanged", scorer_of_rows, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
             EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
         ]
         if geometry.scaled:

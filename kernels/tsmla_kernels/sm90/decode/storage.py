@@ -14,6 +14,7 @@ from ...parts.hopper.storage import BARRIER_BYTES
 from ...parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
 from ...parts.precision import numeric
 from .geometry import (
+    ANCHORS_AT,
     CONVERTERS,
     DEALT_AT,
     GROUP_ROWS,
@@ -22,7 +23,6 @@ from .geometry import (
     REFERENCES_AT,
     TASK_RING,
     TASK_WORDS,
-    UNITS_AT,
     DecodeGeometry,
 )
 from .pair import PairEdge
@@ -68,7 +68,7 @@ class Shared(NamedTuple):
     row_sums: cute.Tensor
     row_keys: cute.Tensor
     folded: tuple | None
-    units: cute.Tensor
+    anchors: cute.Tensor
     q_edge: TmaEdge
     kv_edges: tuple
     ready_edges: tuple
@@ -167,8 +167,8 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     kv_edge = TmaEdge if geometry.ctas == 1 else PairEdge
     kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)
-    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= UNITS_AT - geometry.tile_q * 4
-    assert UNITS_AT + TASK_RING * 4 <= BARRIER_BYTES
+    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4
+    assert ANCHORS_AT + TASK_RING * 4 <= BARRIER_BYTES
     return Shared(
         q=(
             swizzled(BARRIER_BYTES, tile.layout("latent"), 0),
@@ -209,7 +209,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         )
         if geometry.scaled
         else None,
-        units=plain(UNITS_AT, cute.make_layout(TASK_RING), Float32),
+        anchors=plain(ANCHORS_AT, cute.make_layout(TASK_RING), Float32),
         q_edge=barriers.edge("q", TmaEdge),
         kv_edges=kv_edges,
         ready_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,

@@ -100,6 +100,6 @@ def take_next(dealt: Dealt, number: Int32) -> tuple[Int32, Task]:
 
 
 @cute.jit
-def edge_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
+def border_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
     """Whether a tile holds keys that are not visible to any row: they may be NaN, or lie in pages that do not exist."""
     return task.keys.lacks(tile * tile_kv, tile_kv)

@@ -36,7 +36,7 @@ class Scaling(NamedTuple):
     rope_op: object
 
 
-class AttendState(NamedTuple):
+class DecodeState(NamedTuple):
     """What a step needs besides the tile number: operands, running state, positions.
 
     `warp` counts within the warpgroup and is known to be the same for all lanes: addresses that depend on `thread`
@@ -62,7 +62,7 @@ class AttendState(NamedTuple):
     all_keys: VisibleKeys
     shared: Shared
     thread: Int32
-    lane_pair: Int32
+    quad_lane: Int32
     warp: Int32
     first_count: Int32
     first_tile: Int32
@@ -73,7 +73,7 @@ class AttendState(NamedTuple):
 
 
 @cute.jit
-def start_scores(state: AttendState, index: Int32) -> cute.Tensor:
+def start_scores(state: DecodeState, index: Int32) -> cute.Tensor:
     """Start the score product of a tile, each strip as soon as it is there."""
     count = state.first_count + index
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
@@ -90,7 +90,7 @@ def start_scores(state: AttendState, index: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
+def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
     """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
     what rows may not see of it, and settle the references that a segment begins with where `make_probabilities`
     supposes that there are some: those of its first tile, or of the tile before which this one `follows`."""
@@ -103,12 +103,12 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
     if const_expr(state.scaling is not None):
         _scale(state, scores, scales)
     first_key = (state.first_tile + index) * state.geometry.tile_kv
-    is_edge = state.all_keys.lacks(first_key, state.geometry.tile_kv)
+    is_border = state.all_keys.lacks(first_key, state.geometry.tile_kv)
     is_first = Boolean(False)
     if const_expr(_supposes(state)):
         is_first = index == (1 if const_expr(follows) else 0)
-    if is_edge or is_first:
-        if is_edge:
+    if is_border or is_first:
+        if is_border:
             _hide(state, scores, first_key)
         if is_first:
             if const_expr(follows):
@@ -118,19 +118,19 @@ def end_scores(state: AttendState, scores: cute.Tensor, index: Int32, follows: c
 
 
 @cute.jit
-def _scales(state: AttendState, index: Int32) -> cute.Tensor:
+def _scales(state: DecodeState, index: Int32) -> cute.Tensor:
     """(scales of two keys and their logarithms, pairs of columns that this lane has) of tile `index`."""
     edge, pairs = state.shared.scales_edge, state.shared.folded[0]
     edge.wait_full(state.first_count + index)
     scales = cute.make_rmem_tensor((4, cute.size(pairs, mode=[1]) // QUAD), Float32)
     for pair in cutlass.range_constexpr(cute.size(scales, mode=[1])):
-        place = pairs[None, state.lane_pair + QUAD * pair, edge.stage(state.first_count + index)].iterator
+        place = pairs[None, state.quad_lane + QUAD * pair, edge.stage(state.first_count + index)].iterator
         cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales[None, pair])
     return scales
 
 
 @cute.jit
-def _scale(state: AttendState, scores: cute.Tensor, scales: cute.Tensor):
+def _scale(state: DecodeState, scores: cute.Tensor, scales: cute.Tensor):
     """Of products, make logarithms of scores, each with that of its key's scale."""
     view, factors = rows_columns(scores), state.scaling.factors
     for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
@@ -140,7 +140,7 @@ def _scale(state: AttendState, scores: cute.Tensor, scales: cute.Tensor):
 
 
 @cute.jit
-def _hide(state: AttendState, scores: cute.Tensor, first_key: Int32):
+def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32):
     """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
     for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
@@ -151,7 +151,7 @@ def _hide(state: AttendState, scores: cute.Tensor, first_key: Int32):
             view[row, column] = Float32(select_(keys.holds(key), view[row, column], Float32(-Float32.inf)))
 
 
-def _supposes(state: AttendState) -> bool:
+def _supposes(state: DecodeState) -> bool:
     """Whether `make_probabilities` computes exponentials at once, and again in case the references turn out to move.
     Scores and exponentials then take registers side by side, which there are not where a fifth warpgroup converts."""
     return not (state.geometry.transposes or state.geometry.converts)
@@ -159,7 +159,7 @@ def _supposes(state: AttendState) -> bool:
 
 @cute.jit
 def make_probabilities(
-    state: AttendState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr, must_move: Boolean | bool = False
+    state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr, must_move: Boolean | bool = False
 ) -> Boolean:
     """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
     the other warpgroup's, and goes on from its references. Returns whether references have moved, which they do if they
@@ -202,13 +202,13 @@ def make_probabilities(
 
 
 @cute.jit
-def _move(state: AttendState, scores: cute.Tensor):
+def _move(state: DecodeState, scores: cute.Tensor):
     move_reference(rows_columns(scores), state.reference, None, state.rescale, state.scale_log2)
     _rescale_sums(state, state.rescale)
 
 
 @cute.jit
-def _rescale_sums(state: AttendState, rescale: cute.Tensor):
+def _rescale_sums(state: DecodeState, rescale: cute.Tensor):
     """Products rounded by themselves: fused with the sum that follows in some kernels only, they would make last bits
     differ between rows that are converted and bf16 ones."""
     sums = [state.row_sum]
@@ -220,7 +220,7 @@ def _rescale_sums(state: AttendState, rescale: cute.Tensor):
 
 
 @cute.jit
-def _exponentiate(state: AttendState, scores: cute.Tensor):
+def _exponentiate(state: DecodeState, scores: cute.Tensor):
     """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
     if const_expr(state.scaling is not None):
@@ -235,7 +235,7 @@ def _exponentiate(state: AttendState, scores: cute.Tensor):
 
 
 @cute.jit
-def count_exponentials(state: AttendState, index: Int32):
+def count_exponentials(state: DecodeState, index: Int32):
     """Where rows have scales: add the own tile's exponentials, without their keys' scales, to the sums of rows. It is
     the last to need these, and nothing waits for it: it has the time of a value product."""
     if const_expr(state.scaling is not None):
@@ -245,7 +245,7 @@ def count_exponentials(state: AttendState, index: Int32):
         stage = edge.stage(count)
         for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
             inverse = cute.make_rmem_tensor(2, Float32)
-            cute.autovec_copy(state.shared.folded[2][None, state.lane_pair + QUAD * pair, stage], inverse)
+            cute.autovec_copy(state.shared.folded[2][None, state.quad_lane + QUAD * pair, stage], inverse)
             for row in cutlass.range_constexpr(cute.size(totals)):
                 for i in cutlass.range_constexpr(2):
                     totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
@@ -254,14 +254,14 @@ def count_exponentials(state: AttendState, index: Int32):
 
 
 @cute.jit
-def give(state: AttendState):
+def give(state: DecodeState):
     """Hand the own probabilities to the other warpgroup."""
     _vectors(state.own, state.shared.exchange, state.thread, True)
     state.shared.exchanged.hand_over(state.warp)
 
 
 @cute.jit
-def await_references(state: AttendState, index: Int32) -> cute.Tensor:
+def await_references(state: DecodeState, index: Int32) -> cute.Tensor:
     """The references of a tile that the other warpgroup has scored."""
     state.shared.referenced.wait_full(state.warp, state.first_count + index)
     received = cute.make_rmem_tensor_like(state.reference)
@@ -271,20 +271,20 @@ def await_references(state: AttendState, index: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def follow(state: AttendState, received: cute.Tensor):
+def follow(state: DecodeState, received: cute.Tensor):
     follow_reference(received, state.reference, state.rescale_received, state.scale_log2)
     _rescale_sums(state, state.rescale_received)
 
 
 @cute.jit
-def take(state: AttendState, index: Int32):
+def receive(state: DecodeState, index: Int32):
     """Take the probabilities of a tile from the other warpgroup."""
     state.shared.exchanged.wait_full(state.warp, state.first_count + index)
     _vectors(state.received, state.shared.exchange, state.thread, False)
 
 
 @cute.jit
-def start_values(state: AttendState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
+def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
     """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
     edge, *_ = _value_edges(state, mine)
     count = state.first_count + index
@@ -296,7 +296,7 @@ def start_values(state: AttendState, probabilities: cute.Tensor, index: Int32, m
 
 
 @cute.jit
-def rescale_outputs(state: AttendState, rescale: cute.Tensor, index: Int32):
+def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
     """Before the value product of tile `index`. Before that of tile 0 there are none, and all of this would be as cold
     as it is useless."""
     if index > 0:
@@ -305,7 +305,7 @@ def rescale_outputs(state: AttendState, rescale: cute.Tensor, index: Int32):
 
 
 @cute.jit
-def end_values(state: AttendState, index: Int32, mine: cutlass.Constexpr):
+def end_values(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
     """The value product is done, one output after the other: its values are free."""
     edges = _value_edges(state, mine)
     for i in cutlass.range_constexpr(len(edges)):
@@ -313,7 +313,7 @@ def end_values(state: AttendState, index: Int32, mine: cutlass.Constexpr):
         edges[i].release(state.first_count + index)
 
 
-def _value_edges(state: AttendState, mine: int) -> tuple:
+def _value_edges(state: DecodeState, mine: int) -> tuple:
     """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
     edges = state.shared.v_edges
     if state.geometry.transposes:

@@ -17,16 +17,16 @@ from ...parts.query import QueryRows
 from ...parts.row_scales import RowScales, query_scale
 from ...parts.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
 from ..decode.results import Results
-from ..decode.task import Task, edge_tile
+from ..decode.task import Task, border_tile
 from .finish import finish
 from .geometry import BLOCK, FEW_ROWS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
 from .scales import page_of_quarter, scales_of_quarter
 from .schedule import TEAM_BARRIER
 from .storage import Shared
 from .tile import (
-    HALVES,
     NO_KEYS,
     STEPS,
+    STRIP_HALVES,
     State,
     add_values,
     lane_of,
@@ -101,7 +101,7 @@ def attend_few(
         stage = shared.stages + shared.kv_edge.stage(count) * geometry.stage_bytes
         tile = task.first_tile + index
         first_key = tile * TILE_KV
-        if edge_tile(task, tile, TILE_KV) | hides(view):
+        if border_tile(task, tile, TILE_KV) | hides(view):
             wipe(geometry, state, stage, viewers, first_key)
         scores, logs, negative = scores_of(geometry, state, stage, first_key, now)
         packed = probabilities_of(geometry, state, scores, logs, negative, stage)
@@ -146,14 +146,14 @@ def _query_as_given(
     lane = cute.arch.lane_idx()
     part = lane % QUAD
     batch, q_len, _, _ = query.latent.shape
-    latent = cute.make_rmem_tensor((4 * vectors, vectors, HALVES, 2), Int32)
+    latent = cute.make_rmem_tensor((4 * vectors, vectors, STRIP_HALVES, 2), Int32)
     rope = cute.make_rmem_tensor((2, 2), Int32)
     first = task.first_row - task.request * (q_len * heads.value)
     for row in cutlass.range_constexpr(2):
         position = cutlass.max(cutlass.min(lane // QUAD + 8 * row, task.rows - 1), 0)
         token = quotient(first + position, heads)
         place = (task.request, token, first + position - token * heads.value)
-        for half in cutlass.range_constexpr(HALVES):
+        for half in cutlass.range_constexpr(STRIP_HALVES):
             column = warp * STRIP + half * (STRIP // 2) + part * 16
             source = cute.recast_ptr(
                 aligned(cute.domain_offset((*place, column), query.latent).iterator, 16), dtype=Int32
@@ -174,10 +174,10 @@ def _query_as_given(
 def _widened_operands(given: tuple) -> tuple:
     """First operands of this warp's columns of a query of 8 bits, which float16 holds as they are."""
     latent, rope = given
-    first = cute.make_rmem_tensor((4, HALVES * STEPS), Int32)
+    first = cute.make_rmem_tensor((4, STRIP_HALVES * STEPS), Int32)
     second = cute.make_rmem_tensor(4, Int32)
     for row in cutlass.range_constexpr(2):
-        for half in cutlass.range_constexpr(HALVES):
+        for half in cutlass.range_constexpr(STRIP_HALVES):
             for step in cutlass.range_constexpr(STEPS):
                 words = widened(latent[step, 0, half, row])
                 for pair in cutlass.range_constexpr(2):
@@ -195,7 +195,7 @@ def _as_operands(
     latent, rope = given
     lane = cute.arch.lane_idx()
     numbers = [
-        [cute.recast_tensor(latent[None, 0, half, row], dtype).load().to(Float32) for half in range(HALVES)]
+        [cute.recast_tensor(latent[None, 0, half, row], dtype).load().to(Float32) for half in range(STRIP_HALVES)]
         for row in range(2)
     ]
     told = cute.make_tensor(
@@ -204,7 +204,7 @@ def _as_operands(
     )
     for row in cutlass.range_constexpr(2):
         largest = Int32(0)
-        for half in cutlass.range_constexpr(HALVES):
+        for half in cutlass.range_constexpr(STRIP_HALVES):
             for word in cutlass.range_constexpr(8):
                 largest = larger_magnitudes(largest, latent[word, 0, half, row], dtype)
         for step in cutlass.range_constexpr(QUAD.bit_length() - 1):
@@ -213,7 +213,7 @@ def _as_operands(
             both = Vector.from_elements((largest,), Int32).bitcast(dtype).to(Float32).to_elements()
             told[lane // QUAD + 8 * row, warp, team] = cute.arch.fmax(*both)
     cute.arch.barrier(barrier_id=TEAM_BARRIER + team, number_of_threads=WARPGROUP)
-    first = cute.make_rmem_tensor((4, HALVES * STEPS), Int32)
+    first = cute.make_rmem_tensor((4, STRIP_HALVES * STEPS), Int32)
     second = cute.make_rmem_tensor(4, Int32)
     logs = cute.make_rmem_tensor(2, Float32)
     for row in cutlass.range_constexpr(2):
@@ -223,7 +223,7 @@ def _as_operands(
         exponent = cutlass.min(cutlass.max(largest.bitcast(Int32) >> 23, LEAST_EXPONENT), MOST_EXPONENT)
         factor = (Int32(258) - exponent << 23).bitcast(Float32)
         logs[row] = scale_log2 * (exponent - 4 << 23).bitcast(Float32)
-        for half in cutlass.range_constexpr(HALVES):
+        for half in cutlass.range_constexpr(STRIP_HALVES):
             scaled = cute.make_rmem_tensor(16, cutlass.Float16)
             scaled.store((numbers[row][half] * factor).to(cutlass.Float16))
             words = cute.recast_tensor(scaled, Int32)

@@ -24,7 +24,7 @@ from ...parts.key_source import (
 )
 from ...parts.ptx import bulk_copy
 from ..decode.load import EVICT_FIRST
-from ..decode.task import Task, edge_tile
+from ..decode.task import Task, border_tile
 from .geometry import TILE_KV, FewRowsGeometry
 from .storage import Shared
 
@@ -55,7 +55,7 @@ def load_apart(
         page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
         stage = edge.stage(count)
         barrier = edge.acquire(count)
-        if (key_source.page_size >= TILE_KV) & (not edge_tile(task, tile, TILE_KV)):
+        if (key_source.page_size >= TILE_KV) & (not border_tile(task, tile, TILE_KV)):
             place = place_in_page(key_source, tile, TILE_KV)
             for atom, source, target in tiles:
                 cute.copy(
@@ -93,7 +93,7 @@ def load_few(
         count = task.first_count + index
         tile = task.first_tile + index
         page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
-        whole = (key_source.page_size >= TILE_KV) & (not edge_tile(task, tile, TILE_KV)) & exists(key_source, page)
+        whole = (key_source.page_size >= TILE_KV) & (not border_tile(task, tile, TILE_KV)) & exists(key_source, page)
         stage = shared.stages + edge.stage(count) * geometry.stage_bytes
         edge.wait_empty(count)
         full = edge.full(edge.stage(count))

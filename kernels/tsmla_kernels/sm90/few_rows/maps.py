@@ -14,15 +14,9 @@ from ...limits import swizzle_bytes
 from ...parts.key_source import BOX_KEYS
 from ...parts.paged import GROUP, box_layout, boxes_view
 from ...parts.precision import numeric
+from ...parts.query import Map
 from ..decode.storage import partition
 from .geometry import STRIP, TILE_KV, FewRowsGeometry
-
-
-class Map(NamedTuple):
-    """A tensor map and the coordinates that it takes."""
-
-    atom: cute.CopyAtom
-    view: cute.Tensor
 
 
 class Maps(NamedTuple):

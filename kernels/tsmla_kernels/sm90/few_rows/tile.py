@@ -47,7 +47,7 @@ SIGNS = -0x7F7F7F80
 """Of four e4m3 numbers."""
 OWN_BLOCKS = BLOCKS // TEAM_WARPS
 """Of scores that a warp adds up."""
-HALVES = 2
+STRIP_HALVES = 2
 """Of a strip: 16 bytes of each of a quad's lanes are 64 columns."""
 STEPS = 4
 """Of 16 columns, in a half; and of 16 keys, in a tile."""
@@ -96,13 +96,13 @@ def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team:
     own = [geometry.key_of(i, part) for i in range(2)]
     if const_expr(geometry.apart):
         strip = warp * (BLOCK * STRIP)
-        scored = tuple(strip + _in_line(key, half * QUAD + part) for half in range(HALVES))
+        scored = tuple(strip + _in_line(key, half * QUAD + part) for half in range(STRIP_HALVES))
         rope = geometry.rope_at + _in_line(key, 2 * warp + part // 2) + part % 2 * 8
         scales = None
         valued = tuple(strip + _in_line(key, line) for key in own)
     else:
         size, strip = geometry.row_bytes, warp * STRIP
-        scored = (key * size + strip + part * VECTOR,) * HALVES
+        scored = (key * size + strip + part * VECTOR,) * STRIP_HALVES
         rope = key * size + geometry.rope_at + warp * 32 + part * 8
         scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
         valued = tuple(key * size + strip + line * VECTOR for key in own)
@@ -130,7 +130,7 @@ def scores_of(
     lane's keys of the quarter are given, scores are the logarithms of probabilities times scales, and that is all."""
     scores = cute.make_rmem_tensor((4, BLOCKS), Float32)
     scores.fill(0.0)
-    for half in cutlass.range_constexpr(HALVES):
+    for half in cutlass.range_constexpr(STRIP_HALVES):
         words = cute.make_rmem_tensor((4, BLOCKS), Int32)
         for block in cutlass.range_constexpr(BLOCKS):
             place = stage + state.lane.scored[half]
@@ -172,10 +172,10 @@ def _add_up(
     that the two barriers are enough."""
     barrier = TEAM_BARRIER + state.team
     size = 32 * VECTOR
-    piece = BLOCKS * size
+    warp_bytes = BLOCKS * size
     parts = state.lane.exchange
     for block in cutlass.range_constexpr(BLOCKS):
-        cute.autovec_copy(scores[None, block], shared_vector(Float32, parts + state.warp * piece + block * size))
+        cute.autovec_copy(scores[None, block], shared_vector(Float32, parts + state.warp * warp_bytes + block * size))
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
     quarter = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
     quarter.fill(0.0)
@@ -183,7 +183,7 @@ def _add_up(
     for other in cutlass.range_constexpr(TEAM_WARPS):
         for block in cutlass.range_constexpr(OWN_BLOCKS):
             part = cute.make_rmem_tensor(4, Float32)
-            cute.autovec_copy(shared_vector(Float32, parts + own + other * piece + block * size), part)
+            cute.autovec_copy(shared_vector(Float32, parts + own + other * warp_bytes + block * size), part)
             for i in cutlass.range_constexpr(4):
                 quarter[i, block] = quarter[i, block] + part[i]
     told = quarter

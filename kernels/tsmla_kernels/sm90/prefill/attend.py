@@ -27,7 +27,7 @@ from .storage import Shared
 from .tasks import Tasks
 
 
-class AttendState(NamedTuple):
+class PrefillState(NamedTuple):
     """What a step needs besides the tile number: operands, running state, positions. `first` tiles came before, and so
     many rows of Q for warpgroups as `query` says."""
 
@@ -50,7 +50,7 @@ class AttendState(NamedTuple):
     len_q: Int32
     len_kv: Int32
     work: WorkRange
-    first: Int32
+    tiles_before: Int32
     query: Int32
     scale_log2: Float32
     tile_kv: int
@@ -90,23 +90,23 @@ def attend(
 ):  # fmt: skip
     """`mmas` are the score and value MMAs; `out` [tokens, heads, dim] and `lse` the call's."""
     filled = Int32(0)
-    first = Int32(0)
+    tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tile = tasks.tile(task)
         work = tasks.work(tile)
         if tile.q.length > 0:
             last = task == tasks.count - 1
             attend_task(
-                variant, mmas, shared, out, lse, tile, work, softmax_scale, ending, earlier, filled, first, last
+                variant, mmas, shared, out, lse, tile, work, softmax_scale, ending, earlier, filled, tiles_before, last
             )
         filled += cutlass.min(work.tiles, 1)
-        first += work.tiles
+        tiles_before += work.tiles
 
 
 @cute.jit
 def attend_task(
     variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
-    softmax_scale: Float32, ending: Ending, earlier: Earlier | None, filled: Int32, first: Int32, last: Boolean,
+    softmax_scale: Float32, ending: Ending, earlier: Earlier | None, filled: Int32, tiles_before: Int32, last: Boolean,
 ):  # fmt: skip
     """Q has been `filled` so often before, and `first` tiles of K and V were visited; `last` is that of the CTA."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -135,7 +135,7 @@ def attend_task(
         ending=ending,
         earlier=earlier,
     )
-    state = AttendState(
+    state = PrefillState(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
         q=qk.make_fragment_A(qk.partition_A(shared.q[None, None, group])),
@@ -155,7 +155,7 @@ def attend_task(
         len_q=tile.q.length,
         len_kv=tile.kv.length,
         work=work,
-        first=first,
+        tiles_before=tiles_before,
         query=filled * cute.size(shared.q, mode=[2]) + group,
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
@@ -169,23 +169,23 @@ def attend_task(
     output.fill(0.0)
     reference.fill(lazy_softmax.NO_KEYS if variant.dtype.bits == 8 else -Float32.inf)
     row_sum.fill(0.0)
-    start = first
+    start = tiles_before
     if work.tiles > 0:
         shared.q_edge.wait_full(state.query)
         if const_expr(state.passes):
             start += _hidden(state)
-            if start < first + work.tiles:
-                _pass(shared.k_edge, first, start)
+            if start < tiles_before + work.tiles:
+                _pass(shared.k_edge, tiles_before, start)
                 _visit(state, ends, start)
-            if start == first + work.tiles:
+            if start == tiles_before + work.tiles:
                 shared.q_edge.release(state.query)
-                for count in cutlass.range(first, start, unroll=1):  # both in turn, or rings fill up
+                for count in cutlass.range(tiles_before, start, unroll=1):  # both in turn, or rings fill up
                     _pass(shared.k_edge, count, count + 1)
                     _pass(shared.values_edge, count, count + 1)
         else:
-            _visit(state, ends, first)
+            _visit(state, ends, tiles_before)
     if const_expr(geometry.is_wide):
-        if start == first + work.tiles:
+        if start == tiles_before + work.tiles:
             _end_rows(state, ends)
 
     if last:
@@ -203,7 +203,7 @@ def attend_task(
 
 
 @cute.jit
-def _end_rows(state: AttendState, ends: Ends):
+def _end_rows(state: PrefillState, ends: Ends):
     """What the output is multiplied by, and the rows' LSE, which wide heads store here."""
     rows = cute.size(state.reference)
     logs = const_expr(ends.lse is not None)
@@ -229,32 +229,32 @@ def _end_rows(state: AttendState, ends: Ends):
 
 
 @cute.jit
-def _visit(state: AttendState, ends: Ends, start: Int32):
+def _visit(state: PrefillState, ends: Ends, start: Int32):
     """The tiles from `start` on; those before it, fewer than stages, are hidden."""
-    first, work = state.first, state.work
-    _first(state, start)
+    tiles_before, work = state.tiles_before, state.work
+    _first_tile(state, start)
     masked = work.masked
     if const_expr(state.wide):
-        _pass(state.v_edge, first, start)
+        _pass(state.v_edge, tiles_before, start)
         if const_expr(state.causal):
             masked = _masked(state)
-    unmasked = first + cutlass.max(masked, 1)
+    unmasked = tiles_before + cutlass.max(masked, 1)
     if const_expr(state.passes):
         if const_expr(not state.wide):  # here, or ptxas allocates other registers than in the kernels that were timed
-            _pass(state.v_edge, first, start)
+            _pass(state.v_edge, tiles_before, start)
         unmasked = cutlass.max(unmasked, start + 1)
     if const_expr(state.causal):
         for count in cutlass.range(start + 1, unmasked, unroll=1):
             _step(state, count, True)
-    for count in cutlass.range(unmasked, first + work.tiles, unroll=1):
+    for count in cutlass.range(unmasked, tiles_before + work.tiles, unroll=1):
         _step(state, count, False)
     if const_expr(not state.leaves_early):
         state.q_edge.release(state.query)
-    _last(state, ends)
+    _last_tile(state, ends)
 
 
 @cute.jit
-def _hidden(state: AttendState) -> Int32:
+def _hidden(state: PrefillState) -> Int32:
     """How many of the tiles that the CTA visits first this warpgroup's rows see nothing of: all, if there are no such
     rows."""
     tiles, end = state.work.tiles, state.len_kv
@@ -265,7 +265,7 @@ def _hidden(state: AttendState) -> Int32:
 
 
 @cute.jit
-def _masked(state: AttendState) -> Int32:
+def _masked(state: PrefillState) -> Int32:
     """How many of the tiles that the CTA masks hold a column that some row of this warpgroup may not see."""
     end = cutlass.min(state.len_kv, state.first_row + state.len_kv - state.len_q + 1)
     return state.work.tiles - cutlass.max(end, 0) // state.tile_kv
@@ -291,7 +291,7 @@ def _here(row: Int32) -> Int32:
 
 
 @cute.jit
-def _scores(state: AttendState, count: Int32) -> cute.Tensor:
+def _scores(state: PrefillState, count: Int32) -> cute.Tensor:
     """Start the score product of tile `count`."""
     scores = cute.make_rmem_tensor(state.scores_shape, Float32)
     keys = state.k[None, None, None, state.k_edge.stage(count)]
@@ -301,10 +301,10 @@ def _scores(state: AttendState, count: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def _have_scores(state: AttendState, count: Int32):
+def _have_scores(state: PrefillState, count: Int32):
     """The scores of tile `count` are there: let go its K and, where queries are loaded early, Q behind the last
     tile's."""
-    q_edge, query, last = state.q_edge, state.query, state.first + state.work.tiles - 1
+    q_edge, query, last = state.q_edge, state.query, state.tiles_before + state.work.tiles - 1
     state.k_edge.release(count)
     if const_expr(state.leaves_early):
         if count == last:
@@ -312,7 +312,7 @@ def _have_scores(state: AttendState, count: Int32):
 
 
 @cute.jit
-def _values(state: AttendState, count: Int32):
+def _values(state: PrefillState, count: Int32):
     """Start adding tile `count`'s value product to the output."""
     values = state.v[None, None, None, state.v_edge.stage(count)]
     state.v_edge.wait_full(count)
@@ -321,17 +321,17 @@ def _values(state: AttendState, count: Int32):
 
 @cute.jit
 def _softmax(
-    state: AttendState, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, first: cutlass.Constexpr
+    state: PrefillState, scores: cute.Tensor, count: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr
 ) -> Boolean:
     """Replace the scores of a tile by exponentials. Returns whether earlier output must be rescaled."""
     view = rows_columns(scores)
     if const_expr(masked):
-        first_column = tile_at(state.work, count - state.first) * state.tile_kv
+        first_column = tile_at(state.work, count - state.tiles_before) * state.tile_kv
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     moves = Boolean(True)
     may_hide_row = masked and state.causal
     if const_expr(state.lazy):
-        if const_expr(not first):
+        if const_expr(not is_first):
             beyond = lazy_softmax.exceeds(
                 view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
             )
@@ -346,12 +346,12 @@ def _softmax(
         )
         state.row_sum.store(sums.load())
     else:
-        exponentiate(view, state.reference, state.row_sum, state.rescale, state.scale_log2, first, may_hide_row)
+        exponentiate(view, state.reference, state.row_sum, state.rescale, state.scale_log2, is_first, may_hide_row)
     return moves
 
 
 @cute.jit
-def _round(state: AttendState, scores: cute.Tensor):
+def _round(state: PrefillState, scores: cute.Tensor):
     dtype = state.probabilities.element_type
     state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
     if const_expr(state.lazy and dtype.width == 16):
@@ -359,7 +359,7 @@ def _round(state: AttendState, scores: cute.Tensor):
 
 
 @cute.jit
-def _first(state: AttendState, count: Int32):
+def _first_tile(state: PrefillState, count: Int32):
     """Scores and softmax of the first tile."""
     scores = _scores(state, count)
     warpgroup.wait_group(0)
@@ -369,7 +369,7 @@ def _first(state: AttendState, count: Int32):
 
 
 @cute.jit
-def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
+def _step(state: PrefillState, count: Int32, masked: cutlass.Constexpr):
     """Scores of tile `count` while the values of the tile before are added; then its softmax. Where a branch to rescale
     the output stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide heads."""
     early = state.probabilities.element_type.width == 8 and cute.size(state.output) > 64
@@ -389,10 +389,10 @@ def _step(state: AttendState, count: Int32, masked: cutlass.Constexpr):
 
 
 @cute.jit
-def _last(state: AttendState, ends: Ends):
+def _last_tile(state: PrefillState, ends: Ends):
     """Values of the last tile; meanwhile, of wide heads, the ends of the rows. Where no warpgroup passes over tiles,
     ptxas would keep its number in vector registers for them, and compute descriptors there (see `_here`)."""
-    last = state.first + state.work.tiles - 1
+    last = state.tiles_before + state.work.tiles - 1
     _values(state, last)
     if const_expr(state.wide):
         _end_rows(state, ends)

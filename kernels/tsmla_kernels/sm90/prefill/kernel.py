@@ -29,7 +29,7 @@ from .geometry import LONG_KEYS, TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
 from .schedule import PrefillSchedule
 from .storage import Layouts, layouts_of, shared_of
-from .tasks import Deal, Tasks, deal_of, numbers_of
+from .tasks import Tasks, TileDeal, deal_of, numbers_of
 from .transpose import transpose_values
 
 
@@ -107,7 +107,7 @@ class PrefillKernel:
         v_atom: cute.CopyAtom,
         v: cute.Tensor,
         out: cute.Tensor,
-        deal: Deal,
+        deal: TileDeal,
         lse: cute.Tensor | None,
         cum_seq_lens_q: cute.Tensor,
         cum_seq_lens_kv: cute.Tensor,
@@ -155,7 +155,7 @@ class PrefillKernel:
             tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, numbers.count, table)
             if warp < numbers.count:
                 tile = tile_of(
-                    numbers.of(warp), paired=deal.tiles, section_bytes=deal.section_bytes, one=deal.most == 1
+                    numbers.of(warp), alternating=deal.tiles, section_bytes=deal.section_bytes, one=deal.most == 1
                 )
                 with cute.arch.elect_one():
                     tasks.write(warp, tile)

@@ -18,7 +18,7 @@ from .tasks import Tasks
 def load(q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks):
     """`q` and `k` are pieces, each, as `v`, (copy atom, what its tensor map describes)."""
     filled = Int32(0)
-    first = Int32(0)
+    tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
         tile = tasks.tile(task)
         work = tasks.work(tile)
@@ -33,16 +33,16 @@ def load(q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], 
                 tile.tile,
                 work,
                 filled,
-                first,
+                tiles_before,
             )
             filled += 1
-            first += work.tiles
+            tiles_before += work.tiles
 
 
 @cute.jit
 def load_task(
     q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange,
-    filled: Int32, first: Int32,
+    filled: Int32, tiles_before: Int32,
 ):  # fmt: skip
     """`q` and `k` are pieces, each, as `v`, (copy atom, one head's rows). V runs one tile behind K, in the order they
     are used. Q has been `filled` so often before, and `first` tiles of K and V have been loaded.
@@ -56,29 +56,29 @@ def load_task(
     k_boxes = _boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns))
     v_box = ((v[0], *tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)),)
     if const_expr(early):
-        _fill(k_boxes, shared.k_edge, first, Int32(0), work)
+        _fill(k_boxes, shared.k_edge, tiles_before, Int32(0), work)
     for group in cutlass.range_constexpr(groups):
         barrier = shared.q_edge.acquire(filled * groups + group)
         for atom, stages, tiles in q_boxes:
             cute.copy(atom, tiles[None, query_tile * groups + group], stages[None, group], tma_bar_ptr=barrier)
         if const_expr(group == 0):
             if const_expr(early):
-                _fill(v_box, shared.v_edge, first, Int32(0), work)
+                _fill(v_box, shared.v_edge, tiles_before, Int32(0), work)
             else:
-                _fill(k_boxes, shared.k_edge, first, Int32(0), work)
+                _fill(k_boxes, shared.k_edge, tiles_before, Int32(0), work)
             if work.tiles > 1:
-                _fill(k_boxes, shared.k_edge, first, Int32(1), work)
+                _fill(k_boxes, shared.k_edge, tiles_before, Int32(1), work)
     if const_expr(not early):
         if work.tiles > 1:
-            _fill(v_box, shared.v_edge, first, Int32(0), work)
+            _fill(v_box, shared.v_edge, tiles_before, Int32(0), work)
     for count in cutlass.range(2, work.tiles, unroll=1):
-        _fill(k_boxes, shared.k_edge, first, count, work)
-        _fill(v_box, shared.v_edge, first, count - 1, work)
+        _fill(k_boxes, shared.k_edge, tiles_before, count, work)
+        _fill(v_box, shared.v_edge, tiles_before, count - 1, work)
     if const_expr(early):
         if work.tiles > 1:
-            _fill(v_box, shared.v_edge, first, work.tiles - 1, work)
+            _fill(v_box, shared.v_edge, tiles_before, work.tiles - 1, work)
     else:
-        _fill(v_box, shared.v_edge, first, work.tiles - 1, work)
+        _fill(v_box, shared.v_edge, tiles_before, work.tiles - 1, work)
 
 
 def _boxes(pieces: tuple, shared: cute.Tensor, shape: tuple[int, int]) -> tuple:
@@ -92,9 +92,9 @@ def _boxes(pieces: tuple, shared: cute.Tensor, shape: tuple[int, int]) -> tuple:
 
 
 @cute.jit
-def _fill(boxes, edge, first: Int32, count: Int32, work: WorkRange):
-    barrier = edge.acquire(first + count)
+def _fill(boxes, edge, tiles_before: Int32, count: Int32, work: WorkRange):
+    barrier = edge.acquire(tiles_before + count)
     for atom, stages, tiles in boxes:
         cute.copy(
-            atom, tiles[None, tile_at(work, count)], stages[None, edge.stage(first + count)], tma_bar_ptr=barrier
+            atom, tiles[None, tile_at(work, count)], stages[None, edge.stage(tiles_before + count)], tma_bar_ptr=barrier
         )

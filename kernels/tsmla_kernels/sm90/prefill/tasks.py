@@ -21,7 +21,7 @@ from ...parts.work_range import WorkRange, work_range
 from .geometry import FOLLOWING, SHORT_KEYS, SINGLE_SHARE, SINGLE_TILES, TASK_WORDS, PrefillGeometry
 
 
-class Deal(NamedTuple):
+class TileDeal(NamedTuple):
     """Query tiles are dealt out in `rounds`, in the order of `query_tile`, head by head: in each round one to each of
     `stride` CTAs, and after `most` rounds to the next CTAs. Those behind take one.
 
@@ -64,14 +64,14 @@ class Numbers(NamedTuple):
 def deal_of(
     geometry: cutlass.Constexpr[PrefillGeometry], causal: cutlass.Constexpr[bool], rows: tuple[Int32, Int32],
     sequences: Int32, heads: Int32, heads_kv: Int32, processors: Int32,
-) -> Deal:  # fmt: skip
+) -> TileDeal:  # fmt: skip
     """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
     most, rounds, stride = _strided(geometry, causal, rows[0], sequences, heads, processors)
     if const_expr(geometry.may_follow):
         if rows[1] > Int64(SHORT_KEYS) * sequences * cutlass.select_(rows[0] >= rows[1], Int32(2), Int32(1)):
             most, rounds = _following(geometry, rows, heads, heads_kv, processors)
             stride = Int32(1)
-    return Deal(most, rounds, divisor_of(stride))
+    return TileDeal(most, rounds, divisor_of(stride))
 
 
 @cute.jit
@@ -149,7 +149,7 @@ def _of_unlike_tiles(
 
 
 @cute.jit
-def numbers_of(deal: Deal, cta: Int32) -> Numbers:
+def numbers_of(deal: TileDeal, cta: Int32) -> Numbers:
     """Of a CTA's tiles."""
     block = quotient(cta, deal.stride)
     begin = block * deal.most
