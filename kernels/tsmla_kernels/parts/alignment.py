@@ -1,4 +1,4 @@
-"""Telling the compiler what it cannot see: that an address is a multiple of something."""
+"""Telling the compiler that an address is a multiple of something, which it cannot see."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from cutlass import Int32
 
 
 def aligned(pointer: cute.Pointer, size: int) -> cute.Pointer:
-    """The same pointer, which is a multiple of `size` bytes; nothing is checked. (`Pointer.align` would round it up,
-    with instructions.)"""
+    """Declare a pointer a multiple of `size` bytes and return it; nothing is checked. (`Pointer.align` would round it
+    up, with instructions.)"""
     return cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=size)
 
 
 @cute.jit
 def shared_vector(dtype: cutlass.Constexpr, address: Int32) -> cute.Tensor:
-    """16 bytes of shared memory at an address that is a multiple of 16."""
+    """View 16 bytes of shared memory at an address that is a multiple of 16."""
     pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=16)
     return cute.make_tensor(pointer, cute.make_layout(128 // dtype.width))
 
 
 @cute.jit
 def shared_word(dtype: cutlass.Constexpr, address: Int32):
-    """An element of shared memory."""
+    """Read one element of shared memory."""
     return cute.make_tensor(cute.make_ptr(dtype, address, cute.AddressSpace.smem), cute.make_layout(1))[0]

@@ -1,6 +1,8 @@
-"""The line of a decode's work, and how it is cut. The idea and the words are in `tsmla/plan.py`, whose integers this
-file repeats on the device; lengths are known only here. What a CTA finds on its stretch of the line: `decode_work.py`.
-"""
+"""The line of a decode's work, and how it is cut: `tsmla/plan.py` on the device, where alone the lengths are known.
+
+That file has the idea and the words (group, round, unit, chunk). A *worker* is one CTA, or one pair of CTAs, that the
+plan launches: the kernel argument `parts` counts them. What a worker finds on its stretch of the line:
+`decode_work.py`."""
 
 from __future__ import annotations
 
@@ -20,12 +22,13 @@ WARP_REQUESTS = 32 * LANE_REQUESTS
 
 
 class Terms(NamedTuple):
-    """What the cut of a call's line depends on besides lengths, for requests of as many rows as one may have. A CTA
-    begins with the cut, in code that is not in its cache yet, so the host divides what it can. slots: partial results
-    that there is room for; without any, units are not split. `shares`: of the groups that may split units, how many
-    each unit has. `single`: most tiles of a unit that is cut into single ones. mixes: 1 where requests may have fewer
-    row tiles than others, else 0.
-    """
+    """Everything the deal needs from a call except the lengths, as if every request had the most query rows. The host
+    does the divisions: a CTA begins with the cut, in code that is in no instruction cache yet.
+
+    rows: of a request, query tokens x heads. workers: CTAs (or pairs). slots: partial results that there is room for;
+    without any, units are not split. split_groups: groups that may split units. shares: split_groups for each unit.
+    single: most tiles of a unit that is cut into single tiles. mixes: 1 where requests may have fewer row tiles than
+    others, else 0."""
 
     batch: Int32
     rows: Int32
@@ -45,10 +48,10 @@ class Terms(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The cut line, and this CTA's place: positions `begin .. end - 1`, column `column` of its group.
+    """The cut line and this worker's place on it: positions `begin .. end - 1`, column `column` of group `index`.
 
-    own_group: CTAs of a group where requests differ in row tiles, and so in rounds; 0 where they do not, and terms hold
-    for all. unit_length is 0 where cuts fall where they may, else the length that every unit counts as."""
+    own_group: workers of a group where requests differ in row tiles, and so in rounds; 0 where they do not, and `terms`
+    hold for all. unit_length: the length that every unit counts as; 0 where cuts fall where they may."""
 
     terms: Terms
     own_group: Int32
@@ -62,7 +65,7 @@ class Work(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What a `Work` says of the cut line, and the line's `total` positions."""
+    """The cut line: a `Work` without a worker's place, and the line's `total` positions."""
 
     terms: Terms
     own_group: Int32
@@ -73,8 +76,8 @@ class Line(NamedTuple):
 
 
 class LaneWork(NamedTuple):
-    """A `Work` for a warp with few registers: each lane has one of its numbers in `own`, and all lanes must ask for one
-    together."""
+    """A `Work` for a warp with few registers: each lane keeps one of its numbers, in `own`, and reading a number is a
+    shuffle, which all lanes must ask for together."""
 
     terms: Terms
     own: Int32
@@ -95,7 +98,7 @@ def in_lanes(work: Work) -> LaneWork:
 
 @cute.jit
 def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
-    """`rows` are those of a request: q_len x heads."""
+    """Row tiles, group and rounds of a request of `rows` rows, q_len x heads."""
     row_tiles = (rows + row_tile - 1) // row_tile
     rounds = (row_tiles + MAX_GROUP - 1) // MAX_GROUP
     group = (row_tiles + rounds - 1) // rounds
@@ -106,7 +109,7 @@ def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
 def terms_of(
     deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, workers: Int32, slots: Int32
 ) -> Terms:
-    """Of a call on `parts` CTAs (or pairs) with room for `slots` partial results."""
+    """Collect, on the host, the terms of a call on `workers` CTAs (or pairs) with room for `slots` partial results."""
     batch = view.seq_lens.shape[0]
     rows = view.q_len * heads
     row_tiles, group, rounds = row_tiling(rows, Int32(deal.row_tile))
@@ -123,28 +126,28 @@ def terms_of(
 
 @cute.jit
 def mixes(view: Visibility, row_tiles: Int32) -> Int32:
-    """On the host: whether requests may have fewer row tiles than the `row_tiles` of the largest."""
+    """Whether requests may have fewer row tiles than the `row_tiles` of the largest; asked on the host."""
     return Int32(varies(view) & (row_tiles > 1))
 
 
 def of_equal_lengths(view: Visibility, terms: Terms) -> tuple[Visibility, Terms]:
-    """The same where requests do not vary in query tokens, known to the compiler."""
+    """Tell the compiler that all requests have as many query tokens."""
     return view._replace(vary=Int32(0)), terms._replace(mixes=Int32(0))
 
 
 def of_packs(view: Visibility) -> Visibility:
-    """The same where they do, known to the compiler."""
+    """Tell the compiler that requests differ in query tokens."""
     return view._replace(vary=Int32(1))
 
 
 def leaves_whole(terms: Terms) -> Boolean:
-    """Whether no unit is split: a group takes those that start at its positions."""
+    """Whether no unit is split: a group takes the units that start at its positions."""
     return terms.slots == 0
 
 
 @cute.jit
 def goes_in_step(deal: cutlass.Constexpr[Deal], work: Work | LaneWork) -> Boolean:
-    """`MixedLine.in_step` of `tsmla/plan.py`."""
+    """Whether groups walk the keys of a request in step: `MixedLine.in_step` of `tsmla/plan.py`."""
     in_step = Boolean(False)
     if const_expr(deal.in_step > 0):
         in_step = (work.own_group > 0) & (work.chunk >= deal.in_step) & (not leaves_whole(work.terms))
@@ -153,8 +156,8 @@ def goes_in_step(deal: cutlass.Constexpr[Deal], work: Work | LaneWork) -> Boolea
 
 @cute.jit
 def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> Visibility:
-    """`view` with room for no more keys than 31 bits count on the line, whatever lengths say: on the host. Page tables
-    that have entries for so many do not exist."""
+    """Bound, on the host, the keys of `view` so that all positions of the line fit in 31 bits, whatever lengths say.
+    Page tables that have entries for so many keys do not exist."""
     units = Int64(terms.units)
     if terms.mixes != 0:
         # Each with one row tile, of rows that there are.
@@ -166,7 +169,7 @@ def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -
 
 @cute.jit
 def deal_work(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, worker: Int32) -> Work:
-    """What there is to do for CTA (or pair) number `part`."""
+    """Cut the line and find the place of CTA (or pair) number `worker`."""
     return work_of(cut_line(deal, view, terms), worker)
 
 
@@ -211,7 +214,7 @@ def cut_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -> L
 
 @cute.jit
 def work_of(line: Line, worker: Int32) -> Work:
-    """A part's place on the line."""
+    """A worker's place on a line that has been cut."""
     group, index = line.own_group, Int32(0)
     if group > 0:
         index = quotient(worker, group)
@@ -224,7 +227,7 @@ def work_of(line: Line, worker: Int32) -> Work:
 
 @cute.jit
 def between(work: Work | LaneWork, begin: Int32, end: Int32) -> Work | LaneWork:
-    """The same with other positions."""
+    """Give `work` other positions."""
     if const_expr(isinstance(work, LaneWork)):
         own, lane = work.own, cute.arch.lane_idx()
         for name, value in (("begin", begin), ("end", end)):
@@ -238,7 +241,7 @@ def between(work: Work | LaneWork, begin: Int32, end: Int32) -> Work | LaneWork:
 
 @cute.jit
 def group_of(work: Work | Line) -> Int32:
-    """CTAs of a group."""
+    """Workers of a group."""
     return work.own_group if work.own_group > 0 else work.terms.group.value
 
 
@@ -246,8 +249,8 @@ def group_of(work: Work | Line) -> Int32:
 def _cut(
     deal: cutlass.Constexpr[Deal], terms: Terms, total: Int32, longest: Int32
 ) -> tuple[Int32, Int32, Int32]:
-    """(groups, chunk, unit_length) for requests of as many row tiles each; `total` positions of all, `longest` tiles of
-    a unit."""
+    """(groups, chunk, unit_length) where all requests have as many row tiles. `total`: positions of all units;
+    `longest`: tiles of the longest unit."""
     units, split_groups = terms.units, terms.split_groups.value
     tiles = total - units * deal.overhead
     chunk = cutlass.max(quotient_up(total, terms.split_groups), deal.least)
@@ -276,7 +279,7 @@ def _cut(
 
 @cute.jit
 def _total_of_mixed(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms, group: Int32) -> Int32:
-    """Positions of all requests where their row tiles differ."""
+    """Positions of all requests where these differ in row tiles."""
     total, base, tokens = Int32(0), Int32(0), Int32(0)
     while base < terms.batch:
         request = base + LANE_REQUESTS * cute.arch.lane_idx()
@@ -290,13 +293,13 @@ def _total_of_mixed(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Term
 
 @cute.jit
 def row_tiles_of(deal: cutlass.Constexpr[Deal], terms: Terms, q_len: Int32) -> Int32:
-    """Of a request of q_len query tokens."""
+    """Row tiles of a request of q_len query tokens."""
     return (q_len * terms.heads.value + deal.row_tile - 1) // deal.row_tile
 
 
 @cute.jit
 def rounds_of(deal: cutlass.Constexpr[Deal], work: Work, q_len: Int32) -> Int32:
-    """Of a request of q_len query tokens."""
+    """Rounds that a request of q_len query tokens takes."""
     rounds = work.terms.rounds
     if work.own_group > 0:
         rounds = quotient_up(row_tiles_of(deal, work.terms, q_len), work.own_group)
@@ -317,7 +320,7 @@ def tiles_with(deal: cutlass.Constexpr[Deal], keys: VisibleKeys) -> tuple[Int32,
 def length_of_units(
     deal: cutlass.Constexpr[Deal], view: Visibility, batch: Int32, request: Int32, q_len: Int32
 ) -> Int32:
-    """Positions of each unit of a request of q_len query tokens; 0 beyond the batch."""
+    """Positions that each unit of a request of q_len query tokens takes on the line; 0 beyond the batch."""
     known = cutlass.min(request, batch - 1)
     _, count = tiles_with(deal, keys_of_tokens(view, known, q_len - 1, Int32(0)))
     length = count + deal.overhead

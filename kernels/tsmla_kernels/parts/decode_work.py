@@ -1,9 +1,9 @@
-"""What a CTA of a decode does: the segments that the line of work deals to it (`decode_line.py`).
+"""What a worker of a decode does: the segments that the line of work deals to it (`decode_line.py`).
 
 Every warp asks on its own, all its lanes together; nothing is shared and nothing is written.
 
-    terms = terms_of(deal, view, heads, parts, slots)  # on the host
-    work = deal_work(deal, view, terms, part)
+    terms = terms_of(deal, view, heads, workers, slots)  # on the host
+    work = deal_work(deal, view, terms, worker)
     unit = first_unit(deal, work, view)
     while unit.start < work.end:
         segment = segment_of(deal, work, view, unit)
@@ -11,9 +11,8 @@ Every warp asks on its own, all its lanes together; nothing is shared and nothin
             ...
         unit = next_unit(deal, work, view, unit)
 
-Where requests vary and the deal may go `in_step` (`tsmla/plan.py`), a part has two stretches, of which `begin_in_step`
-gives the first, and `stretch_behind` the other when that has no more units.
-"""
+Where requests vary and the deal may go `in_step` (`tsmla/plan.py`), a worker has two stretches: `begin_in_step` gives
+the first, and `stretch_behind` the other, once the first has no more units."""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ from .seqlen import Span
 from .visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 
 FIRST_UNIT_AT = 16
-"""The lane of a `LaneWork` that has the first number of a part's first unit, where the part goes in step."""
+"""Lane of a `LaneWork` that keeps the first number of a worker's first unit, where it goes in step."""
 
 
 class Unit(NamedTuple):
-    """Round number `round` of a request: `length` positions from `start`. Where requests vary in query tokens, its own
-    begin with `first_token`."""
+    """One round of one request: `length` positions of the line from `start` on. first_token: where the request's query
+    tokens begin, if requests vary in these."""
 
     request: Int32
     round: Int32
@@ -57,11 +56,12 @@ class Unit(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """KV tiles `first_tile .. first_tile + tiles - 1` of the cache, for `rows` rows of a request, which are rows from
-    `first_row` on of all query tokens (row = token x heads + head); the request's tokens end at `end_token`. `valid` is
-    False where a unit gives this CTA nothing to do. slot: where the partial result goes, -1 when the segment must write
-    the result itself (0 and -inf when it has no tiles). `seen` tiles has the row tile in all. keys: what some of the
-    rows may see; all others must count as if they were not there."""
+    """KV tiles `first_tile .. first_tile + tiles - 1` of a request for one of its row tiles.
+
+    valid: False where a unit gives this worker nothing to do. first_row, rows: the rows, counted over all query tokens
+    (row = token x heads + head); the request's tokens end at `end_token`. slot: where the partial result goes; -1 where
+    the segment writes the result itself (0 and -inf if it has no tiles). seen: tiles that the row tile has in all.
+    keys: what some of the rows may see; all others must count as if they were not there."""
 
     valid: Boolean
     request: Int32
@@ -78,13 +78,13 @@ class Segment(NamedTuple):
 
 @cute.jit
 def first_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility) -> Unit:
-    """The unit at the CTA's first position; one that starts at or after `work.end` when it has none."""
+    """The unit at the worker's first position; one that starts at or after `work.end` where it has none."""
     return unit_at(deal, work, view, work.begin)
 
 
 @cute.jit
 def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, position: Int32) -> Unit:
-    """The unit that takes a position of the line; one that starts at the line's end for positions beyond it."""
+    """The unit that takes a position of the line; for positions beyond the line, one that starts at its end."""
     request, round_number, start, length = work.terms.batch, Int32(0), Int32(0), work.unit_length
     first_token = Int32(0)
     if work.unit_length > 0:
@@ -137,7 +137,7 @@ def unit_at(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, positio
 
 @cute.jit
 def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32) -> Int32:
-    """The first query token of a request that a lane has found as its `one` or its `other`."""
+    """The first query token of a request, from the lane that looked at it as its `one` or its `other`."""
     first_token = Int32(0)
     if varies(view):
         first_token = cute.arch.shuffle_sync(one.start if request % LANE_REQUESTS == 0 else other.start, lane)
@@ -146,7 +146,7 @@ def _told(view: Visibility, request: Int32, one: Span, other: Span, lane: Int32)
 
 @cute.jit
 def _first_token_of(view: Visibility, request: Int32) -> Int32:
-    """Of any request."""
+    """The first query token of any request, found by reading the lengths of all before it."""
     first_token, base, end_token = Int32(0), Int32(0), Int32(0)
     if varies(view):
         while base <= request:
@@ -159,7 +159,7 @@ def _first_token_of(view: Visibility, request: Int32) -> Int32:
 
 @cute.jit
 def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Unit:
-    """The unit behind this one on the line. A request without query tokens may have one without a length."""
+    """The unit behind this one on the line. A request without query tokens may have one of length 0."""
     request, number, start, length = unit.request, unit.round + 1, unit.start + unit.length, unit.length
     first_token, rounds = unit.first_token, work.terms.rounds
     if work.own_group > 0:
@@ -181,7 +181,7 @@ def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit:
 def begin_in_step(
     deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibility
 ) -> tuple[LaneWork, Unit]:
-    """The stretch of a part's positions that comes first, and its first unit."""
+    """The stretch of a worker's positions that it walks first, and its first unit."""
     first = first_unit(deal, work, view)
     unit, own = first, work.own
     if const_expr(deal.in_step > 0):
@@ -204,7 +204,7 @@ def begin_in_step(
 def stretch_behind(
     deal: cutlass.Constexpr[Deal], work: LaneWork, unit: Unit
 ) -> tuple[LaneWork, Unit]:
-    """The other stretch and its only unit, behind the last unit of the first one; if there is none, the same."""
+    """The worker's second stretch and its only unit, once the first has no more units; unchanged if there is none."""
     own = work.own
     if const_expr(deal.in_step > 0):
         begin = work.index * work.chunk
@@ -216,7 +216,7 @@ def stretch_behind(
 
 @cute.jit
 def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit: Unit) -> Segment:
-    """What this CTA does of a unit that overlaps its positions."""
+    """What this worker does of a unit that overlaps its positions."""
     group, heads = group_of(work), work.terms.heads.value
     q_len, rows, rows_before = view.q_len, work.terms.rows, unit.request * work.terms.rows
     end_token = (unit.request + 1) * view.q_len
@@ -255,7 +255,8 @@ def segment_of(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit
 
 @cute.jit
 def is_read_again(deal: cutlass.Constexpr[Deal], work: Work | LaneWork, segment: Segment) -> Boolean:
-    """Whether a segment's request takes several rounds, in a call where requests differ in row tiles."""
+    """Whether other rounds read a segment's keys again: its request takes several, in a call where requests differ in
+    row tiles."""
     again = Boolean(False)
     if const_expr(isinstance(work, LaneWork)):
         first_row = segment.first_row - segment.row_tile * deal.row_tile
@@ -266,13 +267,13 @@ def is_read_again(deal: cutlass.Constexpr[Deal], work: Work | LaneWork, segment:
 
 @cute.jit
 def _tiles_at(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit) -> Int32:
-    """Where on the line a unit's tiles begin."""
+    """Position of the line where a unit's tiles begin."""
     return unit.start + (deal.overhead if work.unit_length == 0 else 0)
 
 
 class Split(NamedTuple):
-    """One row tile of a unit has `count` segments, from group `first` on, 0 when it has no tiles. Each group has one,
-    or two where groups go in step."""
+    """How many segments a unit's row tile has, `count`, from group `first_group` on; 0 when it has no tiles. Each group
+    has one, or two where groups go in step."""
 
     first_group: Int32
     count: Int32
@@ -280,7 +281,7 @@ class Split(NamedTuple):
 
 @cute.jit
 def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Segment) -> Split:
-    """Into how many segments this CTA's row tile of a unit is cut, and where they are. `segment` is any of them."""
+    """Into how many segments this worker's row tile of a unit is cut, and where they are. `segment` is any of them."""
     tiles_at = _tiles_at(deal, work, unit)
     first = quotient(tiles_at, work.chunk)
     count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
@@ -303,8 +304,8 @@ def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Seg
 
 @cute.jit
 def tail_slot(deal: cutlass.Constexpr[Deal], work: Work, index: Int32) -> Int32:
-    """Slot, within a column, of the segment that a unit begun by an earlier group has in group `index`, or has where
-    the positions of that group begin, if it goes in step."""
+    """Slot, within a column, of what group `index` does of a unit that an earlier group began. In step: of what lies
+    where the group's positions begin."""
     slot = index - 1
     if const_expr(deal.in_step > 0):
         if goes_in_step(deal, work):
@@ -314,8 +315,8 @@ def tail_slot(deal: cutlass.Constexpr[Deal], work: Work, index: Int32) -> Int32:
 
 @cute.jit
 def head_slot(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, index: Int32) -> Int32:
-    """Slot, within a column, of the segment that begins a unit which a later group goes on with; of what group `index`
-    has first, if it goes in step."""
+    """Slot, within a column, of the segment that begins a unit which a later group goes on with. In step: of what group
+    `index` does first."""
     number = unit.request * work.terms.rounds + unit.round
     if (work.own_group > 0) | (work.terms.units >= work.groups):
         number = index

@@ -1,8 +1,7 @@
 """Integer division in kernels, of numbers that are not negative.
 
-A division by a number that only the kernel knows takes some twenty instructions, and where a CTA begins these are in no
-cache yet. So the host tells a `Divisor` for whatever it knows: then a division is a product and a shift.
-"""
+Dividing by a number that only the kernel knows takes some twenty instructions, and where a CTA begins these are in no
+cache yet. For whatever the host knows it makes a `Divisor`: then a division is a product and a shift."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from cutlass import Int32, Int64, Uint32, Uint64, const_expr
 
 
 class Divisor(NamedTuple):
-    """A number from 1 to 2^31 - 1 and what floor(n / value) = (2 n x multiplier >> 32) >> shift takes for n < 2^31.
+    """A number from 1 to 2^31 - 1, and what floor(n / value) = (2 n x multiplier >> 32) >> shift needs for n < 2^31.
 
     With shift = ceil(log2(value)) and multiplier = floor(2^(31 + shift) / value) + 1, n x multiplier / 2^(31 + shift)
     is above n / value by less than 1 / value. (T. Granlund, P. Montgomery: Division by invariant integers using
@@ -26,7 +25,7 @@ class Divisor(NamedTuple):
 
 @cute.jit
 def divisor_of(value: Int32) -> Divisor:
-    """On the host."""
+    """Prepare, on the host, division by `value`."""
     shift = Int64(0)
     while Int64(1) << shift < value:
         shift += 1
@@ -35,7 +34,7 @@ def divisor_of(value: Int32) -> Divisor:
 
 @cute.jit
 def quotient(dividend: Int32, divisor: Int32 | Divisor) -> Int32:
-    """Rounded down. Unsigned: half of the instructions that signed division takes."""
+    """Divide, rounding down. Unsigned: half of the instructions that signed division takes."""
     if const_expr(isinstance(divisor, Divisor)):
         product = Uint64(Uint32(dividend) * 2) * Uint64(divisor.multiplier)
         result = Int32(Uint32(product >> 32) >> divisor.shift)
@@ -46,7 +45,7 @@ def quotient(dividend: Int32, divisor: Int32 | Divisor) -> Int32:
 
 @cute.jit
 def quotient_up(dividend: Int32, divisor: Int32 | Divisor) -> Int32:
-    """The same rounded up."""
+    """Divide, rounding up."""
     value = divisor.value if const_expr(isinstance(divisor, Divisor)) else divisor
     return quotient(dividend + value - 1, divisor)
 

@@ -1,10 +1,9 @@
 """Edges as data: who fills and who empties what roles hand each other, and all that barriers need to know of it.
 
-A schedule has two tables: its roles (`Role`), and the edges between them (`EdgeSpec`, in an `EdgeTable`). Where
-barriers lie, how many arrivals complete them, their initialisation, tests and the pictures in docs/kernels.md follow
-from these; `pipeline.py` has what roles do with an edge. Plain Python: neither the compiler nor a GPU is needed to read
-a table.
-"""
+A schedule has two tables: its roles (`Role`), and the edges between them (`EdgeSpec`, in an `EdgeTable`). These decide
+where barriers lie, how many arrivals complete them, how they are initialised, what tests check, and the pictures in
+docs/kernels.md; `pipeline.py` has what roles do with an edge. Plain Python: a table can be read with neither the
+compiler nor a GPU."""
 
 from __future__ import annotations
 
@@ -14,13 +13,14 @@ from collections.abc import Iterator
 BARRIER = 8
 """Bytes of an mbarrier."""
 NOBODY = ()
-"""Empties an edge that needs no "empty": whoever fills a stage again waits for something that its readers do later."""
+"""Parties of an edge that needs no "empty": whoever fills a stage again waits for something that its readers do later.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """Warps of a CTA that run the function `name`, with so many registers a thread. Of CTAs that work together, `ctas`
-    have it."""
+    """Warps of a CTA that run the function `name`, with this many registers a thread. ctas: how many of the CTAs that
+    work together have the role."""
 
     name: str
     warps: tuple[int, ...]
@@ -30,8 +30,8 @@ class Role:
 
 @dataclasses.dataclass(frozen=True)
 class Warps:
-    """Warps of a role, each of which arrives when it has done its part: all of them or, where a stage concerns only one
-    of `parts` equal parts of the role, those of that part. `which` says what part it is."""
+    """Warps of a role that arrive, each when it has done its part. Where a stage concerns only one of `parts` equal
+    parts of the role, the warps of that part arrive; `which` says what part it is."""
 
     role: Role
     parts: int = 1
@@ -48,8 +48,8 @@ class Warps:
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Bulk copies that a role issues. To announce their bytes is one arrival, by one lane; the stage is full when they
-    have landed. Where the bytes of a stage are announced in several steps, `which` says what each is for."""
+    """Bulk copies that a role issues. Announcing their bytes is one arrival, by one lane; the stage is full when they
+    have landed. Where a stage's bytes are announced in several steps, `which` says what each is for."""
 
     role: Role
     announcements: int = 1
@@ -76,7 +76,7 @@ class TensorCore:
 
 @dataclasses.dataclass(frozen=True)
 class Either:
-    """The one party or the other, depending on the stage; both arrive equally often."""
+    """One party or the other, depending on the stage; both arrive equally often."""
 
     one: Warps | Copies
     other: Warps | Copies
@@ -93,7 +93,7 @@ Party = Warps | Copies | TensorCore | Either
 
 
 def roles_of(parties: tuple[Party, ...]) -> tuple[Role, ...]:
-    """Roles that these parties are of, each once."""
+    """Roles of these parties, each once."""
     found: list[Role] = []
     for party in parties:
         of_one = roles_of((party.one, party.other)) if isinstance(party, Either) else (party.role,)
@@ -103,13 +103,12 @@ def roles_of(parties: tuple[Party, ...]) -> tuple[Role, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class EdgeSpec:
-    """`stages` places that some parties fill and others empty, in turn; `bytes` is what one place takes.
+    """One edge: `stages` places of `bytes` bytes, which some parties fill and others empty, in turn.
 
     A stage is full when all of `filled_by` have arrived (and the announced bytes have landed), empty when all of
-    `emptied_by` have. `read_by` are roles that wait until it is full and do not say when they have left it. An edge
-    that NOBODY empties has no barriers that say "empty". Of one whose stages are filled `once`, nobody says it or waits
-    for it; those barriers are initialised all the same.
-    """
+    `emptied_by` have. `read_by`: roles that wait until a stage is full and do not say when they have left it. An edge
+    that NOBODY empties has no "empty" barriers. Stages of an edge that is filled `once` are never emptied: nobody says
+    so or waits for it, though the barriers are initialised."""
 
     name: str
     filled_by: tuple[Party, ...]
@@ -137,7 +136,8 @@ class EdgeSpec:
 
     @property
     def barriers(self) -> int:
-        """Those that say that a stage is full, one a stage; behind them, those that say that it is empty."""
+        """Barriers of the edge: one a stage for "full"; behind them, if anybody empties stages, one a stage for
+        "empty"."""
         return self.stages * (2 if self.emptied_by else 1)
 
     @property

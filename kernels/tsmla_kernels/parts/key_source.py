@@ -1,9 +1,11 @@
 """Where the keys of a request lie, and which of them exist: what the loaders of all architectures ask.
 
-Keys lie in pages today. A list of indices instead of pages (sparse attention) would be another `KeySource` and nothing
-else: `capacity` is then the length of a list, a lane looks up the row of each key instead of the page of each box, an
-index of -1 is a key that does not exist, and what copies boxes (`paged.py`) gathers rows.
-"""
+Keys lie in pages. Pages and tiles are whole *boxes* of BOX_KEYS keys. A lane keeps the page of one box, so that a warp
+knows the pages of a *window* of LANE_BOXES boxes.
+
+A list of indices instead of pages (sparse attention) would be another `KeySource` and nothing else: `capacity` is then
+the length of a list, a lane looks up the row of each key instead of the page of each box, an index of -1 is a key that
+does not exist, and what copies boxes (`paged.py`) gathers rows."""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ from cutlass import Boolean, Int32, Int64
 from .visible import Visibility, VisibleKeys, visibility
 
 BOX_KEYS = 16
-"""Keys of one copy: the smallest page, and every page size is a multiple."""
+"""Keys of one copy: the smallest page; every page size is a multiple."""
 LANE_BOXES = 32
-"""Boxes of a window: each lane of a warp knows the page of one."""
+"""Boxes of a window: each lane of a warp keeps the page of one."""
 
 
 class KeySource(NamedTuple):
-    """Key c of request b is row c % page_size of page table[b, c // page_size]. The cache has `pages` pages, whose size
-    is a power of two; entries of the table that are negative or not below `pages` are pages that do not exist."""
+    """The pages of a call's keys: key c of request b is row c % page_size of page table[b, c // page_size]. The cache
+    has `pages` pages, whose size is a power of two; entries of the table that are negative or not below `pages` are
+    pages that do not exist."""
 
     table: cute.Tensor
     page_size: Int32
@@ -30,8 +33,8 @@ class KeySource(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The keys of one request that a loader brings: `keys` of `tiles` tiles of `tile_boxes` boxes each, the first of
-    which is box number `first_box` of the request."""
+    """The keys of one request that a loader brings: `keys`, in `tiles` tiles of `tile_boxes` boxes, from the request's
+    box number `first_box` on."""
 
     source: KeySource
     request: Int32
@@ -43,13 +46,13 @@ class Wanted(NamedTuple):
     page_shift: Int32
 
     def key_of(self, box: Int32) -> Int32:
-        """The first key of box number `box` from the first on."""
+        """The first key of box number `box`, counted from the first box wanted."""
         return (self.first_box + box) * BOX_KEYS
 
 
 class Lookup(NamedTuple):
-    """Pages of the boxes of a window, one in each lane, and of the window that follows: entries of the page table are
-    read long before the copies that need them. A box without a wanted key has the page beyond the last."""
+    """Pages of the boxes of a window, one in each lane, and of the next window: the page table is read long before the
+    copies that need it. A box without a wanted key has the page beyond the last."""
 
     known: Int32
     ahead: Int32
@@ -60,19 +63,19 @@ class Lookup(NamedTuple):
 
 
 def key_source(cache: cute.Tensor, table: cute.Tensor) -> KeySource:
-    """`cache` is [pages, page size, columns], `table` [batch, most pages of a request] int32."""
+    """The pages of a cache [pages, page size, columns], by a table [batch, most pages of a request] int32."""
     return KeySource(table, cache.shape[1], cache.shape[0])
 
 
 def visibility_in(source: KeySource, given) -> Visibility:
-    """On the host: what rows see of these keys, as far as the table has entries. given: what the call's
-    table lists, by name."""
+    """Collect, on the host, what rows see of these keys, as far as the table has entries. given: what the call's table
+    lists, by name."""
     capacity = Int64(source.table.shape[1]) * source.page_size
     return visibility(given, given.query.shape[0] * given.query.shape[1], capacity)
 
 
 def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:
-    """The keys of a segment, or of a task."""
+    """The keys that a loader brings for a segment, or for a task."""
     first_box = segment.first_tile * tile_boxes
     lane = cute.arch.lane_idx()
     shift = cute.arch.popc(source.page_size - 1)
@@ -81,13 +84,13 @@ def wanted_of(source: KeySource, segment, tile_boxes: int) -> Wanted:
 
 @cute.jit
 def look_up(wanted: Wanted) -> Lookup:
-    """The pages of the first two windows."""
+    """Look up the pages of the first two windows."""
     return Lookup(_page_of(wanted, wanted.lane), _page_of(wanted, LANE_BOXES + wanted.lane))
 
 
 @cute.jit
 def look_further(wanted: Wanted, lookup: Lookup, window: Int32) -> Lookup:
-    """The pages of window `window`, the one after the lookup's, and of the one behind it."""
+    """Move the lookup on to window `window`, the next one, and look up the pages of the window behind it."""
     return Lookup(lookup.ahead, _page_of(wanted, (window + 1) * LANE_BOXES + wanted.lane))
 
 
@@ -101,10 +104,11 @@ def _page_of(wanted: Wanted, box: Int32) -> Int32:
 
 
 def place_in_page(source: KeySource, number: Int32, keys: int) -> Int32:
-    """Pages and requests are cut into spans of `keys` keys: where in its page span `number` of a request lies."""
+    """Where in its page span number `number` of a request lies, pages and requests being cut into spans of `keys` keys.
+    """
     return number & (source.page_size // keys - 1)
 
 
 def exists(source: KeySource, page: Int32) -> Boolean:
-    """Whether the cache has this page. Copies of those that it does not have read zeros."""
+    """Whether the cache has this page. Copies from pages that it does not have read zeros."""
     return (page >= 0) & (page < source.pages)

@@ -1,4 +1,4 @@
-"""Kernels compute powers and logarithms of 2; these lead from natural ones and back."""
+"""Factors between natural logarithms and those of base 2, which kernels compute."""
 
 import math
 

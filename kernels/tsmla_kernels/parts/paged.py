@@ -1,9 +1,8 @@
-"""The paged latent cache as bulk tensor copies see it, whose boxes lie where the key source says.
+"""The paged latent cache as bulk tensor copies see it; the key source says where boxes lie.
 
-A row is one key: all of its pieces. Copies move boxes of a few keys, which lie in one page whatever the page size,
-so the page size stays a run-time value of the tensor map. In shared memory a box is (8-key groups, chunks, 8 keys, one
-swizzled row): K-major as scores need it and MN-major as values do.
-"""
+A row is one key: all of its pieces. Copies move boxes of a few keys, which lie in one page whatever the page size, so
+the page size stays a run-time value of the tensor map. In shared memory a box is (8-key groups, chunks, 8 keys, one
+swizzled row): K-major as scores need it and MN-major as values do."""
 
 from __future__ import annotations
 
@@ -30,14 +29,15 @@ class Box(NamedTuple):
 
 @cute.jit
 def box_at(wanted: Wanted, lookup: Lookup, box: Int32) -> Box:
-    """Box number `box` of the segment, which is in the lookup's window."""
+    """Where box number `box` of the segment starts; it must be in the lookup's window."""
     key = wanted.key_of(box)
     return Box(lookup.page_of(box), (key & (wanted.source.page_size - 1)) // GROUP)
 
 
 @cute.jit
 def box_with(wanted: Wanted, lookup: Lookup, box: Int32, keys: Int32) -> Box:
-    """As `box_at`, or in a page that does not exist if `keys`, a bit for each key that counts, is 0."""
+    """Where a box starts, as `box_at` says; in a page that does not exist if `keys`, a bit for each key that counts, is
+    0."""
     place = box_at(wanted, lookup, box)
     return Box(cutlass.select_(keys == 0, wanted.source.pages, place.page), place.group)
 
@@ -51,9 +51,9 @@ def boxes_view(
     gaps: cutlass.Constexpr = False,
     dtype: cutlass.Constexpr = None,
 ):
-    """[pages, page size, dims] -> (dims of a swizzled row, 8 rows, chunks, 8-row groups, pages) from dim `first`. Rows
-    follow each other, unless there may be `gaps` between them. dtype: of the dims there, where a cache of bytes has
-    others, too."""
+    """View [pages, page size, dims] as (dims of a swizzled row, 8 rows, chunks, 8-row groups, pages), from dim `first`
+    on. Rows follow each other, unless there may be `gaps` between them. dtype: of the dims there, if the cache holds
+    bytes of several types."""
     pages, page_size, row = cache.shape
     if const_expr(gaps):
         row = cute.assume(cache.stride[1], divby=128 // cache.element_type.width)
@@ -73,7 +73,7 @@ def boxes_view(
 
 
 def box_layout(swizzle: int, width: int, chunks: int, groups: int) -> cute.ComposedLayout:
-    """A box in shared memory; `swizzle` is the bytes of a swizzled row of `width` elements."""
+    """Layout of a box in shared memory; `swizzle` is the bytes of a swizzled row of `width` elements."""
     outer = cute.make_layout(
         (width, GROUP, chunks, groups, 1),
         stride=(1, width, width * GROUP, width * GROUP * chunks, width * GROUP * chunks * groups),
@@ -113,9 +113,9 @@ def copy_box_keys(
     box: Box,
     target: cute.Pointer,
 ) -> None:
-    """Copy the `keys` that count of a box by this warp's lanes and zero its others, and all where its page does not
-    exist; a fence for the async proxy is the caller's. `target` is the box's first 32-bit word in shared memory, in
-    rows swizzled by 128 bytes."""
+    """Copy the keys of a box that count (bits of `keys`) by this warp's lanes, and zero its others; zero all where its
+    page does not exist. The fence for the async proxy is left to the caller. `target` is the box's first 32-bit word in
+    shared memory, in rows swizzled by 128 bytes."""
     keys = keys if exists(source, box.page) else Int32(0)
     element_bytes = cache.element_type.width // 8
     row_vectors = dims * element_bytes // VECTOR_BYTES

@@ -3,16 +3,15 @@
 The workspace is uninitialised bytes, and nothing in it outlives a call. It holds, one behind the other,
 
 - records, RECORD_BYTES each: what there is to combine of one row tile (`Record`). Where there are as many groups of
-  CTAs as units, or more, unit u has records u x group to u x group + group - 1, one for each column; otherwise, and
-  where units may have other numbers of row tiles, part p has record p, for the last unit that starts in its positions:
-  those before it end there as well. All are written in every call, so that the combine need not know how the work was
-  dealt;
+  workers as units, or more, unit u has records u x group to u x group + group - 1, one for each column. Otherwise, and
+  where units may have other numbers of row tiles, worker w has record w, for the last unit that starts in its
+  positions: those before it end there as well. All are written in every call, so that the combine need not know how
+  the work was dealt;
 - the rows of `slots` partials, as many as fit, [slots, stored, columns], normalised, or lifted; stored = min(row tile,
   most rows of a request), kept as `PartialRows` says. Row i of a slot is row i of its row tile. A row that sees no key
   of its segment is 0. Every row of a row tile must be written, only those are read;
 - their base-2 LSE [slots, stored] float32, -inf for rows that see no key;
-- where they are lifted, [slots, stored, factors] float32 which normalise the blocks of columns that share them.
-"""
+- where rows are lifted, [slots, stored, factors] float32: what normalises the blocks of columns that share a factor."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ from .visible import Visibility
 
 
 class Partials(NamedTuple):
-    """Records [number, words] int32, rows [slots, stored, columns] and LSE [slots, stored]; of rows that are lifted,
-    what takes that out of each block of columns [slots, stored, (2, 2)]."""
+    """The workspace as tensors: records [number, words] int32, rows [slots, stored, columns], LSE [slots, stored].
+    downs, where rows are lifted: the factor that takes that out of each block of columns, [slots, stored, (2, 2)]."""
 
     records: cute.Tensor
     rows: cute.Tensor
@@ -42,8 +41,9 @@ class Partials(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Rows `row .. row + rows - 1` of all requests are to be combined from `partials` of them, in slot `head` and then
-    in `tail`, `tail + stride`, ...; 0 where there is nothing to combine."""
+    """What the combine does for one row tile: rows `row .. row + rows - 1` of all requests are the sum of `partials`
+    partial results, in slot `head` and then in `tail`, `tail + stride`, ...; `partials` is 0 where there is nothing to
+    combine."""
 
     partials: Int32
     row: Int32
@@ -61,8 +61,8 @@ def partials_of(
     view: Visibility,
     kept: cutlass.Constexpr[PartialRows],
 ) -> Partials:
-    """The workspace of a call that writes rows of `columns` columns, with no slots where units must not be split.
-    given: what the call's table lists, by name. kept: as what the partials' rows are."""
+    """View the workspace of a call that writes rows of `columns` columns; without slots where units must not be split.
+    given: what the call's table lists, by name. kept: the form in which partial rows are kept."""
     workspace, workers = given.workspace, given.parts
     rows = view.q_len * given.query.shape[2]
     tiling = row_tiling(rows, row_tile)
@@ -99,7 +99,8 @@ def partials_of(
 
 @cute.jit
 def begin_records(work: Work, records: cute.Tensor) -> None:
-    """Of each part one warp must call this before it calls `record_unit`, also where the part has nothing to do."""
+    """Clear the worker's own record. One warp of each worker must call this before it calls `record_unit`, also where
+    the worker has nothing to do."""
     worker = work.index * group_of(work) + work.column
     if not _by_unit(work, records) and worker < records.shape[0]:
         _write(records, worker, Record(*(Int32(0) for _ in Record._fields)))
@@ -109,8 +110,8 @@ def begin_records(work: Work, records: cute.Tensor) -> None:
 def record_unit(
     deal: cutlass.Constexpr[Deal], work: Work, records: cute.Tensor, unit: Unit, segment: Segment
 ) -> None:
-    """Write what the combine must know of a unit. The same warp must call this for every unit that overlaps the part's
-    positions, those that start there in their order, with what `segment_of` says of it."""
+    """Write what the combine must know of a unit. One warp must call this for every unit that overlaps the worker's
+    positions, those that start there in their order, with what `segment_of` says of each."""
     if unit.start >= work.begin:
         by_unit = _by_unit(work, records)
         split = split_of(deal, work, unit, segment)
@@ -137,13 +138,13 @@ def read_record(records: cute.Tensor, number: Int32) -> Record:
 
 @cute.jit
 def partial_slot(record: Record, number: Int32) -> Int32:
-    """Where partial result number `number` of the record lies."""
+    """Slot of partial result number `number` of the record."""
     return record.head if number == 0 else tail_slot_of(record, number)
 
 
 @cute.jit
 def tail_slot_of(record: Record, number: Int32) -> Int32:
-    """The same for those that are not the first."""
+    """Slot of partial result number `number` of the record, which is not its first."""
     return record.tail + (number - 1) * record.stride
 
 
@@ -165,5 +166,5 @@ def _place(records: cute.Tensor, number: Int32) -> cute.Tensor:
 
 @cute.jit
 def _by_unit(work: Work, records: cute.Tensor) -> Boolean:
-    """Whether records are numbered by units rather than by parts."""
+    """Whether records are numbered by units rather than by workers."""
     return (work.terms.units * work.terms.group.value == records.shape[0]) & (work.terms.mixes == 0)

@@ -2,13 +2,13 @@
 
 `edges.py` says what edges a kernel has; `Barriers` makes one of the classes below of a row of that table:
 
-`TmaEdge`, `WarpEdge`: a ring of stages in shared memory, filled by bulk copies or by warps, emptied by warps or MMAs.
-`ClusterEdge`: a ring between bulk copies, tcgen05 MMAs and warps of the CTAs that share their MMAs.
-`Signals`, `MmaSignals`: barriers that only say "full", told apart by an index; nobody empties them.
+- `TmaEdge`, `WarpEdge`: a ring of stages in shared memory, filled by bulk copies or by warps, emptied by warps or MMAs.
+- `ClusterEdge`: a ring between bulk copies, tcgen05 MMAs and warps of the CTAs that share their MMAs.
+- `Signals`, `MmaSignals`: barriers that only say "full", told apart by an index; nobody empties them.
 
-An edge keeps no position. Producer and consumers count tiles themselves, and tile number `count` of a ring lives in
-stage `count % stages`; its barriers flip phase every `stages` tiles: bit fields where `stages` is a power of two. Of
-`Signals`, event n of an index is awaited with `wait_full(index, n)`, by roles that count events themselves.
+An edge keeps no position: producers and consumers count tiles themselves. Tile number `count` lives in stage `count %
+stages`, whose barriers flip phase every `stages` tiles; where `stages` is a power of two, both are bit fields. Event
+number n of an index of `Signals` is awaited with `wait_full(index, n)`, by roles that count events themselves.
 
     producer
     wait_empty        wait until every consumer has left the tile that was in the stage before
@@ -21,8 +21,7 @@ stage `count % stages`; its barriers flip phase every `stages` tiles: bit fields
     wait_full         wait until the tile is there
     is_full           ask once whether it is
     release           this warp reads the tile no more
-    release_after_mmas    the tcgen05 MMAs issued so far are the last to read the tile
-"""
+    release_after_mmas    the tcgen05 MMAs issued so far are the last to read the tile"""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ LEADER = 0
 
 
 class Edge:
-    """One row of a table. `full(s)` completes when stage s is filled, `empty(s)` when every consumer left it;
-    `first` is the number of its first barrier, at `barriers`."""
+    """One row of an edge table, with its barriers from `barriers` on, number `first_barrier` of the table. `full(s)`
+    completes when stage s is filled, `empty(s)` when every consumer has left it."""
 
     def __init__(self, spec: EdgeSpec, first_barrier: int, barriers: cute.Pointer):
         self.spec = spec
@@ -87,7 +86,7 @@ class Edge:
         cute.arch.mbarrier_wait(self.full(self.stage(count)), self._phase(count))
 
     def is_full(self, count: Int32) -> Boolean:
-        """Equal on all lanes."""
+        """Ask once whether the tile is there; equal on all lanes."""
         there = cute.arch.mbarrier_test_wait(self.full(self.stage(count)), self._phase(count))
         return cute.arch.vote_all_sync(there)
 
@@ -96,26 +95,29 @@ class Edge:
             cute.arch.mbarrier_arrive(self.empty(self.stage(count)))
 
     def release_after_mmas(self, first: Int32, tiles: int = 1) -> None:
-        """Of tiles `first`, `first` + 1, ..., by the thread that issues MMAs."""
+        """Release tiles `first`, `first` + 1, ... when the MMAs issued so far have read them; called by the thread that
+        issues MMAs."""
         for tile in range(tiles):
             tcgen05.commit(self.empty(self.stage(first + tile)))
 
 
 class TmaEdge(Edge):
-    """Filled by bulk copies: a stage is full when the bytes that the table names have landed."""
+    """An edge that bulk copies fill: a stage is full when the bytes that the table names have landed."""
 
     def acquire(self, count: Int32) -> cute.Pointer:
         self.wait_empty(count)
         return self.announce(count)
 
     def announce(self, count: Int32) -> cute.Pointer:
-        """Without `wait_empty`, for a stage that has never been filled."""
+        """Announce the table's bytes without `wait_empty`, for a stage that has never been filled or is known to be
+        free."""
         full = self.full(self.stage(count))
         self.expect(full)
         return full
 
     def announce_or_divert(self, count: Int32, diverted: Boolean, other: Edge, index) -> cute.Pointer:
-        """`announce`; where the copies are `diverted`, on barrier `index` of `other`, for whoever hands over then."""
+        """Announce the table's bytes; where the copies are `diverted`, on barrier `index` of `other`, whose reader then
+        hands the stage over."""
         stage = self.stage(count)
         full = self.full(cutlass.select_(diverted, other.first_barrier - self.first_barrier + index, stage))
         self.expect(full)
@@ -127,7 +129,7 @@ class TmaEdge(Edge):
 
 
 class WarpEdge(Edge):
-    """Filled by warps with plain stores."""
+    """An edge that warps fill with plain stores."""
 
     def publish(self, count: Int32) -> None:
         cute.arch.fence_view_async_shared()
@@ -136,24 +138,25 @@ class WarpEdge(Edge):
 
 
 class ClusterEdge(Edge):
-    """Between the CTAs that work on one tile: one, or a pair whose even CTA, the leader, issues the MMAs of both.
+    """An edge between the CTAs that work on one tile: one, or a pair whose even CTA, the leader, issues the MMAs of
+    both.
 
     Both CTAs of a pair have the barriers at the same offsets. What the leader waits for completes in the leader only
-    (announced bytes, `hand_over`, `release`); what MMAs complete, in every CTA.
-    """
+    (announced bytes, `hand_over`, `release`); what MMAs complete, in every CTA."""
 
     def announce(self, count: Int32, tx_bytes=None) -> None:
-        """A warp of the leader: copies of all CTAs bring the table's bytes or, where lanes write some, `tx_bytes`."""
+        """Announce, from a warp of the leader, what copies of all CTAs bring: the table's bytes or, where lanes write
+        some, `tx_bytes`."""
         tx_bytes = self.spec.bytes if tx_bytes is None else tx_bytes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(self.stage(count)), tx_bytes)
 
     def hand_over(self, count: Int32) -> None:
-        """A warp of any CTA."""
+        """Tell the leader that this warp's part is there; a warp of any CTA may."""
         self._tell_leader(self.full(self.stage(count)))
 
     def release(self, count: Int32) -> None:
-        """A warp of any CTA."""
+        """Tell the leader that this warp reads the tile no more; a warp of any CTA may."""
         self._tell_leader(self.empty(self.stage(count)))
 
     def fill_after_mmas(self, count: Int32) -> None:
@@ -169,7 +172,7 @@ class ClusterEdge(Edge):
 
 
 class Signals(Edge):
-    """Of each index, events that complete one after the other."""
+    """Barriers that only say "full": for each index, events that complete one after the other."""
 
     def wait_full(self, index, event: Int32) -> None:
         cute.arch.mbarrier_wait(self.full(index), event & 1)
@@ -181,10 +184,11 @@ class Signals(Edge):
 
 
 class MmaSignals(Signals):
-    """Signals of roles on Blackwell, of which some are MMAs."""
+    """Signals of roles on Blackwell, some of which are MMAs."""
 
     def hand_over(self, index, behind: Float32 | None = None) -> None:
-        """behind: a number that ptxas does not put the arrival ahead of. All lanes are here."""
+        """Arrive once for this warp, whose lanes are all here. behind: a number that ptxas must have before the
+        arrival."""
         cute.arch.sync_warp()
         if behind is None:
             _arrive_once(self.full(index))
@@ -216,7 +220,7 @@ class Barriers:
         return kind(self.table[name], first, cute.recast_ptr(self.shared_memory, dtype=Int64) + first)
 
     def init(self) -> None:
-        """By one thread, before the barrier that publishes the initialisation."""
+        """Initialise all barriers; called by one thread, before the barrier that publishes the initialisation."""
         for spec in self.table:
             barriers = self.edge(spec.name, Edge).barriers
             for stage in range(spec.stages):
@@ -226,8 +230,8 @@ class Barriers:
 
 
 def one_of(edges: tuple[E, ...], index: Int32) -> E:
-    """Edge number `index`, which is not known before the kernel runs, of some that follow each other in the table and
-    differ in the bytes that copies bring only: it is not for who announces these."""
+    """Edge number `index`, known only when the kernel runs, of edges that follow each other in the table. They may
+    differ only in the bytes that copies bring, so whoever announces these must not use it."""
     first, apart = edges[0], edges[1].first_barrier - edges[0].first_barrier
     assert all(edge.first_barrier == first.first_barrier + i * apart for i, edge in enumerate(edges)), edges
     assert all(edge.spec.stages == first.spec.stages for edge in edges), edges
@@ -244,14 +248,14 @@ def _commit(barrier: cute.Pointer, ctas: int) -> None:
 
 @cute.jit
 def _arrive_once(barrier: cute.Pointer, cta: cutlass.Constexpr = None) -> None:
-    """By lane 0: an elected lane takes more instructions (kernels/log/blackwell-prefill.md, 5)."""
+    """Arrive by lane 0: an elected lane takes more instructions (kernels/log/blackwell-prefill.md, 5)."""
     if cute.arch.lane_idx() == 0:
         cute.arch.mbarrier_arrive(barrier, cta)
 
 
 @cute.jit
 def _arrive_behind(barrier: cute.Pointer, number: Float32) -> None:
-    """`_arrive_once`, when the number is there: which lane arrives is known only then."""
+    """Arrive once, when the number is there: which lane arrives is known only then."""
     lane = cutlass.select_(cute.arch.vote_any_sync(number == number), Int32(0), Int32(1))
     if cute.arch.lane_idx() == lane:
         cute.arch.mbarrier_arrive(barrier)

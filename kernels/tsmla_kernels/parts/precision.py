@@ -37,14 +37,14 @@ def packed_words(values: list[Float32], dtype: type[Numeric]) -> list[Int32]:
 class Probabilities:
     """How probabilities enter the product with values of type `values`: as `dtype`, times 2 ** `bias`.
 
-    A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so values
-    reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It moves the
-    smallest normal number of e4m3 (2 ** -6) away from probabilities that matter.
+    A row's maximum may grow by `slack` powers of two before what was computed with the old one is rescaled, so
+    probabilities reach 2 ** (bias + slack), which the type must hold. The bias cancels: the row's sum has it, too. It
+    moves the smallest normal number of e4m3 (2 ** -6) away from probabilities that matter.
 
-    `heavy`: it may grow by less where the key that it grows by would have this share or more of the row's sum. 8 bits
-    round a probability by up to 1/16, unless it is a power of two, as the maximum's is. Where few keys have the weight,
-    outputs would be off by that much; where many do, errors cancel, and growth is frequent (kernels/NOTES.md).
-    """
+    `heavy`: the maximum may grow by less where the key that it grows by would have this share or more of the row's sum.
+    8 bits round a probability by up to 1/16, unless it is a power of two, as the maximum's is. Where few keys have the
+    weight, outputs would be off by that much; where many do, errors cancel, and growth is frequent
+    (kernels/log/hopper-prefill.md)."""
 
     dtype: Dtype
     values: Dtype
@@ -54,7 +54,8 @@ class Probabilities:
 
     @classmethod
     def of(cls, values: Dtype) -> Probabilities:
-        """With 8 bits, e4m3 whatever the values are: probabilities need its precision more than the range of e5m2."""
+        """How probabilities enter the product with `values`. With 8 bits they are e4m3 whatever the values are: they
+        need its precision more than the range of e5m2."""
         return cls(Dtype.E4M3, values, 6, 2, 1 / 16) if values.bits == 8 else cls(values, values, 0, 8)
 
     @property
@@ -63,8 +64,8 @@ class Probabilities:
         return self.dtype, self.values
 
     def exceeds(self, above: Float32, total: Float32, parts: int) -> Boolean:
-        """Whether a score moves its row's reference, which it is `above` by so many powers of two. `total` is the sum
-        of one of `parts` of the row's exponentials, about as large as the others' sums."""
+        """Whether a score moves its row's reference, which it is `above` by this many powers of two. `total` is the sum
+        of one of `parts` parts of the row's exponentials, all about as large."""
         if self.heavy is None:
             return above > self.slack
         largest = self._largest(total, parts)
@@ -86,14 +87,15 @@ class Probabilities:
 
 LIFTED_COLUMNS = 128
 LIFTED_TO = 2.0**14
-"""Less than half of the largest float16."""
+"""Less than half of the largest float16: lifted rows reach from here to twice as much."""
 LEAST_LIFTED = 2.0**-110
-"""Smaller values are lifted as this is, so that neither the power nor its inverse leaves the normal numbers."""
+"""Largest magnitude of a row below which it is lifted no further, so that neither the power nor its inverse leaves the
+normal numbers."""
 
 
 class Lifted(enum.Enum):
-    """Which of the blocks of LIFTED_COLUMNS columns of a row share a factor, by where the factors of the second and of
-    the third block lie behind that of the first."""
+    """Which of a row's four 128-column blocks share a factor. EVEN_AND_ODD: 0, 2 and 1, 3. HALVES: 0, 1 and 2, 3. NONE:
+    one each. Value: index of block 1's factor, and of block 2's."""
 
     EVEN_AND_ODD = 1, 0
     HALVES = 0, 1
@@ -101,28 +103,28 @@ class Lifted(enum.Enum):
 
     @property
     def factors(self) -> int:
-        """Of a row of four blocks."""
+        """Factors that a row of four blocks has."""
         return 1 + sum(self.value)
 
     def of(self, block: int) -> int:
-        """Which of these a block has."""
+        """Index of a block's factor."""
         second, third = self.value
         return block % 2 * second + block // 2 * third
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialRows:
-    """What rows of partial results are kept as: `dtype`, times 2 ** `bias`, which the combine takes out again.
+    """The form in which rows of partial results are kept: `dtype`, times 2 ** `bias`, which the combine takes out
+    again.
 
-    `in_quads`: of every 32 columns, those that one lane of a quad holds of a wgmma's accumulator lie together: of four
-    times four pairs, pair l of block m as pair m of block l. So a lane stores 16 bytes, and a quad two sectors.
+    `in_quads`: each 32 columns are stored in the order in which a quad holds them in wgmma's accumulator: of four times
+    four column pairs, pair l of block m as pair m of block l. A lane then stores 16 bytes, and a quad two sectors.
 
-    `lifted`: some of a row's blocks of LIFTED_COLUMNS columns, which `Lifted` tells, have a factor of their own, others
-    another, which make them fit; what takes these out again lies beside the row's LSE. Where the largest of values as
-    they are is in the upper half of float16's exponents, that is what normalises them; where not, also a power of two
-    that brings the largest finite value to LIFTED_TO or up to twice that. So float16 holds values of any magnitude:
-    what is 2^-14 of the largest has the bits of a bf16 at least.
-    """
+    `lifted`: blocks of LIFTED_COLUMNS columns have factors that make them fit in float16, which of them share one
+    `Lifted` says; what takes a factor out again lies beside the row's LSE. Where the largest value is in the upper half
+    of float16's exponents anyway, the factor only normalises the row. Elsewhere it also has a power of two that brings
+    the largest finite value to LIFTED_TO or up to twice that. This lets float16 hold values of any magnitude: what is
+    2^-14 of the largest has the bits of a bf16 at least."""
 
     dtype: type[Numeric] = Float32
     bias: int = 0
@@ -130,21 +132,23 @@ class PartialRows:
     lifted: Lifted | None = None
 
     def row_bytes(self, columns: int) -> int:
-        """Of a row in the workspace, with its LSE and what takes out by how much it is lifted."""
+        """Bytes of a row in the workspace, with its LSE and the factors that take out by how much it is lifted."""
         return columns * self.dtype.width // 8 + 4 * (1 + (self.lifted.factors if self.lifted else 0))
 
     @classmethod
     def of(cls, values: Dtype) -> PartialRows:
-        """Averages of e4m3 values take half of the bytes as float16, which has 3 bits more than the bf16 that they end
-        as. Probabilities are rounded up to less than twice, so averages are below 2 x 448, which times 2^6 is below
-        65,504; and what is lost of small ones is 2^-31, the smallest value being 2^-9. e5m2 reaches as far down as
-        float16 does: averages of its small values are lost."""
+        """The form for averages of `values`, not lifted: float16 for e4m3 values, float32 for others.
+
+        Averages of e4m3 values take half of the bytes as float16, which has 3 bits more than the bf16 that they end as.
+        Probabilities are rounded up to less than twice, so averages are below 2 x 448, which times 2^6 is below 65,504;
+        and what is lost of small ones is 2^-31, the smallest value being 2^-9. e5m2 reaches as far down as float16
+        does: averages of its small values are lost."""
         return cls(cutlass.Float16, 6) if values is Dtype.E4M3 else cls()
 
 
 def larger_magnitudes(word: Int32, other: Int32, dtype: type[Numeric] = cutlass.Float16) -> Int32:
-    """Of two pairs of 16-bit floats the larger of each two magnitudes, of NaN and a number the number. `word` has
-    magnitudes already."""
+    """The larger of each two magnitudes in two words of two 16-bit floats; of NaN and a number, the number. `word`
+    holds magnitudes already."""
     return ptx.max_x2(word, ptx.abs_x2(other, dtype), dtype)
 
 

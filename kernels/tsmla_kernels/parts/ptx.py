@@ -1,8 +1,7 @@
-"""PTX instructions that the DSL has no operation for, or one that makes other code: each is one function here, and no
-other file writes assembly.
+"""PTX instructions that the DSL has no operation for, or one that makes other code: each is one function here. Besides
+this file, only those of tcgen05 (`blackwell/tmem.py`, `blackwell/umma.py`) write PTX.
 
-(`cute.arch.inline_ptx` cannot say that an instruction has no side effects, so that it may be moved or left out.)
-"""
+(`cute.arch.inline_ptx` cannot say that an instruction has no side effects, so that it may be moved or left out.)"""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ _KINDS = {cutlass.Float16: "f16", cutlass.BFloat16: "bf16"}
 
 
 def pinned(word: Int32) -> Int32:
-    """`mov.b32`, which has side effects: the same word, which is computed here and once."""
+    """`mov.b32` with side effects: returns the word, computed here and once."""
     return _run("mov.b32 $0, $1;", word, results=(Int32,), has_side_effects=True)[0]
 
 
 def mul_rn(a: Float32, b: Float32) -> Float32:
-    """`mul.rn.f32`: a * b, which is not fused with a sum that it is a term of."""
+    """`mul.rn.f32`: a * b, never fused with a sum that it is a term of."""
     return _run("mul.rn.f32 $0, $1, $2;", Float32(a), Float32(b), results=(Float32,))[0]
 
 
@@ -33,8 +32,8 @@ def abs_x2(word: Int32, dtype: type[Numeric]) -> Int32:
 
 
 def max_x2(word: Int32, other: Int32, dtype: type[Numeric]) -> Int32:
-    """`max.f16x2` or `max.bf16x2`: of two pairs of 16-bit floats the larger of each two, of NaN and a number the
-    number."""
+    """`max.f16x2` or `max.bf16x2`: the larger of each two numbers in two words of two 16-bit floats; of NaN and a
+    number, the number."""
     return _run(f"max.{_X2[dtype]} $0, $1, $2;", word, other, results=(Int32,))[0]
 
 
@@ -42,8 +41,8 @@ def mma_16x8x16(dtype: type[Numeric], accumulator: cute.Tensor, a: list[Int32], 
     """`mma.sync.aligned.m16n8k16.row.col`: accumulator (4 float32) += a b, by a warp, in registers; a and b have this
     16-bit dtype.
 
-    A lane l has of the accumulator rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the one behind it; of a the same
-    rows, for k as these columns and 8 further on; of b column l / 4, for these k in `low` and `high`."""
+    Lane l has of the accumulator rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; of a the same rows, for k as
+    these columns and 8 further on; of b column l / 4, for these k in `low` and `high`."""
     kind = _KINDS[dtype]
     sums = _run(
         f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
@@ -57,11 +56,11 @@ def mma_16x8x16(dtype: type[Numeric], accumulator: cute.Tensor, a: list[Int32], 
 
 @cute.jit
 def store_if(stored: Boolean, address: Int64, offset: cutlass.Constexpr[int], values: cute.Tensor) -> None:
-    """`@p st.global.v2.b32` or `.v4.b32`: 8 or 16 bytes of `values`, in registers, to global memory, `offset` bytes
-    behind `address`, if `stored`; the place is a multiple of their size.
+    """`@p st.global.v2.b32` or `.v4.b32`: store 8 or 16 bytes of registers, `offset` bytes behind `address` in global
+    memory, if `stored`; the place must be a multiple of their size.
 
-    The predicate is its own, not that of a branch: addresses and values are computed in any case, so that the code
-    stays one line, and a call that stores nothing runs all of it."""
+    The predicate is the instruction's own, not a branch's: addresses and values are computed in any case, so that the
+    code stays one line, and a call that stores nothing runs all of it."""
     words = cute.recast_tensor(values, Int32)
     count = cute.size(words)
     assert count in (2, 4), count
@@ -74,11 +73,11 @@ def store_if(stored: Boolean, address: Int64, offset: cutlass.Constexpr[int], va
 
 
 def load_if(wanted: Boolean, address: Int64, offset: int, count: int) -> list[Int32]:
-    """`@p ld.global.b32`, `.v2.b32` or `.v4.b32`: `count` words of global memory, `offset` bytes behind `address`, if
-    `wanted`, and zeros if not; the place is a multiple of their size.
+    """`@p ld.global.b32`, `.v2.b32` or `.v4.b32`: load `count` words, `offset` bytes behind `address` in global memory,
+    if `wanted`, else zeros; the place must be a multiple of their size.
 
-    The predicate is its own, not that of a branch: behind one, ptxas moves what was loaded to other registers, and
-    waits for it there (kernels/log/blackwell-decode.md)."""
+    The predicate is the instruction's own, not a branch's: behind a branch, ptxas moves what was loaded to other
+    registers, and waits for it there (kernels/log/blackwell-decode.md)."""
     assert count in (1, 2, 4), count
     words = [f"${i}" for i in range(count)]
     zeros = " ".join(f"mov.b32 {word}, 0;" for word in words)
@@ -119,9 +118,9 @@ def _run(
     instruction: str, *operands: Numeric, results: tuple[type[Numeric], ...] = (), has_side_effects: bool = False,
     written_early: bool = False,
 ) -> list[Numeric]:  # fmt: skip
-    """An instruction whose $0, $1, ... are its results and, behind these, its operands. One without side effects may be
-    moved, and left out where nobody needs its results. written_early: several, of which some write results before
-    others read operands."""
+    """Emit an instruction whose $0, $1, ... are its results and, behind these, its operands. Without side effects it
+    may be moved, and left out where nobody needs its results. written_early: the text is several instructions, some of
+    which write results before others read operands."""
     types = [result.mlir_type for result in results]
     made = types[0] if len(types) == 1 else None
     if len(types) > 1:

@@ -1,9 +1,9 @@
 """A decode's query rows, whose two pieces lie where their strides say, and how loaders bring a tile of them.
 
 A piece is [batch, q_len, heads, columns] with free strides; row = token x heads + head of a request. Bulk copies reach
-rows by a tensor map of lines of rows a constant stride apart, and a row tile lies in one line: the rows of a request
-where tokens follow heads at the same stride, or the heads of a token where row tiles divide these. A query that is
-neither is copied by a warp's lanes. In shared memory a piece is chunks of (rows, one swizzled row) either way.
+rows by a tensor map of *lines*: rows a constant stride apart. A row tile lies in one line. A line is all rows of a
+request where tokens follow heads at the same stride, or the heads of one token where row tiles divide these. A query
+that has neither is copied by a warp's lanes. In shared memory a piece is chunks of (rows, one swizzled row) either way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .division import Divisor, quotient
 from .precision import numeric
 
 REQUEST_LINES, TOKEN_LINES, NO_LINES = 0, 1, 2
-"""What the lines of a call's query are."""
+"""What a line of a call's query is: the rows of a request, the heads of a token, or nothing."""
 VECTOR_BYTES = 16
 """Bytes that a lane copies at a time."""
 ROW_LANES = 4
@@ -56,9 +56,9 @@ class Query(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QueryTileLayout:
-    """`rows` query rows in shared memory: each piece is chunks of (rows, one swizzled row), the latent piece's of
-    `latent_bytes` a row, the rope piece's all of its columns. The rope piece lies behind the latent one. `row` are the
-    pieces of a query row, which may differ in dtype."""
+    """How `rows` query rows lie in shared memory: each piece is chunks of (rows, one swizzled row). A chunk of the
+    latent piece has `latent_bytes` of each row, the rope piece is one chunk and lies behind the latent piece. `row`
+    names the pieces of a query row, which may differ in dtype."""
 
     row: RowFormat
     rows: int
@@ -88,7 +88,7 @@ class QueryTileLayout:
         return numeric(self.row.piece(name).dtype)
 
     def shape(self, name: str) -> tuple[int, int, int, int]:
-        """Of a piece: (columns of a chunk, rows, chunks, 1)."""
+        """Shape of a piece: (columns of a chunk, rows, chunks, 1)."""
         width = (self.latent_bytes if name == "latent" else self.rope_bytes) // self.element_bytes(name)
         return width, self.rows, self.row.piece(name).columns // width, 1
 
@@ -103,9 +103,11 @@ class QueryTileLayout:
 
 @cute.jit
 def query_rows(given, tile: cutlass.Constexpr[QueryTileLayout]) -> QueryRows:
-    """On the host. given: `query` is whole rows, or the latent piece where it has its columns only; then `q_pe` is the
-    other piece. It always is where pieces differ in dtype. The stride of a single head, token or request means nothing,
-    and may be one that a tensor map cannot have: another takes its place."""
+    """Find, on the host, the pieces of a call's query and their lines.
+
+    given: `query` is whole rows, or only the latent piece, if it has just that one's columns; then `q_pe` is the other
+    piece. It always is where pieces differ in dtype. The stride of a single head, token or request means nothing and
+    may be one that a tensor map cannot have: another takes its place."""
     batch, q_len, heads, columns = given.query.shape
     latent_columns = tile.row.value_columns
     least, rope_least = (VECTOR_BYTES // tile.element_bytes(name) for name in ("latent", "rope"))
@@ -158,7 +160,7 @@ def query_rows(given, tile: cutlass.Constexpr[QueryTileLayout]) -> QueryRows:
 
 @cute.jit
 def query_of(rows: QueryRows, tile: cutlass.Constexpr[QueryTileLayout], load_op: cutlass.Constexpr) -> Query:
-    """On the host: with tensor maps for `load_op`."""
+    """Make, on the host, tensor maps of the query's pieces for `load_op`."""
     return Query(
         _map_of(rows.latent, rows.lines, "latent", tile, load_op),
         _map_of(rows.rope, rows.lines, "rope", tile, load_op),
@@ -200,8 +202,8 @@ def copy_tile(
     heads: Divisor,
     barrier: cute.Pointer,
 ):
-    """Start copying a tile of a request's rows, which lies in a line, to `targets`: one of each piece. Its first is
-    `first_row` of all. Rows past the line are zeros."""
+    """Start copying a tile of a request's rows, from `first_row` of all rows on, to `targets`, one for each piece. The
+    tile lies in one line; rows past the line are zeros."""
     line, place = _within(query.rows, request, first_row)
     if query.rows.lines == TOKEN_LINES:
         token = quotient(first_row, heads)
@@ -216,8 +218,8 @@ def copy_tile(
 
 @cute.jit
 def _within(rows: QueryRows, request: Int32, row: Int32) -> tuple[Int32, Int32]:
-    """A row of all as one of a request's. Where query tokens of all requests lie one behind the other, `rows` has one
-    request."""
+    """A row of all requests as one of a request. Where query tokens of all requests lie one behind the other, `rows`
+    has one request."""
     batch, q_len, heads, _ = rows.latent.shape
     line = cutlass.min(request, batch - 1)
     return line, row - line * (q_len * heads)

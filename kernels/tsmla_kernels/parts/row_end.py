@@ -9,8 +9,7 @@ only if the call says so. A row with the log-sum-exp L keeps the share 1 / (1 + 
 partial results are combined, the sink counts once, in the combined row.
 
 A call may continue from an earlier result over other keys. Each of both outputs then keeps its share of the sum of
-exponentials of all keys, which follows from the log-sum-exps alone.
-"""
+exponentials of all keys, which follows from the log-sum-exps alone."""
 
 from __future__ import annotations
 
@@ -24,15 +23,15 @@ from .division import Divisor, divisor_of, quotient, remainder
 from .logarithm import LN_2, LOG2_E
 
 NATURAL, BASE_2 = LN_2, 1.0
-"""Logarithms, each as that of 2."""
+"""Kinds of logarithms, each as the factor that makes it of a logarithm of base 2."""
 
 
 class Ending(NamedTuple):
     """What a call says of the ends of its rows.
 
-    output_scale: outputs are multiplied by it. sinks: of each head, natural logarithms, [heads], or [0] where there are
-    none. heads: of the query, 1 at least. lse_includes_sink: whether log-sum-exps count the sinks. lse_factor: makes
-    log-sum-exps as kernels compute them those of the base that the call asks for."""
+    output_scale: outputs are multiplied by it. sinks: natural logarithms, [heads], or [0] where there are none. heads:
+    of the query, 1 at least. lse_includes_sink: whether log-sum-exps count the sinks. lse_factor: turns log-sum-exps as
+    kernels compute them into those of the base that the call asks for."""
 
     output_scale: Float32
     sinks: cute.Tensor
@@ -94,8 +93,8 @@ def end_of_row(
     logarithm: cutlass.Constexpr[float],
     output_scale: Float32 | None = None,
 ) -> RowEnd:
-    """Without a sink. `scale` makes of scores the logarithms asked for; the factor is `output_scale`, or 1, divided by
-    `total`."""
+    """The end of a row without a sink. `scale` turns scores into the logarithms asked for; the factor is
+    `output_scale`, or 1, divided by `total`."""
     return RowEnd(_factor(total, output_scale), _log_sum(reference, scale, total, bias, logarithm))
 
 
@@ -131,8 +130,7 @@ def count_sink(
     """The end of a whole row, whose head may have a sink. `row` counts the heads of all query tokens, or of one. The
     log-sum-exp is of use only where it is `logged`.
 
-    It stands apart from `end_of_row` and asks for nothing but what that gives, because where decodes need it they have
-    left their loops: as a part of it, it made ptxas order the loops of 8-bit decodes otherwise, 1 to 2 % slower."""
+    Separate from `end_of_row`: inlined there, ptxas reorders 8-bit decode loops (1 to 2 % slower)."""
     factor, log_sum = end.factor, end.log_sum
     if ending.sinks.shape[0] > 0:
         sink = ending.sinks[remainder(row, ending.heads)] * (logarithm / LN_2)
@@ -175,7 +173,8 @@ def _log_sum(
 
 @cute.jit
 def _log_of_both(a: Float32, b: Float32, logarithm: cutlass.Constexpr[float]) -> Float32:
-    """The logarithm of the sum of two numbers given by theirs, of which one may be infinite. NaN leads to NaN."""
+    """The logarithm of the sum of two numbers given by their logarithms, one of which may be infinite. NaN leads to
+    NaN."""
     apart = cute.arch.fmax(a - b, b - a)
     smaller = cute.math.exp2(apart * (-1.0 / logarithm), fastmath=True)
     return cute.arch.fmax(a, b) + cute.math.log2(smaller + 1.0, fastmath=True) * logarithm

@@ -1,20 +1,19 @@
 """Rows with a scale each: what becomes of the scales of keys and queries, in scores, sums and outputs.
 
-A key is stored as numbers that its scale s_t makes its latent and rope part; a query row likewise, with the scale u. So
-the score of both is u s_t x_t, where x_t is their product as they are stored, and the value s_t c_t. Probabilities of 8
-bits times s_t would lose most of what they hold, or all of it, because scales are far from 1. So the scale is folded
-into the exponent that the row's reference follows:
+A key is stored as numbers that its scale s_t multiplies, in its latent and its rope piece; a query row likewise, with
+the scale u. The score of both is u s_t x_t, where x_t is the product of what is stored, and the value is s_t c_t.
+Probabilities of 8 bits times s_t would lose most of what they hold, or all of it, because scales are far from 1. The
+scale is therefore folded into the exponent that the row's reference follows:
 
     y_t = softmax_scale log2(e) u s_t x_t + log2(f_t), where s_t = s f_t
     p_t = 2^(y_t - reference + bias)
     output = s sum(p_t c_t) / sum(p_t / f_t)
     log2-sum-exp = reference - bias + log2(sum(p_t / f_t))
 
-What precision a probability has then depends on its share of the *output*, and references follow y. The *unit* s is a
+The precision of a probability then depends on its share of the *output*, and references follow y. The *anchor* s is a
 power of two, the scale of one of the segment's keys without its fraction: whatever magnitude scales have, those of one
-request are near each other, and f_t is near 1, which float32 would otherwise leave in sums. (SnapMLA multiplies each
-tile's probabilities by s_t, and divides by the tile's largest product, for every tile: docs/cache-formats.md.)
-"""
+request are near each other. This keeps f_t near 1, and float32 sums free of the scales' magnitude. (SnapMLA multiplies
+each tile's probabilities by s_t, and divides by the tile's largest product, for every tile: docs/cache-formats.md.)"""
 
 from __future__ import annotations
 
@@ -30,11 +29,11 @@ from .key_source import KeySource, exists
 from .visible import Viewers
 
 MOST_INVERSE = 2.0**126
-"""Of a folded scale: finite, so that a probability of 0 times it is 0."""
+"""Largest inverse of a folded scale: finite, so that a probability of 0 times it is 0."""
 _MAGNITUDE, _EXPONENT = 0x7FFFFFFF, 0xFF << 23
 _ONE = 127 << 23
 _LEAST_EXPONENT, _MOST_EXPONENT = 1 << 23, 253 << 23
-"""Of units whose inverse is a normal float32, too."""
+"""Exponent fields that an anchor may have: those for which its inverse is a normal float32, too."""
 
 
 class RowScales(NamedTuple):
@@ -65,7 +64,7 @@ def query_scale(queries: cute.Tensor, request: Int32, row: Int32, heads: Divisor
 
 @cute.jit
 def key_scale(source: KeySource, keys: cute.Tensor, page: Int32, key: Int32) -> Float32:
-    """The scale of a key in a page that the cache may not have: its rows are zeros, whatever their scale."""
+    """The scale of a key; 1 where the cache does not have its page, whose rows count as zeros, whatever their scale."""
     found = Float32(1.0)
     if exists(source, page):
         found = keys[page, key & (source.page_size - 1)]
@@ -73,8 +72,8 @@ def key_scale(source: KeySource, keys: cute.Tensor, page: Int32, key: Int32) -> 
 
 
 def deciding_key(viewers: Viewers, first_tile_key: Int32) -> Int32:
-    """The key whose scale decides a segment's unit, where its first tile begins with key `first_tile_key`: its first
-    key that may be seen. A key that is hidden decides nothing: the unit is then that of 1."""
+    """The key whose scale decides a segment's anchor: the first that may be seen of the tiles from key `first_tile_key`
+    on. A hidden key decides nothing: the anchor is then that of 1."""
     return cutlass.max(first_tile_key, viewers.keys.first)
 
 
@@ -91,13 +90,13 @@ def anchor_of(scale: Float32) -> Float32:
 
 @cute.jit
 def inverse_of(anchor: Float32) -> Float32:
-    """1 / unit, exactly."""
+    """1 / anchor, exactly."""
     return (Int32(254 << 23) - anchor.bitcast(Int32)).bitcast(Float32)
 
 
 @cute.jit
 def fold(scale: Float32, seen: Boolean, anchor: Float32, inverse_anchor: Float32) -> Folded:
-    """Of a key's scale; of one that nobody sees, whatever it holds, numbers that do no harm."""
+    """Fold a key's scale; for a key that nobody sees, whatever its scale holds, into numbers that do no harm."""
     scale = Float32(select_(seen, scale, anchor))
     relative = scale * inverse_anchor
     inverse = cute.arch.fmax(cute.arch.fmin(cute.arch.rcp_approx(relative), MOST_INVERSE), -MOST_INVERSE)

@@ -1,7 +1,6 @@
 """Where a sequence lies in a ragged pack, whatever the cumulative lengths say.
 
-They come from a caller's device memory, so they are not trusted: no value leads out of the pack.
-"""
+They come from a caller's device memory, so they are not trusted: no value leads out of the pack."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ def span_of(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32) -> Span:
 
 @cute.jit
 def span_behind(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32, before: Int32) -> Span:
-    """The same of a sequence before which sequences end at `before`, so that no row is in two: it neither starts nor
-    ends before that. Empty beyond the last sequence."""
+    """The rows of a sequence where those before it end at `before`: it neither starts nor ends before that, so that no
+    row is in two. Empty beyond the last sequence."""
     last = cum_seq_lens.shape[0] - 1
     start = cutlass.max(_place(cum_seq_lens, cutlass.min(sequence, last), rows), before)
     end = cutlass.max(_place(cum_seq_lens, cutlass.min(sequence + 1, last), rows), start)
@@ -41,8 +40,8 @@ def span_behind(cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32, before:
 def two_spans_behind(
     cum_seq_lens: cute.Tensor, sequence: Int32, rows: Int32, before: Int32
 ) -> tuple[Span, Span, Int32]:
-    """Sequences `sequence` and the next, and where the last that a lane has ends: for 64 neighbouring ones, two in each
-    lane. Every lane of the warp must call it."""
+    """The rows of sequences `sequence` and `sequence` + 1, two in each lane for 64 neighbouring ones, where those
+    before end at `before`; and where the last lane's end. Every lane of the warp must call it."""
     last = cum_seq_lens.shape[0] - 1
     start = _place(cum_seq_lens, cutlass.min(sequence, last), rows)
     middle = _place(cum_seq_lens, cutlass.min(sequence + 1, last), rows)
@@ -66,7 +65,7 @@ def _place(cum_seq_lens: cute.Tensor, index: Int32, rows: Int32) -> Int32:
 
 @cute.jit
 def _inclusive_maximum(value: Int32) -> Int32:
-    """Of this lane's value and those of lower lanes."""
+    """The largest of this lane's value and those of lower lanes."""
     for step in cutlass.range_constexpr(5):
         below = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
         if cute.arch.lane_idx() >= 1 << step:

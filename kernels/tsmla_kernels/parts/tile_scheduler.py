@@ -2,10 +2,9 @@
 
 The grid has room for `tile_bound` query tiles times the heads. A CTA finds its sequence by a warp-wide prefix sum over
 the lengths, which are read all at once: nothing can be loaded before they are there. Within a sequence, heads are taken
-in sections whose keys and values fit in L2 together; within a section the longest tiles (the last rows, when causal)
-start first, so that the last CTAs to start are the shortest: a few neighbouring tiles of one head, then the same of the
-next head. (Longest-first with L2 sections: FlashAttention-4, arXiv 2603.05451.)
-"""
+in sections whose keys and values fit in L2 together. Within a section the longest tiles (the last rows, when causal)
+start first, so that the last CTAs to start are the shortest: NEIGHBOURS tiles of one head, then those of the next head.
+(Longest-first with L2 sections: FlashAttention-4, arXiv 2603.05451.)"""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ last group that is short has one tile."""
 
 
 class QueryTile(NamedTuple):
-    """Query tile `tile` of `head` in the sequence with the rows `q` and `kv`; `valid` is False for CTAs beyond the last
-    tile."""
+    """What a CTA computes: query tile `tile` of `head` in the sequence with the rows `q` and `kv`; `valid` is False for
+    CTAs beyond the last tile."""
 
     valid: Boolean
     head: Int32
@@ -57,15 +56,17 @@ def query_tile(
     section_heads: cutlass.Constexpr[int | None] = None,
 ) -> QueryTile:
     """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
-    together. With `paired`, the heads whose tiles all have numbers below it come before the others, head by head, and
-    a head's tiles in pairs: the last and the first, the last but one and the second, ...; or, where the first number is
-    odd, the first and the last, the second and the last but one, ... Two tiles of numbers even and odd are then as much
-    work as any other two, and those of one CTA that follow each other have the same keys.
+    together.
+
+    alternating: the heads whose tiles all have numbers below it come before the others, head by head, and a head's
+    tiles alternate between its ends: the last, the first, the last but one, the second, ...; where the first number is
+    odd, the first, the last, the second, ... Any two tiles of an even and the next odd number are then as much work as
+    any other two, and those of one CTA that follow each other have the same keys.
 
     `short_last` says that a query tile with fewer rows than others takes less time: where a sequence has far more keys
     than queries, its heads come in batches of about as many tiles as run side by side, a batch's short tiles last; all
-    of its heads if each CTA has `one` tile, else those that are not paired. Heads then are worked on at the same time,
-    and CTAs end at about the same time.
+    of its heads if each CTA has `one` tile, else those that do not alternate. Heads then are worked on at the same
+    time, and CTAs end at about the same time.
 
     With `section_heads`, a section has the query heads of so many key heads, whatever `section_bytes` says.
 
@@ -125,8 +126,8 @@ def _sectioned(
     index: Int32, first_head: Int32, heads: Int32, heads_per_kv_head: Int32, tiles: Int32, kv_bytes: Int32,
     section_bytes: Int32 | int, in_batches: Boolean | None, section_key_heads: cutlass.Constexpr[int | None],
 ) -> tuple[Int32, Int32]:  # fmt: skip
-    """Head and tile number `index` of `heads` heads from `first_head` on, section by section, longest first; or batch
-    by batch, the whole tiles head by head, and then the last tile of each. Both divide by the same numbers: these are
+    """Head and tile number `index` of `heads` heads from `first_head` on: section by section, longest first; or batch
+    by batch, the whole tiles head by head, and then the last tile of each. Both divide by the same numbers, which are
     found before a CTA's first copy."""
     held, kv_bytes, alike = Int32(section_bytes), cutlass.max(kv_bytes, 1), heads_per_kv_head
     if const_expr(in_batches is not None):

@@ -23,8 +23,8 @@ ENDS = (1 << 31) - 1
 
 @cute.jit
 def rows_first(pack: cute.Tensor) -> cute.Tensor:
-    """[rows, heads, dim] -> (rows, dim, heads). The stride of a single row or head means nothing, and may be one that a
-    tensor map cannot have: another takes its place."""
+    """View [rows, heads, dim] as (rows, dim, heads). The stride of a single row or head means nothing, and may be one
+    that a tensor map cannot have: another takes its place."""
     rows, heads, dim = pack.shape
     least = 128 // pack.element_type.width
     row_stride, head_stride = Int64(least), Int64(least)
@@ -67,7 +67,7 @@ def boxes(pieces: tuple, columns: int) -> list[tuple]:
 
 @cute.jit
 def clippable(pack: cute.Tensor) -> cute.Tensor:
-    """(rows, dim, heads) -> (rows, dim, heads, ends): what a clipping tensor map describes."""
+    """View (rows, dim, heads) as (rows, dim, heads, ends): what a clipping tensor map describes."""
     row_stride, dim_stride, head_stride = pack.stride
     rows = cutlass.max(pack.shape[0], 1)  # a tensor map has no empty dimension
     shifted = cute.domain_offset((-rows, 0, 0), pack)

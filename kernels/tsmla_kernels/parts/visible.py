@@ -5,8 +5,7 @@ has the global position (c // I) I world + r I + c % I, where I is the interleav
 query tokens of a request are its last positions, as many as it has. They are counted in the pack of all requests'.
 
 Lengths come from a caller's device memory, so they are not trusted: negative ones count as 0, and no key is seen that
-the page table has no entry for.
-"""
+the page table has no entry for."""
 
 from __future__ import annotations
 
@@ -20,20 +19,20 @@ from .division import Divisor, divisor_of, quotient
 from .seqlen import Span, span_behind, two_spans_behind
 
 MOST = (1 << 31) - 1
-"""Of 31 bits."""
+"""The largest number of 31 bits."""
 LARGEST = MOST - 255
 """The most keys of a request, so that the end of its last tile fits 32 bits."""
 
 
 class Visibility(NamedTuple):
     """What the predicate needs of a call: seq_lens [B] keys in the cache, causal_seqs [B] positions that the last query
-    token may see; causal is 0 or 1, window_left -1 for none. Of every `period` positions, interleave x world, this rank
-    has `interleave` from position `before` on. capacity: the keys that page tables have entries for.
+    token may see; causal is 0 or 1, window_left -1 for none. This rank has `interleave` of every `period` positions
+    (interleave x world), from position `before` on. capacity: the keys that page tables have entries for.
 
-    Of `tokens` query tokens, every request has q_len; or they `vary` (1, otherwise 0), cum_seq_lens_q [B + 1] says
-    which it has, and q_len is the most that one may have. visible [B, q_len] or [B, tokens]: keys per query token, [0,
-    0] where nothing is hidden; its second dimension begins for request b with token b x visible_tokens.
-    """
+    There are `tokens` query tokens in all. Every request has q_len of them; or they `vary` (1, otherwise 0),
+    cum_seq_lens_q [B + 1] says which a request has, and q_len is the most that one may have. visible [B, q_len] or [B,
+    tokens]: keys that each query token sees at most, [0, 0] where nothing is hidden; its second dimension begins for
+    request b with token b x visible_tokens."""
 
     seq_lens: cute.Tensor
     causal_seqs: cute.Tensor
@@ -67,7 +66,7 @@ class VisibleKeys(NamedTuple):
         return (key >= self.first) & (key < self.end)
 
     def meets(self, key: Int32, keys: int) -> Boolean:
-        """Whether some of `keys` keys from `key` on are among them, of a range that is not empty."""
+        """Whether some of the `keys` keys from `key` on are among them, if they are any."""
         return (key + keys > self.first) & (key < self.end)
 
     def lacks(self, key: Int32, keys: int) -> Boolean:
@@ -77,7 +76,8 @@ class VisibleKeys(NamedTuple):
 
 @cute.jit
 def visibility(given, tokens: Int32, capacity: Int64) -> Visibility:
-    """On the host: of a call's arguments, by name, with `tokens` query tokens in all."""
+    """Collect, on the host, what the predicate needs of a call's arguments, by name, with `tokens` query tokens in all.
+    """
     period, before = (_at_most(Int64(given.cp_interleave) * blocks, MOST) for blocks in (given.cp_world, given.cp_rank))
     visible_tokens, vary = given.q_len, Int32(0)
     if given.cum_seq_lens_q.shape[0] > 0:
@@ -95,14 +95,14 @@ def _at_most(value: Int64, most: cutlass.Constexpr[int]) -> Int32:
 
 
 def varies(view: Visibility) -> Boolean:
-    """Whether requests have other numbers of query tokens."""
+    """Whether requests differ in query tokens."""
     return view.vary != 0
 
 
 @cute.jit
 def tokens_of_two(view: Visibility, request: Int32, before: Int32) -> tuple[Span, Span, Int32]:
-    """The query tokens of a request and of the next, for 64 neighbouring ones, two in each lane, before which tokens
-    end at `before`; and where those of all of them end. All lanes of a warp must ask together."""
+    """The query tokens of a request and of the next, two in each lane for 64 neighbouring requests, where tokens before
+    these end at `before`; and where those of all 64 end. All lanes of a warp must ask together."""
     one, other, end = Span(request * view.q_len, view.q_len), Span((request + 1) * view.q_len, view.q_len), before
     if varies(view):
         one, other, end = two_spans_behind(view.cum_seq_lens_q, request, view.tokens, before)
@@ -134,8 +134,8 @@ def keys_of_row(view: Visibility, request: Int32, end_token: Int32, token: Int32
 
 @cute.jit
 def keys_of_tokens(view: Visibility, request: Int32, first_later: Int32, last_later: Int32) -> VisibleKeys:
-    """The least range that holds what each of some query tokens sees; `visible` can only make it smaller. Behind the
-    first of them, the request has `first_later` more, behind the last `last_later`."""
+    """The least range that holds what each of some query tokens sees; `visible` can only make it smaller. The request
+    has `first_later` more tokens behind the first of them, and `last_later` behind the last."""
     bound = view.causal_seqs[request]
     below = _keys_below(view, bound, view.causal * last_later)
     end = cutlass.min(cutlass.min(below, view.seq_lens[request]), view.capacity)
@@ -165,7 +165,7 @@ class Viewers(NamedTuple):
 
 
 def viewers_of(view: Visibility, segment, heads: Divisor) -> Viewers:
-    """The rows of a segment, or of a task."""
+    """The rows of a segment, or of a task, as viewers."""
     return Viewers(
         view, segment.keys, segment.request, segment.first_row, segment.rows, segment.end_token, heads
     )

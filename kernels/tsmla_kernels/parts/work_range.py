@@ -3,8 +3,7 @@
 Rows are query positions within their sequence, columns key positions. With bottom-right causal masking, row i sees
 columns 0 .. i + len_kv - len_q. The masked tiles are visited first, from the last backwards; then the others, from the
 first onwards: CTAs that share keys and run side by side then read the same lines of L2 at the same time, whatever rows
-they hold (kernels/NOTES.md).
-"""
+they hold (kernels/log/hopper-prefill.md, 3)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _ROUND = 1.5 * 2.0**23
 
 
 def exp2_x2(x: tuple[Float32, Float32]) -> Generator[None, None, tuple[Float32, Float32]]:
-    """(2 ** x[0], 2 ** x[1]), for x up to 126; of NaN, 0. A generator, which yields after each step: every step needs
+    """(2 ** x[0], 2 ** x[1]), for x up to 126; 0 for NaN. A generator, which yields after each step: every step needs
     the one before, so the caller puts other instructions between them."""
     x = (cute.arch.fmax(x[0], SMALLEST), cute.arch.fmax(x[1], SMALLEST))
     yield

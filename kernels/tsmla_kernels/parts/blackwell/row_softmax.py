@@ -58,7 +58,7 @@ def row_maximum(scores: list[Float32], nan: bool = False) -> Float32:
 
 @dsl_user_op
 def _maximum_of_three(a: Float32, b: Float32, c: Float32, nan: bool, *, loc=None, ip=None) -> Float32:
-    """One instruction of Blackwell's."""
+    """The largest of three numbers, by one instruction of Blackwell's."""
     a, b, c = (Float32(value).ir_value(loc=loc, ip=ip) for value in (a, b, c))
     return Float32(nvvm.fmax(a, b, c=c, nan=nan, loc=loc, ip=ip))
 
@@ -70,28 +70,28 @@ def nan_or(value: Float32, seen: Float32) -> Float32:
 
 @dsl_user_op
 def behind_waits(value: Float32, *, loc=None, ip=None) -> Float32:
-    """The same value, which ptxas does not make above the waits before this. All lanes of the warp are here."""
+    """Return the value so that ptxas does not make it above the waits before this. All lanes of the warp are here."""
     numbers = cute.arch.vote_any_sync(value == value, loc=loc, ip=ip)  # if no lane's is one, all are NaN, as here
     return Float32(select_(numbers, value, Float32(float("nan"))))
 
 
 def behind(value: Float32, exponential: Float32) -> Float32:
-    """The same value, which ptxas does not have before the exponential, whose sign bit is 0: NaN that is made has none.
-    """
+    """Return the value so that ptxas does not have it before the exponential, whose sign bit is 0: NaN that is made has
+    none."""
     sign = exponential.bitcast(Int32) & Int32(-(1 << 31))
     return (value.bitcast(Int32) | sign).bitcast(Float32)
 
 
 @cute.jit
 def beyond(seen: Float32, state: RowState, growth: Float32, scale_log2: Float32) -> Float32:
-    """`seen`, the largest score of a tile, if exponentials must refer to it from now on, else -inf. `growth` is what
+    """The largest score of a tile, `seen`, if exponentials must refer to it from now on, else -inf. `growth` is what
     `Probabilities.growth` gives."""
     return seen if (seen - state.maximum) * scale_log2 > growth else -Float32.inf
 
 
 @cute.jit
 def rescale_factor(old: Float32, new: Float32, scale_log2: Float32, may_hide_row: cutlass.Constexpr) -> Float32:
-    """What to multiply by all that refers to the maximum `old`. `may_hide_row`: rows may have seen only -inf."""
+    """What to multiply all that refers to the maximum `old` by. `may_hide_row`: rows may have seen only -inf."""
     factor = cute.math.exp2((old - new) * scale_log2, fastmath=True)
     if const_expr(may_hide_row):
         factor = Float32(1.0) if old == new else factor
@@ -113,9 +113,9 @@ def exponentials(
     scores: list[Float32], scale_log2: Float32, offset: Float32, first: int, emulated: int,
     beside: Iterator[None] | None = None,
 ) -> list[Float32]:  # fmt: skip
-    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`. Where
-    there are steps to do `beside` them, these and those of the emulated ones come between the others, which the
-    exponential unit takes longest for. An emulated one makes 0 of NaN."""
+    """2 ** (score * scale_log2 + offset) of an even number of scores, the first of which is in column `first`.
+    `beside`: steps of other work; these and the steps of emulated exponentials are put between the others, which the
+    exponential unit takes longest for. An emulated exponential makes 0 of NaN."""
     found: list[Float32] = list(scores)
     scale, offsets = (scale_log2, scale_log2), (offset, offset)
 
@@ -142,7 +142,7 @@ def exponentials(
 
 
 def run_out(steps: Iterator[None]) -> None:
-    """All steps that are left."""
+    """Do all steps that are left."""
     for _ in steps:
         pass
 
@@ -175,7 +175,7 @@ class Sums:
         run_out(self.adding(values))
 
     def adding(self, values: list[Float32]) -> Iterator[None]:
-        """`add`, a pair at a time."""
+        """Add values as `add` does, a step for each two."""
         for index in range(0, len(values), 2):
             pair, chain = values[index : index + 2], self._pairs % _CHAINS
             if chain == len(self._chains):

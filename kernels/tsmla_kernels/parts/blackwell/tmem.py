@@ -37,7 +37,8 @@ def load(address: Int32, columns: int) -> list[Float32]:
 
 
 def load_with_maximum(address: Int32, columns: int) -> tuple[list[Float32], list[Float32]]:
-    """As `load`, and the largest of every MAXIMUM_REPETITION values, NaN ignored. sm_103a only."""
+    """Start loading this thread's row, and the largest of every MAXIMUM_REPETITION values, NaN ignored. sm_103a only.
+    """
     values: list[Float32] = []
     maxima: list[Float32] = []
     count = MAXIMUM_REPETITION
@@ -68,22 +69,22 @@ def _operands(kind: str, count: int) -> str:
 
 
 def wait_loads() -> None:
-    """This warp's loads have arrived in its registers."""
+    """Wait until this warp's loads have arrived in its registers."""
     cute.arch.fence_view_async_tmem_load()
 
 
 def wait_stores() -> None:
-    """This warp's stores have arrived in tensor memory."""
+    """Wait until this warp's stores have arrived in tensor memory."""
     cute.arch.fence_view_async_tmem_store()
 
 
 @dsl_user_op
 def fence_before(*, loc=None, ip=None) -> None:
-    """Before an arrival or barrier that tells another thread of tcgen05 operations done here."""
+    """Order tcgen05 operations done here before an arrival or barrier that tells another thread of them."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC, loc=loc, ip=ip)
 
 
 @dsl_user_op
 def fence_after(*, loc=None, ip=None) -> None:
-    """After a wait, before tcgen05 operations that rely on what another thread did."""
+    """Order tcgen05 operations behind a wait for what another thread did."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)

@@ -13,13 +13,13 @@ from cutlass import Int32, Int64
 from tsmla.variant import Dtype
 
 ONE = "cta_group::1"
-"""128 rows of one CTA: row r is lane r of the accumulator, a column is a column."""
+"""Form with 128 rows of one CTA: row r is lane r of the accumulator, a column is a column."""
 ONE_HALVED = "ws.cta_group::1"
-"""64 rows of one CTA: row r is lane r for the first half of the columns, and lane 64 + r of the same tensor memory
-columns for the second half (PTX ISA, tcgen05 data path layout E)."""
+"""Form with 64 rows of one CTA: row r is lane r for the first half of the columns, and lane 64 + r of the same tensor
+memory columns for the second half (PTX ISA, tcgen05 data path layout E)."""
 PAIR_HALVED = "cta_group::2"
-"""128 rows, 64 in each CTA of a pair, of which the even one issues; lanes as for ONE_HALVED (layout B). B's rows are
-divided between the CTAs."""
+"""Form with 128 rows, 64 in each CTA of a pair, of which the even one issues; lanes as for ONE_HALVED (layout B). B's
+rows are divided between the CTAs."""
 K_BYTES = 32
 """Bytes of A and B along K that one instruction takes."""
 _VERSION = 1 << 46
@@ -34,9 +34,9 @@ def instruction(a: Dtype, b: Dtype, rows: int, columns: int, b_mn_major: bool) -
 
 
 def operand(row_bytes: int, group_bytes: int | None = None, chunk_bytes: int = 0) -> int:
-    """What the descriptors of all slots with rows of `row_bytes` share; `at` adds the address. `group_bytes` lie from 8
-    rows to the next 8 where those are not side by side; `chunk_bytes`, for MN-major operands wider than a row, from one
-    row's worth of M or N to the next."""
+    """What the descriptors of all slots with rows of `row_bytes` share; `at` adds the address. group_bytes: from 8 rows
+    to the next 8, where those are not side by side. chunk_bytes: for MN-major operands wider than a row, from one row's
+    worth of M or N to the next."""
     group_bytes = group_bytes or 8 * row_bytes
     return _VERSION | _SWIZZLE[row_bytes] | group_bytes >> 4 << 32 | chunk_bytes >> 4 << 16
 
@@ -65,7 +65,8 @@ def multiply(
 
 
 def multiply_tmem(kind: str, accumulator: Int32, a: Int32, b: Int64, instruction: int, keep) -> None:
-    """As `multiply`, with a in tensor memory: K consecutive in a lane's columns."""
+    """accumulator = a b^T, plus the accumulator when `keep`, with a in tensor memory: K consecutive in a lane's
+    columns; b in shared memory."""
     _issue(kind, ONE, accumulator, "[{$r1}]", a, b, instruction, keep)
 
 

@@ -20,7 +20,8 @@ def store_output(
     accumulator: cute.Tensor, out: cute.Tensor, coordinates: cute.Tensor, head: Int32, span: Span, first_row: Int32
 ) -> None:
     """Round the accumulator to the 16-bit type of `out` [tokens, heads, dim] and store it there; rows past the span are
-    skipped. Of every 32 columns of a row, each lane of a quad stores 8 that lie together."""
+    skipped. A quad's lanes exchange columns first, so that each stores 8 that lie together of every 32 columns of a
+    row."""
     lane = cute.arch.lane_idx() % QUAD
     rounded = cute.make_rmem_tensor_like(accumulator, out.element_type)
     rounded.store(accumulator.load().to(out.element_type))
@@ -48,8 +49,8 @@ def store_vector(
     largest: Int32 | None = None,
 ) -> Int32 | None:  # fmt: skip
     """Round the values, which fill 16 bytes, to a 16-bit type and store them `offset` bytes behind `address`, if
-    `stored` (`store_if`). `largest`: pairs of float16, magnitudes; what has been rounded, stored or not, or these,
-    whichever is larger."""
+    `stored` (`store_if`). largest: a word of two float16 magnitudes; returned with the larger of them and of what has
+    been rounded, stored or not."""
     words = cute.make_rmem_tensor(4, Int32)
     for i, word in enumerate(packed_words(values, dtype)):
         words[i] = word
@@ -61,7 +62,7 @@ def store_vector(
 
 @cute.jit
 def _transpose_in_quad(words: cute.Tensor, lane: Int32) -> None:
-    """Word i of lane j of a quad changes places with word j of lane i."""
+    """Transpose a quad's words: word i of lane j changes places with word j of lane i."""
     for bit in cutlass.range_constexpr(QUAD.bit_length() - 1):
         step = 1 << bit
         upper = (lane & step) != 0
@@ -89,8 +90,8 @@ def store_lse(
 def load_lse(
     lse: cute.Tensor, values: cute.Tensor, coordinates: cute.Tensor, head: Int32, span: Span, first_row: Int32
 ) -> None:
-    """Read the rows' LSE from `lse` [tokens, heads]: the lane of each quad that will write it, for all. Those of rows
-    past the span stay as they are."""
+    """Read the rows' LSE from `lse` [tokens, heads]: the lane of each quad that will write it reads it for all. Rows
+    past the span keep their values."""
     lane = cute.arch.lane_idx()
     for row in cutlass.range_constexpr(cute.size(values)):
         position = first_row + coordinates[row, 0][0]

@@ -13,7 +13,7 @@ QUAD = 4
 
 
 def rows_columns(accumulator: cute.Tensor) -> cute.Tensor:
-    """The same registers as (rows, columns)."""
+    """View an accumulator's registers as (rows, columns)."""
     layout = accumulator.layout
     pair, row, block = layout.shape[0]
     s_pair, s_row, s_block = layout.stride[0]
@@ -27,12 +27,11 @@ def rows_columns(accumulator: cute.Tensor) -> cute.Tensor:
 
 
 def as_operand_a(accumulator: cute.Tensor, bits: int) -> cute.Tensor:
-    """The same registers in the order of an A fragment of elements half or a quarter as wide.
+    """View an accumulator's registers in the order of an A fragment of elements half or a quarter as wide.
 
     16 bits: ((2, 2, 2), m tiles, k tiles of 16). 8 bits: ((4, 2, 2), m tiles, k tiles of 32), with the columns in the
     order in which threads hold them: within 16 columns, number 4 i + (0, 1, 2, 3) is column 2 i + (0, 1, 8, 9). B must
-    have its rows in the same order (`transpose`).
-    """
+    have its rows in the same order (`transpose`)."""
     layout = accumulator.layout
     pair, row, block = layout.shape[0]
     s_pair, s_row, s_block = layout.stride[0]

@@ -16,16 +16,17 @@ from ..precision import Probabilities
 from .softmax import quad_max
 
 NO_KEYS = -1.0e30
-"""The reference before the first visible key, of 8-bit numbers: finite, so that no difference of references is NaN, and
-below any product of them. Products of 16 bits may be lower: in its place is either what `lowest_reference` says, or
+"""The reference of 8-bit rows before their first visible key: finite, so that no difference of references is NaN, and
+below any product of such numbers. Products of 16 bits may be lower: their rows begin with `lowest_reference`, or with
 -inf, and a tile that may leave it there is one that `may_hide_row`."""
 NO_ROW = Float32.inf
-"""That of rows which are not the segment's, whatever they hold: no score exceeds it, so no other reference moves."""
+"""The reference of rows that are not the segment's, whatever they hold: no score exceeds it, so no other reference
+moves."""
 
 
 def lowest_reference(scale_log2: Float32) -> Float32:
-    """The reference before the first visible key, of numbers of any type: finite, as is its product with the scale, and
-    below any product that is finite with the scale."""
+    """The reference before the first visible key, whatever type the numbers have: finite, as is its product with the
+    scale, and below any product that is finite with the scale."""
     return cute.arch.rcp_approx(cute.arch.fmax(scale_log2, Float32(1.0))) * -3.0e38
 
 
@@ -38,8 +39,8 @@ def exceeds(
     scale_log2: Float32,
     probabilities: cutlass.Constexpr[Probabilities],
 ) -> Boolean:
-    """Whether, of this lane's `scores` (rows, columns), one must move its row's reference. It rarely does. `row_sum` is
-    this lane's part of the rows' sums, one of about as many alike as `parts` says."""
+    """Whether one of this lane's `scores` (rows, columns) must move its row's reference, which is rare. `row_sum` is
+    this lane's part of the rows' sums, one of `parts` that are about as large."""
     beyond = Boolean(False)
     for row in cutlass.range_constexpr(cute.size(reference)):
         highest = scores[row, None].load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
@@ -75,8 +76,9 @@ def exponentiate(
     probabilities: cutlass.Constexpr[Probabilities],
     may_hide_row: cutlass.Constexpr = False,
 ) -> cute.Tensor:
-    """`exponentials` = 2**bias exp(scale * (score - reference)) of `scores` (rows, columns). Returns `row_sum` with
-    them. `scores` and `row_sum` stay as they are, so that it can be done again where references turn out to move."""
+    """Set `exponentials` to 2**bias exp(scale * (score - reference)) of `scores` (rows, columns), and return `row_sum`
+    plus them. `scores` and `row_sum` stay as they are, so that it can be done again where references turn out to move.
+    """
     sums = cute.make_rmem_tensor_like(row_sum)
     for row in cutlass.range_constexpr(cute.size(reference)):
         base = _finite(reference[row]) if const_expr(may_hide_row) else reference[row]
@@ -98,8 +100,8 @@ def _exponents(scores: cute.TensorSSA, scale_log2: Float32, shift: Float32) -> c
 
 @cute.jit
 def is_ahead(received: cute.Tensor, reference: cute.Tensor) -> Boolean:
-    """Whether, of this lane's rows, one has a `received` reference that has moved on. That of a row which is not the
-    segment's has not, also where it has become NaN."""
+    """Whether a `received` reference of one of this lane's rows has moved on. Rows that are not the segment's never
+    count, even where theirs has become NaN."""
     ahead = Boolean(False)
     for row in cutlass.range_constexpr(cute.size(reference)):
         ahead = ahead or received[row] > reference[row]
@@ -116,7 +118,7 @@ def follow_reference(
 
 
 def _finite(reference: Float32) -> Float32:
-    """What exponentials refer to where no key has been seen: any number, as all are of -inf."""
+    """The reference that exponentials use: 0 where no key has been seen, as any number does for scores of -inf."""
     return Float32(select_(reference == -Float32.inf, Float32(0.0), reference))
 
 

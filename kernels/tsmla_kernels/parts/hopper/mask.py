@@ -1,8 +1,7 @@
 """Hiding scores: columns past the end of the keys and, when causal, past the row's own position.
 
-A mask selects: `a if visible else b` would be a region of its own for every score, a quarter of the time that the
-kernel takes to compile, and come to the same instructions.
-"""
+A mask selects. `a if visible else b` would be a region of its own for every score, take a quarter of the kernel's
+compile time, and come to the same instructions."""
 
 from __future__ import annotations
 

@@ -17,19 +17,19 @@ from ...limits import swizzle_bytes
 from ..alignment import shared_vector
 
 ROW_BYTES = 128
-"""Of the source: 128 dims, swizzled over 128 bytes. Where there are more dims, the next 128 lie behind all keys."""
+"""Bytes of a row of the source: 128 dims, swizzled over 128 bytes. Where there are more dims, the next 128 lie behind
+all keys."""
 
 
 @cute.jit
 def transpose(source: cute.Tensor, target: cute.Tensor, block: Int32, ahead: cutlass.Constexpr) -> None:
-    """target[dim, key] = source[key, dim] of the 32 keys number `block` and all dims, by one warp; keys within 16 as in
-    `as_operand_a`.
+    """target[dim, key] = source[key, dim] of the 32 keys number `block` and all dims, by one warp; keys within 16 in
+    the order of `as_operand_a`.
 
     Both are K-major tiles: rows of the source are swizzled over 128 bytes, those of the target over the 32 that a block
     has. Addresses are computed here because tensors would swizzle each of them anew, and keep them all in registers.
     Every lane of the warp calls it. Lanes 16 to 31 swap the two rows that they store: the eight rows of one matrix are
-    then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8 10 12 14 of 16, which lie in different banks.
-    """
+    then dims 0 2 4 6 9 11 13 15 or 1 3 5 7 8 10 12 14 of 16, which lie in different banks."""
     keys, dims = cute.size(source, mode=[0]), cute.size(source, mode=[1])
     span = swizzle_bytes(keys)
     assert dims % ROW_BYTES == 0 and keys % 32 == 0 and span == 32, (keys, dims)
@@ -47,8 +47,8 @@ def transpose(source: cute.Tensor, target: cute.Tensor, block: Int32, ahead: cut
 def transpose_pattern(
     dtype: cutlass.Constexpr, source: Int32, group_bytes: cutlass.Constexpr, target: Int32, keys: cutlass.Constexpr
 ) -> None:
-    """`transpose` for 64 dims by one warp: source rows of 64 bytes, swizzled over as many, groups of 8 keys
-    `group_bytes` apart. `source` and `target` are addresses in shared memory."""
+    """Transpose 64 dims by one warp, as `transpose` does: source rows are 64 bytes, swizzled over as many, groups of 8
+    keys `group_bytes` apart. `source` and `target` are addresses in shared memory."""
     span = swizzle_bytes(keys)
     assert keys == span, keys
     lane = cute.arch.lane_idx()
@@ -73,9 +73,10 @@ def _stored_at(lane: Int32, span: cutlass.Constexpr) -> Int32:
 
 
 def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane: Int32, ahead: int) -> None:
-    """Blocks of 32 keys x 16 dims; a lane says where a row of 16 dims of a key is read and a row of 16 keys of a dim
-    stored. `ahead` blocks are loaded before one is stored: the compiler keeps loads and stores in order, so this is
-    what hides their latency, and what takes shared memory from others at once (kernels/NOTES.md)."""
+    """Transpose blocks of 32 keys x 16 dims. `places`: for each block, where this lane reads a row of 16 dims of a key,
+    and where it stores a row of 16 keys of a dim. `ahead` blocks are loaded before one is stored: the compiler keeps
+    loads and stores in order, so this is what hides their latency, and what takes shared memory from others at once
+    (kernels/log/hopper-prefill.md)."""
     load, store = warp.LdMatrix8x8x16bOp(True, 4), warp.StMatrix8x8x16bOp(False, 4)
     load, store = (cute.make_copy_atom(op, dtype) for op in (load, store))
     even = cutlass.select_(lane < 16, Int32(0x6420), Int32(0x7531))
