@@ -44,7 +44,7 @@ class Probabilities:
     `heavy`: the maximum may grow by less where the key that it grows by would have this share or more of the row's sum.
     8 bits round a probability by up to 1/16, unless it is a power of two, as the maximum's is. Where few keys have the
     weight, outputs would be off by that much; where many do, errors cancel, and growth is frequent
-    (kernels/log/hopper-prefill.md)."""
+    (kernels/log/hopper-decode.md, 24)."""
 
     dtype: Dtype
     values: Dtype

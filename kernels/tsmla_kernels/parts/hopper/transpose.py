@@ -76,7 +76,7 @@ def _move(dtype: type[cutlass.Numeric], places: list[tuple[Int32, Int32]], lane:
     """Transpose blocks of 32 keys x 16 dims. `places`: for each block, where this lane reads a row of 16 dims of a key,
     and where it stores a row of 16 keys of a dim. `ahead` blocks are loaded before one is stored: the compiler keeps
     loads and stores in order, so this is what hides their latency, and what takes shared memory from others at once
-    (kernels/log/hopper-prefill.md)."""
+    (kernels/log/hopper-prefill.md, 18)."""
     load, store = warp.LdMatrix8x8x16bOp(True, 4), warp.StMatrix8x8x16bOp(False, 4)
     load, store = (cute.make_copy_atom(op, dtype) for op in (load, store))
     even = cutlass.select_(lane < 16, Int32(0x6420), Int32(0x7531))

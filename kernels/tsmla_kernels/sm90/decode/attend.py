@@ -2,19 +2,19 @@
 
 The warpgroups take turns: the first computes scores and probabilities of even tiles, the second those of odd ones, and
 hands them to the other through shared memory; both add every tile's value product to their half of the output. Each
-row's reference is handed over first: it is all that the second warpgroup's softmax needs of the first's. A
-thread and its counterpart 128 threads on hold the same rows and columns of the probabilities, so these travel in
-register order, and warps synchronise in pairs. (Output split over two warpgroups that exchange probabilities:
+row's reference is handed over first: it is all that the second warpgroup's softmax needs of the first's. A thread and
+its counterpart 128 threads on hold the same rows and columns of the probabilities, so these travel in register order,
+and each warp synchronises with its counterpart only. (Output split over two warpgroups that exchange probabilities:
 FlashMLA, docs/20250422-new-kernel-deep-dive.md; there, a warpgroup multiplies its own tile first. Here tiles are added
 in order, so that the earlier one's strips are free before the later one has arrived; and the second warpgroup's softmax
 comes before its part of the first's value product, so that the first waits less. Where strips are converted, its own
 tile is rarely there by then: it multiplies the received one first, whose strips are free again a tile sooner.)
 
 A short call runs most of this once or twice, and an instruction that is not in the cache yet takes 13 clk
-(kernels/NOTES.md). So little stands in two places: both warpgroups begin and end a task in the same code, and outputs
-are not filled with zeros first, nor rescaled before there are any. Rare code stands together behind one branch: each
-jump over code costs, too. CTAs that have no work run the end of a task, which is in no cache, for those that have.
-"""
+(kernels/log/hopper-decode.md). For this reason little stands in two places: both warpgroups begin and end a task in the
+same code, and outputs are not filled with zeros first, nor rescaled before there are any. Rare code stands together
+behind one branch: each jump over code costs, too. CTAs that have no work run the end of a task, which is in no cache,
+for those that have."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def attend(
     softmax_scale: Float32,
     scales: RowScales | None,
 ):
-    """Warpgroup `mine` (0 or 1) of task `number`."""
+    """Attend task `number` as warpgroup `mine` (0 or 1)."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     mma_qk, mma_rope, mma_pv = mmas
     qk, pv = mma_qk.get_slice(0), mma_pv.get_slice(0)
@@ -165,7 +165,8 @@ def attend(
 
 @cute.jit
 def _query_scales(queries: cute.Tensor, task: Task, heads: Divisor, coordinates: cute.Tensor) -> cute.Tensor:
-    """Of this thread's rows; where the task has no such row, of another: a branch would make its loads wait."""
+    """The scales of this thread's query rows. Rows that the task does not have get another's: a branch would make the
+    loads wait."""
     rows = cute.size(coordinates, mode=[0])
     found = cute.make_rmem_tensor(rows, Float32)
     for row in cutlass.range_constexpr(rows):
@@ -188,8 +189,11 @@ def _scaling(
 
 @cute.jit
 def _own_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr, must_move: Boolean | bool = False):
-    """must_move: whether references move to the rows' maxima in any case, which they do where rows are not converted:
-    before a task's first tile (`end_scores`), and where they have just followed those of the tile before
+    """Score tile `index`, hand its probabilities to the other warpgroup, and add its values to this one's half of the
+    output.
+
+    must_move: whether references move to the rows' maxima in any case. Where rows are not converted they do, before a
+    task's first tile (`end_scores`), and where they have just followed those of the tile before
     (`_received_and_own_tile`)."""
     scores = start_scores(state, index)
     end_scores(state, scores, index, False)
@@ -202,7 +206,8 @@ def _own_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr, must_mo
 
 @cute.jit
 def _received_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr) -> Boolean:
-    """Returns whether references follow."""
+    """Add the values of tile `index`, whose probabilities the other warpgroup has made. Returns whether this one's
+    references had to follow."""
     received = await_references(state, index)
     follows = cute.arch.vote_any_sync(is_ahead(received, state.reference))
     if follows:

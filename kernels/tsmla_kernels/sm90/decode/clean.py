@@ -1,5 +1,5 @@
-"""Role `clean` of the Hopper decode: one warp that wipes what no row may see and, where rows have scales, brings these.
-"""
+"""Role `clean` of the Hopper decode: one warp that wipes keys that no row may see and, where rows have scales, brings
+these."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def clean(
     heads: Divisor,
     borders: Int32,
 ) -> Int32:
-    """One warp. Writes zeros over the rows of edge tiles that no row may see, so that a probability of 0 times such a
-    row is 0. Returns how many edge tiles it has seen so far. Without `visible`, only the first and the last tile of a
-    task can be one."""
+    """Write zeros over the keys of a task's border tiles that no row may see, so that a probability of 0 times such a
+    row is 0; by one warp. Without `visible`, only the first and the last tile of a task can be border tiles. Returns
+    the number of border tiles so far, `borders` of which came before."""
     lane = cute.arch.lane_idx()
     hidden = hides(view)
     viewers = viewers_of(view, task, heads)
@@ -58,8 +58,8 @@ def bring_scales_and_clean(
     heads: Divisor,
     borders: Int32,
 ) -> Int32:
-    """One warp: what `clean` does to each tile of task `number` and, before, what scores and sums need of the scales of
-    its keys. A lane reads two scales of a tile, while it folds those of the tile before."""
+    """Bring what scores and sums need of the scales of a task's keys, and then clean each tile as `clean` does; by one
+    warp. A lane reads two scales of a tile while it folds those of the tile before."""
     lane = cute.arch.lane_idx()
     if task.tiles > 0:
         wanted = wanted_of(source, task, geometry.tile_kv // BOX_KEYS)
@@ -95,7 +95,7 @@ def _bring(
     borders: Int32,
     lane: Int32,
 ) -> Int32:
-    """Fold the scales of tile `index` of the task, hand them over, and clean it if need be."""
+    """Fold the scales of tile `index` of the task, hand them over, and clean the tile if need be."""
     count, tile = task.first_count + index, task.first_tile + index
     is_border = border_tile(task, tile, geometry.tile_kv) | hides(viewers.view)
     shared.scales_edge.wait_empty(count)
@@ -139,7 +139,7 @@ def _clean_tile(
     borders: Int32,
     lane: Int32,
 ) -> None:
-    """Wipe what no row may see of tile `index` of the task, and hand its strips over."""
+    """Wipe what no row may see of tile `index` of the task, once its copies have landed, and hand its strips over."""
     stages = Int32(geometry.stages)
     count = task.first_count + index
     shared.landed.wait_full(remainder(borders, stages), quotient(borders, stages))
@@ -164,7 +164,7 @@ def _clean_tile(
 
 @cute.jit
 def _wipe_rows(strips, stage: Int32, start: Int32, rows: Int32, lane: Int32) -> None:
-    """Zero the rows from `start` on of which a bit is set in `rows`, of strips whose lines have as many vectors."""
+    """Zero the rows from `start` on whose bit is set in `rows`, in strips whose rows have equally many vectors."""
     at_once = 32 // cute.size(strips[0], mode=[2])
     while rows != 0:
         first = cute.arch.popc((rows & -rows) - 1) // at_once * at_once
@@ -174,8 +174,8 @@ def _wipe_rows(strips, stage: Int32, start: Int32, rows: Int32, lane: Int32) -> 
 
 @cute.jit
 def _wipe(strips, stage: Int32, first: Int32, rows: Int32, lane: Int32) -> None:
-    """Zero those rows of a stage from row `first` on whose bit is set in `rows`, as many as lanes have a 16-byte vector
-    of one line each; `strips` are Layouts.vectors."""
+    """Zero those rows of a stage from row `first` on whose bit is set in `rows`; as many rows as lanes have one 16-byte
+    vector of each. `strips` are `Layouts.vectors`."""
     zeros = cute.make_rmem_tensor(4, Int32)
     zeros.fill(0)
     line = cute.size(strips[0], mode=[2])

@@ -1,11 +1,10 @@
-"""Role `convert` of the Hopper decode: warps that make rows that are multiplied of rows as they are stored, in place.
+"""Role `convert` of the Hopper decode: warps that turn stored rows into the rows that are multiplied, in place.
 
-A warpgroup has every other strip, and takes it in two halves of 32 keys. What is stored of a strip lies where keys of
-the second half will: all warps read theirs before any of them writes these. A lane has one key of each half and a
+A warpgroup has every other strip, and takes it in two halves of 32 keys. The stored strip lies where the converted keys
+of the second half will: all warps read theirs before any of them writes these. A lane has one key of each half and a
 quarter of a strip's columns, so that the scales of its keys stay in its registers. Both sides are rows of 128 bytes
 whose vectors of 16 are swizzled; lanes of the last two quarters take theirs in another order, so that eight lanes
-always meet all banks. (CTAs that come in pairs: `convert_pair.py`.)
-"""
+always meet all banks. (CTAs that come in pairs: `convert_pair.py`.)"""
 
 from __future__ import annotations
 
@@ -31,20 +30,20 @@ from .task import Task, look
 VECTOR = 16
 """Bytes that a lane reads or writes at a time."""
 LINE = 128
-"""Bytes of a row of either side."""
+"""Bytes of a row, stored or converted."""
 KEY_HALVES = 2
-"""Of a strip, one after the other."""
+"""Halves of a strip's keys, converted one after the other."""
 HALF_KEYS = TILE_KV // KEY_HALVES
 LANES = 32 // GROUP_ROWS
 """Lanes that have a key: a warp has a group of rows of each half."""
 VECTORS = LINE // VECTOR // LANES
-"""That a lane reads of a key in a strip."""
+"""Vectors that a lane reads of a key in a strip."""
 
 
 class Lane(NamedTuple):
-    """Where a lane's vectors lie, in bytes from their half of a strip on, and the scales of its key in the first half,
-    from their strip on. Vectors follow by exclusive or with multiples of VECTOR: addresses that are sums would all be
-    kept in registers."""
+    """Where a lane's stored and converted vectors lie, in bytes from their half of a strip on, and the scales of its
+    key in the first half, from their strip on. A lane's further vectors are at its address exclusive or multiples of
+    VECTOR: addresses that are sums would all be kept in registers."""
 
     stored: Int32
     made: Int32
@@ -66,9 +65,9 @@ def convert(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], converter: Int32, number_of_task: Int32, task: Task,
     view: Visibility, heads: Divisor,
 ) -> None:  # fmt: skip
-    """Warpgroup `converter`: its strips of every tile of a task, each as soon as it is there, and read while the half
-    before is converted, if it is there by then. Values of keys that no row may see become zeros, so that a probability
-    of 0 times such a value is 0; their rope parts only reach scores, which are hidden."""
+    """Convert the strips that warpgroup `converter` has of every tile of a task, each as soon as it is there; a half is
+    read while the half before is converted, if it is there by then. Values of keys that no row may see become zeros, so
+    that a probability of 0 times such a value is 0; their rope pieces only reach scores, which are hidden."""
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(thread // 32) % (WARPGROUP // 32)
     half_bytes = HALF_KEYS * geometry.d_strip * geometry.element_bytes
@@ -89,7 +88,7 @@ def convert(
                 _read_scales(geometry, scales, converter, current.first + lane.scales)
         if number % geometry.converted_strips == 0:
             unseen = [Boolean(False)] * KEY_HALVES
-            if (number == 0) | (number == strips - geometry.converted_strips) | hides(view):  # it may be an edge tile
+            if (number == 0) | (number == strips - geometry.converted_strips) | hides(view):  # a border tile
                 # What is looked up again, and what is read, is not kept meanwhile: there are not enough registers.
                 known = look(shared.dealt, number_of_task)
                 first_key = (known.first_tile + number // geometry.converted_strips) * geometry.tile_kv
@@ -103,7 +102,7 @@ def convert(
         for half in cutlass.range_constexpr(KEY_HALVES):
             stored, there = current.first + (half + 1) * HALF_KEYS * LINE, Boolean(True)
             if const_expr(half + 1 == KEY_HALVES):
-                _together(converter)  # all have read the piece
+                _together(converter)  # all have read the strip
                 there = (number + 1 < strips) & following.loaded.is_full(following.count)
                 stored, ahead = following.first, there
             made = current.first + lane.made + half * half_bytes
@@ -122,12 +121,12 @@ def convert(
 
 
 def _together(converter: Int32) -> None:
-    """All warps of a warpgroup."""
+    """Wait for all warps of the warpgroup."""
     cute.arch.barrier(barrier_id=CONVERT_BARRIER + converter, number_of_threads=WARPGROUP)
 
 
 def _strip_at(shared: Shared, geometry: DecodeGeometry, converter: Int32, task: Task, number: Int32) -> Strip:
-    """Number `number` of a task, strip by strip of each tile, of those that a warpgroup converts."""
+    """Number `number` of the strips that a warpgroup converts of a task, tile by tile."""
     count = task.first_count + number // geometry.converted_strips
     strip = geometry.converted_strip(converter, number % geometry.converted_strips)
     loaded, ready = one_of(shared.kv_edges, strip), one_of(shared.ready_edges, strip)
@@ -137,7 +136,8 @@ def _strip_at(shared: Shared, geometry: DecodeGeometry, converter: Int32, task: 
 
 @cute.jit
 def _lane(geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32) -> Lane:
-    """A half of a strip's columns as they are made is a pattern of its own, which two quarters have."""
+    """Where this lane's vectors lie. Half of a converted strip's columns are a pattern of their own, which two quarters
+    share."""
     lane = pinned(cute.arch.lane_idx())  # for each task: registers that are kept from one to the next would be too many
     line, quarter = lane // LANES, lane % LANES
     side = quarter // 2
@@ -155,7 +155,7 @@ def _lane(geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32) -> Lane:
 def _read_scales(
     geometry: cutlass.Constexpr[DecodeGeometry], scales: cute.Tensor, converter: Int32, first: Int32
 ) -> None:
-    """Of a lane's key in each half, those of the strips that its warpgroup converts."""
+    """Read the scales of a lane's key in each half, for the strips that its warpgroup converts."""
     for half in cutlass.range_constexpr(KEY_HALVES):
         for place in cutlass.range_constexpr(geometry.converted_strips):
             at = half * (HALF_KEYS * geometry.scales_bytes) + geometry.converted_strip(converter, place) * SCALE_BYTES
@@ -171,7 +171,7 @@ def _read(words: cute.Tensor, first: Int32, i: cutlass.Constexpr) -> None:
 def _write(
     geometry: cutlass.Constexpr[DecodeGeometry], words: cute.Tensor, scale: Float32, first: Int32, i: cutlass.Constexpr
 ) -> None:
-    """Vector `i` of what was read, times its scale, rounded: as `mla_read_cache` does."""
+    """Multiply vector `i` of what was read by its scale, round it as `mla_read_cache` does, and write it."""
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
     values = cute.recast_tensor(words, stored).load().to(Float32)
     rounded = cute.make_rmem_tensor((VECTOR * 8 // made.width, made.width // stored.width), made)
@@ -185,5 +185,5 @@ def _write(
 def _write_zeros(first: Int32) -> None:
     zeros = cute.make_rmem_tensor(VECTOR // 4, Int32)
     zeros.fill(0)
-    for vector in cutlass.range(2 * VECTORS, unroll=1):  # a loop: stores more would stand in every piece's way
+    for vector in cutlass.range(2 * VECTORS, unroll=1):  # a loop: unrolled, the stores would stand in every strip's way
         cute.autovec_copy(zeros, shared_vector(Int32, first ^ vector * VECTOR))

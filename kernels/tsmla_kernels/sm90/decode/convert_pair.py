@@ -1,14 +1,13 @@
-"""Role `convert` of the Hopper decode where CTAs come in pairs: warps that bring keys as they are stored, multiply, and
-write what is multiplied, in both CTAs.
+"""Role `convert` of the Hopper decode where CTAs come in pairs: warps that read stored keys from global memory,
+multiply them by their scales, and write the rows that are multiplied into the shared memory of both CTAs.
 
-A CTA has half of a tile's keys, and a warp 8 of these. A lane has two vectors of a strip of one key, which are one in
-each of the patterns that the strip has in shared memory; eight lanes that store together have two neighbouring keys,
-whose swizzles differ in the vector, so that no two use the same banks.
+A CTA has half of a tile's keys, and a warp 8 of these. A lane has two vectors of a strip of one key, one in each of the
+patterns that the strip has in shared memory; eight lanes that store together have two neighbouring keys, whose swizzles
+differ in the vector, so that no two use the same banks.
 
 Keys come from global memory through registers, which waits for no place in shared memory: those of a tile are all asked
 for in the first half of the tile before. ptxas has one scoreboard for all of them, so that whoever waits for the first
-waits for the last, too.
-"""
+waits for the last, too."""
 
 from __future__ import annotations
 
@@ -49,16 +48,16 @@ LINE = 128
 LANES = 32 // GROUP_ROWS
 """Lanes that have a key."""
 PATTERNS = 2
-"""Of a strip, as it is multiplied."""
+"""Swizzle patterns side by side in a converted strip."""
 GROUP_BYTES = GROUP_ROWS * LINE * PATTERNS
-"""Of a warp's keys in a strip."""
+"""Bytes of a warp's keys in a converted strip."""
 BOXES = TILE_KV // BOX_KEYS
 """Boxes of a tile."""
 
 
 class Lane(NamedTuple):
-    """Which box of a tile this warp's keys are in, and which key of the box is this lane's; which vectors of its row
-    are this lane's; and where the first of them lies in a strip, in bytes."""
+    """What this lane has of a tile: which box its warp's keys are in, and which key of the box is its own; which
+    vectors of the key's row are its own; and where the first of them lies in a strip, in bytes."""
 
     box: Int32
     key: Int32
@@ -80,8 +79,8 @@ def convert_for_both(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], cache: cute.Tensor, source: KeySource, task: Task,
     view: Visibility, heads: Divisor,
 ) -> None:  # fmt: skip
-    """A warp: its keys of every tile of a task. Those that no row sees become zeros, so that a probability of 0 times
-    such a value is 0."""
+    """Convert a warp's keys of every tile of a task, and give both CTAs the result. Keys that no row sees become zeros,
+    so that a probability of 0 times such a value is 0."""
     lane = _lane(geometry)
     wanted, viewers = wanted_of(source, task, BOXES), viewers_of(view, task, heads)
     strips, half = geometry.latent_strips, geometry.latent_strips // 2
@@ -148,7 +147,8 @@ def _load(geometry: cutlass.Constexpr[DecodeGeometry], row: StoredKey, strip: cu
 
 
 def _multiplied(geometry: DecodeGeometry, words: tuple) -> tuple:
-    """What was loaded of a strip, times its scale and rounded, as `mla_read_cache` does: two numbers in a word."""
+    """Multiply what was loaded of a strip by its scale and round it, as `mla_read_cache` does: two numbers in a word.
+    """
     stored, made = (numeric(format.piece("latent").dtype) for format in (geometry.stored, geometry.row))
     (scale,) = Vector.from_elements(words[-1:], Int32).bitcast(Float32).to_elements()
     values = Vector.from_elements(words[:-1], Int32).bitcast(stored).to(Float32) * scale
@@ -157,7 +157,7 @@ def _multiplied(geometry: DecodeGeometry, words: tuple) -> tuple:
 
 @cute.jit
 def _write(words: tuple, first: Int32) -> None:
-    """A lane's part of a strip: in each pattern, two vectors side by side."""
+    """Write a lane's part of a strip: in each pattern, two vectors side by side."""
     for vector in cutlass.range_constexpr(2 * PATTERNS):
         mine = cute.make_rmem_tensor(VECTOR_WORDS, Int32)
         for i in cutlass.range_constexpr(VECTOR_WORDS):

@@ -37,10 +37,12 @@ def deal(
     dealing: cutlass.Constexpr[Deal], dealt: Dealt, view: Visibility, terms: Terms, partials: Partials,
     varying: cutlass.Constexpr[bool], apart: cutlass.Constexpr[bool] = True,
 ) -> None:  # fmt: skip
-    """One warp: every segment of this CTA, or a rehearsal if it has none, then the end; and what the combine must know.
-    Calls whose requests all have as many query tokens have a kernel of their own, which is not `varying`, without what
-    only others need: where a CTA begins, instructions are in no cache yet. `apart`: whether CTAs with neighbouring
-    numbers may be far from each other on the line."""
+    """Tell the other warps every segment of this CTA, or a rehearsal if it has none, then the end; and record what the
+    combine must know. By one warp.
+
+    varying: calls whose requests differ in query tokens have a kernel of their own. The kernel for all others lacks the
+    code that only these need: where a CTA begins, instructions are in no cache yet. `apart`: whether CTAs with
+    neighbouring numbers may be far from each other on the line."""
     if const_expr(varying):
         view = of_packs(view)
         _deal(dealing, dealt, view, in_lanes(_work(cut_line(dealing, view, terms), apart)), partials)
@@ -51,8 +53,8 @@ def deal(
 
 @cute.jit
 def _work(line: Line, apart: cutlass.Constexpr[bool]) -> Work:
-    """This CTA's. Blocks with neighbouring numbers run on the two SMs of a TPC. Where no more than half of the CTAs
-    have work, one of each two has, if they may be `apart`: both together take longer."""
+    """This CTA's place on the line. Blocks with neighbouring numbers run on the two SMs of a TPC, and both together
+    take longer. Where no more than half of the CTAs have work, one of each two gets it, if they may be `apart`."""
     worker, workers = cute.arch.block_idx()[0], line.terms.workers.value
     if const_expr(apart):
         if 2 * line.groups * group_of(line) <= workers:

@@ -9,11 +9,11 @@ from ..few_rows.geometry import FEW_ROWS, FewRowsGeometry
 from .geometry import PAIR, DecodeGeometry
 
 ONE_CTA = "one CTA"
-"""Takes any call."""
+"""The form that takes any call."""
 PAIR_OF_CTAS = "pair of CTAs"
-"""Where rows are converted: calls whose CTAs come in pairs, which convert for each other."""
+"""The form, where rows are converted, for calls whose CTAs come in pairs, which convert for each other."""
 WARP_PRODUCTS = "warp products"
-"""Where rows have scales: calls of few query rows, by a kernel of its own, `sm90/few_rows`."""
+"""The form, where rows have scales, for calls of few query rows: a kernel of its own, `sm90/few_rows`."""
 
 
 def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeometry]:
@@ -28,12 +28,12 @@ def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeomet
 
 
 def form_of_few_rows(variant: DecodeVariant) -> str:
-    """What takes calls of up to FEW_ROWS query rows (query tokens x heads), unless they are batch-invariant or their
-    requests vary in query tokens."""
+    """The form that takes calls of up to FEW_ROWS query rows (query tokens x heads), unless they are batch-invariant or
+    their requests vary in query tokens."""
     return WARP_PRODUCTS if WARP_PRODUCTS in forms_of(variant) else ONE_CTA
 
 
 def partial_rows_of(variant: DecodeVariant, rows: int) -> PartialRows:
-    """What partial results are kept as in such a call of `rows` query rows."""
+    """The form in which such a call of `rows` query rows keeps partial results."""
     forms = forms_of(variant)
     return forms[form_of_few_rows(variant) if rows <= FEW_ROWS else ONE_CTA].partial_rows

@@ -20,9 +20,9 @@ GROUP_ROWS = 8
 PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 FOLDED_WORDS = 3
-"""Of a key whose row has a scale (`row_scales.Folded`)."""
+"""Numbers that a key's scale is folded to (`row_scales.Folded`)."""
 DEALT_AT, REFERENCES_AT, ANCHORS_AT = 384, 576, 832
-"""Bytes: where the tasks lie, behind the barriers, the references of the rows, and the units of tasks (`row_scales`).
+"""Bytes, behind the barriers, where the tasks lie, the references of the rows, and the anchors of tasks (`row_scales`).
 """
 STAGED_HALF = 512
 """Bytes that a warp stages of eight rows of the result: 16 a lane."""
@@ -30,9 +30,9 @@ STAGED_HALF_STRIDE = WARPGROUP // 32 * STAGED_HALF
 TASK_RING = 4
 """Tasks that are told ahead."""
 TASK_WORDS = 12
-"""Of a task, in whole vectors of four."""
+"""32-bit words of a task, in whole vectors of four."""
 LOAD_WARPS = (0, 3)
-"""Each loads every other latent strip: strips become free by twos, and a warp takes 350 clk for each."""
+"""Warps that load, each every other latent strip: strips become free by twos, and a warp takes 350 clk for each."""
 PAIR = 2
 """CTAs that convert for each other, where row tiles of a request come by twos."""
 CONVERTERS = len(LOAD_WARPS)
@@ -45,24 +45,23 @@ OUTPUTS = 2
 class DecodeGeometry:
     """Sizes of the sm_90a decode: a CTA holds 64 query rows, output columns split over two warpgroups.
 
-    A cache row is loaded in more strips than its format names: the latent piece in equal ones, and the rope piece,
-    which comes with the last of these. Scores start with the first strip that is there. Of 16-bit caches, a strip is
-    free again as soon as the warpgroup that holds its output has multiplied it.
+    A cache row is loaded in *strips*: the latent piece in equal ones, and the rope piece, which comes with the last of
+    these. Scores start with the first strip that is there. In 16-bit caches, a strip is free again as soon as the
+    warpgroup that holds its output has multiplied it.
 
-    Of 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
+    In 8-bit caches, the latent columns are transposed in shared memory, into a ring of their own: their product reads
     them with keys contiguous. A strip is free again as soon as it has been transposed and scored.
 
-    Rows with a scale each lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales, of which the warp that
-    cleans brings what scores and sums need of each key, in a ring of their own.
+    Rows with one scale for each key lie apart: an 8-bit latent piece, a rope piece of 16 bits, and scales. The warp
+    that cleans brings what scores and sums need of each key's scale, in a ring of its own.
 
-    Rows with scales of parts of them are multiplied as rows of the query's dtype, which warps make of what is `stored`,
-    in the place where copies have put it: the 8-bit columns of a strip fill the second half of what these take as
-    16-bit ones, and the scales of the keys lie in the first half of the first strip of each warpgroup that converts. A
-    rope piece is copied to where it is multiplied.
+    Rows with scales of parts of them are `stored` in 8 bits and multiplied as rows of the query's dtype (`row`). Warps
+    convert them in the place where copies have put them: the 8-bit columns of a strip fill the second half of what
+    these take as 16-bit ones, and the scales of the keys lie in the first half of the first strip of each warpgroup
+    that converts. A rope piece is copied to where it is multiplied.
 
-    A pair of CTAs (`ctas`) has two row tiles of the same rows of keys: each converts half of the keys of a tile, which
-    come through registers, and copies what it has made to the other. Rope pieces are loaded by either.
-    """
+    A pair of CTAs (`ctas`) has two row tiles that need the same keys: each converts half of the keys of a tile, which
+    come through registers, and copies the result to the other. Rope pieces are loaded by either."""
 
     tile_q: int
     tile_kv: int
@@ -89,7 +88,7 @@ class DecodeGeometry:
 
     @property
     def element_bytes(self) -> int:
-        """Of the latent pieces of query and cache rows, and of probabilities."""
+        """Bytes of an element of the latent pieces of query and cache rows, and of probabilities."""
         return self.row.piece("latent").dtype.bits // 8
 
     @property
@@ -99,7 +98,7 @@ class DecodeGeometry:
 
     @property
     def converts(self) -> bool:
-        """Whether rows as they are multiplied are made of others, which are `stored`."""
+        """Whether rows are converted: multiplied as another format than `stored`."""
         return self.stored != self.row
 
     @property
@@ -132,13 +131,13 @@ class DecodeGeometry:
         return self.row.value_columns // self.d_strip
 
     def places(self, mine: int) -> tuple[int, ...]:
-        """Which `value_columns` of the output warpgroup `mine` has. Of values that are multiplied where they were
-        loaded, every other, so that strips become free in the order in which they are loaded."""
+        """Output column blocks of warpgroup `mine`, `value_columns` each: every other one where values are read in
+        place, so that strips are freed in load order; a contiguous half where values are transposed."""
         return tuple(mine * OUTPUTS + i if self.transposes else mine + 2 * i for i in range(OUTPUTS))
 
     def loaded_strips(self, loader: int) -> tuple[int, ...]:
-        """Strips of the edges that a loading warp loads for: every other one; the rope columns come with the last of
-        all, and are all that is loaded in a pair."""
+        """Strips whose edges a loading warp fills: every other one. The rope columns come with the last of all; in a
+        pair, they are all that is loaded."""
         strips = range(loader, self.latent_strips, len(LOAD_WARPS))
         return tuple(strip for strip in strips if self.copied_with(strip))
 
@@ -149,7 +148,7 @@ class DecodeGeometry:
 
     @property
     def first_columns(self) -> tuple[int, ...]:
-        """Where these begin in a row."""
+        """First column of each strip in a row."""
         return tuple(sum(self.strips[:i]) for i in range(len(self.strips)))
 
     @property
@@ -162,7 +161,7 @@ class DecodeGeometry:
 
     @property
     def strip_bytes(self) -> tuple[int, ...]:
-        """One stage of each strip."""
+        """Bytes of one stage of each strip."""
         return tuple(
             self.tile_kv * columns * dtype.bits // 8
             for columns, dtype in zip(self.strips, self.strip_dtypes, strict=True)
@@ -174,14 +173,14 @@ class DecodeGeometry:
 
     @property
     def ready_bytes(self) -> tuple[int, ...]:
-        """What is multiplied together: the last latent strip has the rope columns with it."""
+        """Bytes of the strips that are multiplied together: the last latent strip has the rope columns with it."""
         *latent, last, rope = self.strip_bytes
         return (*latent, last + rope)
 
     @property
     def edge_bytes(self) -> tuple[int, ...]:
-        """What is awaited together: as `ready_bytes`; where rows are converted in place, what is copied of these, and
-        with the first strip of each converting warpgroup the scales, too."""
+        """Bytes that are awaited together, for each edge: `ready_bytes`; where rows are converted in place, what is
+        copied of these, and with the first strip of each converting warpgroup the scales, too."""
         if not self.converts or self.ctas > 1:
             return self.ready_bytes
         sizes = [self.tile_kv * self.d_strip] * self.latent_strips
@@ -192,34 +191,34 @@ class DecodeGeometry:
 
     @property
     def converted_strips(self) -> int:
-        """Of a tile, by each converting warpgroup."""
+        """Strips of a tile that each converting warpgroup converts."""
         return self.latent_strips // CONVERTERS
 
     def converted_strip(self, converter, place):
-        """Which latent strip a converting warpgroup converts after `place` others of a tile: those of a loading warp,
-        in its order. Neither needs to be known before the kernel runs."""
+        """Latent strip that a converting warpgroup converts after `place` others of a tile: those of a loading warp, in
+        its order. Both arguments may be known only when the kernel runs."""
         return converter + place * CONVERTERS
 
     @property
     def scales_bytes(self) -> int:
-        """Of the scales that are stored in a row."""
+        """Bytes of the scales that are stored in a row."""
         return self.stored.scales_per_row * SCALE_BYTES
 
     @property
     def own_keys(self) -> int:
-        """Of a tile, those that a CTA converts: all, or in a pair its half."""
+        """Keys of a tile that a CTA converts: all, or in a pair its half."""
         return self.tile_kv // self.ctas
 
     @property
     def stored_at(self) -> int:
-        """Where the keys of a strip lie as they are stored, from where they are multiplied on, where their scales lie.
-        """
+        """Offset of a strip's stored keys from the place where the strip is multiplied; their scales lie at the start
+        of that place."""
         return self.tile_kv * self.d_strip * (self.element_bytes - 1)
 
     def copied_with(self, strip: int) -> tuple[int, ...]:
-        """Which boxes come with a latent strip: its own; the rope columns', behind all latent ones, with the last; and
-        those of scales in rows, behind that one, with the first of each converting warpgroup. In a pair, only rope
-        columns are copied."""
+        """Numbers of the boxes that come with a latent strip: its own; the rope columns', behind all latent ones, with
+        the last; and those of scales in rows, behind that one, with the first strip of each converting warpgroup. In a
+        pair, only rope columns are copied."""
         rope = (self.latent_strips,) if strip + 1 == self.latent_strips else ()
         if self.ctas > 1:
             return rope
@@ -228,19 +227,19 @@ class DecodeGeometry:
 
     @property
     def values_bytes(self) -> int:
-        """One half of a tile's transposed values."""
+        """Bytes of one half of a tile's transposed values."""
         return self.tile_kv * self.d_half if self.transposes else 0
 
     @property
     def exchange_bytes(self) -> int:
-        """`exchanged_bytes`; row sums of both warpgroups, for two segments; the first and the last key that a row sees,
-        for either warpgroup."""
+        """Bytes of all that the attending warpgroups exchange: `exchanged_bytes`; row sums of both, for two segments;
+        the first and the last key that a row sees, for either."""
         return self.exchanged_bytes + self.tile_q * (4 * 4 + 4 * 4)
 
     @property
     def partial_rows(self) -> PartialRows:
-        """In 16 bits where these hold what is kept; lifted where values may be of any magnitude. Not of float16, whose
-        outputs would be rounded twice to the same bits."""
+        """The form in which partial rows are kept: in 16 bits where these hold what is kept; lifted where values may be
+        of any magnitude. float16 values are kept in float32: their outputs would be rounded twice to the same bits."""
         if self.row.piece("latent").dtype is Dtype.FP16:
             return PartialRows()
         lifted = Lifted.HALVES if self.transposes else Lifted.EVEN_AND_ODD
@@ -251,19 +250,19 @@ class DecodeGeometry:
 
     @property
     def probabilities_bytes(self) -> int:
-        """Of one tile."""
+        """Bytes of one tile's probabilities."""
         return self.tile_q * self.tile_kv * self.element_bytes
 
     @property
     def exchanged_bytes(self) -> int:
-        """Probabilities of one tile, in register order: STAGED_HALF_STRIDE bytes hold 16 of every thread, and lie in
-        the order of threads. At the end of a segment, what its warps stage, in the places of their own threads and of
-        their counterparts' (`decode_results`)."""
+        """Bytes of one tile's probabilities, in register order: STAGED_HALF_STRIDE bytes hold 16 of every thread, and
+        lie in the order of threads. At the end of a segment the warps stage results there, in the places of their own
+        threads and of their counterparts' (`results.py`)."""
         return max(self.probabilities_bytes, 4 * STAGED_HALF_STRIDE)
 
     @property
     def folded_bytes(self) -> int:
-        """What is told of the scales of a tile's keys."""
+        """Bytes of what a tile's keys' scales are folded to."""
         return self.tile_kv * FOLDED_WORDS * 4
 
     @property

@@ -1,8 +1,7 @@
 """Absorbed MLA decode over a paged cache for Hopper: host entry and kernel entry.
 
-One CTA per part of the plan walks its segments (`parts/decode_work.py`): 64 query rows against a range of KV tiles. Two
-warpgroups attend, two warps load by TMA, one wipes what lies beyond the visible keys.
-"""
+Each worker of the plan is one CTA, which walks its segments (`parts/decode_work.py`): 64 query rows against a range of
+KV tiles. Two warpgroups attend, two warps load by TMA, one wipes what lies beyond the visible keys."""
 
 from __future__ import annotations
 
@@ -45,11 +44,12 @@ from .task import take, take_next
 from .transpose import transpose_values
 
 PAIRED_UNITS = 8
-"""Of how many groups one has a unit at least, where CTAs work in pairs."""
+"""CTAs work in pairs only if more than one group in this many has a unit: below, single CTAs are 1 to 3 % faster."""
 
 
 class DecodeKernel:
-    """Compiles one DecodeVariant. Run-time facts: lengths, heads, q_len, pages and their size, masks, parts, scales."""
+    """The Hopper decode of one variant. Run-time facts: lengths, heads, q_len, pages and their size, masks, workers,
+    scales."""
 
     def __init__(self, variant: DecodeVariant):
         self.variant = variant
@@ -68,8 +68,8 @@ class DecodeKernel:
 
     @cute.jit
     def launch(self, given):
-        """Tensor maps and the deal, and the launches of attention and combine. given: what the call's table lists, by
-        name."""
+        """Make tensor maps and the deal, and launch attention and combine. given: what the call's table lists, by name.
+        """
         geometry = self.geometry
         ending = ending_of(given, given.query.shape[2])
         mma_qk, mma_rope, mma_pv = self._mmas()
@@ -120,8 +120,8 @@ class DecodeKernel:
 
     @cute.jit
     def _launch(self, given, view: Visibility, arguments: tuple, form: cutlass.Constexpr[str]):
-        """The launches of attention and combine. form: what takes the call, or, where that is ONE_CTA and its CTAs come
-        in pairs, PAIR_OF_CTAS."""
+        """Launch attention and combine. form: what takes the call; ONE_CTA becomes PAIR_OF_CTAS where the call's CTAs
+        come in pairs."""
         query, *maps, source, ending, scales, mma_qk, mma_rope, mma_pv = arguments
         kept = self.forms[form].partial_rows
         partials, terms, view = self._dealt(given, view, kept)
@@ -168,7 +168,7 @@ class DecodeKernel:
     def _attend(
         self, varying: cutlass.Constexpr[bool], form: cutlass.Constexpr[str], arguments: tuple, given
     ):
-        """The launch of attention, in one of its forms: for requests that vary in query tokens, or for all others."""
+        """Launch attention in one of its forms: for requests that vary in query tokens, or for all others."""
         geometry = self.forms[form]
         self.kernel(varying, form, *arguments).launch(
             grid=(given.parts, 1, 1),
@@ -308,8 +308,7 @@ class DecodeKernel:
             cute.arch.cluster_wait()
 
     def _partition_strips(self, geometry: DecodeGeometry, latent, rope, scales, rows: int, shared: Shared) -> tuple:
-        """`_partition_strip` of every strip, or what `partition_stored` gives; `latent`, `rope` and `scales` are (copy
-        atom, cache)."""
+        """Partition every strip for copies of `rows` keys; `latent`, `rope` and `scales` are (copy atom, cache)."""
         if geometry.converts:
             rope = self._partition_strip(*rope, geometry.latent_strips, rows, shared.kv_strips[-1])
             return partition_stored(geometry, latent, rope, scales, shared, rows)
@@ -331,8 +330,8 @@ class DecodeKernel:
         return partition(atom, boxes, cute.make_tensor(shared, stages_layout(geometry, columns, rows)))
 
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma | None, cute.TiledMma]:
-        """Scores = Q K^T with both in shared memory, for rope pieces another where they have a dtype of their own;
-        output += P V with P in registers."""
+        """The products: scores = Q K^T with both in shared memory, one more for rope pieces where they have a dtype of
+        their own; output += P V with P in registers."""
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
         v_major = k_major if self.geometry.transposes else mn_major
         one = (1, 1, 1)

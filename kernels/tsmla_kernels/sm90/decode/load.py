@@ -18,10 +18,10 @@ BOXES = TILE_KV // BOX_KEYS
 Q_LOADER = 1
 """Number of the loading warp that loads the query, before its strips: scores need others first."""
 EVICT_FIRST = 0x12F0000000000000
-"""Cache policy of what is read of the KV cache, so that partial results stay in L2 until they are combined. (Encoding:
-CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
+"""Cache policy for keys that no other CTA reads later: they leave L2 first, so that partial results stay there until
+they are combined. (Encoding: CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
 EVICT_NORMAL = 0x1000000000000000
-"""The same for keys that other CTAs read later, too."""
+"""Cache policy for keys that other CTAs read later, too."""
 
 
 @cute.jit
@@ -39,14 +39,15 @@ def load(
     borders: Int32,
     varying: cutlass.Constexpr[bool],
 ) -> Int32:
-    """Loading warp number `loader`: its strips of every tile of a task; one of them loads the query, too. `boxes` and
-    `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is quicker where a
-    page holds it. `clean`, if there is one, waits for the copies of edge tiles, and for those of all tiles if keys in
-    their middle may be `hidden`. Returns how many such tiles there were.
+    """Load the strips that loading warp number `loader` has of every tile of a task; one loader loads the query, too.
+    `boxes` and `tiles` are (copy atom, tiles) of strips of the cache, 16 keys or a whole tile at a time, which is
+    quicker where a page holds it.
+
+    `clean`, if there is one, waits for the copies of border tiles, and for those of all tiles if keys in their middle
+    may be `hidden`. Returns how many such tiles there were, `borders` of which came before.
 
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
-    read beyond the last page, where everything is zero; so are those whose page does not exist.
-    """
+    read beyond the last page, where everything is zero; so are those whose page does not exist."""
     tiles_per_lookup = 32 // BOXES
     policy = Int64(EVICT_FIRST)
     if const_expr(varying):
@@ -98,7 +99,7 @@ def _copy_boxes(
     key_source: KeySource, lookup: Lookup, within: Int32, tile: Int32, boxes, strips: cutlass.Constexpr, stage: Int32,
     barrier: cute.Pointer, policy: Int64,
 ):  # fmt: skip
-    """The boxes of `strips` of a tile. It is tile number `within` of the lookup."""
+    """Copy the boxes of `strips` of a tile, which is tile number `within` of the lookup."""
     for box in cutlass.range(BOXES, unroll=1):
         page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
         place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
@@ -113,7 +114,7 @@ def _copy_boxes(
 def _load_query(
     query: Query, shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task, heads: Divisor
 ):
-    """The rows of a task, and rows that are zeros or copies of others up to a whole tile."""
+    """Load the rows of a task, and up to a whole tile rows that are zeros or copies of others."""
     tile = geometry.query_tile
     shared.q_edge.wait_empty(task.loads)
     if query.rows.lines == NO_LINES:

@@ -1,4 +1,5 @@
-"""Partial results of the Hopper decode: rows of a segment that others go on with, to the workspace."""
+"""Partial results of the Hopper decode: a segment's rows, written to the workspace where other segments have keys of
+them."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ def end_partial(
     state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
     anchor: Float32 | None, log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
-    """The end of a segment that others of its rows go on with; of a rehearsal, which has no rows, all that is run for
-    one of a whole row tile, but that nothing is stored.
+    """End a segment whose rows have other segments. A rehearsal, which has no rows, runs all that a whole row tile
+    would, but stores nothing.
 
     positions, columns: of this thread's rows in the row tile, and of its outputs in a row. factors, log_sums: what
-    divides a row by its sum, and its LSE. unit: by what outputs are to be multiplied, too, where rows have scales."""
+    divides a row by its sum, and its LSE. anchor: what outputs are to be multiplied by, too, where rows have scales."""
     run_for = task.rows
     if is_rehearsal(task):
         run_for = Int32(state.geometry.tile_q)
@@ -56,9 +57,9 @@ def end_partial(
 
 @cute.jit
 def _divide_by_sums(outputs: tuple, factors: cute.Tensor, anchor: Float32) -> None:
-    """Averages of 8-bit values, whose scales are near the unit, lie where float16 holds them; their sums may not. What
-    is left in `factors` is the unit, 0 where a row has seen no key. (All warps do this, also those without rows: where
-    each stores, behind a branch, calls of few rows took 1 us longer.)"""
+    """Divide outputs by their rows' sums: averages of 8-bit values, whose scales are near the anchor, lie where float16
+    holds them; their sums may not. `factors` then hold the anchor, 0 where a row has seen no key. (All warps do this,
+    also those without rows: where each stores, behind a branch, calls of few rows took 1 us longer.)"""
     for output in outputs:
         scale_rows(rows_columns(output), factors)
     for row in cutlass.range_constexpr(cute.size(factors)):
@@ -70,12 +71,12 @@ def _store_lifted(
     state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, run_for: Int32, downs: cute.Tensor,
     partials: Partials,
 ) -> None:  # fmt: skip
-    """Partial rows of 16 bits, and what takes out by how much they are lifted and normalises them, which is all that
-    `downs` do at first.
+    """Store partial rows of 16 bits, and `downs`, what normalises them and takes out by how much they are lifted. At
+    first `downs` only normalise.
 
     Outputs mostly lie where float16 is as precise as it gets, also 16-bit ones that have not been divided by their
-    sums. So they are stored as they are; what has been stored tells whether that was right, and if not, they are lifted
-    and stored again."""
+    sums. They are therefore stored unlifted first; what has been stored tells whether that was right, and if not, they
+    are lifted and stored again."""
     leader = state.coordinates[0, 0][1] == 0
     tries = Int32(2)
     while tries > 0:
@@ -120,8 +121,8 @@ def _store_partial_row(
     factor: Float32,
     stored: Boolean,
 ) -> None:
-    """This lane's part of a row times `factor`, in float32, from `column` on; `lane` counts within the quad. The lanes
-    of a quad fill a sector. It is computed also where it is not `stored`."""
+    """Store this lane's part of a row times `factor`, in float32, from `column` on; `lane` counts within the quad. The
+    lanes of a quad fill a sector. It is computed also where it is not `stored`."""
     size = 2
     start = (target.iterator + (column + lane * size)).toint()
     step = size * QUAD * target.element_type.width // 8
@@ -143,8 +144,8 @@ def _store_in_quads(
     stored: Boolean,
     largest: Int32 | None = None,
 ) -> Int32 | None:
-    """The same in 16 bits, as `PartialRows` with `in_quads` says; without a factor as they are. `largest`: pairs of
-    float16, magnitudes; what has been computed or these, whichever is larger."""
+    """Store this lane's part of a row in 16 bits, in the order of `PartialRows.in_quads`; times `factor`, or as it is.
+    largest: a word of two float16 magnitudes; returned with the larger of them and of what has been computed."""
     dtype = target.element_type
     vector = 128 // dtype.width
     start = (target.iterator + (column + lane * vector)).toint()

@@ -38,10 +38,10 @@ class Results(NamedTuple):
 
 @cute.jit
 def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
-    """End of task `number` for warpgroup `mine`. Row sums of both warpgroups, then rows divided by them: the result, or
-    the partial one in its slot.
+    """End task `number` for warpgroup `mine`: add the row sums of both warpgroups, then divide rows by them: the
+    result, or the partial one in its slot.
 
-    The first pair barrier also says that the counterpart has read the last probabilities, the second that it has read
+    The first row barrier also says that the counterpart has read the last probabilities, the second that it has read
     what it staged in their place."""
     task = look(state.shared.dealt, number)
     place = number & 1
@@ -82,7 +82,7 @@ def _end_whole(
     state: DecodeState, mine: Int32, positions: list, columns: list, task: Task, factors: cute.Tensor,
     anchor: Float32 | None, log_sums: cute.Tensor, results: Results,
 ) -> None:  # fmt: skip
-    """The end of rows that have no other segment: of all their tiles, or of none."""
+    """End rows that have no other segment: this one has all of their tiles, or they have none."""
     rows, ending = output_of(results.out, task.first_row, task.rows), results.ending
     logged = const_expr(results.lse is not None)
     for row in cutlass.range_constexpr(cute.size(factors)):
@@ -107,7 +107,7 @@ def _end_whole(
 
 @cute.jit
 def _anchor(anchors: cute.Tensor, number: Int32, tiles: Int32) -> Float32:
-    """The unit of task `number`, which was told before the scales of its first tile, if it has one."""
+    """The anchor of task `number`, which was told before the scales of its first tile, if it has one."""
     anchor = Float32(1.0)
     if tiles > 0:
         anchor = anchors[number & TASK_RING - 1]
@@ -126,7 +126,7 @@ def output_of(out: cute.Tensor, first_row: Int32, rows: Int32) -> cute.Tensor:
 def _store_zeros(
     target: cute.Tensor, column: Int32, columns: cutlass.Constexpr[int], first_row: Int32, rows: Int32
 ) -> None:
-    """Zeros in `columns` columns of the warp's rows, where `_store_rows` puts outputs."""
+    """Store zeros in `columns` columns of the warp's rows, where `_store_rows` puts outputs."""
     vector = 128 // target.element_type.width
     lanes = columns // vector
     lane = cute.arch.lane_idx()
@@ -149,12 +149,12 @@ def _store_rows(
     first_row: Int32,
     rows: Int32,
 ) -> None:
-    """The warp's rows of an accumulator (rows, columns), times `factors`, rounded to 16 bits, from row `first_row` and
-    `column` of `target` on; row `rows` and those behind it are left out.
+    """Store the warp's rows of an accumulator (rows, columns), times `factors`, rounded to 16 bits, from row
+    `first_row` and `column` of `target` on, up to before row `rows`.
 
-    A lane holds two columns of a row, and a sector that takes two stores takes twice the time. So rows go by way of
-    shared memory, where those of a warp have two places, `staging` and STAGED_HALF_STRIDE behind it; a lane then stores
-    16 bytes, four lanes 64 of a row."""
+    A lane holds two columns of a row, and a sector that takes two stores takes twice the time. Rows therefore go by way
+    of shared memory, where those of a warp have two places, `staging` and STAGED_HALF_STRIDE behind it; a lane then
+    stores 16 bytes, four lanes 64 of a row."""
     dtype = target.element_type
     vector = 128 // dtype.width
     lane = cute.arch.lane_idx()

@@ -15,15 +15,19 @@ ROW_BARRIER = 1
 CONVERT_BARRIER = 5
 """First of the named barriers of the converting warpgroups."""
 WARPS = WARPGROUP // 32
-"""Of a warpgroup."""
+"""Warps of a warpgroup."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
-    """Warpgroup 0 loads (warps 0 and 3), cleans tiles at the ends of the visible keys and brings scales of keys (warp
-    1), and deals tasks (warp 2); two warpgroups attend; a fourth transposes values where they have 8 bits, or a fourth
-    and a fifth make of rows what is multiplied, and then clean, too; in pairs of CTAs, a fourth alone does, which also
-    loads, so that one warp is left to load the query and rope pieces."""
+    """Who does what in the Hopper decode; warps of warpgroups 0 to 4:
+
+    | rows | 0: warps 0, 3 | 0: warp 1 | 0: warp 2 | 1, 2 | 3 | 4 |
+    |---|---|---|---|---|---|---|
+    | 16 bits | load | clean | deal | attend | none | none |
+    | 8 bits | load | clean; bring keys' scales, if any | deal | attend | transpose values | none |
+    | converted | load | nothing | deal | attend | convert, clean | convert, clean |
+    | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |"""
 
     geometry: DecodeGeometry
     load_registers: int
@@ -86,19 +90,20 @@ class DecodeSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """`kv...` are the cache's strips, the rope columns with the last. Copies of a tile at an end of the visible
-        keys complete on `landed` instead, all strips on one barrier; `clean` wipes what no row may see, and then fills
-        the stages of the strips. `landed` has as many stages as a loading warp may be ahead of the other.
+        """Edges of the Hopper decode. `kv...` are the cache's strips, the rope columns with the last. Copies of a
+        border tile, at an end of the visible keys, complete on `landed` instead, all strips on one barrier; `clean`
+        wipes what no row may see, and then fills the stages of the strips. `landed` has as many stages as a loading
+        warp may be ahead of the other.
 
         Where rows are converted, there is no `landed`: `convert` makes zeros of what no row may see, and fills
-        `ready...`, the strips as they are multiplied, which lie where those of `kv...` do and are emptied with them. In
-        pairs, `convert_for_both` loads, too, and fills `kv...` themselves; each warp that does also announces as many
+        `ready...`, the converted strips, which lie where those of `kv...` do and are emptied with them. In pairs of
+        CTAs, `convert_for_both` loads, too, and fills `kv...` themselves; each of its warps also announces as many
         bytes of the other CTA's, and both CTAs empty a stage.
 
-        `referenced` and `exchanged` have a stage for each pair of warps, one of either attending warpgroup, that hold
-        the same rows. The one that scores a tile tells its references, and then hands over its probabilities. The
-        other has read them when it tells those of the next tile. `dealt` are tasks. `scales` are what scores and sums
-        need of the scales of a tile's keys."""
+        `referenced` and `exchanged` have a stage for each two warps, one of either attending warpgroup, that hold the
+        same rows. The one that scores a tile tells its references, and then hands over its probabilities. The other has
+        read them when it tells those of the next tile. `dealt` are tasks. `scales` are what scores and sums need of the
+        scales of a tile's keys."""
         geometry = self.geometry
         scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
         scorer_of_rows = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
@@ -143,18 +148,18 @@ class DecodeSchedule:
 
     @property
     def kv_names(self) -> tuple[str, ...]:
-        """Edges of the strips."""
+        """Names of the strips' edges."""
         return tuple(f"kv{strip}" for strip in range(self.geometry.latent_strips))
 
     @property
     def ready_names(self) -> tuple[str, ...]:
-        """Edges of the strips as they are multiplied, where those are made in place of what is loaded."""
+        """Names of the converted strips' edges, where strips are converted in place."""
         in_place = self.geometry.converts and self.geometry.ctas == 1
         return tuple(f"ready{strip}" for strip in range(self.geometry.latent_strips)) if in_place else ()
 
     @property
     def values_names(self) -> tuple[str, ...]:
-        """Edges of the halves of the transposed values."""
+        """Names of the edges of the two halves of the transposed values."""
         return ("values0", "values1") if self.geometry.transposes else ()
 
     def check(self) -> None:

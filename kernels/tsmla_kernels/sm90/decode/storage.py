@@ -31,8 +31,8 @@ from .task import Dealt
 
 
 class Layouts(NamedTuple):
-    """Of shared memory; tuples are those of the strips of a cache row. `values` are those of one value MMA. `vectors`
-    are (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
+    """Layouts in shared memory, one for each strip of a cache row where they are tuples. `values`: of one value MMA.
+    `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
 
     dtypes: tuple
     swizzles: tuple
@@ -43,13 +43,20 @@ class Layouts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, seen by the products (q_strips, k_strips, values), by TMA (q, a tile of each piece;
-    kv_strips), as vectors, as words (q_words), and as addresses (loaded, transposed); what the attending warpgroups
-    exchange, where they stage results, and which keys their rows see; what is told of keys' scales, or None (folded: of
-    each word, [2 keys, pairs of keys, stages]; those of a pair that scores need are 16 bytes), and the units of tasks;
-    the edges (`DecodeSchedule.edges`), of which `kv_edges` are also `ready_edges` where nothing is converted, and
-    `v_edges` where values are not transposed; the tasks. Of rows that are converted, TMA sees the latent strips
-    (stored_strips) and the scales (stored_scales) as they are stored."""
+    """What the roles see of a CTA's shared memory:
+
+    - q: the query's tile for TMA, one view for each piece. q_words: the same as words. q_strips: its strips for products.
+    - k_strips, values: keys and values for products.
+    - kv_strips: strips of keys for TMA. stored_strips, stored_scales: of rows that are converted, latent strips and scales
+      as they are stored, for TMA.
+    - loaded, transposed: addresses of strips and of transposed values. vectors: strips as 16-byte vectors.
+    - exchange: probabilities that the attending warpgroups hand each other. staging: address where they stage results.
+    - references, row_sums: of rows, exchanged by these warpgroups. row_keys: which keys their rows see.
+    - folded: what is told of keys' scales, or None: for each word [2 keys, pairs of keys, stages]; the two words that
+      scores need lie together in 16 bytes. anchors: of tasks.
+    - q_edge to scales_edge: the edges (`DecodeSchedule.edges`). `ready_edges` are `kv_edges` where nothing is converted
+      in place, `v_edges` are where values are not transposed.
+    - dealt: the ring of tasks."""
 
     q: tuple
     q_words: cute.Pointer
@@ -223,7 +230,7 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
 
 
 def box_shape(columns: int, rows: int) -> tuple[int, ...]:
-    """Of a bulk copy of `rows` keys and `columns` columns, in `boxes_view`."""
+    """Shape of a bulk copy of `rows` keys and `columns` columns, in `boxes_view`."""
     return PATTERN_COLUMNS, GROUP_ROWS, columns // PATTERN_COLUMNS, rows // GROUP_ROWS, 1
 
 

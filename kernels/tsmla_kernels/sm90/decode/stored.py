@@ -1,8 +1,7 @@
-"""How bulk copies bring rows that are converted: keys as they are stored, 16 or a whole tile at a time, in the second
-half of the places that they take later.
+"""How bulk copies bring rows that are converted: stored keys, 16 or a whole tile at a time, to the second half of the
+places that they take once converted.
 
-A cache of such rows is three views of the same bytes: latent pieces, rope pieces, and the scales of rows.
-"""
+A cache of such rows is three views of the same bytes: latent pieces, rope pieces, and the scales of rows."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from .storage import Layouts, Shared, box_layout, box_shape, partition
 
 
 def stored_maps(geometry: DecodeGeometry, cache: cute.Tensor, layouts: Layouts, load_op, keys: int) -> tuple:
-    """On the host: (copy atom, cache as it sees it) of `keys` keys of the latent piece, of the rope piece, and of the
-    scales. Latent boxes are rows of 128 bytes, swizzled as 16-bit ones are."""
+    """Make, on the host, (copy atom, cache as it sees it) for `keys` keys of the latent piece, of the rope piece, and
+    of the scales. Latent boxes are rows of 128 bytes, swizzled as 16-bit ones are."""
     row, strip, scales = geometry.stored, geometry.d_strip, geometry.scales_bytes
     rope = row.piece("rope")
     chunks = rope.columns // PATTERN_COLUMNS
@@ -40,7 +39,8 @@ def stored_maps(geometry: DecodeGeometry, cache: cute.Tensor, layouts: Layouts, 
 def partition_stored(
     geometry: DecodeGeometry, latent: tuple, rope: tuple, scales: tuple, shared: Shared, keys: int
 ) -> tuple:
-    """What `copied_with` numbers, as `partition` gives it; rope is so already, the others are (copy atom, cache)."""
+    """Partition the boxes that `copied_with` numbers, each as `partition` does; rope is partitioned already, the others
+    are (copy atom, cache)."""
     boxes = tuple(
         _partition(geometry, *latent, geometry.d_strip, strip, place, keys)
         for strip, place in enumerate(shared.stored_strips)
@@ -52,7 +52,8 @@ def partition_stored(
 def _partition(
     geometry: DecodeGeometry, atom, cache: cute.Tensor, row_bytes: int, chunk: int, place: cute.Pointer, keys: int
 ) -> tuple:
-    """Boxes of `keys` keys that begin with a chunk of `row_bytes` of their rows, which lie where they are converted."""
+    """Partition boxes of `keys` keys that begin with a chunk of `row_bytes` of their rows, and lie where they are
+    converted."""
     box = _box_layout(row_bytes, keys)
     places = cute.make_layout(
         (*box.shape, geometry.tile_kv // keys, geometry.stages),
@@ -63,7 +64,7 @@ def _partition(
 
 
 def _box_shape(row_bytes: int, keys: int) -> tuple[int, ...]:
-    """Of so many bytes of each key, in `boxes_view`."""
+    """Shape of a bulk copy of this many bytes of each key, in `boxes_view`."""
     return row_bytes, GROUP_ROWS, 1, keys // GROUP_ROWS, 1
 
 

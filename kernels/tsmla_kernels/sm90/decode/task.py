@@ -14,18 +14,20 @@ from .geometry import TASK_WORDS
 
 
 class Dealt(NamedTuple):
-    """The ring: words [TASK_WORDS, TASK_RING] int32 and its edge."""
+    """The ring of tasks: words [TASK_WORDS, TASK_RING] int32 and its edge."""
 
     words: cute.Tensor
     edge: WarpEdge
 
 
 class Task(NamedTuple):
-    """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows of a request, which are rows from
-    `first_row` on of all query tokens, keys `first_key .. end_key - 1` of which some row sees. The request's query
-    tokens end at `end_token`. slot is -1 where the result itself is written. `first_count` tiles and `loads` segments
-    with tiles came before it. `more` is False behind the last segment. `kept`: whether other CTAs read the keys later,
-    too, in a call whose requests differ."""
+    """A segment as every role needs it: KV tiles `first_tile ..` for `rows` rows of a request, counted from `first_row`
+    over all query tokens; some row sees keys within `first_key .. end_key - 1`. The request's query tokens end at
+    `end_token`.
+
+    more: False behind the last segment. slot: -1 where the result itself is written. first_count, loads: tiles, and
+    segments with tiles, that came before. kept: whether other CTAs read the keys later, too, in a call whose requests
+    differ."""
 
     more: Boolean
     request: Int32
@@ -47,20 +49,20 @@ class Task(NamedTuple):
 
 
 def rehearsal() -> Task:
-    """What a CTA is told that has no segment: a partial result of no rows and no tiles. It runs the code that ends a
+    """What a CTA without a segment is told: a partial result of no rows and no tiles. It runs the code that ends a
     segment, which is in no cache, well before the CTAs that have one come there, and so brings it into L2 for them."""
     zeros = (Int32(0) for _ in range(len(Task._fields) - 2))
     return Task(Boolean(True), *zeros, Boolean(False))
 
 
 def is_rehearsal(task: Task) -> Boolean:
-    """Of a task with a slot; one that is a segment has tiles then."""
+    """Whether a task with a slot is a rehearsal: a segment with a slot has tiles."""
     return task.tiles == 0
 
 
 @cute.jit
 def tell(dealt: Dealt, number: Int32, task: Task) -> None:
-    """The dealing warp: task `number` of this CTA."""
+    """Tell the other warps task `number` of this CTA; called by the dealing warp."""
     dealt.edge.wait_empty(number)
     words = dealt.words
     place = dealt.edge.stage(number)
@@ -73,14 +75,14 @@ def tell(dealt: Dealt, number: Int32, task: Task) -> None:
 
 @cute.jit
 def take(dealt: Dealt, number: Int32) -> Task:
-    """Task `number` of this CTA, for a warp that will `leave` it, as `take_next` does."""
+    """Wait for task `number` of this CTA, which this warp must `leave`, as `take_next` does."""
     dealt.edge.wait_full(number)
     return look(dealt, number)
 
 
 @cute.jit
 def look(dealt: Dealt, number: Int32) -> Task:
-    """A task that this warp has taken and not left, read again rather than kept in registers."""
+    """Read again a task that this warp has taken and not left, rather than keep it in registers."""
     values = [dealt.words[i, dealt.edge.stage(number)] for i in range(TASK_WORDS)]
     return Task(values[0] != 0, *values[1:], values[0] > 1)
 
@@ -101,5 +103,5 @@ def take_next(dealt: Dealt, number: Int32) -> tuple[Int32, Task]:
 
 @cute.jit
 def border_tile(task: Task, tile: Int32, tile_kv: cutlass.Constexpr):
-    """Whether a tile holds keys that are not visible to any row: they may be NaN, or lie in pages that do not exist."""
+    """Whether a tile holds keys that no row sees: they may be NaN, or lie in pages that do not exist."""
     return task.keys.lacks(tile * tile_kv, tile_kv)

@@ -1,6 +1,5 @@
 """The steps of a tile in the role `attend` of the Hopper decode: scores, probabilities, what the two warpgroups hand
-each other, and the value product. `attend.py` says in which order, and why.
-"""
+each other, and the value product. `attend.py` says in which order, and why."""
 
 from __future__ import annotations
 
@@ -25,10 +24,12 @@ from .storage import Shared
 
 
 class Scaling(NamedTuple):
-    """Where rows have scales (`row_scales`): by what products of a query row with keys as they are stored become
-    logarithms of scores, but for the keys' scales; the sums of rows, where `row_sum` has shares of the output; the
-    operation that multiplies rope pieces. Scores are such logarithms as soon as their product is
-    done, so that `scale_log2` is 1. `exponentials` are those of the own tile until they are counted."""
+    """What attending needs besides where rows have scales (`row_scales`); scores are then exponents as soon as their
+    product is done, so that `scale_log2` is 1.
+
+    factors: what a query row's products with stored keys are multiplied by, but for the keys' scales. totals: the sums
+    of rows, as `row_sum` adds up shares of the output. exponentials: of the own tile, until they are counted. rope_op:
+    the operation that multiplies rope pieces."""
 
     factors: cute.Tensor
     totals: cute.Tensor
@@ -91,9 +92,9 @@ def start_scores(state: DecodeState, index: Int32) -> cute.Tensor:
 
 @cute.jit
 def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
-    """The score product of tile `index` is done: where values are transposed, the tile is not needed any more. Hide
-    what rows may not see of it, and settle the references that a segment begins with where `make_probabilities`
-    supposes that there are some: those of its first tile, or of the tile before which this one `follows`."""
+    """Wait for tile `index`'s scores; where values are transposed, release its keys; hide what rows may not see. On a
+    segment's first tile (with `follows`, the one after it) also set the references, which `make_probabilities` needs.
+    """
     if const_expr(state.scaling is not None):
         scales = _scales(state, index)  # while the product is on its way
     warpgroup.wait_group(0)
@@ -119,7 +120,7 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
 
 @cute.jit
 def _scales(state: DecodeState, index: Int32) -> cute.Tensor:
-    """(scales of two keys and their logarithms, pairs of columns that this lane has) of tile `index`."""
+    """Read the scales of tile `index`: (scales of two keys and their logarithms, column pairs that this lane has)."""
     edge, pairs = state.shared.scales_edge, state.shared.folded[0]
     edge.wait_full(state.first_count + index)
     scales = cute.make_rmem_tensor((4, cute.size(pairs, mode=[1]) // QUAD), Float32)
@@ -131,7 +132,7 @@ def _scales(state: DecodeState, index: Int32) -> cute.Tensor:
 
 @cute.jit
 def _scale(state: DecodeState, scores: cute.Tensor, scales: cute.Tensor):
-    """Of products, make logarithms of scores, each with that of its key's scale."""
+    """Turn products into exponents: multiply by the scales of query and key, and add the logarithm of the key's."""
     view, factors = rows_columns(scores), state.scaling.factors
     for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
         pair, i = divmod(column, 2)
@@ -141,7 +142,7 @@ def _scale(state: DecodeState, scores: cute.Tensor, scales: cute.Tensor):
 
 @cute.jit
 def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32):
-    """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
+    """Set scores of keys that a row may not see to -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
     for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
         position = state.coordinates[row, 0][0]
@@ -161,9 +162,10 @@ def _supposes(state: DecodeState) -> bool:
 def make_probabilities(
     state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr, must_move: Boolean | bool = False
 ) -> Boolean:
-    """Probabilities of an own tile, and its references told. It is tile `index`, or it `follows` that tile, which is
-    the other warpgroup's, and goes on from its references. Returns whether references have moved, which they do if they
-    `must_move`, so that output must be rescaled once more: where the tile follows, after the product of the one before.
+    """Make the probabilities of an own tile, and tell its references. The tile is number `index`, or it `follows` that
+    tile, which is the other warpgroup's, and goes on from its references. Returns whether references have moved, which
+    they do if they `must_move`, so that output must be rescaled once more: where the tile follows, after the product of
+    the one before.
 
     With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
     computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
@@ -209,8 +211,8 @@ def _move(state: DecodeState, scores: cute.Tensor):
 
 @cute.jit
 def _rescale_sums(state: DecodeState, rescale: cute.Tensor):
-    """Products rounded by themselves: fused with the sum that follows in some kernels only, they would make last bits
-    differ between rows that are converted and bf16 ones."""
+    """Rescale the rows' sums by products that are rounded by themselves: fused with the sum that follows in some
+    kernels only, they would make last bits differ between rows that are converted and bf16 ones."""
     sums = [state.row_sum]
     if const_expr(state.scaling is not None):
         sums.append(state.scaling.totals)
@@ -221,7 +223,7 @@ def _rescale_sums(state: DecodeState, rescale: cute.Tensor):
 
 @cute.jit
 def _exponentiate(state: DecodeState, scores: cute.Tensor):
-    """Probabilities of a tile as operand of the value product, and the sums of rows with them."""
+    """Make probabilities of a tile, as operand of the value product, and the sums of rows with them."""
     exponentials = cute.make_rmem_tensor_like(scores)
     if const_expr(state.scaling is not None):
         exponentials = state.scaling.exponentials
@@ -236,8 +238,8 @@ def _exponentiate(state: DecodeState, scores: cute.Tensor):
 
 @cute.jit
 def count_exponentials(state: DecodeState, index: Int32):
-    """Where rows have scales: add the own tile's exponentials, without their keys' scales, to the sums of rows. It is
-    the last to need these, and nothing waits for it: it has the time of a value product."""
+    """Where rows have scales, add the own tile's exponentials, without their keys' scales, to the sums of rows. Nothing
+    else needs these any more, and nothing waits for it: it has the time of a value product."""
     if const_expr(state.scaling is not None):
         edge, totals = state.shared.scales_edge, state.scaling.totals
         exponentials = rows_columns(state.scaling.exponentials)
@@ -262,7 +264,7 @@ def give(state: DecodeState):
 
 @cute.jit
 def await_references(state: DecodeState, index: Int32) -> cute.Tensor:
-    """The references of a tile that the other warpgroup has scored."""
+    """Wait for the references of a tile that the other warpgroup has scored."""
     state.shared.referenced.wait_full(state.warp, state.first_count + index)
     received = cute.make_rmem_tensor_like(state.reference)
     for row in cutlass.range_constexpr(cute.size(received)):
@@ -278,7 +280,7 @@ def follow(state: DecodeState, received: cute.Tensor):
 
 @cute.jit
 def receive(state: DecodeState, index: Int32):
-    """Take the probabilities of a tile from the other warpgroup."""
+    """Receive the probabilities of a tile from the other warpgroup."""
     state.shared.exchanged.wait_full(state.warp, state.first_count + index)
     _vectors(state.received, state.shared.exchange, state.thread, False)
 
@@ -297,8 +299,8 @@ def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, m
 
 @cute.jit
 def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
-    """Before the value product of tile `index`. Before that of tile 0 there are none, and all of this would be as cold
-    as it is useless."""
+    """Rescale the output before the value product of tile `index`. Before that of tile 0 there is none, and this code
+    would be as cold as it is useless."""
     if index > 0:
         for output in state.outputs:
             scale_rows(rows_columns(output), rescale)
@@ -306,7 +308,7 @@ def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
 
 @cute.jit
 def end_values(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
-    """The value product is done, one output after the other: its values are free."""
+    """Wait for the value product, one output after the other, and release the values of each."""
     edges = _value_edges(state, mine)
     for i in cutlass.range_constexpr(len(edges)):
         warpgroup.wait_group(len(edges) - 1 - i)
@@ -314,7 +316,8 @@ def end_values(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
 
 
 def _value_edges(state: DecodeState, mine: int) -> tuple:
-    """Of the values that this warpgroup multiplies: of each output, or, where they are transposed, of all."""
+    """Edges of the values that this warpgroup multiplies: one for each output, or one for all where values are
+    transposed."""
     edges = state.shared.v_edges
     if state.geometry.transposes:
         return edges[mine : mine + 1]
@@ -323,7 +326,7 @@ def _value_edges(state: DecodeState, mine: int) -> tuple:
 
 @cute.jit
 def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: cutlass.Constexpr):
-    """Give this thread's probabilities to its counterpart, or take them: 16 bytes at a time, lanes side by side."""
+    """Give this thread's probabilities to its counterpart, or receive them: 16 bytes at a time, lanes side by side."""
     words = cute.recast_tensor(fragment, Int32)
     vectors = cute.make_tensor(words.iterator, cute.make_layout((4, cute.size(words) // 4)))
     for i in cutlass.range_constexpr(cute.size(vectors, mode=[1])):

@@ -14,7 +14,7 @@ from .task import Task
 
 @cute.jit
 def transpose_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], task: Task) -> None:
-    """One warpgroup: both halves of every tile of a task. A warp takes 64 dims of either half."""
+    """Transpose both halves of every tile of a task, by one warpgroup. A warp takes 64 dims of either half."""
     warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) % (WARPGROUP // 32)
     for index in cutlass.range(task.tiles, unroll=1):
         count = task.first_count + index

@@ -1,1 +1,2 @@
-"""sm_90a decode of converted rows for requests of few query rows: warp-level products, rows read as they are stored."""
+"""sm_90a decode of rows with scales for requests of few query rows: warp-level products, rows read as they are stored.
+"""

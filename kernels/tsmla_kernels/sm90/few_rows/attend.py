@@ -37,7 +37,8 @@ from .tile import (
 )
 
 LEAST_EXPONENT, MOST_EXPONENT = 5, 253
-"""Biased, of the largest number of a query row, for which both its factor and the inverse are normal."""
+"""Bounds of the biased exponent of a query row's largest number, within which both its factor and the inverse are
+normal."""
 
 
 def is_alone(task: Task) -> Boolean:
@@ -51,9 +52,11 @@ def attend_few(
     task: Task, heads: Divisor, query: QueryRows, results: Results, softmax_scale: Float32, source: KeySource,
     scales: RowScales | None,
 ):  # fmt: skip
-    """Team `team` (0 or 1) of task `number`. Of rows that lie apart, the scales of a warp's quarter of the keys are
-    asked for as early as their tile, two of the team before it is needed, and those of the first two ahead of all else:
-    behind the tiles of a whole ring, they would come when these have. Their page is asked for three before."""
+    """Attend task `number` as team `team` (0 or 1).
+
+    Where rows lie apart, a warp reads the scales of its quarter of the keys into registers two of the team's tiles
+    before it needs them, as early as the tiles are loaded; those of the first two tiles ahead of all else: behind the
+    tiles of a whole ring, they would come when these have. Their page is asked for three tiles before."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % TEAM_WARPS
     own = team + task.first_count & 1
     ahead, second, further = Int32(0), Int32(0), Int32(0)
@@ -113,7 +116,7 @@ def attend_few(
 
 @cute.jit
 def _keys_of_rows(view: Visibility, task: Task, heads: Divisor) -> tuple[VisibleKeys, VisibleKeys, VisibleKeys]:
-    """What this lane's rows see, and all rows of the warp."""
+    """What this lane's rows see, each, and what all rows of the warp see."""
     row_keys, all_keys = [], VisibleKeys.everything()
     for row in cutlass.range_constexpr(2):
         position = cute.arch.lane_idx() // QUAD + 8 * row
@@ -127,7 +130,7 @@ def _keys_of_rows(view: Visibility, task: Task, heads: Divisor) -> tuple[Visible
 
 @cute.jit
 def _query_scales(queries: cute.Tensor, task: Task, heads: Divisor) -> tuple[Float32, Float32]:
-    """Of this lane's rows; where the task has no such row, of another."""
+    """The scales of this lane's query rows; another row's where the task has no such row."""
     found = []
     for row in cutlass.range_constexpr(2):
         position = cutlass.max(cutlass.min(cute.arch.lane_idx() // QUAD + 8 * row, task.rows - 1), 0)
@@ -139,9 +142,9 @@ def _query_scales(queries: cute.Tensor, task: Task, heads: Divisor) -> tuple[Flo
 def _query_as_given(
     query: QueryRows, task: Task, heads: Divisor, warp: Int32, geometry: cutlass.Constexpr[FewRowsGeometry]
 ) -> tuple:
-    """This lane's numbers of this warp's columns: words of 16 bytes x 2 (of 8-bit numbers, x 1), halves, rows; of the
-    rope piece, words, rows. Where the task has no such row they are another's: a branch around the loads would part
-    their addresses."""
+    """Read this lane's numbers of this warp's query columns: words of 16 bytes x 2 (of 8-bit numbers, x 1), halves,
+    rows; of the rope piece, words, rows. Where the task has no such row they are another's: a branch around the loads
+    would part their addresses."""
     vectors = const_expr(query.latent.element_type.width // 8)
     lane = cute.arch.lane_idx()
     part = lane % QUAD
@@ -172,7 +175,7 @@ def _query_as_given(
 
 @cute.jit
 def _widened_operands(given: tuple) -> tuple:
-    """First operands of this warp's columns of a query of 8 bits, which float16 holds as they are."""
+    """First operands of this warp's columns of an 8-bit query, which float16 holds as it is."""
     latent, rope = given
     first = cute.make_rmem_tensor((4, STRIP_HALVES * STEPS), Int32)
     second = cute.make_rmem_tensor(4, Int32)
@@ -191,7 +194,8 @@ def _widened_operands(given: tuple) -> tuple:
 def _as_operands(
     shared: Shared, given: tuple, dtype: cutlass.Constexpr, team: Int32, warp: Int32, scale_log2: Float32
 ) -> tuple:
-    """First operands of this warp's columns of the query, and what makes of products logarithms of scores."""
+    """First operands of this warp's columns of the query, and the factors that turn products into logarithms of scores.
+    """
     latent, rope = given
     lane = cute.arch.lane_idx()
     numbers = [

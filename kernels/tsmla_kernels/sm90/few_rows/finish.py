@@ -22,13 +22,13 @@ from .storage import Shared
 from .tile import NO_KEYS, VECTOR, State
 
 OUTPUTS = STRIP // BLOCK
-"""Blocks of the output."""
+"""Blocks of a warp's output columns."""
 LIKELY_UP = 2.0**-14
-"""Of the probabilities of a row's keys, which are times their scales, the largest is 2^10 to 2^14."""
+"""Factor that partial rows are stored with at first: a row's largest probability x scale is 2^10 to 2^14."""
 LEAST_BELOW = 16.0
-"""By more powers of two than a reference lies below the logarithm of a scale."""
+"""Raises exp2's argument by this and lowers the result again: a scale may be 2^-126, where ex2 would flush to zero."""
 ENDS = 3
-"""Numbers that a warp tells of each row: the references of its output and of its sum, and this."""
+"""Numbers that a warp tells of each row: the references of its output and of its sum, and the sum."""
 
 
 @cute.jit
@@ -36,8 +36,8 @@ def finish(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, shared: Shared, task: Task, alone: Boolean,
     results: Results,
 ) -> None:  # fmt: skip
-    """alone: whether the other team has nothing. Of a rehearsal, which has no rows, all that is run for one of as many
-    as there may be, but that nothing is stored."""
+    """End a task. alone: whether the other team has nothing. A rehearsal, which has no rows, runs all that a task of
+    FEW_ROWS rows would, but stores nothing."""
     lane = cute.arch.lane_idx()
     ends = cute.make_tensor(
         cute.make_ptr(Float32, shared.ends, cute.AddressSpace.smem, assumed_align=4),
@@ -78,7 +78,7 @@ def finish(
 
 @cute.jit
 def _add_sums(state: State, ends: cute.Tensor, team: cutlass.Constexpr[int]) -> None:
-    """To the sums of rows, those of the warps of a team."""
+    """Add the sums of a team's warps to the rows' sums."""
     for row in cutlass.range_constexpr(2):
         position = cute.arch.lane_idx() // QUAD + 8 * row
         warps = range(team * TEAM_WARPS, (team + 1) * TEAM_WARPS)
@@ -97,7 +97,7 @@ def _add_sums(state: State, ends: cute.Tensor, team: cutlass.Constexpr[int]) -> 
 
 @cute.jit
 def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
-    """Outputs of both teams, with the references that they have then."""
+    """Add the other team's outputs, and move both to the higher reference."""
     own, theirs = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
     for row in cutlass.range_constexpr(2):
         position = cute.arch.lane_idx() // QUAD + 8 * row
@@ -115,7 +115,7 @@ def _merge(state: State, ends: cute.Tensor, given: Int32) -> None:
 
 @cute.jit
 def _store(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, task: Task, results: Results) -> None:
-    """Rows of the result, or partial ones. A lane has 32 columns of a row that lie together."""
+    """Store rows of the result, or partial ones. A lane has 32 columns of a row that lie together."""
     lane = cute.arch.lane_idx()
     rows, logged = output_of(results.out, task.first_row, task.rows), const_expr(results.lse is not None)
     column = state.warp * STRIP + lane % QUAD * (2 * OUTPUTS)
@@ -149,8 +149,9 @@ def _store_partial(
     state: State, task: Task, column: Int32, speaker: Boolean, downs: cute.Tensor,
     log_sums: cute.Tensor, partials: Partials,
 ) -> None:  # fmt: skip
-    """As in `decode/partial_results`: outputs, times a power of two that brings what a row is likely to have where
-    float16 is as precise as it gets; and if that was not right, once more. `downs` first normalise outputs."""
+    """Store partial rows as `decode/partial_results` does: outputs times LIKELY_UP, which brings what a row is likely
+    to have where float16 is as precise as it gets; and if that was not right, once more. `downs` first normalise
+    outputs."""
     lane = cute.arch.lane_idx()
     run_for = task.rows
     if is_rehearsal(task):
@@ -191,8 +192,8 @@ def _store_row(
     state: State, row: cutlass.Constexpr, target: cute.Tensor, column: Int32, factor: Float32, stored: Boolean,
     largest: Int32 | None = None,
 ) -> Int32 | None:  # fmt: skip
-    """A lane's part of a row of 16 bits times `factor`. `largest`: pairs of float16, magnitudes; what has been stored
-    or these, whichever is larger."""
+    """Store a lane's part of a row of 16 bits times `factor`. largest: a word of two float16 magnitudes; returned with
+    the larger of them and of what has been stored."""
     dtype = target.element_type
     size = 128 // dtype.width
     start = (target.iterator + column).toint()

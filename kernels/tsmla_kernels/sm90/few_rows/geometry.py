@@ -20,18 +20,19 @@ BLOCK = 8
 BLOCKS = TILE_KV // BLOCK
 STAGES = 4
 TEAMS = 2
-"""Each takes every other tile."""
+"""Teams of warps, each of which takes every other tile."""
 TEAM_WARPS = WARPGROUP // 32
-"""A warp has the columns of one scale."""
+"""Warps of a team, each with the columns of one scale."""
 STRIP = 128
-"""Columns that share a scale, which are as many bytes."""
+"""Columns that share a scale, and as many bytes: what a warp has of a row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FewRowsGeometry:
-    """Rows lie in shared memory as they are stored, one behind the other. Of rows whose pieces lie `apart`, each piece
-    is lines of 128 bytes that bulk copies swizzle, those of 8 keys one behind the other: of the latent piece all strips
-    of 8 keys before those of the next 8; behind all of them, the rope piece. Scales do not come to shared memory."""
+    """Sizes of the Hopper decode of few rows. Rows lie in shared memory as they are stored, one behind the other. Where
+    pieces lie `apart`, each is lines of 128 bytes that bulk copies swizzle, those of 8 keys one behind the other: all
+    strips of 8 keys of the latent piece before those of the next 8; behind all of them, the rope piece. Scales then do
+    not come to shared memory."""
 
     stored: RowFormat
 
@@ -45,7 +46,7 @@ class FewRowsGeometry:
 
     @property
     def rope_at(self) -> int:
-        """In a row, as what follows; of rows whose pieces lie apart, in a stage."""
+        """Offset of the rope piece in a row; in a stage, where pieces lie apart."""
         return self.stored.offset("rope") * (TILE_KV if self.apart else 1)
 
     @property
@@ -61,7 +62,7 @@ class FewRowsGeometry:
         return TILE_KV * self.row_bytes
 
     def key_of(self, column: int, part):
-        """Of a quad's lane `part`, the key of its first (0) or second (1) column in a block, behind the block's first
+        """The key, counted from its block's first, that is the first (0) or second (1) column of lane `part` of a quad
         (`tile.py` says why)."""
         if column == 0:
             return 2 * part
@@ -72,16 +73,16 @@ class FewRowsGeometry:
         return BLOCK * block if self.apart else block // 2 * 16 + block % 2
 
     def latent_of(self, block: int) -> int:
-        """Bytes from a stage's first latent piece to the one of this key."""
+        """Bytes from a stage's first latent piece to that of a block's first key."""
         return self.first_of(block) * (self.stored.piece("latent").bytes if self.apart else self.row_bytes)
 
     def rope_of(self, block: int) -> int:
-        """The same for rope pieces."""
+        """Bytes from a stage's first rope piece to that of a block's first key."""
         return self.first_of(block) * (self.stored.piece("rope").bytes if self.apart else self.row_bytes)
 
     @property
     def partial_rows(self) -> PartialRows:
-        """A factor for the columns of each warp."""
+        """The form in which partial rows are kept: float16, a factor for the columns of each warp."""
         return PartialRows(NUMERIC[Dtype.FP16], lifted=Lifted.NONE)
 
     @property
@@ -90,12 +91,12 @@ class FewRowsGeometry:
 
     @property
     def exchange_bytes(self) -> int:
-        """Of a team: each warp's part of the scores of a tile, in float32."""
+        """Bytes of a team's partial scores: each warp's, of a tile, in float32."""
         return TEAM_WARPS * FEW_ROWS * TILE_KV * 4
 
     @property
     def sums_bytes(self) -> int:
-        """Of a team: the sums of these."""
+        """Bytes of a team's scores, added over its warps."""
         return FEW_ROWS * TILE_KV * 4
 
     @property
@@ -104,7 +105,7 @@ class FewRowsGeometry:
 
     @property
     def ends_bytes(self) -> int:
-        """Of each warp of a team three numbers of each row; for either team."""
+        """Bytes of the three numbers (`ENDS`) that each warp of either team tells of each row."""
         return TEAMS * TEAM_WARPS * FEW_ROWS * 3 * 4
 
     @property
@@ -113,7 +114,8 @@ class FewRowsGeometry:
 
     @property
     def largest_bytes(self) -> int:
-        """The largest number of each query row in each warp's columns, for either team. Queries of 8 bits need none."""
+        """Bytes of the largest number of each query row in each warp's columns, for either team. Queries of 8 bits need
+        none."""
         return 0 if self.apart else TEAMS * TEAM_WARPS * FEW_ROWS * 4
 
     @property

@@ -1,9 +1,8 @@
 """Absorbed MLA decode for Hopper of rows with scales, for requests of up to 16 query rows: the kernel.
 
-One CTA per part of the plan, as in `sm90/decode`, whose tasks and results it has. Two teams of four warps
-take turns with the tiles; products are those of single warps (`mma.sync`), so that rows are multiplied as they were
-loaded: a lane widens what it reads, and nothing is written back. (`wgmma` wants 64 rows, or keys in shared memory.)
-"""
+Each worker of the plan is one CTA, as in `sm90/decode`, whose tasks and results it has. Two teams of four warps take
+turns with the tiles; products are those of single warps (`mma.sync`), so that rows are multiplied as they were loaded:
+a lane widens what it reads, and nothing is written back. (`wgmma` wants 64 rows, or keys in shared memory.)"""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from .storage import shared_of
 
 
 class FewRowsKernel:
-    """Of a decode whose rows have scales: one of its forms (`sm90/decode/forms`)."""
+    """The kernel for few query rows of a decode whose rows have scales: one of its forms (`sm90/decode/forms`)."""
 
     def __init__(self, geometry: FewRowsGeometry, dealing: Deal):
         self.schedule = FewRowsSchedule(geometry)
@@ -47,7 +46,7 @@ class FewRowsKernel:
         self, query: QueryRows, cache: cute.Tensor, rope_cache: cute.Tensor | None, scales: RowScales | None,
         told: tuple, parts: Int32, pdl: Int32, stream,
     ):  # fmt: skip
-        """rope_cache, scales: where rows lie apart."""
+        """Launch attention. rope_cache, scales: given only where a row's pieces lie in separate tensors."""
         maps = None
         if const_expr(self.schedule.geometry.apart):
             maps = maps_of(self.schedule.geometry, cache, rope_cache)

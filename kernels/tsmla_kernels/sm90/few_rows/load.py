@@ -1,8 +1,7 @@
 """Role `load_few` of the Hopper decode of few rows: one warp that fills the ring with rows as they are stored.
 
 Rows of a page follow each other, so that a tile is one run of bytes where a page holds it, and four otherwise. Where
-pieces lie apart, with any strides, tensor maps bring them (`maps.py`).
-"""
+pieces lie apart, with any strides, tensor maps bring them (`maps.py`)."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ VECTOR = 16
 def load_apart(
     places: tuple, key_source: KeySource, shared: Shared, geometry: cutlass.Constexpr[FewRowsGeometry], task: Task
 ) -> None:
-    """One warp: every tile of a task, from a cache whose pieces lie apart; `places` as `places_of` gives them. Boxes of
-    16 keys that nobody sees are read beyond the last page, where everything is zero, as those are whose page does not
-    exist."""
+    """Load every tile of a task from a cache whose pieces lie apart, by one warp; `places` as `places_of` gives them.
+    Boxes of 16 keys that nobody sees, or whose page does not exist, are read beyond the last page, where everything is
+    zero."""
     tiles_per_lookup = 32 // BOXES
     wanted = wanted_of(key_source, task, BOXES)
     lookup = look_up(wanted)
@@ -80,7 +79,7 @@ def load_few(
     geometry: cutlass.Constexpr[FewRowsGeometry],
     task: Task,
 ) -> None:
-    """One warp: every tile of a task, from `cache` [pages, page size, bytes of a row]. Boxes of 16 keys that
+    """Load every tile of a task from `cache` [pages, page size, bytes of a row], by one warp. Boxes of 16 keys that
     nobody sees, or whose page does not exist, become zeros."""
     tiles_per_lookup = 32 // BOXES
     wanted = wanted_of(key_source, task, BOXES)
@@ -111,7 +110,7 @@ def _load_boxes(
     cache: cute.Tensor, key_source: KeySource, geometry: cutlass.Constexpr[FewRowsGeometry], wanted: Wanted,
     lookup: Lookup, index: Int32, stage: Int32, full: cute.Pointer,
 ) -> None:  # fmt: skip
-    """The boxes of tile `index` of the task."""
+    """Load tile `index` of the task box by box."""
     box_bytes = BOX_KEYS * geometry.row_bytes
     size = Int32(0)
     zeros = cute.make_rmem_tensor(4, Int32)
@@ -137,5 +136,5 @@ def _load_boxes(
 
 
 def _copy(target: Int32, source: cute.Pointer, size: int, barrier: cute.Pointer) -> None:
-    """By one lane: start copying `size` bytes of the cache, which complete on the barrier."""
+    """Start copying `size` bytes of the cache, which complete on the barrier; called by one lane."""
     bulk_copy(target, source.toint(), size, barrier.toint(), EVICT_FIRST)

@@ -1,6 +1,5 @@
-"""How bulk copies bring rows whose pieces lie apart, in the Hopper decode of few rows: of a piece 16 keys or a whole
-tile at a time, as lines of 128 bytes that are swizzled.
-"""
+"""How bulk copies bring rows whose pieces lie apart, in the Hopper decode of few rows: 16 keys or a whole tile of a
+piece at a time, as lines of 128 bytes that are swizzled."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from .geometry import STRIP, TILE_KV, FewRowsGeometry
 
 
 class Maps(NamedTuple):
-    """Of boxes of 16 keys, and of whole tiles."""
+    """Tensor maps of both pieces, for boxes of 16 keys and for whole tiles."""
 
     latent_box: Map
     rope_box: Map
@@ -30,7 +29,7 @@ class Maps(NamedTuple):
 
 @cute.jit
 def maps_of(geometry: cutlass.Constexpr[FewRowsGeometry], cache: cute.Tensor, rope_cache: cute.Tensor) -> Maps:
-    """On the host."""
+    """Make the tensor maps, on the host."""
     load_op = cpasync.CopyBulkTensorTileG2SOp()
     made = []
     for keys in (BOX_KEYS, TILE_KV):
@@ -49,7 +48,7 @@ def maps_of(geometry: cutlass.Constexpr[FewRowsGeometry], cache: cute.Tensor, ro
 
 
 def places_of(geometry: FewRowsGeometry, maps: Maps, base: cute.Pointer) -> tuple:
-    """(boxes, tiles): of either piece what `partition` gives, with stages from `base` on, which is of bytes."""
+    """(boxes, tiles): what `partition` gives for either piece, with stages from `base` on, which points to bytes."""
     return tuple(
         tuple(_places(geometry, found, name, keys, base) for found, name in zip(both, ("latent", "rope"), strict=True))
         for keys, both in (

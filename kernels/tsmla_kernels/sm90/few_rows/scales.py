@@ -1,6 +1,5 @@
-"""Scales of keys whose rows lie apart, in the Hopper decode of few rows: each warp reads those of the keys of which it
-adds up scores, a quarter of a tile, into registers. A quarter is a box: it lies in one page.
-"""
+"""Scales of keys whose rows lie apart, in the Hopper decode of few rows: each warp reads those of the keys whose scores
+it adds up, a quarter of a tile, into registers. A quarter is a box: it lies in one page."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from .geometry import BLOCK, TILE_KV, FewRowsGeometry
 
 @cute.jit
 def page_of_quarter(source: KeySource, task: Task, index: Int32, warp: Int32) -> Int32:
-    """The page of quarter `warp` of tile `index` of a task; of keys that do not count, the one beyond the last."""
+    """The page of quarter `warp` of tile `index` of a task; the page beyond the last where none of its keys count."""
     page = source.pages
     key = _first_key(task, index, warp)
     if (index < task.tiles) & task.keys.meets(key, BOX_KEYS):

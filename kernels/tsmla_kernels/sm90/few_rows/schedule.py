@@ -16,7 +16,8 @@ TEAM_BARRIER, ALL_BARRIER = 1, 3
 
 @dataclasses.dataclass(frozen=True)
 class FewRowsSchedule:
-    """Warpgroup 0 loads (warp 0) and deals (2); the two others are teams that attend."""
+    """Who does what in the Hopper decode of few rows: warpgroup 0 loads (warp 0) and deals (warp 2); the two others are
+    teams that attend."""
 
     geometry: FewRowsGeometry
     load_registers: int = 40
@@ -44,7 +45,7 @@ class FewRowsSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """`kv` are tiles, `dealt` tasks."""
+        """Edges of the Hopper decode of few rows: `kv` are tiles, `dealt` tasks."""
         team = (Warps(self.attend, TEAMS, "the team that has the tile"),)
         told = (Warps(self.load), Warps(self.attend))
         return EdgeTable(

@@ -15,8 +15,8 @@ from .schedule import FewRowsSchedule
 
 
 class Shared(NamedTuple):
-    """Addresses: of the first stage, of the teams' exchange, of the ends of rows and of their queries' largest numbers;
-    edges and tasks."""
+    """What the roles see of a CTA's shared memory: addresses of the first stage, of the teams' exchange, of the ends of
+    rows and of their queries' largest numbers; edges and tasks."""
 
     stages: Int32
     exchange: Int32

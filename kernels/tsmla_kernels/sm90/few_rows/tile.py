@@ -3,22 +3,21 @@
 A warp has the 128 columns of one scale, of the keys for the scores and of the output. Scores of all warps' columns are
 added through shared memory; everything else a warp does on its own, in registers.
 
-Numbers that are summed over may come in any order, if both operands have the same. So a lane reads 16 bytes of a row at
-a time, whose columns it has for itself. Rows of 656 bytes lie as they are stored, one behind the other: of every eight,
-each begins four banks further than the one before. So no two lanes of a phase meet in a bank if a block of 8 keys takes
-every other one of 16, and pairs of columns are keys 2 i and 8 + (2 i + 4) % 8: neither where a lane reads one key
-(scores), nor where it reads four (values).
+Numbers that are summed over may come in any order, if both operands have the same. A lane can therefore read 16 bytes
+of a row at a time, whose columns it has for itself. Rows of 656 bytes lie as they are stored, one behind the other: of
+every eight, each begins four banks further than the one before. No two lanes of a phase meet in a bank if a block of 8
+keys takes every other one of 16, and pairs of columns are keys 2 i and 8 + (2 i + 4) % 8: neither where a lane reads
+one key (scores), nor where it reads four (values).
 
-e4m3 is multiplied as f16, which holds all of its numbers, and so are queries, times a power of two for each row that
-brings the largest of them near 16, and probabilities. A key's scale is a factor of scores; of values, its logarithm is
+e4m3 is multiplied as f16, which holds all of its numbers. Queries and probabilities are f16, too; a power of two for
+each row brings a query's largest number near 16. A key's scale is a factor of scores; for values, its logarithm is
 added to the exponent of the probability, so that each warp has references of its own, and any scale is right.
 
-Of rows whose pieces lie apart, a key has one scale, and the query is e4m3, too. A warp that adds up scores of a quarter
-of the keys makes logarithms of them that have the keys' scales and, for the probabilities, those of the values: what
-all read then. So it needs the scales of 16 keys only, in registers. Lines of 128 bytes are swizzled: keys of a block
+Where pieces lie apart, a key has one scale, and the query is e4m3, too. A warp adds up the scores of a quarter of the
+keys, turns them into logarithms with the keys' scales, and adds those of the values for the probabilities: all warps
+read the result. This takes the scales of 16 keys only, in registers. Lines of 128 bytes are swizzled: keys of a block
 are in the order 0 5 2 7 4 1 6 3, of which neighbours differ in what turns a line by 64 bytes (scores), and every other
-one in what turns it by 32 (values).
-"""
+one in what turns it by 32 (values)."""
 
 from __future__ import annotations
 
@@ -40,26 +39,28 @@ from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsG
 from .schedule import TEAM_BARRIER
 
 NO_KEYS = -1.0e30
-"""A reference before the first visible key."""
+"""Reference of a row before its first visible key."""
 BIAS, SLACK = 10.0, 4.0
-"""Probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
+"""Powers of two: probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
 SIGNS = -0x7F7F7F80
-"""Of four e4m3 numbers."""
+"""Sign bits of four packed e4m3 numbers."""
 OWN_BLOCKS = BLOCKS // TEAM_WARPS
-"""Of scores that a warp adds up."""
+"""Blocks of scores that a warp adds up."""
 STRIP_HALVES = 2
-"""Of a strip: 16 bytes of each of a quad's lanes are 64 columns."""
+"""Halves of a strip: 16 bytes of each of a quad's lanes are 64 columns."""
 STEPS = 4
-"""Of 16 columns, in a half; and of 16 keys, in a tile."""
+"""Steps of 16 columns in half a strip; and of 16 keys in a tile."""
 COLUMNS = 2 * BLOCKS
 """Keys of a tile that a lane has scores of, in each of its rows."""
 VECTOR = 16
 
 
 class Lane(NamedTuple):
-    """Where a lane reads in a stage, in bytes from its beginning: 16 bytes of its key for scores, of either half of a
-    strip, 8 of the rope piece, its keys' scales, if they lie there; 16 of either key for values; and where its parts of
-    scores and their sums lie."""
+    """Where a lane reads in a stage, in bytes from its beginning, and where it exchanges.
+
+    scored: 16 bytes of its key for scores, in either half of a strip. rope: 8 bytes of the rope piece. scales: of its
+    keys, if they lie there. valued: 16 bytes of either key for values. exchange, sums: addresses of its parts of scores
+    and of their sums."""
 
     scored: tuple
     rope: Int32
@@ -70,9 +71,9 @@ class Lane(NamedTuple):
 
 
 class State(NamedTuple):
-    """Operands and running state. Rows are l / 4 and l / 4 + 8 of lane l. `query` [4, steps] and `rope` [4] are first
-    operands, `scale_log2` makes of products logarithms of scores, where rows lie apart but for keys' scales, `output`
-    [4, 16] has columns 16 m + block of line m."""
+    """Operands and running state. Lane l has rows l / 4 and l / 4 + 8. `query` [4, steps] and `rope` [4] are first
+    operands, `scale_log2` turns products into logarithms of scores (where rows lie apart, but for keys' scales),
+    `output` [4, 16] has columns 16 m + block of line m."""
 
     query: cute.Tensor
     rope: cute.Tensor
@@ -125,9 +126,11 @@ def _in_line(key: Int32, vector: Int32) -> Int32:
 def scores_of(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, first_key: Int32, scales: tuple | None
 ) -> tuple:
-    """Scores (4, blocks) of this lane, but for `scale_log2`, over all columns, of a tile that begins with `first_key`;
-    logarithms of its keys' scales; whether one of these is negative. Of rows that lie apart, whose `scales` of this
-    lane's keys of the quarter are given, scores are the logarithms of probabilities times scales, and that is all."""
+    """Score a tile that begins with `first_key`, over all columns. Returns scores (4, blocks) of this lane, but for
+    `scale_log2`; logarithms of its keys' scales; whether one of these scales is negative.
+
+    Where rows lie apart, `scales` are those of this lane's keys of the quarter; scores are then the logarithms of
+    probabilities times scales, and that is all."""
     scores = cute.make_rmem_tensor((4, BLOCKS), Float32)
     scores.fill(0.0)
     for half in cutlass.range_constexpr(STRIP_HALVES):
@@ -202,7 +205,8 @@ def _add_up(
 
 @cute.jit
 def _read_sums(state: State, scores: cute.Tensor) -> None:
-    """The scores of all columns. They stay where they are until all of the team have come to those of its next tile."""
+    """Read the scores of all columns. They stay where they are until all of the team have come to those of its next
+    tile."""
     for block in cutlass.range_constexpr(BLOCKS):
         place = state.lane.sums + block * (32 * VECTOR)
         cute.autovec_copy(shared_vector(Float32, place), scores[None, block])
@@ -210,8 +214,8 @@ def _read_sums(state: State, scores: cute.Tensor) -> None:
 
 @cute.jit
 def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
-    """Of products, make logarithms of scores; and of these, logarithms of probabilities times their values' scales. A
-    key whose scale is 0 is hidden."""
+    """Turn products into logarithms of scores, in place, and return logarithms of probabilities times their values'
+    scales. A key whose scale is 0 is hidden."""
     told = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
     for block in cutlass.range_constexpr(OWN_BLOCKS):
         for i in cutlass.range_constexpr(2):
@@ -229,7 +233,7 @@ def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
 
 @cute.jit
 def _hide(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor, first_key: Int32) -> None:
-    """Scores of keys that a row may not see are -inf; `first_key` is the tile's first."""
+    """Set scores of keys that a row may not see to -inf; `first_key` is the tile's first."""
     part = cute.arch.lane_idx() % QUAD
     first = first_key + state.warp * geometry.first_of(OWN_BLOCKS)
     for row in cutlass.range_constexpr(2):
@@ -267,7 +271,7 @@ def _count(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: 
 def wipe(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, viewers: Viewers, first_key: Int32
 ) -> None:
-    """Make zeros of this warp's values of keys that no row may see, and 1 of their scales, if they lie there."""
+    """Zero this warp's values of keys that no row may see, and set their scales, if they lie there, to 1."""
     if const_expr(geometry.apart):
         _wipe_apart(stage, state.warp, viewers, first_key)
     else:
@@ -338,12 +342,12 @@ def probabilities_of(
 def _refer(
     geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None
 ) -> cute.Tensor:
-    """Make of scores the exponents of probabilities times scales, beside the rows' references; returns each row's
-    largest of this lane.
+    """Turn scores into the exponents of probabilities times scales, relative to the rows' references; returns each
+    row's largest of this lane.
 
-    The logarithm of a scale is added last, to what is left of a score beside the reference: to one that is not near 0
-    it would be rounded, for each strip differently. For the same reason exponents are not moved to another reference,
-    but made again."""
+    The logarithm of a scale is added last, to what is left of a score beside the reference: added to a score that is
+    not near 0, it would be rounded, for each strip differently. For the same reason exponents are not moved to another
+    reference, but made again."""
     highest = cute.make_rmem_tensor(2, Float32)
     highest.fill(-Float32.inf)
     for row in cutlass.range_constexpr(2):
@@ -417,7 +421,7 @@ def add_values(
 
 
 def _columns(one: Int32, other: Int32) -> list[Int32]:
-    """Of four columns of two keys, the pairs of each column, as f16."""
+    """Pair up four columns of two keys: for each column both keys' numbers as f16."""
     pairs = []
     for selector in (0x5140, 0x7362):
         pairs += widened(Int32(cute.arch.prmt(one, other, Int32(selector))))

@@ -28,8 +28,8 @@ from .tasks import Tasks
 
 
 class PrefillState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions. `first` tiles came before, and so
-    many rows of Q for warpgroups as `query` says."""
+    """What a step needs besides the tile number: operands, running state, positions. `tiles_before`: tiles done before
+    this task; `query`: which of the warpgroups' shares of Q, counted over all tasks, this one has."""
 
     qk_op: object
     pv_op: object
@@ -78,8 +78,8 @@ class Ends(NamedTuple):
 
 def is_lazy(variant: PrefillVariant) -> bool:
     """Whether a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output.
-    Products of 16 bits take twice as long, and that they are spared made their kernel slower (kernels/NOTES.md); but
-    not where the output is twice as wide, and its rescaling twice the work."""
+    In 16 bits the test costs more than the shuffles it saves (kernels/log/hopper-prefill.md, 8), except where the
+    output is twice as wide, and its rescaling twice the work."""
     return variant.dtype.bits == 8 or variant.d_v > 128
 
 
@@ -88,7 +88,8 @@ def attend(
     variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tasks: Tasks,
     softmax_scale: Float32, ending: Ending, earlier: Earlier | None,
 ):  # fmt: skip
-    """`mmas` are the score and value MMAs; `out` [tokens, heads, dim] and `lse` the call's."""
+    """Attend all tasks of the CTA. `mmas` are the score and value MMAs; `out` [tokens, heads, dim] and `lse` the
+    call's."""
     filled = Int32(0)
     tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
@@ -108,7 +109,8 @@ def attend_task(
     variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
     softmax_scale: Float32, ending: Ending, earlier: Earlier | None, filled: Int32, tiles_before: Int32, last: Boolean,
 ):  # fmt: skip
-    """Q has been `filled` so often before, and `first` tiles of K and V were visited; `last` is that of the CTA."""
+    """Attend one task: Q has been `filled` so often before, and `tiles_before` tiles of K and V were visited; `last`:
+    whether it is the CTA's last."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     geometry = PrefillGeometry.of(variant)
@@ -204,7 +206,7 @@ def attend_task(
 
 @cute.jit
 def _end_rows(state: PrefillState, ends: Ends):
-    """What the output is multiplied by, and the rows' LSE, which wide heads store here."""
+    """Find what the output is multiplied by, and the rows' LSE, which wide heads store here."""
     rows = cute.size(state.reference)
     logs = const_expr(ends.lse is not None)
     totals = [quad_sum(state.row_sum[row]) for row in range(rows)]
@@ -230,7 +232,7 @@ def _end_rows(state: PrefillState, ends: Ends):
 
 @cute.jit
 def _visit(state: PrefillState, ends: Ends, start: Int32):
-    """The tiles from `start` on; those before it, fewer than stages, are hidden."""
+    """Visit the tiles from `start` on; those before it, fewer than stages, are hidden."""
     tiles_before, work = state.tiles_before, state.work
     _first_tile(state, start)
     masked = work.masked
@@ -255,8 +257,8 @@ def _visit(state: PrefillState, ends: Ends, start: Int32):
 
 @cute.jit
 def _hidden(state: PrefillState) -> Int32:
-    """How many of the tiles that the CTA visits first this warpgroup's rows see nothing of: all, if there are no such
-    rows."""
+    """Count the tiles, of those that the CTA visits first, of which this warpgroup's rows see nothing: all, if it has
+    no rows."""
     tiles, end = state.work.tiles, state.len_kv
     if const_expr(state.causal):
         end = cutlass.min(end, cutlass.min(state.first_row + 64, state.len_q) + state.len_kv - state.len_q)
@@ -266,14 +268,14 @@ def _hidden(state: PrefillState) -> Int32:
 
 @cute.jit
 def _masked(state: PrefillState) -> Int32:
-    """How many of the tiles that the CTA masks hold a column that some row of this warpgroup may not see."""
+    """Count the tiles, of those that the CTA masks, that hold a column which some row of this warpgroup may not see."""
     end = cutlass.min(state.len_kv, state.first_row + state.len_kv - state.len_q + 1)
     return state.work.tiles - cutlass.max(end, 0) // state.tile_kv
 
 
 @cute.jit
 def _pass(edge: TmaEdge | WarpEdge, first: Int32, start: Int32):
-    """Let go the tiles from `first` to before `start`, each when it is there: an edge counts arrivals of one tile."""
+    """Release the tiles from `first` to before `start`, each when it is there: an edge counts arrivals of one tile."""
     for count in cutlass.range(first, start, unroll=1):
         edge.wait_full(count)
         edge.release(count)
@@ -281,9 +283,9 @@ def _pass(edge: TmaEdge | WarpEdge, first: Int32, start: Int32):
 
 @cute.jit
 def _here(row: Int32) -> Int32:
-    """The same row, computed here. Where nothing but the end of rows asks for it, LLVM computes it there; ptxas then
-    holds the warpgroup's number in a vector register, believes that threads part at each wait, and computes
-    descriptors of products in vector registers: 620 instructions a step of 16 bits instead of 481."""
+    """Return the row, computed here. Where nothing but the end of rows asks for it, LLVM computes it there; ptxas then
+    holds the warpgroup's number in a vector register, believes that threads part at each wait, and computes descriptors
+    of products in vector registers: 620 instructions a step of 16 bits instead of 481."""
     fragment = cute.make_rmem_tensor(1, Int32)
     fragment[0] = row
     mma.pin(fragment)
@@ -302,8 +304,8 @@ def _scores(state: PrefillState, count: Int32) -> cute.Tensor:
 
 @cute.jit
 def _have_scores(state: PrefillState, count: Int32):
-    """The scores of tile `count` are there: let go its K and, where queries are loaded early, Q behind the last
-    tile's."""
+    """Release K of tile `count`, whose scores are there, and, where queries are loaded early, Q behind the last tile's.
+    """
     q_edge, query, last = state.q_edge, state.query, state.tiles_before + state.work.tiles - 1
     state.k_edge.release(count)
     if const_expr(state.leaves_early):
@@ -360,7 +362,7 @@ def _round(state: PrefillState, scores: cute.Tensor):
 
 @cute.jit
 def _first_tile(state: PrefillState, count: Int32):
-    """Scores and softmax of the first tile."""
+    """Make scores and softmax of the first tile."""
     scores = _scores(state, count)
     warpgroup.wait_group(0)
     _have_scores(state, count)
@@ -370,8 +372,9 @@ def _first_tile(state: PrefillState, count: Int32):
 
 @cute.jit
 def _step(state: PrefillState, count: Int32, masked: cutlass.Constexpr):
-    """Scores of tile `count` while the values of the tile before are added; then its softmax. Where a branch to rescale
-    the output stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide heads."""
+    """Make scores of tile `count` while the values of the tile before are added; then its softmax. Where a branch to
+    rescale the output stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide
+    heads."""
     early = state.probabilities.element_type.width == 8 and cute.size(state.output) > 64
     scores = _scores(state, count)
     _values(state, count - 1)
@@ -390,8 +393,9 @@ def _step(state: PrefillState, count: Int32, masked: cutlass.Constexpr):
 
 @cute.jit
 def _last_tile(state: PrefillState, ends: Ends):
-    """Values of the last tile; meanwhile, of wide heads, the ends of the rows. Where no warpgroup passes over tiles,
-    ptxas would keep its number in vector registers for them, and compute descriptors there (see `_here`)."""
+    """Add values of the last tile; wide heads find the ends of the rows meanwhile. Where no warpgroup passes over
+    tiles, ptxas would keep the tile's number in vector registers for these ends, and compute descriptors there (see
+    `_here`)."""
     last = state.tiles_before + state.work.tiles - 1
     _values(state, last)
     if const_expr(state.wide):

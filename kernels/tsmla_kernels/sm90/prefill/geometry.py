@@ -14,18 +14,18 @@ from ...parts.hopper.storage import BARRIER_BYTES
 TASKS_AT = BARRIER_BYTES // 2
 """Where a CTA's tasks lie in shared memory, behind the barriers."""
 TASK_WORDS = 6
-"""Of 32 bits: a query tile's head and number, its sequence's rows and keys."""
+"""32-bit words of a task: a query tile's head and number, its sequence's rows and keys."""
 SINGLE_TILES = 4
-"""CTAs with one tile of 8 bits, of those that run side by side, as many times over."""
+"""8-bit prefill: at most this many single-tile CTAs for each CTA slot are kept for the end of the grid."""
 SINGLE_SHARE = {128: 4, 192: 8}
-"""Rows of a query tile of 8 bits -> of so many tiles no more than one is alone, once each CTA that runs side by side
-has one: where tiles are few, being with others of their head is worth more."""
+"""tile_q -> beyond one for each CTA slot, at most one tile in this many gets a CTA of its own: with few tiles, sharing
+a head's keys in L2 is worth more than an even finish."""
 FOLLOWING = (2, 4)
 """Tiles of a CTA that follow each other, where keys allow."""
 SHORT_KEYS = 4096
 """Keys of a sequence, on average, up to which CTAs' tiles are far apart where they may follow each other
-(`may_follow`); twice as many where there are as many queries. In longer ones tiles that follow each other have the same
-keys."""
+(`may_follow`); twice as many where there are as many queries. In longer sequences tiles follow each other, which have
+the same keys."""
 LONG_KEYS = 8192
 """Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
 
@@ -41,8 +41,7 @@ class PrefillGeometry:
     An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
     heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow. With 8 bits
     and 128 columns three warpgroups attend, with registers for 96 keys: what a warp has to do one after the other is
-    most of the time, and no unit is busy for much more than half of it (kernels/log/hopper-prefill.md, 34).
-    """
+    most of the time, and no unit is busy for much more than half of it (kernels/log/hopper-prefill.md, 34)."""
 
     tile_q: int
     tile_kv: int
@@ -73,19 +72,19 @@ class PrefillGeometry:
 
     @property
     def box_columns(self) -> int:
-        """Columns of Q and K that one copy moves: as many as are swizzled together. A rope of 64 columns is one, so
+        """Columns of Q and K that one copy moves: as many as are swizzled together. A rope of 64 columns is one box, so
         that pieces are whole boxes."""
         return swizzle_bytes(math.gcd(self.d_qk, NOPE_DIMS[self.d_qk]) * self.element_bytes) // self.element_bytes
 
     @property
     def may_follow(self) -> bool:
-        """Whether a CTA's query tiles follow each other in long sequences, rather than to be far apart."""
+        """Whether a CTA's query tiles follow each other in long sequences, rather than be far apart."""
         return self.element_bytes == 1 and self.d_v <= 128
 
     @property
     def may_be_alone(self) -> bool:
-        """Whether long sequences have a kernel of their own, whose CTAs take one query tile: the loop around costs 1 to
-        2 % of time in 16 bits, which nothing makes up for where a tile has hundreds of KV tiles."""
+        """Whether long sequences have a kernel of their own, whose CTAs take one query tile: the loop around tiles
+        costs 1 to 2 % of time in 16 bits, which nothing makes up for where a query tile has hundreds of KV tiles."""
         return self.element_bytes == 2 and self.d_v <= 128
 
     @property
@@ -112,8 +111,8 @@ class PrefillGeometry:
 
     @property
     def starts_early(self) -> bool:
-        """Whether a query tile's first keys, and values, which are to be transposed, are loaded before its queries, and
-        these when the last scores of the tile before are there. With 16 bits the loop is slower for it."""
+        """Whether a query tile's first keys and values (to be transposed) are loaded before its queries, and the
+        queries as soon as the last scores of the tile before are there. With 16 bits the loop is slower for it."""
         return self.is_wide and self.transposes_values
 
     @property
@@ -122,17 +121,17 @@ class PrefillGeometry:
 
     @property
     def k_bytes(self) -> int:
-        """One stage."""
+        """Bytes of one stage of K."""
         return self.tile_kv * self.d_qk * self.element_bytes
 
     @property
     def v_bytes(self) -> int:
-        """One stage."""
+        """Bytes of one stage of V."""
         return self.tile_kv * self.d_v * self.element_bytes
 
     @property
     def kv_row_bytes(self) -> int:
-        """A key and its value."""
+        """Bytes of a key and its value."""
         return (self.d_qk + self.d_v) * self.element_bytes
 
     @property

@@ -34,7 +34,7 @@ from .transpose import transpose_values
 
 
 class PrefillKernel:
-    """Compiles one PrefillVariant. Run-time facts: lengths, head counts, strides, scales."""
+    """The Hopper prefill of one variant. Run-time facts: lengths, head counts, strides, scales."""
 
     def __init__(self, variant: PrefillVariant):
         self.variant = variant
@@ -47,7 +47,7 @@ class PrefillKernel:
 
     @cute.jit
     def launch(self, given):
-        """The copies' tensor maps, and the launch. given: what the call's table lists, by name."""
+        """Make the copies' tensor maps, and launch. given: what the call's table lists, by name."""
         geometry, columns = self.geometry, self.geometry.box_columns
         mma_qk, mma_pv = self._mmas()
         layouts = self._layouts()
@@ -88,7 +88,7 @@ class PrefillKernel:
 
     @cute.jit
     def _attend(self, alone: cutlass.Constexpr[bool], arguments: tuple, ctas: Int32, given):
-        """The launch of CTAs that take one query tile each, or of ones that may take several."""
+        """Launch CTAs that take one query tile each, or ones that may take several."""
         self.kernel(alone, *arguments).launch(
             grid=(ctas, 1, 1),
             block=(self.schedule.threads, 1, 1),
@@ -177,7 +177,7 @@ class PrefillKernel:
         return layouts_of(self.geometry, self.schedule.attend_warpgroups, self.dtype)
 
     def _mmas(self) -> tuple[cute.TiledMma, cute.TiledMma]:
-        """Scores = Q K^T with Q and K in shared memory; output += P V with P in registers."""
+        """The products: scores = Q K^T with Q and K in shared memory; output += P V with P in registers."""
         k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
         v_major = k_major if self.geometry.transposes_values else mn_major
         one = (1, 1, 1)

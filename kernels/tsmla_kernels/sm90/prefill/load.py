@@ -16,7 +16,8 @@ from .tasks import Tasks
 
 @cute.jit
 def load(q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks):
-    """`q` and `k` are pieces, each, as `v`, (copy atom, what its tensor map describes)."""
+    """Load Q, K and V of all tasks. `q` and `k` are tuples of pieces; each piece, and `v`, is (copy atom, what its
+    tensor map describes)."""
     filled = Int32(0)
     tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
@@ -44,12 +45,14 @@ def load_task(
     q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange,
     filled: Int32, tiles_before: Int32,
 ):  # fmt: skip
-    """`q` and `k` are pieces, each, as `v`, (copy atom, one head's rows). V runs one tile behind K, in the order they
-    are used. Q has been `filled` so often before, and `first` tiles of K and V have been loaded.
+    """Load Q, K and V of one task. `q` and `k` are tuples of pieces; each piece, and `v`, is (copy atom, one head's
+    rows). V runs one tile behind K, in the order they are used. Q has been `filled` so often before, and `tiles_before`
+    tiles of K and V have been loaded.
 
-    The first warpgroup's rows of Q and the first two K come before the other rows: so it starts sooner, and softmax of
-    one warpgroup falls together with products of another, not with its softmax. Where it `starts_early`, the first K
-    comes before all rows of Q, whose place is let go later, and the first V, to be transposed, before the second K."""
+    The first warpgroup's rows of Q and the first two K come before the other rows: this warpgroup starts sooner, and
+    softmax of one warpgroup falls together with products of another, not with its softmax. Where it `starts_early`, the
+    first K comes before all rows of Q, whose place is released later, and the first V, to be transposed, before the
+    second K."""
     groups = geometry.tile_q // 64
     early = geometry.starts_early
     q_boxes = _boxes(q, shared.q, (64, geometry.box_columns))

@@ -11,8 +11,8 @@ from .geometry import TASKS_AT, PrefillGeometry
 
 @dataclasses.dataclass(frozen=True)
 class PrefillSchedule:
-    """Warp 0 loads (one elected thread issues every TMA), of the rest of its warpgroup the first `transpose_warps`
-    transpose 8-bit values, and the other warpgroups attend, 64 rows each."""
+    """Who does what in the Hopper prefill: warp 0 loads (one elected thread issues every TMA), of the rest of its
+    warpgroup the first `transpose_warps` transpose 8-bit values, and the other warpgroups attend, 64 rows each."""
 
     geometry: PrefillGeometry
     attend_warpgroups: int
@@ -51,8 +51,8 @@ class PrefillSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """Each warpgroup's rows of the query are a stage. Where values have 8 bits, what was loaded (`v`) is transposed
-        (`values`); else it is multiplied as it is."""
+        """Edges of the Hopper prefill. Each warpgroup's rows of the query are a stage. Where values have 8 bits, what
+        was loaded (`v`) is transposed (`values`); else it is multiplied as it is."""
         geometry, load = self.geometry, (Copies(self.load),)
         stages, attend, transpose = geometry.stages, (Warps(self.attend),), (Warps(self.transpose),)
         groups = self.attend_warpgroups

@@ -23,8 +23,8 @@ _SWIZZLES = {
 
 
 class Layouts(NamedTuple):
-    """`q_box` and `k_box` are what one copy of a tile moves, some columns of its rows; `values` are those of transposed
-    ones."""
+    """Layouts of tiles in shared memory. `q_box` and `k_box` are what one copy of a tile moves, some columns of its
+    rows; `values` are transposed values."""
 
     q: cute.ComposedLayout
     k: cute.ComposedLayout
@@ -80,8 +80,7 @@ def shared_of(
     base: cute.Pointer,
     barriers: Barriers,
 ) -> Shared:
-    """Carve up shared memory from `base` on: barriers, Q, K ring, V ring,
-    and the ring of transposed values."""
+    """Carve up shared memory from `base` on: barriers, Q, K ring, V ring, and the ring of transposed values."""
     geometry = schedule.geometry
 
     def tensor(offset, layout, element):

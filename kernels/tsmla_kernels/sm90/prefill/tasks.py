@@ -1,9 +1,8 @@
 """Which query tiles a CTA of the Hopper prefill computes: several, one after the other.
 
 What a CTA costs besides its tiles (its launch, finding its tiles, the first copies) is then paid once for several, and
-the copies of the next tile run while the last products of the one before do. The GPU deals CTAs out as others end, so
-that no counter is needed; the last CTAs have one tile each, and end at about the same time.
-"""
+the copies of the next tile run while the last products of the one before do. The GPU starts CTAs as others end, so that
+no counter is needed; the last CTAs have one tile each, and end at about the same time."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from .geometry import FOLLOWING, SHORT_KEYS, SINGLE_SHARE, SINGLE_TILES, TASK_WO
 
 
 class TileDeal(NamedTuple):
-    """Query tiles are dealt out in `rounds`, in the order of `query_tile`, head by head: in each round one to each of
-    `stride` CTAs, and after `most` rounds to the next CTAs. Those behind take one.
+    """How query tiles are dealt to CTAs: in `rounds`, in the order of `query_tile`, head by head; in each round one to
+    each of `stride` CTAs, and after `most` rounds to the next CTAs. Tiles behind these rounds get a CTA each.
 
     With a stride of 1 a CTA's tiles follow each other. A larger one is an even number: CTAs that run side by side then
     compute the tiles of few heads at any time, whose keys are in L2."""
@@ -34,13 +33,14 @@ class TileDeal(NamedTuple):
 
     @property
     def tiles(self) -> Int32:
-        """Of CTAs with several."""
+        """Tiles of the CTAs that have several."""
         return self.rounds * self.stride.value
 
     @property
     def section_bytes(self) -> Int32:
-        """Of the heads whose tiles are alone. Far apart, these are tiles of so few heads that all may start together,
-        the longest first: in two sections, the long ones of the second would start when the others end."""
+        """Bytes of keys and values of a section of heads whose tiles are alone. Where tiles are far apart, so few heads
+        are left that all their tiles may start together, the longest first: in two sections, the long ones of the
+        second would start when the others end."""
         return cutlass.select_(self.stride.value > 1, Int32(2 * L2_SECTION_BYTES), Int32(L2_SECTION_BYTES))
 
     @property
@@ -56,7 +56,8 @@ class Numbers(NamedTuple):
     stride: Int32
 
     def of(self, task: Int32) -> Int32:
-        """Far apart, every second is the neighbour's: then a head's long and short tiles take turns."""
+        """Number of the CTA's tile `task`. Where tiles are far apart, every second is the neighbour's: a head's long
+        and short tiles then take turns."""
         return (self.first + task * self.stride) ^ (task & ~self.stride & 1)
 
 
@@ -65,7 +66,8 @@ def deal_of(
     geometry: cutlass.Constexpr[PrefillGeometry], causal: cutlass.Constexpr[bool], rows: tuple[Int32, Int32],
     sequences: Int32, heads: Int32, heads_kv: Int32, processors: Int32,
 ) -> TileDeal:  # fmt: skip
-    """On the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by side."""
+    """Decide the deal, on the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by
+    side."""
     most, rounds, stride = _strided(geometry, causal, rows[0], sequences, heads, processors)
     if const_expr(geometry.may_follow):
         if rows[1] > Int64(SHORT_KEYS) * sequences * cutlass.select_(rows[0] >= rows[1], Int32(2), Int32(1)):
@@ -79,8 +81,9 @@ def _following(
     geometry: cutlass.Constexpr[PrefillGeometry], rows: tuple[Int32, Int32], heads: Int32, heads_kv: Int32,
     processors: Int32,
 ) -> tuple[Int32, Int32]:  # fmt: skip
-    """Tiles of a CTA, and of all of these. However the query's rows are divided into sequences, they are of no fewer
-    tiles than these; tiles of rows that are of none (lengths are known on the GPU only) turn out to be no work.
+    """Tiles of a CTA whose tiles follow each other, and of all such CTAs. However the query's rows are divided into
+    sequences, there are no fewer tiles than these; tiles whose rows belong to no sequence (lengths are known on the GPU
+    only) turn out to be no work.
 
     A CTA takes no more tiles than leave the keys and values that CTAs need at the same time in L2: the heads that they
     work on are as many as they have tiles, divided by the tiles of a head."""
@@ -118,14 +121,16 @@ def _strided(
 def _of_unlike_tiles(
     geometry: cutlass.Constexpr[PrefillGeometry], head_tiles: Int32, tiles: Int32, processors: Int32
 ) -> tuple[Int32, Int32, Int32]:
-    """A round is of whole heads where their tiles are nearly as many as CTAs run side by side. Of at most `tasks`
-    rounds all are dealt out if they are pairs and all that there is (two tiles of numbers even and odd are as much work
-    as any other two, see `query_tile`), or if three quarters of another round or more are left, alone. The last of
-    `tasks` rounds of long heads is left alone where a round leaves SMs idle. Otherwise tiles are left for one and a
-    half alone for each CTA that runs side by side.
+    """Tiles of a CTA, rounds, and CTAs of a round under a causal mask, where tiles are of unlike lengths. A round is of
+    whole heads where their tiles are nearly as many as CTAs run side by side.
 
-    Where rounds are not of whole heads, one CTA's tiles are more work than another's: one more is left alone for each,
-    or, where L2 does not hold the keys of so many heads (wide ones of 16 bits), CTAs have two tiles."""
+    If all tiles fit in `tasks` rounds, deal them all when the rounds come in pairs and nothing is left (two tiles of
+    numbers even and odd are as much work as any other two, see `query_tile`), or when at least 3/4 of a round is left,
+    alone: those CTAs finish with the others. The last of `tasks` rounds of long heads is left alone where a round
+    leaves SMs idle. Otherwise keep 1.5 single tiles for each CTA slot for the end.
+
+    Where rounds are not of whole heads, one CTA's tiles are more work than another's: one more single tile is kept for
+    each slot, or, where L2 does not hold the keys of so many heads (wide ones of 16 bits), CTAs have two tiles."""
     whole = head_tiles + head_tiles % 2 * head_tiles
     most = Int32(geometry.tasks)
     stride = processors // whole * whole
@@ -150,7 +155,7 @@ def _of_unlike_tiles(
 
 @cute.jit
 def numbers_of(deal: TileDeal, cta: Int32) -> Numbers:
-    """Of a CTA's tiles."""
+    """Where the tiles of CTA number `cta` stand."""
     block = quotient(cta, deal.stride)
     begin = block * deal.most
     first = cta + (begin - block) * deal.stride.value
@@ -198,12 +203,12 @@ class Tasks:
         return Tasks(self.geometry, self.causal, *made)
 
     def write(self, task: Int32, tile: QueryTile) -> None:
-        """By one lane."""
+        """Write a tile to the table; called by one lane."""
         for index, word in enumerate((tile.head, tile.tile, *tile.q, *tile.kv)):
             self.table[index, task] = word
 
     def tile(self, task: Int32) -> QueryTile:
-        """Without rows where there is none."""
+        """Tile number `task`; one without rows where there is none."""
         if self.one is not None:
             return self.one
         head, tile, *spans = (self.table[index, task] for index in range(TASK_WORDS))

@@ -13,7 +13,8 @@ from .tasks import Tasks
 
 @cute.jit
 def transpose_values(shared: Shared, part: Int32, parts: cutlass.Constexpr, tasks: Tasks):
-    """Warp `part` of `parts`, from `shared.v` to `shared.values`: all dims of 32 keys of each tile."""
+    """Transpose every tile's values from `shared.v` to `shared.values`: warp `part` of `parts` all dims of 32 keys of
+    each."""
     assert cute.size(shared.v, mode=[0]) == 32 * parts, parts
     tiles = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
