@@ -22,12 +22,11 @@ _FIXED = {
 
 
 def fake_arguments(variant: Variant) -> tuple:
-    """Stand-ins of a kernel's arguments in calling order; the stream comes from the TVM-FFI environment.
+    """Stand-ins for a kernel's arguments in calling order; the stream comes from the TVM-FFI environment.
 
     Sizes that are the variant's are compiled in; every other name in the table is one symbol. A tensor that may be
-    replaced by an empty one has symbols of its own. So do all outer strides: those of an extent of 1 mean nothing
-    (exporters give it any), so that kernels take strides from shapes wherever there are no gaps.
-    """
+    replaced by an empty one has symbols of its own. All outer strides have, too: those of an extent of 1 mean nothing
+    (exporters give it any), so that kernels take strides from shapes wherever there are no gaps."""
     sizes = fixed_sizes(variant)
     symbols: dict[str, Any] = collections.defaultdict(cute.sym_int)
     arguments: list[Any] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 WARPGROUP = 128
-"""Threads."""
+"""Threads of a warpgroup."""
 SHARED_BYTES_PER_CTA = 227 * 1024
 """Opt-in shared memory that one CTA can have on sm_90a, sm_100a and sm_103a (CUDA programming guide)."""
 SHARED_BYTES_PER_SM = SHARED_BYTES_PER_CTA + 1024
-"""A CTA on it takes 1024 more than it asks for (CUDA programming guide)."""
+"""Shared memory of an SM: a CTA takes 1024 bytes of it more than it asks for (CUDA programming guide)."""
 REGISTERS_PER_SM = 64 * 1024
 TMEM_COLUMNS = 512
 """32-bit columns of tensor memory, 128 lanes each, of one sm_100a or sm_103a SM."""
@@ -16,8 +16,8 @@ TILE_ALIGNMENT = 1024
 
 
 def registers_at_launch(threads: int) -> int:
-    """Of each thread where a CTA of so many has an SM for itself: registers are given out in eights. `setmaxnreg` moves
-    what a CTA was launched with, not what the SM has besides (PTX ISA)."""
+    """Registers of each thread where a CTA of this many threads has an SM for itself: they are given out in eights.
+    `setmaxnreg` moves what a CTA was launched with, not what the SM has besides (PTX ISA)."""
     return REGISTERS_PER_SM // threads // 8 * 8
 
 

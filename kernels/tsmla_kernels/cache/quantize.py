@@ -1,6 +1,6 @@
-"""What a row of a cache's format is made from, a warp for each row: largest magnitudes are found by shuffles, and
-divisions are rounded to nearest, as PyTorch's are, so that the bytes are those of the formulas that `mla_write_cache`
-states. Keys become rows so, and queries, too."""
+"""Quantising: how a row of a cache's format is made of a key or a query, by one warp a row. Largest magnitudes are
+found by shuffles, and divisions are rounded to nearest, as PyTorch's are, so that the bytes are those of the formulas
+that `mla_write_cache` states."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .rows import HALVES, LANES, ROPE_VECTOR, VECTOR, Row
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
     """Makes rows of a format from elements of `dtype`. A lane has VECTOR columns of each half of the latent piece, and
-    ROPE_VECTOR of the rope piece. scale_halves: of the latent piece, those that have scales of their own; where they
-    share one, 1. scale_lanes: that share a scale."""
+    ROPE_VECTOR of the rope piece. scale_halves: halves of the latent piece that have scales of their own; 1 where they
+    share one. scale_lanes: lanes that share a scale."""
 
     row: RowFormat
     dtype: type[Numeric]
@@ -44,7 +44,8 @@ class Quantizer:
         )
 
     def scales(self, latent: list[cute.TensorSSA], scale: Float32 | None, power_of_two: Int32) -> list[Float32]:
-        """What the lane's columns of each half are divided by. scale: of the whole cache, where its rows have none."""
+        """What the lane's columns of each half are divided by. scale: that of the whole cache, where its rows have
+        none."""
         scales = self.row.scales
         if scales is None:
             return [scale] * HALVES
@@ -87,7 +88,7 @@ class Quantizer:
 
 @cute.jit
 def _divided(values: cute.TensorSSA, scale: Float32) -> cute.TensorSSA:
-    """The lane's rope columns by the scale, rounded to nearest: a product where the scale is a power of two."""
+    """Divide the lane's rope columns by the scale, rounded to nearest: a product where the scale is a power of two."""
     result = cute.make_rmem_tensor(ROPE_VECTOR, Float32)
     if scale.bitcast(Int32) & _MANTISSA == 0:
         result.store(values.to(Float32) * (Float32(1.0) / scale))

@@ -23,7 +23,7 @@ class QuantizeQKernel:
     __call__ = host_entry(QUANTIZE_Q)
 
     def launch(self, given):
-        """The launch. given: what the call's table lists, by name."""
+        """Launch the quantiser. given: what the call's table lists, by name."""
         *arguments, pdl, stream = given
         batch, q_len, heads, _ = given.query.shape
         rows = batch * q_len * heads

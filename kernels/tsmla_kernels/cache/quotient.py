@@ -1,12 +1,11 @@
-"""Quotients for rows of a cache, whose elements are e4m3 in the end, without a division of each.
+"""Quotients for rows of a cache, whose elements become e4m3, without a division of each.
 
 A division of float32 that is rounded to nearest takes some ten instructions and a branch. Here 1 / scale is known as
-the sum of two float32, once for all elements of a scale, and an element takes a product and a fused multiply-add.
-What decides an e4m3 is on which side of a number of 5 significant bits the quotient lies, or that it is this
-number; there, the result is that of the division. It was tried for the significands of all scales (2^23) with those of
-all bf16 and of all fp16; other quotients may differ in their last bit, and 7 of the 2^30 with bf16 do.
-`tests/host/test_quotient.py` tries some again.
-"""
+the sum of two float32, once for all elements of a scale, and an element takes a product and a fused multiply-add. Which
+e4m3 an element becomes depends only on which side of a number of 5 significant bits the quotient lies, or that it is
+this number; there, the result is that of the division. It was tried for the significands of all scales (2^23) with
+those of all bf16 and of all fp16; other quotients may differ in their last bit, and 7 of the 2^30 with bf16 do.
+`tests/host/test_quotient.py` tries some again."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import select_
 
 _LARGE = 2.0**64
-"""Scales from here on have reciprocals whose second part would be subnormal."""
+"""Scale from which on the second part of its reciprocal would be subnormal."""
 _LEAST_LOW = 2.0**-149
 
 
 class Reciprocal(NamedTuple):
-    """1 / scale = factor * (high + low). high is not above it, so that low is positive: then zeros keep their signs,
-    and infinite elements stay infinite."""
+    """A reciprocal in two parts: 1 / scale = factor * (high + low). high is not above it, so that low is positive: then
+    zeros keep their signs, and infinite elements stay infinite."""
 
     factor: Float32
     high: Float32
@@ -31,7 +30,7 @@ class Reciprocal(NamedTuple):
 
 
 def reciprocal_of(scale: Float32) -> Reciprocal:
-    """Of a positive normal number, or of infinity, for which it is 0."""
+    """The reciprocal of a positive normal number; 0 for infinity."""
     factor = Float32(select_(scale >= _LARGE, Float32(1 / _LARGE), Float32(1.0)))
     scale = scale * factor
     nearest = Float32(1.0) / scale
@@ -43,7 +42,7 @@ def reciprocal_of(scale: Float32) -> Reciprocal:
 
 @cute.jit
 def quotients(values: cute.TensorSSA, reciprocal: Reciprocal) -> cute.TensorSSA:
-    """Float32 of which the e4m3 are those of values / scale, these rounded to float32 first."""
+    """values / scale as float32 that round to the e4m3 that those of a division, rounded to float32 first, do."""
     numerators = cute.make_rmem_tensor(values.shape, Float32)
     numerators.store(values.to(Float32))
     if reciprocal.factor != 1.0:

@@ -1,8 +1,7 @@
 """Read keys from a paged cache: gather and dequantise in one pass over memory.
 
-A warp reads one row. Where rows are told by page tables, it finds the request that its row belongs to in the cumulative
-lengths. A row that has no key, because nothing tells one or the cache does not have it, is 0.
-"""
+A warp reads one row. Where page tables say which rows to read, it finds the request that its row belongs to in the
+cumulative lengths. A row that has no key, because nothing names one or the cache does not have it, is 0."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class ReadCacheKernel:
     __call__ = host_entry(READ_CACHE)
 
     def launch(self, given):
-        """The launch. given: what the call's table lists, by name."""
+        """Launch the reader. given: what the call's table lists, by name."""
         *arguments, pdl, stream = given
         page_size = cute.FastDivmodDivisorV2(cutlass.max(given.cache.shape[1], 1))
         self.kernel(*arguments, page_size).launch(
@@ -86,7 +85,7 @@ class ReadCacheKernel:
             row_vector(k_pe, token, rope_column(lane), ROPE_VECTOR).store(parts[HALVES].load())
 
     def _scale(self, row: Row, half: int, lane: Int32, scale: Float32) -> Float32 | None:
-        """What a half of the latent piece is multiplied by; None where it is read as it is."""
+        """The factor of a half of the latent piece; None where it is read as it is."""
         if self.row.scales is None:
             return None if self.latent_dtype is self.dtype else scale
         return row.scale(half, lane)[0]
@@ -102,8 +101,8 @@ class ReadCacheKernel:
 
 @cute.jit
 def _position_of(token: Int32, cum_seq_lens: cute.Tensor, seq_starts: cute.Tensor) -> tuple[Int32, Int64]:
-    """The request that a row belongs to and its key's position there; the position is -1 where the row is no
-    request's, whatever the lengths are."""
+    """The request that a row belongs to and its key's position there; the position is -1 where the row is no request's,
+    whatever the lengths are."""
     first, end = Int32(0), cutlass.max(cum_seq_lens.shape[0] - 1, 0)
     while first + 1 < end:
         middle = (first + end) >> 1

@@ -1,4 +1,4 @@
-"""Rotary embedding of a key's rope part, on its way into a row."""
+"""Rotary embedding of a key's rope piece, on its way into a row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def position_of(positions: cute.Tensor, token: Int32) -> Int64:
 def factors(
     cos_sin: cute.Tensor, position: Int64, lane: Int32, interleaved: Int32, dtype: cutlass.Constexpr
 ) -> tuple[cute.TensorSSA, cute.TensorSSA]:
-    """Cosines and sines of a position for the lane's two columns. Of a position that the table does not have, NaN.
+    """Cosines and sines of a position for the lane's two columns; NaN for a position that the table does not have.
     cos_sin: rows of 32 cosines and 32 sines, as float32; where they are of `dtype`, two in each float32."""
     found = tuple(cute.make_rmem_tensor(ROPE_VECTOR, Float32) for _ in range(2))
     for part in found:
@@ -52,8 +52,8 @@ def factors(
 def rotated(
     values: cute.TensorSSA, cos: cute.TensorSSA, sin: cute.TensorSSA, lane: Int32, interleaved: Int32
 ) -> cute.TensorSSA:
-    """A lane's columns of the rope part, rotated as `mla_write_cache` states. All lanes of the warp come by: where
-    pairs lie in the two halves, a pair's columns are those of two lanes."""
+    """Rotate a lane's columns of the rope piece as `mla_write_cache` states. All lanes of the warp come by: where pairs
+    lie in the two halves, a pair's columns are those of two lanes."""
     own = cute.make_rmem_tensor(ROPE_VECTOR, values.dtype)
     own.store(values)
     word = cute.recast_tensor(own, Int32)
@@ -72,5 +72,5 @@ def rotated(
 
 
 def _product(a: Float32, b: Float32) -> Float32:
-    """Rounded, whatever is done with it then."""
+    """Multiply, rounding the product whatever is done with it then."""
     return cute.math.mul(a, b, rounding=RoundingMode.NEAREST_EVEN)

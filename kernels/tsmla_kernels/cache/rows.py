@@ -1,8 +1,7 @@
 """Where the pieces of rows lie, and how a warp shares one row.
 
-Rows are addressed by 64-bit bytes. A warp has one row. Of the latent piece a lane has 8 columns of the first half and 8
-of the second, and 2 of the rope piece, so that every load and store of a warp is contiguous.
-"""
+Rows are addressed by 64-bit bytes. A warp has one row. A lane has 8 columns of the first half of the latent piece, 8 of
+the second, and 2 of the rope piece, so that every load and store of a warp is contiguous."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ VECTOR = 8
 """Columns that a lane loads or stores at a time: 16 bytes of 16-bit elements."""
 LANES = 32
 HALVES = 2
-"""Of the latent piece, one behind the other, each as wide as a warp's lanes reach at a time."""
+"""Halves of the latent piece, one behind the other, each as wide as a warp's lanes reach at a time."""
 ROPE_VECTOR = 2
 """Columns of the rope piece that a lane has."""
 WARPS = 4
-"""Rows of a CTA."""
+"""Warps of a CTA, and its rows."""
 
 
 def vector(dtype: type[Numeric], start: Int64, column: Int32, count: int = VECTOR) -> cute.Tensor:
@@ -72,8 +71,8 @@ class Row:
 
     @classmethod
     def of(cls, format: RowFormat, tensors: tuple[cute.Tensor, ...], *place: Int32) -> Row:
-        """The row at a place: in a cache, a page and a row of it. tensors: of pieces and scales, if these lie apart;
-        else the first has it all."""
+        """The row at a place: in a cache, a page and a row of it. tensors: those of pieces and scales, if these lie
+        apart; else the first has it all."""
         start = row_address(tensors[0], *place)
         if format.apart:
             return cls(format, start, *(row_address(tensor, *place) for tensor in tensors[1:]))

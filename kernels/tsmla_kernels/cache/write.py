@@ -27,7 +27,7 @@ class WriteCacheKernel:
     __call__ = host_entry(WRITE_CACHE)
 
     def launch(self, given):
-        """The launch. given: what the call's table lists, by name."""
+        """Launch the writer. given: what the call's table lists, by name."""
         *arguments, pdl, stream = given
         page_size = cute.FastDivmodDivisorV2(cutlass.max(given.cache.shape[1], 1))
         self.kernel(*arguments, page_size).launch(

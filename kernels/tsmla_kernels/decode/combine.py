@@ -3,9 +3,8 @@
 Launched behind every attention kernel that may split units, as its dependent: it is there when the last attention CTA
 ends. A CTA reads one record (`parts/partials.py`) and takes some of its rows or of their columns, or leaves where there
 is nothing to combine. With w_i = 2^(lse_i - max): out = output_scale sum w_i out_i / sum w_i, LSE = max + log2 sum w_i;
-where heads have sinks, these count as `parts/row_end.py` says. Of rows that are lifted, w_i takes that out of a lane's
-columns.
-"""
+where heads have sinks, these count as `parts/row_end.py` says. Where rows are lifted, w_i also takes that out of a
+lane's columns."""
 
 from __future__ import annotations
 
@@ -27,20 +26,20 @@ WARPS = 8
 LANE_WORDS = 32
 """32-bit words that a lane has on their way at a time."""
 FEW_PARTIALS = 4
-"""Up to so many partials a warp has a row to itself; of more, warps share the partials and the columns."""
+"""With up to this many partials, a warp has a row to itself; with more, warps share the partials and the columns."""
 FEW_FOR_CHUNKS = 8
-"""Of more, up to so many, a warp may have a piece of a row to itself: what it loads at once of each partial, of all of
-them together. Nothing is shared then."""
+"""With 5 to this many partials, a warp may take one chunk of a row and read that chunk of all partials at once; warps
+share nothing. A chunk is what a warp loads of one partial at once."""
 LSE_EACH = 2
-"""Where warps have no pieces, LSE of a row that a lane has on their way together to find the highest: of up to 64
-partials, all."""
+"""LSE of a row that a lane reads together to find the highest, where warps have no chunks: all of up to 64 partials."""
 MANY_PARTIALS = 2**31 - 1
 H200_SMS = 132
-"""Of an H200."""
+"""SMs of an H200. The grid counts on this many on Blackwell, too, whose GPUs have more."""
 CTAS = 3 * H200_SMS
-"""To spread the rows of all records over."""
+"""CTAs to spread the rows of all records over."""
 CTAS_IN_CHUNKS = 2 * H200_SMS
-"""The same where warps may have pieces of rows: a call on half of the SMs leaves room for so many on the others."""
+"""CTAs to spread the rows over where warps may have chunks of rows: a call on half of the SMs leaves room for this many
+on the others."""
 FLOAT32 = PartialRows()
 
 
@@ -50,12 +49,13 @@ def vector_of(dtype: type[Numeric]) -> int:
 
 
 def warp_columns(partials: Partials) -> int:
-    """What a warp loads of a row at once."""
+    """Columns of a row that a warp loads at once."""
     return 32 * vector_of(partials.rows.element_type)
 
 
 class WeightedSum(NamedTuple):
-    """Of some partials of a row: sum w_i out_i, [columns of a load, vectors] of each lane; sum w_i; the highest LSE."""
+    """What some partials of a row add up to: sum w_i out_i, [columns of a load, vectors] of each lane; sum w_i; the
+    highest LSE."""
 
     rows: cute.Tensor
     weights: Float32
@@ -73,15 +73,15 @@ def launch_combine(
     in_chunks: cutlass.Constexpr[bool] = False,
     crowd: cutlass.Constexpr[int] = 1,
 ):
-    """Launch behind the attention kernel that had the same `partials`, `kept` so, unless it had no slots for any.
-    in_pieces: whether warps have pieces of rows of up to `FEW_FOR_PIECES` partials. crowd: CTAs an SM, up to which a
-    row's columns are cut into slices."""
+    """Launch the combine behind the attention kernel that had the same `partials`, `kept` so, unless it had no slots
+    for any. in_chunks: whether warps have chunks of rows of up to `FEW_FOR_CHUNKS` partials. crowd: CTAs an SM, up to
+    which a row's columns are cut into slices, one for each CTA."""
     ending = ending._replace(output_scale=ending.output_scale * 0.5**kept.bias)
     records, stored = partials.records.shape[0], partials.rows.shape[1]
     ctas = CTAS_IN_CHUNKS if const_expr(in_chunks) else CTAS
     blocks = cutlass.max(cutlass.min(ctas // records, stored), 1)
     slices = Int32(1)
-    # Of a row's columns, for CTAs of their own: as many as a warp loads at once.
+    # A slice, a CTA's part of a row's columns, has one chunk at least.
     most = const_expr(partials.rows.shape[2] // warp_columns(partials))
     while slices < most and 2 * slices * records * blocks <= crowd * H200_SMS:
         slices *= 2
@@ -144,7 +144,7 @@ def _combine_chunks(
     lse: LogSums | None,
     ending: Ending,
 ):
-    """A warp's pieces of rows, of as many columns as it loads at once: number `first`, `first + step`, and so on."""
+    """Combine a warp's chunks of rows: number `first`, `first + step`, and so on."""
     columns, chunk = const_expr(partials.rows.shape[2]), const_expr(warp_columns(partials))
     for number in cutlass.range(first, record.rows * (columns // chunk), step, unroll=1):
         row = number // (columns // chunk)
@@ -167,8 +167,8 @@ def _combine_together(
     lse: LogSums | None,
     ending: Ending,
 ):
-    """A slice of a row's columns by all warps: each takes what it loads at once, and its turn of the partials. Those
-    whose turn is the first add up what all have."""
+    """Combine a slice of a row's columns by all warps: each takes a chunk, and its turn of the partials. Warps whose
+    turn is the first add up what all have."""
     columns = const_expr(partials.rows.shape[2])
     column_warps = columns // warp_columns(partials) // slices
     turns, turn = WARPS // column_warps, warp // column_warps
@@ -195,7 +195,7 @@ def _combine_together(
 
 @cute.jit
 def _exchanged(vector: cutlass.Constexpr[int]) -> tuple[cute.Tensor, cute.Tensor]:
-    """In shared memory, what warps have of a row [vector, lanes, warps], and their weights [warps]."""
+    """Shared memory for what warps have of a row [vector, lanes, warps], and their weights [warps]."""
     base = cute.arch.get_dyn_smem(Float32, alignment=16)
     rows = cute.make_layout((vector, 32, WARPS))
     return cute.make_tensor(base, rows), cute.make_tensor(base + cute.size(rows), cute.make_layout(WARPS))
@@ -213,10 +213,10 @@ def _weighted_sum(
     most: cutlass.Constexpr[int] = MANY_PARTIALS,
     lse_each: cutlass.Constexpr[int] = 1,
 ) -> WeightedSum:
-    """A warp's part of row `row` of the record's rows: `vectors` x `warp_columns` from `column` on, of as many partials
-    as are on their way together, then of `turns` times as many further on, and so on; `turn` says which are the first.
-    These, and what they are multiplied by, are on their way before the highest LSE is looked for. There are no more
-    partials than `most`."""
+    """Add up a warp's part of row `row` of the record's rows: `vectors` chunks from `column` on. The warp takes as many
+    partials as are on their way together, then those `turns` times as many further on, and so on; `turn` says which are
+    the first. These, and what they are multiplied by, are on their way before the highest LSE is looked for. There are
+    no more partials than `most`."""
     dtype = partials.rows.element_type
     vector = const_expr(vector_of(dtype))
     together = const_expr(LANE_WORDS * 32 // dtype.width // (vectors * vector))
@@ -281,7 +281,7 @@ def _end_row(
     lse: LogSums | None,
     ending: Ending,
 ):
-    """A warp's part of a row of the output, of `columns` columns, and its LSE if it is asked to write that."""
+    """Write a warp's part of a row of the output, of `columns` columns, and the row's LSE if `with_lse`."""
     out_row = record.row + row
     end = end_of_row(found.highest, 1.0, found.weights, 0, BASE_2, ending.output_scale)
     end = count_sink(ending, out_row, end, BASE_2, const_expr(lse is not None))
@@ -311,8 +311,8 @@ def _vector(first: cute.Pointer, offset: Int32, size: cutlass.Constexpr[int]) ->
 
 @cute.jit
 def _highest_lse(each: cutlass.Constexpr[int], partials: Partials, record: Record, row: Int32) -> Float32:
-    """The highest LSE of a row's partials, 0 where all are -inf, on every lane of the warp; a lane has `each` on their
-    way together."""
+    """The highest LSE of a row's partials, 0 where all are -inf, on every lane of the warp; a lane reads `each` of them
+    together."""
     highest = -Float32.inf
     if const_expr(each == 1):
         for number in cutlass.range(cute.arch.lane_idx(), record.partials, 32, unroll=1):
@@ -329,7 +329,8 @@ def _highest_lse(each: cutlass.Constexpr[int], partials: Partials, record: Recor
 
 @cute.jit
 def _highest_of_warp(value: Float32) -> Float32:
-    """By one integer maximum: with all bits but the sign of negative numbers inverted, integers are in their order."""
+    """The highest value of the warp's lanes, by one integer maximum: with all bits but the sign of negative numbers
+    inverted, integers are in the floats' order."""
     bits = cute.make_rmem_tensor(1, Float32)
     bits[0] = value
     words = cute.recast_tensor(bits, Int32)
@@ -344,5 +345,5 @@ def _in_order(bits: Int32) -> Int32:
 
 
 def _or_zero(highest: Float32) -> Float32:
-    """What exponents refer to where no partial has a key."""
+    """What exponents refer to: the highest LSE, or 0 where no partial has a key."""
     return Float32(select_(highest == -Float32.inf, Float32(0.0), highest))

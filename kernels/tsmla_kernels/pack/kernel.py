@@ -21,9 +21,9 @@ from ..entry import host_entry
 from ..parts.precision import numeric
 
 ALIGNMENT = 16
-"""Bytes; what a 128-bit load or store needs of every address."""
+"""Bytes that every address must be a multiple of, for 128-bit loads and stores."""
 THREADS = 320
-"""Upper bound; the 20 columns of head dims 128 + 64 + 128 fill ten warps exactly."""
+"""Most threads of a CTA; the 20 columns of head dims 128 + 64 + 128 fill ten warps exactly."""
 ROWS_PER_THREAD = 4
 """Independent rows of a thread, all loaded before the first is converted: 128 bytes in flight per thread."""
 
@@ -81,7 +81,7 @@ class PackKernel:
     __call__ = host_entry(PACK)
 
     def launch(self, given):
-        """The launch. given: what the call's table lists, by name."""
+        """Launch the pack. given: what the call's table lists, by name."""
         *arguments, pdl, stream = given
         tokens, heads, _ = given.k_nope.shape
         rows = tokens * heads

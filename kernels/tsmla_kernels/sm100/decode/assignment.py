@@ -17,8 +17,8 @@ from .geometry import DecodeGeometry
 
 
 class Assignment(NamedTuple):
-    """cache [pages, page size, columns], where in it keys lie, what rows see, the work of these CTAs, and the unit that
-    it begins with."""
+    """What a worker has to do: cache [pages, page size, columns], where in it keys lie, what rows see, the work of
+    these CTAs, and the unit that it begins with."""
 
     cache: cute.Tensor
     source: KeySource

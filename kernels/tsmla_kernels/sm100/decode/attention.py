@@ -40,7 +40,7 @@ from .storage import Shared, layouts_of, shared_of
 
 
 class AttentionKernel:
-    """One variant's attention kernel with one geometry."""
+    """The attention kernel of one variant with one geometry."""
 
     def __init__(self, variant: DecodeVariant, geometry: DecodeGeometry):
         self.variant = variant
@@ -51,8 +51,8 @@ class AttentionKernel:
 
     @cute.jit
     def launch(self, given, view: Visibility, partials: Partials, scale_log2: Float32, ending: Ending):
-        """Of `given.parts` CTAs or pairs. given: what the call's table lists, by name; its softmax scale comes times
-        log2(e)."""
+        """Launch attention on `given.parts` CTAs or pairs. given: what the call's table lists, by name; `scale_log2` is
+        its softmax scale times log2(e)."""
         geometry = self.geometry
         batch, q_len, heads, _ = given.query.shape
         rows = batch * q_len * heads
@@ -167,7 +167,7 @@ class AttentionKernel:
         terms: Terms,
     ) -> tuple[Shared, Assignment]:
         """Shared memory, and what there is to do, once all CTAs that work together are there. Roles that use tensor
-        memory ask `_with_tensor_memory`."""
+        memory also call `_with_tensor_memory`."""
         geometry = self.geometry
         worker = cute.arch.make_warp_uniform(cute.arch.block_idx()[0] // geometry.ctas)
         work = deal_work(geometry.deal, view, terms, worker)
@@ -180,7 +180,8 @@ class AttentionKernel:
         return shared_of(geometry, base, barriers, Int32(0)), assignment
 
     def _with_tensor_memory(self, shared: Shared, base: cute.Pointer) -> Shared:
-        """For warps that have waited until there is tensor memory: the one that loads keys, solo, has not."""
+        """Add the address of tensor memory, for warps that have waited until it is allocated: the one that loads keys,
+        solo, has not."""
         tensor_address = cute.recast_ptr(base + TENSOR_ADDRESS_OFFSET, dtype=Int32)
         return shared._replace(tmem_base=cute.make_tensor(tensor_address, 1)[0])
 
@@ -196,7 +197,7 @@ class AttentionKernel:
         results: RowResults,
         scale_log2: Float32,
     ):
-        """The roles where products read rows as they are stored."""
+        """Run the roles where products read rows as they are stored."""
         geometry, schedule = self.geometry, self.schedule
         shared, assignment = self._started(*start)
         if warp < schedule.softmax_warps:
@@ -218,8 +219,8 @@ class AttentionKernel:
 
     @cute.jit
     def _convert_and_attend(self, warp: Int32, start: tuple, query: Query, results: RowResults, scale_log2: Float32):
-        """The roles where rows are converted. Each asks on its own what there is to do, behind the move of registers:
-        numbers that live across it must be in registers that all roles have, and ptxas spills them."""
+        """Run the roles where rows are converted. Each asks on its own what there is to do, behind the move of
+        registers: numbers that live across it must be in registers that all roles have, and ptxas spills them."""
         geometry, schedule = self.geometry, self.schedule
         if warp < schedule.softmax_warps:
             cute.arch.setmaxregister_increase(schedule.attend.registers)
@@ -243,7 +244,7 @@ class AttentionKernel:
 
 @cute.jit
 def _meet(geometry: cutlass.Constexpr[DecodeGeometry]):
-    """A barrier of all CTAs that work together."""
+    """Wait for all threads of all CTAs that work together."""
     if const_expr(geometry.is_pair):
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()

@@ -1,15 +1,14 @@
 """Role `convert_keys` of the Blackwell decode, where cache rows hold 8 bits and scales of their parts (DeepSeek's 656
-bytes) and products read bf16: eight warps bring rows as they are stored, multiply, and write what MMAs read.
+bytes) and products read bf16: eight warps read stored rows, multiply them by their scales, and write what MMAs read.
 
 A scale is that of one key and 128 columns, so no product can take it out of its sum: each value is multiplied by it in
 float32 and rounded to bf16, as `mla_read_cache` does. Rows go from global memory through registers, not through shared
-memory, whose bandwidth is the bound (kernels/log/blackwell-decode.md); what has been loaded `AHEAD` slots before it is
-needed is what hides memory's latency.
+memory, whose bandwidth is the bound (kernels/log/blackwell-decode.md); loading `AHEAD` slots before they are needed
+hides memory's latency.
 
 A warp writes swizzle atoms: 8 keys by 64 columns. A lane has 16 columns of one key, which are 16 bytes in the cache and
 two vectors in shared memory; eight lanes that store together have two neighbouring keys, whose swizzles differ in the
-vector, so that no two use the same banks.
-"""
+vector, so that no two use the same banks."""
 
 from __future__ import annotations
 
@@ -48,15 +47,17 @@ VECTOR_WORDS = VECTOR_BYTES // 4
 ROW_LANES = 32 // GROUP
 """Lanes that share a key."""
 ROPE_VECTORS = 2
-"""Of 16 bytes, that each of them has of the rope piece."""
+"""Vectors of 16 bytes that each of these lanes has of the rope piece."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotPlan:
-    """One slot of a tile: which of its edge's, the boxes of the tile that its keys are in, from `first_box` on, and of
-    each row `chunks` latent chunks from `first_chunk` on and, behind them, the rope piece or not. In a pair, CTA number
-    r has keys `rank_boxes` x r further and columns `rank_chunks` x r further. A scale is that of
-    `scale_chunks` chunks. own_box: its keys are not those of the slot before.
+    """What the converting warps write to one slot of a tile.
+
+    edge, index: which slot of a tile on which edge. keys: how many, in the tile's boxes from `first_box` on. chunks:
+    latent chunks of each row, from `first_chunk` on; behind them, the `rope` piece or not. In a pair, CTA number r has
+    keys `rank_boxes` x r boxes further and columns `rank_chunks` x r chunks further. scale_chunks: chunks that share a
+    scale. own_box: whether its keys are not those of the slot before.
 
     A warp has 8 of the keys; where those are too few for all warps, `sharing` warps have them together, each its part
     of the columns."""
@@ -84,17 +85,17 @@ class SlotPlan:
 
     @property
     def own_chunks(self) -> int:
-        """Latent chunks of a warp."""
+        """Latent chunks that a warp has of each row."""
         return self.chunks // self.sharing
 
     @property
     def rope_vectors(self) -> int:
-        """That a lane has of the rope piece of one key."""
+        """Vectors that a lane has of the rope piece of one key."""
         return ROPE_VECTORS // self.sharing if self.rope else 0
 
     @property
     def group_bytes(self) -> int:
-        """Of 8 keys in shared memory."""
+        """Bytes of 8 keys in shared memory."""
         return (self.chunks + self.rope) * ATOM
 
     @property
@@ -103,17 +104,17 @@ class SlotPlan:
 
     @property
     def scales(self) -> int:
-        """That a lane loads of one key."""
+        """Scales that a lane loads of one key."""
         return (self.first_chunk + self.own_chunks - 1) // self.scale_chunks + 1 - self.first_scale
 
     @property
     def vectors(self) -> int:
-        """That a lane loads of one key: one of each latent chunk, and those of the rope piece."""
+        """Vectors that a lane loads of one key: one of each latent chunk, and those of the rope piece."""
         return self.own_chunks + self.rope_vectors
 
     @property
     def words(self) -> int:
-        """That a lane loads: vectors, and scales behind them."""
+        """32-bit words that a lane loads of one key: vectors, and scales behind them."""
         return self.vectors * VECTOR_WORDS + self.scales
 
 
@@ -144,8 +145,8 @@ def slot_plans(geometry: DecodeGeometry) -> tuple[SlotPlan, ...]:
 
 
 class Lane(NamedTuple):
-    """This warp's number among the converting ones, this CTA's rank, and which key of its warp's and which vectors of
-    its row this lane has."""
+    """What this lane has: its warp's number among the converting ones, its CTA's rank, and which key of its warp's and
+    which vectors of that key's row."""
 
     warp: Int32
     rank: Int32
@@ -165,8 +166,8 @@ class Found(NamedTuple):
 def convert_keys(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32, assignment: Assignment
 ):
-    """Keys of each segment, and of a pair its values. Those that no row sees become zeros: probabilities of hidden keys
-    are 0, but 0 x NaN is NaN."""
+    """Convert the keys of each segment and, in a pair, also its values. Keys that no row sees become zeros:
+    probabilities of hidden keys are 0, but 0 x NaN is NaN."""
     plans = slot_plans(geometry)
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     number = cute.arch.lane_idx()
@@ -281,13 +282,13 @@ def _fill(
 
 
 def _rope_byte(lane: Lane, vector: Int32) -> Int32:
-    """Lanes that share a key have a vector of either half of the rope piece; keys side by side take theirs in the other
-    order, so that lanes that store together reach all banks."""
+    """Offset of a lane's vector in the rope piece. Lanes that share a key have a vector of either half; keys side by
+    side take theirs in the other order, so that lanes that store together reach all banks."""
     return ((lane.key + vector) & 1) * (SWIZZLE // 2)
 
 
 def _multiplied(words: list, scale: Int32) -> list[Int32]:
-    """Numbers of e4m3, four in a word, times a float32 and rounded to bf16, two in a word."""
+    """Multiply e4m3 numbers, four in a word, by a float32 and round them to bf16, two in a word."""
     numbers = Vector.from_elements(tuple(words), Int32).bitcast(Float8E4M3FN).to(Float32).to_elements()
     (factor,) = Vector.from_elements((scale,), Int32).bitcast(Float32).to_elements()
     products: list[Float32] = []

@@ -36,7 +36,7 @@ class RowResults(NamedTuple):
 
 @cute.jit
 def wait_output(geometry: cutlass.Constexpr[DecodeGeometry], shared: Shared, tile: Int32):
-    """Until the output holds all tiles before number `tile`: their probabilities have been read."""
+    """Wait until the output holds all tiles before number `tile`: their probabilities have been read."""
     shared.p_edge.wait_empty(tile - 1 + geometry.p_slots)
     tmem.fence_after()
 
@@ -53,8 +53,9 @@ def finish(
     tile: Int32,
     segments: Int32,
 ):
-    """Write this thread's part of row `row` of the segment, whose `end` is base 2: columns that are complete while the
-    others are multiplied, then these. tile: behind the segment's last; segments: that had tiles before this one."""
+    """Write this thread's part of row `row` of the segment, whose `end` is base 2: first the columns that are complete
+    while the others are multiplied, then these. tile: number of the tile behind the segment's last; segments: segments
+    with tiles before this one."""
     whole = segment.slot < 0
     factor, row_lse = end.factor * 2.0**geometry.partial_rows.bias, end.log_sum
     mine = row < segment.rows
@@ -103,7 +104,7 @@ def _write_columns(
     values: list,
     results: RowResults,
 ):
-    """Of this thread's part of a row, those from column `first` of tensor memory on."""
+    """Write the columns from column `first` of tensor memory on, of this thread's part of a row."""
     dim = lane.half * geometry.lane_dims + first // BLOCK * geometry.block_dims + first % BLOCK
     if segment.slot < 0:
         _write(values, cute.domain_offset((Int64(segment.first_row) + row, dim), results.out))

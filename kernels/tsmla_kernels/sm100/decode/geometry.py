@@ -3,8 +3,7 @@
 Two kernels serve a variant. Requests of more than 64 query rows: a *pair* of CTAs works on 128 rows, 64 in each, and
 the pair's MMA takes its B operand in halves, so each CTA holds 64 of a tile's 128 keys for the scores and, loaded once
 more, 256 of the 512 latent dims for the values. Requests of up to 64 rows: CTAs work *solo*, and what was loaded as
-keys is also the values; of 16-bit rows, of which an SM holds two tiles only, a pair takes these, too.
-"""
+keys is also the values. 16-bit caches use a pair even for few rows: one SM holds only two tiles of them."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from ...parts.precision import PartialRows
 from ...parts.query import QueryTileLayout
 
 SWIZZLE = 128
-"""Bytes of one swizzled row; operands are kept in chunks of so many bytes by 8 rows."""
+"""Bytes of one swizzled row; operands are kept in chunks of this many bytes by 8 rows."""
 ATOM = 8 * SWIZZLE
 CTA_ROWS = 64
 """Query rows of a CTA."""
@@ -34,28 +33,28 @@ EXCHANGE_OFFSET = 1024
 ROW_THREADS = 2
 """Softmax threads that share a query row, each with half of the keys and of the output's dims."""
 LARGE_KEYS = 64
-"""Keys of a copy of a pair where pages have as many."""
+"""Keys that one copy of a pair brings where pages have as many."""
 CONVERT_WARPS = 8
-"""Of the role that converts rows, where those of the cache are not what products read."""
+"""Warps of the role that converts rows, where products read other rows than the cache holds."""
 SCALE_SLOTS = 4
 """Tiles whose keys' scales are in shared memory, where keys have scales."""
 SCALE_WORDS = 3
-"""What the scale of a key is folded to (`parts/row_scales.Folded`)."""
+"""Numbers that a key's scale is folded to (`parts/row_scales.Folded`)."""
 assert EXCHANGE_OFFSET + 2 * CTA_ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeGeometry:
     """Sizes of one CTA. Query and cache rows are cut into chunks of 128 bytes, the most that a swizzled row holds; the
-    latent piece is whole chunks. `tail` is what is left of a row behind its last chunk of the latent dtype: half a
-    chunk of an 8-bit row, nothing of a 16-bit one, the rope piece where it has another dtype.
+    latent piece is whole chunks. `tail` is the rest of a row behind its last chunk of the latent dtype: half a chunk in
+    an 8-bit row, nothing in a 16-bit one, the rope piece where it has another dtype.
 
-    K slots of a pair hold the 64 of a tile's keys that this CTA brings; of 16-bit rows a third of the dims at a time,
-    so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of 8 bits, half
-    of 16, whose place is free while the other half is still multiplied.
+    K slots of a pair hold the 64 of a tile's keys that this CTA brings; a third of the dims at a time in 16-bit rows,
+    so that the next tile's first third can follow. Solo, they hold whole rows of a tile of 64 keys: all of the tile in
+    8 bits, half in 16, whose place is free while the other half is still multiplied.
 
     `row` is what products read, and `stored` what the cache has: DeepSeek's rows become bf16 on their way to shared
-    memory (`convert.py`), all others are the same."""
+    memory (`convert.py`), for all others both are equal."""
 
     row: RowFormat
     stored: RowFormat
@@ -66,14 +65,14 @@ class DecodeGeometry:
 
     @classmethod
     def few(cls, variant: DecodeVariant) -> DecodeGeometry:
-        """For requests of up to 64 rows."""
+        """Sizes for requests of up to 64 rows."""
         wide = wide_rows(variant.row)
         return cls.pair(variant, FEW_WIDE_ROWS_DEALS[variant.arch]) if wide else cls.solo(variant)
 
     @classmethod
     def pair(cls, variant: DecodeVariant, deal: Deal | None = None) -> DecodeGeometry:
-        """By default with the deal of requests of more than 64 rows. A third slot of 8-bit keys with a 16-bit rope
-        piece does not fit."""
+        """Sizes of a CTA of a pair, with the deal of requests of more than 64 rows unless another is given. A third
+        slot of 8-bit keys with a 16-bit rope piece does not fit."""
         row = _multiplied_row(variant)
         k_slots, per_tile = 3 if _is_uniform(row) else 2, 2 * _element_bytes(row) - 1
         v_slots = 4 // _element_bytes(row)
@@ -81,8 +80,8 @@ class DecodeGeometry:
 
     @classmethod
     def solo(cls, variant: DecodeVariant) -> DecodeGeometry:
-        """A fifth tile fits of 8-bit keys without a 16-bit rope piece, so a load need not wait for a tile whose output
-        is rescaled."""
+        """Sizes of a single CTA. Five tiles of 8-bit keys without a 16-bit rope piece fit, so that a load need not wait
+        for a tile whose output is rescaled."""
         row = _multiplied_row(variant)
         size = _element_bytes(row)
         k_slots = 5 if size == 1 and _is_uniform(row) else 4
@@ -118,7 +117,7 @@ class DecodeGeometry:
 
     @property
     def element_bytes(self) -> int:
-        """Of the latent pieces of query and cache rows, and of probabilities."""
+        """Bytes of an element of the latent pieces of query and cache rows, and of probabilities."""
         return _element_bytes(self.row)
 
     @property
@@ -146,7 +145,7 @@ class DecodeGeometry:
 
     @property
     def tail(self) -> int:
-        """Elements of a row behind these."""
+        """Elements of a row behind its whole chunks."""
         return self.row.columns - self.row_chunks * self.chunk
 
     @property
@@ -167,7 +166,8 @@ class DecodeGeometry:
 
     @property
     def partial_rows(self) -> PartialRows:
-        """Values that scales are factors of may be of any magnitude, which float16 does not hold."""
+        """The form in which partial rows are kept: float32 where values have scales, as they may then be of any
+        magnitude, which float16 does not hold."""
         return PartialRows() if self.row.scales else PartialRows.of(self.row.dtype)
 
     @property
@@ -187,7 +187,7 @@ class DecodeGeometry:
 
     @property
     def k_wide_bytes(self) -> int:
-        """Of one K slot; the slots' tail parts lie behind all of these."""
+        """Bytes of one K slot without its tail part; the slots' tail parts lie behind all of these."""
         return self.k_keys * self.k_chunks * SWIZZLE
 
     @property
@@ -209,7 +209,8 @@ class DecodeGeometry:
 
     @property
     def v_slots_per_tile(self) -> int:
-        """The first half of a tile's values is free, for the next but one's, while the other is multiplied."""
+        """V slots of a tile: two, so that the first half of a tile's values is free, for the next but one's, while the
+        other is multiplied."""
         return 2
 
     @property
@@ -219,7 +220,7 @@ class DecodeGeometry:
 
     @property
     def v_bytes(self) -> int:
-        """One V slot."""
+        """Bytes of one V slot."""
         return self.v_keys * self.v_chunks * SWIZZLE
 
     @property
@@ -233,7 +234,7 @@ class DecodeGeometry:
 
     @property
     def p_bytes(self) -> int:
-        """One P slot: chunks of (64 rows, p_row_bytes)."""
+        """Bytes of one P slot: chunks of (64 rows, p_row_bytes)."""
         return CTA_ROWS * self.tile_kv * self.element_bytes
 
     @property
@@ -263,7 +264,7 @@ class DecodeGeometry:
 
     @property
     def scale_bytes(self) -> int:
-        """Of one tile: SCALE_WORDS vectors, each of the tile's keys in their order."""
+        """Bytes of one tile's folded scales: SCALE_WORDS vectors, each over the tile's keys in their order."""
         return 4 * SCALE_WORDS * self.tile_kv
 
     @property
@@ -306,7 +307,8 @@ class DecodeGeometry:
 
 
 def _multiplied_row(variant: DecodeVariant) -> RowFormat:
-    """Scales in the row are of parts of it, which products cannot take out of their sums."""
+    """The row that products read. Scales in the row are of parts of it, which products cannot take out of their sums:
+    such rows are converted."""
     row = variant.row
     return row if row.scales is None or row.apart else uniform_row(variant.dtype)
 

@@ -1,9 +1,8 @@
 """Absorbed MLA decode for Blackwell: the host entry.
 
 Requests of up to 64 query rows (query tokens x heads) go to single CTAs, which load a key once and use it as value too;
-those of more go to pairs of CTAs. Which, is a run-time choice of the host, so that one variant serves both. Of 16-bit
-rows, those of few go to pairs as well, but are dealt as few.
-"""
+those of more go to pairs of CTAs. The host chooses at run time, so that one variant serves both. 16-bit caches use a
+pair of CTAs even for few rows (one SM holds only two tiles of them), but the deal of few rows."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ CROWD = 4
 
 
 class DecodeKernel:
-    """Compiles one DecodeVariant. Run-time facts: batch, heads, q_len, page size, lengths, mask, scales, parts."""
+    """The Blackwell decode of one variant. Run-time facts: batch, heads, q_len, page size, lengths, mask, scales,
+    workers."""
 
     def __init__(self, variant: DecodeVariant):
         self.variant = variant
@@ -37,7 +37,7 @@ class DecodeKernel:
 
     @cute.jit
     def launch(self, given):
-        """The launches of attention, by whichever CTAs suit the call, and of combine. given: what the call's table
+        """Launch attention, on the CTAs or pairs that suit the call, and the combine. given: what the call's table
         lists, by name."""
         heads = given.query.shape[2]
         # Which of the two takes a call must not depend on the other requests of a batch.

@@ -2,8 +2,7 @@
 
 Probabilities of hidden keys are 0, but 0 x NaN is NaN, so what the values' product reads must be zeros outside of the
 unit's keys: boxes without such a key are copied from a page that does not exist, those partly in it are copied by the
-warp's lanes. Scores of hidden keys are never looked at.
-"""
+warp's lanes. Scores of hidden keys are never looked at."""
 
 from __future__ import annotations
 
@@ -29,15 +28,16 @@ ALL_KEYS = (1 << BOX_KEYS) - 1
 
 
 class Maps(NamedTuple):
-    """Of a part of cache rows: boxes of BOX_KEYS keys, which every page has, and of LARGE_KEYS where pages have as
-    many: a copy takes the warp that asks for it, and the copy engine, as long whatever its size."""
+    """Tensor maps of a part of cache rows: for boxes of BOX_KEYS keys, which every page has, and for LARGE_KEYS where
+    pages have as many. A copy takes the warp that asks for it, and the copy engine, as long whatever its size."""
 
     small: Map
     large: Map | None
 
 
 class KeyMaps(NamedTuple):
-    """Wide and tail parts of cache rows; None where rows have no such part, or do not come by bulk copies."""
+    """Tensor maps of the wide and tail parts of cache rows; None where rows have no such part, or do not come by bulk
+    copies."""
 
     k_wide: Maps | None
     k_tail: Maps | None
@@ -52,7 +52,7 @@ def load_keys(
     assignment: Assignment,
     records: cute.Tensor,
 ):
-    """Q of each segment, then its K tiles: of a pair, this CTA's half of a tile's keys; solo, all of them. After a
+    """Load Q of each segment, then its K tiles: in a pair, this CTA's half of a tile's keys; solo, all of them. After a
     segment's loads have been issued, this warp writes the records that the combine reads."""
     rank = rank_of(geometry)
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
@@ -110,7 +110,7 @@ def _load_slot(
     count: Int32,
     first: Int32,
 ):
-    """Solo: boxes from `first` on to K slot number `count`."""
+    """Load boxes from `first` on to K slot number `count`; solo CTAs only."""
     wide = const_expr(geometry.k_chunks * geometry.chunk)
     by_lanes, chunk = Int32(0), const_expr(0)
     if surely_seen(viewers, wanted.key_of(first), geometry.k_keys):
@@ -162,7 +162,7 @@ def _copy_large(
     count: Int32,
     chunk: cutlass.Constexpr,
 ):
-    """`_copy_boxes` of the slot's keys in one, which starts like the box."""
+    """Copy all keys of a slot in one box, which starts where `box` does, as `_copy_boxes` does in several."""
     slot, layouts = shared.k_edge.stage(count), layouts_of(geometry)
     barrier = shared.k_edge.full(slot)
     target = _at(shared.k_wide, slot * geometry.k_wide_bytes, layouts.k_large)
@@ -176,8 +176,8 @@ def _copy_large(
 
 @cute.jit
 def _large_box(wanted: Wanted, viewers: Viewers, lookup: Lookup, box: Int32) -> tuple[Boolean, paged.Box]:
-    """Of a pair: whether LARGE_KEYS keys from box number `box` on lie in one page and each is wanted, so that the box's
-    page is that of all of them; and where it starts. Asked before the wait for a slot, of which it knows nothing."""
+    """Whether LARGE_KEYS keys from box number `box` on lie in one page and each is wanted, so that one copy can bring
+    them; and where the box starts. For pairs; asked before the wait for a slot, of which it knows nothing."""
     large = surely_seen(viewers, wanted.key_of(box), LARGE_KEYS) and wanted.source.page_size >= LARGE_KEYS
     return large, paged.box_at(wanted, lookup, box)
 
@@ -211,8 +211,8 @@ def _load_query(
     heads: Divisor,
     count: Int32,
 ):
-    """This CTA's query rows of a segment, its q number `count`, and rows that are zeros or copies of others up to a
-    whole tile. Of a pair, each CTA tells: lanes may have written its part."""
+    """Load this CTA's query rows of a segment, its q number `count`, and up to a whole tile rows that are zeros or
+    copies of others. In a pair, each CTA hands over: lanes may have written its part."""
     tile = geometry.query_tile
     first_row = segment.first_row + rank_of(geometry) * CTA_ROWS
     if query.rows.lines == NO_LINES:
@@ -235,7 +235,7 @@ def load_queries(
     assignment: Assignment,
     records: cute.Tensor,
 ):
-    """Q of each segment, and the records, where other warps bring keys (`convert.py`)."""
+    """Load Q of each segment, and write the records, where other warps bring keys (`convert.py`)."""
     segments = Int32(0)
     if is_leader(geometry):
         begin_records(assignment.work, records)
@@ -253,7 +253,7 @@ def load_queries(
 
 @cute.jit
 def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_maps: Maps, assignment: Assignment):
-    """V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
+    """Load V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     slots = geometry.v_slots_per_tile
     tile = Int32(0)
@@ -294,7 +294,8 @@ def _load_value_slot(
     count: Int32,
     first: Int32,
 ):
-    """Boxes from `first` on to V slot number `count`. Each CTA's part may lack what its lanes copy, so each tells."""
+    """Load boxes from `first` on to V slot number `count`. Each CTA's part may lack what its lanes copy, so each hands
+    over."""
     slot = shared.v_edge.stage(count)
     barrier = shared.v_edge.full(slot)
     rank = rank_of(geometry)
@@ -325,7 +326,7 @@ def _load_value_slot(
 def _copy_large_values(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], maps: Maps, box: paged.Box, count: Int32
 ):
-    """`_load_value_slot` where the slot's keys are one large box, which starts like `box`."""
+    """Load a V slot whose keys are one large box, which starts where `box` does."""
     slot = shared.v_edge.stage(count)
     target = _at(shared.v_wide, slot * geometry.v_bytes, layouts_of(geometry).v_large)
     tiler, chunk = _box_tiler(geometry.chunk, geometry.v_chunks, LARGE_KEYS), rank_of(geometry) * geometry.v_chunks
@@ -352,7 +353,7 @@ def _box_tiler(width: int, chunks: int, keys: int = BOX_KEYS) -> tuple[int, ...]
 
 @cute.jit
 def _at(first: cute.Tensor, offset_bytes: Int32, box: cute.ComposedLayout | None = None) -> cute.Tensor:
-    """The box at `offset_bytes` from the first, of its layout or that of `box`."""
+    """The box at `offset_bytes` from the first, with its layout or that of `box`."""
     element_bytes = first.element_type.width // 8
     offset = cute.assume(offset_bytes // element_bytes, divby=ATOM // 2 // element_bytes)
     layout = first.layout if const_expr(box is None) else box.outer

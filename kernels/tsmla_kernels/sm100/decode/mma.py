@@ -1,8 +1,7 @@
-"""Role `multiply` of the Blackwell decode: one warp (of a pair, the leader's) issues every MMA.
+"""Role `multiply` of the Blackwell decode: one warp (in a pair, the leader's) issues every MMA.
 
 Scores run a tile ahead of the values, so that the tensor core has work while the softmax warps turn scores into
-probabilities. Solo, values free the place of keys still to come, so they go first when those are not there yet.
-"""
+probabilities. Solo, values free the place of keys still to come, so they go first when those are not there yet."""
 
 from __future__ import annotations
 
@@ -49,14 +48,15 @@ class Products:
     def issue(
         self, accumulator: Int32, a: Int64, b: Int64, a_bytes: int, b_bytes: int, instruction: int, keep, kind: str = ""
     ):
-        """One MMA of operands that lie `a_bytes` and `b_bytes` behind descriptors, of the latent dtype or of `kind`."""
+        """Issue one MMA of operands that lie `a_bytes` and `b_bytes` behind descriptors, of the latent dtype or of
+        `kind`."""
         a, b = a + (a_bytes >> 4), b + (b_bytes >> 4)
         umma.multiply(kind or self.kind, accumulator, a, b, instruction, keep, self.form)
 
 
 @cute.jit
 def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: Assignment):
-    """`shared` as `Attention` makes it."""
+    """Issue the products of all segments. `shared` must know tensor memory (`AttentionKernel._with_tensor_memory`)."""
     geometry = products.geometry
     deal = geometry.deal
     tile = Int32(0)
@@ -105,7 +105,7 @@ def _keys_come_first(
 
 @cute.jit
 def _scores(products: cutlass.Constexpr[Products], shared: Shared, tile: Int32):
-    """S = Q K^T of tile number `tile`."""
+    """Issue S = Q K^T of tile number `tile`."""
     geometry = products.geometry
     slots_together = geometry.k_slots_per_tile // geometry.k_cuts
     shared.s_edge.wait_empty(tile)
@@ -144,9 +144,9 @@ def _values(
     last: Boolean | None,
     segments: Int32,
 ):
-    """O (+)= P V of tile number `tile`; `keep` adds to what there is; solo, V is the latent part of K. Of a `last` tile
-    of segment number `segments`, half of the output's columns are told of before the others are multiplied; None where
-    a tile is never the last."""
+    """Issue O (+)= P V of tile number `tile`; `keep` adds to what there is; solo, V is the latent part of K. For a
+    `last` tile of segment number `segments`, half of the output's columns are handed over before the others are
+    multiplied; None where a tile is never the last."""
     geometry = products.geometry
     pair = const_expr(geometry.is_pair)
     edge, base = (shared.v_edge, shared.v) if pair else (shared.k_edge, shared.k)

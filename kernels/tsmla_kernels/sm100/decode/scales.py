@@ -1,10 +1,9 @@
 """Scales of the Blackwell decode, where cache rows have one each (`parts/row_scales.py`): role `load_scales`, and what
-softmax does.
+softmax does with them.
 
-Folded scores are made where scores come out of tensor memory. From there on they are exponents themselves, and all
-that moves references, outputs and sums is as without scales. The row's sum of probabilities decides when its reference
-moves; a second sum, without the keys' scales, is what outputs are divided by.
-"""
+Scores are folded where they come out of tensor memory. From there on they are exponents themselves, and all that moves
+references, outputs and sums is as without scales. The row's sum of probabilities decides when its reference moves; a
+second sum, without the keys' scales, is what outputs are divided by."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _CHAINS = 4
 
 @cute.jit
 def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment):
-    """What scores and sums need of the scale of each key of each tile."""
+    """Fold the scale of each key of each tile into what scores and sums need, and hand that over."""
     deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
     tile = Int32(0)
     unit = assignment.unit
@@ -39,7 +38,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
         if segment.valid and segment.tiles > 0:
             wanted = wanted_of(assignment.source, segment, tile_boxes)
             lookup = look_up(wanted)
-            anchor = anchor_of_segment(geometry, keys, assignment, segment)
+            scale_anchor = anchor_of_segment(geometry, keys, assignment, segment)
             coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
             for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
                 first = i * tile_boxes
@@ -49,7 +48,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
                 if i >= AHEAD:
                     count = tile + i - AHEAD
                     shared.scales_edge.wait_empty(count)
-                    _put(shared, geometry, coming[: geometry.lane_keys], anchor, count)
+                    _put(shared, geometry, coming[: geometry.lane_keys], scale_anchor, count)
                 coming = (*coming[geometry.lane_keys :], *found)
             tile += segment.tiles
         unit = next_unit(deal, assignment.work, assignment.view, unit)
@@ -59,7 +58,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
 def anchor_of_segment(
     geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment, segment: Segment
 ) -> Float32:
-    """The unit of the scales of a segment's keys."""
+    """The anchor of the scales of a segment's keys."""
     source = assignment.source
     viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
     key = deciding_key(viewers, segment.first_tile * geometry.tile_kv)
@@ -72,7 +71,7 @@ def anchor_of_segment(
 
 @cute.jit
 def row_factor(scales: RowScales, segment: Segment, row: Int32, assignment: Assignment, scale_log2: Float32) -> Float32:
-    """By what products of row `row` of a segment with keys as they are stored become exponents, but for the keys'
+    """What products of row `row` of a segment with stored keys are multiplied by to become exponents, but for the keys'
     scales."""
     row = cutlass.min(row, segment.rows - 1)
     heads = assignment.work.terms.heads
@@ -95,8 +94,8 @@ def _found(
 
 @cute.jit
 def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tuple, anchor: Float32, count: Int32):
-    """This lane's scales of tile number `count`. Those of keys that no row sees may be anything: their scores are not
-    looked at, and what their probabilities of 0 are multiplied by is finite."""
+    """Hand over this lane's scales of tile number `count`. Those of keys that no row sees may be anything: their scores
+    are not looked at, and what their probabilities of 0 are multiplied by is finite."""
     place = _stage(shared, geometry, count) + cute.arch.lane_idx()
     for index in cutlass.range_constexpr(geometry.lane_keys):
         words = fold(values[index], Boolean(True), anchor, inverse_of(anchor))
@@ -109,7 +108,7 @@ def _put(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], values: tu
 def folded(
     shared: Shared, geometry: DecodeGeometry, half: Int32, scores: list, factor: Float32, count: Int32
 ) -> list:
-    """The folded scores of this thread's half of the keys of tile number `count`, whose scales are there then."""
+    """The folded scores of this thread's half of the keys of tile number `count`, once their scales are there."""
     shared.scales_edge.wait_full(count)
     mine = _mine(shared, geometry, half, count)
     values = []
@@ -124,8 +123,8 @@ def folded(
 def unfolded_sum(
     shared: Shared, geometry: DecodeGeometry, half: Int32, values: list, start: Float32, count: Int32
 ) -> Float32:
-    """start + this thread's probabilities of tile number `count`, each divided by its key's scale. The scales are not
-    needed any more."""
+    """start + this thread's probabilities of tile number `count`, each divided by its key's scale. Releases the scales.
+    """
     mine = _mine(shared, geometry, half, count)
     chains = [(start, Float32(0.0))] + [(Float32(0.0), Float32(0.0))] * (_CHAINS - 1)
     for first in range(0, len(values), _VECTOR):
@@ -141,12 +140,12 @@ def unfolded_sum(
 
 
 def _stage(shared: Shared, geometry: DecodeGeometry, count: Int32) -> cute.Pointer:
-    """Vectors of a tile's keys, one for each word of what their scales are folded to."""
+    """Where a tile's folded scales lie: one vector of the tile's keys for each word."""
     return shared.scales + shared.scales_edge.stage(count) * (geometry.scale_bytes // 4)
 
 
 def _mine(shared: Shared, geometry: DecodeGeometry, half: Int32, count: Int32) -> cute.Pointer:
-    """The first vector's number for the first key of a thread's half of the tile."""
+    """Where the first vector has the first key of a thread's half of the tile."""
     return _stage(shared, geometry, count) + half * geometry.s_columns
 
 

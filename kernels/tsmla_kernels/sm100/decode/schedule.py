@@ -9,16 +9,17 @@ from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, R
 from .geometry import CONVERT_WARPS, CTA_ROWS, S_SLOTS, TENSOR_ADDRESS_OFFSET, DecodeGeometry
 
 ATTEND_REGISTERS, ISSUE_REGISTERS, CONVERT_REGISTERS = 168, 72, 136
-"""Of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
+"""Registers of a thread of each warpgroup where rows are converted: what they use without spills, and all there are."""
 ROW_BARRIER = 1
 """First of two named barriers: rows 0-31 and rows 32-63 of the CTA."""
 START_BARRIER = 3
-"""Behind it a CTA's barriers and tensor memory may be used."""
+"""Named barrier behind which a CTA's barriers and tensor memory may be used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSchedule:
-    """Warps of one CTA. Softmax warps come first: warp w reaches tensor-memory lanes 32 (w % 4) .. + 31 only.
+    """Who does what in the Blackwell decode: warps of one CTA. Softmax warps come first: warp w reaches tensor-memory
+    lanes 32 (w % 4) .. + 31 only.
 
     One softmax warpgroup: the exponentials take as long on two, and what warps do beside them is done once per warp.
     All roles have the same registers, so that none are moved between them.
@@ -48,7 +49,7 @@ class DecodeSchedule:
 
     @property
     def registers(self) -> int:
-        """Of a thread that issues MMAs or copies."""
+        """Registers of a thread that issues MMAs or copies."""
         return ISSUE_REGISTERS if self.geometry.converts else 255
 
     @property
@@ -58,7 +59,7 @@ class DecodeSchedule:
 
     @property
     def multiply(self) -> Role:
-        """Of a pair, the leader's."""
+        """The role that issues MMAs; in a pair, the leader's."""
         return Role("multiply", (self.mma_warp,), self.registers)
 
     @property
@@ -79,7 +80,7 @@ class DecodeSchedule:
 
     @property
     def convert_keys(self) -> Role:
-        """Of a pair, values too."""
+        """The role that converts keys and, in a pair, values."""
         warps = tuple(self.first_convert_warp + warp for warp in range(CONVERT_WARPS))
         return Role("convert_keys", warps, CONVERT_REGISTERS, self.geometry.ctas)
 
@@ -93,11 +94,12 @@ class DecodeSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """Copies of both CTAs of a pair complete on the leader's barriers, and the leader announces their bytes. Values
-        are there when the other CTA's lanes, too, have written what they copy themselves. Solo, keys are also the
-        values. Scales of keys stay within a CTA: each brings those of all keys. Rows that are converted are there when
-        all warps that do it, of both CTAs, have written theirs. Half of an output's columns are complete before the
-        last tile's probabilities are empty; the next output is, when `attend` has left this one."""
+        """Edges of the Blackwell decode. Copies of both CTAs of a pair complete on the leader's barriers, and the
+        leader announces their bytes. Values are there when the other CTA's lanes, too, have written what they copy
+        themselves. Solo, keys are also the values. Scales of keys stay within a CTA: each brings those of all keys.
+        Converted rows are there when all converting warps of both CTAs have written theirs. Half of an output's columns
+        are complete before the last tile's probabilities are empty; the next output is, when `attend` has left this
+        one."""
         geometry = self.geometry
         ctas, products = geometry.ctas, (TensorCore(self.multiply),)
         loader = self.load_queries if geometry.converts else self.load_keys

@@ -4,8 +4,7 @@ The first half of a tile's scores lies on lanes 0-63 of tensor memory, the secon
 belongs to two threads, each with half of the keys (and of the output's dims). They agree on the row's maximum through
 shared memory, in two places by turns: a thread that writes a place again has passed the barrier of the exchange in
 between, which nobody reaches before reading. The maximum that exponents refer to rarely moves
-(`parts/blackwell/row_softmax.py`), so the threads rescale the output themselves.
-"""
+(`parts/blackwell/row_softmax.py`), so the threads rescale the output themselves."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def attend(
     results: RowResults,
     scale_log2: Float32,
 ):
-    """Where rows have scales (`scales.py`), scores are exponents from the start."""
+    """Attend all segments. Where rows have scales (`scales.py`), scores are exponents from the start."""
     lane = _lane(shared)
     tile = Int32(0)
     exchanges = Int32(0)
@@ -82,12 +81,12 @@ def attend(
             row = rank_of(geometry) * CTA_ROWS + lane.row
             keys = _row_keys(assignment, segment, row)
             factor, exponents, unfolded = None, scale_log2, ()
-            anchor = Float32(1.0)
+            scale_anchor = Float32(1.0)
             if const_expr(scales is not None):
                 factor = row_factor(scales, segment, row, assignment, scale_log2)
                 exponents, unfolded = Float32(1.0), (Float32(0.0),)
                 if segment.tiles > 0:
-                    anchor = anchor_of_segment(geometry, scales.keys, assignment, segment)
+                    scale_anchor = anchor_of_segment(geometry, scales.keys, assignment, segment)
             state = RowState(-Float32.inf, Float32(0.0))
             for i in cutlass.range(segment.tiles, unroll=1):
                 first_key = (segment.first_tile + i) * geometry.tile_kv
@@ -102,7 +101,7 @@ def attend(
             exchanges += 1
             end = end_of_row(state.maximum, exponents, mine + other, probabilities.bias, BASE_2)
             if const_expr(scales is not None):
-                end = end._replace(factor=end.factor * anchor)
+                end = end._replace(factor=end.factor * scale_anchor)
             finish(geometry, shared, lane, segment, row, end, results, tile, segments)
             if segment.tiles > 0:
                 segments += 1
@@ -127,7 +126,7 @@ def _row_keys(assignment: Assignment, segment: Segment, row: Int32) -> RowKeys:
 
 @cute.jit
 def _exchange(shared: Shared, lane: Lane, value: Float32, count: Int32) -> tuple[Float32, Float32]:
-    """What both threads of the row have: exchange number `count` of the kernel."""
+    """Exchange a number between the two threads of a row, as exchange number `count` of the kernel; returns both."""
     place = shared.exchange + ((count & 1) * CTA_ROWS + lane.row) * ROW_THREADS
     place[lane.half] = value
     cute.arch.barrier(barrier_id=lane.barrier, number_of_threads=32 * ROW_THREADS)
@@ -152,8 +151,8 @@ def _tile(
     scale_log2: Float32,
     factor: Float32 | None,
 ) -> tuple[RowState, tuple]:
-    """Tile number `tile` of the kernel: S to P; `later` when the output already holds earlier tiles. Where rows
-    have scales, `factor` is this row's, and `unfolded` its sum without those of keys."""
+    """Turn S of tile number `tile` of the kernel into P; `later`: whether the output already holds earlier tiles. Where
+    rows have scales, `factor` is this row's, and `unfolded` its sum without those of keys."""
     columns = geometry.s_columns
     shared.s_edge.wait_full(tile)
     tmem.fence_after()
@@ -194,8 +193,8 @@ def _tile(
 @cute.jit
 def _rescale(geometry: cutlass.Constexpr[DecodeGeometry], lane: Lane, factor: Float32):
     """Multiply this thread's part of its output row by `factor`: columns are on their way while those before are
-    multiplied. Where rows have scales, their probabilities stay in registers meanwhile, and where they are converted,
-    the warps that do so have many registers: more would spill."""
+    multiplied. Where rows have scales, probabilities stay in registers meanwhile, and where rows are converted, the
+    converting warps have many registers: more would spill."""
     if const_expr(geometry.scale_slots > 0 or geometry.converts):
         for first in cutlass.range_constexpr(0, geometry.o_columns, HELD_COLUMNS // 2):
             values = tmem.load(lane.address + first, HELD_COLUMNS // 2)
@@ -221,7 +220,7 @@ def _store(
     values: list,
     tile: Int32,
 ):
-    """Round to the operand type and store to P: chunks of (64 rows, p_row_bytes), swizzled."""
+    """Round probabilities to the operand type and store them to P: chunks of (64 rows, p_row_bytes), swizzled."""
     words = packed_words(values, numeric(probabilities.dtype))
     row_bytes = geometry.p_row_bytes
     first_byte = lane.half * geometry.s_columns * geometry.element_bytes

@@ -16,7 +16,7 @@ from .geometry import EXCHANGE_OFFSET, LARGE_KEYS, SWIZZLE, DecodeGeometry
 
 
 class Layouts(NamedTuple):
-    """Of bulk copies' targets in shared memory: boxes of BOX_KEYS keys, and of LARGE_KEYS."""
+    """Layouts of bulk copies' targets in shared memory: boxes of BOX_KEYS keys, and of LARGE_KEYS."""
 
     k_box: cute.ComposedLayout
     k_tail_box: cute.ComposedLayout | None
@@ -27,8 +27,9 @@ class Layouts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Addresses in shared memory (for descriptors), views of the same places (q_tiles: of each piece of the query),
-    tensor memory, and who waits for whom. Solo there is no V; without scales of keys nothing that concerns them."""
+    """What the roles see of a CTA: addresses in shared memory (for descriptors), views of the same places (q_tiles: of
+    each piece of the query), tensor memory, and the edges. Solo there is no V; without scales of keys nothing that
+    concerns them."""
 
     q: Int32
     k: Int32

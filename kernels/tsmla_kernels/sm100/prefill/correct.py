@@ -37,7 +37,8 @@ def correct(
     tiles: Int32,
     earlier: Earlier | None,
 ) -> None:
-    """`out` is (copy atom, one head's rows); `works` are the query tiles' TileWork, `tiles` what the CTA visits."""
+    """Rescale and write the output of both query tiles. `out` is (copy atom, one head's rows); `works` are the query
+    tiles' TileWork, `tiles` what the CTA visits."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     warp = cute.arch.make_warp_uniform(thread // 32)
     for count in cutlass.range(tiles, unroll=1):
@@ -67,7 +68,7 @@ def _rescale(
     schedule: cutlass.Constexpr[PrefillSchedule], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
     count: Int32, thread: Int32,
 ) -> None:  # fmt: skip
-    """Before the values of KV tile number `count` are added: make the earlier ones refer to the new maximum."""
+    """Rescale the output to the new maximum before the values of KV tile number `count` are added."""
     geometry = schedule.geometry
     event = count - work.start
     if event > 0:
@@ -105,9 +106,9 @@ def _write(
     schedule: cutlass.Constexpr[PrefillSchedule], shared: Shared, tmem_base, work: TileWork, tile: cutlass.Constexpr,
     tiles: Int32, thread: Int32, place: QueryTile, earlier: Earlier | None,
 ) -> None:  # fmt: skip
-    """The finished rows, in the place of the query tile, which nobody reads any more: its last scores have been
-    computed. A query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros, or the
-    rows of an earlier result, take its place when it has landed."""
+    """Write the finished rows over the query tile, which nobody reads any more: its last scores have been computed. A
+    query tile without scores is loaded all the same if the CTA has `tiles` to visit; then zeros, or the rows of an
+    earlier result, take its place when it has landed."""
     geometry = schedule.geometry
     target = shared.out[thread, None, tile]
     output = tmem.row_address(tmem_base, geometry.tmem_output + tile * geometry.d_v, thread // 32)
@@ -140,7 +141,7 @@ def _write(
 def _with_earlier(
     values: list, row: cute.Tensor, factor: Float32, kept: Float32, first: cutlass.Constexpr
 ) -> list:
-    """The columns from `first` on, with those of an earlier result."""
+    """Add the columns of an earlier result, from `first` on."""
     dtype = row.element_type
     source = cute.make_tensor(aligned(row.iterator + first, 16), cute.make_layout(len(values)))
     held = cute.make_rmem_tensor(len(values), dtype)

@@ -12,8 +12,8 @@ HEADER_BYTES = 3072
 """Room ahead of the first tile, for each of `factors`: for mbarriers, the tensor memory address and twice 128 floats
 per query tile."""
 SECTION_HEADS = 32
-"""Key heads worked on at a time where tiles are of unlike lengths: the longest of as many start first, so that the
-last are short; and 148 CTAs still have four to five tiles of each head, which read the same keys
+"""Key heads worked on at a time where tiles are of unlike lengths: the longest tiles of as many heads start first, so
+that the last are short; and 148 CTAs still have four to five tiles of each head, which read the same keys
 (kernels/log/blackwell-prefill.md)."""
 
 
@@ -72,7 +72,7 @@ class PrefillGeometry:
 
     @property
     def q_bytes(self) -> int:
-        """What the copies of one query tile move."""
+        """Bytes that the copies of one query tile move."""
         return self.k_slots * self.slot_bytes
 
     @property
@@ -85,7 +85,8 @@ class PrefillGeometry:
 
     @property
     def factors_offset(self) -> int:
-        """Floats for the query tiles' rows, `factors` times: the end of the header, with `kept_offset`."""
+        """Offset of the factors: floats for the query tiles' rows, `factors` times; with `kept_offset`, the end of the
+        header."""
         return self.kept_offset - self.factors * self.query_tiles * self.rows * 4
 
     @property
@@ -94,7 +95,7 @@ class PrefillGeometry:
 
     @property
     def tmem_base_offset(self) -> int:
-        """The tensor memory address; barriers lie before it."""
+        """Offset of the tensor memory address; barriers lie before it."""
         return self.factors_offset - 16
 
     @property

@@ -36,7 +36,7 @@ from .work import tile_work
 
 
 class PrefillKernel:
-    """Compiles one PrefillVariant. Run-time facts: lengths, head counts, strides, scales."""
+    """The Blackwell prefill of one variant. Run-time facts: lengths, head counts, strides, scales."""
 
     def __init__(self, variant: PrefillVariant):
         self.variant = variant
@@ -49,7 +49,7 @@ class PrefillKernel:
     __call__ = host_entry(PREFILL)
 
     def launch(self, given):
-        """The copies' tensor maps, and the launch. given: what the call's table lists, by name."""
+        """Make the copies' tensor maps, and launch. given: what the call's table lists, by name."""
         geometry = self.geometry
         layouts = self._layouts()
         load_op = cpasync.CopyBulkTensorTileG2SOp()

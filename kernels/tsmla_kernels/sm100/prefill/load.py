@@ -16,7 +16,8 @@ from .storage import Shared
 def load(
     q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], query_tile: Int32, work: WorkRange
 ) -> None:
-    """`q` and `k` are pieces, each, as `v`, (copy atom, one head's rows)."""
+    """Load the query tiles, then the KV tiles that the CTA visits. `q` and `k` are tuples of pieces; each piece, and
+    `v`, is (copy atom, one head's rows)."""
     per_tile = geometry.k_slots + geometry.v_slots
     shape = (geometry.rows, geometry.slot_elements)
     q_slots, k_slots, v_slots = (tma.boxes(pieces, geometry.slot_elements) for pieces in (q, k, (v,)))

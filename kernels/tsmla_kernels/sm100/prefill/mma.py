@@ -47,8 +47,8 @@ class Places(NamedTuple):
 def multiply(
     products: cutlass.Constexpr[Products], shared: Shared, tmem_base: Int32, works, tiles: Int32
 ) -> None:
-    """Scores and values of the KV tiles, for one query tile and then for the other, so that the softmax of one runs
-    under the products of the other. `works` are the query tiles' TileWork."""
+    """Issue scores and values of the KV tiles, for one query tile and then for the other, so that the softmax of one
+    runs under the products of the other. `works` are the query tiles' TileWork."""
     geometry = products.geometry
     places = Places(
         umma.at(products.operand, shared.q.iterator.toint()),
@@ -79,8 +79,8 @@ def multiply(
 def _go_on_in_place(
     products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32
 ) -> None:
-    """All but the first scores and the last values. Per step: values of the KV tile before, then scores of this one,
-    which take the place of those probabilities."""
+    """Issue all but the first scores and the last values. Per step: values of the KV tile before, then scores of this
+    one, which take the place of those probabilities."""
     geometry = products.geometry
     per_tile = geometry.k_slots + geometry.v_slots
     first, second = works
@@ -101,9 +101,9 @@ def _go_on_in_place(
 def _go_on_crossed(
     products: cutlass.Constexpr[Products], places: Places, shared: Shared, works, tiles: Int32
 ) -> None:
-    """All but the first scores and the last values. Scores of one query tile take the place of the other's
-    probabilities: they come behind the values of those, and the second query tile's values so after the first one's
-    next scores."""
+    """Issue all but the first scores and the last values. Scores of one query tile take the place of the other's
+    probabilities: they come behind the values of those, and the second query tile's values therefore after the first
+    one's next scores."""
     geometry = products.geometry
     per_tile = geometry.k_slots + geometry.v_slots
     first, second = works
@@ -131,8 +131,9 @@ def _go_on_crossed(
 
 @cute.jit
 def _await_readers(shared: Shared, work: TileWork, tile: cutlass.Constexpr, count: Int32) -> None:
-    """Until the scores of KV tile number `count`, if this query tile visits it, have been read. Of both query tiles,
-    before the first one's second scores: then whoever awaits readers by parity knows that the first ones are done."""
+    """Wait until the scores of KV tile number `count`, if this query tile visits it, have been read. Asked for both
+    query tiles before the first one's second scores: then whoever awaits readers by parity knows that the first ones
+    are done."""
     if count >= work.start:
         shared.scores_read.wait_full(tile, count - work.start)
         tmem.fence_after()
@@ -155,7 +156,7 @@ def _scores(
     products: cutlass.Constexpr[Products], places: Places, shared: Shared, work: TileWork, tile: cutlass.Constexpr,
     count: Int32, k_first: Int32,
 ) -> None:  # fmt: skip
-    """Scores of KV tile number `count`, if this query tile visits it."""
+    """Issue scores of KV tile number `count`, if this query tile visits it."""
     geometry = products.geometry
     if count >= work.start:
         scores = places.tmem_base + (geometry.tmem_scores + tile * geometry.tile_kv)

@@ -18,8 +18,9 @@ CORRECT_BARRIER = 1
 
 @dataclasses.dataclass(frozen=True)
 class PrefillSchedule:
-    """Warpgroups 0 and 1 are the softmax of one query tile each, a thread per row; warpgroup 2 corrects and writes the
-    output, a thread per row of either tile; of warpgroup 3, one warp issues MMAs, one loads."""
+    """Who does what in the Blackwell prefill: warpgroups 0 and 1 are the softmax of one query tile each, a thread per
+    row; warpgroup 2 corrects and writes the output, a thread per row of either tile; in warpgroup 3, one warp issues
+    MMAs, one loads."""
 
     geometry: PrefillGeometry
     dtype: Dtype
@@ -27,12 +28,12 @@ class PrefillSchedule:
     correct_registers: int
     issue_registers: int
     emulated_pairs: int
-    """Of every 16 pairs of exponentials, so many are computed on the FMA pipes instead of the exponential unit."""
+    """Pairs of exponentials, out of every 16, that are computed on the FMA pipes instead of the exponential unit."""
     maximum_on_load: bool
-    """tcgen05.ld gives the maximum of what it loads."""
+    """Whether tcgen05.ld gives the maximum of what it loads."""
     crossed: bool
-    """Probabilities of a query tile lie over the scores of the other one, so that the next scores are computed under
-    the softmax. Else they lie over their own scores, and the next ones come behind their value product."""
+    """Whether probabilities of a query tile lie over the scores of the other one, so that the next scores are computed
+    under the softmax. Else they lie over their own scores, and the next ones come behind their value product."""
 
     @classmethod
     def of(cls, variant: PrefillVariant) -> PrefillSchedule:
@@ -59,15 +60,17 @@ class PrefillSchedule:
 
     @property
     def probabilities(self) -> Probabilities:
-        """With 8 bits a row keeps its reference for as long as e4m3 holds its probabilities, which is up to 448, or
-        2^8.8: a rescale waits for the values before, and the next ones wait for it."""
+        """How probabilities enter the value product. With 8 bits a row keeps its reference for as long as e4m3 holds
+        its probabilities, which is up to 448, or 2^8.8: a rescale waits for the values before, and the next ones wait
+        for it."""
         usual = Probabilities.of(self.dtype)
         return dataclasses.replace(usual, slack=2.75) if self.crossed else usual
 
     @property
     def in_order(self) -> bool:
-        """Exponentials stay behind the wait for their turn, and in the order of their columns: ptxas has no reason to
-        keep them so, and brings forward what is computed on the FMA pipes (kernels/log/blackwell-prefill.md)."""
+        """Whether exponentials stay behind the wait for their turn, and in the order of their columns: ptxas has no
+        reason to keep them so, and brings forward what is computed on the FMA pipes (kernels/log/blackwell-prefill.md).
+        """
         return self.crossed and self.emulated_pairs > 0
 
     @property
@@ -92,17 +95,18 @@ class PrefillSchedule:
 
     @property
     def edges(self) -> EdgeTable:
-        """Slots of K and V go round a `ring`; the other edges have a stage for each query tile.
+        """Edges of the Blackwell prefill. Slots of K and V go round a `ring`; the other edges have a stage for each
+        query tile.
 
         What NOBODY empties is free because of what comes before: scores of a KV tile are written behind the value
         product of the tile before, whose probabilities lay in the same place; probabilities and factors when these
         scores have been read. Probabilities are there in two steps: three quarters early, together with the output that
         the correction has rescaled, and the rest late.
 
-        Where they are crossed, all are there early. Their place is free when the other query tile has read the scores
-        there, which were computed behind the values before; where it has none, when those are in the output. Factors
-        have two places in turn: what lets scores be written, and the last probabilities, is behind the values for which
-        the correction has read the factor there. `turns` keeps the two query tiles' exponentials apart."""
+        Where probabilities are crossed, all are there early. Their place is free when the other query tile has read the
+        scores there, which were computed behind the values before; where it has none, when those are in the output.
+        Factors have two places in turn: what lets scores be written, and the last probabilities, is behind the values
+        for which the correction has read the factor there. `turns` keeps the two query tiles' exponentials apart."""
         geometry, tiles = self.geometry, self.geometry.query_tiles
         copies, products = (Copies(self.load),), (TensorCore(self.multiply),)
         of_tile = Warps(self.softmax, tiles, "the query tile's warpgroup")

@@ -43,15 +43,16 @@ GROUP = 8
 LAST_COLUMNS = 8
 """Columns whose exponentials are left when the other query tile's may begin: about what it takes to tell it."""
 LAST_COLUMNS_IN_ORDER = 16
-"""The same where exponentials stay in their order (`PrefillSchedule.in_order`), the arrival among them."""
+"""Columns left when the other query tile may begin, where exponentials stay in their order
+(`PrefillSchedule.in_order`), the arrival among them."""
 GROUPS_AHEAD = 2
 """Groups of columns that are begun ahead of an exponential, where these stay in their order."""
 
 
 class Row(NamedTuple):
-    """What a step needs besides the event's number and the running state. `scores` and `stored` are where in tensor
-    memory scores are and probabilities go; `start` and `other_start`, the first KV tiles that this query tile and the
-    other one take part in; `factor`, this row's first place for factors."""
+    """What a step needs besides the event's number and the running state. scores, stored: where in tensor memory scores
+    are and probabilities go. start, other_start: the first KV tiles that this query tile and the other one take part
+    in. factor: this row's first place for factors."""
 
     tile: Int32
     warp: Int32
@@ -88,7 +89,7 @@ def softmax(
     ending: Ending,
     earlier: Earlier | None,
 ) -> None:
-    """`own` is the TileWork of query tile `tile`, `other` that of the other one."""
+    """Run the softmax of query tile `tile`: `own` is its TileWork, `other` that of the other one."""
     span_q, span_kv = spans
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     position = own.first_row + thread
@@ -155,7 +156,8 @@ def softmax(
 def _step(
     row: Row, state: RowState, event: Int32, masked: cutlass.Constexpr, is_first: cutlass.Constexpr
 ) -> RowState:
-    """Scores of one KV tile to probabilities; tells the correction by how much to rescale, and the MMAs to go on."""
+    """Turn scores of one KV tile into probabilities; tells the correction by how much to rescale, and the MMAs to go
+    on."""
     tile_kv = row.geometry.tile_kv
     shared = row.shared
     growth = row.probabilities.growth(state.total, 1)
@@ -195,7 +197,7 @@ def _step(
 
 @cute.jit
 def _make_early_and_late(row: Row, scores: list, offset: Float32, total: Float32) -> Float32:
-    """Probabilities over their own scores, told in two steps. Returns `total` and their sum."""
+    """Make probabilities over their own scores, told in two steps. Returns `total` and their sum."""
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
     values = []
@@ -215,7 +217,7 @@ def _make_early_and_late(row: Row, scores: list, offset: Float32, total: Float32
 def _make_all(
     row: Row, scores: list, offset: Float32, total: Float32, event: Int32, is_first: cutlass.Constexpr
 ) -> Float32:
-    """Probabilities over the scores of the other query tile, when it has read them and the values before have been
+    """Make probabilities over the scores of the other query tile, when it has read them and the values before have been
     added. Returns `total` and their sum."""
     tile_kv = row.geometry.tile_kv
     dtype = numeric(row.probabilities.dtype)
@@ -251,7 +253,7 @@ def _make_all(
 
 
 def _packed_and_added(values: list, dtype, words: list, sums: Sums) -> Iterator[None]:
-    """The values as words of `dtype` behind `words`, and added to `sums`, step by step."""
+    """Pack the values as words of `dtype` behind `words`, and add them to `sums`, step by step."""
     for first in range(0, len(values), 4):
         words += packed_words(values[first : first + 4], dtype)
         yield
@@ -260,28 +262,30 @@ def _packed_and_added(values: list, dtype, words: list, sums: Sums) -> Iterator[
 
 @cute.jit
 def _await_turn(row: Row, count: Int32) -> None:
-    """Until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for it."""
+    """Wait until the other query tile, if it visits KV tile number `count`, needs the exponential unit no more for it.
+    """
     _wait_full_of(row.shared.turns, 4 * (1 - row.tile) + row.warp, count - row.other_start)
 
 
 @cute.jit
 def _meet_first_readers(row: Row) -> None:
-    """The second query tile's first probabilities wait for the first one's second scores. A wait by parity needs what
-    is before to be over, and nothing behind: so it waits for the first ones here, before which no second are made."""
+    """Wait, for the second query tile, until the first one's first scores have been read. The second tile's first
+    probabilities wait for the first one's second scores, and a wait by parity needs what is before to be over, and
+    nothing behind: no second scores are made before this."""
     before = row.start - row.other_start
     _wait_full_of(row.shared.scores_read, 1 - row.tile, before if row.tile == 1 else Int32(-1))
 
 
 @cute.jit
 def _wait_full_of(signals, tile: Int32, event: Int32) -> None:
-    """Where the event is negative, there is none."""
+    """Wait for an event; a negative one stands for none."""
     if event >= 0:
         signals.wait_full(tile, event)
 
 
 @cute.jit
 def _tell_factor(row: Row, factor: Float32, number: Int32) -> None:
-    """Factor number `number` of this row, to the correction."""
+    """Hand factor number `number` of this row to the correction."""
     place = number % row.geometry.factors
     (row.factor + place * row.geometry.rows)[0] = factor
     row.shared.factors_full.hand_over(row.tile * row.geometry.factors + place)

@@ -22,20 +22,19 @@ class Layouts(NamedTuple):
 class Shared(NamedTuple):
     """Tiles in shared memory, and who tells whom that they are ready.
 
-    factors: per query tile and row, by what the correction multiplies the output: at each event after the first the
-    rescale, at the end the inverse of the sum. Their places are used again without a barrier of their own: the softmax
-    writes a factor after it has received scores, which the MMA warp computes only after the correction has arrived for
-    the factor before. Where it computes them sooner, there are two places, used in turn. For the last factor, after
-    which there are no scores, the softmax waits for that arrival itself, or for what comes behind it.
+    factors: for each query tile and row, what the correction multiplies the output by: at each event after the first
+    the rescale, at the end the inverse of the sum. Their places are used again without a barrier of their own: the
+    softmax writes a factor after it has received scores, which the MMA warp computes only after the correction has
+    arrived for the factor before. Where it computes them sooner, there are two places, used in turn. For the last
+    factor, after which there are no scores, the softmax waits for that arrival itself, or for what comes behind it.
 
     output_full: the last values of a query tile are in its output; where probabilities are crossed, those of each
     event.
 
-    turns: of each softmax warp, told shortly before its last exponentials: those of the other query tile's warp in the
+    turns: told by each softmax warp shortly before its last exponentials: those of the other query tile's warp in the
     same quarter of the SM may begin.
 
-    kept: as many, by what an earlier result is multiplied; written with the last factor.
-    """
+    kept: for each query tile and row, what an earlier result is multiplied by; written with the last factor."""
 
     q: cute.Tensor
     ring: cute.Tensor
@@ -55,7 +54,7 @@ class Shared(NamedTuple):
 
 
 def layouts_of(geometry: PrefillGeometry, dtype: type[Numeric], out_dtype: type[Numeric]) -> Layouts:
-    """Slots of (rows, 64 elements), swizzled over their whole width, last mode the slot; the output's tiles as
+    """Layouts: slots of (rows, 64 elements), swizzled over their whole width, last mode the slot; the output's tiles as
     (rows, d_v, query tile)."""
     kinds = tcgen05.SmemLayoutAtomKind
     kind = {128: kinds.K_SW128, 64: kinds.K_SW64}[geometry.slot_elements * geometry.element_bytes]

@@ -13,10 +13,10 @@ from .geometry import PrefillGeometry
 
 
 class TileWork(NamedTuple):
-    """A query tile takes part in `events` of the KV tiles that the CTA visits, from number `start` on; in none when 0.
+    """What a query tile takes part in: `events` of the KV tiles that the CTA visits, from number `start` on; none when
+    0.
 
-    The CTA visits masked tiles first, the last ones leading, so what only the later query tile sees comes first.
-    """
+    The CTA visits masked tiles first, the last ones leading, so what only the later query tile sees comes first."""
 
     first_row: Int32
     start: Int32

@@ -45,10 +45,10 @@ class Layouts(NamedTuple):
 class Shared(NamedTuple):
     """What the roles see of a CTA's shared memory:
 
-    - q: the query's tile for TMA, one view for each piece. q_words: the same as words. q_strips: its strips for products.
+    - q: the query's tile for TMA, a view for each piece. q_words: the same as words. q_strips: its strips for products.
     - k_strips, values: keys and values for products.
-    - kv_strips: strips of keys for TMA. stored_strips, stored_scales: of rows that are converted, latent strips and scales
-      as they are stored, for TMA.
+    - kv_strips: strips of keys for TMA. stored_strips, stored_scales: of rows that are converted, latent strips and
+      scales as they are stored, for TMA.
     - loaded, transposed: addresses of strips and of transposed values. vectors: strips as 16-byte vectors.
     - exchange: probabilities that the attending warpgroups hand each other. staging: address where they stage results.
     - references, row_sums: of rows, exchanged by these warpgroups. row_keys: which keys their rows see.
