@@ -1,9 +1,8 @@
 """One variant to one host object with what is known about it, kept by content so that nothing is compiled twice.
 
-What the compiler exported is kept, too: an object for another host is assembled of that in a fraction of a second.
+What the compiler exported is kept, too: it becomes an object for another host in a fraction of a second.
 
-`compile_one` runs in a worker process of its own environment; the rest imports nothing heavy.
-"""
+`compile_one` runs in a worker process of its own environment; the rest imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from .errors import BuildError
 from .load import load
 
 _LAUNCH_CONFIG, _SHARED_OFFSET = "{ [3 x i32], [3 x i32], i64, ptr, ptr, i32 }", 24
-"""The exported host code's cudaLaunchConfig_t, and where in it the dynamic shared memory's size lies."""
+"""The exported host code's cudaLaunchConfig_t, and the offset of the dynamic shared memory's size in it."""
 
 RESULT_SHAPING = ("compile.py", "cubin.py", "link.py", "load.py")
 """Files of this package that decide what a variant's result is."""
@@ -53,13 +52,12 @@ def build_key(host: str) -> str:
 
 class ResultStore:
     """Compiled variants in one directory: `<symbol>.o`, `<symbol>.json` written last, `<symbol>.ptx` if asked for, and
-    `<symbol>.ll.gz`, the LLVM IR of which objects for other hosts are made.
+    `<symbol>.ll.gz`, the LLVM IR from which objects for other hosts are made.
 
-    A result counts only when it was made under the same build key, of sources that are still what they were, so a new
+    A result counts only when it was made under the current build key, from sources that have not changed since; a new
     one replaces the old one of its variant.
 
-    sources: every source -> its hash (`sources.hashes`), when the build began.
-    """
+    sources: every source -> its hash (`sources.hashes`), when the build began."""
 
     def __init__(self, directory: Path, key: str, sources: dict[str, str]):
         self.directory, self.key, self.sources = directory, key, sources
@@ -91,7 +89,7 @@ class ResultStore:
         return list(json.loads(self.described(variant).read_text("utf-8"))["sources"])
 
     def accepts(self, kept: dict[str, Any]) -> bool:
-        """Whether a described result is of this key and these sources."""
+        """Whether a described result was made under this key from these sources."""
         return kept["key"] == self.key and bool(kept["sources"]) and kept["sources"].items() <= self.sources.items()
 
     def add(
@@ -111,7 +109,7 @@ class ResultStore:
         if ir is None:
             self.ir(kernel.variant).unlink(missing_ok=True)
         else:
-            self.ir(kernel.variant).write_bytes(gzip.compress(ir.encode("utf-8"), mtime=0))
+            self.ir(kernel.variant).write_bytes(gzip.compress(ir.encode("utf-8"), compresslevel=6, mtime=0))
         kept = {
             "key": self.key,
             "sources": {name: self.sources[name] for name in sorted(sources)},
@@ -184,8 +182,8 @@ def assemble_one(kernel: Kernel, compiled: ResultStore, store: ResultStore, host
 
 
 def _dynamic_shared_bytes(text: str, name: str) -> int:
-    """Most shared memory that a launch in the exported host code asks for, on top of what its GPU code declares. What
-    it computes is left out: that is asked for to keep other CTAs away, and not used."""
+    """Most shared memory that a launch in the exported host code asks for, on top of what its GPU code declares. Sizes
+    that it computes are left out: such memory is asked for to keep other CTAs away, and not used."""
     configs = re.findall(rf"(%\S+) = alloca {re.escape(_LAUNCH_CONFIG)},", text)
     stores = [rf"(%\S+) = getelementptr [^\n]*ptr {re.escape(c)}, i64 {_SHARED_OFFSET}\n" for c in configs]
     sizes = []

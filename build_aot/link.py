@@ -24,13 +24,14 @@ from .errors import BuildError
 ZIG_TARGETS = {"x86_64": "x86_64-linux-gnu.2.28", "aarch64": "aarch64-linux-gnu.2.28"}
 """Host CPU, as platform.machine() names it -> zig target: the oldest processor and glibc that a library runs on."""
 NEEDED = ("libcute_dsl_runtime.so", "libtvm_ffi.so")
-"""Every library these link against; both come from PyPI packages at run time."""
+"""Libraries that every built library links against; both come from PyPI packages at run time."""
 FROM_LIBC = frozenset({"printf"})
 """What exported host code may call of the C library, which every process has; decode's says so when a launch fails."""
 RUNPATH = (
     "$ORIGIN/../../nvidia_cutlass_dsl/cu12/lib:$ORIGIN/../../nvidia_cutlass_dsl/cu13/lib:$ORIGIN/../../tvm_ffi/lib"
 )
-"""From site-packages/tsmla/objs. A fallback: the loader opens both libraries first, wherever they are installed."""
+"""Where a library in site-packages/tsmla/objs finds the two. A fallback: the loader opens both libraries first,
+wherever they are installed."""
 
 _DESCRIPTION = f"""\
 #define KEPT(name) __attribute__((used, retain, section(name))) static const char

@@ -1,9 +1,8 @@
 """A call as data: for each operator, what its kernels take, in which order, and what callers may give for it.
 
-From these tables derive the kernels' signatures (`tsmla_kernels.entry`), the checks of tensors and the keys under which
+These tables decide the kernels' signatures (`tsmla_kernels.entry`), the checks of tensors and the keys under which
 kinds of calls are remembered (`examine`), the arguments of a warm-up (`prepare`) and docs/arguments.md. Standard
-library only.
-"""
+library only."""
 
 from __future__ import annotations
 
@@ -50,13 +49,12 @@ class Argument:
 
     name: the kernel's, part of its signature. given: what callers call it; "key[1]" is the second of a pair, whose
     first is then the tensor called "key"; "query[2]" is the third of three. dtype: a field of the variant, or torch's
-    name. align: bytes of which its address, and free outer strides, are multiples. left_out: a name is the caller's
+    name. align: its address, and free outer strides, are multiples of this many bytes. left_out: a name is the caller's
     argument that takes its place. also_shape, also_dtypes: what callers may give besides; the operator rewrites it.
     packed_shape: what callers give instead where query tokens of all requests lie one behind the other; the operator
-    makes one request of them. only_with: the flag of the variant without which the kernel gets None. only_apart: so
-    does one whose rows do not lie in several tensors (`RowFormat.apart`), and callers give none. apart_strides: how it
-    may lie where rows do. written: holds a result. scratch: written, too, and nothing in it outlives a call.
-    """
+    makes one request of them. only_with: a flag of the variant; without it the kernel gets None. only_apart: given only
+    where a row's parts lie in separate tensors (`RowFormat.apart`); other variants' kernels get None. apart_strides:
+    how it may lie where rows do. written: holds a result. scratch: written, too, and nothing in it outlives a call."""
 
     name: str
     given: str
@@ -79,7 +77,7 @@ class Argument:
         return (not self.only_with or getattr(variant, self.only_with)) and (not self.only_apart or is_apart(variant))
 
     def is_copied(self, element_size: int) -> bool:
-        """Whether kernels get a copy of a tensor whose elements have so many bytes: integers of another size."""
+        """Whether kernels get a copy of a tensor with elements of this many bytes: integers of another size."""
         return f"int{8 * element_size}" in self.also_dtypes and f"int{8 * element_size}" != self.dtype
 
     def strides_for(self, variant: Variant) -> Strides:
@@ -88,7 +86,8 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number that a kernel takes. given: what it is of the caller's arguments. neutral: changes nothing."""
+    """A number that a kernel takes. given: how it follows from the caller's arguments. neutral: the value that changes
+    nothing."""
 
     name: str
     given: str
@@ -101,8 +100,7 @@ class Operator:
 
     dtypes: the inputs'; the first tensor decides. keyed: sizes of the call that its checks or its plan look at, besides
     comparing them with each other. unkeyed: fields in which no two variants differ, so that every kernel refuses other
-    sizes. known: sizes that all variants share, for errors that come before the variant is.
-    """
+    sizes. known: sizes that all variants share, for errors that come before the variant is known."""
 
     name: str
     variant: type[Variant]
@@ -135,7 +133,7 @@ def is_apart(variant: Variant) -> bool:
 
 
 def tuples_of(operator: Operator, name: str) -> tuple[int, ...]:
-    """Of how many tensors an argument may be a tuple: a pair, and one more where rows lie apart."""
+    """How many tensors a tuple given for an argument may have: two, and one more where rows lie apart."""
     behind = [x for x in operator.given if x.given.startswith(f"{name}[")]
     least = 3 if behind[0].only_apart else 2
     return tuple(range(least, 2 + len(behind)))

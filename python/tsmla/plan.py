@@ -1,17 +1,18 @@
 """How the work of a decode call is dealt to CTAs: pure integers, the mirror of the device's `parts/decode_line.py` and
 `parts/decode_work.py`.
 
-Rows of a request are its (query token, head) pairs, token-major, cut into row tiles; its keys are cut into KV tiles.
-A *group* of CTAs takes the row tiles of one request side by side and walks the same KV tiles at the same time, so that
+Rows of a request are its (query token, head) pairs, token-major, cut into row tiles; its keys are cut into KV tiles. A
+*group* of CTAs takes the row tiles of one request side by side and walks the same KV tiles at the same time, so that
 the cache is read from memory once; when a request has more row tiles than a group has CTAs, it takes several *rounds*.
 A *unit* is one round of one request. Units stand one behind the other on a line that is cut into equal chunks, one per
-group, in the first of three ways that keeps no group busy for much longer than the last would: groups take whole units;
-every unit is cut into the same number of cuts; or cuts fall where they may, units taking a fixed overhead and one
-position per KV tile. Fewer cuts leave fewer partial results. What one group takes of one unit is a *segment*. (Dealing
-the KV tiles of all requests to a fixed number of CTAs, with a fixed cost per request: FlashMLA's tile scheduler.)
+group. Three ways of cutting are tried, and the first is taken that keeps no group busy for much longer than the last
+would: groups take whole units; every unit is cut into the same number of cuts; or cuts fall where they may, units
+taking a fixed overhead and one position per KV tile. Fewer cuts leave fewer partial results. What one group takes of
+one unit is a *segment*. (Dealing the KV tiles of all requests to a fixed number of CTAs, with a fixed cost per request:
+FlashMLA's tile scheduler.)
 
-The device deals, from lengths that only it knows; the host decides how many CTAs there are. Standard library only.
-"""
+The device deals, from lengths that only it knows; the host decides how many CTAs there are. A *part* is what one CTA,
+or one pair of CTAs, gets; the device calls who gets it a worker. Standard library only."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from .variant import Arch
 PARTIAL_ROW = LATENT_DIM + 1
 """float32 words that a row of a partial result takes at most: the output and its LSE."""
 RECORD_BYTES = 32
-"""Of what attention tells the combine about a row tile; the layout is in the device's `parts/partials.py`."""
+"""Bytes of what attention tells the combine about a row tile; the layout is in the device's `parts/partials.py`."""
 MAX_GROUP = 8
 """Most CTAs (or pairs) that take row tiles of one request side by side."""
 CALLERS_Q_LEN = 8
@@ -39,12 +40,12 @@ class Deal:
     """What a kernel tells the dealer about itself; costs are in KV tiles.
 
     overhead: fixed cost of a segment. least: shortest chunk. split: how much longer a group may be busy where there are
-    fewer partial results or none. draw: what a part can read while memory brings every part 16 tiles; above 16, memory
-    is as busy with fewer parts. sms: SMs that work on one row tile together. in_step: the shortest chunk of which
-    groups walk the keys in step, where requests differ in row tiles (`MixedLine`); 0: of none. single: units are cut
-    into single tiles, shorter than `least`, where that makes no more than so many segments (132: as many as the GPU has
-    SMs): fewer tiles for each CTA are worth more than partial results cost.
-    """
+    fewer partial results or none. draw: tiles one CTA can stream in the time memory brings 16 to each CTA. Above 16,
+    memory stays busy with some CTAs idle, so longer chunks cost nothing. sms: SMs that work on one row tile together.
+    in_step: the shortest chunk with which groups walk the keys in step, where requests differ in row tiles
+    (`MixedLine`); 0: they never do. single: units are cut into single tiles, shorter than `least`, where that makes no
+    more segments than this (132: as many as the GPU has SMs): fewer tiles for each CTA are worth more than partial
+    results cost."""
 
     row_tile: int
     tile_kv: int
@@ -68,7 +69,7 @@ FEW_ROWS_DEALS = {
     Arch.SM103A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
     Arch.SM107A: Deal(row_tile=64, tile_kv=64, overhead=8, least=2, split=8, draw=19),
 }
-"""Of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
+"""Deals of architectures that have another kernel for requests with so few rows that they fit in its row tile."""
 FEW_WIDE_ROWS_DEALS = {
     arch: dataclasses.replace(
         DEALS[arch], overhead=few.overhead * few.tile_kv // DEALS[arch].tile_kv,
@@ -76,18 +77,19 @@ FEW_WIDE_ROWS_DEALS = {
     )
     for arch, few in FEW_ROWS_DEALS.items()
 }  # fmt: skip
-"""The same for pairs, which take few rows, too, of caches with `wide_rows`: their costs are as many keys."""
+"""Deals of requests with few rows of caches with `wide_rows`, which pairs of CTAs take: their costs are as many keys as
+in FEW_ROWS_DEALS."""
 
 
 def wide_rows(row: RowFormat) -> bool:
-    """Whether products read 16-bit rows of the cache as they are. Two tiles of these are all that one SM's shared
-    memory holds, which is too little on its way while it multiplies: a pair shares its tiles."""
+    """Whether products read 16-bit rows of the cache as they are. One SM's shared memory holds only two tiles of these,
+    too few to be loading while it multiplies: a pair shares its tiles."""
     return row.scales is None and all(piece.dtype.bits == 16 for piece in row.pieces)
 
 
 def deal_of(arch: Arch, rows: int, batch_invariant: bool = False, wide: bool = False) -> Deal:
     """The deal for requests of `rows` rows (query tokens x heads), the most that one of a batch may have, of a cache
-    with `wide_rows` or of another. A call whose results must not depend on the batch has that of many rows."""
+    with `wide_rows` or of another. A call whose results must not depend on the batch gets the deal of many rows."""
     few = None if batch_invariant else FEW_ROWS_DEALS.get(arch)
     if few is None or rows > few.row_tile:
         return DEALS[arch]
@@ -103,7 +105,7 @@ class RowTiling(NamedTuple):
 
 
 def row_tiling(rows: int, row_tile: int) -> RowTiling:
-    """`rows` is q_len x heads. Groups are as equal as rounds allow."""
+    """Row tiles, group and rounds for `rows` rows, q_len x heads. Groups are as equal as rounds allow."""
     row_tiles = -(-rows // row_tile)
     rounds = -(-row_tiles // MAX_GROUP)
     group = -(-row_tiles // rounds)
@@ -111,8 +113,8 @@ def row_tiling(rows: int, row_tile: int) -> RowTiling:
 
 
 class Line(NamedTuple):
-    """The line cut for `groups` groups: `chunk` positions each; `unit` is 0 where cuts fall where they may, else the
-    length that every unit counts as: of whole units one or more make a chunk, of cuts one."""
+    """The line cut for `groups` groups: `chunk` positions each. unit: the length that every unit counts as, 0 where
+    cuts fall where they may; a chunk is one or more whole units, or one cut of a unit."""
 
     groups: int
     chunk: int
@@ -213,7 +215,7 @@ def _segments_between(
     begin: int,
     end: int,
 ) -> Iterator[Segment]:
-    """Those of a part on positions `begin .. end - 1` of its group's."""
+    """Segments of a part on positions `begin .. end - 1` of its group's."""
     group_size, rounds, line, by_unit, whole, in_step = mixed
     group, column = divmod(part, group_size)
     start = 0
@@ -240,14 +242,15 @@ def _segments_between(
 
 
 class MixedLine(NamedTuple):
-    """The line of requests with various numbers of row tiles: CTAs side by side, rounds of each request, whether heads
-    of units have slots by units, not by groups, and whether units are not split but their group's where they start.
+    """The line of requests with various numbers of row tiles: CTAs side by side, rounds of each request; by_unit:
+    whether heads of units have slots by units, not by groups; whole: whether units are not split, and belong to the
+    group where they start.
 
     in_step: whether groups walk keys in step, so that rounds of a request that are far apart on the line find them in
     L2. Wherever its stretch begins, a group starts with the first key of a unit: what is left of an earlier one comes
-    last. Where a unit goes on beyond the stretch, it starts a multiple of the chunk behind the first key, with those
-    that started with that. Each group has two slots, one behind the other: for what lies where its stretch begins, and
-    for what it started with, if there was more to come or had been some before."""
+    last. Where a unit goes on beyond the stretch, the next group starts on it a multiple of the chunk behind the first
+    key, together with the groups that started at that key. Each group has two slots, one behind the other: for what
+    lies where its stretch begins, and for what it started with, if there was more to come or had been some before."""
 
     group: int
     rounds: list[int]
@@ -260,9 +263,9 @@ class MixedLine(NamedTuple):
 def cut_mixed(
     deal: Deal, most_rows: int, rows: Sequence[int], parts: int, slots: int, lengths: Sequence[int]
 ) -> MixedLine:
-    """The line for requests of `rows` rows each, at most `most_rows`. Where those that have any have as many row tiles
-    as `most_rows`, it is cut as if all had; otherwise cuts fall where they may, and a group is as large as the fewest
-    row tiles keep busy."""
+    """The line for requests of `rows` rows each, at most `most_rows`. If all requests with rows have as many row tiles
+    as `most_rows` makes, it is cut as if all had; otherwise cuts fall where they may, and a group is as large as the
+    fewest row tiles keep busy."""
     tiling = row_tiling(most_rows, deal.row_tile)
     row_tiles = [-(-n // deal.row_tile) for n in rows]
     lengths = seen_lengths(rows, lengths)
@@ -286,7 +289,8 @@ def seen_lengths(rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
 def mixed_segments(
     deal: Deal, mixed: MixedLine, lengths: Sequence[int], tiles: Sequence[Sequence[int]], part: int
 ) -> Iterator[Segment]:
-    """As `segments`; tiles[b] has an entry for each row tile that request b has."""
+    """What CTA number `part` does, in order, where requests differ in row tiles; tiles[b] has an entry for each row
+    tile that request b has."""
     seen = seen_lengths([len(own) for own in tiles], lengths)
     return _segments(deal, mixed, seen, tiles, part)
 
@@ -318,10 +322,11 @@ def plan_decode(
 ) -> DecodePlan:
     """The plan of a call. q_len: of every request, or the most that one has where it `varies`. batch_invariant: no unit
     is split, so that no result depends on what else there is to deal, and the workspace has no slots. wide: as
-    `deal_of` has it; the workspace is never larger for it. Parts are as many
-    as the GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The workspace never exceeds
-    the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do (few units, short
-    contexts), it is less."""
+    `deal_of` has it; the workspace is never larger for it.
+
+    Parts are as many as the GPU runs at once, fewer when `max_seq_len` keys per request cannot occupy them. The
+    workspace never exceeds the callers' formula, sm_count * heads * max(8, q_len) * 513 * 4 bytes; where less would do
+    (few units, short contexts), it is less."""
     # Contexts grow with every step: powers of two keep the number of different plans small.
     longest = None if max_seq_len is None else 1 << (max_seq_len - 1).bit_length()
     return _plan(arch, sm_count, batch, q_len, heads, longest, varies, batch_invariant, wide)

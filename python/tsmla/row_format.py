@@ -1,10 +1,9 @@
 """A row of the decode's cache as data: what is stored of one key, piece by piece. Standard library only.
 
-The latent piece is key and value, the rope piece is key only. `ROWS` are those that kernels exist for, by the names
-that operators have for them: `mla_write_cache` and `mla_read_cache` take all, decode takes `uniform_row`s, both pieces
-of the query's dtype, without scales, and those of `support.DECODE_ROWS`. docs/cache-formats.md has their pictures and
-errors.
-"""
+The latent piece is key and value, the rope piece is key only. `ROWS` are the formats that kernels exist for, by the
+names that operators have for them: `mla_write_cache` and `mla_read_cache` take all, decode takes `uniform_row`s, both
+pieces of the query's dtype, without scales, and those of `support.DECODE_ROWS`. docs/cache-formats.md has their
+pictures and errors."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ SCALE_BYTES = 4
 """A scale is a float32."""
 LARGEST_E4M3 = 448.0
 LEAST_SCALE = 2.0**-126
-"""Of several scales of a row, as vLLM has it: the smallest normal float32."""
+"""Smallest scale where a row has several, as vLLM has it: the smallest normal float32."""
 LEAST_AMAX = 1e-26
-"""The magnitude that a whole row's scale is made from at least (SnapMLA's), so that its other pieces stay finite."""
+"""Smallest magnitude that a whole row's scale is made from (SnapMLA's), so that its other pieces stay finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Piece:
 @dataclasses.dataclass(frozen=True)
 class Scales:
     """Factors of a piece's elements, one float32 for every `columns` of them: one per key where that is the whole
-    piece. They lie in the row, right behind their piece, or (`in_row` False) in tensors of their own, as then every
+    piece. They lie in the row, right behind their piece, or (`in_row` False) in tensors of their own, and then every
     piece does. whole_row: the one scale of a key is the other pieces' factor, too, though they do not decide it."""
 
     piece: str
@@ -96,7 +95,7 @@ class RowFormat:
 
     @property
     def bytes(self) -> int:
-        """From one row to the next where rows lie without gaps."""
+        """Bytes from one row to the next where rows lie without gaps."""
         return sum(piece.bytes + self._scale_bytes(piece) for piece in self.pieces)
 
     def first_column(self, name: str) -> int:
@@ -129,7 +128,7 @@ class RowFormat:
         return "d" + "x".join(self._text_of(i, piece, dtype) for i, piece in enumerate(self.pieces))
 
     def __str__(self) -> str:
-        """As errors spell it."""
+        """This row in the words of errors."""
         return ", ".join(f"{piece.name} {piece.dtype} {piece.columns}{self._spelled(piece)}" for piece in self.pieces)
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,5 +203,5 @@ vLLM's name. snapmla: SnapMLA's, one scale for each key, pieces and scales in th
 
 
 def format_of(row: RowFormat) -> str:
-    """The name in ROWS."""
+    """The name that a row has in ROWS."""
     return next(name for name, known in ROWS.items() if known == row)

@@ -94,7 +94,7 @@ def pack_dims(arch: Arch, dtype: Dtype) -> tuple[tuple[int, int, int], ...]:
 
 
 def prefill_out_dtype(dtype: Dtype) -> Dtype:
-    """What prefill writes for inputs of `dtype`, unless asked for something else: the same, bf16 for 8 bits."""
+    """What prefill writes for inputs of `dtype`, unless asked for something else: their dtype, bf16 for 8 bits."""
     return Dtype.BF16 if dtype.bits == 8 else dtype
 
 

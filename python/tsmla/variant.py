@@ -33,7 +33,7 @@ class Arch(str, enum.Enum):
 
     @property
     def gpus(self) -> str:
-        """Products a person would know it by."""
+        """Products that a person would know the architecture by."""
         return _GPUS[self.value]
 
     @classmethod
@@ -120,7 +120,7 @@ class _OfRows:
 
     @property
     def cache_dtype(self) -> Dtype:
-        """Of the cache's first tensor; where its rows hold pieces of two dtypes, that of the first."""
+        """Dtype of the cache's first tensor; where its rows hold pieces of two dtypes, that of the first piece."""
         return self.row.pieces[0].dtype
 
     @property
@@ -137,7 +137,7 @@ class _OfRows:
 @dataclasses.dataclass(frozen=True)
 class DecodeVariant(_OfRows, _Variant):
     """One compiled absorbed decode over a paged latent cache: a query and a cache of `row`s in, `out_dtype` out,
-    optional base-2 LSE. The query is of `dtype`, but its rope piece is of the row's. Where no row is given, it is the
+    optional base-2 LSE. The query is of `dtype`, but its rope piece has that of the row's. Without a row, it is the
     `uniform_row` of `dtype`."""
 
     family: ClassVar[str] = "decode"

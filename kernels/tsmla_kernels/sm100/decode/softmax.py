@@ -112,8 +112,8 @@ def attend(
 def _lane(shared: Shared) -> Lane:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     thread = warp * 32 + cute.arch.lane_idx()
-    address = tmem.row_address(shared.tmem_base, 0, warp)
-    return Lane(thread & (CTA_ROWS - 1), warp // 2, address, ROW_BARRIER + (warp & 1))
+    row, half = thread & (CTA_ROWS - 1), warp // 2
+    return Lane(row, half, tmem.row_address(shared.tmem_base, 0, warp), ROW_BARRIER + (warp & 1))
 
 
 @cute.jit
