@@ -85,8 +85,8 @@ def launch_combine(
     most = const_expr(partials.rows.shape[2] // warp_columns(partials))
     while slices < most and 2 * slices * records * blocks <= crowd * H200_SMS:
         slices *= 2
-    # CTAs crowd on the SMs that attention leaves first. So each asks for shared memory, most of which it does not use,
-    # of which an SM has enough for its share of them only.
+    # CTAs crowd on the SMs that attention leaves first. Each therefore asks for shared memory, mostly unused, so that
+    # an SM has room for its share of them only.
     most_on_sm = (records * blocks * slices + H200_SMS - 1) // H200_SMS
     if partials.slots > 0:
         _combine(kept.in_quads, in_chunks, partials, out.iterator, lse, ending).launch(
@@ -233,7 +233,7 @@ def _weighted_sum(
     highest, total = Float32(0.0), Float32(0.0)
     for first in cutlass.range(turn * together, record.partials, turns * together, unroll=1):
         for i in cutlass.range_constexpr(together):
-            # The last partial stands for those that there are not. Only the first lies apart from the others.
+            # Numbers beyond the last partial read the last. Only the first lies apart from the others.
             number = first if const_expr(i == 0) else cutlass.min(first + i, record.partials - 1)
             slot = partial_slot(record, number) if const_expr(i == 0) else tail_slot_of(record, number)
             # The workspace has less than 2 GiB, so 32 bits suffice.

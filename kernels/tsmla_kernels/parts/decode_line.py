@@ -160,7 +160,7 @@ def on_the_line(deal: cutlass.Constexpr[Deal], view: Visibility, terms: Terms) -
     Page tables that have entries for so many keys do not exist."""
     units = Int64(terms.units)
     if terms.mixes != 0:
-        # Each with one row tile, of rows that there are.
+        # At most what the rows of all requests fill, and one more row tile for each request.
         rows = Int64(view.tokens) * terms.heads.value
         units = cutlass.min(Int64(terms.batch) * terms.row_tiles, rows // deal.row_tile + terms.batch)
     room = ((1 << 30) // units - deal.overhead) * Int64(deal.tile_kv)

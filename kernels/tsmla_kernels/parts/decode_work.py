@@ -287,7 +287,7 @@ def split_of(deal: cutlass.Constexpr[Deal], work: Work, unit: Unit, segment: Seg
     count = quotient(tiles_at + cutlass.max(segment.seen, 1) - 1, work.chunk) - first + 1
     if const_expr(deal.in_step > 0):
         if goes_in_step(deal, work):
-            # Of each group between, two. The last has one if other units follow, or if the row tile ends first.
+            # Each group between has two. The last has one if other units follow, or if the row tile ends first.
             begin = (first + count - 1) * work.chunk
             turn = begin + cutlass.max(remainder(tiles_at, work.chunk), 1)
             goes_on = unit.start + unit.length > begin + work.chunk

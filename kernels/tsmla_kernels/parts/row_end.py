@@ -135,7 +135,7 @@ def count_sink(
     if ending.sinks.shape[0] > 0:
         sink = ending.sinks[remainder(row, ending.heads)] * (logarithm / LN_2)
         above = (sink - end.log_sum) * (1.0 / logarithm)
-        # inf beside a sink far above: nothing is left. NaN where neither keys nor a sink count: the factor is 0.
+        # A sink far above makes exp2 inf and the share 0. NaN where neither keys nor a sink count: the factor is 0.
         share = cute.arch.rcp_approx(cute.math.exp2(above, fastmath=True) + 1.0)
         factor = factor if factor == 0.0 else factor * share
         if const_expr(logged):

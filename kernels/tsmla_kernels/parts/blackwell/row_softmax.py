@@ -71,7 +71,7 @@ def nan_or(value: Float32, seen: Float32) -> Float32:
 @dsl_user_op
 def behind_waits(value: Float32, *, loc=None, ip=None) -> Float32:
     """Return the value so that ptxas does not make it above the waits before this. All lanes of the warp are here."""
-    numbers = cute.arch.vote_any_sync(value == value, loc=loc, ip=ip)  # if no lane's is one, all are NaN, as here
+    numbers = cute.arch.vote_any_sync(value == value, loc=loc, ip=ip)  # else all lanes' values are NaN
     return Float32(select_(numbers, value, Float32(float("nan"))))
 
 

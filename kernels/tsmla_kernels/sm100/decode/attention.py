@@ -134,7 +134,7 @@ class AttentionKernel:
                 if const_expr(copied is not None):
                     cpasync.prefetch_descriptor(copied.atom)
         # CTAs of a pair need each other, and tensor memory, only when work is dealt. Solo, the warp that has made the
-        # barriers needs nobody.
+        # barriers waits for nobody.
         if const_expr(geometry.is_pair):
             cute.arch.cluster_arrive()
         elif warp == schedule.key_warp:

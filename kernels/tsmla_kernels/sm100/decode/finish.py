@@ -64,7 +64,7 @@ def finish(
         counted = count_sink(results.ending, segment.first_row + row, end, BASE_2, logged)
         factor, row_lse = counted.factor * results.ending.output_scale, counted.log_sum
     if segment.tiles > 0:
-        # Columns are on their way while those before are written, but where rows are converted: more would spill.
+        # Columns are loaded while those before are written; where rows are converted, that would spill.
         overlaps = const_expr(not geometry.converts)
         half = const_expr(geometry.o_columns // 2)
         shared.half_edge.wait_full(segments)

@@ -173,13 +173,13 @@ def _tile(
     offset = offset_of(maximum, scale_log2, probabilities.bias, True)
     values = exponentials(scores, scale_log2, offset, 0, 0)
     total = sum_of(values, state.total * rescale)
-    # Of two slots, this one was read before these scores were multiplied. A wait here would also part the exponentials
+    # With two slots, this one was read before these scores were multiplied. A wait here would also part exponentials
     # from sums and conversions, all of which ptxas then puts behind it.
     if const_expr(geometry.p_slots == 1):
         shared.p_edge.wait_empty(tile)
     _store(geometry, probabilities, shared, lane, values, tile)
     cute.arch.fence_view_async_shared()
-    # Last: the output is there when the tile before has been multiplied, for which 8-bit probabilities need not wait.
+    # Last: the output waits for the product of the tile before, which 8-bit probabilities need not wait for.
     if moved and later:
         wait_output(geometry, shared, tile)
         _rescale(geometry, lane, rescale)

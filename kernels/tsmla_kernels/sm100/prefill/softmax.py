@@ -224,7 +224,7 @@ def _make_all(
     words, sums, made, ends = [], Sums(total), [], []
     in_order = row.schedule.in_order
     last = LAST_COLUMNS_IN_ORDER if const_expr(in_order) else LAST_COLUMNS
-    # Else both query tiles' exponentials take twice as long at the same time, and none are computed afterwards.
+    # Without turns, both query tiles would compute exponentials at half speed, and then leave the unit idle.
     _await_turn(row, row.start + event + row.tile - 1)
     if const_expr(in_order):
         offset = behind_waits(offset)

@@ -88,8 +88,8 @@ def convert(
                 _read_scales(geometry, scales, converter, current.first + lane.scales)
         if number % geometry.converted_strips == 0:
             unseen = [Boolean(False)] * KEY_HALVES
-            if (number == 0) | (number == strips - geometry.converted_strips) | hides(view):  # a border tile
-                # What is looked up again, and what is read, is not kept meanwhile: there are not enough registers.
+            if (number == 0) | (number == strips - geometry.converted_strips) | hides(view):  # maybe a border
+                # The task and the words are read again: there are not enough registers to keep them meanwhile.
                 known = look(shared.dealt, number_of_task)
                 first_key = (known.first_tile + number // geometry.converted_strips) * geometry.tile_kv
                 for half in cutlass.range_constexpr(KEY_HALVES):

@@ -283,7 +283,7 @@ class DecodeKernel:
                 task = take(shared.dealt, number)
                 while task.more:
                     if const_expr(paired):
-                        if task.tiles > 0:  # else there may be no rows to ask for what they see
+                        if task.tiles > 0:  # else there may be no rows that could see a key
                             source = KeySource(block_tables, page_size, pages)
                             convert_for_both(shared, geometry, cache, source, task, view, terms.heads)
                     elif const_expr(geometry.converts):

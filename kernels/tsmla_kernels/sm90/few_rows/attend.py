@@ -69,7 +69,7 @@ def attend_few(
         ahead = scales_of_quarter(geometry, source, scales.keys, pages[0], task, own, warp)
         second = scales_of_quarter(geometry, source, scales.keys, pages[1], task, own + TEAMS, warp)
     lane = lane_of(geometry, shared.exchange, team, warp)
-    # Rows of one query token see what the task's do together: a call of these runs past what is cold and asks again.
+    # Rows of one query token all see the task's keys: a call with one token skips code that is in no cache yet.
     one, other, all_keys = task.keys, task.keys, task.keys
     if (view.q_len != 1) | hides(view):
         one, other, all_keys = _keys_of_rows(view, task, heads)

@@ -52,7 +52,7 @@ def finish(
         state.row_sum[row] = quad_sum(total)
         state.sum_reference[row] = top
     if not alone:
-        cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)  # nobody reads parts of scores
+        cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=TEAMS * WARPGROUP)  # no more reads of scores
     if lane % QUAD == 0:
         for row in cutlass.range_constexpr(2):
             for i, end in enumerate((state.reference, state.sum_reference, state.row_sum)):
