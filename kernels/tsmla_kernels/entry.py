@@ -25,8 +25,8 @@ def fake_arguments(variant: Variant) -> tuple:
     """Stand-ins for a kernel's arguments in calling order; the stream comes from the TVM-FFI environment.
 
     Sizes that are the variant's are compiled in; every other name in the table is one symbol. A tensor that may be
-    replaced by an empty one has symbols of its own. All outer strides have, too: those of an extent of 1 mean nothing
-    (exporters give it any), so that kernels take strides from shapes wherever there are no gaps."""
+    replaced by an empty one has symbols of its own. Each outer stride is a symbol of its own, too: those of an extent
+    of 1 mean nothing (exporters give it any), so that kernels take strides from shapes wherever there are no gaps."""
     sizes = fixed_sizes(variant)
     symbols: dict[str, Any] = collections.defaultdict(cute.sym_int)
     arguments: list[Any] = []

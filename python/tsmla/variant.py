@@ -137,8 +137,8 @@ class _OfRows:
 @dataclasses.dataclass(frozen=True)
 class DecodeVariant(_OfRows, _Variant):
     """One compiled absorbed decode over a paged latent cache: a query and a cache of `row`s in, `out_dtype` out,
-    optional base-2 LSE. The query is of `dtype`, but its rope piece has that of the row's. Without a row, it is the
-    `uniform_row` of `dtype`."""
+    optional base-2 LSE. The query is of `dtype`; its rope piece has the dtype of the row's. Without a row given, it is
+    the `uniform_row` of `dtype`."""
 
     family: ClassVar[str] = "decode"
     arch: Arch

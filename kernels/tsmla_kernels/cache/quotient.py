@@ -42,7 +42,7 @@ def reciprocal_of(scale: Float32) -> Reciprocal:
 
 @cute.jit
 def quotients(values: cute.TensorSSA, reciprocal: Reciprocal) -> cute.TensorSSA:
-    """values / scale as float32 that round to the e4m3 that those of a division, rounded to float32 first, do."""
+    """values / scale as float32, such that their e4m3 are those of a division rounded to float32."""
     numerators = cute.make_rmem_tensor(values.shape, Float32)
     numerators.store(values.to(Float32))
     if reciprocal.factor != 1.0:

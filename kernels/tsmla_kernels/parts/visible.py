@@ -66,7 +66,7 @@ class VisibleKeys(NamedTuple):
         return (key >= self.first) & (key < self.end)
 
     def meets(self, key: Int32, keys: int) -> Boolean:
-        """Whether some of the `keys` keys from `key` on are among them, if they are any."""
+        """Whether some of the `keys` keys from `key` on are among them; of use only where these are any."""
         return (key + keys > self.first) & (key < self.end)
 
     def lacks(self, key: Int32, keys: int) -> Boolean:

@@ -54,8 +54,8 @@ def finish(
     segments: Int32,
 ):
     """Write this thread's part of row `row` of the segment, whose `end` is base 2: first the columns that are complete
-    while the others are multiplied, then these. tile: number of the tile behind the segment's last; segments: segments
-    with tiles before this one."""
+    early, while the products of the others run, then the others. tile: number of the tile behind the segment's last;
+    segments: segments with tiles before this one."""
     whole = segment.slot < 0
     factor, row_lse = end.factor * 2.0**geometry.partial_rows.bias, end.log_sum
     mine = row < segment.rows

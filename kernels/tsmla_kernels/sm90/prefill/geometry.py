@@ -24,8 +24,8 @@ FOLLOWING = (2, 4)
 """Tiles of a CTA that follow each other, where keys allow."""
 SHORT_KEYS = 4096
 """Keys of a sequence, on average, up to which CTAs' tiles are far apart where they may follow each other
-(`may_follow`); twice as many where there are as many queries. In longer sequences tiles follow each other, which have
-the same keys."""
+(`may_follow`); twice as many where there are as many queries. In longer sequences a CTA's tiles follow each other, and
+have the same keys."""
 LONG_KEYS = 8192
 """Keys of a sequence, on average, up to which CTAs of 16 bits take several query tiles (`may_be_alone`)."""
 
