@@ -11,12 +11,13 @@ import torch
 import tsmla
 from batch_invariance import Result, differing
 from decode_reference import Problem, check, make_problem, run
+from emulated_archs import KERNELS
 from prefill_reference import make_problem as make_prefill
 from tsmla.plan import plan_decode
-from tsmla.variant import SHIPPED_ARCHS, Arch
+from tsmla.variant import Arch
 from tsmla_emulator import machine
 
-pytestmark = pytest.mark.archs(*map(str, SHIPPED_ARCHS))
+pytestmark = pytest.mark.archs(*KERNELS)
 
 def on_sms(monkeypatch, count: int) -> None:
     """As if the GPU had so many SMs."""

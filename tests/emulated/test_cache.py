@@ -1,4 +1,4 @@
-"""mla_write_cache and mla_read_cache in emulation: every byte as PyTorch computes it, on every architecture."""
+"""mla_write_cache and mla_read_cache in emulation: every byte as PyTorch computes it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import math
 import pytest
 import torch
 from cache_rows import FORMATS, Cache, difficult, nan_alike, restored, rotated, stored
+from emulated_archs import KERNELS
 from tsmla import mla_read_cache, mla_write_cache
 
+pytestmark = pytest.mark.archs(*KERNELS)
 SCALE = {"e4m3": 0.37}
 FORMAT = pytest.mark.parametrize("format, dtype", FORMATS, ids=[f"{name}-{dtype}"[:15] for name, dtype in FORMATS])
 
@@ -113,7 +115,6 @@ def test_tables_of_hardly_any_position(gpu, rows):
     assert not nan_alike(cache, expected)
 
 
-@pytest.mark.archs("sm_90a", "sm_100a")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_by_scales_of_all_sizes(gpu, dtype):
     """Quotients are not divisions there (`tsmla_kernels.cache.quotient`), but have the same bits."""

@@ -17,11 +17,11 @@ from decode_rows import (
     outlier_call,
     relative,
 )
+from emulated_archs import KERNELS
 from tsmla import mla_quantize_q
 from tsmla.plan import plan_decode
 
-pytestmark = pytest.mark.archs("sm_90a", "sm_103a")
-"""sm_100a has test_decode_rows_blackwell.py: the same sources, other machine code."""
+pytestmark = pytest.mark.archs(*KERNELS)
 
 CASES = {
     "around a tile": ([127, 128, 129], 1, 16, 64, {"sight": Sight()}),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from decode_reference import Sight, check, run
 from decode_rows import OUTLIERS, as_bf16, as_plain, keys_with_outliers, make_whole, rounds
+from emulated_archs import KERNELS
 from tsmla.plan import plan_decode
 
-pytestmark = pytest.mark.archs("sm_90a", "sm_103a")
-"""sm_100a has test_decode_rows_whole_blackwell.py: the same sources, other machine code."""
+pytestmark = pytest.mark.archs(*KERNELS)
 
 CASES = {
     "around a tile": ([127, 128, 129], 1, 16, 64, {"sight": Sight()}),

@@ -9,11 +9,13 @@ import prefill_reference
 import pytest
 import torch
 import tsmla
+from emulated_archs import KERNELS, PREFILLS
 
-pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
+pytestmark = pytest.mark.archs(*KERNELS)
 DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
 
 
+@pytest.mark.archs(*PREFILLS)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prefill(gpu, dtype, causal):

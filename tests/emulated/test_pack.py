@@ -1,13 +1,16 @@
-"""mla_kv_pack_quantize_fp8 in emulation: every byte as PyTorch computes it, on every architecture."""
+"""mla_kv_pack_quantize_fp8 in emulation: every byte as PyTorch computes it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from emulated_archs import KERNELS
 from tsmla import mla_kv_pack_quantize_fp8
 
 D_NOPE, D_ROPE, D_V = 128, 64, 128
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+pytestmark = pytest.mark.archs(*KERNELS)
 
 
 def spread(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -7,17 +7,19 @@ import math
 import pytest
 import torch
 import tsmla
+from emulated_archs import KERNELS, PREFILLS
 from prefill_edges import LENGTHS, SEVERAL_TILES, check
 from prefill_reference import judge, make_problem
 from tsmla_emulator.host.memory import addresses_from
 
-pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
-BLACKWELL = pytest.mark.archs("sm_100a", "sm_103a")
+pytestmark = pytest.mark.archs(*KERNELS)
+ON_BOTH_BLACKWELLS = pytest.mark.archs(*PREFILLS)
 LOW = 0x302000000
 """Where cudaMallocAsync's addresses begin."""
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
+@ON_BOTH_BLACKWELLS
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
@@ -76,6 +78,7 @@ def test_eight_bit_dtypes_and_dims(gpu, dtype, dims):
     check(make_problem([130], [200], 1, 1, *dims, dtype, "cuda"), True)
 
 
+@ON_BOTH_BLACKWELLS
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 def test_outputs_have_the_same_bits_with_and_without_lse(gpu, dtype, causal):
@@ -94,20 +97,23 @@ def test_tensors_near_the_beginning_of_memory(gpu, causal):
         check(problem, causal)
 
 
-@BLACKWELL
+@pytest.mark.archs("sm_100a")
 def test_bf16_from_fp16(gpu):
     check(make_problem([130], [200], 1, 1, 192, 128, torch.float16, "cuda"), True, out_dtype=torch.bfloat16)
 
 
+@ON_BOTH_BLACKWELLS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_large_scores_force_rescaling(gpu, dtype):
     check(make_problem([300], [700], 1, 1, 192, 128, dtype, "cuda", magnitude=6.0), False)
 
 
+@ON_BOTH_BLACKWELLS
 def test_large_eight_bit_scores_force_rescaling(gpu):
     check(make_problem([300], [700], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda", magnitude=6.0), False)
 
 
+@ON_BOTH_BLACKWELLS
 def test_eight_bit_probabilities_far_below_the_largest_count(gpu):
     """One key has half of the weight, 4096 others 2**-13 each, and only these have values."""
     problem = make_problem([64], [1 + 4096], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda")
@@ -119,6 +125,7 @@ def test_eight_bit_probabilities_far_below_the_largest_count(gpu):
     check(problem, False)
 
 
+@ON_BOTH_BLACKWELLS
 def test_eight_bits_do_not_round_the_weight_of_a_late_heavy_key(gpu):
     """It has two thirds of all: 2.12 times the weight of the first key, which alone would be rounded to 2."""
     problem = make_problem([64], [400], 1, 1, 192, 128, torch.float8_e4m3fn, "cuda")

@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 import tsmla
+from emulated_archs import KERNELS
 from prefill_reference import Problem, judge, make_problem, out_dtype
 from tsmla.checks import TORCH_DTYPES
 
-pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
+pytestmark = pytest.mark.archs(*KERNELS)
 Result = tuple[torch.Tensor, torch.Tensor]
 QUERIES = [130, 5, 0, 260, 3]
 FIRST, SECOND = [300, 0, 9, 100, 0], [77, 40, 0, 0, 0]

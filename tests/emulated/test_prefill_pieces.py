@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 import tsmla
+from emulated_archs import KERNELS
 from prefill_reference import Problem, judge, make_problem
 from tsmla.checks import TORCH_DTYPES
 
-pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
+pytestmark = pytest.mark.archs(*KERNELS)
 DTYPES = list(TORCH_DTYPES)
 LENGTHS = {
     "empty sequences": ([1, 0, 130, 5], [1, 77, 0, 300]),

@@ -1,4 +1,4 @@
-"""mla_quantize_q in emulation: every byte as PyTorch computes it, on every architecture."""
+"""mla_quantize_q in emulation: every byte as PyTorch computes it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 from cache_rows import POISON, Cache, difficult, stored
 from decode_queries import LAYOUTS, laid_out
+from emulated_archs import KERNELS
 from tsmla import mla_quantize_q, mla_write_cache
 
+pytestmark = pytest.mark.archs(*KERNELS)
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 WIDTHS = {"nope_out": (512, E4M3), "rope_out": (64, BF16), "scale_out": (1, torch.float32)}
 

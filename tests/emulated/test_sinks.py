@@ -11,10 +11,11 @@ import pytest
 import torch
 import tsmla
 from decode_reference import Sight
+from emulated_archs import KERNELS
 from tsmla.checks import TORCH_DTYPES
 from tsmla.errors import ArgumentError
 
-pytestmark = pytest.mark.archs("sm_90a", "sm_100a", "sm_103a")
+pytestmark = pytest.mark.archs(*KERNELS)
 DTYPES = list(TORCH_DTYPES)
 SINKS = (0.5, -math.inf, 4.0, math.inf, -2.0, -1e30)
 NOTHING, EVERYTHING = SINKS.index(-math.inf), SINKS.index(math.inf)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from emulated_archs import KERNELS
 from tsmla.dtype import Dtype
 from tsmla.support import prefill_dims
-from tsmla.variant import SHIPPED_ARCHS, PrefillVariant
+from tsmla.variant import Arch, PrefillVariant
 from tsmla_emulator.check import check
 from tsmla_emulator.machine import Options
 
@@ -19,7 +22,7 @@ LENGTHS = {
 
 VARIANTS = [
     PrefillVariant(arch, dtype, Dtype.BF16, causal=causal, lse=True, d_qk=d_qk, d_v=d_v)
-    for arch in SHIPPED_ARCHS
+    for arch in map(Arch, KERNELS)
     for dtype in (Dtype.BF16, Dtype.E4M3)
     for d_qk, d_v in prefill_dims(arch, dtype)
     if d_qk > 128  # those of 128 have the same roles and tiles as those of 192
@@ -37,10 +40,25 @@ def groups_of(variant: PrefillVariant) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("completion", ["late", "eager"])
+COMPLETION = {True: "late", False: "eager"}
+"""Of causal kernels and full ones, which have the same roles and edges."""
+
+
 @pytest.mark.parametrize(
     "variant, starved", [(variant, group) for variant in VARIANTS for group in groups_of(variant)], ids=str
 )
-def test_starved(variant, starved, completion, compiled_kernels):
-    options = Options(async_mode=completion, happens_before=True, starve=starved)
+def test_starved(variant, starved, compiled_kernels):
+    options = Options(async_mode=COMPLETION[variant.causal], happens_before=True, starve=starved)
     assert check(variant, options, lengths=LENGTHS[variant.causal], compiled=compiled_kernels).error is None
+
+
+def shape_of(schedule) -> tuple:
+    """Edges and roles without numbers of registers."""
+    edges = [(edge.name, edge.stages, edge.fills, edge.leaves, edge.bytes) for edge in schedule.edges]
+    return edges, [(role.name, role.warps) for role in schedule.roles]
+
+
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.causal], ids=str)
+def test_causal_and_full_kernels_have_the_same_edges(variant):
+    (causal,), (full,) = (schedules_of(each).values() for each in (variant, dataclasses.replace(variant, causal=False)))
+    assert shape_of(causal) == shape_of(full)

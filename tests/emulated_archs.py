@@ -1,0 +1,28 @@
+"""Architectures on which emulated tests run what every architecture has."""
+
+from __future__ import annotations
+
+import re
+
+from tsmla.variant import Arch, Variant
+
+KERNELS = ("sm_90a", "sm_100a")
+"""Decode, pack and cache kernels. Their PTX for sm_103a is that for sm_100a but for the target, which
+`test_every_variant` asserts of all that ship. Prefills of the two differ in their softmax (`sm100.prefill.schedule`):
+sm_100a computes some exponentials on the FMA pipes, sm_103a has the maxima of scores with their load. Tests of prefills
+run on both where scores, masks, maxima or exponentials are what is tested, and on these where it is lengths, strides,
+addresses, or what becomes of a result."""
+PREFILLS = (*KERNELS, "sm_103a")
+_LABELS = re.compile(r"//.*|(?<=\.target )sm_\w+")
+_NAME = re.compile(r"\b\w*(?:cutlass|tsmla)\w*")
+
+
+def has_a_text_of_its_own(variant: Variant) -> bool:
+    """Whether the kernel is not that of another architecture."""
+    return variant.family == "prefill" or variant.arch is not Arch.SM103A
+
+
+def text_of(ptx: str) -> str:
+    """PTX without target and comments, and with mangled names replaced by numbers in their order."""
+    names: dict[str, str] = {}
+    return _NAME.sub(lambda found: names.setdefault(found.group(), f"name_{len(names)}"), _LABELS.sub("", ptx))
