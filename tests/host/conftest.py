@@ -9,6 +9,7 @@ from pathlib import Path
 import launches
 import pytest
 from examples import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
+from made_once import made_once
 from refusing import Recorder
 from tsmla import checks, jit, loader, resolve, settings, toolchain
 from tsmla.variant import Arch
@@ -44,9 +45,12 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture(scope="package")
 def pack_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory as the build leaves it, with one library that holds PACK."""
-    out = tmp_path_factory.mktemp("objs")
-    build([PACK], out, jobs=1, report=lambda line: None)
-    return out
+
+    def make(out: Path) -> Path:
+        build([PACK], out, jobs=1, report=lambda line: None)
+        return out
+
+    return made_once(tmp_path_factory, "pack", make)
 
 
 @pytest.fixture
