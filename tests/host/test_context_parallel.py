@@ -31,6 +31,7 @@ def attend(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def rank_of_several(rank: int, file: str) -> None:
+    torch.set_num_threads(1)  # others' threads are not in a process that was forked
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
     half = [dist.new_group([2 * i, 2 * i + 1]) for i in range(WORLD // 2)][rank // 2]
     torch.manual_seed(0)
@@ -64,4 +65,6 @@ def rank_of_several(rank: int, file: str) -> None:
 
 
 def test_merges_of_two_and_of_four_ranks(tmp_path: Path):
-    torch.multiprocessing.spawn(rank_of_several, (str(tmp_path / "meeting"),), nprocs=WORLD)
+    torch.multiprocessing.start_processes(
+        rank_of_several, (str(tmp_path / "meeting"),), nprocs=WORLD, start_method="fork"
+    )

@@ -101,31 +101,30 @@ from pathlib import Path
 import tsmla
 from tsmla import resolve, toolchain
 from tsmla.tools import cli
-toolchain.shipped_libraries = lambda: Path(sys.argv[1])
-print(sys.getfilesystemencoding(), cli.main(["verify"]), cli.main(["probe", "--arch", "sm_90a", "--family", "pack"]))
+for folder in sys.argv[1:]:
+    resolve.forget()
+    toolchain.shipped_libraries = lambda: Path(folder)
+    served = cli.main(["verify"]), cli.main(["probe", "--arch", "sm_90a", "--family", "pack"])
+    print(sys.getfilesystemencoding(), *served)
 print(tsmla.binary_status("sm_90a", "/b\\xfccher/library.so").families["prefill"].reason)
 """
 
 
 @pytest.mark.parametrize("locale", [ASCII, {}], ids=["ascii", "as it is"])
-def test_libraries_in_a_folder_with_other_letters(pack_directory: Path, tmp_path: Path, locale: dict[str, str]) -> None:
-    folder = shutil.copytree(pack_directory, tmp_path / "bücher 書")
-    done = run_python(SERVE, folder, **locale)
-    assert "1 libraries, 0 with a problem\n" in done.stdout, (done.stdout, done.stderr)
-    assert f"{'ascii' if locale else sys.getfilesystemencoding()} 0 0\n" in done.stdout
-    if locale:
-        assert "this locale's encoding is ascii: set LC_ALL=C.UTF-8 or PYTHONUTF8=1" in done.stdout
-
-
-@pytest.mark.parametrize("locale", [ASCII, {}], ids=["ascii", "as it is"])
-def test_libraries_in_a_folder_whose_name_is_not_text(
+def test_libraries_in_folders_with_other_letters_and_with_names_that_are_no_text(
     pack_directory: Path, tmp_path: Path, locale: dict[str, str]
 ) -> None:
-    folder = shutil.copytree(pack_directory, os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
-    done = run_python(SERVE, folder, **locale)
-    record = manifest.read_directory(folder).libraries[0]
-    refused = r"\udcff/" + record.file + "' cannot be loaded: TVM-FFI takes paths in UTF-8, and this is none; rename"
-    assert refused in done.stdout and " 1 1\n" in done.stdout, (done.stdout, done.stderr)
+    other = shutil.copytree(pack_directory, tmp_path / "bücher 書")
+    no_text = shutil.copytree(pack_directory, os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    done = run_python(SERVE, other, no_text, **locale)
+    encoding = "ascii" if locale else sys.getfilesystemencoding()
+    served, end, refused = done.stdout.partition(f"{encoding} 0 0\n")
+    assert end and "1 libraries, 0 with a problem\n" in served, (done.stdout, done.stderr)
+    file = manifest.read_directory(no_text).libraries[0].file
+    said = r"\udcff/" + file + "' cannot be loaded: TVM-FFI takes paths in UTF-8, and this is none; rename"
+    assert said in refused and f"{encoding} 1 1\n" in refused, (done.stdout, done.stderr)
+    if locale:
+        assert "this locale's encoding is ascii: set LC_ALL=C.UTF-8 or PYTHONUTF8=1" in refused
 
 
 def test_a_kernel_is_compiled_and_kept_in_folders_with_other_letters(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ def test_that_passes():
 def test_that_fails():
     assert not "no \\udcff"
 ''')
-    flags = ["-n", "1", "-p", "tests.conftest", "--rootdir", str(tmp_path)]
+    flags = ["-p", "xdist", "-n", "1", "-p", "tests.conftest", "--rootdir", str(tmp_path)]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # plugins import torch
         cwd=tmp_path,
         capture_output=True,
         text=True,
