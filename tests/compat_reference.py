@@ -91,7 +91,7 @@ def planned(ragged: Ragged, **options: Any) -> flashinfer.BatchMLAPagedAttention
     needed = [-(-length // page_size) for length in problem.seq_lens]
     pages = [problem.block_tables[request, :count] for request, count in enumerate(needed)]
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(
-        decode_reference.workspace(ragged.query.shape[1], 8), backend="fa3"
+        decode_reference.callers_workspace(ragged.query.shape[1], 8), backend="fa3"
     )
     ends = torch.tensor([0, *needed]).cumsum(0).to("cuda", torch.int32)
     wrapper.plan(

@@ -94,12 +94,14 @@ class Problem:
         return self.sight.keys(length, bound, visible, len(span), token)
 
     def arguments(self, **changes: Any) -> dict[str, Any]:
-        """Keyword arguments of tsmla_decode, with a workspace of exactly the callers' formula full of NaN."""
+        """Keyword arguments of tsmla_decode, with a workspace of just what the call needs full of NaN."""
 
         def lengths(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32, device="cuda")
 
-        heads = self.query.shape[-2]
+        heads, longest = self.query.shape[-2], changes.get("max_seq_len", max(*self.seq_lens, 1))
+        most, varies = changes.get("max_q_len", self.most), self.cum_q is not None
+        needed = tsmla.decode_workspace_size(len(self.seq_lens), most, heads, longest, varies=varies)
         packed: dict[str, Any] = {}
         if self.cum_q is not None:
             packed = {"cum_seq_lens_q": lengths(self.cum_q), "max_q_len": self.most}
@@ -108,12 +110,12 @@ class Problem:
         return {
             "query": self.query,
             "kv_cache": self.kv_cache,
-            "workspace_buffer": workspace(heads, self.most),
+            "workspace_buffer": workspace(needed),
             "kv_lora_rank": LATENT,
             "qk_rope_head_dim": ROPE,
             "block_tables": self.block_tables,
             "seq_lens": lengths(self.seq_lens),
-            "max_seq_len": max(*self.seq_lens, 1),
+            "max_seq_len": longest,
             "softmax_scale": self.softmax_scale,
             "output_scale": self.output_scale,
             "out": torch.full((*self.query.shape[:-1], LATENT), math.nan, dtype=self.out_dtype, device="cuda"),
@@ -132,11 +134,15 @@ class Problem:
         }
 
 
-def workspace(heads: int, q_len: int) -> torch.Tensor:
-    """What callers allocate, every word NaN as a float and absurdly large as an integer."""
+def workspace(size: int) -> torch.Tensor:
+    """So many bytes, every word NaN as a float and absurdly large as an integer."""
+    return torch.full((-(-size // 4),), math.nan, device="cuda").view(torch.int8)
+
+
+def callers_workspace(heads: int, q_len: int) -> torch.Tensor:
+    """What callers allocate who do not ask for the size: enough for any number of requests."""
     processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    size = processors * heads * max(8, q_len) * (LATENT + 1)
-    return torch.full((size,), math.nan, device="cuda").view(torch.int8)
+    return workspace(4 * processors * heads * max(8, q_len) * (LATENT + 1))
 
 
 def make_problem(

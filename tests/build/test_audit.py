@@ -46,15 +46,25 @@ def with_first_kernel(described, **changes):
     return described._replace(kernels=(first._replace(**changes), *rest))
 
 
-def problems(library, expected):
-    with pytest.raises(AuditError) as caught, loading_process() as loading:
-        audit_library(library, expected, loading)
-    return "\n".join(caught.value.problems)
+@pytest.fixture(scope="module")
+def loading():
+    """One process for all of these libraries, whose paths differ."""
+    with loading_process() as process:
+        yield process
 
 
-def test_what_the_build_made_passes(own_build, library, described, small_variants):
-    with loading_process() as loading:
-        assert audit_library(library, small_variants, loading) == described
+@pytest.fixture
+def problems(loading):
+    def found(library, expected) -> str:
+        with pytest.raises(AuditError) as caught:
+            audit_library(library, expected, loading)
+        return "\n".join(caught.value.problems)
+
+    return found
+
+
+def test_what_the_build_made_passes(own_build, library, described, small_variants, loading):
+    assert audit_library(library, small_variants, loading) == described
     audit_directory(own_build, small_variants)
 
 
@@ -64,23 +74,23 @@ def test_relinking_unchanged_gives_the_same_bytes(library, described):
     assert library.read_bytes() == before
 
 
-def test_missing_symbol(library, described, small_variants):
+def test_missing_symbol(library, described, small_variants, problems):
     store = library.parent / STORE
     relink(library, described, [store / f"{variant}.o" for variant in small_variants[:-1]])
     assert f"does not export __tvm_ffi_{small_variants[-1]}" in problems(library, small_variants)
 
 
-def test_symbol_that_the_matrix_does_not_list(library, small_variants):
+def test_symbol_that_the_matrix_does_not_list(library, small_variants, problems):
     assert f"exports __tvm_ffi_{small_variants[0]}" in problems(library, small_variants[1:])
 
 
-def test_manifest_that_lacks_a_kernel(library, described, small_variants):
+def test_manifest_that_lacks_a_kernel(library, described, small_variants, problems):
     objects = [library.parent / STORE / f"{variant}.o" for variant in small_variants]
     relink(library, described._replace(kernels=described.kernels[1:]), objects)
     assert f"manifest lacks {small_variants[0]}" in problems(library, small_variants)
 
 
-def test_code_for_another_architecture(library, small_variants):
+def test_code_for_another_architecture(library, small_variants, problems):
     data = bytearray(library.read_bytes())
     at = data.index(MAGIC, 1)
     (flags,) = struct.unpack_from("<I", data, at + 48)
@@ -90,7 +100,7 @@ def test_code_for_another_architecture(library, small_variants):
     assert f"GPU code of {small_variants[0]} is for sm_80a" in problems(library, small_variants)
 
 
-def test_spilled_registers(library, small_variants):
+def test_spilled_registers(library, small_variants, problems):
     data = bytearray(library.read_bytes())
     image = cubin.images(library)[0]
     (code,) = [section.data for section in image.sections if section.name.startswith(".text.")]
@@ -118,7 +128,7 @@ def test_spilled_registers(library, small_variants):
         (0x79C8, 0, {"setmaxnreg"}),
     ],
 )
-def test_instructions_that_are_not_meant(library, small_variants, low, high, counted):
+def test_instructions_that_are_not_meant(library, small_variants, low, high, counted, problems):
     """Each is put in the place of a pack kernel's first instruction, which uses none of them."""
     data = bytearray(library.read_bytes())
     image = cubin.images(library)[0]
@@ -216,13 +226,13 @@ def instructions(code: str) -> bytes:
 
 
 @pytest.mark.parametrize("resource", ["registers", "static_shared_bytes", "threads"])
-def test_manifest_that_misstates_a_resource(library, described, small_variants, resource):
+def test_manifest_that_misstates_a_resource(library, described, small_variants, resource, problems):
     used = described.kernels[0].resources
     relink(library, with_first_kernel(described, resources={**used, resource: used[resource] + 1}))
     assert f"uses {resource} {used[resource]} (manifest: {used[resource] + 1})" in problems(library, small_variants)
 
 
-def test_manifest_that_misstates_a_signature(library, described, small_variants):
+def test_manifest_that_misstates_a_signature(library, described, small_variants, problems):
     relink(library, with_first_kernel(described, signature="Expects 1 parameter"))
     assert "but the manifest says 'Expects 1 parameter'" in problems(library, small_variants)
 
@@ -236,7 +246,7 @@ def test_manifest_that_misstates_a_signature(library, described, small_variants)
         ("-mpopcnt", "a[0] = __builtin_popcount(*(unsigned *)b);"),
     ],
 )
-def test_host_code_beyond_the_baseline(library, described, small_variants, option, body, tmp_path):
+def test_host_code_beyond_the_baseline(library, described, small_variants, option, body, tmp_path, loading, problems):
     source, obj = tmp_path / "fast.c", tmp_path / "fast.o"
     source.write_text(
         f"__attribute__((used, retain)) static void fast(float *restrict a, float *restrict b) {{ {body} }}"
@@ -246,24 +256,23 @@ def test_host_code_beyond_the_baseline(library, described, small_variants, optio
     objects = [library.parent / STORE / f"{variant}.o" for variant in small_variants]
     subprocess.run([*command, "-mcpu=baseline"], check=True)
     relink(library, described, [*objects, obj])
-    with loading_process() as loading:
-        audit_library(library, small_variants, loading)
+    audit_library(library, small_variants, loading)
     subprocess.run([*command, option], check=True)
     relink(library, described, [*objects, obj])
     assert "host code in .text: an" in problems(library, small_variants)
 
 
-def test_library_that_needs_another_library(library, small_variants):
+def test_library_that_needs_another_library(library, small_variants, problems):
     library.write_bytes(library.read_bytes().replace(b"libtvm_ffi.so\0", b"libtvm_fff.so\0"))
     assert "it needs libcute_dsl_runtime.so, libtvm_fff.so" in problems(library, small_variants)
 
 
-def test_truncated_library(library, small_variants):
+def test_truncated_library(library, small_variants, problems):
     library.write_bytes(library.read_bytes()[:-100])
     assert "it is not a library: truncated" in problems(library, small_variants)
 
 
-def test_library_without_its_digest(library, small_variants, described):
+def test_library_without_its_digest(library, small_variants, described, problems):
     data = bytearray(library.read_bytes())
     data[len(data) // 2] ^= 1
     library.write_bytes(data)

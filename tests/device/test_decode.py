@@ -14,6 +14,7 @@ from decode_reference import (
     Problem,
     Sight,
     attend,
+    callers_workspace,
     check,
     judge,
     lost_lse,
@@ -21,7 +22,6 @@ from decode_reference import (
     merged,
     run,
     sharded,
-    workspace,
 )
 from tsmla.checks import TORCH_DTYPE_OF
 from tsmla.support import DECODE_DTYPES
@@ -270,7 +270,7 @@ def test_the_callers_workspace_is_enough(dtype):
     for batch, q_len, heads in ((1, 8, 8), (3, 7, 1), (140, 5, 6), (2, 1, 128)):
         lengths = [3000 + 17 * i for i in range(batch)]
         problem = make_problem(lengths, q_len, heads, dtype)
-        check(problem, workspace_buffer=workspace(heads, q_len))
+        check(problem, workspace_buffer=callers_workspace(heads, q_len))
 
 
 @pytest.mark.parametrize("heads", [3, 16, 128])

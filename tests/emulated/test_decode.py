@@ -8,7 +8,7 @@ import pytest
 import torch
 import tsmla
 from decode_queries import LAYOUTS, WIDTHS, laid_out
-from decode_reference import Sight, attend, check, make_problem, merged, run, sharded
+from decode_reference import Sight, attend, callers_workspace, check, make_problem, merged, run, sharded
 from emulated_archs import KERNELS
 from tsmla.checks import TORCH_DTYPES
 from tsmla.plan import plan_decode
@@ -180,7 +180,7 @@ def test_other_ways_to_say_the_same(gpu):
         kv_cache=cache[:, None],
         seq_lens=given["seq_lens"].long(),
         causal_seqs=given["seq_lens"].long(),
-        workspace_buffer=given["workspace_buffer"].view(torch.uint8),
+        workspace_buffer=callers_workspace(16, 2).view(torch.uint8),
         out=None,
         lse_base=math.e,
     )
