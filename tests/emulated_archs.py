@@ -13,6 +13,9 @@ sm_100a computes some exponentials on the FMA pipes, sm_103a has the maxima of s
 run on both where scores, masks, maxima or exponentials are what is tested, and on these where it is lengths, strides,
 addresses, or what becomes of a result."""
 PREFILLS = (*KERNELS, "sm_103a")
+SMS = 32
+"""SMs of the emulated GPU in tests of decodes: more than requests there are cut into pieces. A CTA without work, which
+others' kernels have a hundred of, takes the emulator as long as two tiles of keys."""
 _LABELS = re.compile(r"//.*|(?<=\.target )sm_\w+")
 _NAME = re.compile(r"\b\w*(?:cutlass|tsmla)\w*")
 

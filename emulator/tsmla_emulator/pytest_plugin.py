@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
     gc.set_threshold(LIVE_OBJECTS)
     config.addinivalue_line("markers", "archs(*names): architectures that a test with the fixture gpu runs on")
+    config.addinivalue_line("markers", "processors(count): SMs of the emulated GPU; default: as many as real ones have")
     config.addinivalue_line("markers", "lockstep(*archs): on these, the emulator takes lanes of a warp to go in step")
 
 
@@ -91,7 +92,9 @@ def gpu(request: pytest.FixtureRequest, compiled_kernels: Callable[[Any], Compil
     arch, schedule = request.param
     in_step = request.node.get_closest_marker("lockstep")
     options = dataclasses.replace(SCHEDULES[schedule], lockstep=in_step is not None and arch in in_step.args)
-    with emulated(arch, options, compiled=compiled_kernels) as emulation:
+    processors = request.node.get_closest_marker("processors")
+    count = processors.args[0] if processors else None
+    with emulated(arch, options, compiled=compiled_kernels, processors=count) as emulation:
         yield Gpu(arch, emulation)
 
 

@@ -11,41 +11,43 @@ import torch
 import tsmla
 from batch_invariance import Result, differing
 from decode_reference import Problem, check, make_problem, run
-from emulated_archs import KERNELS
+from emulated_archs import KERNELS, SMS
 from prefill_reference import make_problem as make_prefill
 from tsmla.plan import plan_decode
 from tsmla.variant import Arch
 from tsmla_emulator import machine
+from unwatched import unwatched
 
-pytestmark = pytest.mark.archs(*KERNELS)
+pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
 def on_sms(monkeypatch, count: int) -> None:
     """As if the GPU had so many SMs."""
     monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, count, *shape))
 
 
-def check_invariance(monkeypatch, problem: Problem) -> None:
+def check_invariance(gpu, monkeypatch, problem: Problem) -> None:
     """Together on few SMs, alone on more."""
     on_sms(monkeypatch, 3)
     together = check(problem, batch_invariant=True)
     on_sms(monkeypatch, 8)
-    assert differing(problem, together, batch_invariant=True) == []
+    with unwatched(gpu):
+        assert differing(problem, together, batch_invariant=True) == []
 
 
 @pytest.mark.parametrize("heads, q_len", [(16, 1), (48, 3)])
 def test_requests_of_one_query_length(gpu, monkeypatch, heads, q_len):
-    check_invariance(monkeypatch, make_problem([520, 65, 0, 300], q_len, heads))
+    check_invariance(gpu, monkeypatch, make_problem([520, 65, 0, 300], q_len, heads))
 
 
 @pytest.mark.parametrize("heads, query_lengths", [(16, [1, 9, 0, 20]), (80, [1, 3, 0, 2])])
 def test_requests_of_any_query_lengths(gpu, monkeypatch, heads, query_lengths):
     """Alone they are no pack: one that the plug-in need not make gives the same bits, too."""
-    check_invariance(monkeypatch, make_problem([520, 65, 300, 70], query_lengths, heads))
+    check_invariance(gpu, monkeypatch, make_problem([520, 65, 300, 70], query_lengths, heads))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16], ids=str)
 def test_other_dtypes(gpu, monkeypatch, dtype):
-    check_invariance(monkeypatch, make_problem([520, 65, 300], [1, 9, 2], 16, dtype))
+    check_invariance(gpu, monkeypatch, make_problem([520, 65, 300], [1, 9, 2], 16, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
@@ -56,7 +58,8 @@ def test_whatever_the_queries_of_others_hold(gpu, dtype):
     for value in (math.nan, math.inf, torch.finfo(dtype).max, 0.0):
         query = problem.query.clone()
         query[2:] = value
-        out, lse = run(dataclasses.replace(problem, query=query), batch_invariant=True)
+        with unwatched(gpu):
+            out, lse = run(dataclasses.replace(problem, query=query), batch_invariant=True)
         assert torch.equal(out[:2], exact[:2]) and torch.equal(lse[:2], exact_lse[:2])
 
 
@@ -81,7 +84,8 @@ def test_nothing_is_launched_to_combine(gpu, monkeypatch):
 def test_otherwise_bits_do_depend(gpu, monkeypatch):
     on_sms(monkeypatch, 6)
     problem = make_problem([1300, 900], 1, 16)
-    assert differing(problem, run(problem))
+    with unwatched(gpu):
+        assert differing(problem, run(problem))
 
 
 def test_nothing_is_written_into_the_workspace_but_that_there_is_nothing_to_combine(gpu, monkeypatch):
@@ -116,5 +120,6 @@ def test_prefill_never_depends(gpu, causal):
     out, lse = call(problem.query, problem.key, problem.value, problem.cum_seq_lens_q, problem.cum_seq_lens_kv, 3)
     for i, (n, m) in enumerate(zip(lengths_q, lengths_kv, strict=True)):
         mine, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_kv[i], ends_kv[i + 1])
-        single = call(problem.query[mine], problem.key[keys], problem.value[keys], ends(n), ends(m), 1)
+        with unwatched(gpu):
+            single = call(problem.query[mine], problem.key[keys], problem.value[keys], ends(n), ends(m), 1)
         assert torch.equal(single[0], out[mine]) and torch.equal(single[1], lse[mine])

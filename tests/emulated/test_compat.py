@@ -16,9 +16,10 @@ from compat_reference import (
     make_ragged,
 )
 from decode_reference import Sight, judge, make_problem
+from emulated_archs import SMS
 from tsmla.compat.tokenspeed_mla import tokenspeed_mla_decode
 
-pytestmark = pytest.mark.archs("sm_90a")
+pytestmark = [pytest.mark.archs("sm_90a"), pytest.mark.processors(SMS)]
 HEADS = 6
 
 

@@ -17,11 +17,11 @@ from decode_rows import (
     outlier_call,
     relative,
 )
-from emulated_archs import KERNELS
+from emulated_archs import KERNELS, SMS
 from tsmla import mla_quantize_q
 from tsmla.plan import plan_decode
 
-pytestmark = pytest.mark.archs(*KERNELS)
+pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
 CASES = {
     "around a tile": ([127, 128, 129], 1, 16, 64, {"sight": Sight()}),

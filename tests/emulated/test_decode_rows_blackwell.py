@@ -17,6 +17,7 @@ from decode_rows import (
     outlier_call,
     relative,
 )
+from emulated_archs import SMS
 from tsmla.dtype import Dtype
 from tsmla.row_format import ROWS
 from tsmla.variant import Arch, DecodeVariant
@@ -28,7 +29,7 @@ from docs.pictures import schedules_of
 VARIANT = DecodeVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, lse=True, row=ROWS["snapmla"])
 ROLES = {role.name: role.warps for schedule in schedules_of(VARIANT).values() for role in schedule.roles}
 
-pytestmark = pytest.mark.archs(str(VARIANT.arch))
+pytestmark = [pytest.mark.archs(str(VARIANT.arch)), pytest.mark.processors(SMS)]
 
 PAIRS = {
     "around a tile": ([127, 128, 129, 1, 0], 1, 72, 16, {"power_of_two": False}),

@@ -9,12 +9,13 @@ import pytest
 import torch
 from decode_queries import laid_out
 from decode_reference import Sight, attend, check, judge, make_problem, merged, run, sharded
-from emulated_archs import KERNELS
+from emulated_archs import KERNELS, SMS
 from tsmla.plan import DEALS, cut_mixed, mixed_segments, plan_decode
 from tsmla.variant import Arch
 from tsmla.workspace import decode_workspace_size
+from unwatched import unwatched
 
-pytestmark = pytest.mark.archs(*KERNELS)
+pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
 CASES = {
     "short ones among long ones": ([300, 65, 0, 200, 7, 140], [1, 17, 2, 64, 0, 5], 16, Sight()),
@@ -72,7 +73,8 @@ def test_no_value_leads_astray(gpu, cum_q):
 def test_one_query_length_gives_the_bits_of_a_call_without_a_pack(gpu, heads, q_len, requests):
     """However the call is cut: requests whole, in equal pieces, or where cuts fall."""
     problem = make_problem([(700, 65, 0)[i % 3] for i in range(requests)], q_len, heads)
-    out, lse = run(problem)
+    with unwatched(gpu):
+        out, lse = run(problem)
     packed = dataclasses.replace(
         problem, query=problem.query.flatten(0, 1), cum_q=[i * q_len for i in range(requests + 1)]
     )
@@ -140,7 +142,8 @@ def test_neighbours_in_a_tile_change_nothing(gpu):
 def test_pieces_and_strides_give_the_same_bits(gpu, heads):
     """Lines of a tensor map are all rows, or the heads of a token; rows that are in no line are copied one by one."""
     problem = make_problem([70, 3, 0, 9], [1, 5, 2, 3], heads)
-    out, lse = check(problem)
+    with unwatched(gpu):
+        out, lse = check(problem)
     rows = problem.cum_q[-1]
     for layout in ("joined, with gaps", "latent heads first, rope a slice", "other orders"):
         query = laid_out(problem.query[None], layout)

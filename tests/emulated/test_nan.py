@@ -9,9 +9,9 @@ import prefill_reference
 import pytest
 import torch
 import tsmla
-from emulated_archs import KERNELS, PREFILLS
+from emulated_archs import KERNELS, PREFILLS, SMS
 
-pytestmark = pytest.mark.archs(*KERNELS)
+pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
 
 
