@@ -37,7 +37,7 @@ def by_flash_mla(problem: Problem, **changes: Any) -> tuple[torch.Tensor, torch.
 
 def by_flashinfer(problem: Problem, natural: bool, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, base-2 LSE) of trtllm_batch_decode_with_kv_cache_mla, into a NaN-filled output."""
-    given = problem.arguments()
+    given = problem.arguments(workspace_buffer=decode_reference.callers_workspace(problem.query.shape[2], 8))
     taken = ("query", "workspace_buffer", "kv_lora_rank", "qk_rope_head_dim", "block_tables", "seq_lens", "max_seq_len")
     out, lse = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
         **{

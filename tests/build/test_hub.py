@@ -21,6 +21,9 @@ import build_wheel
 import pytest
 from building import SMALL
 
+from build_aot.build import store_of
+from build_aot.cache import Cache
+
 HOSTS = ("x86_64", "aarch64")
 LOAD = """
 import importlib.util, json, pathlib, sys
@@ -33,11 +36,14 @@ spec.loader.exec_module(loaded)
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory) -> list[Path]:
-    """A small one for each host."""
+def wheels(small_build, small_variants, tmp_path_factory) -> list[Path]:
+    """A small one for each host, of kernels that the small build compiled."""
     made = tmp_path_factory.mktemp("made")
+    compiled = Cache(made / "cache")
+    for variant in small_variants:
+        compiled.keep(variant, store_of(small_build[0]))
     part = [f"cmake.define.TSMLA_ARCHS={SMALL['arch']}", f"cmake.define.TSMLA_FAMILIES={SMALL['family']}"]
-    part += [f"build-dir={made / 'build'}"]
+    part += [f"cmake.define.TSMLA_BUILD_CACHE={compiled.directory}", f"build-dir={made / 'build'}"]
     return [build_wheel.build_wheel("binary", made, isolated=False, settings=part, host=host) for host in HOSTS]
 
 

@@ -7,11 +7,6 @@ import os
 import subprocess
 import sys
 
-from tsmla.variant import Arch, Dtype, PrefillVariant
-
-from build_aot.build import build
-
-VARIANT = PrefillVariant(Arch.SM100A, Dtype.E4M3, Dtype.BF16, 192, 128, causal=True, lse=True)
 JIT = """
 import json, sys
 from tsmla import jit
@@ -20,15 +15,14 @@ jit._compile(variant_from_dict(json.loads(sys.argv[1])))
 """
 
 
-def test_ptx_of_jit_and_aot(tmp_path):
-    build([VARIANT], tmp_path / "objs", 1, keep_ptx=True)
-    dumps = tmp_path / "dumps"
+def test_ptx_of_jit_and_aot(small_build, small_variants, tmp_path):
+    (built, _), variant, dumps = small_build, small_variants[0], tmp_path / "dumps"
     dumps.mkdir()
     environment = {**os.environ, "CUTE_DSL_KEEP": "ptx", "CUTE_DSL_DUMP_DIR": str(dumps)}
-    command = [sys.executable, "-c", JIT, json.dumps(VARIANT.to_dict())]
+    command = [sys.executable, "-c", JIT, json.dumps(variant.to_dict())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (dumped,) = dumps.glob("*.ptx")
-    ptx = (tmp_path / "objs" / "ptx" / f"{VARIANT}.ptx").read_bytes()
+    ptx = (built / "ptx" / f"{variant}.ptx").read_bytes()
     assert b".entry" in ptx and dumped.read_bytes().rstrip(b"\0") == ptx
 

@@ -18,7 +18,7 @@ from compat_reference import (
     make_ragged,
     planned,
 )
-from decode_reference import LATENT, Sight, judge, make_problem
+from decode_reference import LATENT, Sight, callers_workspace, judge, make_problem
 from tsmla import UnsupportedError
 from tsmla.compat import flash_mla, flashinfer, tokenspeed_mla
 from tsmla.variant import Arch
@@ -78,7 +78,7 @@ def test_variable_lengths_follow_the_device_in_a_graph(arch):
     """cum_seq_lens_q is read when the graph is replayed."""
     ragged = make_ragged([3, 1, 2], [50, 700, 130], 16)
     tokens = dataclasses.replace(ragged.problem, query=ragged.query[:, None])
-    given = tokens.arguments()
+    given = tokens.arguments(workspace_buffer=callers_workspace(16, 8))
     ends = ragged.cum_seq_lens_q
     arguments = {
         **{name: given[name] for name in ("kv_cache", "workspace_buffer", "kv_lora_rank", "qk_rope_head_dim")},

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 import tsmla
+from emulated_archs import KERNELS
 from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from launches import SMS, processors
 from refusing import refusing
 from tsmla import checks, examine, resolve, support
 from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
 from tsmla.row_format import ROWS
-from tsmla.variant import SHIPPED_ARCHS, Arch, Dtype, Variant
+from tsmla.variant import Arch, Dtype, Variant
 from tsmla_kernels import registry
 
 VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
@@ -240,11 +241,11 @@ SPOILED = {
 ANY_ARE_RIGHT = {("workspace", "longer"), ("kv_cache", "longer"), ("cache", "longer"), ("cos_sin", "longer")}
 
 
-@pytest.mark.parametrize("arch", SHIPPED_ARCHS)
+@pytest.mark.parametrize("arch", [*map(Arch, KERNELS)])
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("variant, packed", FORMS, ids=str)
 def test_wrong_tensors_are_named_first_and_later(variant, packed, how, arch, launches, monkeypatch) -> None:
-    """For every architecture's kernel: on the first call of a kind, and after a right one."""
+    """On the first call of a kind, and after a right one. What is said in full, `test_*_refusals` know."""
     monkeypatch.setattr(checks, "arch_of", lambda device: arch)
     right = call_of(variant, packed)
     for argument, seen in itertools.product(given_in(variant, packed), (False, True)):

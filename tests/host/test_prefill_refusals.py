@@ -63,11 +63,6 @@ WRONG = {
         r"query has strides \(784, 196, 1\) of 2-byte elements; the outer strides must be multiples of 16 bytes",
     ),
     "lengths of 64 bits": ({"cum_seq_lens": LENGTHS.long()}, "cum_seq_lens is torch.int64; accepted: torch.int32"),
-    "lengths without sign": ({"cum_seq_lens": LENGTHS.view(torch.uint32)}, "cum_seq_lens is torch.uint32; accepted"),
-    "query lengths without sign": (
-        {"cum_seq_lens_q": LENGTHS.view(torch.uint32)},
-        "cum_seq_lens_q is torch.uint32; accepted: torch.int32",
-    ),
     "lengths of two dimensions": (
         {"cum_seq_lens": torch.zeros(3, 1, dtype=torch.int32)},
         r"cum_seq_lens has shape \[3, 1\]; it must be \[3\]",
@@ -77,10 +72,6 @@ WRONG = {
         "key is torch.float16; accepted: torch.bfloat16",
     ),
     "lengths on the host": ({"cum_seq_lens": [0, 3, 7]}, "cum_seq_lens is a list; it must be a tensor on cpu"),
-    "query lengths elsewhere": (
-        {"cum_seq_lens_q": LENGTHS.to("meta")},
-        "cum_seq_lens_q is on meta but query is on cpu",
-    ),
     "batch size of no integer": ({"batch_size": 2.0}, "batch_size is a float; it must be a Python integer"),
     "batch size in words": ({"batch_size": "2"}, "batch_size is a str; it must be a Python integer"),
     "no batch size": ({"batch_size": None}, "batch_size is a NoneType; it must be a Python integer"),
@@ -104,7 +95,6 @@ WRONG = {
         r"cum_seq_lens has shape \[3\] and strides \(2,\); it must be contiguous",
     ),
     "sinks of the key's heads": ({"sinks": torch.zeros(HEADS_KV)}, r"sinks has shape \[2\]; it must be \[4\]"),
-    "sinks dtype": ({"sinks": bf16(HEADS)}, "sinks is torch.bfloat16; accepted: torch.float32"),
     "LSE with sinks of a number": ({"lse_includes_sink": 2}, "lse_includes_sink is 2; it must be True or False"),
     "out of another shape": (
         {"out": bf16(TOKENS_Q, HEADS, D_V + 8)},
@@ -118,7 +108,6 @@ WRONG = {
         {"out": bf16(TOKENS_Q, HEADS, D_V), "out_dtype": torch.float16},
         "out_dtype is torch.float16 but out is torch.bfloat16; out_dtype may be left out",
     ),
-    "out elsewhere": ({"out": bf16(TOKENS_Q, HEADS, D_V).to("meta")}, "out is on meta but query is on cpu"),
     "out no tensor": ({"out": "o"}, "out is a str; it must be a tensor on cpu"),
     "out strides": (
         {"out": bf16(TOKENS_Q, HEADS, D_V + 4)[..., :D_V]},
@@ -140,9 +129,7 @@ WRONG = {
         "k_scale is a number of more than 20 digits, beyond what a float holds",
     ),
     "sinks of another dtype": ({"sinks": torch.zeros(HEADS, dtype=torch.float64)}, "sinks is torch.float64; accepted"),
-    "sinks of other heads": ({"sinks": torch.zeros(HEADS + 1)}, r"sinks has shape \[.*\]; it must be \["),
     "sinks with gaps": ({"sinks": torch.zeros(2 * HEADS)[::2]}, "sinks .* must be contiguous"),
-    "sinks on another device": ({"sinks": torch.zeros(HEADS, device="meta")}, "sinks"),
     "sinks in the LSE in words": ({"lse_includes_sink": "yes"}, "lse_includes_sink is 'yes'; it must be True or False"),
     "a base of LSEs that there is not": ({"lse_base": 10}, "lse_base is 10; accepted: 2 and math.e"),
     "a base of LSEs in words": ({"lse_base": "e"}, "lse_base is a str; it must be a Python number"),
