@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from built_kernels import OBJECTS, files_in  # puts the emulator on the path
 from tsmla_emulator import pytest_plugin
+from unwatched import unwatched
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +25,13 @@ def built_objects() -> Path:
 @pytest.fixture(scope="session")
 def compiled_kernels(built_objects):
     return files_in(built_objects)
+
+
+@pytest.fixture
+def values_only(gpu) -> Iterator[None]:
+    """Calls of this test are not searched for races: it is about numbers, and others make such calls under watch."""
+    with unwatched(gpu):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -57,6 +57,7 @@ MOST_IN_DISORDER = 7
 
 
 @pytest.mark.archs("sm_90a")
+@pytest.mark.usefixtures("values_only")
 @pytest.mark.parametrize("room", [1000, 7, 0])
 @pytest.mark.parametrize(
     "deal",

@@ -9,7 +9,9 @@ import torch
 from decode_reference import UNUSED_ENTRY, judge, make_problem, run
 from emulated_archs import KERNELS, SMS
 
-pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
+pytestmark = [
+    pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS), pytest.mark.usefixtures("values_only"),
+]  # fmt: skip
 PAGE = 128
 MOST_KEYS = 2**31 - 256
 """Of a request: the last tile must end where 32 bits do. Keys from this one on are left out."""

@@ -11,7 +11,9 @@ import torch
 import tsmla
 from emulated_archs import KERNELS, PREFILLS, SMS
 
-pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
+pytestmark = [
+    pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS), pytest.mark.usefixtures("values_only"),
+]  # fmt: skip
 DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
 
 
