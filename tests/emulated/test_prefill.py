@@ -147,8 +147,8 @@ def test_more_key_heads_than_a_section(gpu):
     check(make_problem([257], [129], 34, 34, 192, 128, torch.float8_e4m3fn, "cuda"), True)
 
 
-def test_without_lse_and_with_pdl(gpu):
-    check(make_problem([130], [200], 1, 1, 192, 128, torch.bfloat16, "cuda"), False, lse=False, enable_pdl=True)
+def test_with_pdl(gpu):
+    check(make_problem([130], [200], 1, 1, 192, 128, torch.bfloat16, "cuda"), False, enable_pdl=True)
 
 
 @pytest.mark.parametrize("factor", [-0.5, 0.0], ids=str)

@@ -135,7 +135,7 @@ def leave_poison(call, k, v):
 
 
 def call_another(call, k, v):
-    resolve.resolve(PackVariant(**{**vars(PACK), "d_v": 256}))
+    resolve.resolve(dataclasses.replace(PACK, out_dtype=Dtype.E5M2))
 
 
 @pytest.mark.parametrize(
