@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import PACK, python_environment, run_python
 from tsmla import jit, loader, manifest, toolchain
 from tsmla.errors import CompileError, RuntimeLibraryError
 from tsmla.tools import cli
+
+from examples import PACK, python_environment, run_python
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
