@@ -1,4 +1,4 @@
-"""Docstrings of kernels, and of what decides them, begin with the thing or its verb."""
+"""Docstrings are understood with the file closed: their first words name the thing, or say what it does."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import tsmla
-import tsmla_kernels
+import pytest
 
-import build_aot
-
-PACKAGE, BUILD = Path(tsmla.__file__).parent, Path(build_aot.__file__).parent
-FILES = [
-    *sorted(Path(tsmla_kernels.__file__).parent.rglob("*.py")),
-    *(PACKAGE / f"{name}.py" for name in ("call", "dtype", "plan", "row_format", "support", "variant")),
-    *(BUILD / f"{name}.py" for name in ("compile", "cubin", "link", "load")),
-]
-UNCLEAR = re.compile(r"(Of|As|By|So|The same)\b")
-"""Openings that need the lines around them to be understood."""
+REPOSITORY = Path(__file__).parents[2]
+ROOTS = ("python", "kernels", "build_aot", "emulator/tsmla_emulator", "benchmarks", "wheels", "docs", "examples")
+OPENING = re.compile(r"(Of|As|By|So|The same)\b")
 
 
-def docstrings(file: Path) -> Iterator[tuple[int, str]]:
-    """Every string that stands for itself: of modules, classes and functions, and below constants."""
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+def strings(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each string that is a statement: docstrings, and what stands below a constant or a field."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value.strip()
 
 
-def test_docstrings_are_understood_with_the_file_closed() -> None:
-    found = [(file, line, text) for file in FILES for line, text in docstrings(file)]
-    assert len(found) > 1000
-    unclear = [f"{file}:{line}: {text[:60]}" for file, line, text in found if UNCLEAR.match(text)]
-    assert not unclear, "\n".join(unclear)
+def first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.:])\s", text, maxsplit=1)[0].replace("\n", " ")
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_docstrings_begin_with_what_the_thing_is(root: str) -> None:
+    files = sorted((REPOSITORY / root).rglob("*.py"))
+    assert files
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {first_sentence(text)}"
+        for path in files
+        for line, text in strings(path.read_text())
+        if OPENING.match(text)
+    ]
+    assert not wrong, "name the thing first, in words that need no code beside them:\n" + "\n".join(wrong)
