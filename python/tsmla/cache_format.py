@@ -1,4 +1,4 @@
-"""What writing a cache and reading it have in common: the format of its rows, its scale, and its tensors."""
+"""Checks and conversions that `mla_write_cache` and `mla_read_cache` share: a cache's format, scale and tensors."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _EIGHT_BITS = frozenset(name for name, row in ROWS.items() if row.pieces[0].dtyp
 
 
 def typed(cache: torch.Tensor, format: str) -> torch.Tensor:
-    """The cache as kernels take it: bytes of 8-bit rows as elements."""
+    """View a cache of bytes as e4m3 where its format has 8-bit rows; return any other cache as it is."""
     return cache.view(torch.float8_e4m3fn) if cache.dtype is torch.uint8 and format in _EIGHT_BITS else cache
 
 
 def is_countable(cache: torch.Tensor) -> bool:
-    """Whether a cache has no more rows than kernels count."""
+    """Whether a cache's rows can be numbered in int32, as kernels number them."""
     return cache.shape[0] * cache.shape[1] <= _MAX_ROWS
 
 
 def is_usual(format: str, scale: float) -> bool:
-    """Whether `checked` would return these very arguments."""
+    """Whether `checked` would accept these arguments and return them unchanged."""
     return type(format) is str and type(scale) is float and (
         scale == 1.0 or (format == _SCALED and SMALLEST_FLOAT32 <= scale <= LARGEST_FLOAT32)
     )
 
 
 def checked(operator: str, format: str, scale: float) -> tuple[str, float]:
-    """A format's name and the scale of a whole cache, which is 1 where rows have scales or need none."""
+    """Check a cache's format and scale, and return them. Only "e4m3" takes a scale other than 1."""
     if not isinstance(format, str) or format not in ROWS:
         raise ArgumentError(f"{operator}: format is {checks.spelled(format)}; accepted: {', '.join(ROWS)}")
     scale = checks.number(operator, "scale", scale)
@@ -49,7 +49,8 @@ def checked(operator: str, format: str, scale: float) -> tuple[str, float]:
 
 
 def row_of(examination: examine.Examination, format: str) -> RowFormat:
-    """The rows of a format, for which the call must have as many tensors as they take."""
+    """Return the rows of a format, after checking that rope_cache and scale_cache are given if and only if it has
+    them."""
     operator, row = examination.operator.name, ROWS[checked(examination.operator.name, format, 1.0)[0]]
     for name in ("rope_cache", "scale_cache"):
         if row.apart and examination.tensors[name] is None:
@@ -61,7 +62,7 @@ def row_of(examination: examine.Examination, format: str) -> RowFormat:
 
 
 def check_size(examination: examine.Examination) -> None:
-    """A cache of no more rows than kernels count."""
+    """Refuse a cache with more rows than int32 can number."""
     pages, page_size = (examination.sizes[name] for name in ("pages", "page_size"))
     if pages * page_size > _MAX_ROWS:
         raise ArgumentError(
@@ -71,6 +72,6 @@ def check_size(examination: examine.Examination) -> None:
 
 
 def absent(kv_c: torch.Tensor, row: RowFormat) -> tuple[torch.Tensor, torch.Tensor]:
-    """What kernels get for a rope_cache and a scale_cache that the format does not have."""
+    """Make the empty tensors that kernels get for rope_cache and scale_cache where the format has none."""
     rope = checks.TORCH_DTYPE_OF[row.piece("rope").dtype]
     return kv_c.new_empty((0, 0, row.piece("rope").columns), dtype=rope), kv_c.new_empty((0, 0), dtype=torch.float32)

@@ -22,14 +22,15 @@ TORCH_DTYPES: dict[torch.dtype, Dtype] = {
 TORCH_DTYPE_OF: dict[Dtype, torch.dtype] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 2.0**127 * (2 - 2.0**-23)
-"""Normal float32 numbers, which is what kernels multiply by."""
+"""The smallest and the largest positive normal float32."""
 LARGEST_SCORES_FACTOR = 1024.0
-"""Of what scores are multiplied by: models' factors are below 1. Kernels subtract a row's maximum from scores after the
-multiplication, in float32, so what is left of scaled scores beyond 2 ** 23 is rounded to whole numbers and more."""
+"""Upper bound of the factor that scores are multiplied by; models have factors below 1. Kernels subtract a row's
+maximum from its scaled scores in float32, so scores beyond 2 ** 23 have lost their fractions by then."""
 
 
 def dtype_in_table(variant: Variant, name: str) -> torch.dtype:
-    """The dtype that an operator's table (`call`) names: a field of the variant, or torch's own name."""
+    """Return the torch dtype that a word in an operator's table (`call`) means: a field of the variant, or torch's own
+    name."""
     ours = getattr(variant, name, None)
     return getattr(torch, name) if ours is None else TORCH_DTYPE_OF[ours]
 
@@ -55,7 +56,7 @@ def arch_of(device: torch.device) -> Arch:
 
 
 def dtype_of(dtype: torch.dtype) -> Dtype:
-    """tsmla's name of a torch dtype; `dtype_in` is the check that also names the argument."""
+    """Return tsmla's name of a torch dtype; `dtype_in` is the check that also names the argument."""
     found = TORCH_DTYPES.get(dtype)
     if found is None:
         raise ArgumentError(f"{dtype} is not a dtype that tsmla's kernels know; they know {_listed(TORCH_DTYPES)}")
@@ -63,7 +64,7 @@ def dtype_of(dtype: torch.dtype) -> Dtype:
 
 
 def cuda(operator: str, name: str, tensor: torch.Tensor) -> torch.device:
-    """A CUDA tensor, `stored`; returns its device."""
+    """Check that a tensor is on a CUDA device and passes `stored`; return the device."""
     device = stored(operator, name, tensor, "a CUDA tensor")
     if not tensor.is_cuda:
         raise ArgumentError(f"{operator}: {name} is on {device}; it must be a CUDA tensor")
@@ -71,7 +72,7 @@ def cuda(operator: str, name: str, tensor: torch.Tensor) -> torch.device:
 
 
 def same_device(operator: str, name: str, tensor: torch.Tensor, reference: str, device: torch.device) -> None:
-    """A tensor on `device`, which is where the argument called `reference` is, `stored`."""
+    """Check that a tensor passes `stored` and is on `device`, where the argument called `reference` is."""
     if stored(operator, name, tensor, f"a tensor on {device}") != device:
         raise ArgumentError(
             f"{operator}: {name} is on {tensor.device} but {reference} is on {device}; all tensors must share a device"
@@ -79,10 +80,11 @@ def same_device(operator: str, name: str, tensor: torch.Tensor, reference: str, 
 
 
 def stored(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tensor") -> torch.device:
-    """A tensor whose elements are what its memory holds, at its strides, with no gradient asked of it; returns its
-    device. Kernels read and write memory and know nothing of what torch would do to it on the way.
+    """Check that a tensor's elements are what its memory holds at its strides, and that no gradient is asked of it;
+    return its device.
 
-    wanted: what the argument must be, in words.
+    Kernels read and write memory, and know nothing of what torch would do to it on the way. wanted: what the argument
+    must be, in words.
     """
 
     def refuse(given: str, fix: str) -> NoReturn:
@@ -107,7 +109,7 @@ def stored(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tens
 
 
 def no_gradient(operator: str, name: str, tensor: torch.Tensor, wanted: str = "a tensor") -> None:
-    """A tensor that no gradient is asked of."""
+    """Check that no gradient is asked of a tensor."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
             f"{operator}: {name} requires a gradient, and none is computed here; it must be {wanted} that requires "
@@ -126,7 +128,8 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def shape(operator: str, name: str, tensor: torch.Tensor, *accepted: Sequence[int | str]) -> dict[str, int]:
-    """A tensor of one of these shapes, in which a name stands for any size; returns the sizes of names."""
+    """Check that a tensor has one of the accepted shapes, and return the sizes of the dimensions that are given by
+    name: a name accepts any size."""
     for expected in accepted:
         sizes = list(zip(expected, tensor.shape, strict=False))
         if len(expected) == tensor.ndim and all(isinstance(want, str) or want == size for want, size in sizes):
@@ -137,13 +140,13 @@ def shape(operator: str, name: str, tensor: torch.Tensor, *accepted: Sequence[in
 
 
 def dtype_in(operator: str, name: str, tensor: torch.Tensor, accepted: Iterable[torch.dtype]) -> None:
-    """A tensor of one of the accepted torch dtypes."""
+    """Check that a tensor has one of the accepted torch dtypes."""
     if tensor.dtype not in accepted:
         raise ArgumentError(f"{operator}: {name} is {tensor.dtype}; accepted: {_listed(accepted)}")
 
 
 def last_dim_contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
-    """A tensor whose last dimension has stride 1; the outer strides are free."""
+    """Check that a tensor's last dimension has stride 1. The outer strides are free."""
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise ArgumentError(
             f"{operator}: {name} has strides {tuple(tensor.stride())}; its last dimension must have stride 1 "
@@ -152,7 +155,7 @@ def last_dim_contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
-    """A tensor without gaps, in row-major order."""
+    """Check that a tensor is row-major without gaps."""
     if not tensor.is_contiguous():
         raise ArgumentError(
             f"{operator}: {name} has shape {_shape(tensor.shape)} and strides {tuple(tensor.stride())}; "
@@ -161,7 +164,7 @@ def contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def pages_contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
-    """A paged tensor [..., page_size, width] whose pages have no gaps; the stride between pages is free."""
+    """Check that no page of a tensor [..., page_size, width] has gaps. The stride between pages is free."""
     width = tensor.shape[-1]
     if tensor.stride()[-2:] != (width, 1):
         raise ArgumentError(
@@ -171,7 +174,7 @@ def pages_contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def no_overlap(operator: str, name: str, tensor: torch.Tensor) -> None:
-    """A tensor to write into: no two of its elements share memory."""
+    """Check that no two elements of a tensor to write into share memory."""
     if overlapping(tensor):
         raise ArgumentError(
             f"{operator}: {name} has shape {_shape(tensor.shape)} and strides {tuple(tensor.stride())}, so some of its "
@@ -180,8 +183,10 @@ def no_overlap(operator: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def overlapping(tensor: torch.Tensor) -> bool:
-    """Whether elements of a strided tensor share memory. Also true of strides under which a dimension's elements lie
-    between another's without sharing any, which only `as_strided` makes."""
+    """Whether elements of a strided tensor share memory.
+
+    Also True where a dimension's elements lie between another's without sharing any, which only `as_strided` makes.
+    """
     span = 1
     for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent > 1:
@@ -192,7 +197,7 @@ def overlapping(tensor: torch.Tensor) -> bool:
 
 
 def address(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> None:
-    """A tensor whose address is a multiple of `multiple` bytes."""
+    """Check that a tensor's address is a multiple of `multiple` bytes."""
     if tensor.data_ptr() % multiple:
         raise ArgumentError(
             f"{operator}: {name} starts at address {tensor.data_ptr():#x}; it must be aligned to {multiple} bytes "
@@ -201,7 +206,7 @@ def address(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
 
 
 def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> None:
-    """A tensor whose address, and whose outer strides in bytes, are multiples of `multiple` bytes."""
+    """Check that a tensor's address, and its outer strides in bytes, are multiples of `multiple` bytes."""
     address(operator, name, tensor, multiple)
     size = tensor.element_size()
     for stride, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True):
@@ -213,7 +218,7 @@ def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
 
 
 def torch_dtype(operator: str, name: str, given: torch.dtype, accepted: Iterable[torch.dtype]) -> None:
-    """One of the accepted torch dtypes, given as an argument."""
+    """Check that a dtype given as an argument is one of the accepted."""
     if not isinstance(given, torch.dtype):
         raise ArgumentError(f"{operator}: {name} is a {type(given).__name__}; accepted: {_listed(accepted)}")
     if given not in accepted:
@@ -221,7 +226,7 @@ def torch_dtype(operator: str, name: str, given: torch.dtype, accepted: Iterable
 
 
 def number(operator: str, name: str, value: float) -> float:
-    """A number of Python or NumPy, as a float."""
+    """Check that an argument is a number of Python or NumPy, and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentError(
             f"{operator}: {name} is a {type(value).__name__}; it must be a Python number "
@@ -237,7 +242,7 @@ def number(operator: str, name: str, value: float) -> float:
 
 
 def scale(operator: str, name: str, value: float) -> float:
-    """A number that kernels multiply by in float32."""
+    """Check that an argument is a number that is finite in float32, and return it as a float."""
     value = number(operator, name, value)
     if not -LARGEST_FLOAT32 <= value <= LARGEST_FLOAT32:
         raise ArgumentError(f"{operator}: {name} is {value}; it must be finite in float32")
@@ -245,12 +250,12 @@ def scale(operator: str, name: str, value: float) -> float:
 
 
 def is_scores_factor(value: float) -> bool:
-    """Whether kernels take it as the factor of scores."""
+    """Whether a number is in the range that kernels accept for the factor of scores."""
     return SMALLEST_FLOAT32 <= value <= LARGEST_SCORES_FACTOR
 
 
 def refuse_scores_factor(operator: str, given: str) -> NoReturn:
-    """Say that `given` is no factor of scores."""
+    """Raise the error for a factor of scores out of range. given: the argument and its value, in words."""
     raise ArgumentError(
         f"{operator}: {given} must be from {SMALLEST_FLOAT32:.3g} (the smallest normal float32) to "
         f"{LARGEST_SCORES_FACTOR:.0f}"
@@ -264,7 +269,7 @@ def lse_base(operator: str, value: float) -> None:
 
 
 def integer(operator: str, name: str, value: int, lowest: int, highest: int) -> int:
-    """An integer of Python or NumPy in a range, as an int."""
+    """Check that an argument is an integer of Python or NumPy in a range, and return it as an int."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ArgumentError(
             f"{operator}: {name} is a {type(value).__name__}; it must be a Python integer "
@@ -276,7 +281,7 @@ def integer(operator: str, name: str, value: int, lowest: int, highest: int) -> 
 
 
 def flag(operator: str, name: str, value: bool) -> bool:
-    """True or False, or a number of Python or NumPy that equals one of them."""
+    """Check that an argument is True or False, or a number that equals one of them, and return it as a bool."""
     numpy_bool = type(value).__name__ in ("bool", "bool_")  # the name depends on NumPy's version
     if not (numpy_bool or isinstance(value, numbers.Real)) or value not in (False, True):
         raise ArgumentError(f"{operator}: {name} is {spelled(value)}; it must be True or False")
@@ -284,12 +289,12 @@ def flag(operator: str, name: str, value: bool) -> bool:
 
 
 def each(check: Callable[..., Any], operator: str, *limits: int, **values: Any) -> Iterator[Any]:
-    """What a check makes of each of some arguments, in their order."""
+    """Run one check on each of some named arguments, and yield what it returns, in their order."""
     return (check(operator, name, value, *limits) for name, value in values.items())
 
 
 def spelled(value: object) -> str:
-    """An argument in few words: numbers and strings as they are unless they are long, of all else the type."""
+    """Return an argument as error texts print it: a number or a short string itself, the type of anything else."""
     if isinstance(value, numbers.Rational):
         long = max(abs(int(value.numerator)), int(value.denominator)) > 10**20
         return "a number of more than 20 digits" if long else str(value)

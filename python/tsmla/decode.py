@@ -26,7 +26,7 @@ _kind = examine.kind_of(DECODE)
 _LARGEST_INT = 2**31 - 1
 _LN_2 = math.log(2.0)
 _MOST_ROWS = 2**31 - 128
-"""Query rows of a request: the last row tile, of up to 128, must end where 32 bits do."""
+"""Most query rows (tokens x heads) of a request: the end of its last row tile, of up to 128 rows, must fit in int32."""
 PAGE_SIZES = (16, 32, 64, 128)
 
 
@@ -62,95 +62,100 @@ def tsmla_decode(
     max_q_len: int | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """output_scale * softmax(softmax_scale * q k^T) v, where a cache row is a key, and its latent part also the value.
+    """Absorbed MLA attention over a paged latent cache: output_scale * softmax(softmax_scale * q k^T) v.
 
-    Nothing is allocated but the results (and 32-bit copies of 64-bit lengths), and nothing waits for the GPU; after
-    `warmup` it can be captured in a CUDA graph, whose replays may have other lengths and page tables in the same
-    tensors. No value in a device tensor leads outside of the tensors passed.
+    A cache row is a key, and its latent part is also the value. Nothing is allocated but the results (and 32-bit copies
+    of 64-bit lengths), and nothing waits for the GPU; after `warmup` a call can be captured in a CUDA graph, whose
+    replays may have other lengths and page tables in the same tensors. No value in a device tensor leads outside of the
+    tensors passed.
 
     Args:
-        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2: latent part first, then rope. Or a tuple of its two
-            pieces as they were computed, (q_nope [batch, q_len, heads, 512], q_pe [batch, q_len, heads, 64]), which are
-            not copied and give the same bits. Last dimensions contiguous, outer strides free multiples of 16 bytes, of
-            each piece its own. Its tokens are the last q_len positions of each request. Any number of heads, any q_len.
-            With cum_seq_lens_q, [tokens, heads, 576] or its pieces: those of all requests, one behind the other.
-            With a kv_cache of three tensors, a tuple of three: (q_nope e4m3, q_pe bf16, query_scales). A scale is the
-            factor of a whole row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. Or
-            bf16 as above, which `mla_quantize_q` makes that of first.
+        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2: latent part first, then rope. Its tokens are the
+            last q_len positions of each request. Any number of heads, any q_len. Last dimensions contiguous, outer
+            strides free multiples of 16 bytes, of each piece its own. Other forms:
+            - (q_nope [batch, q_len, heads, 512], q_pe [batch, q_len, heads, 64]): the two pieces as they were computed.
+              They are not copied and give the same bits.
+            - [tokens, heads, 576], or such pieces, with cum_seq_lens_q: the tokens of all requests, one request behind
+              the other.
+            - (q_nope e4m3, q_pe bf16, query_scales), with a kv_cache of three tensors. A scale is the factor of a whole
+              row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. A bf16 query in one
+              or two pieces is accepted, too: `mla_quantize_q` turns it into these three first.
         kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
-            any page stride that is a multiple of 16 bytes, rows within a page without gaps. Or, for a bf16 query,
-            DeepSeek's rows of 656 bytes ("fp8_ds_mla"): [pages, page_size, 656] or [pages, 1, page_size, 656], uint8 or
-            e4m3, strides as before. Its scales are in the rows, may be any float32, and are no arguments; results are
-            those of the bf16 rows that `mla_read_cache` reads or, on sm_90a and of few query rows, of the rows as
-            they are stored, without that rounding. Or SnapMLA's rows, as
-            `mla_write_cache` writes them under the format "snapmla": a tuple (cache [pages, page_size, 512] e4m3 or
-            uint8, rope_cache [pages, page_size, 64] bf16, scale_cache [pages, page_size] float32); strides of pages and
-            rows are then free multiples of 16 bytes, and those of scale_cache any. Scales are positive, powers of two
-            or not; those of a request's keys must lie within 2^100 of each other. A key whose scale is 0 counts as
-            hidden; one that is negative, infinite or NaN makes NaN of the rows that see its key.
+            any page stride that is a multiple of 16 bytes, rows within a page without gaps. Other forms:
+            - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
+              page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
+              are those of the bf16 rows that `mla_read_cache` reads or, on sm_90a with few query rows, of the rows as
+              they are stored, without that rounding.
+            - SnapMLA's rows, as `mla_write_cache` writes them under the format "snapmla": (cache [pages, page_size,
+              512] e4m3 or uint8, rope_cache [pages, page_size, 64] bf16, scale_cache [pages, page_size] float32).
+              Strides of pages and rows are free multiples of 16 bytes, those of scale_cache any. Scales are positive,
+              powers of two or not; those of a request's keys must lie within 2^100 of each other. A key whose scale is
+              0 counts as hidden; a scale that is negative, infinite or NaN makes NaN of the rows that see its key.
         workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
             max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
             nothing in it outlives a call.
         kv_lora_rank, qk_rope_head_dim: 512 and 64.
-        block_tables: [batch, width] int32, pages of each request in order; entries beyond a request's keys are not
+        block_tables: [batch, width] int32, pages of each request in order. Entries beyond a request's keys are not
             read, so rows may be wider than needed. A page that the cache does not have reads as zeros; a cache may have
-            none. Rows may also be of no columns: no request has keys then.
+            none. With a width of 0, no request has keys.
         seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
             ones count as 0. No request has more keys than width * page_size, or than 2^31 - 256: keys from there on are
             left out, and positions of its query tokens still follow from the length. int64 takes one more small launch.
-        max_seq_len: at least the longest of `seq_lens`, or of what a captured graph will see: how many CTAs can be
-            occupied follows from it, never what is computed.
-        softmax_scale: factor of the scores, times the dequantisation scales of query and cache where these have one
-            each, for all: from 2^-126 to 1024.
-            Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of a row is not defined. With
-            SnapMLA's rows, weights are right to 4 % up to scores of 2^20, and off by twice as much with each power of
-            two beyond.
+        max_seq_len: at least the longest of `seq_lens`, or of what a captured graph will see. It decides how many CTAs
+            can be occupied, never what is computed.
+        softmax_scale: factor of the scores, from 2^-126 to 1024. Where query and cache have one dequantisation scale
+            each, multiply it by both. Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of
+            a row is not defined. With SnapMLA's rows, weights are right to 4 % up to scores of 2^20, and off by twice
+            as much with each power of two beyond.
         output_scale: factor of the output, before it is rounded; not of the LSE.
         out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits. [tokens, heads, 512]
-            with cum_seq_lens_q. Neither it nor `lse` nor the workspace may share memory with another argument, which
-            nobody checks.
+            with cum_seq_lens_q. Neither it nor `lse` nor the workspace may share memory with another argument; this is
+            not checked.
         is_var_seq: not read; lengths are always read from `seq_lens`.
         causal_mask: query token t sees the positions up to its own; otherwise all tokens see what the last one sees.
         window_left: also hide positions more than this many before a token's own; -1 for none.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
         causal_seqs: [batch] int32 or int64, keys of each request over all ranks: the position that the last query token
             may see, plus one. `seq_lens` when None; needed when cp_world > 1. Negative ones count as 0.
-        cp_world, cp_rank, cp_interleave_size: decode context parallelism. Key c of this cache has the position
-            (c // i) * i * cp_world + cp_rank * i + c % i, with i = cp_interleave_size.
-        min_split_kv: 1 to 256; accepted for callers of the same interface. Keys are always dealt evenly to the whole
-            GPU, so that there is no least number of splits to ask for.
+        cp_world, cp_rank, cp_interleave_size: decode context parallelism. Key c of this cache has the position (c // i)
+            * i * cp_world + cp_rank * i + c % i, with i = cp_interleave_size.
+        min_split_kv: 1 to 256; accepted for callers of the same interface. It changes nothing: keys are always divided
+            evenly over the whole GPU.
         local_visible_lens: [batch, q_len] int32, or [tokens] with cum_seq_lens_q: keys of this cache that each query
             token may see at most; any values.
         lse_base: 2, or math.e for the natural logarithm.
         sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
             that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
-            when cp_world > 1: it belongs into the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
+            when cp_world > 1: apply it to the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
         lse_includes_sink: whether the LSE counts that key, too.
         lse: [batch, q_len, heads] float32 to write the LSE into, with any strides; [tokens, heads] with cum_seq_lens_q.
             Written whether or not return_lse asks for it.
-        cum_seq_lens_q: [batch + 1] int32 or int64: request b has query tokens cum_seq_lens_q[b] to
-            cum_seq_lens_q[b + 1] - 1, any number of them or none, which are its last positions. Read on the GPU only.
-            Values below 0 count as 0, those beyond tokens as that, one below an earlier one as the earlier one. Tokens
-            of no request are neither read nor written in `out` and `lse`.
+        cum_seq_lens_q: [batch + 1] int32 or int64: request b has query tokens cum_seq_lens_q[b] to cum_seq_lens_q[b +
+            1] - 1, any number of them or none, which are its last positions. Read on the GPU only. Values below 0 count
+            as 0, those beyond the number of tokens as that number, and one below an earlier one as the earlier one.
+            Tokens of no request are neither read nor written in `out` and `lse`.
         max_q_len: at least the most query tokens of a request, or of what a captured graph will see; needed with
-            cum_seq_lens_q. Of a request that has more, the first max_q_len are computed as if they were its last
-            positions, the others as if they were no request's. How a call is dealt to the GPU follows from it. Times
-            heads, at most 2^31 - 128.
+            cum_seq_lens_q. max_q_len * heads is at most 2^31 - 128. It decides how a call is divided over the GPU. If a
+            request has more tokens, its first max_q_len are computed as if they were its last positions, and the others
+            as if they belonged to no request.
         batch_invariant: a request's results have the same bits whatever else is in the batch, packed or not, and
-            however many SMs there are: its keys are not split among SMs, so that few or long requests leave most of
-            them idle.
+            however many SMs there are. Its keys are then not split among SMs, so that few or long requests leave most
+            of them idle.
 
     Returns:
         out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
         log2 of the sum of exponentials of the scaled scores. A query row that sees no key gives output 0 and LSE -inf.
         Results over context-parallel ranks merge to the unsharded one with weights 2 ** lse.
 
-        Columns of an output row may differ in size. On sm_90a, where a request's keys are split among SMs, those of
-        bf16 caches and of rows with scales have full precision from 2^-14 of the largest column on; smaller ones are
-        off by up to 2^-22 of that largest. (What is largest is taken for columns 0 to 127 and 256 to 383 together, and
-        for the others; with SnapMLA's rows for each half; with scales and up to 16 query rows, tokens times heads, for
-        each 128 columns.) Columns of e4m3 caches have it from 2^-22 on, in the cache's units, and are off by up to
-        2^-31 below. All columns have it with batch_invariant, which splits nothing.
+        Columns of an output row may differ in size. On sm_90a, where a request's keys are split among SMs, a column
+        that is much smaller than the largest loses precision:
+
+        - bf16 caches, and rows with scales: full precision from 2^-14 of the largest column on; smaller columns are off
+          by up to 2^-22 of that largest. What is largest is taken for columns 0 to 127 and 256 to 383 together, and for
+          the others; with SnapMLA's rows for each half; with scales and up to 16 query rows (tokens times heads) for
+          each 128 columns.
+        - e4m3 caches: full precision from 2^-22 on, in the cache's units; smaller columns are off by up to 2^-31.
+        - batch_invariant, which splits nothing: full precision for all columns.
 
         A key that no query token of its request may see, whatever hides it, touches no result. NaN and inf in a key
         that only some tokens see may reach the others of its request.
@@ -235,7 +240,7 @@ def tsmla_decode(
                 cp_interleave_size, 1 if lse_includes_sink else 0, 1.0 if lse_base == 2.0 else _LN_2,
                 1 if batch_invariant else 0, q_len, parts, 1 if enable_pdl else 0,
             )  # fmt: skip
-        else:  # no kernel that would refuse what the kind does not tell
+        else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
             if kv_cache.shape[0] == 0:  # type: ignore[union-attr]
                 return tsmla_decode(
@@ -256,13 +261,16 @@ def tsmla_decode(
 
 
 class _Served(NamedTuple):
-    """What calls of one kind need besides their arguments.
+    """What serves calls of one kind, apart from their tensors.
 
-    parts: of the plan; 0 when there is nothing to launch, or no page that the kernel could be given. rewritten: whether
-    the cache's dimension of 1 has to go, and whether seq_lens, causal_seqs and cum_seq_lens_q have 64 bits. q_len: of
-    every request, or the most that one has. whole, no_spans, nothing, no_sinks: the kernel's words for no second piece
-    of the query, requests of one query length, no visible lengths and no sinks. new_out, new_lse: make the results, of
-    packed tokens from their number.
+    parts: of the plan; 0 where nothing is launched, or where the cache has no page that the kernel could be given.
+    rewritten: whether the cache has a dimension of 1 to drop, and whether seq_lens, causal_seqs and cum_seq_lens_q are
+        int64.
+    q_len: query tokens of every request, or the most that one has.
+    whole: what the kernel gets where the query is in one piece.
+    no_spans: what it gets where all requests have equally many query tokens.
+    nothing, no_sinks: what it gets where there are no visible lengths, and no sinks.
+    new_out, new_lse: make the results; those of packed tokens are made from the number of tokens.
     """
 
     kernel: Callable[..., None]
@@ -279,7 +287,7 @@ class _Served(NamedTuple):
 
 
 def _examined(tensors: tuple, chosen: tuple) -> _Served:
-    """What serves a call (chosen: fields of `Options`), with every check and its error."""
+    """Check everything about a call, and return what serves it. chosen: fields of `Options`."""
     options = Options(*chosen)
     (
         query, q_pe, kv_cache, _, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, _, lse, _, query_scales, rope_cache,
@@ -348,5 +356,5 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
 
 
 def _as_one_request(rows: Any) -> Any:
-    """Packed tokens as kernels take them."""
+    """Return packed tokens as one request of that many, which is how kernels take them."""
     return None if rows is None else rows.unsqueeze(0)

@@ -1,4 +1,4 @@
-"""The arguments of a decode call that are no tensors: together, and what their values may be."""
+"""The arguments of a decode call that are neither tensors nor factors, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _MAX_MIN_SPLIT = 256
 
 
 class Options(NamedTuple):
-    """A call's arguments that are no tensors, but for factors. longest: max_seq_len rounded up to a power of two, as
-    plans round it: contexts grow with every step, and kinds of calls should not."""
+    """Every argument of a decode call that is neither a tensor nor a factor.
+
+    longest: max_seq_len rounded up to a power of two, as plans round it: calls of growing contexts stay of one kind.
+    """
 
     return_lse: bool
     pdl: bool
@@ -38,7 +40,7 @@ class Options(NamedTuple):
 
 
 def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_len: int | None) -> bool:
-    """Whether query tokens of all requests lie one behind the other."""
+    """Whether query tokens of all requests lie one behind the other; checks the arguments that say so."""
     if cum_seq_lens_q is None:
         if max_q_len is not None:
             raise ArgumentError(
@@ -60,7 +62,7 @@ def is_packed(query: torch.Tensor, cum_seq_lens_q: torch.Tensor | None, max_q_le
 
 
 def check_options(options: Options, has_causal_seqs: bool, has_sinks: bool) -> None:
-    """Everything about them that needs no tensor."""
+    """Check the options that can be checked without a tensor."""
     dims = (options.kv_lora_rank, options.qk_rope_head_dim)
     for name, size in zip(("kv_lora_rank", "qk_rope_head_dim"), dims, strict=True):
         checks.number(_OPERATOR, name, size)
@@ -88,7 +90,7 @@ def check_options(options: Options, has_causal_seqs: bool, has_sinks: bool) -> N
 def integers(
     window_left: int, cp_world: int, cp_rank: int, cp_interleave_size: int, min_split_kv: int
 ) -> tuple[int, int, int, int, int]:
-    """The same, of Python's own type and in their ranges."""
+    """Check the ranges of the integer options, and return them as Python ints."""
     window_left = checks.integer(_OPERATOR, "window_left", window_left, -1, _LARGEST_INT)
     cp_world = checks.integer(_OPERATOR, "cp_world", cp_world, 1, _LARGEST_INT)
     cp_rank = checks.integer(_OPERATOR, "cp_rank", cp_rank, 0, cp_world - 1)

@@ -1,4 +1,5 @@
-"""A decode's cache whose rows are not those of the query's dtype: in one tensor, or, as the query then is, in three."""
+"""Caches of `tsmla_decode` whose rows are not of the query's dtype: "fp8_ds_mla" and "snapmla", and the latter's
+query."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from .quantize_q import mla_quantize_q
 from .row_format import ROWS, RowFormat
 
 ROW = ROWS["snapmla"]
-"""The only rows that lie in three tensors."""
+"""The only row format that lies in three tensors."""
 WHOLE = ROWS["fp8_ds_mla"]
-"""The only rows with scales that lie in one tensor. It is told by its width: no other row of 8 bits has it."""
+"""The only row format with scales that lies in one tensor. Its width tells it: no other 8-bit row is so wide."""
 WIDTH = WHOLE.bytes
-"""Elements of 8 bits."""
+"""Width of such a row in 8-bit elements."""
 
 
 def row_of(kv_cache: Any, rope_cache: Any) -> RowFormat | None:
-    """The rows of a cache; None for those of the query's dtype."""
+    """Return the row format of a cache whose rows have scales; None for rows of the query's dtype."""
     if rope_cache is not None:
         return ROW
     eight_bits = isinstance(kv_cache, torch.Tensor) and kv_cache.dtype is torch.float8_e4m3fn
@@ -32,8 +33,11 @@ def _is_wide(cache: torch.Tensor) -> bool:
 
 
 def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tuple[Any, Any, Any]:
-    """A query's latent piece of 8 bits, its rope piece and its scales, one for each token and head; one of bf16 takes
-    a launch of its own, and memory for what that writes."""
+    """Return the query for a cache of "snapmla" rows: e4m3 latent piece, bf16 rope piece, a scale for each token and
+    head.
+
+    A bf16 query is quantised by a launch of its own, into memory allocated here.
+    """
     if query_scales is None and isinstance(query, torch.Tensor) and query.dtype is torch.bfloat16:
         try:
             return mla_quantize_q(query if q_pe is None else (query, q_pe), enable_pdl=enable_pdl)
@@ -52,27 +56,27 @@ def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tupl
 
 
 def typed(cache: Any) -> Any:
-    """A cache's bytes as elements of its rows."""
+    """View a cache of bytes as e4m3; return any other cache as it is."""
     if isinstance(cache, torch.Tensor) and cache.dtype is torch.uint8:
         return cache.view(torch.float8_e4m3fn)
     return cache
 
 
 def typed_whole(cache: Any) -> Any:
-    """The same, of a cache of bytes in one tensor: they are rows with scales only."""
+    """View a one-tensor cache of bytes as e4m3 where its width is that of rows with scales."""
     if isinstance(cache, torch.Tensor) and _is_wide(cache):
         return cache.view(torch.float8_e4m3fn)
     return cache
 
 
 def joined(query: Any, q_pe: Any, query_scales: Any) -> Any:
-    """Put a query that was taken apart into pieces together again, as `tsmla_decode` takes it."""
+    """Return the pieces of a query as the argument that `tsmla_decode` takes: a tensor or a tuple."""
     pieces = tuple(piece for piece in (query, q_pe, query_scales) if piece is not None)
     return pieces if len(pieces) > 1 else query
 
 
 def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
-    """Make a cache of one page, as every page of a cache without pages reads: a tensor map needs memory behind it."""
+    """Make a cache of one page of zeros, to stand for a cache without pages: a tensor map needs memory behind it."""
     latent = kv_cache.new_zeros(1, *kv_cache.shape[1:])
     if rope_cache is None:
         return latent
@@ -80,7 +84,7 @@ def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
 
 
 def refuse_scales() -> NoReturn:
-    """Say that a query with scales needs a cache with scales."""
+    """Raise the error for a query with scales and a cache without."""
     raise ArgumentError(
         f"{DECODE.name}: query is a tuple of 3, and kv_cache is one tensor; query_scales go with a cache of three, "
         f"(cache, rope_cache, scale_cache), whose rows are {ROW}"

@@ -25,7 +25,8 @@ class ElfError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One section. Name and data are cut out of the image when asked for: damaged headers may all claim the whole."""
+    """One section. Name and data are cut out of the image when they are read: damaged headers may all claim the
+    whole."""
 
     type: int
     flags: int
@@ -79,7 +80,7 @@ class Elf:
             raise ElfError(f"program headers of {program_size} bytes; they have {_SEGMENT.size}")
         segments = [_SEGMENT.unpack_from(data, program_offset + i * program_size) for i in range(program_count)]
         self.alignments = [segment[7] for segment in segments if segment[0] == PT_LOAD]
-        """Of the parts that are mapped into memory, in bytes: a multiple of the largest page that maps them."""
+        """Alignment in bytes of each loaded segment: a multiple of the largest page size that can map it."""
         image = data[: self.length]
         names = b""
         if names_index < count and headers[names_index][1] != SHT_NOBITS:

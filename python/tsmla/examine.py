@@ -1,7 +1,7 @@
-"""How a call's tensors are checked against its operator's table (`call`), and how calls of a kind are told apart.
+"""Checks of a call's tensors against its operator's table (`call`), and keys that tell kinds of calls apart.
 
-An operator looks up what serves a call (`resolve.calls`) under its kind. Only a call that finds nothing, that launches
-nothing, or that the kernel refuses is examined, with every check and its error in our words.
+An operator looks up what serves a call (`resolve.calls`) by the key of its kind. Only a call that finds nothing, that
+launches nothing, or that the kernel refuses is examined, with every check and tsmla's own error texts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from .variant import Arch, Dtype, Variant
 
 
 class Examination:
-    """The tensors of one call, and its sizes by the names in the table, as far as they are known.
+    """The tensors of one call while they are checked, and the sizes found so far, by their names in the table.
 
-    tensors: in the table's order, None for those left out. packed: whether they have `packed_shape`. called: what
-    errors call tensors, where that is not the table's word. sizes: what is known of the call's sizes before its tensors
-    are looked at.
+    tensors: in the table's order, None for those left out.
+    called: what errors call a tensor, where that is not the table's name.
+    sizes: what is known of the call's sizes before its tensors are looked at.
+    packed: whether tensors have their `packed_shape`.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Examination:
         self.dtype: Dtype = checks.dtype_of(tensor.dtype)
 
     def check(self, variant: Variant) -> None:
-        """Everything that a kernel relies on; the variant follows from what has been looked at already."""
+        """Check everything that the kernels of a variant rely on."""
         if reason := why_unsupported(variant):
             raise UnsupportedError(f"{self.operator.name}: {reason}")
         self.sizes |= fixed_sizes(variant)
@@ -78,7 +79,7 @@ class Examination:
         checks.dtype_in(self.operator.name, self._name(argument), given, accepted)
 
     def _check_shape(self, argument: Argument) -> None:
-        """A shape of the table's; sizes that were not known are known afterwards."""
+        """Check that a tensor has a shape of the table, and remember its sizes."""
         given: Any = self.tensors[argument.given]
         shapes = [shape for shape in (argument.shape, argument.also_shape) if shape]
         if self.packed and argument.packed_shape:
@@ -87,7 +88,7 @@ class Examination:
         self.sizes |= checks.shape(self.operator.name, self._name(argument), given, *wanted)
 
     def _check_memory(self, argument: Argument, variant: Variant) -> None:
-        """Strides, and the alignment of what a kernel gets: integers of another size are copied for it first."""
+        """Check strides, and the alignment of what a kernel reads: integers of another size are copied for it first."""
         operator, name, given = self.operator.name, self._name(argument), self.tensors[argument.given]
         assert given is not None
         strides, align = argument.strides_for(variant), argument.align
@@ -108,7 +109,8 @@ class Examination:
 
 
 def pieces(operator: str, name: str, given: Any, *counts: int) -> tuple:
-    """The tensors of an argument that may be a tuple of as many as one of `counts`, and None up to the most."""
+    """Return the tensors of an argument that may be a tuple of as many as one of `counts`, and None up to the largest
+    count."""
     if type(given) is not tuple:
         return given, *(None,) * (max(counts) - 1)
     missing = [index for index, piece in enumerate(given) if piece is None and index > 0]
@@ -121,8 +123,8 @@ def pieces(operator: str, name: str, given: Any, *counts: int) -> tuple:
 
 
 def left_out(like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Any:
-    """What kernels get for a tensor that is left out: an empty one, converted already. To convert one of torch's takes
-    0.1 us of a call."""
+    """Make the empty tensor that kernels get for one that is left out, already converted for TVM-FFI: converting one of
+    torch's takes 0.1 us of a call."""
     import tvm_ffi
 
     return tvm_ffi.from_dlpack(like.new_empty(shape, dtype=dtype or like.dtype))
@@ -133,9 +135,11 @@ def _or(counts: Sequence[int]) -> str:
 
 
 def kind_of(operator: Operator) -> Callable[..., tuple]:
-    """A function that gives the key of a call's kind. It is written from the table (`kind_source`), so that it looks at
-    each tensor as little as it must. Its parameters: the tensors in the table's order (None for those left out), the
-    first one's shape, the options, and whatever else is examined.
+    """Make the function that returns the key of a call's kind.
+
+    It is written from the table (`kind_source`), so that it looks at each tensor as little as it must. Its parameters:
+    the tensors in the table's order (None for those left out), the first one's shape, the options, and whatever else is
+    examined.
     """
     names: dict[str, Any] = {"overlapping": checks.overlapping, "grad_enabled": torch.is_grad_enabled}
     exec(compile(kind_source(operator), f"<kinds of {operator.name}>", "exec"), names)
@@ -143,12 +147,15 @@ def kind_of(operator: Operator) -> Callable[..., tuple]:
 
 
 def kind_source(operator: Operator) -> str:
-    """The Python text of `kind_of`.
+    """Return the Python source of the function that `kind_of` makes.
 
-    The key tells whatever is examined, except what a kernel refuses by itself before it launches (the checks that the
-    compiler generates from its signature): arguments that are no tensors, of another dtype (but not of another sign),
-    device, number of dimensions or alignment, of sizes that do not belong together, without memory, or with gaps in the
-    last dimension.
+    The key has everything that is examined, except what the kernel refuses itself before it launches, by checks that
+    the compiler generates from its signature:
+
+    - arguments that are no tensors, or have no memory;
+    - another device, number of dimensions, alignment, or dtype (but not another sign);
+    - sizes that do not belong together;
+    - gaps in the last dimension.
     """
     first, *_ = required = [x for x in operator.given if x.left_out is LeftOut.REFUSED]
     optional = [x for x in operator.given if x.left_out is not LeftOut.REFUSED]
@@ -192,8 +199,8 @@ def kind_source(operator: Operator) -> str:
 
 
 def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Container[str | int]) -> list[str]:
-    """Expressions for sizes of which a kernel does not know that they are other arguments', because an empty tensor may
-    take this one's place."""
+    """Return expressions for the sizes of an optional tensor. The kernel cannot compare them with other tensors' sizes,
+    because an empty tensor may stand in for this one."""
     if argument.packed_shape:  # leading sizes are the first argument's, packed or not
         counted = f"{argument.name}.ndim - {sum(isinstance(size, int) for size in argument.shape)}"
         return [f"{argument.name}.ndim, {argument.name}.shape[:{counted}] == {required[0].name}.shape[:{counted}]"]
@@ -217,7 +224,7 @@ def _own_sizes(argument: Argument, required: Sequence[Argument], keyed: Containe
 
 
 def _facts(argument: Argument) -> list[str]:
-    """Expressions for what no kernel checks of a tensor."""
+    """Return expressions for what no kernel checks of a tensor."""
     name, found = argument.name, []
     if argument.dtype in ("out_dtype", "int32", "int64") or "dtype" in argument.also_dtypes:
         found.append(f"{name}.dtype")

@@ -1,8 +1,9 @@
-"""A library's file, looked at before any of it runs: is it regular, whole and ours, and what does it say about itself?
+"""A library's file, checked before any of it runs: whether it is regular, whole and tsmla's, and what it says of
+itself.
 
 A library has its manifest as JSON text in the ELF section `.tsmla.manifest` (`readelf -p .tsmla.manifest FILE` prints
-it), and in `.tsmla.digest` the SHA-256 of its own file, counted with zeros in that section's place. So damage is found
-in a library of which only the path is known, too. Standard library only.
+it), and in `.tsmla.digest` the SHA-256 of its own file, counted with zeros in that section's place. Damage is thus
+found even in a library of which only the path is known. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .errors import LibraryError
 MANIFEST_SECTION, DIGEST_SECTION = ".tsmla.manifest", ".tsmla.digest"
 DIGEST_BYTES = hashlib.sha256().digest_size
 HOSTS = {elf.EM_X86_64: "x86_64", elf.EM_AARCH64: "aarch64"}
-"""ELF machine -> the CPU, as `platform.machine()` names it, of each kind of host that libraries are built for."""
+"""ELF machine -> the CPU of each kind of host that libraries are built for, as `platform.machine()` names it."""
 _MOST_BYTES = 1 << 30
 
 
@@ -74,7 +75,8 @@ def read_image(path: Path, record: manifest.LibraryRecord | None = None) -> Imag
 
 
 def sealed(content: bytes) -> bytes:
-    """A linked library with its digest put in its place. Raises ElfError when it has no place for one."""
+    """Return the bytes of a linked library with its digest put in its place. Raises ElfError when it has no place for
+    one."""
     place = elf.Elf(content).section(DIGEST_SECTION)
     if place is None or place.size != DIGEST_BYTES:
         raise elf.ElfError(f"no section {DIGEST_SECTION} of {DIGEST_BYTES} bytes")
@@ -83,8 +85,10 @@ def sealed(content: bytes) -> bytes:
 
 
 def _hashes(content: bytes, place: int) -> tuple[bytes, str]:
-    """SHA-256 of the bytes with zeros where the digest has its place, and of the bytes as they are, in hex. Machine
-    code, which is nearly all of a library, lies before that place and is hashed once."""
+    """Return two SHA-256 of a library's bytes: with zeros where the digest has its place, and, in hex, as they are.
+
+    Machine code, which is nearly all of a library, lies before that place and is hashed once.
+    """
     view = memoryview(content)
     whole = hashlib.sha256(view[:place])
     digest = whole.copy()

@@ -33,11 +33,11 @@ logger = logging.getLogger("tsmla")
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, RecursionError, CacheMiss)
 _MOST_RECORD_BYTES, _MOST_CODE_BYTES = 1 << 20, 1 << 30
 TYPICAL_SECONDS = {"prefill": 6, "decode": 8, "pack": 3, "write_cache": 3, "read_cache": 3, "quantize_q": 3}
-"""What a compile takes, import of the compiler included, on two cores of a server CPU; shown in a log line only."""
+"""Seconds that a compile takes on two cores of a server CPU, import of the compiler included; for a log line only."""
 
 
 def load_cached(variant: Variant) -> Callable[..., None]:
-    """The kernel from the on-disk cache. Raises CacheMiss when there is no sound entry."""
+    """Return the kernel of a variant from the on-disk cache. Raises CacheMiss when there is no sound entry."""
     entry = _entry(variant)
     try:
         if reason := _why_untrusted(entry.parent):
@@ -56,11 +56,11 @@ def load_cached(variant: Variant) -> Callable[..., None]:
 
 
 def compile_now(variant: Variant) -> tuple[Callable[..., None], str]:
-    """Compile, put into the cache, load. Logs a line before and after at WARNING, so that nobody sees a silent wait.
+    """Compile a variant, put it into the cache and load it; return the kernel and "jit".
 
-    Processes that want the same entry take turns: the first compiles, the others load what it wrote. Returns the
-    kernel, and "jit" or, from a process that found another's entry when its turn came, "cached".
-    Raises CompileError when the compiler is missing, cannot make code for the architecture, or fails.
+    Processes that want the same entry take turns: the first compiles, the others load what it wrote and return
+    "cached". A line is logged before and after at WARNING, so that nobody sees a silent wait. Raises CompileError when
+    the compiler is missing, cannot make code for the architecture, or fails.
     """
     if reason := toolchain.why_not_compiled(variant.arch):
         raise CompileError(reason)
@@ -76,7 +76,7 @@ def compile_now(variant: Variant) -> tuple[Callable[..., None], str]:
 
 
 def cache_key() -> dict[str, Any]:
-    """What, besides the variant, decides an object's bytes. Object files hold code for the CPU that compiled them."""
+    """Return what, besides the variant, decides an object file's bytes. It holds code for the CPU that compiled it."""
     try:
         flavour, digest = loader.runtime_library().parent.parent.name, toolchain.source_digest()
     except (RuntimeLibraryError, ModuleNotFoundError, OSError) as error:
@@ -116,7 +116,7 @@ def _record(entry: Path) -> Path:
 
 
 def _why_untrusted(directory: Path) -> str | None:
-    """Why nothing in a directory of the cache is run, and what to do; None when it may be. Raises OSError."""
+    """Return why nothing in a directory of the cache is run, and what to do; None when it may be. Raises OSError."""
     reason = trust.why_directory_untrusted(settings.cache_dir(), directory)
     return reason and (
         f"{reason}; code that lies there is not run. Set {settings.CACHE.name} to a directory of this user's or root's "
@@ -170,8 +170,11 @@ def _compile(variant: Variant) -> bytes:
 
 
 def _load_object(code: bytes, symbol: str) -> Callable[..., None]:
-    """The function in object code. CuTe DSL takes a path and reads the file: here one in memory that nobody else can
-    name, so that the bytes which are run are those which were hashed."""
+    """Return the function in object code.
+
+    CuTe DSL takes a path and reads the file. The path given is of a file in memory that nobody else can name, so that
+    the bytes which are run are those which were hashed.
+    """
     try:
         from cutlass.cute.runtime import load_module
 

@@ -1,4 +1,4 @@
-"""Lengths of 64 bits, as callers give them, in the 32 bits that kernels read."""
+"""Lengths that callers give in 64 bits, for kernels that read 32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ def is_wide(lengths: torch.Tensor | None) -> bool:
 
 
 def narrowed(lengths: torch.Tensor) -> torch.Tensor:
-    """int64 lengths as int32, those that it cannot hold as the nearest that it can: the low half of each, which comes
-    first."""
+    """Clamp int64 lengths to int32 and return them as a strided view of their low words."""
     lengths = lengths.clamp(0, _LARGEST_INT)
     return lengths.view(torch.int32)[::2]

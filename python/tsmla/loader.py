@@ -22,7 +22,8 @@ from .variant import SHIPPED_ARCHS, Arch, Variant
 
 RUNTIME_FILE = "libcute_dsl_runtime.so"
 WHEEL_TAGS = {host: f"py3-none-manylinux_2_28_{host}" for host in image.HOSTS.values()}
-"""Host -> tag of the wheel that has libraries for it. The second part is what the two runtime packages promise."""
+"""Host -> tag of the wheel that has libraries for it. Its manylinux version is what the two runtime packages
+promise."""
 
 _RUNTIME_SYMBOLS = ("CuteDSLRT_", "cuda_dialect_", "_cuda", "_cuKernel")
 _lock = threading.RLock()
@@ -75,10 +76,10 @@ def open_library(
     arch: Arch | None = None,
     record: manifest.LibraryRecord | None = None,
 ) -> Library:
-    """Load a library once per process, after its file has been checked: whole, for this host and, when given, for this
-    family and arch and as its directory's `record` says.
+    """Load a library once per process, after checking its file.
 
-    Raises RuntimeLibraryError when NVIDIA's runtime library is missing or too old, ManifestError for an unusable
+    The file must be whole, for this host and, where given, for this family and arch, and as its directory's `record`
+    says. Raises RuntimeLibraryError when NVIDIA's runtime library is missing or too old, ManifestError for an unusable
     manifest and a file that is not as recorded, and LibraryError for everything else that keeps the file from serving.
     """
     try:
@@ -145,7 +146,8 @@ def _map_runtime() -> ctypes.CDLL:
 
 
 def _load(path: Path, family: str | None, arch: Arch | None, record: manifest.LibraryRecord | None) -> Library:
-    """Everything that the file says is checked before the system maps it: mapping may run code, or crash on damage.
+    """Load a library. Everything that the file says is checked before the system maps it: mapping may run code, or
+    crash on damage.
 
     The system opens the path again. That these are still the same bytes is up to whoever may write to the directory.
     """
@@ -210,8 +212,8 @@ def _check_runtime_version(path: Path, needed: str) -> None:
 
 
 def _check_runtime_cuda(path: Path, arch: Arch) -> None:
-    """Host code for what does not ship is made by CUDA 13's compiler: it sets cudaFuncAttributeSharedMemoryMode, which
-    CUDA 12 has not, and a launch fails where that fails."""
+    """Refuse CUDA 12 for a library of an architecture that does not ship: CUDA 13's compiler made its host code, which
+    sets cudaFuncAttributeSharedMemoryMode. CUDA 12 lacks that attribute, and a launch fails where setting it fails."""
     if arch in SHIPPED_ARCHS or 13 in toolchain.installed_compilers():
         return
     if (file := runtime_library()).parent.parent.name == "cu12":

@@ -174,9 +174,11 @@ def read_recorded(path: Path, record: LibraryRecord) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError alone, whatever the text: NaN and infinities are not JSON, nesting
-    may be too deep for the parser, a number too long for an integer, a string half of a surrogate pair, which no log
-    could hold."""
+    """Return the value of a JSON text. Raises ValueError alone, whatever the text.
+
+    What Python's parser accepts or raises otherwise: NaN and infinities; nesting that is too deep for it; a number too
+        long for an integer; a string with half of a surrogate pair, which no log could hold.
+    """
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not JSON")

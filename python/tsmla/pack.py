@@ -1,4 +1,4 @@
-"""mla_kv_pack_quantize_fp8: the K and V of an FP8 prefill from the parts that the projections produce."""
+"""mla_kv_pack_quantize_fp8: joins and quantises K and V for an FP8 prefill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPERATOR = PACK.name
 _kind = examine.kind_of(PACK)
 _FP8_DTYPES = {torch_dtype: ours for torch_dtype, ours in checks.TORCH_DTYPES.items() if ours in PACK_OUT_DTYPES}
 _MAX_ROWS = 2**30
-"""Tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
+"""Most tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
 
 
 def mla_kv_pack_quantize_fp8(
@@ -32,15 +32,16 @@ def mla_kv_pack_quantize_fp8(
     fp8_dtype: torch.dtype = torch.float8_e4m3fn,
     enable_pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp8(cat(k_nope, k_pe broadcast over heads) * k_scale_inv) and fp8(v * v_scale_inv), in one pass over memory.
+    """Quantise K and V for an FP8 prefill in one pass over memory, from the parts that projections produce.
 
-    Each element is widened to float32, multiplied once, clamped to the finite range of `fp8_dtype` and rounded to
-    nearest even; NaN stays NaN. No tokens or no heads launch nothing.
+    K is fp8(cat(k_nope, k_pe broadcast over heads) * k_scale_inv), V is fp8(v * v_scale_inv). Each element is widened
+    to float32, multiplied once, clamped to the finite range of `fp8_dtype` and rounded to nearest even; NaN stays NaN.
+    No tokens or no heads launch nothing.
 
     Args:
-        k_nope: [tokens, heads, d_nope], bf16 or fp16. Here and for k_pe, v, k_out and v_out, strided views are
-            fine (k_nope and v are usually slices of one tensor): last dimension contiguous, base address and outer
-            strides multiples of 16 bytes.
+        k_nope: [tokens, heads, d_nope], bf16 or fp16. Here and for k_pe, v, k_out and v_out, strided views are fine
+            (k_nope and v are usually slices of one tensor): last dimension contiguous, base address and outer strides
+            multiples of 16 bytes.
         k_pe: [tokens, 1, d_rope] or [tokens, d_rope], k_nope's dtype; shared by all heads.
         v: [tokens, heads, d_v], k_nope's dtype.
         k_scale_inv, v_scale_inv: Python numbers that multiply K and V (the reciprocals of the dequantisation scales);
@@ -85,7 +86,7 @@ def mla_kv_pack_quantize_fp8(
                 k_nope, k_pe if k_pe.ndim == 2 else k_pe.squeeze(1), v, k_out, v_out, k_scale_inv, v_scale_inv,
                 1 if enable_pdl else 0,
             )  # fmt: skip
-        else:  # no kernel that would refuse what the kind does not tell
+        else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
     except TsmlaError:
         raise
@@ -96,8 +97,8 @@ def mla_kv_pack_quantize_fp8(
 
 
 def _examined(tensors: tuple, options: tuple[torch.dtype, bool]) -> tuple[Callable[..., None], int, int, torch.Tensor]:
-    """The kernel of a call, the widths of K and V and an empty tensor of their dtype, with every check and its error.
-    """
+    """Check everything about a call, and return its kernel, the widths of K and V, and an empty tensor of their
+    dtype."""
     fp8_dtype, pdl = options
     checks.flag(_OPERATOR, "enable_pdl", pdl)
     examination = examine.Examination(PACK, tensors)

@@ -1,4 +1,4 @@
-"""tsmla_prefill: ragged attention forward over already expanded (not absorbed) MLA heads."""
+"""tsmla_prefill: attention over ragged packs of sequences, with MLA heads that are already expanded (not absorbed)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _kind = examine.kind_of(PREFILL)
 _LOG2_E = math.log2(math.e)
 _LOWEST_FLOAT32 = -LARGEST_FLOAT32
 _WITH_ROPE = {d_nope: d_qk for d_qk, d_nope in NOPE_DIMS.items() if d_qk > d_nope}
-"""Columns of a query's or key's first piece -> those of both."""
+"""Columns of the first piece of a query or key -> columns of both pieces."""
 _MOST_SEQUENCES = 2**31 - 2
-"""So that batch_size + 1 has 32 bits."""
+"""Most sequences: batch_size + 1 must fit in int32."""
 _MOST_PIECES = 2**31 - 2**26
-"""Sequences times heads, so that their query tiles can be numbered in 32 bits. Each adds one tile at most to those that
-all rows would fill, which are fewer than 2^26: of 64 rows, 128 bytes each, in 512 GiB."""
+"""Most sequences times heads: their query tiles must be numbered in 32 bits. Each adds one tile at most to those that
+all rows would fill, which are fewer than 2^26: tiles of 64 rows, of 128 bytes each, in 512 GiB."""
 
 
 def tsmla_prefill(
@@ -55,39 +55,40 @@ def tsmla_prefill(
     merge_into: tuple[torch.Tensor, torch.Tensor] | None = None,
     lse_base: float = math.e,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale * v) for each sequence of a ragged pack.
+    """Attention over each sequence of a ragged pack: output_scale * softmax(softmax_scale * q (k_scale * k)^T) (v_scale
+    * v).
 
     Args:
         query: [tokens_q, heads_q, d_qk], bf16, fp16, e4m3 or e5m2. Strided views are read correctly (last dimension
-            contiguous, base and outer strides multiples of 16 bytes), here and for key, value and out. With d_qk 192
-            or 256 also a tuple of its two pieces, (q_nope [tokens_q, heads_q, d_qk - 64], q_pe [tokens_q, heads_q,
-            64]), each with its own strides; nothing is copied.
-        key: [tokens_kv, heads_kv, d_qk], query's dtype; heads_q is a multiple of heads_kv (query head h reads
-            key head h // (heads_q // heads_kv)). With d_qk 192 or 256 also a tuple of its two pieces, (k_nope
-            [tokens_kv, heads_kv, d_qk - 64], k_pe [tokens_kv, 64] or [tokens_kv, 1, 64]): all heads share k_pe.
-            Results have the same bits as those of joined pieces. Query and key may differ in whether they are joined.
+            contiguous, base and outer strides multiples of 16 bytes), here and for key, value and out. With d_qk 192 or
+            256 also a tuple of its two pieces, (q_nope [tokens_q, heads_q, d_qk - 64], q_pe [tokens_q, heads_q, 64]),
+            each with its own strides; nothing is copied.
+        key: [tokens_kv, heads_kv, d_qk], query's dtype; heads_q is a multiple of heads_kv (query head h reads key head
+            h // (heads_q // heads_kv)). With d_qk 192 or 256 also a tuple of its two pieces, (k_nope [tokens_kv,
+            heads_kv, d_qk - 64], k_pe [tokens_kv, 64] or [tokens_kv, 1, 64]): all heads share k_pe. Results have the
+            same bits as those of joined pieces. Query and key may differ in whether they are joined.
         value: [tokens_kv, heads_kv, d_v]. (d_qk, d_v) is (192, 128), (128, 128) or, in bf16 and e4m3 on sm_90a, (256,
             256).
         seq_lens: not read; accepted because callers of the same interface pass it.
-        cum_seq_lens: [batch_size + 1] int32 on the device, starting at 0: sequence b owns key rows
-            cum_seq_lens[b] .. cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches). Whatever
-            it holds, nothing outside of the tensors is touched: entries below 0 count as 0, those beyond tokens_kv as
-            tokens_kv, and a sequence that would end before it starts has no keys.
+        cum_seq_lens: [batch_size + 1] int32 on the device, starting at 0: sequence b owns key rows cum_seq_lens[b] ..
+            cum_seq_lens[b + 1] - 1. Trailing entries may repeat the total (padded batches). Whatever it holds, nothing
+            outside of the tensors is touched: entries below 0 count as 0, those beyond tokens_kv as tokens_kv, and a
+            sequence that would end before it starts has no keys.
         max_seq_len, max_seq_len_q: not read; the kernel finds the lengths itself.
         batch_size: the number of sequences; times heads_q at most 2^31 - 2^26.
-        softmax_scale: factor of the scores; the peers' callers pass d_qk ** -0.5 times their own factors.
+        softmax_scale: factor of the scores, such as d_qk ** -0.5 times a model's own factors.
         is_causal: bottom-right: query i of a sequence sees keys 0 .. i + len_kv - len_q.
         return_lse: also return the log-sum-exp (LSE).
         cum_seq_lens_q: [batch_size + 1] int32, as cum_seq_lens for the query; cum_seq_lens when None. Here, an entry
             smaller than one before it counts as that one, so that sequences share no rows.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
         out: [tokens_q, heads_q, d_v] of `out_dtype` to write into. Neither it nor `lse` may share memory with another
-            argument, which nobody checks.
+            argument; this is not checked.
         k_scale: what stored keys are to be multiplied by. The scores' factor is softmax_scale * k_scale, which must be
             from 2^-126 to 1024. A query stored in other units has its scale in softmax_scale. Scaled scores beyond 2^23
             are more than float32 tells apart: what then becomes of a row is not defined.
-        v_scale, output_scale: the output is multiplied by v_scale * output_scale, before it is rounded. Any finite
-            product does, zero and negative ones too.
+        v_scale, output_scale: the output is multiplied by v_scale * output_scale, before it is rounded. Their product
+            may be any finite number, zero and negative ones too.
         out_dtype: None means `out`'s dtype when it is given, else query's for bf16 and fp16, and bf16 for 8-bit
             queries. Combinations without a kernel are refused with what exists.
         sinks: [heads_q] float32, contiguous: for each head a score, scaled already, of one more key that every query
@@ -98,22 +99,23 @@ def tsmla_prefill(
         lse: [tokens_q, heads_q] float32 to write the LSE into, with any strides: `lse=buffer.T` fills a buffer of
             [heads_q, tokens_q], as some engines want it. Written whether or not return_lse asks for it.
         merge_into: (out, lse), the result of an earlier call with the same queries over other keys: `out` as for out=,
-            `lse` as for lse=, with the natural LSE of these keys. Both hold the result over all keys afterwards, and
-            are what is returned. Nothing is left of an earlier row whose LSE is -inf, whatever `out` holds there; a
-            query that sees none of this call's keys keeps its row as it is, unless there are sinks. The earlier output
-            is used as it is, so all calls need the same v_scale * output_scale. It is weighted, added in float32 and
-            rounded once more, in an order that is always the same. Sinks count once, after merging, for every row: only
-            the last call may have them.
+            `lse` as for lse=, with the natural LSE of these keys. Both then hold the result over all keys, and are what
+            is returned.
+            - A row whose earlier LSE is -inf keeps nothing of `out`, whatever that holds.
+            - A query that sees none of this call's keys keeps its row as it is, unless there are sinks.
+            - The earlier output is used as it is, so all calls need the same v_scale * output_scale. It is weighted,
+              added in float32 and rounded once more, in an order that is always the same.
+            - Sinks count once, after merging, for every row: only the last call may have them.
         lse_base: math.e, or 2 for an LSE of base 2, which merge_into does not take.
 
-    Pass arguments by keyword. (None is keyword-only: each such one that is left out would add 25 ns to a call.)
-    Scales are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
+    Pass arguments by keyword. (None is keyword-only: each such one that is left out would add 25 ns to a call.) Scales
+    are Python numbers, passed to the kernel at run time: no value of them needs another kernel.
 
     Returns:
         out, or (out, lse) with lse [tokens_q, heads_q] float32, **natural log** (log2 with lse_base=2) of the sum of
-        exponentials of the scores times softmax_scale * k_scale; v_scale and output_scale do not enter it. A query row
-        that sees no key gives output 0 and LSE -inf. Rows of `out` and `lse` that belong to no sequence are left
-        untouched.
+            exponentials of the scores times softmax_scale * k_scale; v_scale and output_scale do not enter it. A query
+            row that sees no key gives output 0 and LSE -inf. Rows of `out` and `lse` that belong to no sequence are
+            left untouched.
 
         NaN and inf in a key or value reach the queries that see it, and perhaps earlier ones of the same sequence in
         the same tile of up to 256. A row of `key` or `value` that no query sees touches no result.
@@ -176,7 +178,7 @@ def tsmla_prefill(
                 no_sinks if sinks is None else sinks, scores_factor, output_factor, 1 if lse_includes_sink else 0,
                 1.0 if lse_base == math.e else _LOG2_E, merges, sms, 1 if enable_pdl else 0,
             )  # fmt: skip
-        else:  # no kernel that would refuse what the kind does not tell
+        else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options, batch_size, merges)
     except TsmlaError:
         raise
@@ -187,7 +189,7 @@ def tsmla_prefill(
 
 
 def earlier_result(given: Any, out: torch.Tensor | None, lse: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tensors of merge_into, which are those to write into."""
+    """Return the tensors of merge_into, after checking that `out` and `lse` name no others to write into."""
     if not isinstance(given, tuple | list) or len(given) != 2 or given[0] is None or given[1] is None:
         raise ArgumentError(f"{_OPERATOR}: merge_into is {checks.spelled(given)}; it must be (out, lse), two tensors")
     for name, other in (("out", out), ("lse", lse)):
@@ -205,7 +207,7 @@ def _refuse_merging(lse_base: float) -> NoReturn:
 
 
 def _called(tensors: tuple, merges: int) -> dict[str, str]:
-    """What errors call tensors that are pieces of arguments."""
+    """Return what errors call tensors that are pieces of arguments."""
     _, q_pe, _, k_pe, *_ = tensors
     return {
         **({} if q_pe is None else {"query": "query[0]"}),
@@ -220,8 +222,11 @@ def _examined(
     batch_size: int,
     merges: int,
 ) -> tuple[Callable[..., None], int, int, int, torch.Tensor, torch.Tensor, Any, Any]:
-    """The kernel of a call, its query heads, d_v, its GPU's SMs, empty tensors of the dtypes of the output and the LSE,
-    and its words for no sinks and for what is joined, with every check and its error."""
+    """Check everything about a call, and return what serves it.
+
+    Returns: the kernel; query heads; d_v; the GPU's SMs; an empty tensor of the output's dtype and one of the LSE's;
+        what the kernel gets where there are no sinks; what it gets where query or key are in one piece.
+    """
     *flags, out_dtype, lse_base = options
     checks.lse_base(_OPERATOR, lse_base)
     causal, return_lse, *_ = checks.each(

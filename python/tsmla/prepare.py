@@ -1,4 +1,4 @@
-"""Do ahead of time what a first call would do, so that nothing compiles or loads inside a CUDA graph capture."""
+"""`warmup`: does ahead of time what a first call would, so that nothing compiles or loads in a CUDA graph capture."""
 
 from __future__ import annotations
 

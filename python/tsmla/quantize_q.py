@@ -1,4 +1,4 @@
-"""mla_quantize_q: query rows to e4m3 with a scale of each, in one pass over memory."""
+"""mla_quantize_q: quantises query rows to e4m3, with a scale for each row, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPERATOR = QUANTIZE_Q.name
 _kind = examine.kind_of(QUANTIZE_Q)
 _ROW = ROWS["snapmla"]
 _MAX_ROWS = 2**30
-"""Tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
+"""Most tokens x heads: the kernel counts rows in 32 bits; addresses are 64-bit."""
 
 
 def mla_quantize_q(
@@ -31,14 +31,18 @@ def mla_quantize_q(
     scale_out: torch.Tensor | None = None,
     enable_pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A query as a cache of "snapmla" rows needs it: for each token and head, 512 e4m3, 64 bf16 and one scale of both.
+    """Quantise a query for a cache of "snapmla" rows: for each token and head, 512 e4m3, 64 bf16 and one scale of both.
 
-    What is written for a row, bit for bit, is what `mla_write_cache` writes for a key of format "snapmla". In terms of
-    PyTorch, with c and r its first 512 and its last 64 elements as float32: s = max(amax(c), 1e-26) / 448, but 1 where
-    amax(c) is 0, and with power_of_two_scales the smallest power of two that is not below that; then e4m3(c / s),
-    bf16(r / s) and s. e4m3(x) is x.clamp(-448, 448).to(torch.float8_e4m3fn), and amax(x) the largest magnitude of those
-    that are not NaN, 0 where all are. So the score of a query and a key is the product of the two scales times the
-    product of rows as they are stored, rope included (SnapMLA's formula; docs/cache-formats.md).
+    A row has the bits that `mla_write_cache` writes for a key of format "snapmla". In terms of PyTorch, with c and r
+    its first 512 and its last 64 elements as float32:
+
+    - s = max(amax(c), 1e-26) / 448, but 1 where amax(c) is 0; with power_of_two_scales, the smallest power of two that
+      is not below that;
+    - the row is e4m3(c / s), bf16(r / s) and s.
+
+    e4m3(x) is x.clamp(-448, 448).to(torch.float8_e4m3fn), and amax(x) the largest magnitude of those that are not NaN,
+    0 where all are. The score of a query and a key is the product of their scales times the product of the rows as they
+    are stored, rope included (SnapMLA's formula; docs/cache-formats.md).
 
     Nothing is allocated but the results, and nothing waits for the GPU: calls can be captured in a CUDA graph.
 
@@ -46,7 +50,8 @@ def mla_quantize_q(
         query: [batch, q_len, heads, 576] or [tokens, heads, 576] bf16: latent part first, then rope. Or a tuple of its
             two pieces, (q_nope [..., 512], q_pe [..., 64]). Here and for results, last dimensions are contiguous, and
             outer strides are free multiples of 16 bytes, of each tensor its own, as addresses are.
-        power_of_two_scales: dividing the rope part is then without an error, unless it leaves the range of bf16.
+        power_of_two_scales: round scales up to powers of two. Dividing the rope part is then exact, unless it leaves
+            the range of bf16.
         nope_out: [batch, q_len, heads, 512] or [tokens, heads, 512] e4m3 to write into.
         rope_out: [..., 64] bf16 to write into.
         scale_out: [batch, q_len, heads] or [tokens, heads] float32 to write into, any strides.
@@ -81,7 +86,7 @@ def mla_quantize_q(
                    for x, made in zip(results, served.made, strict=True)]  # fmt: skip
         if rows:
             served.kernel(source, served.whole if rope is None else rope, *results, served.power_of_two, served.pdl)
-        else:  # no kernel that would refuse what the kind does not tell
+        else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(given, options)
     except TsmlaError:
         raise
@@ -93,8 +98,11 @@ def mla_quantize_q(
 
 
 class _Served(NamedTuple):
-    """What calls of one kind need besides their arguments. whole: the kernel's word for no second piece of the query.
-    made: a row of each result, of no batch."""
+    """What serves calls of one kind, apart from their tensors.
+
+    whole: what the kernel gets where the query is in one piece.
+    made: an empty tensor for each result, from which it is made.
+    """
 
     kernel: Callable[..., None]
     whole: torch.Tensor
@@ -104,7 +112,7 @@ class _Served(NamedTuple):
 
 
 def _examined(tensors: tuple, options: tuple[bool, bool]) -> _Served:
-    """What serves a call, with every check and its error."""
+    """Check everything about a call, and return what serves it."""
     power_of_two, pdl = checks.each(
         checks.flag, _OPERATOR, power_of_two_scales=options[0], enable_pdl=options[1]
     )

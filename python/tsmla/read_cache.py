@@ -1,4 +1,4 @@
-"""mla_read_cache: keys out of a paged cache, gathered and dequantised in one kernel."""
+"""mla_read_cache: gathers keys from a paged cache and dequantises them, in one kernel."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def mla_read_cache(
     scale: float = 1.0,
     enable_pdl: bool = False,
 ) -> None:
-    """Write keys of a paged cache into kv_c and k_pe, as `mla_write_cache` took them, for prefills over earlier keys.
+    """Gather keys from a paged cache into kv_c and k_pe, for prefills over earlier keys.
 
-    Either indices tell the slot of each row, slot s being row s % page_size of page s // page_size; or block_tables and
-    cum_seq_lens say that rows cum_seq_lens[b] to cum_seq_lens[b + 1] - 1 are the keys of request b in their order, from
-    position seq_starts[b] on, and position p lies in slot p % page_size of page block_tables[b, p // page_size].
+    Keys are named in one of two ways:
+
+    - indices: row t is slot indices[t] of the cache. Slot s is row s % page_size of page s // page_size.
+    - block_tables and cum_seq_lens: rows cum_seq_lens[b] to cum_seq_lens[b + 1] - 1 are the keys of request b in their
+      order, from position seq_starts[b] on. Position p is row p % page_size of page block_tables[b, p // page_size].
 
     An element with a scale becomes (element.float() * s) rounded to kv_c's dtype, s being `scale` or the row's own;
     others are copied. These are the numbers of vLLM's `gather_and_maybe_dequant_cache`. A row that has no key is 0: one
@@ -52,7 +54,8 @@ def mla_read_cache(
         k_pe: [tokens, 64] or [tokens, 1, 64] to write into, kv_c's dtype.
         indices: [tokens] int64 or int32, contiguous. int32 takes one more small launch.
         block_tables: [requests, width] int32, last dimension contiguous.
-        cum_seq_lens: [requests + 1] int32, contiguous, not decreasing. Of others, each row is some request's or 0.
+        cum_seq_lens: [requests + 1] int32, contiguous, not decreasing. Where it does decrease, each row is some
+            request's or 0.
         seq_starts: [requests] int32, contiguous; 0 when left out.
         enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
 
@@ -93,7 +96,7 @@ def mla_read_cache(
                 no_lengths if cum_seq_lens is None else cum_seq_lens, no_lengths if seq_starts is None else seq_starts,
                 scale, pdl,
             )  # fmt: skip
-        else:  # no kernel that would refuse what the kind does not tell
+        else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
     except TsmlaError:
         raise
@@ -104,8 +107,7 @@ def mla_read_cache(
 
 
 class _Served(NamedTuple):
-    """What calls of one kind need besides their arguments: whether indices have 32 bits, and what stands for tensors
-    that are left out."""
+    """What serves calls of one kind: whether indices are int32, and what kernels get for tensors that are left out."""
 
     kernel: Callable[..., None]
     narrow: bool
@@ -118,7 +120,7 @@ class _Served(NamedTuple):
 
 
 def _examined(tensors: tuple, options: tuple[str, bool]) -> _Served:
-    """What serves a call, with every check and its error."""
+    """Check everything about a call, and return what serves it."""
     format, pdl = options
     pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
     examination = examine.Examination(READ_CACHE, tensors)
@@ -143,7 +145,7 @@ _PLACES = ("indices", "block_tables", "cum_seq_lens", "seq_starts")
 
 
 def _check_places(indices: bool, tables: bool, lengths: bool, starts: bool) -> None:
-    """Which of `_PLACES` are given: one way to tell rows, and the whole of it."""
+    """Check that exactly one of the two ways to name rows is given, and all of it."""
     if indices and (tables or lengths or starts):
         other = _PLACES[[indices, tables, lengths, starts].index(True, 1)]
         raise ArgumentError(f"{_OPERATOR}: indices and {other} are given; rows are told by one of them only")

@@ -1,4 +1,5 @@
-"""variant -> callable: override, shipped library, cached compile, compile now, or an error that says what was tried.
+"""Finds the kernel of a variant: override, shipped library, compile cache, compile now, or an error that says what was
+tried.
 
 A variant stays what it was resolved to for the life of the process; `forget` makes changed settings count.
 """
@@ -28,9 +29,12 @@ class Resolved(NamedTuple):
 
 
 calls: dict[tuple, Any] = {}
-"""What operators keep between calls, by everything that they have looked at to find it: a call of a kind seen before
-neither examines its arguments again nor makes a variant. Keys start with the operator's name. `keep` adds to it, and
-`forget` empties it."""
+"""What serves a call -> by the key of its kind: everything that an operator looked at to find it. Keys start with the
+operator's name.
+
+A call of a kind seen before neither examines its arguments again nor makes a variant. `keep` adds to it, and `forget`
+empties it.
+"""
 _MOST_CALLS = 4096
 _functions: dict[Variant, Callable[..., None]] = {}
 _resolved: dict[Variant, Resolved] = {}
@@ -48,7 +52,7 @@ def kernel(variant: Variant) -> Callable[..., None]:
 
 
 def resolve(variant: Variant) -> Resolved:
-    """As `kernel`, and says which step served."""
+    """Find the kernel of a variant, and the step that served it. Raises what `kernel` raises."""
     with _lock:
         found = _resolved.get(variant)
         if found is None:
@@ -65,7 +69,7 @@ def served() -> dict[Variant, str]:
 
 
 def keep(kind: tuple, served: Any) -> Any:
-    """Keep in `calls` what serves calls of a kind, and return it. Kinds are few in practice; their number is bounded
+    """Keep what serves calls of a kind in `calls`, and return it. Kinds are few in practice; their number is bounded
     all the same."""
     if len(calls) >= _MOST_CALLS:
         calls.clear()

@@ -62,11 +62,12 @@ ARCHS = Setting(
 SETTINGS = (BINARY, BACKEND, CACHE, VERIFY, AOT, ARCHS)
 
 NOWHERE = Path(os.devnull, "tsmla")
-"""A directory that nobody can make, root included: the cache's when it is not set and there is no home directory."""
+"""A directory that nobody can make, not even root. It is the cache's where that is not set and there is no home
+directory."""
 
 _ALIASED_BACKENDS = {"cutedsl": "jit", "binary": "binary"}
 _logged: set[str] = set()
-"""Variables about which something was logged; once a process each."""
+"""Variables about which something was logged, each once per process."""
 
 
 def fmha_binary_so() -> Path | None:
@@ -87,8 +88,11 @@ def backend(family: str) -> str:
 
 
 def cache_dir() -> Path:
-    """Directory of compiled kernels; it need not exist. `NOWHERE`, with one warning, when it is not set and this user
-    has no home directory: then each process compiles for itself."""
+    """Return the directory of compiled kernels; it need not exist.
+
+    It is `NOWHERE`, with one warning, when it is not set and this user has no home directory: each process then
+    compiles for itself.
+    """
     if text := os.environ.get(CACHE.name):
         return _path(CACHE.name, text)
     try:

@@ -21,21 +21,21 @@ from .variant import SHIPPED_ARCHS, Arch
 COMPILERS = ("apache-tvm-ffi", "nvidia-cutlass-dsl", "ziglang")
 """Distributions whose version can change a compiled library."""
 CUDA_13_COMPILER = "nvidia-cutlass-dsl-libs-cu13"
-"""Distribution that nvidia-cutlass-dsl[cu13] adds. Where it is, CuTe DSL compiles everything with it, unless the driver
-is too old."""
+"""The distribution that nvidia-cutlass-dsl[cu13] adds. Where it is installed, CuTe DSL compiles everything with it,
+unless the driver is too old."""
 MIN_RUNTIME = "4.7.1"
 """Lowest nvidia-cutlass-dsl whose libcute_dsl_runtime.so has every symbol that a library built here needs."""
 INSTALL = f"pip install -U 'nvidia-cutlass-dsl>={MIN_RUNTIME}'"
 TVM_FFI_FROM, TVM_FFI_BELOW = "0.1.11", "0.2"
-"""Versions of apache-tvm-ffi that libraries load with: from the first, below the second."""
+"""Range of apache-tvm-ffi versions that libraries load with: from the first on, below the second."""
 TVM_FFI = f"apache-tvm-ffi>={TVM_FFI_FROM},<{TVM_FFI_BELOW}"
 CODE_SHAPING = ("call.py", "dtype.py", "plan.py", "row_format.py", "support.py", "variant.py")
 """Files of tsmla itself that decide what a kernel source compiles to."""
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of COMPILERS, and of CUDA_13_COMPILER where it is what compiles, by distribution name; one
-    that is not installed is left out."""
+    """Return installed versions of COMPILERS, and of CUDA_13_COMPILER where it is what compiles, by distribution name.
+    One that is not installed is left out."""
     names = (*COMPILERS, *([CUDA_13_COMPILER] if _compiles_for() == 13 else []))
     return {name: version for name in names if (version := installed_version(name))}
 
@@ -49,7 +49,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with, to compare: (4, 7, 1) of 4.7.1.post2."""
+    """Return the numbers that a version begins with, to compare: (4, 7, 1) of 4.7.1.post2."""
     found = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -82,8 +82,10 @@ def why_no_cutlass() -> str:
 
 
 def why_not_compiled(arch: Arch) -> str | None:
-    """A sentence saying why the compiler here cannot make code for an architecture, and what to install; None when it
-    can, or is not installed at all. Every compiler makes what ships; sm_107a takes that of CUDA 13."""
+    """Return a sentence that says why the compiler here cannot make code for an architecture, and what to install.
+
+    None when it can, or is not installed at all. Every compiler makes what ships; sm_107a takes that of CUDA 13.
+    """
     found = _compiles_for()
     if arch in SHIPPED_ARCHS or found in (None, 13):
         return None
@@ -120,9 +122,12 @@ def dsl_roots() -> list[Path]:
 
 
 def kernel_sources() -> Path:
-    """Directory of the package tsmla_kernels. Raises ModuleNotFoundError when it is not installed, or is not this
-    package's: it imports `tsmla` by that name, and Hugging Face's `kernels` loads this package under another. Raises
-    OSError where Python's path cannot be searched for it."""
+    """Return the directory of the package tsmla_kernels.
+
+    Raises ModuleNotFoundError when it is not installed, or belongs to another package: it imports `tsmla` by that name,
+    and Hugging Face's `kernels` loads this package under another. Raises OSError where Python's path cannot be
+    searched.
+    """
     if __package__ != "tsmla":
         raise ModuleNotFoundError(
             f"this copy of tsmla, loaded as {__package__}, comes without kernel sources: install tsmla to compile",
@@ -138,10 +143,10 @@ def kernel_sources() -> Path:
 
 
 def shipped_libraries() -> Path:
-    """Directory that the libraries of this installation lie in; it need not exist.
+    """Return the directory that the libraries of this installation lie in; it need not exist.
 
-    An editable install has two: what was built by hand beside the sources, if finished, goes before what pip built. One
-    that cannot be looked at is returned where no other is finished, so that reading it says why.
+    An editable install has two, and the one that was built by hand beside the sources, if finished, goes before the one
+    that pip built. Where no other is finished, one that cannot be looked at is returned, so that reading it says why.
     """
     parts = [str(Path(__file__).parent), *sys.modules[__package__].__path__]
     candidates = [Path(part) / "objs" for part in dict.fromkeys(parts)]
@@ -151,9 +156,10 @@ def shipped_libraries() -> Path:
 
 
 def sources(root: Path | None = None) -> dict[str, Path]:
-    """Every source that shapes compiled code, by its name in an installation, such as `tsmla/variant.py`.
+    """Return every source that shapes compiled code, by its name in an installation, such as `tsmla/variant.py`.
 
-    root: directory that both packages lie in, such as an unpacked wheel, of which nothing is run; None: those imported.
+    root: the directory that both packages lie in, such as an unpacked wheel; nothing in it is run. None: those
+    imported.
     """
     kernels, package = (root / "tsmla_kernels", root / "tsmla") if root else (kernel_sources(), Path(__file__).parent)
     files = {f"tsmla_kernels/{path.relative_to(kernels).as_posix()}": path for path in _python_files(kernels)}

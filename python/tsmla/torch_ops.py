@@ -6,13 +6,14 @@ Each is a public function that returns nothing and writes into the results that 
                 float k_scale_inv=1.0, float v_scale_inv=1.0, bool enable_pdl=False) -> ()
 
 Schemas are written from the functions' parameters and the tables of `call`, which say what tensors are: results,
-scratch memory, or inputs that may be left out. An LSE is computed where one is given to write into. Of an argument that
-may be a tuple, the second and third have names of their own: `query_pe` and `query_scales` beside `query`. For
-merge_into there is `merges`: whether `out` and `lse` hold an earlier result.
+scratch memory, or inputs that may be left out. An LSE is computed where one is given to write into. An argument that
+may be a tuple has names for its second and third tensor: `query_pe` and `query_scales` beside `query`. merge_into
+becomes `merges`: whether `out` and `lse` hold an earlier result.
 
 While TorchDynamo traces a public function, it calls PREFILL, DECODE and so on here, which make the results that are not
 given and call the operator. Sizes may be symbols: nothing compares them. Calls that nobody traces do not come here at
-all. `Library.define` and `impl` serve, because operators of `torch.library.custom_op` take ten times as long per call.
+all. Operators are registered by `Library.define` and `impl`, because those of `torch.library.custom_op` take ten times
+as long per call.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from .support import DECODE_OUT_DTYPES, prefill_out_dtype
 from .write_cache import mla_write_cache
 
 NAMESPACE = __package__
-"""Of torch.ops: "tsmla", or the name that Hugging Face's `kernels` loads this package under."""
+"""The operators' namespace in torch.ops: "tsmla", or the name that Hugging Face's `kernels` loads this package
+under."""
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _TAGS = (
     torch.Tag.pt2_compliant_tag,
@@ -47,9 +49,13 @@ _Size = int | tuple[tuple[str, int], ...]
 
 
 class _Result(NamedTuple):
-    """A result, and how it is made where callers give none. sizes: numbers, and sums of sizes of tensors (their name,
-    a dimension counted from the last); packed_sizes: those of a call whose query tokens are packed. dtype: as the table
-    has it. flag: what asks for it."""
+    """A result of an operator, and how it is made where callers give none.
+
+    sizes: numbers, and sums of sizes of tensors: (tensor's name, dimension counted from the last).
+    packed_sizes: the same for a call whose query tokens are packed.
+    dtype: as the table has it.
+    flag: the parameter that asks for it.
+    """
 
     name: str
     sizes: tuple[_Size, ...]
@@ -59,7 +65,7 @@ class _Result(NamedTuple):
 
 
 def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[str, Any]) -> str:
-    """The operator's text for `Library.define`. What has a default there is given by keyword."""
+    """Return the operator's text for `Library.define`. What has a default there is given by keyword."""
     tensors = {argument.given: argument for argument in operator.given}
     flags = {_flag(argument) for argument in operator.given}
     aliases = iter("abcdefgh")
@@ -84,7 +90,7 @@ def schema(operator: Operator, function: Callable[..., Any], not_read: Mapping[s
 
 
 def _others(operator: Operator) -> dict[str, tuple[str, ...]]:
-    """Arguments that may be tuples, and what their tensors behind the first are called here."""
+    """Return the arguments that may be tuples, with the operator's names for their second and third tensors."""
     others: dict[str, tuple[str, ...]] = {}
     for argument in operator.given:
         name, bracket, _ = argument.given.partition("[")

@@ -1,7 +1,7 @@
-"""What a file has to be before it is read, and a directory before code in it is run. Standard library only.
+"""Rules for files before they are read, and for directories before code in them is run. Standard library only.
 
-Only regular files of a bounded size are read: opening a FIFO would hang, reading a device might never end. The compile
-cache holds code that will run, so that nothing in it counts that another user could have put or changed there.
+Only regular files of a bounded size are read: opening a FIFO would hang, and reading a device might never end. The
+compile cache holds code that will run, so nothing in it counts that another user could have put or changed there.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BinaryIO:
 
 
 def why_unseen(path: Path) -> OSError | None:
-    """The error of looking at a path, links followed; None when something is there. Not raised: where files are looked
-    for, a directory that this user may not enter is a reason to look elsewhere."""
+    """Return the error of looking at a path, links followed; None when something is there.
+
+    It is not raised: where files are looked for, a directory that this user may not enter is a reason to look
+    elsewhere.
+    """
     try:
         os.stat(path)
     except ValueError as error:
@@ -62,7 +65,7 @@ def missing(path: Path) -> bool:
 
 
 def _impossible(path: Path, error: ValueError) -> OSError:
-    """What looking at a name raises that has a NUL, or that the file system's encoding cannot spell."""
+    """Return the error for a name that has a NUL, or that the file system's encoding cannot spell."""
     advice = ""
     if isinstance(error, UnicodeEncodeError):
         advice = f"; this locale's encoding is {error.encoding}: set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
@@ -81,7 +84,7 @@ def read_bounded(stream: BinaryIO, most: int) -> bytes:
 
 
 def why_untrusted(path: Path, found: os.stat_result) -> str | None:
-    """The sentence that says how another user could have chosen what lies at `path`, or None if none but root could.
+    """Return how another user could have chosen what lies at `path`, as a sentence; None if none but root could.
 
     Root is trusted by everyone; root itself trusts nobody else, not even the owner of a directory mounted into a
     container. A group that may write counts as other users: who is in it, or will be, cannot be told from here.
@@ -100,7 +103,8 @@ def why_untrusted(path: Path, found: os.stat_result) -> str | None:
 
 
 def why_directory_untrusted(top: Path, directory: Path) -> str | None:
-    """As `why_untrusted`, for every directory from `top` down to `directory`.
+    """Return the first sentence of `why_untrusted` for a directory from `top` down to `directory`; None where there is
+    none.
 
     `top` is where the user said, so it may be a link of the user's to a trusted directory, and what lies above it is
     the user's choice. Once a directory is trusted nobody else can exchange what it holds, so looking from the top down
@@ -121,8 +125,8 @@ def why_directory_untrusted(top: Path, directory: Path) -> str | None:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory, and what is missing above it, for this user only: a umask can but take from 0700. One that is
-    there stays as it is."""
+    """Make a directory, and what is missing above it, for this user only; one that is there stays as it is. The mode is
+    0700, less what the umask takes away."""
     absent = []
     while not os.path.lexists(directory) and directory != directory.parent:  # the last one may be out of sight, too
         absent.append(directory)

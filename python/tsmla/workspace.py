@@ -1,4 +1,4 @@
-"""The workspace of a decode: how much scratch memory a decode needs on a GPU."""
+"""How much scratch memory a decode needs on a GPU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ def decode_workspace_size(
     *,
     varies: bool = False,
 ) -> int:
-    """Bytes of workspace that `tsmla_decode` needs for a call of this shape on a CUDA device (the current one).
+    """Return the bytes of workspace that `tsmla_decode` needs for calls of this shape on a CUDA device (by default the
+    current one).
 
-    `q_len` is max_q_len where requests have other numbers of query tokens (cum_seq_lens_q), and then `varies` must be
-    True. Without `max_seq_len`, enough for any. Never more than SMs * heads * max(8, q_len) * 513 * 4, which is enough
-    for every batch size. Raises UnsupportedError for GPUs that tsmla has no kernels for, and where torch sees no GPU.
+    q_len: max_q_len where requests have different numbers of query tokens (cum_seq_lens_q); `varies` must then be True.
+    max_seq_len: without it, the size is enough for any.
+
+    The size is never more than SMs * heads * max(8, q_len) * 513 * 4, which is enough for every batch size. Raises
+    UnsupportedError for GPUs that tsmla has no kernels for, and where torch sees no GPU.
     """
     operator = "decode_workspace_size"
     place = _cuda_device(operator, device)
@@ -43,7 +46,7 @@ def decode_workspace_size(
 
 
 def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
-    """The workspace as the kernel takes it: less than 2 GiB."""
+    """Return the part of the workspace that a call needs, which is less than 2 GiB, or refuse one that is too small."""
     size = workspace.nbytes
     if size < needed:
         raise ArgumentError(
@@ -54,7 +57,7 @@ def sized(workspace: torch.Tensor, needed: int) -> torch.Tensor:
 
 
 def _cuda_device(operator: str, device: torch.device | str | int | None) -> torch.device:
-    """The CUDA device that an argument names; the current one for None."""
+    """Return the CUDA device that an argument names; the current one for None."""
     try:
         if isinstance(device, int) and not isinstance(device, bool):
             place = torch.device("cuda", device)

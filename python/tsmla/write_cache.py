@@ -1,4 +1,4 @@
-"""mla_write_cache: keys into a paged cache, quantised and scattered in one kernel."""
+"""mla_write_cache: quantises keys and scatters them into a paged cache, in one kernel."""
 
 from __future__ import annotations
 
@@ -50,14 +50,16 @@ def mla_write_cache(
     e4m3(x) is x.clamp(-448, 448).to(torch.float8_e4m3fn). amax(x) is the largest magnitude of those that are not NaN, 0
     where all are: an element that is NaN stays NaN and leaves its row's others alone; an infinite one makes a scale
     infinite, so that finite elements of it become 0 and infinite ones NaN. With power_of_two_scales, s is the smallest
-    power of two that is not below the one above. Of "bf16", "fp16", "e4m3" and "fp8_ds_mla", these are the bytes of
-    vLLM's `concat_and_cache_mla` (csrc/cache_kernels.cu); of "snapmla", the formulas are SnapMLA's
-    (docs/cache-formats.md).
+    power of two that is not below the one above. "bf16", "fp16", "e4m3" and "fp8_ds_mla" rows are the bytes of vLLM's
+    `concat_and_cache_mla` (csrc/cache_kernels.cu); "snapmla" rows follow SnapMLA's formulas (docs/cache-formats.md).
 
     With positions and cos_sin_cache, r is k_pe[t] rotated by its position p, in float32, and rounded to kv_c's dtype:
-    cos, sin = cos_sin_cache[p].float().chunk(2), x, y = k_pe[t].float()[0::2], [1::2] where rope_interleaved, else its
-    halves, and in the places of x and y are then x * cos - y * sin and y * cos + x * sin, each product and each sum
-    rounded. With a table of kv_c's dtype, products are exact, and these are the bits of vLLM's `rotary_embedding`
+
+    - cos, sin = cos_sin_cache[p].float().chunk(2);
+    - x and y are the even and the odd elements of k_pe[t].float() where rope_interleaved, else its two halves;
+    - x * cos - y * sin takes the place of x, and y * cos + x * sin that of y, each product and each sum rounded.
+
+    With a table of kv_c's dtype, products are exact, and these are the bits of vLLM's `rotary_embedding`
     (csrc/pos_encoding_kernels.cu); with a float32 table, its compiler may leave products unrounded. A position that the
     table does not have makes r NaN.
 
@@ -81,8 +83,8 @@ def mla_write_cache(
         format: "bf16", "fp16", "e4m3", "fp8_ds_mla" or "snapmla" (`tsmla.row_format.ROWS`); kv_c is bf16, or fp16 for
             "fp16" and "e4m3".
         scale: Python number; what "e4m3" rows are multiplied by when they are read, from 2^-126 on. 1 for all others.
-        power_of_two_scales: of formats with scales in or beside their rows; by default of "snapmla", whose rope part
-            they divide without an error.
+        power_of_two_scales: round scales up to powers of two, for formats with scales in or beside their rows. None:
+            True for "snapmla", whose rope part is then divided exactly, and False for others.
         positions: [tokens] int64 or int32, contiguous, to rotate rope parts here. int32 takes one more small launch.
         cos_sin_cache: [any, 64] float32 or kv_c's dtype, with positions: 32 cosines and 32 sines of each position, as
             vLLM's RotaryEmbedding has them. Last dimension contiguous, address and outer stride multiples of 16 bytes.
@@ -121,7 +123,7 @@ def mla_write_cache(
                 no_table if cos_sin_cache is None else _as_float32(cos_sin_cache),
                 scale, power_of_two, interleaved, pdl,
             )  # fmt: skip
-        else:  # no kernel that would refuse what the kind does not tell
+        else:  # nothing is launched, so no kernel checks what the kind leaves to it
             _examined(tensors, options)
     except TsmlaError:
         raise
@@ -132,8 +134,8 @@ def mla_write_cache(
 
 
 class _Served(NamedTuple):
-    """What calls of one kind need besides their arguments: whether slots have 32 bits, what stands for tensors that are
-    left out, and flags as the kernel takes them."""
+    """What serves calls of one kind: whether slots are int32, what kernels get for tensors that are left out, and their
+    flags."""
 
     kernel: Callable[..., None]
     narrow: bool
@@ -147,7 +149,7 @@ class _Served(NamedTuple):
 
 
 def _as_float32(table: torch.Tensor) -> torch.Tensor:
-    """The rows of a table of cosines and sines as kernels take them, in words of 32 bits."""
+    """View the rows of a table of cosines and sines as words of 32 bits, as kernels take them."""
     if table.dtype is torch.float32:
         return table
     if len(table) > 1:
@@ -156,7 +158,7 @@ def _as_float32(table: torch.Tensor) -> torch.Tensor:
 
 
 def _examined(tensors: tuple, options: tuple[str, bool | None, bool | None, bool]) -> _Served:
-    """What serves a call, with every check and its error."""
+    """Check everything about a call, and return what serves it."""
     format, power_of_two, interleaved, pdl = options
     pdl = checks.flag(_OPERATOR, "enable_pdl", pdl)
     examination = examine.Examination(WRITE_CACHE, tensors)
@@ -179,7 +181,7 @@ def _examined(tensors: tuple, options: tuple[str, bool | None, bool | None, bool
 
 
 def _pairs_neighbours(positions: bool, table: bool, asked: bool | None) -> bool:
-    """Whether pairs that are rotated are neighbours, of a call that has all or nothing of what rotates them."""
+    """Whether rotated pairs are neighbours; checks that a call has all of what rotates them or nothing."""
     given = {"positions": positions, "cos_sin_cache": table, "rope_interleaved": asked is not None}
     if any(given.values()) and not all(given.values()):
         missing = next(name for name, there in given.items() if not there)

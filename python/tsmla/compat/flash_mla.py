@@ -1,6 +1,7 @@
-"""FlashMLA's dense decode over tsmla's: `get_mla_metadata` and `flash_mla_with_kvcache`, as they were and as they are.
+"""FlashMLA's dense decode, computed by `tsmla_decode`: `get_mla_metadata` and `flash_mla_with_kvcache`.
 
-Compared: deepseek-ai/FlashMLA 02fe0d0 and 9241ae3, sgl-flash-mla 1.0.0. docs/compat.md has what differs.
+They take the parameters of FlashMLA's older and current versions. Compared: deepseek-ai/FlashMLA 02fe0d0 and 9241ae3,
+sgl-flash-mla 1.0.0. docs/compat.md has what differs.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _SPARSE = "there is dense attention here only; FlashMLA and FlashInfer have spar
 
 @dataclasses.dataclass
 class FlashMLASchedMeta:
-    """Stands where FlashMLA keeps how work is dealt. It holds nothing: tsmla's kernels deal it themselves, on the
-    GPU, in every call."""
+    """Stands in for the object in which FlashMLA keeps its schedule. It holds nothing: tsmla's kernels divide the work
+    themselves, on the GPU, in every call."""
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """(metadata, None) to hand to `flash_mla_with_kvcache`. Neither is read there, nor are the arguments here."""
+    """Return (metadata, None) to hand to `flash_mla_with_kvcache`, which reads neither. Arguments are ignored."""
     return FlashMLASchedMeta(), None
 
 
@@ -140,7 +141,7 @@ def _scales(
     descale_q: float | torch.Tensor | None,
     descale_k: float | torch.Tensor | None,
 ) -> tuple[float, float]:
-    """The factors of scores and of the output."""
+    """Return the factors of the scores and of the output."""
     eight_bits = k_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
     if is_fp8_kvcache is not None and checks.flag(_FACE, "is_fp8_kvcache", is_fp8_kvcache) != eight_bits:
         raise UnsupportedError(

@@ -1,7 +1,7 @@
-"""tokenspeed_mla's functions, 0.1.3 to 2.0.4, over tsmla's operators: same names, arguments, layouts and LSE bases.
+"""tokenspeed_mla's functions, 0.1.3 to 2.0.4, computed by tsmla's operators: same names, arguments, layouts, LSE bases.
 
-Its environment variables TOKENSPEED_MLA_PREFILL_BACKEND (cutedsl, binary) and TOKENSPEED_MLA_FMHA_BINARY_SO are read
-as they are everywhere in tsmla, when a prefill kernel is first needed. docs/compat.md has what differs.
+Its environment variables TOKENSPEED_MLA_PREFILL_BACKEND (cutedsl, binary) and TOKENSPEED_MLA_FMHA_BINARY_SO are read as
+they are everywhere in tsmla, when a prefill kernel is first needed. docs/compat.md has what differs.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def tokenspeed_mla_prefill(
 
 
 def _int32(query: torch.Tensor, lengths: Any) -> Any:
-    """Cumulative lengths as kernels take them; what is no tensor of integers is left to the operator's checks."""
+    """Return cumulative lengths as int32 on the query's device. Anything but a tensor of integers is returned as
+    it is."""
     if isinstance(lengths, torch.Tensor) and isinstance(query, torch.Tensor) and lengths.dtype in _INTEGERS:
         if lengths.dtype is not torch.int32 or (query.is_cuda and not lengths.is_cuda):
             checks.stored(_PREFILL, "cum_seq_lens", lengths)

@@ -1,4 +1,4 @@
-"""What faces share: refusals in their own names, and translations of numbers, layouts and lengths."""
+"""Refusals in a face's own name, and translations of numbers, layouts and lengths, which the faces share."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ def off(face: str, why: str, **flags: bool | None) -> None:
 
 
 def word(face: str, name: str, value: str, accepted: Sequence[str]) -> str:
-    """One of some words."""
+    """Check that an argument is one of the accepted words, and return it."""
     if not isinstance(value, str) or value not in accepted:
         raise ArgumentError(f"{face}: {name} is {checks.spelled(value)}; accepted: {', '.join(accepted)}")
     return value
 
 
 def number(face: str, name: str, value: float | torch.Tensor) -> float:
-    """A number, or what a floating-point tensor of one element holds. Reading a CUDA tensor waits for the GPU, and is
-    refused while a CUDA graph is captured, whose replays would not read it again."""
+    """Return a number, or the element of a floating-point tensor that has one.
+
+    Reading a CUDA tensor waits for the GPU. It is refused while a CUDA graph is captured, whose replays would not read
+    it again.
+    """
     if not isinstance(value, torch.Tensor):
         return checks.number(face, name, value)
     checks.stored(face, name, value, "a number, or a tensor of one element")
@@ -63,14 +66,14 @@ def _capturing() -> bool:
 
 
 def no_skipping(face: str, factor: float | None) -> None:
-    """A threshold of None or 0 skips nothing."""
+    """Refuse a threshold for skipping softmax tiles, unless it is None or 0, which skip nothing."""
     name = "skip_softmax_threshold_scale_factor"
     if factor is not None and checks.number(face, name, factor) != 0:
         raise UnsupportedError(f"{face}: {name} is {checks.spelled(factor)}; every key is computed here")
 
 
 def check_lse(face: str, lse: torch.Tensor, device: torch.device, *shapes: Sequence[int]) -> None:
-    """Refuse a tensor that an LSE cannot be written into, or of none of some shapes."""
+    """Refuse a tensor that an LSE cannot be written into, or that has none of the accepted shapes."""
     checks.same_device(face, "lse", lse, "query", device)
     checks.dtype_in(face, "lse", lse, (torch.float32,))
     checks.shape(face, "lse", lse, *shapes)
@@ -78,8 +81,10 @@ def check_lse(face: str, lse: torch.Tensor, device: torch.device, *shapes: Seque
 
 
 def readable(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied where a decode cannot read it: its last dimension has no gaps, its address and its outer
-    strides are multiples of 16 bytes."""
+    """Return a tensor that a decode can read: this one, or a copy of it.
+
+    A decode needs a last dimension without gaps, and an address and outer strides that are multiples of 16 bytes.
+    """
     checks.stored(face, name, tensor)
     size = tensor.element_size()
     steps = [stride for stride, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if extent > 1]
@@ -88,8 +93,8 @@ def readable(face: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
-    """One tensor whose last dimension holds both, if memory does: `right` starts where each row of `left` ends. None
-    otherwise."""
+    """Return one view whose last dimension holds two tensors' columns, or None where memory does not have it so: each
+    row of `right` must start where the row of `left` ends."""
     alike = left.dtype == right.dtype and left.shape[:-1] == right.shape[:-1] and left.stride() == right.stride()
     if not alike or left.ndim == 0 or left.stride(-1) != 1:
         return None
@@ -104,7 +109,7 @@ def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
 
 
 def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: int) -> torch.Tensor:
-    """A workspace for one decode, from torch's allocator."""
+    """Allocate a workspace for one decode."""
     size = 0
     if batch and q_len and heads:
         longest = min(max(longest, 1), LARGEST_INT)
@@ -114,7 +119,7 @@ def scratch(query: torch.Tensor, batch: int, q_len: int, heads: int, longest: in
 
 
 def in_their_words(face: str, error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
-    """An operator's error as the face's: it says what the arguments that it names are called here."""
+    """Return an operator's error as the face's: it adds what the arguments that it names are called there."""
     text = str(error)
     called = [f"{ours} is {theirs} here" for ours, theirs in names.items() if re.search(rf"\b{ours}\b", text)]
     return type(error)(f"{face}: {text} ({', '.join(called)})" if called else f"{face}: {text}")

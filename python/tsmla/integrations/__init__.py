@@ -1,1 +1,1 @@
-"""tsmla inside of other libraries: each module is imported by those who use that library; tsmla needs none."""
+"""Plug-ins that make other libraries use tsmla. Each is imported by those who use that library; tsmla needs none."""

@@ -1,8 +1,8 @@
-"""Padded batches as ragged ones: which rows of [batch, heads, length, dim] tensors are sequences of a prefill.
+"""Padded batches as ragged packs: which rows of [batch, heads, length, dim] tensors are sequences of a prefill.
 
 Nothing here waits for the GPU, and shapes do not depend on how much is padding. Each row of a batch becomes three
 sequences of one pack: its tokens with its keys; its padded tokens without keys, whose outputs are 0; its padded keys,
-which no token sees. So padding costs no attention, and may lie anywhere.
+which no token sees. Padding therefore costs no attention, and may lie anywhere.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """The sequences of a batch, for `tsmla_prefill`.
+    """The sequences of a batch, as `tsmla_prefill` takes them.
 
-    ends_q, ends_kv: the operator's cum_seq_lens_q and cum_seq_lens, [count + 1] int32. order_q, order_kv: [batch,
-    length], the rows of each batch row with those that are padding behind the others; None where they stand so already.
+    ends_q, ends_kv: the operator's cum_seq_lens_q and cum_seq_lens, [count + 1] int32.
+    order_q, order_kv: [batch, length], the positions of each batch row with the padded ones moved to the end; None
+        where they are there already.
     """
 
     ends_q: torch.Tensor
@@ -31,13 +32,13 @@ class Sequences:
         return self.ends_q.shape[0] - 1
 
     def to(self, device: torch.device) -> Sequences:
-        """The same on a device: layers of a model may lie on several."""
+        """Return these sequences on a device: layers of a model may lie on several."""
         order_q, order_kv = (None if x is None else x.to(device) for x in (self.order_q, self.order_kv))
         return Sequences(self.ends_q.to(device), self.ends_kv.to(device), self.causal, order_q, order_kv)
 
 
 def whole(batch: int, length_q: int, length_kv: int, causal: bool, device: torch.device | str) -> Sequences:
-    """A batch without padding: a sequence for each row."""
+    """Make the sequences of a batch without padding: one for each row."""
     rows = torch.arange(batch + 1, dtype=torch.int32, device=device)
     return Sequences(rows * length_q, rows * length_kv, causal)
 
@@ -45,10 +46,12 @@ def whole(batch: int, length_q: int, length_kv: int, causal: bool, device: torch
 def padded(
     tokens: torch.Tensor | None, keys: torch.Tensor, length_q: int, causal: bool, *, in_order: bool = False
 ) -> Sequences:
-    """A batch of which `tokens` [batch, length_q] and `keys` [batch, length_kv] say what is no padding (True).
+    """Make the sequences of a batch with padding; `tokens` [batch, length_q] and `keys` [batch, length_kv] are True
+    where there is none.
 
-    tokens: None for all. A causal token sees the keys up to its own, so that the last of a row's keys are its tokens'.
-    in_order: padding is behind the rest already.
+    tokens: None where no token is padding.
+    causal: a token sees the keys up to its own, so the last of a row's keys belong to its tokens.
+    in_order: padding is at the end of each row already.
     """
     batch, length_kv = keys.shape
     rows = torch.arange(batch, device=keys.device)
@@ -62,7 +65,8 @@ def padded(
 
 
 def packed(tensor: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
-    """[batch, heads, length, dim] as [batch * length, heads, dim], the rows of each batch row in an order."""
+    """Return [batch, heads, length, dim] as [batch * length, heads, dim], each batch row's positions in the given
+    order."""
     tensor = tensor.transpose(1, 2)
     if order is None:
         return tensor.flatten(0, 1)
@@ -70,7 +74,7 @@ def packed(tensor: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
 
 
 def unpacked(tensor: torch.Tensor, batch: int, order: torch.Tensor | None) -> torch.Tensor:
-    """[batch * length, heads, dim] as [batch, length, heads, dim], an order of `packed` undone."""
+    """Return [batch * length, heads, dim] as [batch, length, heads, dim], with the order of `packed` undone."""
     tensor = tensor.unflatten(0, (batch, -1))
     if order is None:
         return tensor

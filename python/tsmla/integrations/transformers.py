@@ -30,14 +30,15 @@ from .padding import Sequences
 NAME = "tsmla"
 _NEEDED = ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask")
 _REFUSED = ("position_bias", "softcap", "s_aux", "sliding_window", "cache", "head_mask")
-"""Arguments of attention functions that change the result, and that no kernel takes."""
+"""Options of attention functions that change the result and that no kernel takes: refused unless they are None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """What stands for a mask: a batch's sequences, or the reason why no kernel applies it, told to those who need it.
+    """Stands for an attention mask: the sequences of a batch, or the reason why no kernel can apply the mask.
 
-    To transformers it is a mask that is prepared already, which is handed on as it is: of four dimensions, contiguous.
+    transformers hands on a mask that is prepared already as it is. It takes this for one: of four dimensions,
+    contiguous.
     """
 
     sequences: Sequences | None
@@ -76,7 +77,7 @@ def mask(
     device: torch.device | str = "cpu",
     **_ignored: Any,
 ) -> Mask:
-    """A mask function of transformers, called once per forward pass.
+    """Make the mask of a forward pass, as a mask function of transformers.
 
     q_offset, kv_offset: the positions of the first token and key; static caches give tensors. A 2-D attention_mask is
     looked at on the host, as transformers' own functions do, except while torch traces.
@@ -121,11 +122,12 @@ def attention(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers: ([batch, length_q, heads, d_v], None).
+    """Compute attention as a function of transformers does, and return ([batch, length_q, heads, d_v], None).
 
-    query, key, value: [batch, heads, length, dim], bf16 or fp16 on a CUDA device. attention_mask: what `mask` returned,
-    or None: all keys, causal if is_causal or the module says so. cu_seq_lens_q, cu_seq_lens_k (options): a pack of
-    batch size 1 instead. scaling: d_qk ** -0.5 if None.
+    query, key, value: [batch, heads, length, dim], bf16 or fp16 on a CUDA device.
+    attention_mask: what `mask` returned. None: all keys are seen, or causal if is_causal or the module says so.
+    cu_seq_lens_q, cu_seq_lens_k (options): a pack of batch size 1, instead of a mask.
+    scaling: d_qk ** -0.5 if None.
     """
     _refuse(query, key, value, dropout, options)
     batch, _, length_q, d_qk = query.shape
@@ -162,13 +164,13 @@ def attention(
 
 
 def _columns(given: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Columns of a padding mask; those that it does not have are padding."""
+    """Return the columns of a padding mask at `places`; where it has no such column, padding."""
     inside = places < given.shape[1]
     return given[:, places.clamp(max=given.shape[1] - 1)] & inside
 
 
 def _told(options: dict[str, Any], attention_mask: Any, batch: int, causal: bool) -> Sequences:
-    """The sequences of a pack, as FlashAttention's arguments tell them."""
+    """Make the sequences of a pack from FlashAttention's arguments."""
     ends_q, ends_kv = options["cu_seq_lens_q"], options.get("cu_seq_lens_k")
     if batch != 1:
         raise ArgumentError(f"tsmla: cu_seq_lens_q is given and the batch size is {batch}; a pack has batch size 1")
@@ -184,7 +186,7 @@ def _told(options: dict[str, Any], attention_mask: Any, batch: int, causal: bool
 def _refuse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, options: dict[str, Any]
 ) -> None:
-    """What attention functions may be asked for and this one does not compute."""
+    """Refuse what attention functions may be asked for and kernels do not compute."""
     if dropout:
         raise ArgumentError(f"tsmla: dropout is {dropout}; there is none here (model.eval(), or attention_dropout=0)")
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):

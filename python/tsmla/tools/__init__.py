@@ -1,1 +1,1 @@
-"""What a deployer runs, not what a call needs: the command `tsmla`."""
+"""The command `tsmla`, which those who deploy run. No call of an operator needs it."""

@@ -54,7 +54,7 @@ def _complain(text: str, status: int) -> int:
 
 
 def _discard_output() -> None:
-    """What is still to be written goes nowhere, so that the interpreter does not fail to write it when it ends."""
+    """Send what is still to be written nowhere, so that the interpreter does not fail to write it when it ends."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -251,7 +251,7 @@ def _selftest(options: argparse.Namespace) -> int:
 
 
 def _installed(options: argparse.Namespace) -> list[manifest.Kernel]:
-    """Kernels of the installed libraries that --arch and --family let through."""
+    """Return the kernels of the installed libraries that --arch and --family let through."""
     libraries = [record.manifest for record in manifest.read_directory(toolchain.shipped_libraries()).libraries]
     return [
         kernel
@@ -262,7 +262,7 @@ def _installed(options: argparse.Namespace) -> list[manifest.Kernel]:
 
 
 def _named_variants(command: str, options: argparse.Namespace) -> list[Variant]:
-    """Those of --variant, which --arch and --family cannot narrow."""
+    """Return the variants of --variant, or refuse them beside --arch or --family, which cannot narrow them."""
     if options.variant and (options.arch or options.family):
         raise ArgumentError(f"{command}: --variant names architecture and family itself; leave --arch and --family out")
     try:

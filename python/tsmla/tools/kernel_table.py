@@ -1,4 +1,4 @@
-"""Kernels as `tsmla list` prints them: a line for those that differ only in architecture, mask and LSE.
+"""The table of kernels that `tsmla list` prints: a line for those that differ only in architecture, mask and LSE.
 
 Standard library only.
 """
@@ -14,7 +14,7 @@ HEADER = ("operator", "dtypes", "dims or cache rows", "mask", "LSE", "architectu
 
 
 def rows(variants: Iterable[Variant]) -> list[tuple[str, ...]]:
-    """HEADER, and the lines below it. An architecture shares the line of another only where it has the same kernels."""
+    """Return HEADER and the lines below it. Architectures share a line only where they have the same kernels."""
     kinds: dict[tuple[str, str, str], dict[Arch, set[tuple[str, str]]]] = {}
     for variant in variants:
         kind = (variant.family, _dtypes(variant), _shape(variant))

@@ -22,7 +22,7 @@ UNVERIFIED = (
 
 
 class Record(NamedTuple):
-    """A run that passed: on which GPU, when, and of which kernel sources."""
+    """What a selftest that passed ran on: the GPU, the date, and the digest of the kernel sources."""
 
     gpu: str
     date: str
@@ -30,11 +30,11 @@ class Record(NamedTuple):
 
 
 class RecordError(Exception):
-    """What is wrong with a record's file, as a phrase that follows its name."""
+    """A record's file is of no use; the text is a phrase that follows its name."""
 
 
 def record_file(arch: Arch) -> Path:
-    """Where an architecture's record lies when there is one."""
+    """Return where an architecture's record lies when there is one."""
     return DIRECTORY / f"selftest_{arch}.json"
 
 
@@ -45,7 +45,7 @@ def passed(record: dict[str, Any], arch: Arch) -> bool:
 
 
 def read(file: Path, arch: Arch) -> Record:
-    """A record says what ran where. Raises FileNotFoundError when there is none, and RecordError for one of no use."""
+    """Read the record in a file. Raises FileNotFoundError when there is none, and RecordError for one of no use."""
     try:
         record = json.loads(file.read_text("utf-8"))
         if not passed(record, arch):
@@ -58,7 +58,7 @@ def read(file: Path, arch: Arch) -> Record:
 
 
 def verified(arch: Arch, source_digest: str) -> str:
-    """What is known of kernels of these sources on hardware, as a phrase."""
+    """Return what is known of kernels of these sources on hardware, as a phrase."""
     try:
         record = read(record_file(arch), arch)
     except FileNotFoundError:
@@ -70,8 +70,8 @@ def verified(arch: Arch, source_digest: str) -> str:
 
 
 def release_problem(file: Path, arch: Arch, source_digest: str) -> str:
-    """Why a record must not ship beside kernels of these sources, as a sentence; "" where there is none, or a right
-    one."""
+    """Return why a record must not ship beside kernels of these sources, as a sentence; "" where there is none, or a
+    right one."""
     try:
         record = read(file, arch)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""`tsmla selftest`: every shipped kernel of this machine's GPU on edge cases against float64, poisoned surroundings and
-repetitions that must agree bit for bit. Or the kernels of any architecture in the emulator.
+"""`tsmla selftest`: runs every shipped kernel of this machine's GPU, or kernels of any architecture in the emulator.
 
-This process never touches the GPU; kernels run in child processes. Standard library only.
+Each runs edge cases that are compared with float64, between poisoned memory, and repetitions that must agree bit for
+bit. This process never touches the GPU; kernels run in child processes. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ _UNKNOWN = "unknown"
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What of it: every case and 100 repetitions or the short ones; JSON or text; in the emulator for an architecture;
-    these families (all when none is named), of these these symbols (likewise)."""
+    """What a selftest is asked to do.
+
+    full: every case and 100 repetitions, instead of the short ones.
+    as_json: print JSON instead of text.
+    emulated: the architecture to emulate; None for this machine's GPU.
+    families: operator families to run, all where empty.
+    symbols: kernels of these families to run, all where empty.
+    """
 
     full: bool = False
     as_json: bool = False
@@ -40,7 +46,7 @@ class Asked:
 
 
 def selftest(asked: Asked) -> int:
-    """Run it and print the report. Returns the exit status: 0 all good, 1 something wrong or nothing to test.
+    """Run a selftest and print its report. Returns the exit status: 0 all good, 1 something wrong or nothing to test.
 
     Raises ArgumentError for what cannot be asked, ManifestError and LibraryError for unusable libraries.
     """
@@ -78,7 +84,7 @@ def selftest(asked: Asked) -> int:
 
 
 def _libraries(arch: Arch) -> list[manifest.LibraryRecord]:
-    """The installed libraries of an architecture, whose bytes are those that their manifest names."""
+    """Return the installed libraries of an architecture, after checking that their bytes are those recorded."""
     directory = toolchain.shipped_libraries()
     held = manifest.read_directory(directory).libraries
     libraries = [library for library in held if library.manifest.arch == arch]
@@ -93,7 +99,7 @@ def _libraries(arch: Arch) -> list[manifest.LibraryRecord]:
 
 
 def _chosen(variants: list[Variant], asked: Asked) -> list[Variant]:
-    """Those asked for, in symbol order."""
+    """Return the variants that are asked for, in the order of their symbols."""
     known = {v.symbol(): v for v in variants if v.family in (asked.families or FAMILIES)}
     if unknown := [symbol for symbol in asked.symbols if symbol not in known]:
         raise ArgumentError(
@@ -125,7 +131,10 @@ def _record(
     outcomes: list[Outcome],
     machine: Machine | None,
 ) -> dict[str, Any]:
-    """What `--json` prints, and `records` reads. complete: nothing was left out, and it was the installed libraries."""
+    """Return what `--json` prints and `records` reads.
+
+    complete: nothing was left out, and it was the installed libraries that ran.
+    """
     tested = {outcome.symbol for outcome in outcomes if asked.emulated or outcome.served == "shipped"}
     shipped = {kernel.variant.symbol() for library in libraries for kernel in library.manifest.kernels}
     families = {library.manifest.family for library in libraries}

@@ -1,4 +1,4 @@
-"""The cache writes and reads of `tsmla selftest`: inputs of a case, the call that a variant serves, and what it must
+"""Cache writes and reads of `tsmla selftest`: a case's inputs, the call that a variant serves, and what it must
 give."""
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from .selftest_memory import Memory, bits, surrounded
 from .selftest_reference import Judged, compared
 
 _GAP = 32
-"""Elements between the rows of strided tensors: bytes that are a multiple of 16 in every dtype."""
+"""Elements between the rows of strided tensors: a multiple of 16 bytes in every dtype."""
 _KEPT = max(len(cases_of(family, full=True)) for family in ("write_cache", "read_cache", "quantize_q"))
-"""Inputs kept for other variants: with fewer than there are cases, none would be found."""
+"""How many inputs are kept for other variants: fewer than there are cases would be dropped before they are asked
+for."""
 _E4M3 = torch.float8_e4m3fn
 _Tensors = dict[str, torch.Tensor]
 
 
 def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: Memory, pdl: bool) -> _Tensors:
-    """Call the operator so that `variant` serves; results in memory of `memory`."""
+    """Call the operator so that `variant` serves; results lie in memory of `memory`."""
     row, dtype = variant.row, TORCH_DTYPE_OF[variant.dtype]
     format = format_of(row)
     scale, slots = _scale(case, row), _slots(case)
@@ -48,18 +49,18 @@ def run(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, memory: 
 
 
 def check(variant: WriteCacheVariant | ReadCacheVariant, case: CacheCase, results: _Tensors) -> Judged:
-    """Hold the results of `run` against torch: equal bytes, or any NaN for a NaN."""
+    """Compare the results of `run` with torch: equal bytes, or any NaN for a NaN."""
     return compared(results, _expected(case, variant))
 
 
 def _scale(case: CacheCase, row: RowFormat) -> float:
-    """Of the whole cache, where it may have one."""
+    """Return the scale of the whole cache; 1 for a format without."""
     return case.scale if row.pieces[0].dtype is Dtype.E4M3 and row.scales is None else 1.0
 
 
 @functools.lru_cache(_KEPT)
 def _slots(case: CacheCase) -> torch.Tensor:
-    """A slot for each token, all different. Every seventh has none, or one that the cache does not have."""
+    """Return a slot for each token, all different. Every seventh has none, or one that the cache does not have."""
     count = case.pages * case.page
     slots = torch.randperm(count)[: case.tokens]
     nowhere = torch.tensor([-1, count, -(2**40), 2**32 + 1])
@@ -69,8 +70,11 @@ def _slots(case: CacheCase) -> torch.Tensor:
 
 @functools.lru_cache(_KEPT)
 def _tables(case: CacheCase) -> _Tensors:
-    """Three requests, of which the second has no rows, and the last begins at its sixth key. The last two rows are no
-    request's, and no table has the page of the rows before."""
+    """Return page tables, ends and starts of three requests.
+
+    The second has no rows, and the last begins at its sixth key. The last two rows are no request's, and no table has
+    the page of the rows before.
+    """
     first = case.tokens // 3
     width = -(-(case.tokens + 6) // case.page)
     tables = torch.arange(3 * width).view(3, width) * 7 % case.pages
@@ -81,7 +85,7 @@ def _tables(case: CacheCase) -> _Tensors:
 
 
 def _places(case: CacheCase) -> torch.Tensor:
-    """The slot that each row is read from; -1 where it has no key."""
+    """Return the slot that each row is read from; -1 where it has no key."""
     count, slots = case.pages * case.page, _slots(case)
     if not case.tables:
         return torch.where((slots >= 0) & (slots < count), slots, -1)
@@ -97,8 +101,10 @@ def _places(case: CacheCase) -> torch.Tensor:
 
 @functools.lru_cache(_KEPT)
 def keys(case: CacheCase | QueryCase, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """kv_c and k_pe, or rows of a query: all 16-bit patterns, else normal numbers over 28 powers of two, some rows all
-    0."""
+    """Return kv_c and k_pe, or rows of a query.
+
+    They hold all 16-bit patterns, or else normal numbers over 28 powers of two, with some rows all 0.
+    """
     whole = surrounded((case.tokens, 576), dtype)
     if case.patterns:
         numbers = torch.arange(whole.numel(), device="cuda") % 2**16 - 2**15
@@ -111,7 +117,7 @@ def keys(case: CacheCase | QueryCase, dtype: torch.dtype) -> tuple[torch.Tensor,
 
 
 def _cache(case: CacheCase, row: RowFormat, memory: Memory) -> _Tensors:
-    """The tensors of a cache that nobody wrote."""
+    """Return the tensors of a cache that nobody wrote."""
     width = row.pieces[0].columns if row.apart else row.bytes * 8 // row.pieces[0].dtype.bits
     shapes = {"cache": (width, row.pieces[0].dtype)}
     if row.apart:
@@ -127,7 +133,7 @@ def _cache(case: CacheCase, row: RowFormat, memory: Memory) -> _Tensors:
 
 
 def _pieces(cache: _Tensors, row: RowFormat) -> _Tensors:
-    """The rows of a cache as their pieces."""
+    """Split the rows of a cache into their pieces."""
     whole = cache["cache"]
     if row.apart:
         return {"latent": whole, "rope": cache["rope_cache"], "scales": cache["scale_cache"][..., None]}
@@ -144,7 +150,7 @@ def _pieces(cache: _Tensors, row: RowFormat) -> _Tensors:
 
 
 def stored(case: CacheCase | QueryCase, row: RowFormat, dtype: torch.dtype) -> _Tensors:
-    """What each token's row holds, by the formulas of `mla_write_cache`."""
+    """Return what each token's row holds, by the formulas of `mla_write_cache`."""
     kv_c, k_pe = keys(case, dtype)
     latent, rope = (TORCH_DTYPE_OF[piece.dtype] for piece in row.pieces)
 
@@ -170,7 +176,7 @@ def stored(case: CacheCase | QueryCase, row: RowFormat, dtype: torch.dtype) -> _
 
 
 def _put(case: CacheCase, row: RowFormat, dtype: torch.dtype, cache: _Tensors) -> _Tensors:
-    """The pieces of a cache, into which each token that has a slot is put."""
+    """Return the pieces of a cache after each token that has a slot was put into it."""
     slots, pieces = _slots(case), _pieces(cache, row)
     kept = (slots >= 0) & (slots < case.pages * case.page)
     page, place = slots[kept] // case.page, slots[kept] % case.page
@@ -181,7 +187,7 @@ def _put(case: CacheCase, row: RowFormat, dtype: torch.dtype, cache: _Tensors) -
 
 @functools.lru_cache(_KEPT)
 def _filled(case: CacheCase, variant: ReadCacheVariant) -> _Tensors:
-    """A cache to read from; rows that no token was put into hold NaN."""
+    """Return a cache to read from. Rows that no token was put into hold NaN."""
     cache = _cache(case, variant.row, Memory())
     _put(case, variant.row, TORCH_DTYPE_OF[variant.dtype], cache)
     return cache

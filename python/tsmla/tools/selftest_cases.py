@@ -10,12 +10,19 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class PrefillCase:
-    """One ragged pack. heads: of query and of key. magnitude: of query, key and value. strided: key and value are
-    slices of one tensor, and query and output of wider ones. factors: k_scale, v_scale, output_scale. sinks: heads
-    have them; lse_includes_sink as the operator has it. pieces: query and key are given in two pieces, where the
-    kernel's dimensions have them. merges: into an earlier result, where the kernel has an LSE; the first sequence then
-    has as many keys as query tokens, at least. unused_keys: more rows behind the last sequence of key and value: by the
-    rows of these packs, long sequences, for which Hopper has kernels of their own."""
+    """One ragged pack.
+
+    heads: of query and of key.
+    magnitude: of query, key and value.
+    strided: key and value are slices of one tensor, query and output of wider ones.
+    factors: k_scale, v_scale, output_scale.
+    sinks: heads have sinks. lse_includes_sink: as the operator has it.
+    pieces: query and key are given in two pieces, if the kernel's dimensions have them.
+    merges: into an earlier result, if the kernel has an LSE. The first sequence then has at least as many keys as query
+        tokens.
+    unused_keys: rows of key and value behind the last sequence. Hopper takes kernels for long sequences by the rows of
+        these tensors.
+    """
 
     name: str
     lengths_q: tuple[int, ...]
@@ -34,10 +41,15 @@ class PrefillCase:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeCase:
-    """One batch. lengths: keys of each request over all ranks. q_lens: query tokens of each request in a pack; without
-    it, each has q_len. ranks: how many share the keys, this being the last one, in blocks of `interleave` keys.
-    visible: each query token also has a limit of its own. sinks: heads have them; lse_includes_sink and batch_invariant
-    as the operator has them. pieces: the query is given in two pieces."""
+    """One batch.
+
+    lengths: keys of each request over all ranks.
+    q_lens: query tokens of each request in a pack. Where it is empty, each has q_len.
+    ranks: how many share the keys, in blocks of `interleave` keys; the case is the last one's.
+    visible: each query token also has a limit of its own.
+    sinks: heads have sinks. lse_includes_sink, batch_invariant: as the operator has them.
+    pieces: the query is given in two pieces.
+    """
 
     name: str
     lengths: tuple[int, ...]
@@ -66,7 +78,11 @@ class DecodeCase:
 
 @dataclasses.dataclass(frozen=True)
 class PackCase:
-    """One pack. patterns: inputs are all 16-bit patterns there are. strided: inputs are slices, outputs have gaps."""
+    """One pack.
+
+    patterns: inputs are all 16-bit patterns.
+    strided: inputs are slices, outputs have gaps.
+    """
 
     name: str
     tokens: int
@@ -79,9 +95,15 @@ class PackCase:
 
 @dataclasses.dataclass(frozen=True)
 class CacheCase:
-    """Tokens that are written to a cache, or read from it. page: rows of a page. scale: of a cache that has one.
-    patterns: they are all 16-bit patterns there are. tables: they are read by page tables, not by slots. power_of_two:
-    scales of rows are rounded so. strided: rows lie apart."""
+    """Tokens that are written to a cache, or read from it.
+
+    page: rows of a page.
+    scale: of a cache whose format has one for the whole.
+    patterns: tokens are all 16-bit patterns.
+    tables: rows are read by page tables, not by slots.
+    power_of_two: scales of rows are rounded to powers of two.
+    strided: rows lie apart.
+    """
 
     name: str
     tokens: int
@@ -97,8 +119,12 @@ class CacheCase:
 
 @dataclasses.dataclass(frozen=True)
 class QueryCase:
-    """A query that is quantised. patterns: its elements are all 16-bit patterns there are. power_of_two: scales are
-    rounded so. strided: it is given in pieces, and rows of results lie apart."""
+    """A query to quantise.
+
+    patterns: its elements are all 16-bit patterns.
+    power_of_two: scales are rounded to powers of two.
+    strided: it is given in pieces, and rows of results lie apart.
+    """
 
     name: str
     batch: int
@@ -111,7 +137,7 @@ class QueryCase:
 
     @property
     def tokens(self) -> int:
-        """Rows: what `CacheCase` calls tokens."""
+        """Rows of the query: what `CacheCase` calls tokens."""
         return self.batch * self.q_len * self.heads
 
 
@@ -229,5 +255,5 @@ _ALL: dict[str, tuple[Case, ...]] = {
 
 
 def cases_of(family: str, *, full: bool) -> tuple[Case, ...]:
-    """The cases of an operator family: all of them, or the short ones."""
+    """Return the cases of an operator family: all of them, or the short ones."""
     return tuple(case for case in _ALL[family] if full or case.short)

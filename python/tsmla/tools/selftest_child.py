@@ -1,7 +1,7 @@
-"""A process of `tsmla selftest` that runs kernels of one operator family and says, a line of JSON each, what it begins
-and what came of it, so that its parent knows which kernel and which case a hang or a crash belongs to.
+"""A process of `tsmla selftest` that runs kernels of one operator family.
 
-`python -m tsmla.tools.selftest_child FAMILY`, with a `Job` as JSON on its input.
+It prints what it begins and what came of it, a line of JSON each, so that its parent knows which kernel and which case
+a hang or a crash belongs to. `python -m tsmla.tools.selftest_child FAMILY`, with a `Job` as JSON on its input.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run_kernel(variant: Variant, job: Job, say: Say) -> Outcome:
 
 
 def _run_case(variant: Variant, case: Case, repeats: int) -> tuple[float, list[str]]:
-    """The largest error, and what is wrong. Every other repetition is a programmatic dependent launch."""
+    """Return the largest error, and what is wrong. Every other repetition is a programmatic dependent launch."""
     calls = _CALLS[variant.family]
     memory = Memory()
     first = calls.run(variant, case, memory, pdl=False)
@@ -80,7 +80,7 @@ def _run_case(variant: Variant, case: Case, repeats: int) -> tuple[float, list[s
 
 
 def usable() -> bool:
-    """Whether this process can go on: an illegal access, say, ends everything that it does on the GPU."""
+    """Whether this process can go on. An illegal access, for one, ends everything that it does on the GPU."""
     try:
         torch.cuda.synchronize()
         return int(torch.zeros(1, device="cuda").sum()) == 0

@@ -1,4 +1,4 @@
-"""The decode calls of `tsmla selftest`: inputs of a case, the call that a variant serves, and what it must give."""
+"""Decode calls of `tsmla selftest`: a case's inputs, the call that a variant serves, and what it must give."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .selftest_rows import Stored, numbers_in, stored_as
 _ROW = LATENT_DIM + ROPE_DIM
 _SCALE = _ROW**-0.5
 _NO_PAGE = 2147480000
-"""What page tables hold beyond a request's keys."""
+"""The page that tables name beyond a request's keys; the cache does not have it."""
 _SPARE_PAGES, _SPARE_COLUMNS = 3, 3
 _SLACK = 2
 """Rows of a pack behind the last request: NaN in the query, to stay untouched in results."""
@@ -31,15 +31,25 @@ _WEIGHT_SCALE = 256.0
 """Weights of at most 1 are stored as e4m3 times this, so that the small ones are not lost."""
 _LSE = (2e-5, 3e-6)
 _KEPT = len(cases_of("decode", full=True))
-"""Problems kept for other variants of the same inputs: with fewer than there are cases, none would be found."""
+"""How many problems are kept for other variants: fewer than there are cases would be dropped before they are
+asked for."""
 
 
 class _Problem(NamedTuple):
-    """query: [tokens, heads, 576] of all requests, and a pack's rows behind them. given: what the operator takes; where
-    rows have scales, `query` and `rows` are the numbers that it and the cache stand for, and where they lie apart, it
-    and the cache are three tensors each.
-    rows: each request's keys of this rank, in order, which the cache holds in pages. lengths: their numbers, of which
-    the largest is `longest`. bounds: keys over all ranks. visible: [tokens]. ends_q: of a pack's requests."""
+    """The inputs of a case, and what they stand for.
+
+    query: [tokens, heads, 576] of all requests, and a pack's rows behind them.
+    given: the query as the operator takes it.
+    rows: each request's keys of this rank, in order.
+    cache: the keys in pages, as the operator takes them.
+    lengths: how many keys each request has on this rank, of which `longest` is the largest.
+    bounds: keys of each request over all ranks.
+    visible: [tokens], each token's own limit.
+    ends_q: where a pack's requests start and end.
+
+    Where rows have scales, `query` and `rows` are the numbers that `given` and `cache` stand for; where they lie apart,
+    `given` and `cache` are three tensors each.
+    """
 
     query: torch.Tensor
     given: torch.Tensor | tuple[torch.Tensor, ...]
@@ -54,7 +64,7 @@ class _Problem(NamedTuple):
 
 
 def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
-    """Call the operator so that `variant` serves; results and workspace in memory of `memory`."""
+    """Call the operator so that `variant` serves; results and workspace lie in memory of `memory`."""
     given = _problem(case, variant.dtype, variant.row)
     longest, q_len = given.longest, max(case.own_q_lens)
     size = decode_workspace_size(len(case.lengths), q_len, case.heads, longest, varies=bool(case.q_lens))
@@ -77,7 +87,7 @@ def run(variant: DecodeVariant, case: DecodeCase, memory: Memory, pdl: bool) -> 
 
 
 def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Tensor]) -> Judged:
-    """Hold the results of `run` against float64."""
+    """Compare the results of `run` with float64."""
     exact, plain = _expected(case, variant.dtype, variant.row)
     tokens = sum(case.own_q_lens)
     out = results["out"].view(-1, case.heads, LATENT_DIM)
@@ -95,7 +105,7 @@ def check(variant: DecodeVariant, case: DecodeCase, results: dict[str, torch.Ten
 
 @functools.lru_cache(_KEPT)
 def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
-    """row: of the cache, and of the query where rows lie apart."""
+    """Make the inputs of a case. row: of the cache, and of the query where rows lie apart."""
     torch_dtype = torch.bfloat16 if row.scales else TORCH_DTYPE_OF[dtype]
     query_row = row if row.apart else uniform_row(dtype)
 
@@ -133,12 +143,12 @@ def _problem(case: DecodeCase, dtype: Dtype, row: RowFormat) -> _Problem:
 
 
 def _as_given(row: RowFormat, cache: torch.Tensor) -> Stored:
-    """Plain rows stay where they are, pages apart."""
+    """Return rows as the operator takes them; plain rows are returned as they are."""
     return cache if row.scales is None else stored_as(row, cache)
 
 
 def _heads_first(piece: torch.Tensor) -> torch.Tensor:
-    """The same [.., heads, width] in memory of [heads, .., width], as engines compute it."""
+    """Copy [.., heads, width] into memory of [heads, .., width], as engines compute it, and view it as before."""
     *outer, heads, width = piece.shape
     memory = surrounded((heads, *outer, width), piece.dtype)
     memory.copy_(piece.movedim(-2, 0))
@@ -146,7 +156,7 @@ def _heads_first(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _spans(case: DecodeCase) -> list[slice]:
-    """The query tokens of each request."""
+    """Return the query tokens of each request, as slices."""
     ends = itertools.accumulate(case.own_q_lens, initial=0)
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
@@ -156,13 +166,13 @@ def _lengths(values) -> torch.Tensor:
 
 
 def _own(case: DecodeCase, length: int) -> torch.Tensor:
-    """Which of `length` positions are keys of this rank: the last one."""
+    """Return which of `length` positions are keys of this rank, the last one."""
     return torch.arange(length) // case.interleave % case.ranks == case.ranks - 1
 
 
 @functools.lru_cache(_KEPT)
 def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended, Attended]:
-    """In float64, and plain, [tokens, heads, ..]; LSE base 2."""
+    """Return what a case must give, [tokens, heads, ..], in float64 and in plain torch; LSE base 2."""
     given = _problem(case, dtype, row)
     both = []
     for compute in (torch.float64, TORCH_DTYPE_OF[dtype]):
@@ -179,7 +189,8 @@ def _expected(case: DecodeCase, dtype: Dtype, row: RowFormat) -> tuple[Attended,
 
 
 def _seen(case: DecodeCase, request: int, given: _Problem) -> torch.Tensor:
-    """[query tokens, keys]: what each of a request sees of this rank's keys, asked of each key's position."""
+    """Return [query tokens, keys]: which of this rank's keys each of a request's tokens sees, by the keys'
+    positions."""
     length, q_len, span = case.lengths[request], case.own_q_lens[request], _spans(case)[request]
     position = torch.arange(length)[_own(case, length)].to("cuda")
     token = torch.arange(q_len, device="cuda")[:, None]

@@ -1,7 +1,7 @@
-"""The kernels of `tsmla selftest`, shared out among child processes with time limits, several side by side: a hang or a
-crash is an outcome of the kernel that was running, and a new child goes on with the kernels after it.
+"""Divides the kernels of `tsmla selftest` among child processes with time limits, several side by side.
 
-This process never touches the GPU. Standard library only.
+A hang or a crash is an outcome of the kernel that was running, and a new child goes on with the kernels after it. This
+process never touches the GPU. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .selftest_cases import cases_of
 from .selftest_protocol import Job, Machine, Outcome
 
 _MOST_HANGS = 3
-"""Hung kernels of a child's share after which its others are not run."""
+"""Kernels of a child's share that may hang; the rest of the share is then not run."""
 _MOST_CHILDREN = 10
-"""Children side by side, which share one GPU and its memory, however many cores there are."""
+"""Most children side by side, however many cores there are: they share one GPU and its memory."""
 _NO_INPUTS = {"out_dtype", "causal", "lse"}
-"""Facts of variants on which the inputs of their calls do not depend."""
+"""Fields of variants that the inputs of their calls do not depend on."""
 _SECONDS_TO_END = 30
-"""For a child that has closed its output or was killed."""
+"""Seconds that a child gets to end after it closed its output or was killed."""
 _QUOTED = 600
-"""Characters of what a child printed that a report quotes."""
+"""Characters that a report quotes of what a child printed."""
 
 
 class Limits(NamedTuple):
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
 
 ON_GPU = Limits(start=180, case=120)
 EMULATED = Limits(start=180, case=1800)
-"""Of the emulator, whose kernels are compiled in the time of their first case."""
+"""Limits in the emulator, where a kernel's first case includes compiling it."""
 
 
 def child_command(family: str) -> list[str]:
@@ -56,11 +56,14 @@ def child_command(family: str) -> list[str]:
 def run_all(
     variants: Sequence[Variant], job: Job, limits: Limits, tell: Callable[[Outcome], None], processes: int = 0
 ) -> tuple[list[Outcome], Machine | None]:
-    """Run variants in child processes side by side. Returns their outcomes, in the variants' order, each of which was
-    told as soon as it was known, and what the children ran on.
+    """Run variants in child processes side by side; return their outcomes in the variants' order, and what the children
+    ran on.
 
-    job: what is common to all children; its kernels are filled in here. processes: how many at once; 0: one for each
-    core, within reason. No child runs any more when this returns or raises.
+    job: what is common to all children; its kernels are filled in here.
+    tell: gets each outcome as soon as it is known.
+    processes: how many at once; 0: one for each core, within reason.
+
+    No child runs any more when this returns or raises.
     """
     processes = processes or min(len(os.sched_getaffinity(0)), _MOST_CHILDREN)
     waiting: queue.SimpleQueue[list[Variant]] = queue.SimpleQueue()
@@ -101,9 +104,9 @@ def run_all(
 
 
 def shares(variants: Sequence[Variant], processes: int, full: bool) -> list[list[Variant]]:
-    """Variants divided among children, for `processes` to be busy: the largest share first, each of one family.
+    """Divide variants among children so that `processes` are busy: the largest share first, each of one family.
 
-    Variants with the same inputs stay together, since a child makes these, and what they must give, only once.
+    Variants with the same inputs stay together, because a child makes these, and what they must give, only once.
     """
     families: dict[str, dict[Any, list[Variant]]] = {}
     for variant in variants:
@@ -130,10 +133,11 @@ def run_family(
     tell: Callable[[Outcome], None],
     children: _Children | None = None,
 ) -> tuple[list[Outcome], Machine | None]:
-    """The outcome of every variant, each told as soon as it is known, and what the last child that started ran on. One
-    child runs at a time.
+    """Run variants of one family, one child at a time; return their outcomes, and what the last child that started ran
+    on.
 
     job: what is common to all children; its kernels are filled in here.
+    tell: gets each outcome as soon as it is known.
     """
     children = children or _Children()
     outcomes: list[Outcome] = []
@@ -165,7 +169,7 @@ class _Children:
         self._running: set[subprocess.Popen[str]] | None = set()
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
-        """Raises RuntimeError after the end."""
+        """Start a process. Raises RuntimeError after `end`."""
         with self._lock:
             if self._running is None:
                 raise RuntimeError("the selftest has ended")
@@ -174,13 +178,13 @@ class _Children:
         return process
 
     def forget(self, process: subprocess.Popen[str]) -> None:
-        """One that has ended."""
+        """Drop a process that has ended."""
         with self._lock:
             if self._running is not None:
                 self._running.discard(process)
 
     def end(self) -> None:
-        """Kill all, and start no more."""
+        """Kill all processes, and start no more."""
         with self._lock:
             for process in self._running or ():
                 process.kill()
@@ -188,8 +192,11 @@ class _Children:
 
 
 class _Child:
-    """A process that runs kernels. After `follow`: `machine` is what it said it runs on, `end` how it ended, `hung`
-    whether that was by the time limit."""
+    """A process that runs kernels.
+
+    After `follow`, `machine` is what it said it runs on, `end` how it ended, and `hung` whether the time limit ended
+    it.
+    """
 
     def __init__(self, family: str, job: Job, children: _Children) -> None:
         self.machine: Machine | None = None
@@ -244,7 +251,7 @@ class _Child:
             add(Outcome(begun, False, problem=f"{case}: {self.end}" if case else self.end))
 
     def _event(self, seconds: float) -> dict[str, Any] | None:
-        """What the child says next; None when it ended, or said nothing for so long, and `end` says which."""
+        """Return what the child says next; None when it ended or was silent for `seconds`, and `end` says which."""
         while True:
             try:
                 line = self._lines.get(timeout=seconds)
@@ -277,14 +284,14 @@ class _Child:
         return f"its process ended with status {status}"
 
     def _said(self) -> str:
-        """The end of what the child printed that was no event."""
+        """Return the end of what the child printed that was no event."""
         self._errors.seek(0)
         text = " ".join((self._garbage + self._errors.read()).split())
         return f" (it printed: {text[-_QUOTED:]})" if text else ""
 
 
 def _outcome(event: dict[str, Any], symbol: str) -> Outcome | None:
-    """What an event says came of a kernel; None when it says no such thing."""
+    """Return the outcome that an event tells of a kernel; None when it tells none."""
     said = event.get("finished")
     try:
         outcome = Outcome(**said) if isinstance(said, dict) else None

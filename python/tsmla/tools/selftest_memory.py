@@ -1,4 +1,4 @@
-"""Memory that shows who wrote where: results start as NaN between guard bytes, and inputs lie between NaN."""
+"""Poisoned memory, which shows who wrote where: results start as NaN between guard bytes, inputs lie between NaN."""
 
 from __future__ import annotations
 
@@ -9,33 +9,36 @@ from typing import NamedTuple
 import torch
 
 POISON = 0xFF
-"""Byte of what nobody wrote: NaN in every dtype of ours, alone or repeated, and -1 in integers."""
+"""Byte of memory that nobody wrote: NaN in every floating-point dtype, alone or repeated, and -1 in integers."""
 _GUARD = 0xA5
 _GUARD_BYTES = 4096
 _BYTES_AT_ONCE = 1 << 27
-"""For repetitions: more gain nothing, and several processes share a GPU."""
+"""Bytes of repetitions that are looked at together: more gain nothing, and several processes share a GPU."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers, so that NaN equals itself and zeros differ by their sign."""
+    """View a tensor as integers, so that NaN equals itself and zeros differ by their sign."""
     return tensor.view(_INTEGERS[tensor.dtype.itemsize])
 
 
 def is_poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Which elements hold what nobody wrote."""
+    """Return which elements hold what nobody wrote."""
     unwritten = torch.full((tensor.dtype.itemsize,), POISON, dtype=torch.uint8, device="cuda")
     return bits(tensor) == unwritten.view(_INTEGERS[tensor.dtype.itemsize])
 
 
 def surrounded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Poison to put an input into, with as much poison before and after it."""
+    """Make poisoned memory to put an input into, with as much poison before and after it."""
     return Memory().allocate(shape, dtype, guard=POISON)
 
 
 class _Asked(NamedTuple):
-    """A tensor as a call asks for it, which lies in a block of bytes, between guard bytes. gap: so many elements behind
-    each row (last dimension) are guard bytes, too. scratch: what a call leaves in it is nobody's business."""
+    """A tensor that a call asked for; it lies in a block of bytes, between guard bytes.
+
+    gap: elements behind each row (last dimension) that are guard bytes, too.
+    scratch: what a call leaves in it is not compared.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -44,28 +47,28 @@ class _Asked(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes, with those behind rows."""
+        """Bytes of the tensor, with those behind its rows."""
         *outer, width = self.shape
         return math.prod(outer) * (width + self.gap) * self.dtype.itemsize
 
     @property
     def block_size(self) -> int:
-        """Bytes, with those before and after: a multiple of what any tensor is aligned to."""
+        """Bytes of the block, with those before and after the tensor: a multiple of any tensor's alignment."""
         return -(-self.size // _GUARD_BYTES) * _GUARD_BYTES + 2 * _GUARD_BYTES
 
     def within(self, blocks: torch.Tensor) -> torch.Tensor:
-        """The tensor in each of the blocks [.., bytes]."""
+        """View the tensor in each of the blocks [.., bytes]."""
         *outer, width = self.shape
         rows = blocks[..., _GUARD_BYTES : _GUARD_BYTES + self.size]
         return rows.unflatten(-1, (*outer, (width + self.gap) * self.dtype.itemsize)).view(self.dtype)[..., :width]
 
     def fill(self, block: torch.Tensor, byte: int) -> torch.Tensor:
-        """The block, after its tensor was filled."""
+        """Fill the tensor in a block with a byte, and return the block."""
         self.within(block).view(torch.uint8).fill_(byte)
         return block
 
     def new_block(self, around: int, byte: int) -> torch.Tensor:
-        """A block whose tensor holds one byte everywhere, between another."""
+        """Make a block with one byte in the tensor, and another around it."""
         return self.fill(torch.full((self.block_size,), around, dtype=torch.uint8, device="cuda"), byte)
 
 
@@ -79,8 +82,11 @@ class Memory:
     def allocate(
         self, shape: tuple[int, ...], dtype: torch.dtype, *, gap: int = 0, scratch: bool = False, guard: int = _GUARD
     ) -> torch.Tensor:
-        """A tensor, behind whose rows (last dimension) lie `gap` elements of guard bytes. scratch: repetitions may
-        leave something else in it."""
+        """Make a poisoned tensor between guard bytes.
+
+        gap: elements of guard bytes behind each row (last dimension).
+        scratch: what a call leaves in it is not compared.
+        """
         asked = _Asked(tuple(shape), dtype, gap, scratch)
         block = asked.new_block(guard, POISON)
         self.given.append((asked, block))
@@ -92,7 +98,7 @@ class Memory:
 
 
 class Room(Memory):
-    """Memory of a repetition: what the first call asked for, in that order."""
+    """Memory of a repetition. It gives out what the first call asked for, in that order."""
 
     def __init__(self, tensors: Iterable[tuple[_Asked, torch.Tensor]]) -> None:
         super().__init__()
@@ -101,7 +107,7 @@ class Room(Memory):
     def allocate(
         self, shape: tuple[int, ...], dtype: torch.dtype, *, gap: int = 0, scratch: bool = False, guard: int = _GUARD
     ) -> torch.Tensor:
-        """The next tensor."""
+        """Return the next tensor, which must be asked for as in the first call."""
         asked, tensor = next(self._tensors)
         if asked != (tuple(shape), dtype, gap, scratch):
             raise RuntimeError(f"a repetition asks for {shape} of {dtype}, where the first call asked for {asked}")
@@ -109,8 +115,10 @@ class Room(Memory):
 
 
 class Repetitions:
-    """Memory for repetitions of a call, many of them side by side, so that they are poisoned and looked at together:
-    launches for each of them would take many times as long as the calls."""
+    """Memory for repetitions of a call, many side by side.
+
+    They are poisoned and compared together: launches for each of them would take many times as long as the calls.
+    """
 
     def __init__(self, first: Memory) -> None:
         """first: what the first call was given, and has written to."""
@@ -125,7 +133,7 @@ class Repetitions:
         self._differing = torch.zeros((), dtype=torch.int64, device="cuda")
 
     def rooms(self, count: int) -> Iterator[Room]:
-        """Memory for each of so many calls, which are over when the next is asked for."""
+        """Yield memory for each of `count` calls. A call is over when the next one's memory is asked for."""
         most = max(1, min(count, _BYTES_AT_ONCE // self._poisoned.numel()))
         sizes = [asked.block_size for asked in self._asked]
         for start in range(0, count, most):

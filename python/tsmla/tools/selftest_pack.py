@@ -1,4 +1,4 @@
-"""The pack calls of `tsmla selftest`: inputs of a case, the call that a variant serves, and what it must give."""
+"""Pack calls of `tsmla selftest`: a case's inputs, the call that a variant serves, and what it must give."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from .selftest_reference import Judged, compared
 _GAP = 16
 """Elements between the rows of strided outputs."""
 _KEPT = len(cases_of("pack", full=True))
-"""Inputs kept for other variants: with fewer than there are cases, none would be found."""
+"""How many inputs are kept for other variants: fewer than there are cases would be dropped before they are asked
+for."""
 
 
 def run(variant: PackVariant, case: PackCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
-    """Call the operator so that `variant` serves; results in memory of `memory`."""
+    """Call the operator so that `variant` serves; results lie in memory of `memory`."""
     k_nope, k_pe, v = _inputs(case, variant)
     out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
 
@@ -35,14 +36,17 @@ def run(variant: PackVariant, case: PackCase, memory: Memory, pdl: bool) -> dict
 
 
 def check(variant: PackVariant, case: PackCase, results: dict[str, torch.Tensor]) -> Judged:
-    """Hold the results of `run` against torch: equal bytes, or any NaN for a NaN."""
+    """Compare the results of `run` with torch: equal bytes, or any NaN for a NaN."""
     return compared(results, _expected(case, variant))
 
 
 @functools.lru_cache(_KEPT)
 def _inputs(case: PackCase, variant: PackVariant) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """k_nope, k_pe and v: all 16-bit patterns, else normal numbers over 28 powers of two, so that there are FP8
-    subnormals, ordinary numbers, and such that are beyond FP8's range."""
+    """Make k_nope, k_pe and v.
+
+    They hold all 16-bit patterns, or else normal numbers over 28 powers of two: FP8 subnormals, ordinary numbers, and
+    such that are beyond FP8's range.
+    """
     dtype, d_nope, d_rope, d_v = TORCH_DTYPE_OF[variant.dtype], variant.d_nope, variant.d_rope, variant.d_v
 
     def made(heads: int, width: int) -> torch.Tensor:

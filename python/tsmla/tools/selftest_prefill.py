@@ -1,4 +1,4 @@
-"""The prefill calls of `tsmla selftest`: inputs of a case, the call that a variant serves, and what it must give."""
+"""Prefill calls of `tsmla selftest`: a case's inputs, the call that a variant serves, and what it must give."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from .selftest_memory import Memory, is_poison, surrounded
 from .selftest_reference import Attended, Judged, Tolerance, attend, judge, sinks_of, with_sinks
 
 _SLACK = 3
-"""Rows behind the last sequence: NaN in inputs, to stay untouched in results. Of keys there may be more."""
+"""Rows behind the last sequence, at least: NaN in inputs, to stay untouched in results."""
 _PADDED_ENTRIES = 2
-"""Sequences of no tokens that end a batch, as captured graphs have them."""
+"""Sequences of no tokens at the end of a batch, as captured graphs have them."""
 _GAP = 16
 """Elements between the rows of a strided query or output."""
 _LSE = (1e-5, 2e-6)
 _KEPT = len(cases_of("prefill", full=True))
-"""Problems kept for other variants of the same inputs: with fewer than there are cases, none would be found."""
+"""How many problems are kept for other variants: fewer than there are cases would be dropped before they are
+asked for."""
 
 
 class _Problem(NamedTuple):
@@ -38,7 +39,7 @@ class _Problem(NamedTuple):
 
 
 def run(variant: PrefillVariant, case: PrefillCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
-    """Call the operator so that `variant` serves; results in memory of `memory`."""
+    """Call the operator so that `variant` serves; results lie in memory of `memory`."""
     given = _problem(case, variant.dtype, variant.d_qk, variant.d_v)
     k_scale, v_scale, output_scale = case.factors
     out_dtype = TORCH_DTYPE_OF[variant.out_dtype]
@@ -65,7 +66,7 @@ def run(variant: PrefillVariant, case: PrefillCase, memory: Memory, pdl: bool) -
 
 
 def check(variant: PrefillVariant, case: PrefillCase, results: dict[str, torch.Tensor]) -> Judged:
-    """Hold the results of `run` against float64."""
+    """Compare the results of `run` with float64."""
     over_its_keys = _expected(case, variant.dtype, variant.d_qk, variant.d_v, variant.causal)
     exact, plain = (_whole(variant, case, result) for result in over_its_keys)
     tokens = sum(case.lengths_q)
@@ -113,7 +114,8 @@ def _shared_rope(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @functools.lru_cache(_KEPT)
 def _earlier(case: PrefillCase, out_dtype: Dtype, d_v: int) -> Attended:
-    """What an earlier call may have left; of some rows, which see keys now, nothing: an LSE of -inf beside NaN."""
+    """Return what an earlier call may have left. Some rows, which see keys now, have no earlier result: an LSE of -inf
+    beside NaN."""
     rows = sum(case.lengths_q), case.heads[0]
     out = torch.randn(*rows, d_v, device="cuda").to(TORCH_DTYPE_OF[out_dtype])
     lse = torch.randn(rows, device="cuda") * 3
@@ -123,14 +125,14 @@ def _earlier(case: PrefillCase, out_dtype: Dtype, d_v: int) -> Attended:
 
 
 def _whole(variant: PrefillVariant, case: PrefillCase, now: Attended) -> Attended:
-    """What a call leaves that computes `now` over its own keys. Sinks count once, in the row over all keys."""
+    """Return what a call leaves that computes `now` over its own keys. Sinks count once, in the row over all keys."""
     if case.merges and variant.lse:
         now = _merged(_earlier(case, variant.out_dtype, variant.d_v), now)
     return with_sinks(now, sinks_of(case.heads[0]), case.lse_includes_sink) if case.sinks else now
 
 
 def _merged(earlier: Attended, now: Attended) -> Attended:
-    """The result over the keys of both."""
+    """Return the result over the keys of both."""
     lse = torch.logaddexp(earlier.lse.double(), now.lse)
     shares = ((one.lse.double() - lse.nan_to_num(0.0, neginf=0.0)).exp()[..., None] for one in (earlier, now))
     kept, added = (share * one.out.double().nan_to_num(0.0) for share, one in zip(shares, (earlier, now), strict=True))
@@ -148,7 +150,8 @@ def _ends(lengths: tuple[int, ...]) -> torch.Tensor:
 
 @functools.lru_cache(_KEPT)
 def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool) -> tuple[Attended, Attended]:
-    """In float64, and plain, over the call's own keys, without sinks: of the rows in sequences."""
+    """Return what rows in sequences must give, over the call's own keys and without sinks: in float64 and in plain
+    torch."""
     given = _problem(case, dtype, d_qk, d_v)
     factor = case.factors[1] * case.factors[2]
     both = []
@@ -170,7 +173,8 @@ def _expected(case: PrefillCase, dtype: Dtype, d_qk: int, d_v: int, causal: bool
 def _sequence(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, compute: torch.dtype
 ) -> Attended:
-    """One sequence, [tokens, heads, ...]: query heads of a key head side by side, as rows that see the same keys."""
+    """Return attention of one sequence, [tokens, heads, ...]. Query heads of one key head are rows that see the same
+    keys."""
     group = q.shape[1] // k.shape[1]
     last = torch.arange(q.shape[0], device="cuda") + (k.shape[0] - q.shape[0] if causal else k.shape[0])
     seen = (torch.arange(k.shape[0], device="cuda") <= last[:, None]).repeat_interleave(group, 0)

@@ -1,4 +1,4 @@
-"""The quantised queries of `tsmla selftest`: rows of a case, the call that a variant serves, and what it must give."""
+"""Quantised queries of `tsmla selftest`: a case's rows, the call that a variant serves, and what it must give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GAP = 32
 
 
 def run(variant: QuantizeQVariant, case: QueryCase, memory: Memory, pdl: bool) -> dict[str, torch.Tensor]:
-    """Call the operator so that `variant` serves; results in memory of `memory`."""
+    """Call the operator so that `variant` serves; results lie in memory of `memory`."""
     outer, gap = (case.batch, case.q_len, case.heads), _GAP if case.strided else 0
     nope, rope = (x.unflatten(0, outer) for x in selftest_cache.keys(case, TORCH_DTYPE_OF[variant.dtype]))
     latent_piece, rope_piece = variant.row.pieces
@@ -34,6 +34,6 @@ def run(variant: QuantizeQVariant, case: QueryCase, memory: Memory, pdl: bool) -
 
 
 def check(variant: QuantizeQVariant, case: QueryCase, results: dict[str, torch.Tensor]) -> Judged:
-    """Hold the results of `run` against torch: equal bytes, or any NaN for a NaN."""
+    """Compare the results of `run` with torch: equal bytes, or any NaN for a NaN."""
     expected = selftest_cache.stored(case, variant.row, TORCH_DTYPE_OF[variant.dtype])
     return compared(results, {name: x.view(results[name].shape) for name, x in expected.items()})

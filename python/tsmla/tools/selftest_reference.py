@@ -1,7 +1,7 @@
-"""What attention must give, in float64, and how close a kernel has to come.
+"""The float64 reference of attention, and how close a kernel has to come.
 
-A kernel is held against two computations in torch: one in float64, and a plain one that rounds as the kernel's dtype
-makes everyone round. It may be twice as far from the former as the latter is, and a rounding step of its output.
+A kernel is compared with two computations in torch: one in float64, and a plain one that rounds as the kernel's dtype
+makes everyone round. It may be twice as far from the former as the latter is, plus a rounding step of its output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from .selftest_memory import bits
 
 LARGEST_ERROR = 1e6
-"""Errors are told as a fraction of what is allowed, those above this, and NaN, as this."""
+"""The largest error that is told, as a fraction of what is allowed. Larger ones, and NaN, are told as this."""
 _PRODUCTS_AT_A_TIME, _FRACTION_BITS = 32, 13
 _KEYS_AT_A_TIME = 1024
 _SINKS = (0.5, -math.inf, 4.0, -2.0, 30.0)
@@ -29,7 +29,12 @@ class Attended(NamedTuple):
 
 
 class Tolerance(NamedTuple):
-    """Of an operator. rmse: relative RMSE allowed, and for each that plain torch has. lse: absolute, relative."""
+    """Tolerances of an operator.
+
+    rmse: relative RMSE allowed.
+    rmse_of_plain: relative RMSE allowed in addition, for each that plain torch has.
+    lse: absolute and relative error allowed.
+    """
 
     rmse: float
     rmse_of_plain: float
@@ -37,14 +42,15 @@ class Tolerance(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """error: the largest, as a fraction of what is allowed. problems: a sentence for each thing that is wrong."""
+    """The verdict on a call. error: the largest, as a fraction of what is allowed. problems: a sentence for each."""
 
     error: float
     problems: list[str]
 
 
 def compared(results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Judged:
-    """Results of which every bit is known: equal bits, or any NaN for a NaN. The error is the number of others."""
+    """Compare results of which every bit is known: equal bits, or any NaN for a NaN. The error is the number of
+    others."""
     problems, wrong = [], 0
     for name, want in expected.items():
         got = results[name]
@@ -65,11 +71,13 @@ def attend(
     compute: torch.dtype,
     weight_scale: float = 1.0,
 ) -> Attended:
-    """Attention of rows q [rows, d] to keys k [keys, d] with values v [keys, d_v], in float64; LSE natural, [rows].
+    """Return attention of rows q [rows, d] to keys k [keys, d] with values v [keys, d_v], in float64; LSE natural,
+    [rows].
 
-    seen [rows, keys]: which keys a row sees. compute: what products are rounded to; float64 rounds nothing. With an
-    8-bit one, products are those of the GPU's tensor cores, and weights of at most 1 are rounded to e4m3 after
-    multiplication by `weight_scale`.
+    seen [rows, keys]: which keys a row sees.
+    compute: what products are rounded to; float64 rounds nothing.
+    weight_scale: with an 8-bit `compute`, weights of at most 1 are multiplied by it and rounded to e4m3. Products are
+        then those of the GPU's tensor cores.
     """
     if not k.shape[0]:
         return Attended(
@@ -90,26 +98,28 @@ def attend(
 
 @functools.lru_cache
 def sinks_of(heads: int) -> torch.Tensor:
-    """Sinks that leave nearly everything and nearly nothing, and some that do nothing, [heads] float32."""
+    """Make sinks [heads] float32: some leave nearly everything, some nearly nothing, and some do nothing."""
     return torch.tensor([_SINKS[head % len(_SINKS)] for head in range(heads)], device="cuda")
 
 
 def with_sinks(attended: Attended, sinks: torch.Tensor, in_lse: bool) -> Attended:
-    """What rows [.., heads, d] become when each head has one more key with the score `sinks` and the value 0."""
+    """Return what rows [.., heads, d] become when each head has one more key with the score `sinks` and the value 0."""
     lse = torch.logaddexp(attended.lse, sinks.double())
     share = (attended.lse - lse.nan_to_num(0.0, neginf=0.0)).exp()
     return Attended(attended.out * share[..., None], lse if in_lse else attended.lse)
 
 
 def _truncates(tensor: torch.Tensor) -> bool:
-    """Whether products of this 8-bit tensor are cut off where it is: on Hopper, and not in the emulator."""
+    """Whether the tensor cores where an 8-bit tensor is cut off its products: on Hopper, and not in the emulator."""
     return type(tensor) is torch.Tensor and tensor.is_cuda and torch.cuda.get_device_capability() == (9, 0)
 
 
 def truncated_products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """q [rows, d] times the transpose of k [keys, d] as Hopper's tensor cores add products of 8-bit numbers: 32 at a
-    time to what was added before, each cut off 13 bits behind the leading one of the largest (DeepSeek-V3, arXiv
-    2412.19437, section 3.3.2)."""
+    """Return q [rows, d] times the transpose of k [keys, d] as Hopper's tensor cores add products of 8-bit numbers.
+
+    They add 32 at a time to what was added before, each cut off 13 bits behind the leading one of the largest
+    (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
+    """
     q, k = q.double(), k.double()
     parts = []
     for keys in k.split(_KEYS_AT_A_TIME):
@@ -133,8 +143,12 @@ def judge(
     has_lse: bool = True,
     eight_bits: bool = False,
 ) -> Judged:
-    """Hold a kernel's results against the two computations. factor: of the output. has_lse: without it, `got.lse` is
-    not looked at. eight_bits: what tensor cores cut off products may move the LSE, twice as far as the plain one."""
+    """Compare a kernel's results with the two computations.
+
+    factor: of the output.
+    has_lse: without it, `got.lse` is not looked at.
+    eight_bits: tensor cores cut off products, so the LSE may be off by twice what the plain one is, too.
+    """
     problems = []
     out, step = got.out.double(), torch.finfo(got.out.dtype).eps
     allowed = 2 * _largest(plain.out - exact.out) + step * exact.out.abs().clamp_min(abs(factor))
@@ -159,5 +173,5 @@ def judge(
 
 
 def _largest(errors: torch.Tensor) -> float:
-    """The largest of their sizes; LARGEST_ERROR when one is not a number or larger, 0 when there are none."""
+    """Return the largest magnitude: LARGEST_ERROR for NaN or more, 0 where there are no errors."""
     return float(errors.abs().nan_to_num(LARGEST_ERROR).max().clamp_max(LARGEST_ERROR)) if errors.numel() else 0.0

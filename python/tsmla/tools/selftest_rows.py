@@ -1,4 +1,4 @@
-"""Rows of a decode's cache as `tsmla selftest` makes them: the tensors that hold them, and the numbers of these."""
+"""Rows of a decode's cache for `tsmla selftest`: the tensors that hold them, and the numbers that these stand for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Stored = torch.Tensor | Apart
 
 
 def stored_as(row: RowFormat, numbers: torch.Tensor) -> Stored:
-    """Rows [.., 576] of numbers as a cache of `row`s holds them, with powers of two for scales."""
+    """Return rows [.., 576] of numbers as a cache of `row`s holds them, with powers of two for scales."""
     if row.scales is None:
         return numbers.to(TORCH_DTYPE_OF[row.dtype])
     return stored(numbers) if row.apart else _whole(row, numbers)
 
 
 def numbers_in(row: RowFormat, rows: Stored) -> torch.Tensor:
-    """[.., 576], which a dtype of 16 bits holds exactly where rows have scales."""
+    """Return the numbers [.., 576] that stored rows stand for. Where rows have scales, bf16 holds them exactly."""
     if isinstance(rows, tuple):
         return numbers_of(rows)
     if row.scales is None:
@@ -32,7 +32,7 @@ def numbers_in(row: RowFormat, rows: Stored) -> torch.Tensor:
 
 
 def _whole(row: RowFormat, numbers: torch.Tensor) -> torch.Tensor:
-    """Rows [.., 656] of e4m3: all that a key has, side by side. What is NaN makes its scale NaN."""
+    """Return rows [.., 656] of e4m3, with all that a key has side by side. NaN makes its scale NaN."""
     latent = numbers[..., :LATENT_DIM].float().unflatten(-1, (row.scales_per_row, -1))
     largest = latent.abs().amax(-1)
     scales = torch.where(largest == 0, 1.0, torch.exp2(torch.ceil(torch.log2(largest / LARGEST_E4M3))))
@@ -42,7 +42,7 @@ def _whole(row: RowFormat, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def stored(numbers: torch.Tensor) -> Apart:
-    """Latent piece, rope piece and scales, powers of two, of rows [.., 576]. What is NaN makes its row's scale NaN."""
+    """Return latent piece, rope piece and scales (powers of two) of rows [.., 576]. NaN makes its row's scale NaN."""
     latent, rope = numbers[..., :LATENT_DIM].float(), numbers[..., LATENT_DIM:].float()
     largest = latent.abs().amax(-1)
     scales = torch.where(largest == 0, 1.0, torch.exp2(torch.ceil(torch.log2(largest / LARGEST_E4M3))))
@@ -51,6 +51,6 @@ def stored(numbers: torch.Tensor) -> Apart:
 
 
 def numbers_of(rows: Apart) -> torch.Tensor:
-    """[.., 576] bf16, which holds each of them exactly."""
+    """Return the numbers [.., 576] of rows in pieces, in bf16, which holds each of them exactly."""
     latent, rope, scales = rows
     return (torch.cat((latent.float(), rope.float()), -1) * scales[..., None]).to(torch.bfloat16)

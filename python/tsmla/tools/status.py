@@ -1,4 +1,4 @@
-"""Which operator families can be served by a precompiled library here, and if one cannot, why."""
+"""Reports which operator families a precompiled library can serve here, and why others cannot be served."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from . import records
 
 @dataclasses.dataclass(frozen=True)
 class FamilyStatus:
-    """One family: whether a library serves it, which one, how many kernels it holds, and why not; of one that serves,
-    whether its kernels have passed the selftest on hardware."""
+    """Whether a library serves one operator family, which one, how many kernels it holds, and why not.
+
+    For a family that is served, also whether its kernels have passed the selftest on hardware.
+    """
 
     available: bool
     path: str | None = None
@@ -50,8 +52,10 @@ class BinaryStatus:
 
 @dataclasses.dataclass(frozen=True)
 class VariantStatus:
-    """One kernel: which step serves it without compiling ("override" or "shipped") from which library, or, when step
-    is None, why none does."""
+    """Whether one kernel is served without compiling: by which step ("override" or "shipped") and library.
+
+    step is None where it is not, and the reason says why.
+    """
 
     variant: Variant
     step: str | None
@@ -71,7 +75,7 @@ class VariantStatus:
 
 
 def binary_status(arch: Arch | str | None = None, path: str | Path | None = None) -> BinaryStatus:
-    """A report over every family, for `arch` or else for this process's GPU.
+    """Return a report over every family, for `arch` or else for this process's GPU.
 
     `path` stands in for TSMLA_FMHA_BINARY_SO: the prefill library to judge. Libraries are loaded, GPUs are not touched.
     Reasons are reported, not raised; only an unknown `arch` is an ArgumentError.
@@ -115,7 +119,7 @@ def variant_status(variant: Variant) -> VariantStatus:
 def _judge(
     asked: str, families: tuple[str, ...], arch: Arch | str | None, path: str | Path | None
 ) -> BinaryStatus:
-    """asked: the function that errors name."""
+    """Return the status of some families. asked: the function that errors name."""
     found, reason = (_named(asked, arch), "") if arch is not None else gpu.current_arch()
     if found is None:
         reason = f"{reason}; name an arch to ask about another machine"
@@ -140,7 +144,7 @@ def _judge_family(family: str, arch: Arch, path: str | Path | None) -> FamilySta
 
 
 def _library(family: str, arch: Arch, path: str | Path | None = None) -> tuple[str, loader.Library]:
-    """The library that serves a family, and the step that finds it. Raises TsmlaError when there is none."""
+    """Return the library that serves a family, and the step that finds it. Raises TsmlaError when there is none."""
     if path is None:
         if settings.backend(family) == "jit":
             raise LibraryError("the backend is jit")

@@ -1,4 +1,4 @@
-"""A variant as a person writes it: FIELD=VALUE,... for `tsmla warmup --variant` and `tsmla probe --variant`.
+"""Variants as people write them: FIELD=VALUE,... for `tsmla warmup --variant` and `tsmla probe --variant`.
 
 Standard library only.
 """
@@ -16,11 +16,11 @@ _ACCEPTED = {
     "Arch": "|".join(Arch), "Dtype": "|".join(Dtype), "RowFormat": "|".join(ROWS), "int": "NUMBER",
     "bool": "true|false",
 }  # fmt: skip
-"""What a field of each type may be."""
+"""Type of a field -> what its value may be."""
 
 
 def variant_of(text: str) -> Variant:
-    """The variant that a text such as family=pack,arch=sm_90a,dtype=bf16,... describes.
+    """Return the variant that a text such as family=pack,arch=sm_90a,dtype=bf16,... describes.
 
     pdl=true and pdl=false are accepted and name the same kernel: it serves launches with and without programmatic
     dependent launch. Raises ArgumentError with the fields and values that are accepted.
@@ -43,7 +43,7 @@ def variant_of(text: str) -> Variant:
 
 
 def accepted(family: str) -> str:
-    """What describes a variant of a family; fields that have a default are left out."""
+    """Return what describes a variant of a family. Fields that have a default are left out."""
     fields = [
         f"{field.name}={_ACCEPTED[str(field.type)]}"
         for field in dataclasses.fields(FAMILIES[family])

@@ -1,4 +1,4 @@
-"""Check a directory of libraries as `tsmla verify` does: sources, hashes, load, manifests, symbols, signatures.
+"""Checks a directory of libraries, as `tsmla verify` does: sources, hashes, load, manifests, symbols, signatures.
 
 Needs no GPU.
 """

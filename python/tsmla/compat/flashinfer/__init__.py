@@ -1,4 +1,4 @@
-"""FlashInfer's MLA functions over tsmla's operators, with the arguments of FlashInfer 0.7.2.
+"""FlashInfer's MLA functions with the arguments of FlashInfer 0.7.2, computed by tsmla's operators.
 
 docs/compat.md has what is the same, what is refused and what is better.
 """

@@ -1,4 +1,4 @@
-"""FlashInfer's paged decode, over tsmla's."""
+"""FlashInfer's paged decode, computed by `tsmla_decode`."""
 
 from __future__ import annotations
 

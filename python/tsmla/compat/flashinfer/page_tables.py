@@ -1,4 +1,5 @@
-"""What a plan makes of page lists or page tables: the tensors that a decode reads."""
+"""Page tables and lengths for `tsmla_decode`, made from what FlashInfer's `plan` is given: page lists or page
+tables."""
 
 from __future__ import annotations
 
@@ -14,11 +15,14 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 class Pages(NamedTuple):
-    """Requests, and the pages of their keys.
+    """The requests that a plan describes: how many query tokens each has, and which pages hold its keys.
 
-    block_tables: [batch, width] int32. keys: [batch] int32. longest: at least the largest of `keys`. tokens: query
-    tokens of all requests; most: of one, at most. q_ends: [batch + 1] int32, where each request's query tokens start,
-    if their numbers differ; None where each has as many.
+    block_tables: [batch, width] int32, pages of each request in order.
+    keys: [batch] int32, how many keys each request has.
+    longest: at least the largest of `keys`.
+    tokens: query tokens of all requests together.
+    most: the most query tokens of one request.
+    q_ends: [batch + 1] int32, where each request's query tokens start; None where all requests have equally many.
     """
 
     block_tables: torch.Tensor
@@ -37,15 +41,17 @@ class Pages(NamedTuple):
         return f"{self.batch} requests with {each}"
 
     def spelled_out(self) -> Pages:
-        """The same with `q_ends`, whether or not the numbers of query tokens differ."""
+        """Return these requests with `q_ends` also where all have equally many query tokens."""
         if self.q_ends is not None:
             return self
         ends = torch.arange(self.batch + 1, dtype=torch.int32, device=self.keys.device) * self.most
         return self._replace(q_ends=ends)
 
     def widened(self, width: int, page_size: int) -> Pages:
-        """A copy with room for `width` pages a request, and, if their numbers differ, for all query tokens in one; none
-        of its tensors are shared."""
+        """Return a copy of these requests in tensors of its own, with room for `width` pages each.
+
+        Where numbers of query tokens differ, there is also room for all of them in one request.
+        """
         tables = self.block_tables.new_zeros(self.batch, width)
         tables[:, : self.block_tables.shape[1]] = self.block_tables
         longest = min(max(width * page_size, 1), translate.LARGEST_INT)
@@ -54,7 +60,8 @@ class Pages(NamedTuple):
         return Pages(tables, self.keys.clone(), longest, self.tokens, self.tokens, self.q_ends.clone())
 
     def overwritten(self, pages: Pages) -> Pages:
-        """Write what `pages` has into these tensors, which may have been made in inference mode, and return them."""
+        """Write the requests of `pages` into these tensors, and return these. They may have been made in inference
+        mode."""
         with torch.inference_mode():  # where both kinds of tensors may be written
             self._overwrite(pages)
         return self
@@ -76,7 +83,8 @@ def csr_pages(
     *,
     page_size: int,
 ) -> Pages:
-    """From lists of pages, one behind the other."""
+    """Make page tables from FlashInfer's page lists: kv_indices has the pages of all requests, one request behind the
+    other."""
     keys = _numbers(face, "kv_len_arr", kv_len_arr)
     first = _ends(face, "kv_indptr", kv_indptr, keys.numel(), longer=True)
     checks.stored(face, "kv_indices", kv_indices)
@@ -109,7 +117,7 @@ def dense_pages(
     *,
     page_size: int,
 ) -> Pages:
-    """From page tables."""
+    """Make Pages from page tables, [batch, width], and the keys of each request."""
     keys = _numbers(face, "seq_lens", seq_lens)
     checks.stored(face, "block_tables", block_tables)
     width = checks.shape(face, "block_tables", block_tables, (keys.numel(), "width"))["width"]
@@ -131,7 +139,8 @@ def _pages(device: torch.device, q_ends: torch.Tensor, tables: torch.Tensor, key
 
 
 def _numbers(face: str, name: str, tensor: torch.Tensor, first: int | None = None) -> torch.Tensor:
-    """[batch] lengths, on the CPU, int64, none below 0; of more only the `first` are read."""
+    """Return lengths [batch] as int64 on the CPU, after checking that they are from 0 to 2^31 - 1. first: read only so
+    many."""
     checks.stored(face, name, tensor)
     checks.shape(face, name, tensor, ("batch",))
     checks.dtype_in(face, name, tensor, _INTEGERS)
@@ -142,8 +151,8 @@ def _numbers(face: str, name: str, tensor: torch.Tensor, first: int | None = Non
 
 
 def _ends(face: str, name: str, tensor: torch.Tensor, batch: int, longer: bool = False) -> torch.Tensor:
-    """[batch + 1] ends, on the CPU, int64, from 0 on and never less than one before. It may be `longer` where
-    FlashInfer does not read what follows, and callers leave something there."""
+    """Return ends [batch + 1] as int64 on the CPU, after checking that they start at 0 and never fall. longer: entries
+    that FlashInfer does not read may follow."""
     numbers = _numbers(face, name, tensor, batch + 1 if longer else None)
     if numbers.numel() != batch + 1 or int(numbers[0]) or bool((numbers.diff() < 0).any()):
         many = f"{batch + 1} or more" if longer else str(batch + 1)

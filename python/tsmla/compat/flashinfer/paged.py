@@ -1,4 +1,4 @@
-"""FlashInfer's planned decode, `BatchMLAPagedAttentionWrapper`, over tsmla's."""
+"""FlashInfer's planned decode, `BatchMLAPagedAttentionWrapper`, computed by `tsmla_decode`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DENSE = ("cum_seq_lens_q", "block_tables", "seq_lens", "max_q_len")
 
 
 class _Planned(NamedTuple):
-    """What `plan` leaves to `run`."""
+    """What `plan` leaves for `run`."""
 
     pages: Pages
     num_heads: int
@@ -41,7 +41,7 @@ class _Planned(NamedTuple):
 
 
 class BatchMLAPagedAttentionWrapper:
-    """`tsmla_decode` behind FlashInfer's plan and run.
+    """FlashInfer's wrapper of a paged decode: `plan` takes lengths and pages, `run` calls `tsmla_decode`.
 
     `plan` reads lengths and page indices back from where they are, makes page tables of them and waits for the GPU, as
     FlashInfer's does; `run` launches.
@@ -49,10 +49,10 @@ class BatchMLAPagedAttentionWrapper:
     Args:
         float_workspace_buffer: contiguous, any dtype, on the device; 128 MiB are enough for up to 8 query tokens a
             request.
-        use_cuda_graph: page tables and lengths stay at one place, for `run` in a graph and `plan` between replays.
-            Their shape is that of the first plan, and so wide that a request may have as many pages as `kv_indices` has
-            entries per request. Every plan has as many requests and query tokens as the first; where that had different
-            numbers of query tokens, later ones may deal them out otherwise.
+        use_cuda_graph: page tables and lengths stay at one place, so that `run` can be captured and `plan` be called
+            between replays. Every plan then has as many requests and query tokens as the first one. If the first one's
+            requests have different numbers of query tokens, later plans may divide them otherwise. A request has room
+            for as many pages as the first plan's widest, or `kv_indices` divided by the requests, whichever is more.
         qo_indptr, kv_indptr, kv_len_arr: not used; kv_indices: only its length is.
         backend: any of FlashInfer's names; chooses no kernel here.
     """
@@ -174,7 +174,8 @@ class BatchMLAPagedAttentionWrapper:
         raise ArgumentError(f"{_PLAN}: needs {', '.join(_CSR)}, or {', '.join(_DENSE[:3])}, or metadata with either")
 
     def _kept(self, pages: Pages, page_size: int) -> Pages:
-        """The same where the last plan's were, when graphs are to be replayed with them."""
+        """Return where `run` finds this plan: with CUDA graphs, the first plan's tensors, overwritten; otherwise
+        `pages`."""
         if not self._use_cuda_graph:
             return pages
         width = pages.block_tables.shape[1]

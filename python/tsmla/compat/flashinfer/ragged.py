@@ -1,4 +1,4 @@
-"""FlashInfer's prefill of ragged packs, over tsmla's."""
+"""FlashInfer's prefill of ragged packs, computed by `tsmla_prefill`."""
 
 from __future__ import annotations
 

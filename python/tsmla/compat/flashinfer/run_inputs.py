@@ -1,4 +1,4 @@
-"""What `BatchMLAPagedAttentionWrapper` is given, as a decode takes it."""
+"""Conversions of what `BatchMLAPagedAttentionWrapper` is given to what `tsmla_decode` takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .. import translate
 def planned_dtype(
     face: str, q_data_type: torch.dtype, kv_data_type: torch.dtype, output_dtype: torch.dtype | None
 ) -> torch.dtype:
-    """The dtype of query and cache."""
+    """Check the dtypes that a plan names, and return the one that query and cache share."""
     accepted = [checks.TORCH_DTYPE_OF[dtype] for dtype in DECODE_OUT_DTYPES]
     checks.torch_dtype(face, "q_data_type", q_data_type, accepted)
     checks.torch_dtype(face, "kv_data_type", kv_data_type, accepted)
@@ -30,7 +30,7 @@ def planned_dtype(
 def query_pieces(
     face: str, query: Any, q_nope: torch.Tensor | None, q_pe: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """([tokens, heads, 576],), or its pieces of 512 and 64, as a decode reads them."""
+    """Return the query in one piece, ([tokens, heads, 576],), or in its pieces of 512 and 64 columns."""
     parts = _parts(face, ("query", "q_nope", "q_pe"), query, q_nope, q_pe)
     if len(parts) == 1:
         checks.cuda(face, "query", parts[0])
@@ -48,7 +48,7 @@ def query_pieces(
 def joined_cache(
     face: str, kv_cache: Any, ckv_cache: torch.Tensor | None, kpe_cache: torch.Tensor | None, page_size: int
 ) -> torch.Tensor:
-    """Find [pages, page_size, 576] in what is given, which is never copied."""
+    """Return the tensor [pages, page_size, 576] that the given parts are views of. Nothing is copied."""
     row = LATENT_DIM + ROPE_DIM
     parts = _parts(face, ("kv_cache", "ckv_cache", "kpe_cache"), kv_cache, ckv_cache, kpe_cache)
     if len(parts) == 1:
@@ -71,7 +71,7 @@ def joined_cache(
 
 
 def _parts(face: str, names: tuple[str, str, str], whole: Any, left: Any, right: Any) -> tuple[Any, ...]:
-    """(whole,) or (left, right)."""
+    """Return (whole,) or (left, right), whichever is given."""
     name, left_name, right_name = names
     if whole is None:
         if left is None or right is None:
@@ -94,7 +94,7 @@ def factors(
     bmm1_scale: float | None,
     bmm2_scale: float | None,
 ) -> tuple[float, float]:
-    """Factors of the scores and of the output."""
+    """Return the factors of the scores and of the output."""
     if (bmm1_scale is None) != (bmm2_scale is None):
         raise ArgumentError(f"{face}: bmm1_scale and bmm2_scale are given together, or neither")
     if (ckv_scale is None) != (kpe_scale is None):
@@ -114,8 +114,10 @@ def factors(
 def asked_lse(
     face: str, lse_mode: str, lse: torch.Tensor | None, return_lse: bool, on_e: bool
 ) -> tuple[bool, bool, bool]:
-    """Whether the LSE is computed, as it is for a buffer, too, whether it is returned, and whether it is of base e;
-    `lse_mode` is what `plan` said of it."""
+    """Return three flags: the LSE is computed (also to fill a buffer), it is returned, it has base e.
+
+    lse_mode: what `plan` was told about it.
+    """
     returned, on_e = checks.flag(face, "return_lse", return_lse), checks.flag(face, "return_lse_base_on_e", on_e)
     computed = returned or lse is not None
     if on_e and not computed:

@@ -15,14 +15,17 @@ from typing import Any
 logger = logging.getLogger("tsmla")
 
 NAME, CUSTOM = "TSMLA", "CUSTOM"
-"""What users call the backends; where vLLM's registries take no new names, their one place for a stranger."""
+"""The name that users call the backends by; and, where vLLM's registries take no new names, the one name that they
+reserve for a backend from outside."""
 BACKEND = f"{__name__}.backend.TsmlaBackend"
 PREFILL = f"{__name__}.prefill.TsmlaPrefill"
 
 
 def register() -> None:
-    """Offer both backends to vLLM. Calling it again changes nothing. What hinders it is a warning, because vLLM calls
-    it for users who may not want tsmla at all."""
+    """Offer both backends to vLLM; calling it again changes nothing.
+
+    What hinders it is a warning, because vLLM calls it for users who may not want tsmla at all.
+    """
     try:
         registries = _registries()
     except Exception as error:
@@ -36,7 +39,7 @@ def register() -> None:
 
 
 def selected_names() -> tuple[str, str]:
-    """What to write for the decode and for the prefill backend in this vLLM's options."""
+    """Return the names to write into this vLLM's options for the decode and for the prefill backend."""
     decode, prefill = (name_in(registry) for registry, _, _ in _registries())
     return decode, prefill
 
@@ -46,7 +49,7 @@ def name_in(registry: Any) -> str:
 
 
 def _registries() -> tuple[tuple[Any, Any, str], ...]:
-    """(enum of backends, function that adds to it, path of ours), for decode and for prefill."""
+    """Return (enum of backends, function that adds to it, path of tsmla's), for decode and for prefill."""
     from vllm.v1.attention.backends.mla.prefill import registry as prefill
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 

@@ -49,14 +49,15 @@ class TsmlaBackend(MLACommonBackend):
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """Pages may have any stride, so that layers may share them (asked by vLLM 0.26)."""
+        """Return the cache's dimensions as they lie in memory: pages may have any stride, so layers may share them
+        (vLLM 0.26)."""
         return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
 
     @staticmethod
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        """Rows of elements, or of bytes where they have scales (asked by vLLM 0.26)."""
+        """Return the cache's shape: rows of elements, or of bytes where they have scales (vLLM 0.26)."""
         row = ROWS[cache_dtype_str].bytes if cache_dtype_str in served.ROWS_CACHES else head_size
         return num_blocks, block_size, row
 
@@ -74,12 +75,12 @@ class TsmlaBackend(MLACommonBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """Decodes do not split a request's keys then; prefills never do."""
+        """True: decodes can leave a request's keys unsplit, and prefills never split them."""
         return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """Where only the GPU knows query lengths, the builder lets it read them (asked by vLLM 0.33)."""
+        """True: where only the GPU knows query lengths, kernels read them there (asked by vLLM 0.33)."""
         return True
 
     @classmethod

@@ -19,8 +19,11 @@ from . import options
 
 @dataclasses.dataclass
 class TsmlaDecodeMetadata(MLACommonDecodeMetadata):
-    """block_table, seq_lens and dcp_tot_seq_lens have a row for each of the requests, which have q_len tokens each; or
-    other numbers of tokens, at most q_len, and `starts` [requests + 1] int32 says on the device where each one's are.
+    """The requests of a batch that are decoded: vLLM's fields, and where each one's query tokens are.
+
+    block_table, seq_lens, dcp_tot_seq_lens (vLLM's): a row for each request.
+    q_len: query tokens of each request, or, with `starts`, the most that one has.
+    starts: [requests + 1] int32 on the device, where each request's tokens start; None where all have q_len.
     leaves_out: whether there may be tokens that `starts` gives to no request.
     """
 
@@ -35,7 +38,8 @@ class TsmlaMetadata(MLACommonMetadata[TsmlaDecodeMetadata]):
 
 
 class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
-    """Requests of one batch that are decoded have any number of query tokens up to the threshold."""
+    """Builds the metadata of a batch. Requests with any number of query tokens up to the threshold are decoded
+    together."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
@@ -50,8 +54,8 @@ class TsmlaMetadataBuilder(MLACommonMetadataBuilder[TsmlaMetadata]):
 
     @classmethod
     def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int | None:
-        """Up to how many query tokens a request may have in a replayed graph of decodes, where each has its own number
-        (asked by vLLM 0.33)."""
+        """Return the most query tokens of a request in replayed graphs of decodes whose requests differ in them; None
+        for no such graphs (asked by vLLM 0.33)."""
         return cls.reorder_batch_threshold if verifies_adaptively(vllm_config) else None
 
     def _build_decode(
@@ -89,16 +93,16 @@ def verifies_adaptively(config: Any) -> bool:
 
 
 def alike(lengths: list[int]) -> bool:
-    """Whether requests have equally many query tokens, but for some without at the end, from padding."""
+    """Whether requests have equally many query tokens, except those at the end that have none, from padding."""
     having = [n for n in lengths if n]
     return having == lengths[: len(having)] and len(set(having)) <= 1
 
 
 def uniform(first: int, tokens: int, requests: int) -> tuple[int, int]:
-    """(requests that have query tokens, tokens of each) of a batch whose first request has `first` tokens.
+    """Return (requests that have query tokens, tokens of each) for a batch whose first request has `first` tokens.
 
-    Behind the requests that have tokens there may be some without, from padding. Of a batch that vLLM makes up to
-    capture a graph, the first request may be said to have fewer tokens than its share.
+    Behind the requests with tokens there may be some without, from padding. In a batch that vLLM makes up to capture a
+    graph, the first request may be said to have fewer tokens than its share.
     """
     q_len = max(first, 1)
     if tokens > q_len * requests and tokens % requests == 0:

@@ -11,11 +11,14 @@ _EVERYTHING = slice(None)
 
 
 class Chunk(NamedTuple):
-    """Some keys of the context of some requests, one request behind the other.
+    """A chunk of context: some keys of some requests of a prefill, one request behind the other.
 
-    requests, tokens: of the prefill's, as slices. starts_q, starts_kv: [requests + 1] int32, where each request's rows
-    start among `tokens`, and among the chunk's keys. keys: how many. request_of: of each key. first: [requests], the
-    position in the cache of each request's first key.
+    requests, tokens: slices of the prefill's requests and tokens that the chunk concerns.
+    starts_q: [requests + 1] int32, where each request's rows start among `tokens`.
+    starts_kv: [requests + 1] int32, where each request's keys start in the chunk.
+    keys: how many keys the chunk has.
+    request_of: the request of each key.
+    first: [requests], the position in the cache of each request's first key.
     """
 
     requests: slice
@@ -28,14 +31,17 @@ class Chunk(NamedTuple):
 
 
 def chunks(prefill: Any) -> Iterator[Chunk]:
-    """Of vLLM's metadata of a prefill that has context, which is not distributed over ranks."""
+    """Yield the chunks of a prefill's context from vLLM's metadata. The context is not distributed over ranks."""
     listed = getattr(prefill.chunked_context, "chunks", None)
     for chunk in range(len(prefill.chunked_context.seq_tot)) if listed is None else listed:
         yield chunk_of(prefill, chunk)
 
 
 def chunk_of(prefill: Any, chunk: Any) -> Chunk:
-    """chunk: an object of newer vLLMs, or a number of older ones, whose chunks concern every request."""
+    """Return one chunk of a prefill's context.
+
+    chunk: an object of newer vLLMs, or a number of older ones, whose chunks concern every request.
+    """
     if isinstance(chunk, int):
         context = prefill.chunked_context
         starts = prefill.query_start_loc, context.cu_seq_lens[chunk]

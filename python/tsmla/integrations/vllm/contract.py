@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 KNOWN = ("0.26.0", "0.33.0")
-"""Versions whose code was read and that the contract tests have passed with."""
+"""Versions of vLLM whose code was read, and with which the contract tests have passed."""
 _LAYER = "vllm.model_executor.layers.attention.mla_attention"
 _BACKEND = "vllm.v1.attention.backend"
 _PREFILL = "vllm.v1.attention.backends.mla.prefill"
@@ -124,7 +124,7 @@ CONTRACT: tuple[Function | Names, ...] = (
 
 
 def version() -> str | None:
-    """Of the vLLM that is installed, or None."""
+    """Return the version of the vLLM that is installed; None without one."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -134,7 +134,7 @@ def version() -> str | None:
 
 
 def broken(contract: tuple[Function | Names, ...] = CONTRACT) -> list[str]:
-    """A sentence for each part of the contract that does not hold; none: the plug-in and vLLM go together."""
+    """Return a sentence for each part of the contract that does not hold. None: the plug-in and vLLM go together."""
     return [sentence for clause in contract for sentence in _complaints(clause)]
 
 

@@ -1,4 +1,4 @@
-"""The implementation of an MLA layer for vLLM: decode here, prefill in `mha`."""
+"""The implementation of an MLA layer for vLLM: it decodes here, and prefills in `mha`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _RESERVES_WHEN_PROFILED = hasattr(MLAAttentionImpl, "reserve_workspace")
 
 
 class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
-    """LSEs of decodes have base 2; rows without keys give 0 and -inf, which vLLM's merges take."""
+    """Computes an MLA layer of vLLM. LSEs of its decodes have base 2; rows without keys give 0 and -inf, which vLLM's
+    merges take."""
 
     can_return_lse_for_decode: bool = True
     lse_base_on_e: bool = False
@@ -50,7 +51,7 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         config = get_current_vllm_config()
         self._refuse(alibi_slopes, logits_soft_cap, attn_type, sliding_window, config)
         self._parallel = config.parallel_config
-        """Asked at each call: some KV connectors set the interleaving after the model is built."""
+        """Read at each call: some KV connectors set the interleaving after the model is built."""
         self._window_left = -1 if sliding_window is None else sliding_window - 1
         self._fp8 = kv_cache_dtype in served.FP8_CACHES
         if kv_cache_dtype in served.ROWS_CACHES:
@@ -96,9 +97,11 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         attn_metadata: TsmlaMetadata,
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache whose rows have no scales. Returns
-        [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads]. Tokens of no request have 0 and
-        -inf, as those that see no key."""
+        """Decode: return the output [tokens, heads, 512] and, under context parallelism, the LSE [tokens, heads].
+
+        q: [tokens, heads, 576], or its parts of 512 and 64; e4m3 for an FP8 cache whose rows have no scales. Tokens of
+        no request give 0 and -inf, as those that see no key.
+        """
         decode = attn_metadata.decode
         query: Any = q if decode.starts is not None else in_requests(q, decode.q_len)
         first = q[0] if isinstance(q, tuple) else q
@@ -136,7 +139,7 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         return out.flatten(0, 1), None if lse is None else lse.flatten(0, 1)
 
     def _factors(self, layer: Any) -> tuple[float, float]:
-        """Of the scores and of the output. Scales of an FP8 cache may be found out after the first call."""
+        """Return the factors of the scores and of the output. An FP8 cache's scales may be set after the first call."""
         if not self._fp8:
             return self.scale, 1.0
         return self.scale * layer._q_scale_float * layer._k_scale_float, layer._k_scale_float
@@ -162,9 +165,9 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
 
 
 def without_keys(q: torch.Tensor, wants_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output, and the LSE if wanted, of tokens q [tokens, heads, ...] that see no key.
+    """Make the output, and the LSE if wanted, of tokens q [tokens, heads, ...] that see no key.
 
-    They are made in front of the launch, which leaves the rows of no request as they are.
+    The launch that follows overwrites the rows of requests, and leaves those of no request as they are.
     """
     dtype = TORCH_DTYPE_OF[DECODE_OUT_DTYPES[TORCH_DTYPES[q.dtype]]]
     lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32) if wants_lse else None
@@ -174,7 +177,7 @@ def without_keys(q: torch.Tensor, wants_lse: bool) -> tuple[torch.Tensor, torch.
 def in_requests(
     q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], q_len: int
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """[tokens, heads, 576], or its parts, as [requests, q_len, heads, 576], or such parts: views."""
+    """View [tokens, heads, 576], or its parts, as [requests, q_len, heads, 576]."""
     if isinstance(q, tuple):
         return tuple(part.unflatten(0, (-1, q_len)) for part in q)
     return q.unflatten(0, (-1, q_len))

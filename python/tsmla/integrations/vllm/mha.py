@@ -20,7 +20,8 @@ from .prefill import Keys, TsmlaPrefill
 
 
 def of(impl: Any, attn_metadata: Any, output_scale: Any) -> Prefill | None:
-    """The prefill of a batch, or None when vLLM's own must do: another backend prefills, or into quantised outputs."""
+    """Return the prefill of a batch, or None when vLLM's own must do it: another backend prefills, or outputs are
+    quantised."""
     prefill = attn_metadata.prefill
     if not isinstance(prefill.prefill_backend, TsmlaPrefill) or output_scale is not None:
         return None
@@ -29,7 +30,10 @@ def of(impl: Any, attn_metadata: Any, output_scale: Any) -> Prefill | None:
 
 @dataclasses.dataclass(frozen=True)
 class Prefill:
-    """impl: the layer's implementation, which projects and, under context parallelism, gathers the context."""
+    """Prefills one batch of a layer.
+
+    impl: the layer's implementation, which projects and, under context parallelism, gathers the context.
+    """
 
     impl: Any
     backend: TsmlaPrefill
@@ -44,7 +48,10 @@ class Prefill:
         k_scale: torch.Tensor,
         output: torch.Tensor,
     ) -> None:
-        """q: [tokens, heads, nope + rope]. latent, k_pe: of the same tokens, [tokens, 512] and [tokens, 1, 64]."""
+        """Write the attention of the batch's new tokens into `output`.
+
+        q: [tokens, heads, nope + rope]. latent, k_pe: the same tokens' keys, [tokens, 512] and [tokens, 1, 64].
+        """
         prefill = self.metadata.prefill
         out = output.view(-1, self.impl.num_heads, self.impl.v_head_dim)
         has_context = prefill.chunked_context is not None
@@ -63,7 +70,7 @@ class Prefill:
             )
 
     def _expanded(self, latent: torch.Tensor, k_pe: torch.Tensor) -> tuple[Keys, torch.Tensor]:
-        """Keys and values of every head."""
+        """Return keys and values of every head, from latent and rope parts."""
         impl = self.impl
         dims = impl.qk_nope_head_dim, impl.v_head_dim
         k_nope, values = impl.kv_b_proj(latent)[0].view(-1, impl.num_heads, sum(dims)).split(dims, dim=-1)
@@ -74,7 +81,7 @@ class Prefill:
     def _gathered(
         self, chunk: context.Chunk, cache: torch.Tensor, k_scale: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Latent and rope parts of a chunk's keys, in the model's dtype."""
+        """Return latent and rope parts of a chunk's keys, in the model's dtype."""
         prefill = self.metadata.prefill
         rows = prefill.chunked_context.workspace
         rank = self.impl.kv_lora_rank

@@ -1,4 +1,4 @@
-"""What users choose of the plug-in by environment variables, read when vLLM builds a model."""
+"""The plug-in's options, which are environment variables, read when vLLM builds a model."""
 
 from __future__ import annotations
 

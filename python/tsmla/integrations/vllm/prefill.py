@@ -1,6 +1,6 @@
 """The prefill backend: attention over the keys of new tokens, and over one chunk of the context in front of them.
 
-It works under any decode backend of vLLM's. Under tsmla's own (`mha`) it is asked by `attend`, which copies less.
+It works under any decode backend of vLLM's. Under tsmla's own, `mha` calls `attend`, which copies less.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from . import context, name_in, options, ready, served
 from .builder import verifies_adaptively
 
 Keys = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""[tokens, heads, nope + rope], or their parts: [tokens, heads, nope], and [tokens, 1, rope] shared by all heads."""
+"""Keys [tokens, heads, nope + rope], or their parts: [tokens, heads, nope], and [tokens, 1, rope] shared by all
+heads."""
 
 
 class TsmlaPrefill(MLAPrefillBackend):
@@ -32,7 +33,7 @@ class TsmlaPrefill(MLAPrefillBackend):
         for d_qk, d_v in PREFILL_DIMS
     ]
     _leaves_out: bool = False
-    """Whether there may be tokens of no request, as drafts that the GPU leaves out."""
+    """Whether there may be tokens of no request, such as drafts that the GPU leaves out."""
 
     @staticmethod
     def get_name() -> str:
@@ -44,7 +45,7 @@ class TsmlaPrefill(MLAPrefillBackend):
 
     @classmethod
     def validate_configuration(cls, device_capability: Any, selector_config: Any) -> list[str]:
-        """vLLM's reasons, and what is served."""
+        """Return vLLM's reasons against a configuration, and tsmla's: each says what is served."""
         reasons = super().validate_configuration(device_capability, selector_config)
         return [*reasons, reason] if (reason := served.why_no_gpu(device_capability)) else reasons
 
@@ -78,13 +79,13 @@ class TsmlaPrefill(MLAPrefillBackend):
 
     @property
     def takes_keys_in_parts(self) -> bool:
-        """Whether `attend` takes keys in two parts: prefill reads heads of 128 + 64 and 192 + 64 so, and the pack
+        """Whether `attend` takes keys in two parts: prefill reads heads of 128 + 64 and 192 + 64 in two, and the pack
         kernel joins them as it rounds them."""
         nope, rope = self.qk_nope_head_dim, self.qk_rope_head_dim
         return self.fp8 or (rope == ROPE_DIM and NOPE_DIMS.get(nope + rope) == nope)
 
     def prepared(self, q: torch.Tensor) -> torch.Tensor:
-        """Queries [tokens, heads, nope + rope] as `attend` takes them."""
+        """Return queries [tokens, heads, nope + rope] as `attend` takes them."""
         if not self.fp8:
             return q
         if self._one is None:
@@ -104,11 +105,13 @@ class TsmlaPrefill(MLAPrefillBackend):
         out: torch.Tensor | None = None,
         earlier: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Output [tokens, heads, value] and the natural LSE [heads, tokens], if asked for: 0 and -inf for tokens of no
-        request, as for those that see no key.
+        """Return the output [tokens, heads, value] and, if asked for, the natural LSE [heads, tokens].
 
-        starts_q, starts_kv: [requests + 1] int32, where each request's rows start in `queries` and in `keys`. earlier:
-        output and LSE over other keys, as this function gives them, to merge the new ones into, in place.
+        Tokens of no request give 0 and -inf, as those that see no key.
+
+        starts_q, starts_kv: [requests + 1] int32, where each request's rows start in `queries` and in `keys`.
+        earlier: output and LSE over other keys, as this function gives them; the new ones are merged into them, in
+            place.
         """
         if self.fp8:
             keys, values = mla_kv_pack_quantize_fp8(*self._parts(keys), values)
@@ -132,8 +135,8 @@ class TsmlaPrefill(MLAPrefillBackend):
         return result, found
 
     def _without_keys(self, queries: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """The output of tokens that see no key, in `out` if given. It is made in front of the launch, which leaves the
-        rows of no request as they are."""
+        """Make the output of tokens that see no key, in `out` if given. The launch that follows overwrites the rows of
+        requests."""
         if out is not None:
             return out.zero_()
         dtype = TORCH_DTYPE_OF[prefill_out_dtype(TORCH_DTYPES[queries.dtype])]
@@ -170,7 +173,10 @@ class TsmlaPrefill(MLAPrefillBackend):
         *,
         chunk_idx: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """chunk: what newer vLLMs say of it; chunk_idx: its number in the older ones' lists."""
+        """Return the output and the LSE over one chunk of context.
+
+        chunk: an object, in newer vLLMs. chunk_idx: a number in the older ones' lists.
+        """
         part = context.chunk_of(self._prefill_metadata, chunk if chunk_idx is None else chunk_idx)
         result, lse = self.attend(self.prepared(q), k, v, part.starts_q, part.starts_kv, False, True, out)
         assert lse is not None

@@ -1,6 +1,6 @@
-"""What must be there before vLLM captures graphs: kernels loaded, and workspace reserved.
+"""Loads kernels and reserves workspace before vLLM captures graphs.
 
-Both are taken when the model is built, in front of vLLM's profile run, so that it counts them.
+Both happen when the model is built, before vLLM's profile run, so that it counts them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from tsmla.workspace import decode_workspace_size
 from . import served
 
 _MANY_REQUESTS = 1 << 16
-"""A workspace grows with the batch until every SM has parts of two requests; this is beyond that."""
+"""A batch beyond which workspaces grow no more: every SM has shares of two requests by then."""
 
 
 def arch() -> Arch | None:
-    """Of this process's GPU; None without one."""
+    """Return the architecture of this process's GPU; None without one that has kernels."""
     return served.arch_of(current_platform.get_device_capability()) if current_platform.is_cuda() else None
 
 
 def decode_kernels(dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool) -> None:
-    """Where rows have scales, also what reads them for prefills over earlier keys."""
+    """Load the decode kernel, and, where rows have scales, the kernel that reads such rows for prefills over
+    context."""
     if (found := arch()) is None:
         return
     variants: list[Variant] = [DecodeVariant(found, dtype, out_dtype, lse, row)]
@@ -40,7 +41,8 @@ def decode_kernels(dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool) ->
 
 
 def prefill_kernels(dtype: Dtype, out_dtype: Dtype, dims: tuple[int, int, int], packed_from: Dtype | None) -> None:
-    """New tokens with and without context behind them, context, and the pack of an FP8 prefill."""
+    """Load the prefill kernels for new tokens without and with context, for the context, and the pack of an FP8
+    prefill."""
     if (found := arch()) is None:
         return
     nope, rope, value = dims
@@ -54,7 +56,7 @@ def prefill_kernels(dtype: Dtype, out_dtype: Dtype, dims: tuple[int, int, int], 
 
 
 _loaded: set[Variant] = set()
-"""Layers are many and ask for the same."""
+"""Variants that are loaded: every layer asks for the same ones."""
 
 
 def _load(variants: Iterable[Variant]) -> None:
@@ -64,8 +66,10 @@ def _load(variants: Iterable[Variant]) -> None:
 
 
 def workspace(heads: int, longest_q: int, device: torch.device) -> torch.Tensor:
-    """Bytes for any decode of this many heads and of up to `longest_q` query tokens a request. They are vLLM's scratch
-    memory, which other layers use in turn and which each of its micro-batches has for itself."""
+    """Return memory for any decode of this many heads and up to `longest_q` query tokens a request.
+
+    It is vLLM's scratch memory, which other layers use in turn, and of which each micro-batch has its own.
+    """
     shape = (workspace_bytes(heads, longest_q, device),)
     return current_workspace_manager().get_simultaneous((shape, torch.int8))[0]
 
@@ -80,7 +84,7 @@ def workspace_bytes(heads: int, longest_q: int, device: torch.device) -> int:
 
 
 def longest_decode(vllm_config: Any, threshold: int) -> int:
-    """Query tokens of a request that vLLM may count as a decode: the threshold, or what speculation needs."""
+    """Return the most query tokens of a request that vLLM may decode: the threshold, or what speculation needs."""
     speculation = vllm_config.speculative_config
     tokens = 0 if speculation is None else speculation.num_speculative_tokens or 0
     return max(threshold, 1 + 2 * tokens)

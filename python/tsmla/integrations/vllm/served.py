@@ -1,4 +1,4 @@
-"""What the plug-in serves, and the sentence that refuses the rest when a backend is selected."""
+"""What the plug-in serves, and the sentence that refuses anything else when a backend is selected."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from tsmla.variant import SHIPPED_ARCHS, Arch, Dtype
 
 ROW = LATENT_DIM + ROPE_DIM
 DTYPES = [torch.float16, torch.bfloat16]
-"""Of models."""
+"""Dtypes of models."""
 FP8_CACHES = ("fp8", "fp8_e4m3")
 OWN_CACHES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ROWS_CACHES = ("fp8_ds_mla",)
-"""Formats of tsmla's that vLLM has under the same name, whose rows have scales: decode reads them with a bf16 query."""
+"""Cache formats with scales in their rows that vLLM and tsmla call the same; decode reads them with a bf16 query."""
 CACHES = ["auto", *OWN_CACHES, *FP8_CACHES, *ROWS_CACHES]
 PAGES = [16, 32, 64, 128]
 PREFERRED_PAGE = 64
 
 
 def arch_of(capability: Any) -> Arch | None:
-    """The architecture of vLLM's DeviceCapability; None for None, and for GPUs that no kernels ship for: vLLM takes a
-    backend before anybody asks whether kernels have been built."""
+    """Return the architecture of vLLM's DeviceCapability; None for None, and for GPUs that no kernels ship for.
+
+    vLLM selects a backend before anybody asks whether kernels have been built.
+    """
     found = None if capability is None else Arch.from_capability(capability.major, capability.minor)
     return found if found in SHIPPED_ARCHS else None
 
@@ -47,8 +49,10 @@ def why_not_decoded(
     capability: Any,
     unserved: dict[str, bool],
 ) -> str | None:
-    """A sentence that says what is served, or None. unserved: features that no MLA layer gets from tsmla, and whether
-    this one wants them."""
+    """Return a sentence that says why a layer is not decoded and what is; None when it is decoded.
+
+    unserved: features that no MLA layer gets from tsmla, and whether this one wants them.
+    """
 
     def reasons() -> Iterator[str]:
         if reason := why_no_gpu(capability):
@@ -79,7 +83,10 @@ def why_not_decoded(
 
 
 def why_not_prefilled(arch: Arch | None, dtype: torch.dtype, fp8: bool, dims: tuple[int, int, int]) -> str | None:
-    """The same for a prefill of (nope, rope, value) dims; fp8: whether its inputs are quantised."""
+    """Return a sentence that says why heads of (nope, rope, value) dims are not prefilled; None when they are.
+
+    fp8: whether inputs are quantised.
+    """
     nope, rope, value = dims
     if (nope + rope, value) not in PREFILL_DIMS:
         shown = ", ".join(map(str, PREFILL_DIMS))
@@ -96,7 +103,8 @@ def why_not_prefilled(arch: Arch | None, dtype: torch.dtype, fp8: bool, dims: tu
 
 
 def decode_dtypes(dtype: torch.dtype, cache: str) -> tuple[Dtype, Dtype, RowFormat]:
-    """The dtypes of a decode's query and output, and the cache's rows: model's dtype, cache's name in vLLM."""
+    """Return the dtypes of a decode's query and output, and the cache's rows. dtype: the model's. cache: its name in
+    vLLM."""
     if cache in FP8_CACHES:
         return Dtype.E4M3, Dtype.BF16, uniform_row(Dtype.E4M3)
     own = TORCH_DTYPES[dtype]
