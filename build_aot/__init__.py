@@ -1,4 +1,4 @@
-"""Ahead-of-time build: every variant of the shipped matrix compiled, linked into libraries, audited. Needs no GPU.
+"""Ahead-of-time build: compiles every variant of the shipped matrix, links libraries and audits them. Needs no GPU.
 
 It compiles the sources that it lies beside, whatever else is installed: an editable install of another checkout would
 otherwise answer for `tsmla`, ahead of sys.path.

@@ -1,9 +1,9 @@
-"""Does aarch64 machine code stay within the baseline, Armv8.0-A with floating point and Advanced SIMD?
+"""Checks that aarch64 machine code stays within the baseline, Armv8.0-A with floating point and Advanced SIMD.
 
-An instruction has 32 bits, so there is nothing to walk. Only encodings that every such processor has are known: all
-else (LSE atomics, LDAPR, SVE, SME, half-precision arithmetic, dot products, the optional CRC and cryptography, pointer
-authentication outside of hints, ...) is reported, and so are system instructions, which libraries have no use for: it
-can only reject too much. Encodings: Arm Architecture Reference Manual (DDI 0487), chapter C4.
+An instruction has 32 bits, so there is nothing to walk. Only encodings that every such processor has are known.
+Everything else is reported (LSE atomics, LDAPR, SVE, SME, half-precision arithmetic, dot products, the optional CRC and
+cryptography, pointer authentication outside of hints, ...), and so are system instructions, which libraries have no use
+for. An error here can thus only reject too much. Encodings: Arm Architecture Reference Manual (DDI 0487), chapter C4.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _LATER = (
     (0x9FF80C00, 0x0F000C00), (0x9FF0FC00, 0x0F10E400), (0x9FF0FC00, 0x0F10FC00), (0xDFF0FC00, 0x5F10E400),
     (0xDFF0FC00, 0x5F10FC00),
 )  # fmt: skip
-"""Later encodings within those above."""
+"""Encodings of later versions, within those above."""
 _BY_ELEMENT = {
     False: {1: 2, 5: 2, 9: 2, **dict.fromkeys((2, 3, 6, 7, 8, 10, 11, 12, 13), 0)},
     True: {9: 2, **dict.fromkeys((0, 2, 4, 6, 10), 0)},
@@ -71,7 +71,7 @@ _BY_ELEMENT = {
 
 
 def beyond_baseline(code: bytes) -> Iterator[str]:
-    """One sentence for the first instruction of `code` that Armv8.0-A lacks; nothing when there is none."""
+    """Yield a sentence for the first instruction of `code` that Armv8.0-A lacks; nothing when there is none."""
     for at in range(0, len(code) - _BYTES + 1, _BYTES):
         (word,) = struct.unpack_from("<I", code, at)
         if not _is_baseline(word):

@@ -1,8 +1,11 @@
-"""Is a library exactly what was asked for? Fails the build unless it is.
+"""Audits libraries: fails the build unless each is exactly what was asked for.
 
-Exported symbols, the library's own manifest and the matrix agree; the GPU code is for the right architecture, uses
-what the manifest says, moves registers between roles where that is meant, and neither spills nor touches local memory;
-host code runs on every processor of the kind that the library is for; nothing but the two runtime libraries is needed.
+- Exported symbols, the library's own manifest and the matrix agree.
+- GPU code is for the right architecture, uses what the manifest says, moves registers between roles where that is
+  meant, and neither spills nor touches local memory.
+- Host code runs on every processor of the kind that the library is for.
+- Nothing but the two runtime libraries is needed.
+
 A library for this machine is also loaded and asked. `python -m build_aot.audit DIR` audits a finished directory.
 """
 
@@ -30,12 +33,12 @@ from .load import load
 
 EXPORT_PREFIX = "__tvm_ffi_"
 _PAGE_BYTES = {"x86_64": 1 << 12, "aarch64": 1 << 16}
-"""Largest page that a host's kernel may have; Grace's often has 64 KiB."""
+"""Host -> the largest memory page that its kernel may have; Grace's often has 64 KiB."""
 _BEYOND_BASELINE = {"x86_64": x86.beyond_baseline, "aarch64": arm64.beyond_baseline}
 
 
 def loading_process() -> concurrent.futures.Executor:
-    """A process to load libraries in, started when first used: a path can be loaded only once per process."""
+    """Make a process to load libraries in, started when first used: a path can be loaded only once per process."""
     return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
@@ -45,10 +48,11 @@ def audit_library(
     loading: concurrent.futures.Executor,
     host: str = platform.machine(),
 ) -> LibraryManifest:
-    """The library's own manifest, once everything about it has been checked. Raises AuditError with every problem.
+    """Check everything about a library, and return its own manifest. Raises AuditError with every problem.
 
-    loading: a `loading_process` that has not loaded this path before. host: what the library is for. What its functions
-    answer is asked only where that is this machine; other hosts' are made of the same IR as this one's.
+    loading: a `loading_process` that has not loaded this path before.
+    host: what the library is for. What its functions answer is asked only if that is this machine; libraries for other
+        hosts are made of the same IR as this one's.
     """
     if problems := list(_host_problems(library, expected, host)):
         raise AuditError(str(library), problems)
@@ -67,7 +71,7 @@ def audit_library(
 
 
 def audit_directory(directory: Path, expected: Sequence[Variant], host: str = platform.machine()) -> None:
-    """Audit every library of a finished build for a host, and that together they are exactly `expected`. Raises
+    """Audit every library of a finished build for a host, and check that together they are exactly `expected`. Raises
     AuditError."""
     try:
         records = {record.file: record for record in read_directory(directory).libraries}
@@ -93,7 +97,7 @@ def audit_directory(directory: Path, expected: Sequence[Variant], host: str = pl
 
 
 def _host_problems(library: Path, expected: Sequence[Variant], host: str) -> Iterator[str]:
-    """What can be seen without loading the library."""
+    """Yield what is wrong and can be seen without loading the library."""
     try:
         image = elf.Elf(library.read_bytes())
     except (elf.ElfError, OSError) as error:
@@ -143,7 +147,8 @@ def _manifest_problems(
 
 
 def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
-    """Objects are linked in manifest order, so the n-th GPU image belongs to the n-th kernel."""
+    """Yield what is wrong with the GPU code of a library. Objects are linked in manifest order: the n-th image is the
+    n-th kernel's."""
     images = cubin.images(library)
     if len(images) != len(manifest.kernels):
         yield f"it holds {len(images)} GPU images for {len(manifest.kernels)} kernels"
@@ -176,9 +181,11 @@ def gpu_problems(library: Path, manifest: LibraryManifest) -> Iterator[str]:
 
 
 def instructions_meant(variant: Variant) -> dict[str, bool]:
-    """Resource -> whether the variant's code is meant to hold such instructions; those left open are not listed. ptxas
-    drops every setmaxnreg of a kernel when it does not know its registers at launch, and says so where nobody reads it
-    (NVIDIA/cutlass issue 3406)."""
+    """Return resource -> whether the variant's code is meant to hold such instructions; those left open are not listed.
+
+    ptxas drops every setmaxnreg of a kernel when it does not know its registers at launch, and says so where nobody
+    reads it (NVIDIA/cutlass issue 3406).
+    """
     attention, hopper = isinstance(variant, PrefillVariant | DecodeVariant), variant.arch is Arch.SM90A
     converts = isinstance(variant, DecodeVariant) and variant.row.scales is not None and not variant.row.apart
     moves_registers = attention and (hopper or converts or isinstance(variant, PrefillVariant))
@@ -189,13 +196,15 @@ def instructions_meant(variant: Variant) -> dict[str, bool]:
 
 
 def _ask(library: Path, symbols: Sequence[str]) -> dict[str, str]:
-    """Each function's signature; runs in a process of its own."""
+    """Return each function's signature. Runs in a process of its own."""
     module = load(library)
     return {symbol: signature_of(module.get_function(symbol)) for symbol in symbols}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m build_aot.audit", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m build_aot.audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, help="directory of libraries with its manifest.json")
     matrix.add_arguments(parser)
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""From a list of variants to a directory of audited libraries with its manifest."""
+"""Builds a directory of audited libraries, with its manifest, from a list of variants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .errors import BuildError
 from .progress import Estimate, Progress
 
 STORE = ".compiled"
-"""Directory inside the output that keeps results between runs."""
+"""The directory inside the output that keeps results between runs."""
 
 
 def build(
@@ -52,10 +52,12 @@ def build(
 
     Raises BuildError; then `out` is as it was, or, when linking or the audit failed, has no manifest.
 
-    jobs: worker processes. keep_ptx: leave each variant's PTX in `out`/ptx. cache: where results of other builds are
-    taken from, and those of this one added. report: gets one line per step, as does `out`/.compiled/progress.txt.
-    host: CPU that the libraries are for, as `platform.machine()` names it; this machine's by default. Whatever it is, a
-    variant is compiled once, for this machine, where it says what parameters it takes.
+    jobs: worker processes.
+    keep_ptx: leave each variant's PTX in `out`/ptx.
+    cache: where results of other builds are taken from, and those of this one added.
+    report: gets one line per step, as does `out`/.compiled/progress.txt.
+    host: CPU that the libraries are for, as `platform.machine()` names it; by default this machine's. For another host,
+        too, a variant is compiled once, for this machine, where it says what parameters it takes.
     """
     start = time.perf_counter()
     _check_compiler({variant.arch for variant in variants})
@@ -84,7 +86,8 @@ def build(
 
 
 def _check_compiler(archs: set[Arch]) -> None:
-    """Raises BuildError unless the compiler here is the one that libraries for all of these are built with."""
+    """Raise BuildError unless the compiler here is the one that libraries for all of these architectures are built
+    with."""
     for arch in sorted(archs):
         if reason := toolchain.why_not_compiled(arch):
             raise BuildError(reason)
@@ -97,7 +100,8 @@ def _check_compiler(archs: set[Arch]) -> None:
 
 
 def store_of(out: Path, host: str | None = None) -> ResultStore:
-    """What was compiled for the libraries in `out`, for this machine or assembled of that for another host."""
+    """Return the store of what was compiled for the libraries in `out`: for this machine, or assembled from that for
+    another host."""
     if host in (None, link.host()):
         return ResultStore(out / STORE, build_key(link.host()), sources.hashes())
     return ResultStore(out / STORE / host, build_key(host), sources.hashes())
@@ -112,7 +116,7 @@ def _lacks(store: ResultStore, variant: Variant, keep_ptx: bool, with_ir: bool =
 def _fetch_missing(
     variants: Sequence[Variant], store: ResultStore, cache: Cache, keep_ptx: bool, report: Callable[[str], None]
 ) -> None:
-    """Take what the store lacks from the cache, as far as it is there."""
+    """Take what the store lacks from the cache, if it is there."""
     if cache.why_unused:
         report(f"the build cache is not used: {cache.why_unused}")
         return
@@ -131,7 +135,8 @@ def _compile_missing(
     cache: Cache | None,
     report: Callable[[str], None],
 ) -> int:
-    """Compile what the store lacks, of another host's objects the IR too; returns how many variants that were."""
+    """Compile what the store lacks, and for another host's objects also what lacks its IR; return how many variants
+    that were."""
     missing = [variant for variant in variants if _lacks(store, variant, keep_ptx, with_ir)]
     if not missing:
         return 0
@@ -162,7 +167,8 @@ def _compile_missing(
 
 
 def _keep(variant: Variant, store: ResultStore, cache: Cache, report: Callable[[str], None]) -> None:
-    """A cache that takes nothing more, its disk being full, costs the next build time and this one nothing."""
+    """Add a result to the cache. If the cache takes no more, its disk being full, the next build takes longer; this one
+    does not fail."""
     try:
         cache.keep(variant, store)
     except OSError as error:
@@ -178,7 +184,7 @@ def _assembled(
     jobs: int,
     report: Callable[[str], None],
 ) -> ResultStore:
-    """The store of another host, with all kernels in it."""
+    """Return the store of another host, with all kernels in it."""
     start = time.perf_counter()
     store.directory.mkdir(exist_ok=True)
     missing = [kernel for variant, kernel in kernels.items() if store.find(variant) != kernel]
@@ -201,7 +207,7 @@ def _must_find(store: ResultStore, variant: Variant) -> Kernel:
 def _link_changed(
     kernels: dict[Variant, Kernel], store: ResultStore, host: str, out: Path, report: Callable[[str], None]
 ) -> DirectoryManifest:
-    """Link and audit what is not already there, remove what was not asked for, commit the directory's manifest."""
+    """Link and audit what is not there already, remove what was not asked for, and commit the directory's manifest."""
     finished, audited_by = _finished(out), _package_digest()
     records, changed = [], []
     for name, members in matrix.libraries(tuple(kernels), host).items():
@@ -245,13 +251,13 @@ def _link_changed(
 
 
 def _package_digest() -> str:
-    """Hex SHA-256 over this package: a library is linked and audited again when any of it changes."""
+    """Return a hex SHA-256 over this package: a library is linked and audited again when any of it changes."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _finished(out: Path) -> dict[str, LibraryRecord]:
-    """The intact libraries that an earlier run finished, by file name."""
+    """Return the intact libraries that an earlier run finished, by file name."""
     intact = {}
     try:
         recorded = read_directory(out).libraries

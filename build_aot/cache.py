@@ -1,9 +1,9 @@
-"""Results of variants that builds of a user share, whichever checkout they are in: opt in with --cache DIR.
+"""A cache of compiled variants that a user's builds share, whichever checkout they are in: opt in with --cache DIR.
 
-An entry is one zip file, `SYMBOL-HASH.zip`, of a result's object, LLVM IR, PTX and description; what decided it,
-sources, compilers and this package, is in the description and, hashed, in the name. So entries are only ever added,
-and an interrupted build leaves none. A variant keeps its latest `KEPT` entries. What lies there is linked into
-libraries and run, so nothing counts that another user could have put there (`tsmla.trust`).
+An entry is one zip file, `SYMBOL-HASH.zip`, of a result's object, LLVM IR, PTX and description. The description says
+what decided the result (sources, compilers and this package), and HASH is of that: entries are only ever added, and an
+interrupted build leaves none. A variant keeps its latest `KEPT` entries. What lies there is linked into libraries and
+run, so nothing counts that another user could have put there (`tsmla.trust`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Cache:
             self.why_unused = f"{directory} cannot be used: {error}"
 
     def fetch(self, variant: Variant, store: ResultStore, with_ptx: bool) -> bool:
-        """Put a variant's result into the store if there is one of the store's key and sources. Says whether."""
+        """Put a variant's result into the store if there is one of the store's key and sources; return whether."""
         entries = self._of(variant) if self.why_unused is None else []
         return any(self._take(entry, variant, store, with_ptx) for entry in entries)
 
@@ -69,7 +69,7 @@ class Cache:
             old.unlink(missing_ok=True)
 
     def _of(self, variant: Variant) -> list[Path]:
-        """A variant's entries, the latest first."""
+        """Return a variant's entries, the latest first."""
         found = {}
         for path in self.directory.glob(f"{variant}-*.zip"):
             with contextlib.suppress(OSError):  # another build may have removed it

@@ -1,4 +1,4 @@
-"""Where the descriptors of a Hopper kernel's products are computed.
+"""Counts the wgmma instructions of a Hopper kernel whose operand descriptors are computed in vector registers.
 
 wgmma takes the descriptors of its operands from uniform registers. Where ptxas believes that threads of a warp may have
 parted, it may not use the uniform datapath, computes them in vector registers and moves them over (R2UR) before each
@@ -11,14 +11,14 @@ from tsmla.elf import Elf
 
 _INSTRUCTION_BYTES = 16
 _PRODUCT, _MOVE = (0x1FC, 0x1F0), (0x1FF, 0x0CA)
-"""(mask, value) of HGMMA and QGMMA, and of R2UR, as cuobjdump 13 names them."""
+"""(mask, value) of the opcodes HGMMA and QGMMA, and of R2UR, as cuobjdump 13 names them."""
 _NEAR = 24
-"""Instructions before a product among which its descriptors are moved."""
+"""How many instructions before a product may move its descriptors."""
 
 
 def products(image: Elf) -> list[tuple[int, int]]:
-    """Of each kernel of an image, how many wgmma it has, and to how many of them a vector register is moved just
-    before, behind the product before it."""
+    """Return, for each kernel of an image, how many wgmma it has, and before how many of them a vector register is
+    moved (after the wgmma before)."""
     return [_products(section.data) for section in image.sections if section.name.startswith(".text.")]
 
 

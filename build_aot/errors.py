@@ -1,4 +1,4 @@
-"""What the build raises when it cannot deliver what was asked."""
+"""Errors that the build raises when it cannot deliver what was asked."""
 
 
 class BuildError(RuntimeError):

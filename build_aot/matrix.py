@@ -1,4 +1,5 @@
-"""What ships: every combination listed here that `why_unsupported` lets through, for every architecture that ships."""
+"""The matrix of what ships: the combinations listed here that `why_unsupported` lets through, for every shipped
+architecture."""
 
 from __future__ import annotations
 
@@ -31,14 +32,16 @@ from .link import ZIG_TARGETS
 ATTENTION_OUT_DTYPES = (Dtype.BF16, Dtype.FP16)
 OFF_ON = (False, True)
 NATIVE = "native"
-"""In the place of architectures: those of the GPUs present."""
+"""The word that stands, in a list of architectures, for those of the GPUs present."""
 
 
 def shipped(
     archs: Iterable[Arch | str] = SHIPPED_ARCHS, families: Iterable[str] = tuple(FAMILIES)
 ) -> tuple[Variant, ...]:
-    """The shipped variants of these operator families, in symbol order; for an architecture that does not ship, those
-    that would."""
+    """Return the shipped variants of these operator families, in symbol order.
+
+    For an architecture that does not ship, those that would.
+    """
     wanted = set(families)
     candidates = (variant for arch in archs for variant in _candidates(Arch(arch)) if variant.family in wanted)
     return tuple(sorted((v for v in candidates if why_unsupported(v) is None), key=lambda v: v.symbol()))
@@ -63,7 +66,7 @@ def _candidates(arch: Arch) -> Iterator[Variant]:
 
 
 def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant, ...]]:
-    """Library file name -> its variants in symbol order: one library per operator family and architecture."""
+    """Return library file name -> its variants in symbol order: one library per operator family and architecture."""
     groups: dict[str, list[Variant]] = {}
     for variant in sorted(variants, key=lambda v: v.symbol()):
         groups.setdefault(library_file(variant.family, variant.arch, host), []).append(variant)
@@ -71,8 +74,10 @@ def libraries(variants: Iterable[Variant], host: str) -> dict[str, tuple[Variant
 
 
 def native() -> tuple[tuple[Arch, ...], str]:
-    """The architectures of the GPUs present, all that ship where no GPU present can have kernels, and a sentence that
-    says which and why."""
+    """Return the architectures of the GPUs present, and a sentence that says which and why.
+
+    All that ship are returned where no GPU present can have kernels.
+    """
     found, reason = gpu.capabilities()
     archs = tuple(arch for arch in Arch if arch.capability in found) or SHIPPED_ARCHS
     if found:
@@ -86,7 +91,8 @@ def _described(major: int, minor: int) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose a part of the matrix, --arch and --family, each a list, and what it is for, --host."""
+    """Add the options that choose a part of the matrix, --arch and --family, each a list, and what it is for,
+    --host."""
     archs, ships, families = [arch.value for arch in Arch], [arch.value for arch in SHIPPED_ARCHS], list(FAMILIES)
     text = f"one or more of {', '.join(archs)}; default {', '.join(ships)}; {NATIVE}: those of the GPUs present"
     parser.add_argument("--arch", choices=[NATIVE, *archs], nargs="+", default=ships, help=text, metavar="ARCH")
@@ -97,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(asked: argparse.Namespace) -> tuple[Variant, ...]:
-    """The variants that these options choose. Prints what `native` stands for. Raises BuildError."""
+    """Return the variants that these options choose. Prints what `native` stands for. Raises BuildError."""
     archs = asked.arch
     if NATIVE in archs:
         if len(archs) > 1:

@@ -1,4 +1,4 @@
-"""What a build says while it goes, and how long it will take.
+"""Tells what a build is doing and how much longer it takes.
 
 pip hides what a build prints, so each line also goes to a file that a second terminal can follow.
 """
@@ -13,12 +13,12 @@ from typing import IO
 from tsmla.variant import Arch, Variant
 
 FILE = "progress.txt"
-"""In the directory where a build keeps its results."""
+"""The file of progress, in the directory where a build keeps its results."""
 _SECONDS = {
     ("prefill", True): 5.0, ("decode", True): 14.0,
     ("prefill", False): 4.0, ("decode", False): 9.0,
 }  # fmt: skip
-"""Operator family, and whether it is Hopper's kernel -> seconds of a core that one takes to compile: means over the
+"""(operator family, whether it is Hopper's kernel) -> seconds of a core that compiling one takes: means over the
 shipped matrix, measured on a virtual core of an AMD EPYC on 2026-11-27."""
 _OTHERS_SECONDS = 1.0
 
@@ -42,7 +42,7 @@ class Progress:
 
 
 class Estimate:
-    """The time that the compilation of these variants takes with so many processes, corrected by what was seen."""
+    """Estimates how long variants take to compile with so many processes, corrected by what was seen."""
 
     def __init__(self, variants: Sequence[Variant], jobs: int):
         self._seconds = _seconds(variants) / min(jobs, len(variants))
@@ -54,14 +54,14 @@ class Estimate:
         )
 
     def left_after(self, variant: Variant) -> str:
-        """Words for the time that is left, now that this variant has been compiled, too."""
+        """Return words for the time that is left, now that this variant has been compiled, too."""
         self._done += _seconds([variant])
         elapsed = time.monotonic() - self._start
         return f"about {_minutes(elapsed * (self._whole - self._done) / self._done)} left"
 
 
 def _seconds(variants: Iterable[Variant]) -> float:
-    """Seconds of a core that compiling these takes."""
+    """Return the seconds of a core that compiling these takes."""
     return sum(_SECONDS.get((variant.family, variant.arch is Arch.SM90A), _OTHERS_SECONDS) for variant in variants)
 
 

@@ -1,4 +1,4 @@
-"""Which sources decide one variant's result, so that a change elsewhere compiles nothing anew.
+"""Finds the sources that decide one variant's result, so that a change elsewhere compiles nothing anew.
 
 They are what its kernel's module imports, directly or not, together with the registry and what every variant goes
 through. Every compile checks that it imported nothing else. Standard library only.
@@ -20,13 +20,13 @@ SHARED = (f"{PACKAGE}.registry", f"{PACKAGE}.entry")
 
 
 def hashes() -> dict[str, str]:
-    """Every source that shapes compiled code -> its hex SHA-256."""
+    """Return every source that shapes compiled code -> its hex SHA-256."""
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in toolchain.sources().items()}
 
 
 @functools.cache
 def behind(kernel: str) -> frozenset[str]:
-    """Names, as in `hashes`, of the sources that decide what the variants of a kernel's module compile to.
+    """Return the names, as in `hashes`, of the sources that decide what the variants of a kernel's module compile to.
 
     kernel: full name of the module, such as tsmla_kernels.pack.kernel.
     """
@@ -39,11 +39,11 @@ def behind(kernel: str) -> frozenset[str]:
 
 
 def names_of(modules: Iterable[str]) -> set[str]:
-    """Names, as in `hashes`, of modules of the kernels' package."""
+    """Return the names, as in `hashes`, of modules of the kernels' package."""
     stems = {module.replace(".", "/") for module in modules}
     return {name for name in toolchain.sources() if name.removesuffix(".py").removesuffix("/__init__") in stems}
 
 
 def loaded() -> set[str]:
-    """Modules of the kernels' package that this process has imported."""
+    """Return the modules of the kernels' package that this process has imported."""
     return {name for name in sys.modules if name.split(".")[0] == PACKAGE}

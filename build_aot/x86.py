@@ -1,4 +1,4 @@
-"""Does x86-64 machine code stay within the baseline (SSE2, no extension)? A length decoder, no disassembler needed.
+"""Checks that x86-64 machine code stays within the baseline (SSE2, no extension), by decoding lengths of instructions.
 
 The code is walked from its first byte to its last, and only opcodes that every x86-64 processor has are known:
 everything else (AVX and later by their VEX and EVEX prefixes, SSE3 to SSE4, BMI, POPCNT, MOVBE, CMPXCHG16B, ...) is
@@ -31,8 +31,8 @@ _TWO_MODRM = _expand((0x10, 0x17), (0x18, 0x1F), (0x28, 0x2F), (0x40, 0x76), 0x7
 _TWO_PLAIN = _expand(0x05, 0x0B, 0x31, 0x77, (0xA0, 0xA2), (0xA8, 0xA9), (0xC8, 0xCF))
 _TWO_BYTE = _expand((0x70, 0x73), 0xA4, 0xAC, 0xBA, 0xC2, (0xC4, 0xC6))
 _LATER_WITH_PREFIX = {(0xF3, 0x12), (0xF2, 0x12), (0xF3, 0x16), (0xF3, 0xBD), (0xF3, 0xAE), (0xF3, 0xC7)}
-"""SSE3 moves, LZCNT, FSGSBASE, RDPID. TZCNT (F3 BC) is not among them: compilers emit it for the baseline where the
-operand is known not to be zero, and an older processor runs it as BSF with the same result."""
+"""(prefix, opcode) of SSE3 moves, LZCNT, FSGSBASE and RDPID. TZCNT (F3 BC) is not among them: compilers emit it for the
+baseline where the operand is known not to be zero, and an older processor runs it as BSF with the same result."""
 
 
 class _Beyond(Exception):
@@ -40,7 +40,8 @@ class _Beyond(Exception):
 
 
 def beyond_baseline(code: bytes) -> Iterator[str]:
-    """One sentence for the first instruction of `code` that the x86-64 baseline lacks; nothing when there is none."""
+    """Yield a sentence for the first instruction of `code` that the x86-64 baseline lacks; nothing when there is
+    none."""
     at = 0
     while at < len(code):
         try:
@@ -53,7 +54,7 @@ def beyond_baseline(code: bytes) -> Iterator[str]:
 
 
 def _length(window: bytes) -> int:
-    """Bytes of the instruction that the window starts with."""
+    """Return the bytes of the instruction that the window starts with."""
     code = window + bytes(16)
     at = 0
     prefixes = set()
@@ -113,7 +114,7 @@ def _two_byte(opcode: int, rest: bytes, prefixes: set[int], wide: bool) -> int:
 
 
 def _modrm(rest: bytes) -> int:
-    """Bytes of the ModRM byte with the SIB byte and displacement that it asks for."""
+    """Return the bytes of a ModRM byte with the SIB byte and displacement that it asks for."""
     mode, base = rest[0] >> 6, rest[0] & 7
     if mode == 3:
         return 1

@@ -1,4 +1,4 @@
-"""Write docs/arguments.md from the tables in `tsmla.call`: `python docs/arguments.py`."""
+"""Writes docs/arguments.md from the tables in `tsmla.call`: `python docs/arguments.py`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ as its query then is; other kernels get None for what only such calls have. It m
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the page's text."""
     return "\n\n".join((_INTRODUCTION, *(_section(operator) for operator in OPERATORS.values()))) + "\n"
 
 

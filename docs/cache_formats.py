@@ -1,6 +1,7 @@
-"""What each cache format costs in accuracy: a float64 decode from rows as they are stored, against one from the keys in
-float32. `python -m docs.cache_formats` prints the table of docs/cache-formats.md; a test holds the page to it. With
-`--kernels` it prints the page's second table: the same errors of what the operators give, in emulation.
+"""Measures what each cache format costs in accuracy: a float64 decode from stored rows against one from float32 keys.
+
+`python -m docs.cache_formats` prints the table of docs/cache-formats.md; a test compares the page with it. With
+`--kernels` it prints the page's second table: the errors of what the operators give, in emulation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def plain(c: torch.Tensor, r: torch.Tensor) -> Keys:
 
 
 def e4m3(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
-    """The numbers that are read back."""
+    """Return the numbers that are read back after storing x as e4m3."""
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
@@ -33,7 +34,7 @@ def power_of_two(scale: torch.Tensor) -> torch.Tensor:
 
 
 def one_scale(scale: float | None) -> Callable[[torch.Tensor, torch.Tensor], Keys]:
-    """Per-tensor e4m3; None for the scale that the largest number of all keys just fits into."""
+    """Return per-tensor e4m3 with this scale; None for the one that the largest number of all keys just fits into."""
 
     def stored(c: torch.Tensor, r: torch.Tensor) -> Keys:
         used = float(max(c.abs().max(), r.abs().max())) / 448 if scale is None else scale
@@ -71,8 +72,8 @@ FORMATS: dict[str, Callable[[torch.Tensor, torch.Tensor], Keys]] = {
 
 
 def keys_of(outliers: bool, generator: torch.Generator) -> Keys:
-    """Normal numbers. With outliers, one of 512 latent columns of every 64th key is 20 times as large, and so are all
-    rope parts."""
+    """Make keys of normal numbers. With outliers, one of 512 latent columns of every 64th key is 20 times as large, and
+    so are all rope parts."""
     c, r = (torch.randn(KEYS, width, generator=generator) for width in (LATENT, ROPE))
     if outliers:
         c[::64, 77] *= 20
@@ -81,14 +82,15 @@ def keys_of(outliers: bool, generator: torch.Generator) -> Keys:
 
 
 def decode(query: torch.Tensor, c: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and natural-log LSE of each head."""
+    """Return the output and the natural-log LSE of each head."""
     scores = query @ torch.cat([c, r], -1).double().T * (LATENT + ROPE) ** -0.5
     lse = scores.logsumexp(-1)
     return (scores - lse[:, None]).exp() @ c.double(), lse
 
 
 def errors(outliers: bool) -> dict[str, tuple[float, float]]:
-    """Of each format: relative error of the outputs (of all heads' norm), and the largest error of an LSE."""
+    """Return, for each format, the relative error of the outputs (by the norm of all heads) and the largest error of an
+    LSE."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(HEADS, LATENT + ROPE, generator=generator, dtype=torch.float64)
     c, r = keys_of(outliers, generator)
@@ -102,7 +104,7 @@ def errors(outliers: bool) -> dict[str, tuple[float, float]]:
 
 
 def table() -> str:
-    """As Markdown."""
+    """Return the table of errors as Markdown."""
     usual, outlying = errors(False), errors(True)
     lines = ["| rows | output | LSE | output, outliers | LSE, outliers |", "| --- " * 5 + "|"]
     for name in FORMATS:
@@ -116,13 +118,13 @@ KERNELS = {
     "`fp8_ds_mla`": "fp8_ds_mla",
     "`snapmla`": "snapmla",
 }
-"""Rows of the second table, and the format that keys are written in."""
+"""Row of the second table -> the format that keys are written in."""
 PAGE = 64
 
 
 def of_kernels(format: str, outliers: bool) -> tuple[float, float]:
-    """The same errors of keys that `mla_write_cache` writes and `tsmla_decode` reads, on torch's current GPU. The query
-    is given as bf16 or e4m3."""
+    """Return the errors of keys that `mla_write_cache` writes and `tsmla_decode` reads, on torch's current GPU, from a
+    bf16 or e4m3 query."""
     import tsmla
 
     generator = torch.Generator().manual_seed(0)
@@ -153,7 +155,7 @@ def of_kernels(format: str, outliers: bool) -> tuple[float, float]:
 
 
 def kernel_table(arch: str = "sm_90a") -> str:
-    """As Markdown, of emulated kernels."""
+    """Return the table of emulated kernels' errors as Markdown."""
     from tsmla_emulator.run import Options, emulated
 
     from tests.built_kernels import OBJECTS, files_in

@@ -22,7 +22,7 @@ from build_aot.matrix import shipped
 
 PAGE = Path(__file__).with_name("kernels.md")
 VARIANTS = [v for v in shipped() if isinstance(v, PrefillVariant | DecodeVariant)]
-"""Those whose kernels have roles and edges."""
+"""The shipped variants whose kernels have roles and edges."""
 HOPPER_PREFILL, HOPPER_DECODE, BLACKWELL_PREFILL = "sm90/prefill", "sm90/decode", "sm100/prefill"
 HOPPER_FEW_ROWS, HOPPER_PAIR = "sm90/few_rows", "sm90/decode pair"
 BLACKWELL_SOLO, BLACKWELL_PAIR = "sm100/decode solo", "sm100/decode pair"
@@ -68,7 +68,7 @@ DOES = {
     "load_queries": "copies queries",
     "convert_keys": "loads stored rows and makes bf16 of them",
 }
-"""What the warps of a role do."""
+"""Name of a role -> what its warps do."""
 
 BEGINNING = """\
 # Kernels: who does what, and who waits for whom
@@ -89,7 +89,8 @@ barriers their places and counts, and say in words what is not a table.
 
 
 def schedules_of(variant: Variant) -> dict[str, Any]:
-    """The schedule of every kernel of a variant, by its folder in tsmla_kernels and, of two in one, its kind."""
+    """Return the schedule of each kernel of a variant, by the kernel's folder in tsmla_kernels and, where a folder has
+    two, its kind."""
     if isinstance(variant, PrefillVariant):
         if variant.arch is Arch.SM90A:
             return {HOPPER_PREFILL: HopperPrefill.of(HopperPrefillGeometry.of(variant))}
@@ -111,7 +112,8 @@ def page() -> str:
 
 
 def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "none", d_qk: int = 192) -> str:
-    """scales: those of a decode's cache, as `scales_of` tells them. d_qk: a prefill's."""
+    """Return the page's section on a kernel. scales: where a decode's cache has them, as `scales_of` says. d_qk: a
+    prefill's."""
     schedules = [shown(kernel, bits, scales, d_qk) for bits in widths]
     first, tables = schedules[0], [list(schedule.edges) for schedule in schedules]
     edges = list(zip(*tables, strict=True))
@@ -131,7 +133,7 @@ def section(title: str, kernel: str, widths: tuple[int, ...], scales: str = "non
 
 
 def cells(role: Role, edges: list[EdgeSpec]) -> list[str]:
-    """A role's row: its edges by what it does with them."""
+    """Return a role's row of the table: its edges by what it does with them."""
     waits = [edge.name for edge in edges if role in edge.readers]
     fills = [edge.name + kind(role, edge) for edge in edges if role in edge.writers]
     leaves = [edge.name for edge in edges if role in roles_of(edge.emptied_by) and not edge.once]
@@ -140,7 +142,7 @@ def cells(role: Role, edges: list[EdgeSpec]) -> list[str]:
 
 
 def kind(role: Role, edge: EdgeSpec) -> str:
-    """How a role fills an edge, where it does not store by itself."""
+    """Return how a role fills an edge where it does not store by itself."""
     parties = [one for x in edge.filled_by for one in ((x.one, x.other) if isinstance(x, Either) else (x,))]
     of_role = [party for party in parties if party.role == role]
     copies, products = (any(isinstance(party, of) for party in of_role) for of in (Copies, TensorCore))
@@ -148,14 +150,14 @@ def kind(role: Role, edge: EdgeSpec) -> str:
 
 
 def scales_of(variant: DecodeVariant) -> str:
-    """Where the scales of cache rows lie."""
+    """Return where the scales of cache rows lie, in a word."""
     if variant.row.scales is None:
         return "none"
     return "apart" if variant.row.apart else "in a row"
 
 
 def shown(kernel: str, bits: int, scales: str, d_qk: int) -> Any:
-    """A kernel's schedule with inputs of so many bits: that of the first such variant."""
+    """Return a kernel's schedule with inputs of so many bits: that of the first such variant."""
     return next(
         schedules_of(v)[kernel]
         for v in VARIANTS
@@ -166,12 +168,12 @@ def shown(kernel: str, bits: int, scales: str, d_qk: int) -> Any:
 
 
 def both(values: Iterable[object]) -> str:
-    """The value, or those of 16 and of 8 bits where they differ."""
+    """Return the value, or the values for 16 and for 8 bits where they differ."""
     return " / ".join(dict.fromkeys(str(value) for value in values))
 
 
 def picture(roles: list[tuple[Role, ...]], edges: list[tuple[EdgeSpec, ...]]) -> list[str]:
-    """A Mermaid flowchart; edges between the same roles share an arrow."""
+    """Return a Mermaid flowchart. Edges between the same roles share an arrow."""
     lines = ["```mermaid", "flowchart LR"]
     ctas = max(same[0].ctas for same in roles)
     for same in roles:
@@ -193,7 +195,7 @@ def picture(roles: list[tuple[Role, ...]], edges: list[tuple[EdgeSpec, ...]]) ->
 
 
 def warps(role: Role) -> str:
-    """As in "warps 0, 4-11"."""
+    """Return a role's warps in words, such as "warps 0, 4-11"."""
     runs: list[list[int]] = []
     for warp in role.warps:
         if runs and warp == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""A wheel's file, written so that what it holds decides every byte: order, times, modes, RECORD.
+"""Reads wheels, and writes them so that their contents decide every byte: order, times, modes, RECORD.
 
 The compressed bytes are zlib's, so that two machines agree when their Pythons use the same zlib; `reproduce.py` says
 which one that was.
@@ -24,11 +24,11 @@ EARLIEST = 315532800
 MOST_UNPACKED_BYTES = 1 << 30
 _LEVEL = 9
 _LOCAL_BYTES, _CENTRAL_BYTES, _END_BYTES = 30, 46, 22
-"""Sizes of a zip's headers without the names in them."""
+"""Sizes of a zip's local, central and end headers, without the names in them."""
 
 
 def info_directory(wheel: Path) -> str:
-    """The name of the wheel's .dist-info directory, from its file's name."""
+    """Return the name of the wheel's .dist-info directory, from its file's name."""
     name, version, *_ = wheel.stem.split("-")
     return f"{name}-{version}.dist-info"
 
@@ -40,13 +40,13 @@ def unpack(wheel: Path, directory: Path) -> None:
 
 
 def epoch_of(wheel: Path) -> int:
-    """Time of a wheel's first entry, in seconds since 1970."""
+    """Return the time of a wheel's first entry, in seconds since 1970."""
     with zipfile.ZipFile(wheel) as archive:
         return calendar.timegm(archive.infolist()[0].date_time)
 
 
 def requirements(wheel: Path) -> dict[str, str]:
-    """Distribution that a wheel requires -> its accepted range, "" for any. Extras are left out."""
+    """Return distribution that a wheel requires -> its accepted range, "" for any. Extras are left out."""
     with zipfile.ZipFile(wheel) as opened:
         text = opened.read(f"{info_directory(wheel)}/METADATA").decode()
     lines = email.parser.Parser().parsestr(text).get_all("Requires-Dist") or []
@@ -74,18 +74,18 @@ def write(wheel: Path, directory: Path, epoch: int) -> None:
 
 
 def recorded(data: bytes) -> tuple[str, int]:
-    """What RECORD says of a file: hash, size."""
+    """Return what RECORD says of a file: hash, size."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     return f"sha256={digest}", len(data)
 
 
 def _order(info: str) -> Callable[[str], tuple[bool, bool, str]]:
-    """Sorts entries: packages, metadata, RECORD."""
+    """Return a key that sorts entries: packages, metadata, RECORD."""
     return lambda name: (name == f"{info}/RECORD", name.startswith(f"{info}/"), name)
 
 
 def problems(wheel: Path) -> Iterator[str]:
-    """What is not as `write` leaves it, one sentence each. Nothing is unpacked: look here before unpacking.
+    """Yield what is not as `write` leaves it, one sentence each. Nothing is unpacked: look here before unpacking.
 
     Every byte of the file has to belong to an entry or to the list of entries, so that no reader can find another
     archive in it.

@@ -1,7 +1,7 @@
-"""Is a wheel fit to publish? `python wheels/audit_wheel.py WHEEL...`
+"""Check whether wheels are fit to publish: `python wheels/audit_wheel.py WHEEL...`
 
-Checks tags, metadata, licence, RECORD hashes and size; that it holds the two packages and nothing else; and, in a
-binary wheel, that its libraries are the shipped matrix, compiled from the kernel sources beside them, and pass
+Checked are tags, metadata, licence, RECORD hashes and size, and that the wheel holds the two packages and nothing else.
+In a binary wheel, libraries must be the shipped matrix, compiled from the kernel sources beside them, and pass
 build_aot's audit (which needs the two runtime packages installed, but no GPU). With --records, as a release has it,
 selftest records must be of the kernels in the wheel: between releases, kernels change more often than a GPU is at hand.
 """
@@ -42,15 +42,17 @@ PACKAGES = {"tsmla", "tsmla_kernels"}
 LIBRARIES = "tsmla/objs"
 TEXT = (".py", ".pyi", "py.typed")
 SELFTESTS = {f"tsmla/records/{records.record_file(arch).name}": arch for arch in SHIPPED_ARCHS}
-"""Records that a wheel may hold, of GPUs that its kernels have run on."""
+"""Selftest record that a wheel may hold -> the architecture whose kernels have run."""
 METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/tsmla.cdx.json")
-"""All that a wheel's .dist-info directory holds."""
+"""Everything that a wheel's .dist-info directory holds."""
 REQUIREMENTS = {"nvidia-cutlass-dsl>=4.7.1", "apache-tvm-ffi<0.2,>=0.1.11", "torch"}
 
 
 def problems(wheel: Path, of_records: bool = False) -> list[str]:
-    """Everything wrong with the wheel, one sentence each; empty when it is fit to publish. of_records: look at selftest
-    records, too."""
+    """Return everything wrong with a wheel, one sentence each; nothing when it is fit to publish.
+
+    of_records: look at selftest records, too.
+    """
     found: list[str] = []
     size = wheel.stat().st_size
     if size >= LIMIT_BYTES:
@@ -67,7 +69,7 @@ def problems(wheel: Path, of_records: bool = False) -> list[str]:
 
 
 def problems_of_files(wheel: Path, root: Path) -> Iterator[str]:
-    """What is wrong with RECORD, metadata or the choice of files, seen without a library's being opened.
+    """Yield what is wrong with RECORD, metadata or the choice of files, without opening a library.
 
     root: directory that the wheel is unpacked in.
     """
@@ -82,15 +84,17 @@ def problems_of_files(wheel: Path, root: Path) -> Iterator[str]:
 
 
 def record_problems(root: Path) -> list[str]:
-    """Selftest records that do not show that the kernels of an unpacked wheel ran, one sentence each. No record of an
-    architecture is no problem: then nothing claims that it ran."""
+    """Return a sentence for each selftest record that does not show that the kernels of an unpacked wheel ran.
+
+    An architecture without a record is no problem: nothing then claims that it ran.
+    """
     digest = toolchain.source_digest(root)
     found = (records.release_problem(root / name, arch, digest) for name, arch in SELFTESTS.items())
     return [problem for problem in found if problem]
 
 
 def sizes(wheel: Path) -> dict[str, int]:
-    """Part of the wheel -> its compressed bytes."""
+    """Return part of the wheel -> its compressed bytes."""
     parts = dict.fromkeys(("libraries", "manifest", "tsmla", "tsmla_kernels", "metadata"), 0)
     with zipfile.ZipFile(wheel) as opened:
         for entry in opened.infolist():

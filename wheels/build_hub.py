@@ -28,18 +28,19 @@ from tsmla.variant import Arch
 
 CARD = Path(__file__).with_name("hub_card.md")
 CUDA_VERSIONS = ("12.9", "13.0")
-"""Oldest of each major version whose driver is sure to load what ptxas 12.9 made; `kernels` takes newer minor ones."""
+"""The oldest CUDA of each major version whose driver is sure to load what ptxas 12.9 made; `kernels` takes newer minor
+ones."""
 TVM_FFI = "0.1"
-"""The version that `kernels` looks for; it is that of the range that the wheels require."""
+"""The version of apache-tvm-ffi that `kernels` looks for, out of the range that the wheels require."""
 KERNEL_VERSION = 1
 """The Hub's version of this interface. It grows when callers have to change."""
 REQUIRED = ["tvm-ffi", "nvidia-cutlass-dsl"]
-"""Distributions by the names of `kernels`, which asks whether they are installed."""
+"""Required distributions, by the names of `kernels`, which asks whether they are installed."""
 LEFT_OUT = ("__main__.py", "integrations/vllm", "tools")
 KEPT = ("tools/__init__.py", "tools/records.py", "tools/status.py")
-"""What the package's public functions import of what is left out."""
+"""Modules outside of the operators that the package's public functions import."""
 METADATA = ("METADATA", "licenses", "sboms")
-"""Parts of the wheel's .dist-info that go with it: version, licence, and what the libraries were made of."""
+"""Parts of the wheel's .dist-info that are kept: version, licence, and what the libraries were made of."""
 
 
 def build(wheels: Sequence[Path], out: Path) -> list[Path]:
@@ -67,12 +68,13 @@ def build(wheels: Sequence[Path], out: Path) -> list[Path]:
 
 
 def variant_name(cuda: str, host: str) -> str:
-    """The name that `kernels` gives a folder for a host and the CUDA versions from this one to the next major one."""
+    """Return the name that `kernels` gives a folder for a host and the CUDA versions from this one to the next major
+    one."""
     return f"tvm-ffi{TVM_FFI.replace('.', '')}-cu{cuda.replace('.', '')}-{host}-linux"
 
 
 def _host_of(wheel: Path) -> str:
-    """The host that a wheel's libraries are for. Raises RuntimeError unless it is whole and has any."""
+    """Return the host that a wheel's libraries are for. Raises RuntimeError unless it is whole and has any."""
     if found := verify_release.problems(wheel):
         raise RuntimeError(f"{wheel.name} is refused:\n" + "\n".join(f"  - {problem}" for problem in found))
     host = HOSTS.get(wheel.stem.split("-", 2)[2])
@@ -82,7 +84,8 @@ def _host_of(wheel: Path) -> str:
 
 
 def _same_in(roots: Sequence[Path]) -> list[Arch]:
-    """The architectures of unpacked wheels. Raises RuntimeError unless all have the same, and the same Python files."""
+    """Return the architectures of unpacked wheels. Raises RuntimeError unless all have the same, and the same Python
+    files."""
     texts = [[verify_release.texts(root / package) for package in ("tsmla", "tsmla_kernels")] for root in roots]
     held = [{record.manifest.arch for record in read_directory(root / LIBRARIES).libraries} for root in roots]
     if any(other != texts[0] for other in texts) or any(other != held[0] for other in held):
@@ -91,7 +94,7 @@ def _same_in(roots: Sequence[Path]) -> list[Arch]:
 
 
 def _fill(root: Path, info: str, out: Path, host: str, archs: list[Arch]) -> list[Path]:
-    """The folders of one host, from its wheel unpacked in `root`."""
+    """Make the folders of one host, from its wheel unpacked in `root`."""
     first, *others = (out / variant_name(cuda, host) for cuda in CUDA_VERSIONS)
     shutil.copytree(root / "tsmla", first, ignore=lambda folder, names: _ignored(root / "tsmla", Path(folder), names))
     for part in METADATA:
@@ -105,14 +108,14 @@ def _fill(root: Path, info: str, out: Path, host: str, archs: list[Arch]) -> lis
 
 
 def _ignored(package: Path, folder: Path, names: list[str]) -> list[str]:
-    """Of the names in a folder of the package, those that are left out."""
+    """Return the names in a folder of the package that are left out."""
     kept = {*KEPT, *(str(Path(path).parent) for path in KEPT)}
     inside = {name: (folder / name).relative_to(package) for name in names}
     return [n for n, path in inside.items() if str(path) not in kept and any(map(path.is_relative_to, LEFT_OUT))]
 
 
 def _metadata(folder: Path, archs: list[Arch]) -> dict[str, Any]:
-    """metadata.json. Its id, the module's name in a process, is of what the folder holds."""
+    """Return metadata.json. Its id, the module's name in a process, is a hash of what the folder holds."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0")

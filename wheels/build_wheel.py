@@ -1,8 +1,9 @@
-"""Make the wheels: `python wheels/build_wheel.py [--kind binary|jit|all] [--host HOST...] [--out DIR]`. Prints the path
-of each.
+"""Make the wheels, and print their paths: `python wheels/build_wheel.py [--kind binary|jit|all] [--host HOST...] [--out
+DIR]`.
 
 binary: every shipped kernel compiled, for Linux on each host named; an x86-64 machine makes both hosts' and compiles
 each kernel once for them. jit: no library, kernels compile on their first call.
+
 The same sources give the same bytes, wherever, whenever and by whomever they are built, but for register numbers that
 ptxas chooses (`reproduce.py` tells): file times are fixed unless SOURCE_DATE_EPOCH says otherwise. A document inside
 says what the wheel holds (`sbom.py`).
@@ -29,9 +30,10 @@ from tsmla.variant import SHIPPED_ARCHS  # noqa: E402
 
 JIT_TAG = "py3-none-any"
 ENVIRONMENT = {"binary": {"TSMLA_AOT": "1", "TSMLA_ARCHS": ";".join(SHIPPED_ARCHS)}, "jit": {"TSMLA_AOT": "0"}}
-"""Neither the GPUs of this machine nor its environment choose what a wheel holds."""
+"""Environment of each kind of build: neither this machine's GPUs nor its variables choose what a wheel holds."""
 PINNED = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (ROOT / "constraints.txt").as_uri())
-"""Versions of the tools that pip installs for the build: the first for pip before 25.3, the second from it on."""
+"""Variables that pin the tools which pip installs for the build: the first for pip before 25.3, the second from
+it on."""
 
 
 def build_wheel(

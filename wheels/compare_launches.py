@@ -39,7 +39,7 @@ Launches = list[dict[str, Any]]
 
 
 def cases() -> dict[str, tuple[str, Callable[[], object]]]:
-    """Name of a call -> architecture, and the call, for an emulated GPU."""
+    """Return name of a call -> architecture, and the call, for an emulated GPU."""
     import torch
     import tsmla
 
@@ -82,7 +82,7 @@ def cases() -> dict[str, tuple[str, Callable[[], object]]]:
 
 
 def record(compiled: Callable[[Variant], Compiled]) -> dict[str, Launches]:
-    """What each case launches. compiled: the files of a variant, its library linked with the double."""
+    """Return what each case launches. compiled: gives the files of a variant, its library linked with the double."""
     from tsmla_emulator import run
 
     found: dict[str, Launches] = {}
@@ -111,7 +111,7 @@ def record(compiled: Callable[[Variant], Compiled]) -> dict[str, Launches]:
 
 
 def differences(one: Launches, other: Launches, ir: Callable[[str], str]) -> list[str]:
-    """What two recordings of a case launch otherwise, a sentence each. ir: the LLVM IR of a kernel, by its symbol."""
+    """Return how two recordings of a case differ, a sentence each. ir: gives the LLVM IR of a kernel by its symbol."""
     if len(one) != len(other) or not one:
         return [f"{len(one)} launches, and {len(other)}"]
     found = []
@@ -128,7 +128,8 @@ def differences(one: Launches, other: Launches, ir: Callable[[str], str]) -> lis
 
 
 def set_bytes(ir: str, launch: dict[str, Any]) -> list[tuple[int, ...]]:
-    """Of each parameter of a launch, the offsets that host code sets. Raises ValueError when the IR has no such one."""
+    """Return the offsets that host code sets in each parameter of a launch. Raises ValueError when the IR has no such
+    launch."""
     sizes = [len(text) // 2 for text in launch["parameters"]]
     launches = [kinds for kinds in exported_ir.parameters(ir) if [exported_ir.layout(k).size for k in kinds] == sizes]
     found = [exported_ir.set_bytes(kinds) for kinds in launches]
@@ -162,7 +163,7 @@ def prepare(directory: Path, host: str, tvm_ffi: Path, objects: Path) -> None:
 
 
 class _Stop(Exception):
-    """The variant of a call is known."""
+    """Raised to end a call as soon as its variant is known."""
 
 
 def _stop(wanted: list[Variant], variant: Variant) -> Any:

@@ -1,4 +1,4 @@
-"""Which bytes of a kernel's parameters its host code sets, read from the LLVM IR that objects are assembled of.
+"""Finds which bytes of a kernel's parameters its host code sets, in the LLVM IR that objects are assembled from.
 
 Parameters are structures on the stack, passed by address. Padding between their members is never set, and holds what
 lay there; so is the second half of a tensor map, which is the driver's own. Both differ from call to call.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 MAP_TYPE = "{ { [16 x i64] } }"
 MAP_BYTES = 64
-"""What of a tensor map's 128 bytes is written; see tsmla_emulator/host/tensor_map.py."""
+"""How many of a tensor map's 128 bytes are written; see tsmla_emulator/host/tensor_map.py."""
 _PLAIN = re.compile(r"(ptr)(?: addrspace\(\d+\))?|i(\d+)|(float)|(double)|(half|bfloat)")
 _SIZES = (8, 0, 4, 8, 2)
 _ARRAY = re.compile(r"\[(\d+) x ")
@@ -19,7 +19,7 @@ _LAUNCH = re.compile(r"@_cudaLaunchKernelEx\(ptr [^,]*, ptr [^,]*, ptr [^%]*(%[\
 
 
 class Layout(NamedTuple):
-    """Of a type: bytes, alignment, and the offsets of the bytes that belong to members."""
+    """How a type lies in memory: bytes, alignment, and the offsets of the bytes that belong to members."""
 
     size: int
     alignment: int
@@ -27,7 +27,8 @@ class Layout(NamedTuple):
 
 
 def layout(text: str) -> Layout:
-    """The layout of an LLVM type, the same on x86-64 and aarch64. Raises ValueError for one that is not known."""
+    """Return the layout of an LLVM type, the same on x86-64 and aarch64. Raises ValueError for one that is not
+    known."""
     found, end = _layout(text, 0)
     if text[end:].strip():
         raise ValueError(f"not one type: {text}")
@@ -67,7 +68,7 @@ def _structure(text: str, at: int) -> tuple[Layout, int]:
 
 
 def parameters(ir: str) -> list[list[str]]:
-    """The types of each launch's parameters, in the order of launches in the text."""
+    """Return the types of each launch's parameters, in the order of launches in the text."""
     found = []
     for body in re.findall(r"^define [^\n]*\{\n(.*?)^\}", ir, re.MULTILINE | re.DOTALL):
         types = dict(re.findall(r"^  (%\S+) = alloca (.*), align \d+$", body, re.MULTILINE))
@@ -90,5 +91,5 @@ def _stored(body: str, place: str, types: dict[str, str]) -> str:
 
 
 def set_bytes(kinds: list[str]) -> list[tuple[int, ...]]:
-    """Of each parameter, the offsets of the bytes that are set."""
+    """Return the offsets of the bytes that are set in each parameter."""
     return [tuple(range(MAP_BYTES)) if kind == MAP_TYPE else layout(kind).members for kind in kinds]

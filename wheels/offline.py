@@ -59,13 +59,13 @@ def fill(wheel: Path, out: Path, leave_out: Sequence[str], constraint: Path | No
 
 
 def host_of(wheel: Path) -> str:
-    """The host CPU that a wheel is for; this one's when it is for any."""
+    """Return the host CPU that a wheel is for; this one's when it is for any."""
     platforms = wheel.stem.split("-")[-1]
     return HERE[1] if platforms == "any" else re.sub(r"^manylinux_\d+_\d+_", "", platforms)
 
 
 def attempt(folder: Path, whole: bool) -> str:
-    """Install from a folder for this Python and platform in a fresh environment; returns how the network was kept away.
+    """Install from a folder for this Python and platform in a fresh environment; return how the network was kept away.
 
     whole: whether nothing was left out, so that pip has to find everything that it resolves. Raises RuntimeError.
     """
@@ -85,7 +85,7 @@ def attempt(folder: Path, whole: bool) -> str:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run outside of this checkout and environment. Raises RuntimeError with the end of what was printed."""
+    """Run a command outside of this checkout and environment. Raises RuntimeError with the end of what was printed."""
     ours = ("PYTHON", "VIRTUAL", "TSMLA")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(command, cwd=tempfile.gettempdir(), env=kept, capture_output=True, text=True)

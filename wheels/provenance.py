@@ -23,13 +23,16 @@ import sbom
 ROOT = Path(__file__).resolve().parent.parent
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:tsmla:wheel:v1"
-"""`python wheels/build_wheel.py --kind KIND` in a checkout of the source, for each kind in the parameters."""
+"""The build that a statement is about: `python wheels/build_wheel.py --kind KIND` in a checkout, for each kind in the
+parameters."""
 
 
 def statement(wheels: Sequence[Path], builder: str, source: str, commit: str, invocation: str = "") -> dict[str, Any]:
-    """The statement about wheels that were built from a commit.
+    """Return the statement about wheels that were built from a commit.
 
-    builder: URI of who ran the build and is trusted to tell. source: URI of the repository. invocation: URI of the run.
+    builder: URI of who ran the build and is trusted to tell.
+    source: URI of the repository.
+    invocation: URI of the run.
     """
     tools: dict[str, dict[str, Any]] = {}
     for wheel in wheels:
@@ -58,7 +61,7 @@ def statement(wheels: Sequence[Path], builder: str, source: str, commit: str, in
 
 
 def problems(wheel: Path, said: Any) -> list[str]:
-    """What a statement, or a signed bundle's, says otherwise than the wheel. Whether it is signed is not looked at."""
+    """Return how a wheel differs from a statement, or a signed bundle's. Whether it is signed is not looked at."""
     try:
         if "dsseEnvelope" in said:
             said = json.loads(base64.b64decode(said["dsseEnvelope"]["payload"]))
@@ -75,13 +78,13 @@ def problems(wheel: Path, said: Any) -> list[str]:
 
 
 def document_in(wheel: Path) -> Any:
-    """The SBOM inside a wheel."""
+    """Return the SBOM inside a wheel."""
     with zipfile.ZipFile(wheel) as opened:
         return json.loads(opened.read(sbom.path(archive.info_directory(wheel))))
 
 
 def sha256(file: Path) -> str:
-    """In hex."""
+    """Return a file's SHA-256 in hex."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Build(NamedTuple):
-    """One of the two. folder: below the scratch directory. prefix: command that the build is run by."""
+    """One of the two builds. folder: below the scratch directory. prefix: command that the build is run by."""
 
     folder: str
     umask: int
@@ -41,7 +41,7 @@ class Build(NamedTuple):
 
 
 def builds() -> tuple[Build, Build]:
-    """The two, as different as this machine lets them be."""
+    """Return the two builds, as different as this machine lets them be."""
     other = ("unshare", "--user", "--map-user=4321", "--map-group=4321")
     possible = shutil.which(other[0]) and not subprocess.run([*other, "true"], capture_output=True).returncode
     return (
@@ -81,7 +81,8 @@ def reproduce(kind: str, out: Path, isolated: bool = True, settings: Sequence[st
 
 
 def differences(one: Path, two: Path) -> tuple[list[str], list[str]]:
-    """What differs in two wheels, one sentence each: what ptxas chose, and all else. Both empty for the same bytes.
+    """Return what differs in two wheels, one sentence each: what ptxas chose, and everything else. Both are empty for
+    equal bytes.
 
     ptxas 12.9 allocates registers of large Blackwell kernels differently from run to run, of the same PTX. Such machine
     code, and the hashes of it that the wheel holds, are the first kind.
@@ -107,7 +108,7 @@ def differences(one: Path, two: Path) -> tuple[list[str], list[str]]:
 
 
 def _rest(library: bytes) -> bytes:
-    """A library with zeros for machine code, what describes its registers, and the library's digest."""
+    """Return a library with zeros for machine code, what describes its registers, and the library's digest."""
     rest, start = bytearray(library), library.find(elf.MAGIC, 1)
     spans = []
     while start >= 0:
@@ -123,17 +124,17 @@ def _rest(library: bytes) -> bytes:
 
 
 def _hashes(library: bytes) -> tuple[bytes, bytes]:
-    """A library's hash as RECORD and as JSON spells it."""
+    """Return a library's hash as RECORD and as JSON spell it."""
     return archive.recorded(library)[0].encode(), hashlib.sha256(library).hexdigest().encode()
 
 
 def _lines(text: bytes) -> list[bytes]:
-    """A file's lines; RECORD's without the hashes of the two files that hold hashes of libraries."""
+    """Return a file's lines; RECORD's without the hashes of the two files that hold hashes of libraries."""
     return [re.sub(rb"^(.*(?:/manifest|[.]cdx)[.]json),sha256=[^,]*", rb"\1", line) for line in text.splitlines()]
 
 
 def _copy(target: Path, age: int) -> Path:
-    """The checkout without anything that was built, files dated `age` seconds ago."""
+    """Copy the checkout without anything that was built, with files dated `age` seconds ago."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, listed.split("\0")):

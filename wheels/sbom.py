@@ -1,8 +1,8 @@
-"""What a wheel holds and what made it, as a CycloneDX 1.6 document inside the wheel (PEP 770).
+"""Writes and checks what a wheel holds and what made it, as a CycloneDX 1.6 document inside the wheel (PEP 770).
 
-Root: the wheel. Parts of it: its libraries, each with its hash. Not parts of it (scope "excluded"): the tools that
-compiled and packed them. All of it is read from the wheel's own files, so that a reader can make the document again
-and compare.
+The root is the wheel, and its parts are its libraries, each with its hash. The tools that compiled and packed them are
+listed, but are not parts (scope "excluded"). All of it is read from the wheel's own files, so that a reader can make
+the document again and compare.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tsmla.errors import ManifestError  # noqa: E402
 
 LIBRARIES = "tsmla/objs"
 _PTXAS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")
-"""In a CUDA image's compiler note, which images for Blackwell have and those for Hopper have not."""
+"""ptxas' version in a CUDA image's compiler note, which images for Blackwell have and those for Hopper lack."""
 
 
 def path(info: str) -> str:
-    """The document's place in a wheel whose .dist-info directory is `info`."""
+    """Return the document's place in a wheel whose .dist-info directory is `info`."""
     return f"{info}/sboms/tsmla.cdx.json"
 
 
 def document(wheel: str, root: Path, epoch: int) -> bytes:
-    """The document of a wheel with this file name, unpacked in `root`. Raises ManifestError.
+    """Return the document of a wheel with this file name, unpacked in `root`. Raises ManifestError.
 
     epoch: the wheel's time, in seconds since 1970; it is the only one in the document.
     """
@@ -64,7 +64,7 @@ def document(wheel: str, root: Path, epoch: int) -> bytes:
 
 
 def problems(wheel: str, root: Path, epoch: int) -> Iterator[str]:
-    """What the document inside an unpacked wheel says otherwise than one made of it now."""
+    """Yield how the document inside an unpacked wheel differs from one made of it now."""
     (said_in,) = root.glob("*.dist-info/sboms/tsmla.cdx.json")
     try:
         said = manifest.parse_json(said_in.read_bytes())
@@ -118,7 +118,7 @@ def _library(record: manifest.LibraryRecord) -> dict[str, Any]:
 
 
 def _tool(name: str, version: str) -> dict[str, str]:
-    """One that made a part of the wheel and is none."""
+    """Return a tool that made a part of the wheel, and is no part of it."""
     return {
         "type": "application",
         "bom-ref": f"{name}@{version}",

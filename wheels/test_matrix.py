@@ -34,7 +34,7 @@ print(platform.python_version(), *(f"{name} {version(name)}" for name in ("nvidi
 
 
 def interpreters() -> dict[str, str]:
-    """Version -> path of the interpreters that are found: where pyenv and uv keep theirs, and on PATH."""
+    """Return version -> path of the interpreters that are found: where pyenv and uv keep theirs, and on PATH."""
     kept = [*Path.home().glob(".pyenv/versions/*/bin"), *Path.home().glob(".local/share/uv/python/*/bin")]
     path = os.pathsep.join([*map(str, kept), os.environ.get("PATH", "")])
     found = {}
@@ -46,7 +46,7 @@ def interpreters() -> dict[str, str]:
 
 
 def ends(ranges: dict[str, str], corners: bool) -> dict[str, list[str]]:
-    """What it is called -> requirements that pip is given for it."""
+    """Return the name of each end of the ranges -> requirements that pip is given for it."""
     oldest = {name: f"{name}=={_lower(name, text)}" for name, text in ranges.items()}
     newest = {name: f"{name}{text}" for name, text in ranges.items()}
     found = {"oldest": list(oldest.values()), "newest": list(newest.values())}
@@ -66,7 +66,7 @@ def _lower(name: str, text: str) -> str:
 
 
 def try_one(interpreter: str, wheel: Path, wanted: list[str]) -> tuple[bool, str]:
-    """Whether everything worked in a fresh environment, and what was installed or the end of what failed."""
+    """Return whether everything worked in a fresh environment, and what was installed or the end of what failed."""
     with tempfile.TemporaryDirectory() as scratch:
         python = str(Path(scratch, "venv", "bin", "python"))
         steps = [

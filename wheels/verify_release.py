@@ -32,9 +32,10 @@ _MALFORMED = (OSError, ValueError, csv.Error, RecursionError)
 
 
 def problems(wheel: Path, statement: Any = None, sources: bool = False) -> list[str]:
-    """Everything that does not fit together in a wheel, one sentence each; empty when all does.
+    """Return everything that does not fit together in a wheel, one sentence each; nothing when all does.
 
-    statement: a provenance statement as JSON gives it, or a signed bundle. sources: compare with this checkout's files.
+    statement: a provenance statement as JSON gives it, or a signed bundle.
+    sources: compare with this checkout's files.
     """
     if not wheel.is_file():
         return ["there is no such file"]
@@ -91,7 +92,7 @@ def _library_problems(root: Path, platform: str) -> Iterator[str]:
 
 
 def _source_problems(root: Path) -> Iterator[str]:
-    """Python files that are not those of this checkout."""
+    """Yield the Python files that are not those of this checkout."""
     for package, here in (("tsmla", Path("python/tsmla")), ("tsmla_kernels", Path("kernels/tsmla_kernels"))):
         theirs, ours = texts(root / package), texts(audit_wheel.ROOT / here)
         for file in sorted(theirs.keys() | ours.keys()):
