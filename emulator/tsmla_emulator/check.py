@@ -1,4 +1,4 @@
-"""Run a tsmla variant through its operator on a small problem in emulation, and hold it against torch.
+"""Runs a tsmla variant through its operator on a small problem in emulation, and compares it with torch.
 
 `tsmla verify --emulated` and `tsmla-emulator run SYMBOL` are these functions with text around them.
 """
@@ -42,48 +42,64 @@ from .run import Call, emulated
 
 DECODE_SMS = 4
 DECODE_LENGTHS = (1800, 70, 0, 170)
-"""SMs and keys of a small decode. The longest request is split, rings of tiles wrap, a CTA has several requests, one of
-them without keys, and last tiles end in their first or in their second half."""
+"""SMs and keys of requests of a small decode. They make
+
+- the longest request split among CTAs, and rings of tiles wrap;
+- a CTA with several requests, one of them without keys;
+- last tiles that end in their first half and in their second.
+"""
 DECODE_HIDDEN, DECODE_HIDDEN_MORE, DECODE_HIDDEN_OF_PACK = 20, 52, 116
-"""Keys of the longest request that a window hides from its first query token, and one more from its second; with
-visible lengths; and with these in a pack: in the other half of a tile of 128 keys, which has a stage of its own."""
+"""How many keys of the longest request a window hides from its first query token (from its second, one more): usually;
+with visible lengths; and with visible lengths in a pack, where that ends in the other half of a tile of 128 keys, which
+has a pipeline stage of its own."""
 DECODE_NO_PAGE = 20
-"""The page of a request that its table says is none, where it has more: its keys are zeros."""
+"""Which entry of a request's page table, where it has so many, names a page that the cache does not have: its keys are
+zeros."""
 DECODE_ROWS = 10
-"""Query tokens x heads of a small decode, where no kernel needs more."""
+"""Query rows (tokens x heads) of a small decode, where no kernel needs more."""
 HOPPER_FEW_ROWS = 16
-"""Query rows up to which cache rows with scales have a kernel of their own on Hopper."""
+"""Most query rows for which caches with scales in rows have a kernel of their own on Hopper."""
 HOPPER_PAIR_ROWS = 256
-"""Of two query tokens of so many heads that CTAs come in pairs on Hopper, where rows are converted."""
+"""Query rows of a small decode for which Hopper runs CTAs in pairs, where rows are converted: two tokens of 128
+heads."""
 DECODE_STRIPS = 4
-"""Of the latent columns of a query row: some rows are faint but for one."""
+"""Strips that a query row's latent columns are divided into: in some rows, all strips but one are faint."""
 DECODE_FAINT = 128
-"""Keys of each request, the first ones, a twentieth of the others: row maxima grow until outputs are rescaled."""
+"""How many first keys of each request are a twentieth as large as the others: row maxima grow until outputs are
+rescaled."""
 DECODE_BOUNDS, DECODE_BOUNDS_WINDOWS, DECODE_BOUNDS_ROWS = (*range(101, 231, 3), 1056), (69, 150, 700), 64
-"""Keys of a decode's requests, `window_left` of calls, and query tokens of one head of the most rows: in
-every column of a tile of 64 keys lie the first key that a row sees and the last, in first tiles and in others; keys end
-with a tile, and with a page in the middle of one, behind which the table has no entry. That is the last request, which
-has query tokens where requests differ in these, too."""
+"""Keys of requests, `window_left` of calls, and query tokens (of one head) of the longest requests, of decodes in which
+rows begin and end everywhere:
+
+- The first and the last key that a row sees lie in every column of a tile of 64 keys, in a CTA's first tiles and in
+  later ones.
+- The last request's keys end with a tile, and with a page in the middle of a tile, behind which the page table has no
+  entry. It has query tokens where requests differ in these, too.
+"""
 DECODE_HIDING = (70, 0, 170, 330, 130, 200, 4192)
-"""Keys of a decode with visible lengths: they end so, too, many tiles behind the first of a CTA. The first query token
-of the longest request sees none: its visible length ends where its window begins."""
+"""Keys of requests of a decode with visible lengths. They end as those of DECODE_BOUNDS, also many tiles behind the
+first of a CTA. The first query token of the longest request sees no key: its visible length ends where its window
+begins."""
 PREFILL_SMS = 1
-"""SMs of a small prefill: so few that a CTA of Hopper's takes several query tiles where its kernel can."""
+"""SMs of a small prefill: so few that a CTA of Hopper's takes several query tiles, if its kernel can."""
 PREFILL_LENGTHS = ((70, 1, 130), (200, 0, 130))
 """Query and KV lengths of the sequences of a small prefill."""
 _BOOLS = (False, True)
 _THIN = 8
-"""Elements from a row of a long pack to the next: rows overlap, so that hundreds of thousands of them that are of no
-sequence take a few MB."""
+"""Elements from one row of a long pack to the next. Rows overlap, so that hundreds of thousands of them that belong to
+no sequence take a few MB."""
 PREFILL_BOUNDS = ((1,) * 159, tuple(range(1, 160)))
-"""Such lengths, with which keys end in every column of a tile."""
+"""Query and KV lengths of a prefill in which keys end in every column of a tile."""
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a variant did in its calls, one for each of its kernels. `error` is what was wrong, None when nothing was;
-    `measured` says it in numbers."""
+    """What came of a variant's calls, one for each of its kernels.
+
+    measured: how far results were off, in words.
+    error: what was wrong, None when nothing was.
+    """
 
     variant: Variant
     measured: str
@@ -92,7 +108,7 @@ class Verdict:
 
 
 def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
-    """Every variant that can be built, of the head dims that models use, for these architectures."""
+    """Return every variant that can be built for these architectures, with the head dims that models use."""
     found: list[Variant] = []
     for arch, dtype, out_dtype in itertools.product(archs, Dtype, Dtype):
         found += [PackVariant(arch, dtype, out_dtype, *dims) for dims in pack_dims(arch, out_dtype)]
@@ -107,7 +123,7 @@ def variants(archs: Iterable[Arch] = SHIPPED_ARCHS) -> list[Variant]:
 
 
 def find(symbol: str) -> Variant:
-    """The variant of a symbol. Raises ValueError with the closest symbols that exist, three at most."""
+    """Return the variant of a symbol. Raises ValueError with the closest symbols that exist, three at most."""
     known = {variant.symbol(): variant for variant in variants(Arch)}
     if symbol not in known:
         close = difflib.get_close_matches(symbol, known, 3, 0.3)
@@ -127,13 +143,17 @@ def check(
     all_ways: bool = False,
     at_bounds: bool = False,
 ) -> Verdict:
-    """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from, all calls of
-    one before those of the next. Raises EmulationError and what the operator raises.
+    """Call the variant's operator on inputs drawn from `seed`, once for each kernel that it chooses from.
 
-    lengths: of a prefill's sequences, queries and KV. decode_lengths: keys of a decode's requests. record_to, compiled:
-    see `emulated`. all_ways: call a prefill a second time, in pieces where its dims allow, to merge where it has an
-    LSE; and each kernel of a decode with requests that differ in query tokens, too. at_bounds: also with
-    PREFILL_BOUNDS, and decodes in these ways with visible lengths and with DECODE_BOUNDS.
+    All calls of one kernel go before those of the next. Raises EmulationError and what the operator raises.
+
+    lengths: query and KV lengths of a prefill's sequences.
+    decode_lengths: keys of a decode's requests.
+    record_to, compiled: see `emulated`.
+    all_ways: call a prefill a second time, in pieces if its dims allow, and merging if it has an LSE; and call each
+        kernel of a decode also with requests that differ in query tokens.
+    at_bounds: also call a prefill with PREFILL_BOUNDS; and a decode, in all of these ways, with visible lengths and
+        with DECODE_BOUNDS.
     """
     torch.manual_seed(seed)
     sms = {DecodeVariant: DECODE_SMS, PrefillVariant: PREFILL_SMS}.get(type(variant))
@@ -202,20 +222,23 @@ def _pack(variant: PackVariant) -> tuple[str, str | None]:
 
 
 def _short_cases(tests: Any, variant: Variant) -> list[tuple[str, str | None]]:
-    """Those of `tsmla selftest`, which a module of it runs."""
+    """Run the short cases of `tsmla selftest`. tests: the module of the selftest that runs such variants."""
     cases = cases_of(variant.family, full=False)
     found = [tests.check(variant, case, tests.run(variant, case, Memory(), pdl=True)) for case in cases]
     return [(f"{x.error:.0f} elements differ from torch", "; ".join(x.problems) or None) for x in found]
 
 
 def given_query(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
-    """Queries [..., 576] of a decode as the operator takes them."""
+    """Return queries [..., 576] of a decode as the operator takes them."""
     return stored_as(query_row(variant), numbers)
 
 
 def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
-    """Keys [..., 576] of a decode as the operator takes them. Where each has a scale, not all of these are powers of
-    two, and three of four keys that are NaN have -0 for theirs."""
+    """Return keys [..., 576] of a decode as the operator takes them.
+
+    Where each key has a scale, not all scales are powers of two, and three of four keys that are NaN have -0 for
+    theirs.
+    """
     rows = stored_as(variant.row, numbers)
     if not variant.row.apart:
         return rows
@@ -226,7 +249,7 @@ def given_cache(variant: DecodeVariant, numbers: torch.Tensor) -> Any:
 
 
 def keys_given(variant: DecodeVariant, numbers: torch.Tensor) -> torch.Tensor:
-    """The numbers of keys [..., 576] as `given_cache` gives them."""
+    """Return the numbers that keys [..., 576] become when `given_cache` stores them."""
     rows = given_cache(variant, numbers)
     if not variant.row.apart:
         return numbers_in(variant.row, rows)
@@ -235,13 +258,15 @@ def keys_given(variant: DecodeVariant, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def query_row(variant: DecodeVariant) -> RowFormat:
-    """How a query row is given: as a key is where rows lie apart, else in the query's dtype."""
+    """Return the row format of a query: the cache's where rows lie apart, else the query's dtype."""
     return variant.row if variant.row.apart else uniform_row(variant.dtype)
 
 
 def decode_rows(arch: Arch, row: RowFormat | None = None) -> tuple[int, ...]:
-    """Rows of the small decodes that reach every kernel of a variant; row: what its cache holds, by default one without
-    scales."""
+    """Return the query rows of the small decodes that together reach every kernel of a variant.
+
+    row: the cache's row format; by default one without scales.
+    """
     few = FEW_ROWS_DEALS.get(arch)
     if few is not None:
         return DECODE_ROWS, few.row_tile + 2
@@ -261,11 +286,14 @@ def _decode(
     heads: int | None = None,
     hides: bool = False,
 ) -> tuple[str, str | None]:
-    """Keys that no row may see are NaN, and entries of the page table behind a request's pages name a page of NaN. So
-    is the page in whose place the table has none.
-    hides: with visible lengths, random ones.
+    """Call a decode, and compare it with float64.
 
-    Pages have 32 keys, those of equal requests of many rows 64: pairs of Blackwell CTAs have larger copies for it."""
+    Keys that no row may see are NaN. Entries of the page table behind a request's pages name a page of NaN, and so
+    would the entry that DECODE_NO_PAGE takes away. Pages have 32 keys; those of equal requests of many rows have 64,
+    for which pairs of Blackwell CTAs have larger copies.
+
+    hides: with visible lengths, random ones.
+    """
     page = 64 if rows > DECODE_ROWS and not (varies or hides or heads) else 32
     heads = heads or rows // 2
     q_len = rows // heads
@@ -343,7 +371,7 @@ def _decode(
 
 
 def prefill_kernels(variant: PrefillVariant) -> int:
-    """GPU kernels that a variant chooses from."""
+    """Return how many GPU kernels a variant chooses from."""
     # Here: the kernels' sizes, which other operators are checked without.
     from .timing.prefill_grid import has_kernel_of_long_sequences
 
@@ -351,7 +379,10 @@ def prefill_kernels(variant: PrefillVariant) -> int:
 
 
 def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool = False) -> tuple[str, str | None]:
-    """long: with so many rows of no sequence behind the keys, which are NaN, that the kernel of long sequences runs."""
+    """Call a prefill, and compare it with float64.
+
+    long: put so many rows of no sequence, which are NaN, behind the keys that the kernel of long sequences runs.
+    """
     from .timing.prefill_grid import LONG_KEYS
 
     lengths_q, lengths_kv = lengths
@@ -409,7 +440,7 @@ def _prefill(variant: PrefillVariant, lengths: Lengths, merges: bool, long: bool
 def _merged(
     one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and natural-log LSE over the keys of both results."""
+    """Return output and natural-log LSE over the keys of both results."""
     lse = torch.logaddexp(one[1], other[1])
     parts = [out * (own - lse).exp().nan_to_num(0.0)[..., None] for out, own in (one, other)]
     return parts[0] + parts[1], lse
@@ -418,7 +449,8 @@ def _merged(
 def _judged(
     out: torch.Tensor, lse: torch.Tensor | None, expected: torch.Tensor, expected_lse: torch.Tensor, step: float
 ) -> tuple[str, str | None]:
-    """How far results are from float64 ones, and what is wrong when that is more than a relative RMSE of `step`."""
+    """Return how far results are from float64, in words, and what is wrong if that is more than a relative RMSE of
+    `step`."""
     rmse = float((out.double() - expected).norm() / expected.norm())
     problems = [] if rmse <= step else [f"relative RMSE {rmse:.1e} is above {step:.1e}"]
     measured = f"relative RMSE {rmse:.1e}"
@@ -435,8 +467,11 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = 2**31,
     limits: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf. window: how many keys
-    before its own a causal query sees at most. limits: how many of the first keys each query sees at most."""
+    """Return output and natural-log LSE of one sequence in float64; a row without keys gives 0 and -inf.
+
+    window: how many keys before its own a causal query sees at most.
+    limits: how many of the first keys each query sees at most.
+    """
     q, k, v = q.double().unflatten(1, (k.shape[1], -1)), k.double(), v.double()
     scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
     if causal:

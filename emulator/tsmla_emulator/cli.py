@@ -1,4 +1,4 @@
-"""The command `tsmla-emulator`: run kernels without their GPU."""
+"""The command `tsmla-emulator`, which runs kernels without their GPU."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
-    """The fields of `Options`, for every command that runs kernels."""
+    """Add the fields of `Options`, for every command that runs kernels."""
     default = Options()
     command.add_argument("--async-mode", choices=["eager", "random", "late"], default=default.async_mode)
     command.add_argument("--seed", type=int, default=default.seed, help="of everything that varies")

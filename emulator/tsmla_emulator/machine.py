@@ -1,4 +1,4 @@
-"""The machine: parse PTX text, run launches of its entries over given memory, report.
+"""Parses PTX text, runs launches of its entries over given memory, and reports.
 
 >>> module = parse(ptx_text)
 >>> report = run_launches(module, [launch], regions, Options(async_mode="late", seed=7))
@@ -16,7 +16,7 @@ AsyncMode = Literal["eager", "random", "late"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a kernel did and must not: what it is, and the instructions that its text names, in order."""
+    """Something that a kernel did and must not: what it is, and the instructions that its text names, in order."""
 
     kind: str
     text: str
@@ -67,26 +67,26 @@ class Launch:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: everything that varies comes from `seed`, so equal options give equal runs.
+    """How to run. Everything that varies comes from `seed`: equal options give equal runs.
 
     seed: registers that nobody has written hold bits from it, other ones in every lane; with seed 0 ones (NaN, -1).
-
     async_mode: when bulk copies, matrix instructions and commits complete: at issue, at random, as late as allowed.
     quantum: warp instructions between two scheduling decisions (0: drawn anew each time).
     starve: warps (index within the CTA) that run only when no other warp can.
     elect_highest: `elect.sync` picks the highest lane instead of the lowest.
-    lenient_tensor: happens-before takes barriers to order tcgen05 operations without tcgen05.fence, and a tcgen05.ld to
-    be over where its values are used; barriers hand tensor memory on where their arrivals are relaxed, too; tcgen05.ld
-    and st reach the lanes of their own warp, whichever quarter of tensor memory their address names. Kernels of others
-    rely on each.
+    lenient_tensor: accept four things that PTX does not promise and kernels of others rely on:
+      - barriers order tcgen05 operations without tcgen05.fence;
+      - a tcgen05.ld is over where its values are used;
+      - barriers hand tensor memory on even if their arrivals are relaxed;
+      - tcgen05.ld and st reach the lanes of their own warp, whichever quarter of tensor memory their address names.
     lockstep: happens-before takes each lane of a warp to know what the others do, as if all went in step. Threads need
-    not, but kernels rely on it where the compiler keeps them together.
-    findings: after so many of happens-before a run is given up. What its clusters have found by then, or by their end,
-    is reported together, each pair of instructions once, and before the failure that the run ends with, if it does.
+        not, but kernels rely on it where the compiler keeps them together.
+    findings: how many findings of happens-before end a run. What its clusters have found by then, or by their end, is
+        reported together, each pair of instructions once, and before the failure that the run ends with, if it does.
     trace: clusters of each launch of which `Report.traces` gets what their warps executed.
     only_traced: run no other clusters: for their work, not for results.
     tests_fail: a warp's mbarrier.test_wait finds the phase open, unless the mbarrier instruction before it was such a
-    one: what the warp does where it does not find what it asks about, for the timing model.
+        test, too. It shows the timing model what the warp does where it does not find what it asks about.
     limit: warp instructions per cluster after which the run is given up as endless (0: none).
     """
 
@@ -127,8 +127,12 @@ class Trace:
 
 @dataclass
 class Report:
-    """What a run did. `lanes`, when asked for, says how many lanes executed an instruction, over all CTAs and launches,
-    by (entry, warp in CTA, index in Entry.instructions); `traces` are of the clusters asked for."""
+    """What a run did.
+
+    lanes (when asked for): (entry, warp in CTA, index in Entry.instructions) -> how many lanes executed the
+        instruction, over all CTAs and launches.
+    traces: of the clusters asked for.
+    """
 
     warp_instructions: int = 0
     lanes: dict[tuple[str, int, int], int] = field(default_factory=dict)

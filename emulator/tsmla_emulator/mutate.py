@@ -1,12 +1,12 @@
-"""Proves the checks: with one of its instructions that synchronise, place or mask wrong, a kernel must be caught.
+"""Proves the checks: a kernel with one wrong instruction among those that synchronise, place or mask must be caught.
 
 >>> subject = Subject.of_files("mine", Path("k.ptx"), [Path("k.npz")])   # as `emulated(..., record_to=...)` left them
 >>> subject.require_clean()
 >>> [site.label for site in subject.sites if subject.try_out(site).survived]
 
 A mutant is the encoded kernel with one instruction replaced. It runs under schedules that become ever harsher until
-something is wrong: a fault, changed guard zones, or results that are not those of the unchanged kernel, which are the
-same bytes under every schedule and which the caller has held against a reference.
+something is wrong: a fault, changed guard zones, or results that are not those of the unchanged kernel. These are the
+same bytes under every schedule, and the caller has compared them with a reference.
 
 `mutation_hunt` tries every mutant of a kernel, on as many processes as there are cores.
 """
@@ -39,9 +39,13 @@ class NotClean(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of a mutant. `kind` says which check caught it ("values", "guard" or a kind of EmulationError),
-    `schedule` under which schedule and `message` in which words; all three are empty for a survivor. `cover` is the
-    label of another survivor, or of several, whose change beside this one's is caught: one makes up for the other."""
+    """What became of a mutant.
+
+    kind: which check caught it ("values", "guard" or a kind of EmulationError); "" for a survivor.
+    schedule, message: under which schedule, and in which words; "" for a survivor.
+    cover: the label of another survivor, or of several, whose change beside this one's is caught: one makes up for the
+        other.
+    """
 
     site: Site
     executed: bool
@@ -66,25 +70,28 @@ class Run:
 
 
 class Judge(Protocol):
-    """Who says what a check says of a run, kind and message, None when it passes: the subject, or somebody for it."""
+    """Answers what a check says of a run, kind and message, or None when it passes: the subject, or somebody for it."""
 
     def expect(self, runs: Sequence[Run]) -> None:
-        """These will be asked for, in this order, unless one is caught."""
+        """Announce runs that will be asked for, in this order, unless one is caught."""
 
     def wrong(self, run: Run) -> tuple[str, str] | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Every mutant of a kernel. `lenient` is empty, or where the unchanged kernel relies on more than PTX promises, of
-    tcgen05 or of lanes: its mutants are then judged with `Options.lenient_tensor`, `lockstep` or both."""
+    """What became of every mutant of a kernel.
+
+    lenient: options that the unchanged kernel needs because it relies on more than PTX promises, "" for none:
+    `Options.lenient_tensor`, `lockstep` or both. Its mutants are then judged with these.
+    """
 
     results: list[Result]
     lenient: str = ""
 
 
 def schedules(warps: int) -> Iterator[tuple[str, Options]]:
-    """Ways to run a kernel of so many warps, the quickest first; all but the first two look for races."""
+    """Yield ways to run a kernel of so many warps, the quickest first; all but the first two look for races."""
     yield "eager", Options()
     yield "late", Options(async_mode="late")
     race = Options(async_mode="late", happens_before=True, findings=1)
@@ -109,9 +116,11 @@ def schedules(warps: int) -> Iterator[tuple[str, Options]]:
 
 
 class Subject:
-    """A kernel with recorded calls of it, the smallest first, each of which shows what the others may not reach. Those
-    in `of_masks` are for mutants of masks, which take one schedule only: a mask decides values, not who waits for
-    whom."""
+    """A kernel with recorded calls of it, the smallest first; each shows what the others may not reach.
+
+    of_masks: calls for mutants of masks, which are tried under one schedule only: a mask decides values, not who waits
+    for whom.
+    """
 
     def __init__(self, name: str, module: Module, records: Sequence[Record], of_masks: Sequence[Record] = ()):
         self.name = name
@@ -129,12 +138,13 @@ class Subject:
 
     @classmethod
     def of_files(cls, name: str, ptx: Path, records: Sequence[Path], of_masks: Sequence[Path] = ()) -> Subject:
-        """Raises PtxError, RecordError, and EmulationError when the unchanged kernel fails at once."""
+        """Read a subject from files. Raises PtxError, RecordError, and EmulationError when the unchanged kernel fails
+        at once."""
         module = machine.parse(ptx.read_text("utf-8"))
         return cls(name, module, [Record(path) for path in records], [Record(path) for path in of_masks])
 
     def require_clean(self) -> None:
-        """Raises NotClean unless the unchanged kernel passes every schedule with the same results.
+        """Check that the unchanged kernel passes every schedule with the same results. Raises NotClean.
 
         One that fails for want of a tcgen05 fence or wait, or of a synchronisation of lanes, may pass leniently, see
         `Findings`.
@@ -159,8 +169,8 @@ class Subject:
     def caught(
         self, changes: Sequence[Site], schedules: Sequence[Schedule] | None = None
     ) -> tuple[str, str, str]:
-        """Kind, schedule and message of what catches the kernel with all these changes, under all schedules or some;
-        empty when nothing does."""
+        """Return kind, schedule and message of what catches the kernel with all these changes; empty when nothing does.
+        schedules: by default all."""
         runs = self._runs(changes, schedules)
         judge = self.judge or self
         judge.expect(runs)
@@ -170,15 +180,15 @@ class Subject:
         return "", "", ""
 
     def announce(self, changes: Sequence[Site], schedules: Sequence[Schedule]) -> None:
-        """`caught` will be asked for this under one schedule after the other."""
+        """Announce that `caught` will be asked for this under one schedule after the other."""
         if self.judge:
             self.judge.expect([run for schedule in schedules for run in self._runs(changes, [schedule])])
 
     def expect(self, runs: Sequence[Run]) -> None:
-        """Every run is done when it is asked for."""
+        """Do nothing: every run is done when it is asked for."""
 
     def wrong(self, run: Run) -> tuple[str, str] | None:
-        """Run it here and now."""
+        """Run it here and now, and return what a check says."""
         if run.changes != self._last[0]:
             self._last = run.changes, self._mutant(run.changes)
         return self._calls[run.call].wrong(self._last[1], run.options)
@@ -201,8 +211,8 @@ class Subject:
         return [Run(tuple(changes), call, *schedule) for call in self._calls_for(changes) for schedule in schedules]
 
     def _calls_for(self, changes: Sequence[Site]) -> list[int]:
-        """Numbers of those that get to one of the changes, which in others change nothing; of all for the unchanged
-        kernel."""
+        """Return the numbers of calls that get to one of the changes, which in others change nothing; all for the
+        unchanged kernel."""
         first, *others = range(len(self._records))
         of_masks = any(site.family == MASKS for site in changes)
         calls = [first, *range(len(self._records), len(self._calls)), *others] if of_masks else [first, *others]
@@ -214,8 +224,12 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A recorded call, what the unchanged kernel writes in it, how many instructions a mutant may take, and entry and
-    position of the instructions that the unchanged kernel executes with any lane."""
+    """A recorded call of the unchanged kernel.
+
+    expected: what it writes.
+    limit: how many instructions a mutant may take.
+    reached: entry and position of the instructions that it executes with any lane.
+    """
 
     record: Record
     expected: dict[str, np.ndarray]
@@ -233,7 +247,7 @@ class _Call:
         return (site.entry, site.position) in self.reached
 
     def wrong(self, module: Module, options: Options) -> tuple[str, str] | None:
-        """Kind and message of what a check says."""
+        """Return kind and message of what a check says of a changed kernel; None when all pass."""
         try:
             _, results = self.record.run(module, dataclasses.replace(options, limit=self.limit))
         except EmulationError as error:

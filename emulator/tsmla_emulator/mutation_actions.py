@@ -1,4 +1,4 @@
-"""What is done to one instruction of a kernel to make a mutant of it: a change of its encoded form."""
+"""Changes of one encoded instruction of a kernel, each of which makes a mutant."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _OPCODE, _GUARD, _RESULT, _OPERAND_A, _OPERAND_B, _OPERAND_E, _FLAGS, _FIRST, _C
     (0, "<H"), (4, "<i"), (8, "<i"), (12, "<i"), (16, "<i"), (24, "<i"), (28, "<I"), (32, "<I"), (36, "<H"), (38, "<H"),
     (40, "<q"),
 )  # fmt: skip
-"""Offset and format of fields of an encoded instruction; see `Insn` in core/machine.h."""
+"""Offset and format of the fields of an encoded instruction; see `Insn` in core/machine.h."""
 _ENDS_BLOCK = [op_number(name) for name in ("bra", "exit", "trap")]
 _COVERED = [op_number(name) for name in ("wgmma", "tmem_mma", "bulk_store_tensor", "bulk_copy")]
-"""What commits cover."""
+"""Opcodes of what commits cover."""
 _MEETS = _COVERED + [
     op_number(name)
     for name in (
@@ -41,16 +41,16 @@ _MEETS = _COVERED + [
         "proxy_fence",
     )
 ]  # fmt: skip
-"""What it matters to be behind."""
+"""Opcodes that a commit must not move behind unnoticed."""
 _COLUMNS_OF_PRODUCT, _COLUMN_UNITS = 17, 0x3F
-"""Bits of a tcgen05 instruction descriptor: N / 8 (PTX ISA 9.7.16.4.2, table 44)."""
+"""Position and mask of N / 8 in a tcgen05 instruction descriptor (PTX ISA 9.7.16.4.2, table 44)."""
 _START, _STRIDE, _SWIZZLE = 1 << 1, 1 << 32, 1 << 62
-"""A bit of a matrix descriptor's address and stride, in units of 16 bytes, and of its swizzle, the same for wgmma and
-tcgen05 (PTX ISA 9.7.15.5.1, 9.7.16.4.1)."""
+"""One bit each of a matrix descriptor's address, its stride (both in units of 16 bytes) and its swizzle; the same for
+wgmma and tcgen05 (PTX ISA 9.7.15.5.1, 9.7.16.4.1)."""
 
 
 def changed(program: Program, position: int, action: str) -> Program | None:
-    """The program with the instruction at `position` changed as the action says; None where it cannot be."""
+    """Return the program with the instruction at `position` changed as the action says; None where it cannot be."""
     return _ACTIONS[action](program, position)
 
 
@@ -75,7 +75,7 @@ def _of_global_memory(program: Program, position: int) -> Program:
 
 
 def _operand(field: tuple[int, str], step: int) -> Callable[[Program, int], Program | None]:
-    """A constant operand, changed by `step`."""
+    """Return an action that changes a constant operand by `step`."""
 
     def change(program: Program, position: int) -> Program | None:
         value = _constant(program, position, field)
@@ -85,7 +85,7 @@ def _operand(field: tuple[int, str], step: int) -> Callable[[Program, int], Prog
 
 
 def _offset(step: int) -> Callable[[Program, int], Program]:
-    """The constant part of an address, or the number of registers, changed by `step`."""
+    """Return an action that changes the constant part of an address, or the number of registers, by `step`."""
 
     def change(program: Program, position: int) -> Program:
         return _patched(program, position, [(_IMMEDIATE, _field(program, position, _IMMEDIATE) + step)])
@@ -94,7 +94,7 @@ def _offset(step: int) -> Callable[[Program, int], Program]:
 
 
 def _wrong_b(bits: int) -> Callable[[Program, int], Program]:
-    """A product with some bits of B's matrix descriptor wrong."""
+    """Return an action that makes some bits of B's matrix descriptor wrong."""
 
     def change(program: Program, position: int) -> Program:
         added = dataclasses.replace(program, constants=(*program.constants, bits & 0xFFFFFFFF, bits >> 32))
@@ -104,7 +104,7 @@ def _wrong_b(bits: int) -> Callable[[Program, int], Program]:
 
 
 def _parity(value: int) -> Callable[[Program, int], Program | None]:
-    """A wait by parity, which then has always the same one."""
+    """Return an action that makes a wait by parity always wait for the same one."""
 
     def change(program: Program, position: int) -> Program | None:
         by_state = _field(program, position, _EXTRA) & 1
@@ -116,7 +116,7 @@ def _parity(value: int) -> Callable[[Program, int], Program | None]:
 
 
 def _wider(program: Program, position: int) -> Program | None:
-    """A tcgen05.mma whose instruction descriptor is a constant."""
+    """Make a tcgen05.mma wider, if its instruction descriptor is a constant."""
     first = _field(program, position, _FIRST)
     place = program.lists[first]
     if place >= 0:
@@ -132,7 +132,7 @@ _EQUAL_TOO = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "lo": "ls", "ls": 
 
 
 def _other_bounds() -> dict[int, int]:
-    """The number of each comparison's opcode, and that of the one which takes equality for the opposite."""
+    """Return the number of each comparison's opcode -> that of the one which decides otherwise for equal numbers."""
     found = {}
     for opcode in SIMPLE_OPS:
         parts = opcode.split(".")
@@ -150,7 +150,7 @@ def _with_other_bound(program: Program, position: int) -> Program | None:
 
 
 def _earlier(program: Program, position: int) -> Program | None:
-    """A commit moved in front of the last instruction that it covers, within the basic block."""
+    """Move a commit in front of the last instruction that it covers, within the basic block."""
     for before in _of_block(program, position, -1):
         if _writes_what_is_read(program, before, position):
             return None
@@ -160,7 +160,7 @@ def _earlier(program: Program, position: int) -> Program | None:
 
 
 def _later(program: Program, position: int) -> Program | None:
-    """A commit moved behind the next instruction of which that matters, within the basic block."""
+    """Move a commit behind the next instruction that must not come before it, within the basic block."""
     for behind in _of_block(program, position, 1):
         if _writes_what_is_read(program, behind, position):
             return None
@@ -170,7 +170,7 @@ def _later(program: Program, position: int) -> Program | None:
 
 
 def _of_block(program: Program, position: int, step: int) -> Iterator[int]:
-    """Positions of the basic block from next to `position` on."""
+    """Yield positions of the basic block from next to `position` on."""
     targets = set(program.entry.labels.values())
     last = len(program.code) // _INSTRUCTION - 1
     other = position + step
@@ -192,7 +192,7 @@ def _writes_what_is_read(program: Program, writer: int, reader: int) -> bool:
 
 
 def _moved(program: Program, position: int, to: int) -> Program:
-    """The instruction at `to`; those between move up by one."""
+    """Move an instruction to `to`; those between make room."""
     code = [program.code[at : at + _INSTRUCTION] for at in range(0, len(program.code), _INSTRUCTION)]
     code.insert(to, code.pop(position))
     return dataclasses.replace(program, code=b"".join(code))
@@ -228,7 +228,7 @@ _ACTIONS: dict[str, Callable[[Program, int], Program | None]] = {
 
 
 def _constant(program: Program, position: int, operand: tuple[int, str]) -> int | None:
-    """The value of an operand that is a constant, or a register to which the last move before gave one."""
+    """Return the value of an operand that is a constant, or a register to which the last move before gave one."""
     place = _field(program, position, operand)
     moves = [number_of("mov.b32"), number_of("mov.b64")]
     while place >= 0:
@@ -254,7 +254,7 @@ def _patched(
     fields: list[tuple[tuple[int, str], int]],
     constant: tuple[tuple[int, str], int] | None = None,
 ) -> Program:
-    """The program with fields of one instruction replaced; `constant` is an operand and its new value."""
+    """Return the program with fields of one instruction replaced. constant: an operand and its new value."""
     code, constants = bytearray(program.code), program.constants
     if constant:
         fields = [*fields, (constant[0], ~len(constants))]

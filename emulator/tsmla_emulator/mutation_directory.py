@@ -1,4 +1,4 @@
-"""A hunt for mutants in a directory, which can be carried to a machine with many cores and no compilers:
+"""A hunt for mutants in a directory, which can be carried to a machine with many cores and no compilers.
 
     hunt.json           symbols, and when and of which commit they were compiled
     core-....so         the interpreter, for machines that cannot build it
@@ -38,7 +38,7 @@ _LATE = 3
 
 
 class Hunt:
-    """One in a directory that `prepare` has filled. Raises OSError and ValueError where it is none."""
+    """A hunt in a directory that `prepare` has filled. Raises OSError and ValueError where it is none."""
 
     def __init__(self, directory: Path):
         from . import check
@@ -67,11 +67,11 @@ class Hunt:
         return cls(directory)
 
     def left(self) -> list[str]:
-        """Kernels of which not everything is known."""
+        """Return the kernels of which not everything is known."""
         return [name for symbol in self.symbols for name in self._left(symbol)]
 
     def findings(self) -> dict[str, Findings]:
-        """Of all kernels. Raises OSError when some are left."""
+        """Return the findings of all kernels. Raises OSError when some are left."""
         names = [name for symbol in self.symbols for name in self._kernels[symbol]]
         return {name: _read(json.loads(self._path(name, "json").read_text("utf-8"))) for name in names}
 
@@ -79,10 +79,13 @@ class Hunt:
         self, processes: int, seconds: float | None = None, reasons: Reasons = Reasons(),  # noqa: B008 -- frozen
         progress: Callable[[str], None] = print,
     ) -> bool:  # fmt: skip
-        """Try out what is left, all kernels side by side. False when the time was too short: what was found is kept.
-        With none at all it is only said whether something is left.
+        """Try out what is left, all kernels side by side. Returns False when the time was too short: what was found is
+        kept.
 
-        reasons: of survivors. Raises RuntimeError when a kernel cannot be tried; the others are.
+        seconds: with 0, nothing is run, and the answer says whether something is left.
+        reasons: for survivors.
+
+        Raises RuntimeError when a kernel cannot be tried; the others are.
         """
         if seconds is not None and seconds <= 0:
             return not self.left()
@@ -147,7 +150,7 @@ class Hunt:
         return [name for name in self._kernels[symbol] if not is_found(name)]
 
     def _of(self, symbol: str) -> str:
-        """What results are of: the kernel's text and the interpreter's sources."""
+        """Return a text that names what results are of: the kernel's text and the interpreter's sources."""
         return f"{_digest(_compiled(self.directory, symbol)[0])} {build.portable_name()}"
 
     def _path(self, name: str, suffix: str) -> Path:
@@ -155,7 +158,7 @@ class Hunt:
 
 
 def _ends(task: Callable[..., None], *given: Any) -> None:
-    """In a process of its own, whose exit status says how it went."""
+    """Run a task in a process of its own; its exit status says how it went."""
     try:
         task(*given)
     except TimeIsUp:

@@ -1,8 +1,8 @@
-"""Mutants that the first schedules do not catch, tried together: where no check catches a kernel with all of them
-changed, one run has settled them all.
+"""Tries mutants together that the first schedules do not catch: if no check catches a kernel with all of them changed,
+one run has settled them all.
 
-One change may hide another. Of one instruction only one is made at a time; and what is said to survive without a run of
-its own wants its reason like everything else (emulator/docs/mutation-reasons.json).
+One change may hide another. Therefore only one change of an instruction is made at a time, and what is said to survive
+without a run of its own needs its reason like everything else (emulator/docs/mutation-reasons.json).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .mutate import Result, Schedule, Subject
 from .mutation_sites import MASKS, Site
 
 FIRST = 4
-"""How many of the schedules nearly all mutants that are ever caught do not pass."""
+"""How many of the first schedules catch nearly all mutants that any schedule catches."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Away:
-    """A change that the schedule catches beside others, which it does not catch without."""
+    """A change that the schedule catches beside others, and not without them."""
 
     site: Site
     schedule: Schedule
@@ -28,7 +28,7 @@ class _Away:
 
 
 def settle(subject: Subject, sites: Sequence[Site]) -> Iterator[Result]:
-    """What becomes of each mutant under all schedules, in any order. Those of masks have only one."""
+    """Yield what becomes of each mutant under all schedules, in any order. Mutants of masks have only one schedule."""
     yield from (Result(site, True) for site in sites if site.family == MASKS)
     left = [site for site in sites if site.family != MASKS]
     while left:
@@ -44,8 +44,10 @@ def settle(subject: Subject, sites: Sequence[Site]) -> Iterator[Result]:
 
 
 def find_covers(subject: Subject, survivors: Sequence[Result]) -> list[Result]:
-    """Change as many survivors at once as no check catches. The others, which are caught beside earlier ones, were
-    covered by them: by the one that alone is enough, if there is one."""
+    """Change as many survivors at once as no check catches, and return all, with the covers of the others.
+
+    The others are caught beside earlier ones, which covered them: a single one, if one alone is enough.
+    """
     covers: dict[Site, str] = {}
     for of_masks in (False, True):
         sites = [result.site for result in survivors if (result.site.family == MASKS) == of_masks]
@@ -57,7 +59,7 @@ def find_covers(subject: Subject, survivors: Sequence[Result]) -> list[Result]:
 def _sorted_out(
     subject: Subject, sites: Sequence[Site], schedules: Sequence[Schedule]
 ) -> tuple[list[Site], list[_Away]]:
-    """Changes that all of the schedules pass together, and the others."""
+    """Divide changes into those that pass all of the schedules together, and the others."""
     kept, away = list(sites), []
     for number, schedule in enumerate(schedules):
         passes = 0  # so many of the first ones do
@@ -74,8 +76,8 @@ def _sorted_out(
 
 
 def _cover(subject: Subject, away: _Away) -> str:
-    """Labels of the changes beside which one is caught: the first few of them that are enough, of which the last alone
-    may be."""
+    """Return labels of the changes beside which one is caught: the first few of them that are enough, or the last of
+    these if it is enough alone."""
     others = away.others
 
     def is_enough(count: int) -> bool:

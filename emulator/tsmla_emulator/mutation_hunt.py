@@ -1,9 +1,9 @@
-"""Every mutant of a kernel, tried out on many processes; what they find is kept, so that a hunt goes on where an
-earlier one stopped.
+"""Tries out every mutant of a kernel on many processes. What they find is kept, so that a hunt goes on where it
+stopped.
 
 Each mutant is tried alone under the first few schedules only, and those that are left in groups under all
-(`mutation_groups`): most of the time would go to what no schedule catches. That is why mutants of which it is said that
-they survive are tried alone under the first two only, which do not look for races.
+(`mutation_groups`): most of the time would go to what no schedule catches. For the same reason, mutants that are said
+to survive are tried alone under the first two schedules only, which do not look for races.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class TimeIsUp(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """What hunts beside each other share: so many processes run at a time, none from a time on (`time.time`)."""
+    """What hunts beside each other share: how many processes run at a time, and a time (`time.time`) from which none
+    runs."""
 
     processes: int
     gate: Any
@@ -45,7 +46,7 @@ class Pace:
 
 
 class Kept:
-    """What was found, by name: a line of JSON each, written as it comes. A file of something else is overwritten."""
+    """What was found, by name: a line of JSON each, written as it comes. A file about something else is overwritten."""
 
     def __init__(self, path: Path | None = None, of: str = ""):
         self._found: dict[str, Any] = {}
@@ -86,9 +87,10 @@ def hunt(
     survives: Callable[[Site], bool] = lambda site: False,
     kept: Kept | None = None,
 ) -> Findings:
-    """Try out every mutant in `subject.sites`. survives: whether somebody has said so, who may be wrong.
+    """Try out every mutant in `subject.sites`.
 
-    Raises NotClean, TimeIsUp, and what `Subject.of_files` does.
+    survives: whether somebody has said that a mutant survives; that may be wrong. Raises NotClean, TimeIsUp, and what
+    `Subject.of_files` does.
     """
     if not subject.sites:
         return Findings([])
@@ -125,8 +127,8 @@ def hunt(
 def _alone(
     subject: Subject, pool: concurrent.futures.Executor, survives: Callable[[Site], bool], kept: Kept
 ) -> Iterator[Result]:
-    """What becomes of each mutant under the first schedules, in the order in which they are done: last, those of which
-    it is said."""
+    """Yield what becomes of each mutant under the first schedules, in the order in which they are done; those that are
+    said to survive go last."""
     asked = {}
     said = [survives(site) for site in subject.sites]
     for number in sorted(range(len(said)), key=said.__getitem__):
@@ -149,7 +151,7 @@ def _alone(
 
 
 class _Others:
-    """Has other processes run what is expected, and remembers it."""
+    """Has other processes do the runs that are expected, and remembers what they find."""
 
     def __init__(self, subject: Subject, pool: concurrent.futures.Executor, round_of_runs: Any, kept: Kept):
         self._numbers = {site: number for number, site in enumerate(subject.sites)}
@@ -176,7 +178,7 @@ class _Others:
         return (wrong[0], wrong[1]) if wrong else None
 
     def end(self) -> None:
-        """Nothing more is expected; what is known is kept."""
+        """Expect nothing more; what is known is kept."""
         for name, future in self._asked.items():
             if future.done() and not future.exception():
                 self._kept[name] = future.result()
@@ -209,7 +211,7 @@ def _try_out(number: int, schedules: list[Schedule]) -> tuple[bool, str, str, st
 
 
 def _run(of_round: int, numbers: Sequence[int], run: Run) -> tuple[str, str] | None:
-    """None where nobody waits for it any more, too."""
+    """Return what a check says of a run; None also where nobody waits for it any more."""
     if of_round != _round.value:
         return None
     with _pace.gate:

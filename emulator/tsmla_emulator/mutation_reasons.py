@@ -1,4 +1,4 @@
-"""Why mutants that no check catches are redundant, as a person found out: emulator/docs/mutation-reasons.json.
+"""Reasons why mutants that no check catches are redundant, as a person found out: emulator/docs/mutation-reasons.json.
 
     [{"kernels": [name, ..], "mutants": [mutant, ..], "reason": text}, ..]
 
@@ -32,7 +32,7 @@ class Mutants:
 
     @classmethod
     def of_name(cls, name: str) -> Mutants:
-        """Raises ValueError for copies that are not there."""
+        """Return the mutants of a name. Raises ValueError for copies that are not there."""
         found = _COPIES.fullmatch(name)
         if found is None:
             return cls(name, name)
@@ -57,7 +57,7 @@ class Reasons:
 
     @classmethod
     def read(cls, path: Path) -> Reasons:
-        """Raises ValueError where the file is not as the module says."""
+        """Read a file of reasons. Raises ValueError where it is not as the module says."""
         found: dict[str, tuple[tuple[Mutants, str], ...]] = {}
         for entry in json.loads(path.read_text("utf-8")):
             named = tuple((Mutants.of_name(name), entry["reason"]) for name in entry["mutants"])
@@ -66,7 +66,7 @@ class Reasons:
         return cls(found)
 
     def only(self, text: str) -> Reasons:
-        """Those for mutants with this in their keys."""
+        """Return the reasons for mutants with this in their keys."""
         kept = {
             kernel: tuple((mutants, reason) for mutants, reason in of_one if text in mutants.key)
             for kernel, of_one in self.of_kernels.items()
@@ -74,11 +74,12 @@ class Reasons:
         return Reasons(kept)
 
     def of(self, kernel: str, site: Site) -> str | None:
-        """None when nobody has said why."""
+        """Return the reason for a mutant; None when nobody has given one."""
         return next((reason for mutants, reason in self.of_kernels.get(kernel, ()) if site in mutants), None)
 
     def wrong(self, kernel: str, sites: Collection[Site], caught: Collection[Site] = ()) -> Iterator[str]:
-        """What is wrong with a kernel's reasons, given all mutants and those that checks catch: a sentence each."""
+        """Yield what is wrong with a kernel's reasons, given all mutants and those that checks catch: a sentence
+        each."""
         for mutants, _ in self.of_kernels.get(kernel, ()):
             meant = [site for site in sites if site in mutants]
             if not meant:

@@ -1,5 +1,5 @@
-"""What can be changed in a kernel: instructions that synchronise, place or bound, known by where the sources ask for
-them."""
+"""Lists what can be changed in a kernel: instructions that synchronise, place or bound, known by where the sources ask
+for them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("setmaxnreg", r"setmaxnreg\.", (MORE_REGISTERS, FEWER_REGISTERS)),
     (MASKS, r"setp\.(lt|le|gt|ge|lo|ls|hi|hs)\.", (OTHER_BOUND,)),
 )
-"""Name, pattern of the opcodes (the first that matches counts) and what is done to them."""
+"""(name, pattern of the opcodes, what is done to them); the first pattern that matches counts."""
 
 _ORDER_ONLY = {"fence.proxy.async", "fence.mbarrier_init", "wgmma.fence", "tcgen05.fence"}
 
@@ -86,8 +86,8 @@ class Site:
     """One instruction and what is done to it.
 
     A person knows it by its key: the innermost function that is not in `PARTS` ("sm90/prefill/load.load"), what that
-    calls ("k.wait_full"), family and action. Unrolled loops, and functions called twice, make several of one key:
-    this is number `copy` of `copies`. Where PTX does not say what led to it, family and action stand alone.
+    calls ("k.wait_full"), family and action. Unrolled loops, and functions called twice, make several of one key: this
+    is number `copy` of `copies`. Where PTX does not say what led to it, family and action stand alone.
     """
 
     entry: str
@@ -108,7 +108,7 @@ class Site:
 
     @property
     def role(self) -> str:
-        """File of the function, such as "sm90/prefill/load": a role has one of its own, mostly."""
+        """File of the function, such as "sm90/prefill/load". Most roles have a file of their own."""
         return self.function.partition(".")[0] or "not known"
 
     @property
@@ -122,7 +122,8 @@ class Site:
 
 
 def sites(module: Module, entries: set[str]) -> list[Site]:
-    """Every instruction of these families, and each of their actions, of some of a module's entries, in order."""
+    """Return every instruction of these families, and each of their actions, of some of a module's entries, in
+    order."""
     found = []
     for entry in (entry for name, entry in module.entries.items() if name in entries):
         for position, instruction in enumerate(entry.instructions):
@@ -146,13 +147,15 @@ def _is_of_masks(at: Source | None) -> bool:
 
 
 def place_of(entry: Entry, position: int) -> tuple[str, str, str]:
-    """Of an instruction: the function of the sources that it stands in, what that calls there, and the lines."""
+    """Return the function of the sources that an instruction stands in, what that calls there, and the lines."""
     return _place(_source_of(entry, position))
 
 
 def _source_of(entry: Entry, position: int) -> Source | None:
-    """Of an instruction, or of the next one of its kind that says which calls led there: the compiler gives no location
-    to `wgmma.fence`, which stands before the products that it is for."""
+    """Return the source of an instruction, or of the next one of its kind that says which calls led there.
+
+    The compiler gives no location to `wgmma.fence`, which stands before the products that it is for.
+    """
     at = entry.instructions[position].source
     if at is None or at.calls:
         return at
@@ -162,7 +165,7 @@ def _source_of(entry: Entry, position: int) -> Source | None:
 
 
 def _place(at: Source | None) -> tuple[str, str, str]:
-    """Function and callee of a site, and the lines of the sources from there to the instruction."""
+    """Return function and callee of a site, and the lines of the sources from there to the instruction."""
     if at is None:
         return "", "", ""
     depth = at.asker

@@ -1,4 +1,4 @@
-"""The published proof that the checks see every kind of synchronisation: emulator/docs/mutation-table.md."""
+"""Writes the published proof that the checks see every kind of synchronisation: emulator/docs/mutation-table.md."""
 
 from __future__ import annotations
 
@@ -27,22 +27,30 @@ LENGTHS = (
     (285, 130, 129, 140, 128, 128, 128, 128, 140, 120, 120, 128, 128, 128, 200),
     (865, 420, 1, 0, 257, 255, 265, 247, 2570, 128, 160, 161, 162, 193, 300),
 )
-"""Query and KV lengths of a prefill: three query tiles, seven KV tiles, which use every stage of each ring twice; a
-first query tile that sees no key beside one that does, and two that see none; diagonals that cross every column of a
-tile in rows of both halves of Hopper's fragments, in the last tile of a row and in the one before; so many KV tiles
-that each of the loads of a step meets each of Blackwell's ring slots; a query tile, of 128 rows or 192, that sees fewer
-KV tiles than its sequence's last and is one of several of a CTA; and two of Blackwell's of which the second visits
-three KV tiles, all of them masked, and the first one all but one."""
+"""Query and KV lengths of a prefill's sequences, so that mutants of every kind change something:
+
+- three query tiles and seven KV tiles, which use every stage of each ring twice;
+- a first query tile that sees no key beside one that does, and two that see none;
+- diagonals that cross every column of a tile in rows of both halves of Hopper's fragments, in the last tile of a row
+  and in the one before;
+- so many KV tiles that each of the loads of a step meets each of Blackwell's ring slots;
+- a query tile, of 128 rows or 192, that sees fewer KV tiles than its sequence's last and is one of several of a CTA;
+- two query tiles of Blackwell's, of which the second visits three KV tiles, all of them masked, and the first all but
+  one of these.
+"""
 DECODE_LENGTHS = (
     0, 0, 0, 0, 0, 0, 0, 0, 0, 70, 70, 70, 4208, 0, 0, 0, 70, 170, 130, 0, 0, 10, 330, 70, 130, 330, 200, 0, 330,
 )  # fmt: skip
-"""Keys of a decode: work of all kinds, as `check.DECODE_LENGTHS`, and so many requests a CTA that every place of
-Hopper's ring of tasks is used three times: both parities of its empty barriers are waited for, and the last task of
-some CTAs has the ring's last place. Requests of many tiles come behind an even and an odd number of tiles. A part of
-one comes a ring before a task with keys, and between the two are no more tiles than strips have stages. Keys end with
-a box of 16 within a tile and a page, many tiles behind the first."""
+"""Keys of a decode's requests: work of all kinds, as `check.DECODE_LENGTHS`, and
+
+- so many requests a CTA that every place of Hopper's ring of tasks is used three times: both parities of its empty
+  barriers are waited for, and the last task of some CTAs has the ring's last place;
+- requests of many tiles behind an even and behind an odd number of tiles;
+- a part of one a ring before a task with keys, with no more tiles between the two than strips have stages;
+- keys that end with a box of 16 within a tile and a page, many tiles behind the first.
+"""
 FEW_DECODE_LENGTHS = (70, 0)
-"""Keys of a decode that most mutants do not pass, in a fraction of the time, and in which some CTAs have no work."""
+"""Keys of a decode that catches most mutants in a fraction of the time; some of its CTAs have no work."""
 _KINDS = ("values", "poison", "deadlock", "race")
 _HEAD = ("mutants", *_KINDS, "other", "redundant", "not known", "caught of the others")
 _BEFORE = """\
@@ -76,8 +84,10 @@ def results(
     only: str = "",
     reasons: Reasons = NO_REASONS,
 ) -> dict[str, Findings]:
-    """Every mutant of tsmla's kernels and of others, given as name, PTX and record, or those with `only` in their keys.
-    Raises NotClean and ValueError."""
+    """Try out every mutant of tsmla's kernels, and of others given as name, PTX and record.
+
+    only: mutants with this in their keys. Raises NotClean and ValueError.
+    """
     found = {}
 
     def try_out(name: str, *calls: Any) -> None:
@@ -97,8 +107,11 @@ def results(
 
 
 def listed(symbols: Sequence[str], reasons: Reasons, only: str = "") -> tuple[dict[str, list[str]], list[str]]:
-    """Without trying them out, every kernel's mutants by label, or those with `only` in their keys, and a sentence
-    about each reason that names none. Raises NotClean and ValueError."""
+    """Return every kernel's mutants by label, without trying them out, and a sentence about each reason that names
+    none.
+
+    only: mutants with this in their keys. Raises NotClean and ValueError.
+    """
     labels, problems = {}, []
     with tempfile.TemporaryDirectory() as scratch:
         for symbol in symbols:
@@ -114,10 +127,13 @@ def listed(symbols: Sequence[str], reasons: Reasons, only: str = "") -> tuple[di
 def recorded(
     symbol: str, directory: Path, compiled: Callable[[Variant], Compiled] | None = None
 ) -> dict[str, tuple[Path, list[Path], list[Path]]]:
-    """PTX, records, and records for mutants of masks, of each kernel of a tsmla variant, by name, held against torch:
-    first a small problem, then some large enough for every ring to wrap. A prefill that can is called in pieces that
-    merge, too, and decodes with packs. Calls of few rows that only take kernels for more are left out: these have calls
-    of their own. Calls that are there from before are taken as they are.
+    """Record calls of each kernel of a tsmla variant, and return by its name PTX, records, and records for mutants of
+    masks.
+
+    Results are compared with torch. First comes a small problem, then some that are large enough for every ring to
+    wrap. A prefill that can is called in pieces that merge, too, and decodes with packs. Calls of few rows that reach
+    only kernels for more rows are left out: these have calls of their own. Calls that are there from before are taken
+    as they are.
 
     Raises ValueError for a symbol that cannot be built, NotClean when the results are wrong.
     """
@@ -160,8 +176,11 @@ def recorded(
 
 
 def kernels(variant: Variant) -> list[str]:
-    """Names of a variant's kernels in the table: of a decode, one for each count of rows in `check.decode_rows`, but
-    for Hopper's of rows that have one scale: there forms of one kernel take few rows and more."""
+    """Return the names of a variant's kernels in the table.
+
+    A decode has one for each count of rows in `check.decode_rows`. Hopper's decode of rows with one scale has one in
+    all: forms of one kernel take few rows and more.
+    """
     from . import check
 
     symbol = variant.symbol()
@@ -175,28 +194,30 @@ def kernels(variant: Variant) -> list[str]:
 
 
 def _rows(variant: Variant) -> tuple[int, ...]:
-    """Of the calls of a decode; of others, none."""
+    """Return the query rows of a decode's calls; none for other operators."""
     from . import check
 
     return check.decode_rows(variant.arch, variant.row) if isinstance(variant, DecodeVariant) else ()
 
 
 def _part(paths: list[Path], number: int, count: int) -> list[Path]:
-    """One of so many parts of the same length."""
+    """Return one of so many parts of the same length."""
     length = len(paths) // count
     return paths[number * length : (number + 1) * length]
 
 
 def made() -> str:
-    """When and of which commit, as the page says it."""
+    """Return when and from which commit, as the page says it."""
     return f"Date {datetime.date.today()}, commit {commit()}."
 
 
 def render(
     findings: dict[str, Findings], reasons: Reasons, command: Sequence[str], when: str = ""
 ) -> tuple[str, list[str]]:
-    """The page, and a sentence about each survivor without a reason, and about each reason that is no survivor's.
-    when: as `made` says it, by default of now."""
+    """Return the page, and a sentence about each survivor without a reason and each reason that is no survivor's.
+
+    when: as `made` says it; by default now.
+    """
     results = {name: of_one.results for name, of_one in findings.items()}
     everything = [(name, result) for name, of_one in results.items() for result in of_one]
     lines = [
@@ -226,7 +247,7 @@ def render(
 
 
 def _roles(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
-    """How many mutants survive in each file of the kernels, which is mostly one role's."""
+    """Return how many mutants survive in each file of the kernels, which mostly has one role."""
     counts: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
     for name, result in everything:
         if result.survived:
@@ -238,7 +259,7 @@ def _roles(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
 
 
 def _open(everything: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
-    """Survivors of which nobody has said why, most frequent first, and of how many kernels each is."""
+    """Return survivors for which nobody has given a reason, most frequent first, and how many kernels each is of."""
     left: dict[str, list[str]] = collections.defaultdict(list)
     for name, result in everything:
         if result.survived and not _is_explained(name, result, reasons):
@@ -273,7 +294,7 @@ def _is_explained(kernel: str, result: Result, reasons: Reasons) -> bool:
 
 
 def _counted(results: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
-    """Cells below `_HEAD` for some mutants, each with its kernel."""
+    """Return the cells below `_HEAD` for some mutants, each with its kernel."""
     executed = [(name, result) for name, result in results if result.executed]
     kinds = collections.Counter(result.kind for _, result in executed)
     caught = len(executed) - kinds.pop("", 0)
@@ -285,7 +306,7 @@ def _counted(results: list[tuple[str, Result]], reasons: Reasons) -> list[str]:
 
 
 def _percent(part: int, whole: int) -> str:
-    """Rounded down, so that 100 means all."""
+    """Return a percentage, rounded down so that 100 means all."""
     return f"{1000 * part // whole / 10:.1f} %" if whole else "-"
 
 

@@ -1,4 +1,4 @@
-"""What a published page says of where it comes from."""
+"""Where a published page comes from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import subprocess
 
 
 def commit() -> str:
-    """The commit of the working directory, "-dirty" behind it when files differ; "unknown" outside of a repository."""
+    """Return the commit of the working directory, with "-dirty" behind it when files differ; "unknown" outside of a
+    repository."""
     try:
         asked = ["git", "describe", "--always", "--dirty"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

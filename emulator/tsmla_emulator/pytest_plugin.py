@@ -1,4 +1,4 @@
-"""Fixture `gpu`: one kernel test for emulator and device.
+"""The fixture `gpu`: one kernel test for emulator and device.
 
     @pytest.mark.archs("sm_90a", "sm_100a")
     def test_pack(gpu):
@@ -34,12 +34,12 @@ SCHEDULES = {
 
 
 LIVE_OBJECTS = 100_000
-"""Objects between two collections of garbage: each kernel that was read is some 100,000 which stay."""
+"""Objects between two garbage collections: each kernel that was read is some 100,000 objects that stay."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """Where a test runs. `emulation` is None on a device."""
+    """The GPU that a test runs on. `emulation` is None on a device."""
 
     arch: str
     emulation: Emulation | None
@@ -79,13 +79,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> Callable[[Any], Compiled] | None:
-    """Where `gpu` takes the files of a tsmla variant from, as `emulated` does. To be overridden; None compiles them."""
+    """Return where `gpu` takes the files of a tsmla variant from, as for `emulated`. To be overridden; None compiles
+    them."""
     return None
 
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, compiled_kernels: Callable[[Any], Compiled] | None) -> Iterator[Gpu]:
-    """CUDA device 0 of torch: emulated, or real. Skips on a machine whose GPU is not one that the test is for."""
+    """Give torch a CUDA device 0: emulated, or real. Skips on a machine whose GPU is not one that the test is for."""
     if request.config.getoption("--gpu", "emulated") == "device":
         yield Gpu(_device_arch(request.param), None)
         return

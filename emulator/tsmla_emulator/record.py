@@ -50,13 +50,13 @@ def save(path: Path, launches: list[Launch], regions: list[Region]) -> None:
 
 
 def entries(path: Path) -> frozenset[str]:
-    """Those that a record launches."""
+    """Return the entries that a record launches."""
     return frozenset(launched["entry"] for launched in json.loads(_read(path)[0])["launches"])
 
 
 def same(paths: Sequence[Path]) -> str:
-    """A text that is the same for the same memory and grids: of the parameters, whose padding varies, it knows nothing.
-    """
+    """Return a text that is equal for equal memory and grids. It has nothing of the parameters, whose padding
+    varies."""
     digest = hashlib.sha256()
     for path in paths:
         text, stored = _read(path)

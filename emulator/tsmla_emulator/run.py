@@ -1,4 +1,4 @@
-"""The front door: call operators, exported functions or bare PTX entries, and have their kernels emulated.
+"""Emulates the kernels that operators, exported functions or bare PTX entries launch.
 
 >>> with emulated("sm_90a", Options(async_mode="late", seed=3)) as gpu:
 ...     q = torch.randn(128, 4, 192, dtype=torch.bfloat16, device="cuda")
@@ -40,16 +40,19 @@ GPUS = {
     "sm_103a": Gpu((10, 3), 148),
     "sm_107a": Gpu((10, 7), 204),
 }
-"""Processor counts are those of H200, B200 and B300, and what is said of Rubin; only host code that asks for them sees
-them. Rubin's CTAs have the shared memory of the others here: kernels use no more."""
+"""Architecture -> capability and SMs, which only host code that asks for them sees: those of H200, B200 and B300, and
+what is said of Rubin. Rubin's CTAs have the shared memory of the others here: kernels use no more."""
 
 Rewrite = Callable[[Module], Module]
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call that was emulated. `unwritten` counts, per output, the elements that still hold poison; `library` is the
-    file that the function is from, None of bare PTX."""
+    """A call that was emulated.
+
+    unwritten: per output, how many elements still hold poison.
+    library: the file that the function is from, None for bare PTX.
+    """
 
     name: str
     launches: tuple[Launch, ...]
@@ -82,15 +85,15 @@ class Emulation:
     def load(
         self, exported: Path | str, ptx: Path | str, symbol: str, writes: Callable[[str], bool] = lambda name: True
     ) -> Kernel:
-        """A function that `export_to_c` wrote (.o or .ll) and the PTX of the same compile, as a callable.
+        """Load a function that `export_to_c` wrote (.o or .ll) and the PTX of the same compile, as a callable.
 
-        writes: which parameters the kernels may write to, by name; by default all.
-        Raises LinkError, AttributeError when the object has no such function, and PtxError.
+        writes: which parameters the kernels may write to, by name; by default all. Raises LinkError, AttributeError
+        when the object has no such function, and PtxError.
         """
         return Kernel(self, link(Path(exported)), Path(ptx).read_text("utf-8"), symbol, writes)
 
     def adopt(self, compiled: Any, writes: Callable[[str], bool] = lambda name: True) -> Kernel:
-        """What `cute.compile(..., options="--enable-tvm-ffi --keep-ptx --gpu-arch ...")` returned, as a callable.
+        """Make a callable of what `cute.compile(..., options="--enable-tvm-ffi --keep-ptx --gpu-arch ...")` returned.
 
         Raises ValueError when it was compiled without one of the first two options.
         """
@@ -113,7 +116,8 @@ class Emulation:
         """Run one entry of a PTX text without host code.
 
         params: one value per PTX parameter: an emulated tensor (its address), an int or float (as wide as the
-        parameter), a `TensorMap`, or bytes. Grid, block and cluster may have fewer than three sizes.
+            parameter), a `TensorMap`, or bytes.
+        grid, block, cluster: up to three sizes.
         touches: tensors that the kernel reaches otherwise, through tensor maps or addresses inside bytes.
         """
         module = self._module(ptx)
@@ -157,7 +161,7 @@ class Emulation:
         return call
 
     def kernel(self, variant: Any) -> Kernel:
-        """The kernel of a tsmla variant for this architecture, compiled if it was not before."""
+        """Return the kernel of a tsmla variant for this architecture, compiled if it was not before."""
         from .host.compile import compile_for_emulation
 
         if str(variant.arch) != self.arch:
@@ -185,7 +189,7 @@ class Kernel:
         self._writes = writes
 
     def __call__(self, *positional: Any, **named: Any) -> None:
-        """Arguments by position or name; those that can only be None may be left out.
+        """Call the function with arguments by position or name; those that can only be None may be left out.
 
         Raises what the function's own argument checks raise, and what `Emulation.run` does.
         """
@@ -196,7 +200,7 @@ class Kernel:
             self._emulation.run(self.symbol, self._module, launches, arguments, touched, self._library.path)
 
     def _bound(self, positional: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """Exported functions take everything by position and have lost their defaults."""
+        """Return arguments by position: exported functions take no others, and have lost their defaults."""
         rest = [*self._parameters.items()][len(positional) :]
         values = dict(named)
         bound = [values.pop(name, None) for name, kind in rest if name in values or kind == "None"]
@@ -216,16 +220,13 @@ def emulated(
     compiled: Callable[[Any], Compiled] | None = None,
     processors: int | None = None,
 ) -> Iterator[Emulation]:
-    """A context in which torch has a CUDA device 0 of this architecture and tsmla's operators run on it, emulated.
+    """Give torch, inside this context, a CUDA device 0 of this architecture, on which tsmla's operators run emulated.
 
     rewrite: changes each parsed module before it runs, to try what a kernel without some instruction does.
     record_to: an existing directory in which each call leaves its PTX and launch record, for `tsmla-emulator run`.
-
     adopt_compiles: every `cute.compile` inside gives an emulated kernel for this architecture, so that a package which
-    compiles its kernels when they are first called runs unchanged; have it compile nothing before.
-
+        compiles its kernels when they are first called runs unchanged; have it compile nothing before.
     compiled: gives the files of a tsmla variant; by default they are compiled, with line information.
-
     processors: how many SMs torch finds; by default as many as the architecture's GPUs have.
 
     Not for several threads at once: it replaces functions of torch.cuda and tsmla for the time being. Emulated tensors
@@ -245,7 +246,7 @@ def emulated(
 
 
 def pack_params(entry: Entry, values: Sequence[Any]) -> bytes:
-    """A parameter block from one value per parameter. Raises EmulationError when number or size does not fit."""
+    """Return a parameter block from one value per parameter. Raises EmulationError when number or size does not fit."""
     if len(values) != len(entry.params):
         raise EmulationError(f"{entry.name} takes {len(entry.params)} parameters, {len(values)} given", kind="launch")
     block = bytearray(entry.param_bytes)

@@ -1,4 +1,4 @@
-"""`python -m tsmla_emulator.controls`: run controls from installed packages, and hold them to what is stated."""
+"""`python -m tsmla_emulator.controls`: runs controls from installed packages, and compares them with what is stated."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from .running import run
 
 SOURCES = (tokenspeed_mla, flash_attn_4, cudnn)
 CUTLASS = "4.8.1"
-"""The compiler that findings are stated for: others make other PTX of the same sources."""
+"""The version of the compiler that findings are stated for: others make other PTX of the same sources."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 when all is as stated, 1 when something differs, 2 when a package is missing or of another version."""
+    """Run controls. Returns 0 when all is as stated, 1 when something differs, 2 when a package is missing or of
+    another version."""
     parser = argparse.ArgumentParser(prog="python -m tsmla_emulator.controls", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of controls' names, * and ? allowed; else all")
     parser.add_argument("--list", action="store_true", help="print the names, run none")
@@ -51,7 +52,8 @@ def _named(control: Control, names: Sequence[str]) -> bool:
 
 
 def lacking(packages: set[Package]) -> list[str]:
-    """What to install, a command for each package that is not there as its findings are stated for."""
+    """Return what to install: a command for each package that is not there in the version that findings are
+    stated for."""
     found = []
     for package in (*sorted(packages, key=lambda p: p.name), Package("nvidia-cutlass-dsl", CUTLASS)):
         try:
@@ -83,14 +85,14 @@ def _run(controls: Sequence[Control], stated: Stated, table: Path | None, seed: 
 
 
 def _origin(controls: Sequence[Control], command: str) -> str:
-    """When, of which commit, with which versions and by which command a page was made."""
+    """Return when, from which commit, with which versions and by which command a page was made."""
     names = {control.package.name for control in controls} | {"nvidia-cutlass-dsl", "apache-tvm-ffi", "torch"}
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(names))
     return f"{datetime.date.today()}, commit {commit()}, {versions}.\n\n```\n{command}\n```"
 
 
 def _apart(control: Control, seed: int) -> Seen:
-    """Run it in a process of its own: packages and the compiler remember for which GPU they worked."""
+    """Run a control in a process of its own: packages and the compiler remember for which GPU they worked."""
     fresh = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
         try:

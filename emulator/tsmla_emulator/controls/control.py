@@ -1,4 +1,4 @@
-"""What a control is, what is seen of one, and what is stated of it."""
+"""Controls, what is seen of them, and what is stated of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """How far results are from float64. out: norm of the difference over norm of the reference. lse: the greatest
-    difference."""
+    """How far results are from float64.
+
+    out: norm of the difference over norm of the reference.
+    lse: the greatest difference.
+    """
 
     out: float
     lse: float
@@ -34,11 +37,12 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """One call of a package's public operator, on a small random problem, that launches one or several kernels.
+    """One call of a package's public operator on a small random problem; it launches one or several kernels.
 
-    call: makes the problem on the device "cuda", calls, and compares. limits: what `Values` must not exceed.
-    processors: SMs of the emulated GPU, from which operators take how they split the work. lenient_tensor: the kernel
-    runs with this option only.
+    call: makes the problem on the device "cuda", calls, and compares.
+    limits: what `Values` must not exceed.
+    processors: SMs of the emulated GPU, from which operators take how they split the work.
+    lenient_tensor: the kernel runs with this option only.
     """
 
     name: str
@@ -58,10 +62,12 @@ class Control:
 class Peer:
     """A package's kernel that the timing model knows.
 
-    dims: of query and key, and of value. call: calls the operator for (sequences, queries, keys, heads) on the device
-    "cuda", inputs of its own making. rows: query rows of a cluster of its prefill. persistent: clusters take several
-    row tiles, one after the other. section: bytes of keys and values whose heads a prefill runs together, the longest
-    row tiles first, in powers of two; 0 where row tiles follow each other in the order of rows, heads, sequences.
+    dims: of query and key, and of value.
+    call: calls the operator for (sequences, queries, keys, heads) on the device "cuda", with inputs of its own making.
+    rows: query rows of a cluster of its prefill.
+    persistent: clusters take several row tiles, one after the other.
+    section: bytes of keys and values whose heads a prefill runs together, the longest row tiles first, in powers of
+        two; 0 where row tiles follow each other in the order of rows, heads, sequences.
     """
 
     package: Package
@@ -77,7 +83,8 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """As tsmla's symbols: package, family, architecture, dtype, dims and, of a prefill, the mask."""
+        """The kernel's name, built like tsmla's symbols: package, family, architecture, dtype, dims and, for a prefill,
+        the mask."""
         mask = {"prefill": "_causal" if self.causal else "_full", "decode": ""}[self.family]
         return f"{self.package.name}_{self.family}_{self.arch}_{self.dtype}_d{self.dims[0]}x{self.dims[1]}{mask}"
 
@@ -86,9 +93,11 @@ class Peer:
 class Seen:
     """What a control did.
 
-    values: None when the call did not end. unwritten: elements of results that nobody wrote.
-    failed: what ended the call, by name. refused: an error that is no finding: an instruction that the emulator does
-    not know, or an exception of the package.
+    values: None when the call did not end.
+    unwritten: elements of results that nobody wrote.
+    failed: what ended the call, by name.
+    refused: an error that is no finding: an instruction that the emulator does not know, or an exception of the
+        package.
     differ: schedules whose results are other bytes than those of work that completes at issue.
     ended: by schedule, the finding that ended a run without the race check.
     lenient, strict: findings by name, and how many pairs of instructions each stands for.
@@ -108,10 +117,11 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why a finding is none of the emulator's mistakes.
+    """Why a finding is no mistake of the emulator's.
 
-    A "defect" is one by PTX, whatever the hardware makes of it: it must be reported leniently, too. What hardware has
-    "kept" although PTX does not promise it must be reported strictly, and leniently must not.
+    - "defect": a defect by PTX, whatever the hardware makes of it. It must be reported leniently, too.
+    - "kept": hardware keeps it although PTX does not promise it. It must be reported strictly, and must not be
+      leniently.
     """
 
     judgement: Judgement
@@ -120,7 +130,7 @@ class Explanation:
 
 @dataclasses.dataclass(frozen=True)
 class Stated:
-    """Findings by the title of their control, each with the name of its explanation; and these."""
+    """Stated findings by the title of their control, each with the name of its explanation; and the explanations."""
 
     explanations: Mapping[str, Explanation]
     findings: Mapping[str, Mapping[str, str]]
@@ -136,7 +146,7 @@ class Stated:
         return cls(explanations, of_all)
 
     def of(self, title: str, judgements: tuple[Judgement, ...]) -> dict[str, str]:
-        """The findings of a control that are explained so, with the explanations' names."""
+        """Return the findings of a control whose explanations are of these kinds, with the explanations' names."""
         found = self.findings.get(title, {})
         return {name: why for name, why in found.items() if self.explanations[why].judgement in judgements}
 

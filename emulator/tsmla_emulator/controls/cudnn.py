@@ -1,7 +1,7 @@
-"""nvidia-cudnn-frontend: its open CuTe DSL prefill of Blackwell, 192 and 128 dims.
+"""nvidia-cudnn-frontend's open CuTe DSL prefill of Blackwell, 192 and 128 dims.
 
-Its wrapper talks to the driver before it launches. So only its plan is taken, and its function from tensors to kernel
-arguments (both of Python), and the kernel is called with what that gives.
+Its wrapper talks to the driver before it launches. Only its plan is taken, therefore, and its function from tensors to
+kernel arguments (both are Python), and the kernel is called with what that gives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BF16 = Values(out=3e-3, lse=2e-4)
 
 
 def _entry(api: Any) -> tuple[Any, Any, list[str]]:
-    """What launches a plan's kernel, and its parameters; an emulated one is its own entry."""
+    """Return what launches a plan's kernel, and its parameters; an emulated one is its own entry."""
     from cudnn.sdpa.fwd import prepared
 
     kernel = api._compiled_kernel

@@ -1,4 +1,4 @@
-"""flash-attn-4: prefill of 192 and 128 dims on Hopper and Blackwell."""
+"""flash-attn-4's prefill of 192 and 128 dims, on Hopper and Blackwell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .control import Control, Package, Peer, Values
 
 PACKAGE = Package("flash-attn-4", "4.0.0b36", ("quack-kernels", "torch-c-dlpack-ext", "einops", "triton"))
 LENGTHS = ((300, 70, 1), (300, 200, 130))
-"""Queries and keys."""
+"""Queries and keys of sequences."""
 BF16, FP8 = Values(out=3e-3, lse=1e-4), Values(out=3e-2, lse=1e-4)
 
 
@@ -47,7 +47,7 @@ def controls() -> list[Control]:
 def _fixed(
     dtype: torch.dtype, dims: tuple[int, int], causal: bool, sequences: int, queries: int, keys: int, heads: int
 ) -> None:
-    """The entry for sequences of one length, without LSE, as its authors time it."""
+    """Call the entry for sequences of one length, without LSE, as its authors time it."""
     from flash_attn.cute import flash_attn_func
 
     with torch.no_grad():
@@ -55,7 +55,8 @@ def _fixed(
 
 
 def peers() -> list[Peer]:
-    """On Blackwell two CTAs share products where nothing is hidden, and stay for many row tiles."""
+    """Return the kernels to model. On Blackwell two CTAs share products where nothing is hidden, and stay for many row
+    tiles."""
     found = []
     for arch in ("sm_90a", "sm_100a", "sm_103a"):
         for dims in ((128, 128), (192, 128)):

@@ -1,4 +1,4 @@
-"""What was seen of a control against what is stated of it: what is wrong, and the table."""
+"""Compares what was seen of a control with what is stated of it, and writes the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .control import Control, Seen, Stated
 
 
 def problems(control: Control, seen: Seen, stated: Stated) -> list[str]:
-    """What differs from what is stated, one line each; none when all is as stated."""
+    """Return what differs from what is stated, one line each; none when all is as stated."""
     title = control.title
     if seen.refused:
         return [f"{title}: {seen.refused}"]
@@ -65,7 +65,7 @@ code is part of this project, and no finding says that results were seen to be w
 
 
 def table(results: Sequence[tuple[Control, Seen]], stated: Stated, origin: str) -> str:
-    """Markdown: a line per control, and each explanation with the findings that it is for.
+    """Return a line per control, and each explanation with the findings that it is for, as Markdown.
 
     origin: when and with what it was made, in Markdown.
     """
@@ -97,7 +97,7 @@ def table(results: Sequence[tuple[Control, Seen]], stated: Stated, origin: str) 
 
 
 def _tally(stated: Stated, control: Control, found: dict[str, int]) -> str:
-    """How many findings of each explanation; "none" where there are none."""
+    """Return how many findings each explanation has, in words; "none" where there are none."""
     why = stated.findings.get(control.title, {})
     counts = collections.Counter(why.get(name, "NOT STATED") for name in found)
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

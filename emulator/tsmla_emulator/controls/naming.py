@@ -1,4 +1,4 @@
-"""Names of findings without line numbers: memory, functions of the sources, operations, and what is missing."""
+"""Names findings without line numbers: by memory, functions of the sources, operations, and what is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REGION = re.compile(r"past the end of region '(\w+)'")
 
 
 def name_of(finding: Finding) -> str:
-    """One line: `shared memory: decode.softmax ld.shared, decode.softmax st.shared: unordered`."""
+    """Return a line such as `shared memory: decode.softmax ld.shared, decode.softmax st.shared: unordered`."""
     sides = ", ".join(_side(instruction) for instruction in finding.instructions)
     place = _PLACE.match(finding.text)
     if finding.kind == "race" and (race := _RACE.match(finding.text)):

@@ -10,13 +10,15 @@ from .control import Values
 
 LOG2_E = 1.4426950408889634
 FAINT = 128
-"""Keys of each sequence, the first ones, a twentieth of the others: row maxima grow until every kernel rescales."""
+"""How many first keys of each sequence are a twentieth as large as the others: row maxima grow until every kernel
+rescales."""
 
 
 def packed(
     lengths_q: Sequence[int], lengths_kv: Sequence[int], heads: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query [sum(q), heads, 192], key [sum(k), heads, 192] and value [sum(k), heads, 128] of sequences, on the GPU."""
+    """Make query [sum(q), heads, 192], key [sum(k), heads, 192] and value [sum(k), heads, 128] of sequences, on the
+    GPU."""
     query = 4 * torch.randn(sum(lengths_q), heads, 192, device="cuda")
     key = torch.randn(sum(lengths_kv), heads, 192, device="cuda")
     value = torch.randn(sum(lengths_kv), heads, 128, device="cuda")
@@ -28,7 +30,8 @@ def packed(
 def batched(
     sequences: int, queries: int, keys: int, heads: int, dims: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Standard normal query, key and value [sequences, tokens, heads, dim] on the GPU; dims: of query, of value."""
+    """Make standard normal query, key and value [sequences, tokens, heads, dim] on the GPU. dims: of query, of
+    value."""
     sizes = (queries, dims[0]), (keys, dims[0]), (keys, dims[1])
     query, key, value = (torch.randn(sequences, tokens, heads, dim, device="cuda").to(dtype) for tokens, dim in sizes)
     return query, key, value
@@ -37,10 +40,13 @@ def batched(
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence. query [q, heads, d], key [k, heads, d] and value [k, heads, dv], on a CPU; or with one head of key
-    and value for all. causal: the last query sees the last key.
+    """Return attention of one sequence: out [q, heads, dv] and the natural LSE [q, heads], both float64.
 
-    Returns out [q, heads, dv] and the natural LSE [q, heads], both float64; rows without keys are 0 and -inf.
+    query [q, heads, d], key [k, heads, d] and value [k, heads, dv], on a CPU; or with one head of key and value for
+        all.
+    causal: the last query sees the last key.
+
+    Rows without keys are 0 and -inf.
     """
     query, key, value = query.double(), key.double(), value.double()
     scores = torch.einsum("qhd,khd->qhk", query, key.expand(-1, query.shape[1], -1)) * scale
@@ -55,7 +61,7 @@ def attention(
 def compared(
     out: torch.Tensor, lse: torch.Tensor, expected: Iterable[tuple[torch.Tensor, torch.Tensor]], base: float = 1.0
 ) -> Values:
-    """Results [rows, heads, dv] and [rows, heads] against those of the sequences in order.
+    """Compare results [rows, heads, dv] and [rows, heads] with those of the sequences in order.
 
     base: LOG2_E where the LSE is of base 2, whose difference is then given in natural units.
     """
@@ -67,5 +73,5 @@ def compared(
 
 
 def ends(lengths: Sequence[int]) -> torch.Tensor:
-    """Where sequences of these lengths begin and end, int32, on the GPU."""
+    """Return where sequences of these lengths begin and end, int32, on the GPU."""
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")

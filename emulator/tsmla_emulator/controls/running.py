@@ -1,4 +1,5 @@
-"""Run one control: its call, emulated, and then its recorded launches under other schedules and with the race check."""
+"""Runs one control: its call, emulated, and then its recorded launches under other schedules and with the race
+check."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ from .control import Control, Seen
 from .naming import name_of
 
 SCHEDULES = {"late": {"async_mode": "late"}, "random": {"async_mode": "random", "seed": 3, "quantum": 0}}
-"""Beside work that completes at issue, as in the call."""
+"""Schedules beside that of the call, in which work completes at issue."""
 MOST_FINDINGS = 10_000
 LENIENT = Options(happens_before=True, lenient_tensor=True, lockstep=True, findings=MOST_FINDINGS)
 STRICT = Options(happens_before=True, findings=MOST_FINDINGS)
 SCRATCH = "workspace"
-"""Parameters of this name are no results: nobody need write all of them."""
+"""The name of parameters that are no results: nobody need write all of them."""
 
 
 def run(control: Control, seed: int) -> Seen:
-    """Everything that can be seen of a control, on inputs from `seed`.
+    """Run a control on inputs from `seed`, and return everything that can be seen of it.
 
-    For a process of its own: packages keep what they compiled.
+    To be called in a process of its own: packages keep what they compiled.
     """
     seen, started = Seen(), time.perf_counter()
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""tokenspeed-mla: prefill and decode of Blackwell. Its float16 and bfloat16 decode has a kernel for two CTAs only."""
+"""tokenspeed-mla's prefill and decode of Blackwell. Its float16 and bfloat16 decode has a kernel for two CTAs only."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from .control import Control, Package, Peer, Values
 
 PACKAGE = Package("tokenspeed-mla", "2.0.4", ("tokenspeed-triton",))
 PREFILL_LENGTHS = ((300, 70, 1), (300, 200, 130))
-"""Queries and keys: a CTA with two full tiles of queries, one whose second tile is empty."""
+"""Queries and keys of sequences: a CTA with two full tiles of queries, and one whose second tile is empty."""
 DECODE_LENGTHS, PAGE = (700, 70, 128), 64
 FULL_PAGES = (70, 704)
-"""Keys of decodes whose page table has a column to spare, and of one whose last request fills the table."""
+"""Keys of a decode's requests, whose page table has a column to spare, and of one whose last request fills the
+table."""
 FP8 = Values(out=3e-2, lse=1e-5)
 BF16 = Values(out=3e-3, lse=1e-4)
 FP16 = Values(out=4e-4, lse=1e-4)
-"""Weights of softmax have the inputs' type. Seen 2026-11-24: two thirds of these for `out`, a tenth for the LSE."""
+"""Limits for float16, where weights of softmax have the inputs' type. Seen 2026-11-24: two thirds of these for `out`, a
+tenth for the LSE."""
 
 
 def _ragged(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths_q: Sequence[int], lengths_kv: Sequence[int],
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Packs [tokens, heads, dim] of sequences of these lengths; out and LSE."""
+    """Call the prefill on packs [tokens, heads, dim] of sequences of these lengths; return out and LSE."""
     from tokenspeed_mla import tokenspeed_mla_prefill
 
     return tokenspeed_mla_prefill(
@@ -50,8 +52,12 @@ def _prefill(dtype: torch.dtype, causal: bool) -> Values:
 def _paged(
     query: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: Sequence[int], workspace: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query [requests, tokens, heads, 576], cache [pages, page, 576], a row of page numbers and keys of each request,
-    bytes of scratch; out and LSE."""
+    """Call the decode; return out and LSE.
+
+    query: [requests, tokens, heads, 576]. cache: [pages, page, 576].
+    tables: a row of page numbers for each request. lengths: keys of each.
+    workspace: bytes of scratch.
+    """
     from tokenspeed_mla import tokenspeed_mla_decode
 
     return tokenspeed_mla_decode(
@@ -82,7 +88,8 @@ def _decode(
 
 
 def controls() -> list[Control]:
-    """Kernels for one CTA serve 64 rows and fewer (query tokens x heads), of 8 bits, on sm_100a."""
+    """Return the controls. On sm_100a, kernels for one CTA serve 8-bit calls of up to 64 rows (query tokens x
+    heads)."""
     fp8, fp16, bf16 = torch.float8_e4m3fn, torch.float16, torch.bfloat16
     found = [
         Control(f"prefill, {name}, {'causal' if causal else 'full'}", PACKAGE, arch,
@@ -117,7 +124,7 @@ def _prefill_of(
 def _decode_of(
     dtype: torch.dtype, requests: int, queries: int, keys: int, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Requests share pages: what keys hold does not matter to time."""
+    """Call the decode. Requests share pages: what keys hold does not matter to time."""
     held, pages = 64, -(-keys // PAGE)
     tables = (torch.arange(pages + 1, dtype=torch.int32) % held).repeat(requests, 1)
     cache = torch.randn(held, PAGE, 576, device="cuda").to(dtype)

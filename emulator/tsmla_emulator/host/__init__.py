@@ -1,1 +1,1 @@
-"""The host side: exported objects linked against a recording double, and CPU tensors that say they are CUDA."""
+"""The host side: exported objects linked with a recording double, and CPU tensors that say they are CUDA."""

@@ -1,4 +1,5 @@
-"""Kernels compiled by somebody else in this process: from what `cute.compile` returns to files for emulation."""
+"""Adopts kernels that somebody else compiles in this process: makes files for emulation of what `cute.compile`
+returns."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from unittest import mock
 from .link import link
 
 SYMBOL = "adopted"
-"""Name that adopted functions are exported under; each is alone in its library."""
+"""The name that adopted functions are exported under. Each is alone in its library."""
 OPTIONS = "--enable-tvm-ffi --keep-ptx"
 LINES = "--generate-line-info"
-"""Gives findings the lines of the sources."""
+"""The compiler option that gives findings the lines of the sources."""
 
 
 def export(compiled: Any) -> tuple[Path, str]:
-    """Library linked for emulation, and PTX text. Raises ValueError when it was compiled without `OPTIONS`."""
+    """Return the library linked for emulation, and the PTX text. Raises ValueError when it was compiled without
+    `OPTIONS`."""
     if not getattr(compiled, "__ptx__", None):
         raise ValueError(f"{compiled!r} has no PTX: give cute.compile the options {OPTIONS!r}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -33,10 +35,11 @@ def export(compiled: Any) -> tuple[Path, str]:
 
 @contextlib.contextmanager
 def adopting(arch: str, processors: int, adopt: Callable[[Any], Any]) -> Iterator[None]:
-    """While active, `cute.compile` compiles for `arch`, without its GPU, and returns what `adopt` makes of it.
+    """Make `cute.compile`, while active, compile for `arch` without its GPU, and return what `adopt` makes of the
+    result.
 
-    CUTLASS's HardwareInfo, which asks the driver, answers for a GPU with that many processors, all free; and kernels
-    that ask, before they are compiled, what the compiler compiles for are told `arch`.
+    CUTLASS's HardwareInfo, which asks the driver, answers for a GPU with that many processors, all free. Kernels that
+    ask, before they are compiled, what the compiler compiles for are told `arch`.
     """
     from cutlass import cute
     from cutlass.cutlass_dsl import CuTeDSL

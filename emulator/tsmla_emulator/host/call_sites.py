@@ -1,4 +1,4 @@
-"""Which calls of the kernels' sources each PTX instruction comes from, noted while a kernel is traced.
+"""Notes, while a kernel is traced, which calls of the kernels' sources each PTX instruction comes from.
 
 Machine code is the same with and without: only columns of `.loc` and comments differ. See `ptx/calls.py`.
 """
@@ -20,9 +20,9 @@ from ..ptx.model import Call
 
 _COLUMN = re.compile(r"^\s*\.loc\s+\d+\s+\d+\s+(\d+)", re.MULTILINE)
 _Frame = tuple[str, str, int, str]
-"""File, name, line, and the edge whose method it is or ""."""
+"""File, name, line, and the edge whose method it is, or ""."""
 _COLUMNS = 1 << 16
-"""LLVM keeps 16 bits of a column."""
+"""Columns that a location can have: LLVM keeps 16 bits."""
 
 
 class CallSites:
@@ -35,7 +35,8 @@ class CallSites:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Instructions traced within get the number of their stack as the column of their location."""
+        """Give instructions that are traced meanwhile the number of their call stack as the column of their
+        location."""
         from cutlass._mlir import ir
         from cutlass._mlir_helpers.op import loc_transform
 
@@ -49,12 +50,12 @@ class CallSites:
             yield
 
     def comments(self, ptx: str) -> str:
-        """What a PTX text of this compile must end with: the calls that its instructions come from."""
+        """Return what a PTX text of this compile must end with: the calls that its instructions come from."""
         used = {int(number) for number in _COLUMN.findall(ptx)}
         return written({number: calls for calls, number in self._numbers.items() if number in used})
 
     def _frames(self) -> tuple[_Frame, ...]:
-        """The package's frames, the innermost first."""
+        """Return the package's frames, the innermost first."""
         found = []
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -73,8 +74,11 @@ class CallSites:
         return self._stacks[frames]
 
     def _calls(self, frames: tuple[_Frame, ...]) -> tuple[Call, ...]:
-        """The compiler makes functions of branches and loops: their frames count as their function's, whose own follows
-        further out and has the name that stands in the source."""
+        """Return the calls of some frames.
+
+        The compiler makes functions of branches and loops. Their frames count as their function's, whose own frame is
+        further out and has the name that stands in the source.
+        """
         calls: list[Call] = []
         innermost = -1
         inner = edge = ""
@@ -90,7 +94,7 @@ class CallSites:
 
 
 def _edge(frame: types.FrameType) -> str:
-    """The name that a kernel's table of edges gives what a method is called of."""
+    """Return the name that a kernel's table of edges gives to the object whose method this is."""
     if frame.f_code.co_varnames[:1] != ("self",):
         return ""
     return str(getattr(getattr(frame.f_locals["self"], "spec", None), "name", ""))
@@ -105,13 +109,16 @@ class _Source:
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
 
     def function_at(self, line: int) -> str:
-        """Name of the innermost one, "" outside of functions."""
+        """Return the name of the innermost function at a line, "" outside of functions."""
         around = [node for node in self._functions if _first_line(node) <= line <= (node.end_lineno or 0)]
         return max(around, key=lambda node: node.lineno).name if around else ""
 
     def callee_at(self, line: int, name: str) -> str:
-        """What is called at a line, as written, no more than its last two names: "k_edge.wait_full" where that is what
-        calls the function `name`; without a call of that name the outermost of those that begin last."""
+        """Return what is called at a line, as written, with no more than its last two names, such as
+        "k_edge.wait_full".
+
+        That is the call of the function `name`; without one, the outermost of the calls that begin last.
+        """
         around = [node for node in self._calls if node.lineno <= line <= (node.end_lineno or 0)]
         named = [node for node in around if name and _last(node.func) == name]
         if not around:
@@ -127,7 +134,7 @@ def _first_line(function: ast.FunctionDef) -> int:
 
 
 def _last(node: ast.expr) -> str:
-    """The last name of a dotted expression, with an index if it has one."""
+    """Return the last name of a dotted expression, with an index if it has one."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Subscript):
@@ -136,7 +143,7 @@ def _last(node: ast.expr) -> str:
 
 
 def function_at(file: str, line: int) -> str:
-    """Name of the innermost function at a line of a source file, "" outside of functions."""
+    """Return the name of the innermost function at a line of a source file, "" outside of functions."""
     return _source(file).function_at(line)
 
 

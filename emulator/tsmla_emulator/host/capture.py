@@ -1,4 +1,4 @@
-"""Run the host half of an exported function for real, and record the launches that it makes."""
+"""Runs the host half of an exported function for real, and records the launches that it makes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OnLaunch = ctypes.CFUNCTYPE(
 
 
 class _TensorMapCall(ctypes.Structure):
-    """Arguments of cuTensorMapEncodeTiled but the map."""
+    """Arguments of cuTensorMapEncodeTiled, without the map."""
 
     _fields_ = [
         ("data_type", ctypes.c_int),
@@ -57,7 +57,7 @@ _OnTensorMap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_TensorMapCall), ct
 
 
 class _Host(ctypes.Structure):
-    """`Host` of double.c."""
+    """The struct `Host` of double.c."""
 
     _fields_ = [
         ("device_attribute", _OnAttribute),
@@ -77,7 +77,7 @@ class Gpu:
     shared_per_cta: int = 227 * 1024
 
     def attribute(self, number: int) -> int:
-        """Raises EmulationError for an attribute that no kernel seen so far asks for."""
+        """Return a device attribute. Raises EmulationError for one that no kernel seen so far asks for."""
         known = {16: self.processors, 75: self.capability[0], 76: self.capability[1], 97: self.shared_per_cta}
         if number not in known:
             raise EmulationError(
@@ -89,7 +89,7 @@ class Gpu:
 
 @dataclasses.dataclass
 class _Recording:
-    """One call of an exported function: who is asked, and what it did so far."""
+    """One call of an exported function: the GPU that it asks, and what it did so far."""
 
     gpu: Gpu
     ptx: Module
@@ -97,7 +97,7 @@ class _Recording:
     error: BaseException | None = None
 
     def entry(self, kernel: bytes) -> Entry:
-        """The PTX of a kernel by name."""
+        """Return the PTX of a kernel by name."""
         entry = self.ptx.entries.get(kernel.decode())
         if entry is None:
             raise EmulationError(
@@ -109,7 +109,7 @@ class _Recording:
 
 
 class Library:
-    """A library linked with the double. One per file and process: its kernels are loaded at the first call."""
+    """A library linked with the double, one per file and process. Its kernels are loaded at the first call."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -130,15 +130,17 @@ class Library:
         self._parameters: dict[str, dict[str, str]] = {}
 
     def function(self, symbol: str) -> Callable[..., Any]:
-        """An exported TVM-FFI function. Raises AttributeError naming the symbol and the file."""
+        """Return an exported TVM-FFI function. Raises AttributeError naming the symbol and the file."""
         try:
             return self._module.get_function(symbol)
         except AttributeError:
             raise AttributeError(f"{self.path} exports no function {symbol}") from None
 
     def parameters(self, symbol: str) -> dict[str, str]:
-        """A function's parameters and the kind of each ("Tensor", "int32", "None", ..), as the TypeError says that
-        calling it without any raises; empty when it names none."""
+        """Return a function's parameters and the kind of each ("Tensor", "int32", "None", ..).
+
+        They are read from the TypeError of calling it without any; there are none when that names none.
+        """
         if symbol not in self._parameters:  # tvm_ffi takes a fifth of a second to raise
             self._parameters[symbol] = _parameters(self.function(symbol))
         return self._parameters[symbol]
@@ -159,7 +161,7 @@ class Library:
             return recording.launches
 
     def _guarded(self, callback: Callable[..., None]) -> Callable[..., int]:
-        """A callback for C: an exception is kept for `record` to raise, and C sees an error code."""
+        """Return a callback for C: an exception is kept for `record` to raise, and C sees an error code."""
 
         @functools.wraps(callback)
         def call(*arguments: Any) -> int:
@@ -210,7 +212,8 @@ class Library:
 
 
 def _encode_tensor_map(call: Any, target: int) -> None:
-    """Raises ValueError for what a map cannot hold, and EmulationError for swizzles that are not known."""
+    """Encode a tensor map. Raises ValueError for what a map cannot hold, and EmulationError for swizzles that are not
+    known."""
     given = call.contents
     rank = given.rank
     if given.swizzle >= len(SWIZZLES):
@@ -231,7 +234,7 @@ def _encode_tensor_map(call: Any, target: int) -> None:
 
 @functools.cache
 def open_library(path: Path) -> Library:
-    """The library at a path; the system keeps the first file that was loaded from it."""
+    """Return the library at a path. The system keeps the first file that was loaded from it."""
     return Library(path)
 
 
@@ -245,10 +248,10 @@ def _parameters(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def extents(arguments: Sequence[Any], names: Sequence[str], writes: Callable[[str], bool]) -> list[Extent]:
-    """The memory behind the tensors, torch's or CuTe's, among a call's arguments; and behind integers that are the
-    address of an allocation, which functions with pointers take: all of it.
+    """Return the memory behind the tensors, torch's or CuTe's, among a call's arguments.
 
-    Raises TypeError for a tensor on the CPU.
+    An integer that is the address of an allocation, as functions with pointers take it, stands for all of that
+    allocation. Raises TypeError for a tensor on the CPU.
     """
     found = []
     for position, argument in enumerate(arguments):
@@ -265,7 +268,7 @@ def extents(arguments: Sequence[Any], names: Sequence[str], writes: Callable[[st
 
 
 def _span(tensor: tvm_ffi.Tensor) -> tuple[int, int]:
-    """Addresses [start, end) from a tensor's first to its last element."""
+    """Return addresses [start, end) from a tensor's first to its last element."""
     start = tensor.data_ptr()
     if 0 in tensor.shape:
         return start, start

@@ -1,4 +1,4 @@
-"""CPU memory handed out through DLPack as if it were on CUDA device 0."""
+"""Hands out CPU memory through DLPack as if it were on CUDA device 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 _CUDA = 2
 _CODES = {torch.float8_e4m3fn: 10, torch.float8_e5m2: 12}
-"""DLPack's codes of dtypes that torch 2.9 does not hand out: their bytes are, with the dtype's code."""
+"""DLPack's codes of dtypes that torch 2.9 does not hand out: their bytes are handed out instead, with this code."""
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
@@ -27,7 +27,7 @@ class _ManagedTensor(ctypes.Structure):
 
 
 def as_cuda_dlpack(tensor: torch.Tensor) -> Any:
-    """A DLPack capsule (unversioned) of a CPU tensor whose device reads CUDA 0."""
+    """Return a DLPack capsule (unversioned) of a CPU tensor that names CUDA 0 as its device."""
     code = _CODES.get(tensor.dtype)
     capsule = (tensor if code is None else tensor.view(torch.uint8)).__dlpack__()
     managed = _ManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor"))

@@ -1,4 +1,4 @@
-"""What stands in for torch.cuda and tsmla's search for kernels while a GPU is emulated."""
+"""Replacements for torch.cuda, and for tsmla's search for kernels, while a GPU is emulated."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .capture import Gpu
 from .tensor import DEVICE
 
 Replacement = tuple[Any, str, Any]
-"""What to replace an attribute of: the object, the attribute's name, what to put there."""
+"""An attribute to replace: the object, the attribute's name, what to put there."""
 
 
 def torch_cuda(arch: str, gpu: Gpu, processors: int) -> list[Replacement]:
-    """What operators and tests ask of torch.cuda, answered for the emulated device."""
+    """Return what operators and tests ask of torch.cuda, answered for the emulated device."""
     name = f"emulated {arch}"
     properties = types.SimpleNamespace(
         name=name, major=gpu.capability[0], minor=gpu.capability[1], multi_processor_count=processors
@@ -37,7 +37,8 @@ def torch_cuda(arch: str, gpu: Gpu, processors: int) -> list[Replacement]:
 
 
 def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
-    """How tsmla's operators come to emulated kernels: the search of a variant ends with `kernel(variant)`."""
+    """Return what makes tsmla's operators find emulated kernels: the search for a variant ends with
+    `kernel(variant)`."""
     if not _has_tsmla():
         return []
     from tsmla import checks, gpu, resolve
@@ -53,7 +54,8 @@ def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
 
 @contextlib.contextmanager
 def fresh_resolution() -> Iterator[None]:
-    """What tsmla resolved before is not used inside, nor what it resolves inside afterwards."""
+    """Keep what tsmla resolved before from being used inside, and what it resolves inside from being used
+    afterwards."""
     if not _has_tsmla():
         yield
         return

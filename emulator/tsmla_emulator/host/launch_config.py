@@ -1,4 +1,4 @@
-"""The launch configuration of the CUDA runtime, read from memory and held against what the hardware takes."""
+"""Reads the CUDA runtime's launch configuration from memory, and refuses what the hardware would not take."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_THREADS = 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 PORTABLE_CLUSTER, MAX_CLUSTER = 8, 16
 RESERVED_SHARED = 1024
-"""Bytes of shared memory per CTA that the system keeps, out of the SM's."""
+"""Bytes of an SM's shared memory that the system keeps for each CTA."""
 DEFAULT_DYNAMIC_SHARED = 48 * 1024
-"""What a kernel may ask for without raising its limit first."""
+"""Bytes of dynamic shared memory that a kernel may ask for without raising its limit first."""
 
 _COOPERATIVE, _CLUSTER, _PDL = 2, 4, 6
 _ATTRIBUTE_NAMES = {_COOPERATIVE: "cooperative", _CLUSTER: "cluster dimension", _PDL: "programmatic serialization"}
@@ -27,7 +27,7 @@ class _Attribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """cudaLaunchConfig_t."""
+    """The struct cudaLaunchConfig_t."""
 
     _fields_ = [
         ("grid", ctypes.c_uint32 * 3),
@@ -41,16 +41,17 @@ class LaunchConfig(ctypes.Structure):
 
 @dataclasses.dataclass
 class KernelLimits:
-    """What the host code allowed a kernel through cudaFuncSetAttribute."""
+    """What host code allowed a kernel through cudaFuncSetAttribute, and the GPU's size."""
 
     dynamic_shared: int = DEFAULT_DYNAMIC_SHARED
     non_portable_cluster: bool = False
     processors: int = 132
-    """Of the GPU: a cooperative launch has no more CTAs here, as if each took the whole of an SM."""
+    """SMs of the GPU: a cooperative launch may have no more CTAs here, as if each took the whole of an SM."""
 
 
 def launch_of(config: LaunchConfig, entry: Entry, arguments: Any, limits: KernelLimits) -> Launch:
-    """The launch record: parameters copied from `arguments` (an array of addresses, one per PTX parameter).
+    """Return the record of a launch, with parameters copied from `arguments` (an array of addresses, one per PTX
+    parameter).
 
     Raises EmulationError of kind "launch" for what a GPU refuses, and for attributes that are not implemented.
     """
@@ -99,7 +100,7 @@ def check(launch: Launch, entry: Entry, limits: KernelLimits) -> None:
 
 
 def _attributes(config: LaunchConfig, kernel: str) -> tuple[tuple[int, int, int], bool, bool]:
-    """(cluster, whether the launch is programmatically serialised, whether it is cooperative)."""
+    """Return (cluster, whether the launch is programmatically serialised, whether it is cooperative)."""
     cluster, pdl, cooperative = (1, 1, 1), False, False
     for attribute in config.attributes[: config.attribute_count]:
         if attribute.id == _CLUSTER:

@@ -1,4 +1,5 @@
-"""Link an exported CuTe DSL object with the test double in place of NVIDIA's runtime library; kept by content."""
+"""Links exported CuTe DSL objects with the test double in place of NVIDIA's runtime library; results are kept by
+content."""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ class LinkError(RuntimeError):
 
 
 def cache_directory() -> Path:
-    """Where linked libraries and compiled variants are kept; it need not exist. TSMLA_CACHE_DIR moves it."""
+    """Return where linked libraries and compiled variants are kept; it need not exist. TSMLA_CACHE_DIR moves it."""
     return Path(os.environ.get("TSMLA_CACHE_DIR") or "~/.cache/tsmla").expanduser() / "emulator"
 
 
 def link(exported: Path) -> Path:
-    """A loadable library of an object (.o) or LLVM IR (.ll) that `export_to_c` wrote; linked once per content.
+    """Return a loadable library of an object (.o) or LLVM IR (.ll) that `export_to_c` wrote; it is linked once per
+    content.
 
-    It defines the whole CUDA side itself with hidden symbols, so that a runtime library loaded by somebody else in the
-    process cannot take its place, and needs nothing but libtvm_ffi.so.
+    The library defines the whole CUDA side itself with hidden symbols, so that a runtime library loaded by somebody
+    else in the process cannot take its place, and needs nothing but libtvm_ffi.so.
     """
     exported = Path(exported)
     try:

@@ -15,14 +15,15 @@ import weakref
 from collections.abc import Iterator
 
 GUARD = 4096 + 512
-"""Bytes before and after each allocation; makes addresses multiples of 512, as CUDA's allocators do, and no more."""
+"""Bytes of guard zone before and after each allocation. They make addresses multiples of 512, as CUDA's allocators do,
+and no more."""
 POISON = 0xFF
 """Byte of memory that nobody wrote: NaN in every float format with 8, 16, 32 or 64 bits, -1 in integers."""
 _CANARY = bytes((0xA5, 0x5A, 0xC3, 0x3C)) * (GUARD // 4)
 _PAGE = 4096
 _RANGE = 0x1000_0000_0000
 _MAP_FLAGS = 0x02 | 0x20 | 0x100000
-"""MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE."""
+"""Flags of mmap: MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE."""
 _READ_WRITE = 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,11 +50,11 @@ class Block:
     number: int
 
     def content(self) -> bytes:
-        """A copy of what it holds now."""
+        """Return a copy of what the block holds now."""
         return ctypes.string_at(self.address, self.size)
 
     def damage(self) -> str | None:
-        """Where a guard zone was changed, or None."""
+        """Return where a guard zone was changed, or None."""
         for name, start in (("before", self.address - GUARD), ("after", self.address + self.size)):
             zone = ctypes.string_at(start, GUARD)
             if zone != _CANARY:
@@ -64,7 +65,7 @@ class Block:
 
 
 def allocate(size: int, address: int | None = None) -> tuple[Block, ctypes.Array]:
-    """Memory for `size` bytes, poisoned, with a buffer over it; freed when nobody holds the buffer any more.
+    """Make poisoned memory of `size` bytes, with a buffer over it; it is freed when nobody holds the buffer any more.
 
     address: where it must lie, as an earlier process had it. Raises MemoryError when that, or anything, cannot be had.
     """
@@ -87,9 +88,11 @@ def allocate(size: int, address: int | None = None) -> tuple[Block, ctypes.Array
 
 @contextlib.contextmanager
 def addresses_from(first: int) -> Iterator[None]:
-    """What is allocated meanwhile lies from this address on, behind what was there before, as other allocators of a GPU
-    have it: cudaMallocAsync's memory begins at 0x302000000, so that a tensor map whose base lies far before its tensor
-    has none that is an address."""
+    """Make allocations lie, while active, from this address on, behind what was allocated there before.
+
+    Other allocators of a GPU use such addresses: cudaMallocAsync's memory begins at 0x302000000, so that a tensor map
+    whose base lies far before its tensor has a base that is no address.
+    """
     global _next_map
     usual, _next_map = _next_map, _next_elsewhere.get(first, first)
     try:
@@ -104,7 +107,7 @@ def _free(block: Block, start: int, mapped: int) -> None:
 
 
 def block_at(address: int) -> Block | None:
-    """The live block whose first usable byte this is."""
+    """Return the live block whose first usable byte this is."""
     return _live.get(address)
 
 
@@ -126,7 +129,7 @@ class Extent:
 
 
 def merged(extents: list[Extent]) -> list[Extent]:
-    """The same addresses in ascending order, arguments that overlap (slices of one tensor) as one with joined names."""
+    """Return extents in ascending order, where those that overlap (slices of one tensor) are one with joined names."""
     result: list[Extent] = []
     for extent in sorted(extents, key=lambda e: (e.start, e.end)):
         if result and extent.start < result[-1].end:

@@ -35,9 +35,9 @@ _MIXING_ALLOWED = {
     torch.Tensor.type_as,
 }
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes -> the integer of that width."""
+"""Bytes -> the integer dtype of that width."""
 _POISON = int.from_bytes(bytes([memory.POISON] * 8), "little", signed=True)
-"""As an integer of any of these widths."""
+"""Poison as an integer of 64 bits, which has the same value in any narrower width."""
 _NOT_ON_CUDA: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
 
 
@@ -86,7 +86,7 @@ class EmulatedDevice(TorchFunctionMode):
 
 
 def to_device(tensor: torch.Tensor) -> EmulatedTensor:
-    """A copy in guarded memory, of the same strides unless elements share memory."""
+    """Return a copy in guarded memory, with the same strides unless elements share memory."""
     strides = tensor.stride()
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
         strides = torch.empty(tensor.shape, device="meta").stride()
@@ -96,13 +96,13 @@ def to_device(tensor: torch.Tensor) -> EmulatedTensor:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as an ordinary CPU tensor."""
+    """View an emulated tensor's memory as an ordinary CPU tensor."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
 
 
 def unwritten(tensor: torch.Tensor) -> int:
-    """How many elements hold nothing but poison."""
+    """Return how many elements hold nothing but poison."""
     content = plain(tensor)
     if content.dtype == torch.complex128:  # no integer is as wide
         return int((torch.view_as_real(content).view(torch.int64) == _POISON).all(-1).count_nonzero())
@@ -147,7 +147,8 @@ def _placed(tensor: torch.Tensor, uninitialised: bool) -> EmulatedTensor:
 
 
 def _without_device(func: Callable[..., Any], args: tuple, kwargs: dict) -> tuple[str | None, tuple, dict]:
-    """Which kind of device ("cuda", "cpu") a call asks for, None if it does not say, and the call for the CPU."""
+    """Return which kind of device ("cuda", "cpu") a call asks for, None if it does not say, and the call for the
+    CPU."""
     asked = kwargs.get("device")
     if func is torch.Tensor.to:
         others = [x for x in args[1:] if isinstance(x, str | torch.device | torch.Tensor)]

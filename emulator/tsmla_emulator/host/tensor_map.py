@@ -1,7 +1,7 @@
-"""The 128 bytes of a CUtensorMap: read them, or make them for a launch that is written by hand.
+"""Reads the 128 bytes of a CUtensorMap, and makes them for a launch that is written by hand.
 
-Bit positions are those that a driver's encoder was seen to fill on an H200; the DSL writes the same ones inline.
-Words 8 and up are the driver's own bookkeeping and not read.
+Bit positions are those that a driver's encoder was seen to fill on an H200; the DSL writes the same ones inline. Words
+8 and up are the driver's own bookkeeping and not read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ DTYPES = {
     16 + 7: ("tf32", 4),
     16 + 8: ("tf32_ftz", 4),
 }
-"""Code -> name, bytes; 16 stands for the bit that makes a float code tf32. FP8 tensors are u8."""
+"""Code in a map -> name, bytes. 16 stands for the bit that makes a float code tf32. FP8 tensors are u8."""
 DRIVER_DTYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz"
 )  # fmt: skip
-"""By the numbers of CUtensorMapDataType."""
+"""Names of dtypes in the order of CUtensorMapDataType's numbers."""
 SWIZZLES = (0, 32, 64, 128)
-"""Code -> bytes of the pattern's row."""
+"""Bytes of a swizzle pattern's row, in the order of their codes."""
 
 
 @dataclasses.dataclass(frozen=True)

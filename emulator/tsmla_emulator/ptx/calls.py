@@ -1,4 +1,5 @@
-"""How PTX text says from where in the Python sources each instruction comes: more than its `.loc` can.
+"""Reads and writes, in PTX text, the calls of the Python sources that each instruction comes from: more than its `.loc`
+can hold.
 
 The compiling process (`host/call_sites.py`) numbers the call stacks that made instructions. The number stands in the
 column of `.loc`, and the stacks in comments at the end of the text, the innermost call first:
@@ -21,7 +22,7 @@ _BETWEEN = " < "
 
 
 def written(stacks: Mapping[int, tuple[Call, ...]]) -> str:
-    """The comments that say which calls each number stands for; 0 stands for none."""
+    """Return the comments that say which calls each number stands for; 0 stands for none."""
     lines = []
     for number, stack in stacks.items():
         texts = (f"{call.function}:{call.line} {call.callee}".rstrip() for call in stack)
@@ -30,7 +31,7 @@ def written(stacks: Mapping[int, tuple[Call, ...]]) -> str:
 
 
 def read(text: str) -> dict[int, tuple[Call, ...]]:
-    """The stacks by number that `written` has put into a PTX text."""
+    """Return the stacks by number that `written` has put into a PTX text."""
     found = {}
     for number, stack in _LINE.findall(text):
         parts = (_CALL.fullmatch(part) for part in stack.split(_BETWEEN))

@@ -41,14 +41,14 @@ def enum_text() -> str:
 
 
 def register_width(register: Register) -> int:
-    """Slots a register takes: 32 lanes of 32 bits each."""
+    """Return the slots that a register takes: a slot has 32 lanes of 32 bits each."""
     kind = register.kind
     return 2 if kind.endswith("64") else 4 if kind.endswith("128") else 1
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value in every lane; `slots` 32-bit halves, low first."""
+    """A constant, equal in every lane. slots: how many 32-bit halves it has, low first."""
 
     value: int
     slots: int = 1
@@ -66,7 +66,7 @@ Reference = Register | Constant | Slot | None
 
 @dataclass
 class Encoded:
-    """An instruction with everything but slot numbers. `waits` marks where asynchronous register writes land."""
+    """An encoded instruction, without slot numbers. waits: marks where asynchronous register writes land."""
 
     op: int
     d: Reference = None
@@ -136,7 +136,7 @@ class Encoder:
         return operand.value
 
     def address(self, operand: Operand) -> tuple[Reference, int, int]:
-        """(base, byte offset, flags) of `[..]`."""
+        """Return (base, byte offset, flags) of `[..]`."""
         if not isinstance(operand, Address):
             raise self.refuse()
         base = operand.base
@@ -149,7 +149,7 @@ class Encoder:
         return slot, operand.offset + offset, WIDE_ADDRESS
 
     def symbol(self, symbol: Symbol) -> tuple[Slot, int]:
-        """(slot of the window's base, byte offset) of a shared array or a parameter."""
+        """Return (slot of the window's base, byte offset) of a shared array or a parameter."""
         for param in self.entry.params:
             if param.name == symbol.name:
                 return Slot(PARAM_SLOT), param.offset + symbol.offset
@@ -160,7 +160,8 @@ class Encoder:
 
 
 def shared_layout(entry: Entry) -> tuple[dict[str, int], int]:
-    """Window offsets of the shared arrays (static ones first, then the dynamic one) and the end of the static part."""
+    """Return the window offsets of the shared arrays (static ones first, then the dynamic one) and the end of the
+    static part."""
     offset, places = 0x400, {}
     dynamic_align = 16
     for array in entry.shared.values():

@@ -1,4 +1,4 @@
-"""Instructions -> encoded instructions: lane-wise ones from the table, control, memory and warp instructions here."""
+"""Encodes instructions: lane-wise ones from the table, control, memory and warp instructions here."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _memory(encoder: Encoder) -> Encoded:
 
 
 def _ordering(encoder: Encoder) -> int:
-    """Flags of what an access of global memory orders: kStrong, kAcquire, kRelease of core/ops.h."""
+    """Return flags that say what an access of global memory orders: kStrong, kAcquire, kRelease of core/ops.h."""
     parts = set(encoder.parts)
     strong = encoder.parts[0] in ("atom", "red") or parts & {"relaxed", "acquire", "release", "acq_rel", "volatile"}
     acquires, releases = parts & {"acquire", "acq_rel"}, parts & {"release", "acq_rel"}

@@ -133,7 +133,8 @@ def _bulk_tensor(encoder: Encoder, parts: list[str]) -> Encoded:
 
 
 def _cluster_launch(encoder: Encoder) -> Encoded:
-    """Its response is opaque to PTX; kernels that decode it with `query_cancel` are refused."""
+    """Encode a cluster launch control request. Its response is opaque to PTX; kernels that decode it with
+    `query_cancel` are refused."""
     known = {"try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128"}
     if set(encoder.parts[1:]) - known:
         raise encoder.refuse()

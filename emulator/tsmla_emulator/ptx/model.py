@@ -1,4 +1,4 @@
-"""What PTX text becomes: Module -> Entry -> Instruction -> operands. Names are unique within an entry."""
+"""The objects that PTX text becomes: Module -> Entry -> Instruction -> operands. Names are unique within an entry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 class PtxError(Exception):
-    """PTX that cannot be read: what stood there, at which line of the text."""
+    """PTX cannot be read; the text says what stood there, at which line."""
 
     def __init__(self, message: str, line: int):
         super().__init__(f"PTX line {line}: {message}")
@@ -15,7 +15,7 @@ class PtxError(Exception):
 
 
 class NotImplementedInstruction(PtxError):
-    """An instruction, modifier or operand form that the emulator does not know."""
+    """PTX has an instruction, modifier or operand form that the emulator does not know."""
 
     def __init__(self, what: str, line: int):
         super().__init__(f"not implemented: {what} at line {line}", line)
@@ -47,7 +47,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """`[base + offset]`; `coordinates` when the form is `[base, {c0, ..}]`."""
+    """An address `[base + offset]`; `coordinates` when the form is `[base, {c0, ..}]`."""
 
     base: Register | Symbol | Immediate
     offset: int = 0
@@ -56,14 +56,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Vector:
-    """`{a, b, ..}`."""
+    """A vector `{a, b, ..}`."""
 
     items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`%r|%p`: two destinations."""
+    """Two destinations, `%r|%p`."""
 
     first: Operand
     second: Operand
@@ -71,7 +71,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Sink:
-    """`_`: a result that nobody reads."""
+    """A result that nobody reads, `_`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ Operand = Register | Immediate | Symbol | Address | Vector | Pair | Sink | Label
 
 
 PARTS = "parts/"
-"""Where functions are that kernels are composed from. They are in all kernels, so their callers tell more."""
+"""The folder of functions that kernels are composed from. All kernels have them, so their callers tell more."""
 _KERNEL = ".kernel"
 
 
@@ -108,14 +108,14 @@ class Source:
 
     @property
     def role(self) -> str:
-        """The function of the sources that the kernel's own calls here ("load"): what a warp is there for. Empty where
-        nothing says it."""
+        """The function of the sources that the kernel's own calls here ("load"), which tells what a warp does. Empty
+        where nothing says it."""
         callees = (call.callee for call in self.calls if call.function.endswith(_KERNEL))
         return next((callee for callee in callees if callee.isidentifier()), "")
 
     @property
     def asker(self) -> int | None:
-        """Which of the calls is that of the innermost function that is not in `PARTS`; None where there is none."""
+        """Which of the calls is that of the innermost function outside of `PARTS`; None where there is none."""
         return next((depth for depth, call in enumerate(self.calls) if not call.function.startswith(PARTS)), None)
 
 
@@ -176,5 +176,5 @@ class Module:
     programs: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __deepcopy__(self, memo: dict) -> Module:
-        """Without the programs: whoever copies a module is about to change it."""
+        """Copy without the programs: whoever copies a module is about to change it."""
         return Module(self.target, self.version, copy.deepcopy(self.entries, memo), self.text)

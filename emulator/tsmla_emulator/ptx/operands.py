@@ -1,4 +1,5 @@
-"""Operands of one instruction: text -> registers, literals, addresses and names, as the scopes around it know them."""
+"""Reads the operands of one instruction: registers, literals, addresses and names, as the scopes around it know
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _SPLIT_NUMBER = re.compile(r"(.*?)(\d+)")
 
 
 class Scope:
-    """What a pair of braces declares, inside of its parent's. Scope 0 is the entry's body."""
+    """The names that a pair of braces declares, inside of its parent's. Scope 0 is the entry's body."""
 
     def __init__(self, number: int, parent: Scope | None):
         self.number = number

@@ -1,4 +1,4 @@
-"""PTX text -> Module. Inline-assembly scopes are flattened: inner registers and labels get unique names."""
+"""Reads PTX text into a Module. Inline-assembly scopes are flattened: inner registers and labels get unique names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_module(text: str) -> Module:
 
 
 def type_bytes(name: str) -> int:
-    """Size of a PTX type name such as "b8", "f32" or "u64"."""
+    """Return the size of a PTX type name such as "b8", "f32" or "u64"."""
     return _SIZES[name[-2:] if name[-2:] in _SIZES else name[-1]]
 
 

@@ -1,4 +1,5 @@
-"""Register slots: liveness over the control-flow graph, then one linear scan, so that a warp's file stays in cache."""
+"""Places registers in slots, by liveness over the control-flow graph and one linear scan, so that a warp's registers
+stay in cache."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ _BRANCH, _EXIT = op_number("bra"), op_number("exit")
 
 
 def place_registers(code: list[Encoded], labels: dict[str, int]) -> tuple[dict[Register, int], int]:
-    """(first slot of each register, slots in all).
+    """Return the first slot of each register, and how many slots there are.
 
     A register keeps its slot over the hull of the positions at which it lives. One that is read before it is written
-    lives from the start, so its slot still holds poison. Results of asynchronous instructions keep their slot at
-    least until the next wait that can land them.
+    lives from the start, so its slot still holds poison. Results of asynchronous instructions keep their slot at least
+    until the next wait that can land them.
     """
     spans = _spans(code, labels)
     return _scan(spans)
@@ -108,7 +109,7 @@ def _bits(members: Iterable[int]) -> int:
 
 
 def _members(bits: int) -> list[int]:
-    """Which of the numbers are in a set of bits."""
+    """Return which numbers are in a set of bits."""
     found = []
     while bits:
         low = bits & -bits

@@ -1,4 +1,4 @@
-"""An entry ready for the interpreter: packed instructions, operand lists, constants, and where each came from."""
+"""Makes an entry ready for the interpreter: packed instructions, operand lists, constants, and where each came from."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _TALK = re.compile(r"(atom|red)\.|(ld|st)\..*(acquire|release|relaxed|volatile)"
 
 @dataclass(frozen=True)
 class Program:
-    """`code` holds 48-byte instructions, one per PTX instruction, in the layout of core/machine.h.
+    """An entry in the interpreter's form.
 
-    clusters_talk: some of them order CTAs by global memory: atomics, releases, acquires and what polls.
+    code: 48-byte instructions, one per PTX instruction, in the layout of core/machine.h.
+    clusters_talk: some instructions order CTAs by global memory: atomics, releases, acquires and what polls.
     """
 
     entry: Entry
@@ -63,7 +64,7 @@ _MOVES = {number_of("mov.b16"), number_of("mov.b32"), number_of("mov.b64"), op_n
 
 
 def _loaded_registers(code: list[Encoded]) -> set[Register]:
-    """Registers that can hold what tcgen05.ld loaded, directly or through moves."""
+    """Return registers that can hold what tcgen05.ld loaded, directly or through moves."""
     loaded = {register for item in code if item.op == op_number("tmem_load") for register in item.writes}
     size = -1
     while size != len(loaded):

@@ -1,4 +1,4 @@
-"""The one table of lane-wise instructions: opcode -> result type, source types and the C++ expression of one lane.
+"""Table of the lane-wise instructions: opcode -> result type, source types and the C++ expression of one lane.
 
 The build turns it into the interpreter's switch (`switch_text`), the lowering takes operand widths and numbers from it.
 Types: u16 s16 u32 s32 u64 s64 f32 pred; x2 is two packed f32 that are computed one after the other.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SimpleOp:
-    """`expression` computes the result from a, b, c (and d) of the `sources` types."""
+    """A lane-wise instruction. expression: computes the result from a, b, c (and d) of the `sources` types."""
 
     result: str
     sources: tuple[str, ...]

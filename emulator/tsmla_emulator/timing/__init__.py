@@ -1,1 +1,1 @@
-"""The timing model: traces replayed against the rates of a machine, as emulator/docs/timing-model.md explains."""
+"""The timing model: replays traces against the rates of a machine, as emulator/docs/timing-model.md explains."""

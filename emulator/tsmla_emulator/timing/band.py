@@ -1,4 +1,5 @@
-"""How far a modelled time moves when a number that is not certain takes its lowest or highest value, one at a time."""
+"""The band of a modelled time: how far it moves when numbers that are not certain take their extremes, one at a
+time."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from .machines import Machine, Value
 
 
 def uncertain(machine: Machine) -> list[str]:
-    """Names of the machine's numbers that have a range and are not the clock."""
+    """Return the names of the machine's numbers that have a range and are not the clock."""
     return [
         field.name
         for field in dataclasses.fields(machine)
@@ -18,7 +19,7 @@ def uncertain(machine: Machine) -> list[str]:
 
 
 def changes(machine: Machine) -> dict[tuple[str, float], Machine]:
-    """The machine with one number at an extreme, by what was changed and to what."""
+    """Return the machine with one number at an extreme, by what was changed and to what."""
     results = {}
     for name in uncertain(machine):
         value: Value = getattr(machine, name)
@@ -30,7 +31,7 @@ def changes(machine: Machine) -> dict[tuple[str, float], Machine]:
 
 
 def outcomes(found: Any, machine: Machine) -> dict[tuple[str, float], float]:
-    """Clocks, launches included, by what was changed and to what."""
+    """Return clocks, launches included, by what was changed and to what."""
     results = {}
     for key, changed in changes(machine).items():
         modelled = found.model(changed)
@@ -39,7 +40,7 @@ def outcomes(found: Any, machine: Machine) -> dict[tuple[str, float], float]:
 
 
 def band(found: Any, machine: Machine) -> tuple[float, float]:
-    """Least and most clocks, launches included, of these outcomes and the machine as it stands."""
+    """Return the least and the most clocks, launches included, of these outcomes and the machine as it stands."""
     modelled = found.model(machine)
     clocks = [modelled.clocks + modelled.launch, *outcomes(found, machine).values()]
     return min(clocks), max(clocks)

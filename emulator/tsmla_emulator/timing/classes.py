@@ -1,4 +1,4 @@
-"""What kind of work an opcode is, and which instructions only poll an mbarrier."""
+"""Classes of opcodes by the work that they do, and the loops that only poll an mbarrier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CLASSES = (
 
 
 def polling_loop(entry: Entry, index: int) -> tuple[int, ...]:
-    """Instructions that run once more when the mbarrier try at `index` fails: those of the shortest way back to it.
+    """Return the instructions that run once more when the mbarrier try at `index` fails: those of the shortest way back
+    to it.
 
     Empty when there is no way that does nothing else, as with a try that only looks ahead.
     """
@@ -65,7 +66,7 @@ _ARITHMETIC = (
 
 
 def class_of(opcode: str) -> str:
-    """The one of CLASSES that an opcode belongs to."""
+    """Return the one of CLASSES that an opcode belongs to."""
     first, second, *rest = [*opcode.split("."), ""]
     if first in _FIRST:
         return _FIRST[first]

@@ -1,4 +1,4 @@
-"""What one executed PTX instruction costs a machine: its pipe and clocks, its latency, its use of shared units.
+"""Costs of executed PTX instructions on a machine: pipe and clocks, latency, use of shared units.
 
 Where the machine code that a warp ran is known (placement.py), only effects and waits are taken from here. Elsewhere
 PTX stands for what ptxas makes of it, by the rules in RULES; emulator/docs/timing-model.md says how good that is.
@@ -25,7 +25,7 @@ KINDS_OF_REPLAY = (
     "store_wait wgmma wgmma_commit wgmma_wait tensor_load tensor_store tensor_wait_load tensor_wait_store product "
     "commit copy copy_commit copy_wait copy_arrive stall"
 ).split()
-"""In the order of core/replay.h."""
+"""Kinds of instructions, in the order of core/replay.h."""
 PIPES = "none fma alu mufu convert move tensor_memory".split()
 RULES = {
     "code": "machine code: ptxas's order, stall counts and scoreboards",
@@ -40,7 +40,7 @@ RULES = {
 
 @dataclasses.dataclass
 class Cost:
-    """See core/replay.h. `rule` is the one of RULES that it came from."""
+    """The cost of one instruction; core/replay.h explains the fields. `rule`: the one of RULES that it came from."""
 
     rule: str
     kind: str = "plain"
@@ -60,7 +60,7 @@ class Cost:
 
 
 class Text:
-    """What an entry's text says, whatever the machine: encoded instructions, those that others do the work of, and the
+    """What an entry's text says on any machine: encoded instructions, those that others do the work of, and the
     registers that each reads and writes, as numbers."""
 
     def __init__(self, entry: Entry, arch: str):
@@ -72,7 +72,7 @@ class Text:
 
 
 def costs_of(text: Text, machine: Machine) -> list[Cost]:
-    """The cost of each instruction of an entry. Raises UnknownRate for an instruction that nobody gave one."""
+    """Return the cost of each instruction of an entry. Raises UnknownRate for an instruction that nobody gave one."""
     return [
         Cost("fused", "free") if position in text.fused else _cost(instruction, item, machine)
         for position, (instruction, item) in enumerate(zip(text.entry.instructions, text.encoded, strict=True))
@@ -94,7 +94,7 @@ def _operands(encoded: list[Encoded]) -> list[tuple[list[int], list[int]]]:
 
 
 def product_clocks(item: Encoded, descriptor: int, ctas: int) -> int:
-    """Clocks of a tcgen05.mma on each SM that takes part. Raises UnknownRate."""
+    """Return the clocks of a tcgen05.mma on each SM that takes part. Raises UnknownRate."""
     if item.flags & 15 not in (KINDS["kind::f16"], KINDS["kind::f8f6f4"]):
         raise UnknownRate("no rate is known for a tcgen05.mma of this kind")
     rows, columns = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
@@ -103,7 +103,7 @@ def product_clocks(item: Encoded, descriptor: int, ctas: int) -> int:
 
 
 def _fused(entry: Entry, encoded: list[Encoded], arch: str) -> set[int]:
-    """Positions whose work another instruction does."""
+    """Return the positions of instructions whose work another one does."""
     readers: collections.Counter[Register] = collections.Counter()
     reader: dict[Register, int] = {}
     for position, item in enumerate(encoded):
@@ -137,7 +137,8 @@ def _two_maxima(first: Instruction, second: Instruction) -> bool:
 
 
 def _alternate(entry: Entry, encoded: list[Encoded], found: set[int], reader: dict[Register, int]) -> set[int]:
-    """Of a chain of maxima every second one is free, not all but the last."""
+    """Keep every second maximum of a chain of free ones: an instruction that takes three numbers does the work of
+    two."""
     kept = set(found)
     for position in sorted(found):
         if entry.instructions[position].opcode.startswith("max") and position in kept:

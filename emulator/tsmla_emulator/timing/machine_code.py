@@ -1,9 +1,16 @@
-"""The machine code of a kernel, read from the library that holds it: what each instruction does and what ptxas wrote
+"""Reads the machine code of a kernel from the library that holds it: what each instruction does, and what ptxas wrote
 into it for the scheduler. No disassembler is needed.
 
-An instruction has 16 bytes. Bits 0 to 8 name it, 12 to 15 are its guard; 105 to 108 say after how many clocks the next
-one may follow; 110 to 112 and 113 to 115 name the scoreboards that its result and its operands free (7: none); 116 to
-121 are the scoreboards that it awaits. Held against nvdisasm 13.0 in kernels for sm_90a and sm_100a.
+An instruction has 16 bytes:
+
+    bits 0-8        the operation
+    bits 12-15      the guard
+    bits 105-108    clocks after which the next instruction may follow
+    bits 110-112    the scoreboard that its result frees (7: none)
+    bits 113-115    the scoreboard that its operands free (7: none)
+    bits 116-121    the scoreboards that it awaits, a bit each
+
+Compared with nvdisasm 13.0 in kernels for sm_90a and sm_100a.
 """
 
 from __future__ import annotations
@@ -32,13 +39,19 @@ _NAMES = {
     0x11D: "named", 0x1C7: "cluster", 0x1C8: "registers", 0x1B4: "load", 0x1B5: "store", 0x1AE: "copy", 0x1B2: "init",
     0x1C6: "fence", 0x192: "fence", 0x147: "branch", 0x14D: "exit", 0x150: "exit", 0x15D: "sleep",
 }  # fmt: skip
-"""By bits 0 to 8. What is not here takes an issue slot and the clocks that it says: uniform instructions, NOP, BSSY."""
+"""Bits 0 to 8 of an instruction -> its name here. Others take an issue slot and the clocks that they say: uniform
+instructions, NOP, BSSY."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Coded:
-    """One instruction. guarded: it may do nothing. target: position that a branch goes to. size: times 128 bytes of
-    shared memory; of a special function, 2 for EX2. Scoreboards: numbers from 0, or None."""
+    """One instruction of machine code.
+
+    guarded: it may do nothing.
+    target: position that a branch goes to.
+    size: for shared memory, in units of 128 bytes; for a special function, 2 if it is EX2.
+    Scoreboards are numbers from 0, or None.
+    """
 
     name: str
     guarded: bool
@@ -51,7 +64,7 @@ class Coded:
 
 
 def instructions(library: Path, entry: str) -> list[Coded]:
-    """The instructions of a kernel in a library or object; none when the library does not hold it."""
+    """Return the instructions of a kernel in a library or object; none when the library does not hold it."""
     for image in _images(library.read_bytes()):
         section = image.section(f".text.{entry}")
         if section is not None:

@@ -1,6 +1,6 @@
-"""The machines of the timing model: every number with where it is from, or marked as assumed.
+"""The machines of the timing model: every number with its source, or marked as assumed.
 
-Clocks are the SM's. `low`, `high`: what the band of a modelled time goes over, where a number is not certain.
+Clocks are the SM's. `low`, `high`: the range that the band of a modelled time covers, where a number is not certain.
 """
 
 from __future__ import annotations
@@ -208,4 +208,4 @@ GB300 = dataclasses.replace(
 )  # fmt: skip
 MACHINES = {machine.name: machine for machine in (H100, H200, B200, GB200, B300, GB300)}
 OF_ARCH = {"sm_90a": "H100", "sm_100a": "B200", "sm_103a": "B300"}
-"""The machine that a kernel is modelled on unless another is named."""
+"""Architecture -> the machine that its kernels are modelled on unless another is named."""

@@ -1,9 +1,9 @@
-"""Which machine code a warp ran, found from the PTX that it ran.
+"""Finds which machine code a warp ran, from the PTX that it ran.
 
-Barriers, waits and matrix instructions are anchors: ptxas keeps each of them, in order. The anchors that a warp ran
-are a sentence, the control flow of its machine code an automaton; the way through it is the one whose instructions
-between anchors are most like those of the PTX (exponentials, sums, maxima, conversions, shared and global memory,
-shuffles, arrivals, copies).
+Barriers, waits and matrix instructions are anchors: ptxas keeps each of them, in order. The anchors that a warp ran are
+a sentence, and the control flow of its machine code is an automaton. Of the ways through it, the one is taken whose
+instructions between anchors are most like those of the PTX (exponentials, sums, maxima, conversions, shared and global
+memory, shuffles, arrivals, copies).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ANCHORS = {
     "cluster_arrive": "cluster", "cluster_wait": "cluster", "product": "product", "commit": "commit",
     "tensor_load": "tensor_load", "tensor_store": "tensor_store",
 }  # fmt: skip
-"""Kinds of costs.KINDS_OF_REPLAY -> names of machine_code."""
+"""Kinds of costs.KINDS_OF_REPLAY that are anchors -> names of machine_code."""
 TESTED = "mbarrier.test_wait"
-"""What is a test in the machine code, though it has the cost of a wait."""
+"""An opcode that is a test in the machine code, though it has the cost of a wait."""
 KINDS = "special fma maximum convert shared shuffle global arrive load store copy init select".split()
-"""What tells one way between two anchors from another."""
+"""Kinds of instructions by which ways between two anchors are told apart."""
 _KIND_OF = {
     "special": 0, "fma": 1, "fma2": 1, "maximum": 2, "convert": 3, "ldmatrix": 4, "stmatrix": 4, "load_shared": 4,
     "store_shared": 4, "shuffle": 5, "load_global": 6, "store_global": 6, "arrive": 7, "load": 8, "store": 9,
@@ -42,15 +42,18 @@ NOTHING: Mix = (0,) * len(KINDS)
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """What a warp ran between two anchors: positions in the machine code, None where no way was found; then the
-    anchor's own (None: it ended, or was not found)."""
+    """What a warp ran between two anchors.
+
+    It has positions in the machine code, None where no way was found, and the position of the anchor at its end (None:
+    the warp ended, or it was not found).
+    """
 
     way: tuple[int, ...] | None
     anchor: int | None
 
 
 class Matcher:
-    """Finds the ways of one kernel."""
+    """Finds the ways of warps through the machine code of one kernel."""
 
     def __init__(self, code: Sequence[Coded]):
         self.code = code
@@ -60,8 +63,10 @@ class Matcher:
         self._slow = [self._polls(position) for position in range(len(code))]
 
     def stretches(self, anchors: Sequence[str], mixes: Sequence[Mix]) -> list[Stretch]:
-        """The way of a warp that ran these anchors (names of machine_code), with these instructions before each and,
-        last, after all."""
+        """Return the way of a warp that ran these anchors (names of machine_code).
+
+        mixes: the instructions before each anchor and, last, behind all.
+        """
         states: dict[int, float] = {-1: 0.0}
         back: list[dict[int, tuple[int, tuple[int, ...] | None]]] = []
         for anchor, mix in zip([*anchors, "exit"], mixes, strict=True):
@@ -95,14 +100,15 @@ class Matcher:
         return found[::-1]
 
     def _ways(self, start: int, anchor: str, mix: Mix) -> list[tuple[int, float, tuple[int, ...]]]:
-        """(anchor's position, price, positions before it) of ways from a position to an anchor of this name."""
+        """Return (anchor's position, price, positions before it) of ways from a position to an anchor of this name."""
         key = (start, anchor, mix)
         if key not in self._found:
             self._found[key] = self._search(start, anchor, mix)
         return self._found[key]
 
     def _search(self, start: int, anchor: str, mix: Mix) -> list[tuple[int, float, tuple[int, ...]]]:
-        """Goes on where least is beyond the mix: a loop around all others has more ways than are tried."""
+        """Search for ways, going on where least is beyond the mix: a loop around all others has more ways than are
+        tried."""
         best: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
         heap: list[tuple[float, int, int, Mix, tuple[int, ...]]] = [(0.0, 0, start, NOTHING, ())]
         seen = set()
@@ -143,7 +149,7 @@ class Matcher:
         return [(end, *min(ways)) for end, ways in best.items()]
 
     def _run(self, position: int) -> tuple[tuple[int, ...], Mix, int]:
-        """Positions from here to the next anchor, branch or exit, what they are, and its position."""
+        """Return the positions from here to the next anchor, branch or exit, what they are, and its position."""
         if position not in self._runs:
             end, mix = position, [0] * len(KINDS)
             while end < len(self.code):
@@ -158,7 +164,7 @@ class Matcher:
         return self._runs[position]
 
     def _polls(self, position: int) -> bool:
-        """Does this branch go where a wait that was in vain sleeps and tries again? Polling is left out."""
+        """Whether a branch goes where a wait that was in vain sleeps and tries again. Polling is left out."""
         coded = self.code[position]
         if coded.name != "branch" or coded.target is None:
             return False
@@ -172,12 +178,12 @@ class Matcher:
 
 
 def anchor_of(cost: Cost, opcode: str) -> str:
-    """The name in the machine code of a PTX instruction that is an anchor."""
+    """Return the name in the machine code of a PTX instruction that is an anchor."""
     return TEST if opcode.startswith(TESTED) else ANCHORS[cost.kind]
 
 
 def code_mix(code: Sequence[Coded], way: Sequence[int]) -> Mix:
-    """What these instructions of the machine code are, in KINDS."""
+    """Count these instructions of the machine code by KINDS."""
     mix = [0] * len(KINDS)
     for position in way:
         if (name := code[position].name) in _KIND_OF:
@@ -186,7 +192,7 @@ def code_mix(code: Sequence[Coded], way: Sequence[int]) -> Mix:
 
 
 def mix_of(opcodes: Sequence[str], costs: Sequence[Cost]) -> Mix:
-    """What these PTX instructions are, in KINDS."""
+    """Count these PTX instructions by KINDS."""
     mix = [0] * len(KINDS)
     for opcode, cost in zip(opcodes, costs, strict=True):
         kind = _kind(opcode, cost)

@@ -1,8 +1,8 @@
-"""Kernels of other projects in the timing model: traced as their packages launch them, replayed like ours.
+"""Kernels of other projects in the timing model: traced as their packages launch them, replayed like tsmla's.
 
-A prefill runs one cluster at two numbers of KV tiles, of which the replay makes a line; one that keeps its SMs for many
-row tiles also with two of these, of which the second takes what a further one does. A decode runs the first cluster of
-the call itself, for which every cluster stands: peers cut keys into equal splits.
+A prefill runs one cluster at two numbers of KV tiles, and the replay draws a line through both. One that keeps its SMs
+for many row tiles also runs with two of these, and the second shows what a further one takes. A decode runs the first
+cluster of the call itself, which stands for every cluster: peers cut keys into equal splits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from .replay import Memory, Prepared, Replayed, replay
 TILE_KV = 128
 """Keys of a tile, in every kernel here."""
 PARTIAL_ROW_BYTES = 4 * (512 + 1)
-"""What a split of a decode leaves of a row: outputs and LSE, float32."""
+"""Bytes that a split of a decode leaves of a row: outputs and LSE, float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a call launched, and what the warps of the first cluster of each launch executed. library: the file with its
-    machine code."""
+    """What a call launched, and what the warps of the first cluster of each launch executed.
+
+    library: the file with its machine code.
+    """
 
     ptx: str
     launches: tuple[Launch, ...]
@@ -43,13 +45,16 @@ class Seen:
 
 
 def peers() -> dict[str, Peer]:
-    """All that the model knows, by name; their packages need not be installed."""
+    """Return all kernels that the model knows, by name; their packages need not be installed."""
     return {peer.name: peer for source in (flash_attn_4, tokenspeed_mla) for peer in source.peers()}
 
 
 def seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
-    """Emulate the peer's call at each shape on a GPU of so many SMs, in a process of its own: packages and the
-    compiler remember for which GPU they worked. Raises ValueError where a package is missing or of another version."""
+    """Emulate the peer's call at each shape on a GPU of so many SMs, in a process of its own.
+
+    Packages and the compiler remember for which GPU they worked. Raises ValueError where a package is missing or of
+    another version.
+    """
     from ..controls.__main__ import lacking
 
     if missing := lacking({peer.package}):
@@ -71,7 +76,7 @@ def _seen(peer: Peer, processors: int, shapes: Sequence[Shape]) -> list[Seen]:
 
 
 def traced(name: str, shape: Shape, machine: Machine) -> PeerPrefill | PeerDecode:
-    """A peer's kernel at a shape, emulated. Raises KeyError for a name that nobody has, and as `seen` does."""
+    """Emulate a peer's kernel at a shape. Raises KeyError for a name that nobody has, and what `seen` raises."""
     peer = peers()[name]
     if peer.family == "prefill":
         return PeerPrefill(peer, shape, seen_prefill(peer))
@@ -79,7 +84,7 @@ def traced(name: str, shape: Shape, machine: Machine) -> PeerPrefill | PeerDecod
 
 
 def seen_prefill(peer: Peer) -> list[Seen]:
-    """The calls that every shape of a peer's prefill is modelled of."""
+    """Return the calls from which a peer's prefill is modelled at any shape."""
     few, many = TILES_TRACED
     shapes = [Shape(1, peer.rows, few * TILE_KV, 1), Shape(1, peer.rows, many * TILE_KV, 1)]
     if peer.persistent:
@@ -88,7 +93,7 @@ def seen_prefill(peer: Peer) -> list[Seen]:
 
 
 class _Replays:
-    """Traces of a peer's calls on any machine. machine_code: as `problem.Traced` has it."""
+    """Traces of a peer's calls, for any machine. machine_code: as `problem.Traced` has it."""
 
     machine_code = False
 
@@ -105,7 +110,7 @@ class _Replays:
         return Prepared(self._texts[call.ptx, name], machine)
 
     def replayed(self, call: Seen, launch: int, machine: Machine, memory: Memory) -> Replayed:
-        """The first cluster of one of the call's launches."""
+        """Replay the first cluster of one of the call's launches."""
         return replay(self.prepared(call, launch, machine), _own(call, launch), memory)
 
 
@@ -134,13 +139,13 @@ class PeerPrefill(_Replays):
         self._ends: dict[Machine, list[Replayed]] = {}
 
     def at(self, shape: Shape) -> PeerPrefill:
-        """The same kernel at another shape, without emulating it again."""
+        """Return this kernel at another shape, without emulating it again."""
         other = copy.copy(self)
         other.shape = shape
         return other
 
     def model(self, machine: Machine) -> Modelled:
-        """The whole problem on a machine."""
+        """Model the whole problem on a machine."""
         if machine not in self._ends:
             memory = Memory(machine.copy_latency.value, machine.l2.value)
             self._ends[machine] = [self.replayed(c, len(c.launches) - 1, machine, memory) for c in self.calls]
@@ -162,7 +167,7 @@ class PeerPrefill(_Replays):
                         _own(shown, len(shown.launches) - 1), per_tile)  # fmt: skip
 
     def tiles(self) -> list[int]:
-        """KV tiles of each row tile in the order in which they start."""
+        """Return the KV tiles of each row tile, in the order in which they start."""
         peer, s = self.peer, self.shape
         of_head = []
         for row_tile in range(-(-s.queries // peer.rows)):
@@ -190,7 +195,7 @@ class PeerDecode(_Replays):
         self.call = call
 
     def model(self, machine: Machine) -> Modelled:
-        """The whole problem on a machine. HBM is shared by the SMs of a wave."""
+        """Model the whole problem on a machine. HBM is shared by the SMs of a wave."""
         launch, s = self.call.launches[0], self.shape
         ctas, clusters = _ctas(launch), _clusters(launch)
         places = machine.processors // ctas

@@ -1,4 +1,4 @@
-"""A warp's trace with machine code in place of PTX, wherever its way is known, and what that code costs."""
+"""Puts machine code in place of PTX in a warp's trace, wherever its way is known, with what that code costs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from .machines import Machine
 from .matching import ANCHORS, KINDS, Matcher, anchor_of, code_mix, mix_of
 
 _COUNTERPARTS = {"arrive": "arrive", "load": "load", "store": "store", "copy": "copy", "init": "init"}
-"""Kinds that are no anchors but have an effect -> names of machine_code; the n-th of a stretch is the n-th."""
+"""Kinds that are no anchors but have an effect -> names of machine_code. The n-th of a stretch is the n-th in the
+machine code."""
 FREE_SCOREBOARDS = ("wait", "tensor_load", "tensor_wait_store")
 """Kinds whose warp goes on until an instruction awaits the scoreboard that they free."""
 NOT_CODE = -1
 
 Key = tuple[int, int]
-"""Position in the machine code, position in the PTX; NOT_CODE for none."""
+"""Position in the machine code and position in the PTX; NOT_CODE for none."""
 
 
 class Placer:
-    """Traces of one kernel as keys: which instruction of the machine code, which of the PTX, or which two that are one.
+    """Turns the traces of one kernel into keys: an instruction of the machine code, one of the PTX, or two that are
+    one.
 
-    keys: all that were placed so far; a placed trace counts from `first`. matched, all: stretches between anchors.
+    keys: all that were placed so far; a placed trace counts from `first`.
+    matched, all: stretches between anchors.
     asked, given: instructions by kind (matching.KINDS) of the PTX of matched stretches, and of their machine code.
     """
 
@@ -42,7 +45,7 @@ class Placer:
         self._placed: dict[bytes, tuple[Any, Any, tuple[int, int], Any]] = {}
 
     def place(self, positions: Any, notes: Any, costs: Sequence[Cost]) -> tuple[Any, Any]:
-        """The trace of a warp (positions in the PTX, notes of effects) with machine code in it."""
+        """Return the trace of a warp (positions in the PTX, notes of effects) with machine code in it."""
         kept = positions.tobytes()
         if kept not in self._placed:
             self._placed[kept] = self._keys_of(positions.tolist(), costs)
@@ -86,7 +89,7 @@ class Placer:
         return np.array(found, np.uint32), moved, (len(known), len(stretches)), (asked, given)
 
     def _merge(self, part: range, ptx: list[int], costs: Sequence[Cost], way: tuple[int, ...], put: Any) -> None:
-        """Puts the machine code of a stretch with the effects of its PTX, each where its counterpart is, else where it
+        """Put the machine code of a stretch with the effects of its PTX, each where its counterpart is, else where it
         lay in the PTX."""
         effects = [at for at in part if ptx[at] < len(costs) and not self._in_scoreboards(ptx[at], costs[ptx[at]])]
         names = [_counterpart(costs[ptx[at]], self.opcodes[ptx[at]]) for at in effects]
@@ -108,7 +111,8 @@ class Placer:
             put(at)
 
     def _in_scoreboards(self, pc: int, cost: Cost) -> bool:
-        """Has machine code no instruction for this one's effect? It is plain, or scoreboards of others see to it."""
+        """Whether machine code has no instruction for this one's effect: it is plain, or scoreboards of others see to
+        it."""
         return cost.kind in ("plain", "free", "tensor_wait_load") or self.opcodes[pc].startswith("tcgen05.fence")
 
     def _number(self, key: Key) -> int:
@@ -119,7 +123,7 @@ class Placer:
 
 
 def text_of(entry: Entry, arch: str, library: Path | None) -> Text:
-    """What an entry's text says, with the machine code that a library has of it; without when there is none."""
+    """Return what an entry's text says, with the machine code that a library has of it, if any."""
     text = Text(entry, arch)
     if library and (code := instructions(library, entry.name)):
         text.placer = Placer(code, [one.opcode for one in entry.instructions], len(entry.instructions) + 1)
@@ -135,7 +139,7 @@ def _counterpart(cost: Cost, opcode: str) -> str:
 
 
 def cost_of(key: Key, code: Sequence[Coded], ptx: Sequence[Cost], machine: Machine) -> Cost:
-    """What an instruction of a placed trace costs."""
+    """Return what an instruction of a placed trace costs."""
     position, pc = key
     if position == NOT_CODE:
         cost = ptx[pc] if pc < len(ptx) else Cost("other")

@@ -1,4 +1,4 @@
-"""Which query tiles the CTAs of a prefill take, and how many KV tiles each of them visits."""
+"""The grid of a prefill: which query tiles its CTAs take, and how many KV tiles each of them visits."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeo
 
 
 def hopper_geometry(variant: Any) -> PrefillGeometry | None:
-    """The sizes of a Hopper prefill; None for other architectures'."""
+    """Return the sizes of a Hopper prefill; None for other architectures'."""
     return PrefillGeometry.of(variant) if variant.arch is Arch.SM90A else None
 
 
 def query_tiles_of(variant: Any) -> int:
-    """At most, of one CTA."""
+    """Return the most query tiles that one CTA takes."""
     geometry = hopper_geometry(variant)
     return geometry.tasks if geometry else 1
 
 
 def has_kernel_of_long_sequences(variant: Any) -> bool:
-    """Whether CTAs take one query tile each, in a kernel of its own, where sequences have more than LONG_KEYS keys on
-    average."""
+    """Whether sequences of more than LONG_KEYS keys, on average, have a kernel of their own, whose CTAs take one query
+    tile each."""
     geometry = hopper_geometry(variant)
     return geometry is not None and geometry.may_be_alone
 
 
 def keys_of_tile(variant: Any) -> int:
-    """Keys of a KV tile."""
+    """Return the keys of a KV tile."""
     return (hopper_geometry(variant) or BlackwellGeometry.of(variant)).tile_kv
 
 
 def rows_of_tile(variant: Any) -> int:
-    """Rows of a query tile, or of all of a CTA that run together."""
+    """Return the rows of a query tile, or of all query tiles of a CTA that run together."""
     if geometry := hopper_geometry(variant):
         return geometry.tile_q
     blackwell = BlackwellGeometry.of(variant)
@@ -50,8 +50,10 @@ def rows_of_tile(variant: Any) -> int:
 
 
 def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int) -> list[list[int]]:
-    """Of each CTA, in the order in which they start, the KV tiles of its query tiles; these have `rows` rows, KV tiles
-    `tile_kv` keys."""
+    """Return the KV tiles of each CTA's query tiles, in the order in which CTAs start.
+
+    Query tiles have `rows` rows, KV tiles `tile_kv` keys.
+    """
     v, s = variant, shape
     count = -(-s.queries // rows)
     tiles = s.heads * s.sequences * count
@@ -70,8 +72,10 @@ def kv_tiles(variant: Any, shape: Any, processors: int, rows: int, tile_kv: int)
 
 
 def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:
-    """Of each CTA that may take several query tiles, in the order in which they start, the numbers of these; the CTAs
-    behind have one each."""
+    """Return the numbers of the query tiles of each CTA that may take several, in the order in which CTAs start.
+
+    The CTAs behind have one tile each.
+    """
     v, s = variant, shape
     count = -(-s.queries // rows)
     if _follow(v, s):
@@ -82,24 +86,27 @@ def dealt(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int
 
 
 def _follow(variant: Any, shape: Any) -> bool:
-    """Whether a CTA's tiles follow each other."""
+    """Whether the query tiles of a CTA have consecutive numbers."""
     geometry = hopper_geometry(variant)
     short = SHORT_KEYS * (2 if shape.queries >= shape.keys else 1)
     return geometry is not None and geometry.may_follow and bool(shape.keys > short)
 
 
 def _far_apart(variant: Any, shape: Any) -> bool:
-    """Whether a CTA's tiles are, if it has several."""
+    """Whether the query tiles of a CTA, if it has several, have numbers a round of CTAs apart."""
     alone = has_kernel_of_long_sequences(variant) and shape.keys > LONG_KEYS
     return variant.arch is Arch.SM90A and not alone and not _follow(variant, shape)
 
 
 def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[int]:
-    """Query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py). Heads whose
-    tiles have numbers below `dealt` come first, a head's last tile beside its first; then longest first within the
-    heads whose keys fit in L2 together, or of SECTION_HEADS heads in Blackwell's causal kernels. Where tiles of fewer
-    rows take less time, and others are alike, heads come in batches, with those tiles last; all of them if each CTA has
-    `one` tile."""
+    """Return query tiles of all heads, `count` of each, in the order of their numbers (parts/tile_scheduler.py).
+
+    - First come heads whose tiles have numbers below `dealt`: a head's last tile beside its first.
+    - The other heads are in sections: heads whose keys fit in L2 together, or SECTION_HEADS heads in Blackwell's causal
+      kernels. Within a section, the longest tiles come first.
+    - Where tiles of fewer rows take less time, and others are alike, heads come in batches instead, with those tiles
+      last; all heads do if each CTA has `one` tile.
+    """
     s, geometry = shape, hopper_geometry(variant)
     short_last = geometry is not None and geometry.passes_rows and s.queries % geometry.tile_q != 0
     in_batches = short_last and count > 1 and s.keys > ALIKE * s.queries
@@ -127,8 +134,12 @@ def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[
 def _strided(
     geometry: PrefillGeometry, causal: bool, count: int, tiles: int, processors: int
 ) -> list[list[int]]:
-    """Far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py have them. (Those are traced, and deal on the
-    device: the same arithmetic stands here in plain integers, and a test holds the two together.)"""
+    """Return the tiles of each CTA where they are far apart, as `deal_of` and `numbers_of` of sm90/prefill/tasks.py
+    find them.
+
+    Those functions are traced, and deal on the device. The same arithmetic stands here in plain integers; a test
+    compares the two.
+    """
     most = geometry.tasks
     stride = max(processors // 2 * 2, 2)
     rounds = max(tiles - processors // 2, 0) // stride
@@ -142,7 +153,7 @@ def _strided(
 
 
 def _of_unlike_tiles(geometry: PrefillGeometry, count: int, tiles: int, processors: int) -> tuple[int, int, int]:
-    """Tiles of a CTA, rounds, and CTAs of a round, likewise."""
+    """Return, for causal kernels, tiles of a CTA, rounds, and CTAs of a round, as sm90/prefill/tasks.py finds them."""
     most = geometry.tasks
     whole = count * (1 + count % 2)
     stride = processors // whole * whole
@@ -162,7 +173,7 @@ def _of_unlike_tiles(geometry: PrefillGeometry, count: int, tiles: int, processo
 
 
 def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[list[int]]:
-    """One behind the other, likewise."""
+    """Return the tiles of each CTA where they have consecutive numbers, as sm90/prefill/tasks.py finds them."""
     s = shape
     tiles = s.heads * (s.sequences * s.queries // rows)
     kv_bytes = s.sequences * s.keys * s.heads * _row_bytes(variant)
@@ -173,5 +184,5 @@ def _following(variant: Any, shape: Any, processors: int, rows: int) -> list[lis
 
 
 def _row_bytes(variant: Any) -> int:
-    """A key and its value."""
+    """Return the bytes of a key and its value."""
     return int((variant.d_qk + variant.d_v) * variant.dtype.bits // 8)

@@ -1,5 +1,7 @@
-"""Problems of tsmla's operators, traced in part and modelled whole: which CTAs there are, what each takes, and how they
-follow each other on a GPU's SMs."""
+"""Problems of tsmla's operators, traced in part and modelled whole.
+
+The model knows which CTAs there are, what each takes, and how they follow each other on a GPU's SMs.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ can take several query tiles, one that takes as many as it can is replayed, too,
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """sequences x queries x keys x heads: a prefill's sequences of so many tokens, or a decode's requests."""
+    """Sequences x queries x keys x heads: a prefill's sequences of so many tokens, or a decode's requests."""
 
     sequences: int
     queries: int
@@ -37,7 +39,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """From "4x4x80Kx16". Raises ValueError."""
+        """Read a shape such as "4x4x80Kx16". Raises ValueError."""
         try:
             sizes = [int(part[:-1]) * 1024 if part[-1:] in "kK" else int(part) for part in text.split("x")]
             if len(sizes) != 4 or min(sizes) < 1:
@@ -53,10 +55,13 @@ class Shape:
 
 @dataclasses.dataclass
 class Modelled:
-    """What the model says of one call. `clocks`: of the launches after each other; `launch`: what starting them takes.
+    """What the model says of one call.
 
-    details: clocks by part. shown: the cluster whose waits and units are reported. per_tile: clocks of a KV tile,
-    0 where a kernel has none.
+    clocks: of the launches after each other.
+    launch: clocks that starting them takes.
+    details: clocks by part.
+    shown: the cluster whose waits and units are reported.
+    per_tile: clocks of a KV tile, 0 where a kernel has none.
     """
 
     machine: Machine
@@ -70,7 +75,7 @@ class Modelled:
 
     @property
     def microseconds(self) -> float:
-        """At the machine's clock."""
+        """Time at the machine's clock."""
         return (self.clocks + self.launch) / self.machine.clock.value
 
 
@@ -89,7 +94,7 @@ class Traced:
         self._texts: dict[int, Text] = {}
 
     def prepared(self, call: Call, launch: int, machine: Machine) -> Prepared:
-        """The costs of one of the call's launches."""
+        """Return the costs of one of the call's launches."""
         entry = call.module.entries[call.launches[launch].entry]
         if id(entry) not in self._texts:
             self._texts[id(entry)] = text_of(entry, self.arch, call.library if self.machine_code else None)
@@ -107,7 +112,7 @@ class Traced:
 
 
 class PrefillTraced(Traced):
-    """One CTA of a prefill at two numbers of KV tiles (when causal, the one that ends at the last key), and one with
+    """A prefill: one CTA at two numbers of KV tiles (when causal, the one that ends at the last key), and one with
     several query tiles where the kernel has such."""
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None, tile_kv: int | None = None):
@@ -124,13 +129,13 @@ class PrefillTraced(Traced):
         self._ends: dict[tuple[Machine, Memory], list[Replayed]] = {}
 
     def at(self, shape: Shape) -> PrefillTraced:
-        """The same kernel at another shape, without emulating it again."""
+        """Return this kernel at another shape, without emulating it again."""
         other = copy.copy(self)
         other.shape = shape
         return other
 
     def model(self, machine: Machine) -> Modelled:
-        """The whole problem on a machine."""
+        """Model the whole problem on a machine."""
         memory = self.memory(machine)
         if (machine, memory) not in self._ends:
             self._ends[machine, memory] = [
@@ -152,7 +157,7 @@ class PrefillTraced(Traced):
                         self.calls[1].report.traces, per_tile)  # fmt: skip
 
     def memory(self, machine: Machine) -> Memory:
-        """What a copy finds on average: of the bytes that all CTAs copy, the first time of each comes from HBM."""
+        """Return what a copy finds on average: the first copy of each byte comes from HBM, all others from L2."""
         v, s = self.variant, self.shape
         keys = (v.d_qk + v.d_v) * v.dtype.bits / 8
         query = s.queries * s.sequences * s.heads * v.d_qk * v.dtype.bits / 8
@@ -163,12 +168,12 @@ class PrefillTraced(Traced):
         return Memory(latency, min(machine.l2.value, share / new))
 
     def tiles(self) -> list[list[int]]:
-        """KV tiles of each CTA's query tiles, in the order in which CTAs start."""
+        """Return the KV tiles of each CTA's query tiles, in the order in which CTAs start."""
         return kv_tiles(self.variant, self.shape, self.processors, self.rows, self.tile_kv)
 
 
 class DecodeTraced(Traced):
-    """The CTAs of a decode that work longest, and one of its combine kernel."""
+    """A decode: the CTAs that work longest, and one of the combine kernel."""
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
         super().__init__(variant, shape, processors, compiled)
@@ -186,7 +191,7 @@ class DecodeTraced(Traced):
             self.failing = other.report.traces
 
     def _parts(self) -> list[tuple[int, int, int]]:
-        """Of each CTA (or pair): KV tiles, segments, partial results."""
+        """Return KV tiles, segments and partial results of each CTA (or pair)."""
         from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments, wide_rows
 
         s, arch = self.shape, self.variant.arch
@@ -209,7 +214,7 @@ class DecodeTraced(Traced):
         return found
 
     def model(self, machine: Machine) -> Modelled:
-        """The whole problem on a machine."""
+        """Model the whole problem on a machine."""
         busy = sum(1 for part in self.parts if part[0]) * self.sms
         prepared = self.prepared(self.call, 0, machine)
         # What an SM gets of memory. What is copied again, as keys and as values or by others of the group, is in L2.
@@ -235,12 +240,12 @@ class DecodeTraced(Traced):
                         attention.clocks / tiles)  # fmt: skip
 
     def _copied(self, prepared: Prepared) -> float:
-        """Bytes that all SMs of the first chosen part copy."""
+        """Return the bytes that all SMs of the first chosen part copy."""
         own = [t for t in self.call.report.traces if t.launch == 0 and t.cluster == self.chosen[0]]
         return self.sms * replay(prepared, own, Memory(0, 1e3)).copied
 
     def _keys_bytes(self) -> float:
-        """Bytes of the keys that the first chosen part attends to, each once."""
+        """Return the bytes of the keys that the first chosen part attends to, each once."""
         from tsmla.row_format import SCALE_BYTES
 
         tiles, row = self.parts[self.chosen[0]][0], self.variant.row
@@ -256,8 +261,8 @@ class DecodeTraced(Traced):
 
 
 def partial_row_bytes(variant: DecodeVariant, rows: int) -> int:
-    """Bytes of a partial result in a call of `rows` query rows, as the variant's kernels keep it: the output, its LSE,
-    and what takes out by how much the output is lifted."""
+    """Return the bytes of a row's partial result in a call of `rows` query rows, as the variant's kernels keep it: the
+    output, its LSE, and the factor that the output is stored with."""
     from tsmla_kernels.sm90.decode import forms  # with the compiler
     from tsmla_kernels.sm100.decode.geometry import DecodeGeometry
 
@@ -267,13 +272,14 @@ def partial_row_bytes(variant: DecodeVariant, rows: int) -> int:
 
 
 def starting_clocks(launches: Sequence[Launch], machine: Machine) -> float:
-    """What starting kernels of a stream takes, one after the other. The first depends on nothing that is modelled."""
+    """Return what starting kernels of a stream takes, one after the other. The first depends on nothing that is
+    modelled."""
     further = (machine.launch_dependent if launch.pdl else machine.launch for launch in launches[1:])
     return machine.launch.value + sum(each.value for each in further)
 
 
 def combine_clocks(launch: Launch, one: float, partial_bytes: float, machine: Machine) -> float:
-    """A kernel that joins partial results, of whose CTAs one alone takes `one`."""
+    """Return the clocks of a kernel that joins partial results, of which one CTA alone takes `one`."""
     at_once = machine.processors * resident(launch)
     waves = -(-launch.grid[0] * launch.grid[1] * launch.grid[2] // at_once)
     moved = partial_bytes / machine.processors / machine.l2_own.value
@@ -281,12 +287,12 @@ def combine_clocks(launch: Launch, one: float, partial_bytes: float, machine: Ma
 
 
 def resident(launch: Launch) -> int:
-    """CTAs that an SM holds at once, by their threads; registers and shared memory are not looked at."""
+    """Return how many CTAs an SM holds at once, by their threads; registers and shared memory are not looked at."""
     return max(1, min(32, 2048 // (launch.block[0] * launch.block[1] * launch.block[2])))
 
 
 def schedule(durations: list[float], processors: int, gap: float) -> float:
-    """The clock at which the last of these CTAs ends that start in order, each on the SM that is free first."""
+    """Return the clock at which the last of these CTAs ends. They start in order, each on the SM that is free first."""
     free = [0.0] * processors
     heapq.heapify(free)
     last = 0.0
@@ -298,7 +304,7 @@ def schedule(durations: list[float], processors: int, gap: float) -> float:
 
 
 def arch_of(symbol: str) -> str:
-    """The architecture of a kernel of tsmla or of a peer. Raises ValueError for a symbol that nobody has."""
+    """Return the architecture of a kernel of tsmla or of a peer. Raises ValueError for a symbol that nobody has."""
     from .peers import peers
 
     peer = peers().get(symbol)
@@ -308,9 +314,14 @@ def arch_of(symbol: str) -> str:
 def traced(
     symbol: str, shape: Shape, machine: Machine, compiled: Any = None, machine_code: bool | None = None
 ) -> Any:
-    """A variant's kernel or a peer's at a shape, emulated, whose `model(machine)` gives a `Modelled`; `compiled` as
-    `emulated` takes it. machine_code: see `Traced`; None where it was held against a GPU: of tsmla's kernels on Hopper.
-    Raises ValueError for a symbol that nobody has, and where a peer's package is not there."""
+    """Emulate a variant's kernel, or a peer's, at a shape. Its `model(machine)` gives a `Modelled`.
+
+    compiled: as `emulated` takes it.
+    machine_code: see `Traced`. None takes machine code where that was compared with a GPU: for tsmla's kernels on
+        Hopper.
+
+    Raises ValueError for a symbol that nobody has, and where a peer's package is not there.
+    """
     found = _traced(symbol, shape, machine, compiled)
     if machine_code is not None:
         found.machine_code = machine_code
@@ -351,7 +362,7 @@ def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:
 
 
 def _call_decode(variant: Any, shape: Shape) -> None:
-    """Requests share pages: what keys hold does not matter here."""
+    """Call the decode. Requests share pages: what keys hold does not matter here."""
     import torch
     import tsmla
     from tsmla.support import LATENT_DIM, ROPE_DIM

@@ -1,4 +1,4 @@
-"""Traces against a machine: prepares what the interpreter recorded and calls the replay (core/replay.cpp)."""
+"""Replays traces on a machine: prepares what the interpreter recorded and calls core/replay.cpp."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .placement import NOT_CODE, cost_of
 
 FAILED, IDLE = 1 << 31, 1 << 30
 UNKNOWN = 1 << 31
-"""With the place of a test: what the warp would have done if it had found what it asked about, no run has shown."""
+"""Flag beside the place of a test: no run has shown what the warp would have done if it had found what it asked
+about."""
 STORE, PRODUCT = 4, 6
 BIN, BINS = 32, 1 << 15
 
@@ -126,7 +127,7 @@ class Prepared:
         self._products: dict[tuple[int, int, int], int] = {}
 
     def table(self) -> Any:
-        """Costs by what traces count: positions in the PTX, then keys of placed traces."""
+        """Return costs by the numbers in traces: positions in the PTX, then keys of placed traces."""
         rows = list(self._rows)
         for position, pc in self.placer.keys if self.placer else ():
             cost = cost_of((position, pc), self.placer.code, self.costs, self.machine)
@@ -138,7 +139,8 @@ class Prepared:
         return (_Cost * len(rows))(*rows)
 
     def position(self, number: int) -> int:
-        """Position in the PTX of what a trace counts; that of no instruction where it is machine code alone."""
+        """Return the PTX position of a number in a trace; a position of no instruction where it is machine code
+        alone."""
         first = len(self.entry.instructions) + 1
         if number < first:
             return number
@@ -147,7 +149,7 @@ class Prepared:
         return pc if pc != NOT_CODE else first - 1
 
     def rule(self, number: int) -> str:
-        """The rule of RULES that gave what a trace counts its cost."""
+        """Return the rule of RULES that gave a number in a trace its cost."""
         first = len(self.entry.instructions) + 1
         if number >= first and self.placer and self.placer.keys[number - first][0] != NOT_CODE:
             return "code"
@@ -155,22 +157,27 @@ class Prepared:
         return self.costs[position].rule if position < len(self.costs) else "other"
 
     def tests(self, code: Any, _notes: Any) -> Any:
-        """Where in a cleaned trace a warp asks whether a phase is complete, and goes on either way."""
+        """Return where in a cleaned trace a warp asks whether a phase is complete, and goes on either way."""
         numbers = [number for number in np.unique(code).tolist() if self.position(number) in self._tests]
         return np.flatnonzero(np.isin(code, numbers)).astype(np.uint32)
 
     def unknown(self, ways: Sequence[tuple[Any, Any]], places: Sequence[Any]) -> Any:
-        """Of two cleaned traces of a warp, with tests at `places`: which of the first's have not found what they ask
-        about, as all of the second's have not. Of several that a warp asks in turns, only the last is there, and the
-        second's may have found what it asks about instead."""
+        """Return which tests of a warp's first cleaned trace failed there, so that no run shows what follows when they
+        succeed.
+
+        ways: two cleaned traces of the warp; in the second, all tests fail. places: their tests. Where a warp tests
+        several barriers in turn, only the last test is in a trace, and the second's may have succeeded instead.
+        """
         (first, notes), (second, other_notes) = ways
         instead = {self.position(int(second[at])) for at in places[1] if _noted(other_notes, at)}
         found = [_noted(notes, at) and self.position(int(first[at])) not in instead for at in places[0]]
         return ~np.array(found, bool)
 
     def clean(self, trace: Trace) -> tuple[Any, Any]:
-        """Instructions without polling, and notes that go with them; products with their clocks. Lanes that store the
-        same box store it once: the machine's instruction is of the warp."""
+        """Return a trace's instructions without polling, the notes that go with them, and products with their clocks.
+
+        Lanes that store the same box store it once: the machine's instruction is the warp's.
+        """
         flagged = trace.instructions
         code = flagged & np.uint32(~(FAILED | IDLE) & 0xFFFFFFFF)
         keep = np.ones(len(code), bool)
@@ -220,9 +227,12 @@ def _c_trace(trace: Trace, code: Any, notes: Any, tests: Any) -> _WarpTrace:
 def replay(
     prepared: Prepared, traces: Sequence[Trace], memory: Memory, others: Sequence[Trace] = ()
 ) -> Replayed:
-    """Replay one cluster. others: what its warps ran with `Options.tests_fail`: at each test they then go the way that
-    they find. Without, tests wait for what they found. Raises EmulationError when warps wait for each other, which
-    shows a hole of the model."""
+    """Replay one cluster.
+
+    others: what its warps ran with `Options.tests_fail`. Each test then goes the way of what it finds in the replay;
+    without them, tests wait for what they found in the trace. Raises EmulationError when warps wait for each other,
+    which shows a hole of the model.
+    """
     machine = prepared.machine
     values = {name: getattr(machine, name).clocks for name in _INTEGERS}
     values["copy_latency"] = round(memory.latency)

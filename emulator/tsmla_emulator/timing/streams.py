@@ -18,15 +18,18 @@ from .problem import Modelled, Shape, Traced, resident
 from .replay import Memory, replay
 
 ROWS_TRACED = 2048
-"""Rows of the call that is emulated, of which the first CTA runs."""
+"""Rows of the call that is emulated; its first CTA runs."""
 PAGE = 64
 INDEX_BYTES = 8
-"""The slot of a row."""
+"""Bytes of a row's slot."""
 
 
 class StreamTraced(Traced):
-    """The first CTA of a kernel that moves rows. A shape's keys are what is packed or read, its queries what is written
-    or quantised; heads count where rows have them. Raises ValueError where CTAs wait for others."""
+    """The first CTA of a kernel that moves rows.
+
+    A shape's keys are what is packed or read, its queries what is written or quantised; heads count where rows have
+    them. Raises ValueError where CTAs wait for others.
+    """
 
     def __init__(self, variant: Any, shape: Shape, processors: int, compiled: Any = None):
         super().__init__(variant, shape, processors, compiled)
@@ -39,7 +42,7 @@ class StreamTraced(Traced):
         self.bytes = kind.bytes(variant, tokens, self.rows)
 
     def model(self, machine: Machine) -> Modelled:
-        """The whole problem on a machine. What is loaded comes from HBM, and what is stored goes there."""
+        """Model the whole problem on a machine. What is loaded comes from HBM, and what is stored goes there."""
         launch, traces = self.call.launches[0], self.call.report.traces
         far = dataclasses.replace(machine, load_latency=machine.load_latency_hbm)
         prepared = self.prepared(self.call, 0, far)
@@ -68,8 +71,13 @@ def _warps(launch: Launch) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A family. call: its operator on ROWS_TRACED rows. bytes: what it must move, of (variant, tokens, rows).
-    of_keys: its tokens are a shape's keys, not its queries; of_heads: each token has a row for each head."""
+    """A family of such kernels.
+
+    call: calls its operator on ROWS_TRACED rows.
+    bytes: what it must move, by (variant, tokens, rows).
+    of_keys: its tokens are a shape's keys, not its queries.
+    of_heads: each token has a row for each head.
+    """
 
     call: Callable[[Any], None]
     bytes: Callable[[Any, int, int], int]
@@ -103,12 +111,12 @@ def _pack_bytes(variant: Any, tokens: int, rows: int) -> int:
 
 
 def _keys(variant: Any) -> Any:
-    """kv_c and k_pe."""
+    """Make kv_c and k_pe."""
     return _random(variant, ROWS_TRACED, variant.row.columns).split([p.columns for p in variant.row.pieces], -1)
 
 
 def _cache_of(variant: Any) -> dict[str, Any]:
-    """Empty pages, under the names that the operators have for them."""
+    """Make empty pages, under the names that the operators have for them."""
     import torch
     from tsmla.checks import TORCH_DTYPE_OF
 
@@ -147,7 +155,7 @@ def _call_quantize(variant: Any) -> None:
 
 
 def _row_bytes(variant: Any) -> int:
-    """One side's row and the other's."""
+    """Return the bytes of a row on one side plus on the other."""
     row = variant.row
     return int(row.columns * variant.dtype.bits // 8 + row.bytes + SCALE_BYTES * row.apart)
 

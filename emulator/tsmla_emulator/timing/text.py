@@ -1,4 +1,4 @@
-"""What the timing model says, as text: times and their band, busy units, waits by role and edge, a timeline."""
+"""Writes what the timing model says: times and their band, busy units, waits by role and edge, a timeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHADES = " ░▒▓█"
 
 
 def report(symbol: str, shape: str, found: Any, machine: Machine, with_band: bool) -> str:
-    """The whole report of one kernel at one shape."""
+    """Return the whole report of one kernel at one shape."""
     modelled = found.model(machine)
     mhz = machine.clock.value
     total = modelled.clocks + modelled.launch
@@ -53,7 +53,7 @@ def _band(found: Any, machine: Machine, total: float, mhz: float) -> list[str]:
 
 
 def busy(modelled: Modelled) -> list[str]:
-    """Units of the SM that is shown: share of its time."""
+    """Return the share of its time that each unit of the SM that is shown is busy."""
     shown = modelled.shown
     shares = sorted(shown.busy.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {clocks / shown.clocks:.0%}" for name, clocks in shares if clocks >= 0.005 * shown.clocks)
@@ -61,7 +61,7 @@ def busy(modelled: Modelled) -> list[str]:
 
 
 def role_of(prepared: Prepared, trace: Any) -> str:
-    """What a warp is there for, as its code says; else its number."""
+    """Return what a warp does, as its code says; else its number."""
     roles = collections.Counter(
         source.role for position in set((trace.instructions & 0x3FFFFFFF).tolist())
         if position < len(prepared.entry.instructions) and (source := prepared.entry.instructions[position].source)
@@ -71,7 +71,7 @@ def role_of(prepared: Prepared, trace: Any) -> str:
 
 
 def label_of(prepared: Prepared, waited: Waited) -> str:
-    """An edge's name where the text tells it, else the instruction."""
+    """Return an edge's name where the text tells it, else the instruction."""
     function, callee, _ = place_of(prepared.entry, waited.position)
     opcode = prepared.entry.instructions[waited.position].opcode
     kind = {"wgmma": "wgmma", "mbarrier": "mbarrier", "tcgen05": "tensor memory", "bar": "named barrier"}
@@ -80,7 +80,7 @@ def label_of(prepared: Prepared, waited: Waited) -> str:
 
 
 def waits(modelled: Modelled) -> list[str]:
-    """Clocks that the warps of each role wait, on average of its warps, by what they wait for, per KV tile."""
+    """Return the clocks that warps of each role wait, on average, by what they wait for, per KV tile."""
     prepared, shown = modelled.prepared, modelled.shown
     roles = {(t.rank, t.warp): role_of(prepared, t) for t in modelled.traces}
     warps = collections.Counter(roles.values())
@@ -99,8 +99,8 @@ def waits(modelled: Modelled) -> list[str]:
 
 
 def timeline(modelled: Modelled, tiles: float = TILES_SHOWN) -> list[str]:
-    """What each role's first warp of every warpgroup does, and how busy the matrix and exponential units are, over a
-    few tiles in the middle."""
+    """Return what the first warp of every warpgroup of each role does, and how busy the matrix and exponential units
+    are, over a few tiles in the middle."""
     prepared, shown = modelled.prepared, modelled.shown
     span = min(modelled.per_tile * tiles, shown.clocks)
     start = max(0.0, shown.clocks / 2 - span / 2)
@@ -139,7 +139,7 @@ def timeline(modelled: Modelled, tiles: float = TILES_SHOWN) -> list[str]:
 
 
 def coverage(modelled: Modelled) -> list[str]:
-    """By which rule executed warp instructions got their cost."""
+    """Return how many executed warp instructions got their cost by which rule."""
     total = sum(modelled.shown.coverage.values())
     lines = [f"cost of {total:,} warp instructions replayed, polling left out:"]
     if placer := modelled.prepared.placer:
