@@ -1,4 +1,4 @@
-"""Measure operators on a GPU, compare them with other libraries, predict times, and write pages from the records.
+"""Measures operators on a GPU, compares them with other libraries, predicts times, and writes pages from the records.
 
 `python -m benchmarks COMMAND --help` says what a command measures and which options it has.
 """
@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; only its module is imported, since each imports what it measures."""
+    """Run one command. Only its module is imported, since each imports what it measures."""
     if not arguments or arguments[0] not in COMMANDS:
         listed = "\n".join(f"  {name:18} {_summary(module)}" for name, module in COMMANDS.items())
         wanted = not arguments or arguments[0] in ("-h", "--help")
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _summary(module: str) -> str:
-    """The first sentence of a module's docstring, read without importing it."""
+    """Return the first sentence of a module's docstring, read without importing it."""
     source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
     said = ast.get_docstring(ast.parse(source)) or ""
     return textwrap.shorten(said.partition(".\n")[0], 98, placeholder=" ...")

@@ -1,11 +1,12 @@
-"""mla_write_cache, mla_read_cache and mla_quantize_q against the same formulas in torch and against a copy of as many
+"""mla_write_cache, mla_read_cache and mla_quantize_q against the same formulas in torch, and against a copy of as many
 bytes.
 
     python -m benchmarks cache [--commit HASH] [--seconds S]
 
 GB/s count what the operator must move: rows of 16 bits on one side, rows of the cache on the other, and a slot for each
-token; of a rotation also positions and the rows of its table. "of ceiling" is against the copy of 1 GiB, "of same copy"
-against a copy that moves as many bytes as the case. Where vLLM is installed, its kernels run in turn with the others.
+token; a rotation also moves positions and the rows of its table. "of ceiling" is against the copy of 1 GiB, "of same
+copy" against a copy that moves as many bytes as the case. Where vLLM is installed, its kernels run in turn with the
+others.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from .protocol import Candidate, Monitor
 PAGE, POSITIONS = 64, 4096
 TOKENS = (8192, 1024, 64)
 FORMATS = {"bf16": 1152, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 644}
-"""Bytes of a key."""
+"""Cache format -> bytes of a key."""
 VERBS = {"write": tuple(FORMATS), "rotate": tuple(FORMATS), "read": tuple(FORMATS), "quantise": ("snapmla",)}
-"""`rotate`: a write that rotates the rope part. `quantise`: of a query, each token and head a row."""
+"""What is measured -> formats. `rotate`: a write that rotates the rope part. `quantise`: a query, with a row for each
+token and head."""
 VLLM = {"bf16": "auto", "e4m3": "fp8", "fp8_ds_mla": "fp8_ds_mla"}
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 HEADER = ("operator", "rows", "tokens", "regime", "tsmla us", "GB/s", "of ceiling", "of same copy", "torch us", "ratio",
@@ -34,7 +36,7 @@ HEADER = ("operator", "rows", "tokens", "regime", "tsmla us", "GB/s", "of ceilin
 
 
 class Case:
-    """Tokens in slots at random, as many again in the cache."""
+    """Tokens of one call, in random slots of a cache that has twice as many."""
 
     def __init__(self, verb: str, format: str, tokens: int) -> None:
         self.verb, self.format, self.tokens = verb, format, tokens
@@ -63,7 +65,7 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """A read finds its slots in the block table: a word for each page."""
+        """Bytes that the operator must move. A read finds its slots in the block table: a word for each page."""
         beside = {"write": 8, "rotate": 16 + 256, "read": 4 / PAGE, "quantise": 0}[self.verb]
         return int(self.tokens * (1152 + FORMATS[self.format] + beside))
 
@@ -100,7 +102,7 @@ class Case:
         self.query = (c / scales).to(E4M3)[:, None], (r / scales).to(BF16)[:, None], scales
 
     def torch_store(self, rows: torch.Tensor) -> None:
-        """What a PyTorch engine would do: quantise, then scatter."""
+        """Quantise rows, then scatter them, as a PyTorch engine would."""
         kv_c, k_pe, place = rows[:, :512], rows[:, 512:], (self.page, self.place)
         if self.format == "bf16":
             self.cache[place] = rows
@@ -120,7 +122,7 @@ class Case:
             self.others["scale_cache"][place] = scales.view(-1)
 
     def torch_read(self) -> None:
-        """Gather, then dequantise."""
+        """Gather rows, then dequantise them."""
         rows = self.cache[self.page, self.place]
         if self.format == "bf16":
             self.rows.copy_(rows)
@@ -141,7 +143,7 @@ class Case:
         return [self.rows] if self.verb == "read" else [self.cache, *self.others.values()]
 
     def check(self) -> None:
-        """The same bytes from all."""
+        """Check that all candidates give the same bytes."""
         found = []
         for candidate in self.candidates()[:-1]:
             if self.verb != "quantise":
@@ -166,7 +168,7 @@ class Case:
         return [*found, Candidate("copy", lambda: target.copy_(source))]
 
     def of_vllm(self) -> Callable[[], None] | None:
-        """vLLM's kernel for the case, where it is installed and has one."""
+        """Return vLLM's kernel for the case, where it is installed and has one."""
         if self.format not in VLLM or self.verb not in ("write", "read") or not vllm_wheel.installed():
             return None
         operators = vllm_wheel.cache_operators()

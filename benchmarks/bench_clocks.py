@@ -1,13 +1,16 @@
-"""Clocks of the SM that whole calls take: what the timing model of the emulator is held against.
+"""SM clocks that whole calls take, to compare the emulator's timing model with.
 
     python -m benchmarks clocks [--predictions FILE] [--variants DIRECTORY ...] [--commit HASH]
     python -m benchmarks clocks --peer flash-attn-4=flash_attn.cute:flash_attn_func [--predictions FILE]
 
 Before and after a call a small kernel notes every SM's clock; what the two take alone is measured and taken off, so
 that the numbers hold at whatever clock the GPU runs, launches included. Each launch stands alone, from a cold L2.
-DIRECTORIES hold libraries of changed prefill kernels (`build_aot`), those of a dtype timed in turn at one shape.
---predictions prints the errors. --peer times another package's kernels instead of ours: its function takes query, key
-and value [sequences, tokens, heads, dim] and `causal`; results are compared with float32 before anything is timed.
+
+--variants: directories of libraries with changed prefill kernels (`build_aot`); those of a dtype are timed in turn at
+    one shape.
+--predictions: prints the errors of these predictions.
+--peer: times another package's kernels instead of tsmla's. The function takes query, key and value [sequences, tokens,
+    heads, dim] and `causal`; results are compared with float32 before anything is timed.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ GAP_SECONDS = 0.02
 
 
 class Marks:
-    """Clock and time of every SM, before and after what is queued between."""
+    """Notes clock and time of every SM, before and after what is queued between."""
 
     def __init__(self, scratch: Path):
         library = scratch / "mark.so"
@@ -53,7 +56,7 @@ class Marks:
         self._before, self._after = (torch.zeros(256, 2, dtype=torch.int64, device="cuda") for _ in range(2))
 
     def between(self, launch: Callable[[], Any]) -> tuple[float, float]:
-        """Clocks and ns of the median SM."""
+        """Return clocks and nanoseconds of the median SM between the two notes."""
         time.sleep(GAP_SECONDS)
         torch.cuda._sleep(SPIN_CYCLES)
         self._flush()
@@ -119,7 +122,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _measured(marks: Marks, launches: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """Medians, in an order drawn anew each round; `between` is what the two notes take alone, and taken off."""
+    """Return medians; launches are in an order drawn anew each round. `between` is what the two notes take alone, which
+    is taken off."""
     for launch in launches.values():
         launch()
     torch.cuda.synchronize()
@@ -152,7 +156,7 @@ def _launch(case: ClockCase) -> Callable[[], Any]:
 
 
 def _launch_peer(case: PeerCase, function: Callable[..., Any]) -> Callable[[], Any]:
-    """Raises RuntimeError where results are not attention's."""
+    """Return a launch of a peer's function. Raises RuntimeError where results are not attention's."""
     sequences, queries, keys, heads = case.shape
     d_qk, d_v = case.dims
     query, key, value = (
@@ -177,7 +181,8 @@ def _launch_peer(case: PeerCase, function: Callable[..., Any]) -> Callable[[], A
 
 
 def _variants(directories: list[Path]) -> tuple[Any, dict[str, Callable[[], Any]]]:
-    """What must outlive the launches, and the launches, graphs that are replayed. Of one dtype."""
+    """Return what must outlive the launches, and the launches, which are replayed graphs. All directories are of one
+    dtype."""
     sequences, queries, keys, _ = VARIANT_SHAPE
     case = bench_prefill.Case.make(sequences, queries, keys, False, TORCH_DTYPE_OF[variant_of(directories[0]).dtype])
     launches, kept, first = {}, [], None

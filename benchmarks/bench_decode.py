@@ -35,7 +35,7 @@ LATENT, ROPE, PAGE = 512, 64, 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 FIXED, VARIABLE, PACKED, MIXED = "fixed", "variable", "packed", "mixed"
 SHORT_AMONG_MIXED = 28
-"""Requests of one query token; all others have as many as stated."""
+"""Requests of one query token in mixed batches; all others have as many as stated."""
 SHAPES = (
     *((128, q_len, 4096, heads, FIXED) for q_len in (1, 2) for heads in (16, 64, 128)),
     *((128, 1, 8192, heads, FIXED) for heads in (16, 64, 128)),
@@ -46,15 +46,15 @@ SHAPES = (
     *((128, q_len, 4096, heads, PACKED) for q_len, heads in ((1, 16), (1, 128), (2, 16))),
     *((32, q_len, keys, heads, MIXED) for q_len in (64, 128, 512) for keys in (4096, 32768) for heads in (16, 128)),
 )
-"""(requests, query tokens, keys, heads, lengths): batches at two contexts, speculation over long ones, small work; with
-cum_seq_lens_q, the same number of query tokens for all requests, and one or many."""
+"""(requests, query tokens, keys, heads, lengths): batches at two contexts, speculation over long ones, small work. With
+cum_seq_lens_q: the same number of query tokens for all requests, and one or many."""
 SHARDS = (
     *((128, 1, 4096, heads, FIXED) for heads in (3, 6, 12, 20, 24, 40, 96)),
     *((32, 16, 8192, heads, FIXED) for heads in (3, 12, 20)),
     *((requests, 1, keys, 16, FIXED) for requests in (1, 8) for keys in (512, 4096)),
 )
-"""Heads as tensor parallelism leaves them, many query tokens of few heads, and requests that are short beside what a
-model allows."""
+"""Shapes with heads as tensor parallelism leaves them, with many query tokens of few heads, and with requests that are
+short beside what a model allows."""
 FEW = tuple(
     (requests, q_len, keys, heads, FIXED)
     for requests in (1, 2, 4)
@@ -62,25 +62,27 @@ FEW = tuple(
     for keys in (512, 4096, 32768)
     for heads in (8, 16, 64, 128)
 )
-"""Few requests, as one user or a small server has them: what a launch costs shows here."""
+"""Shapes of few requests, as one user or a small server has them: what a launch costs shows here."""
 STREAMS = (
     *((128, 1, keys, heads, FIXED) for keys in (4096, 8192) for heads in (16, 64)),
     (4, 4, 81920, 16, FIXED),
     (32, 8, 8192, 8, FIXED),
 )
-"""Work that is little beside the bytes of its keys, which all SMs stream."""
+"""Shapes whose work is little beside the bytes of their keys, which all SMs stream."""
 SETS = {"serving": SHAPES, "shards": SHARDS, "few": FEW, "streams": STREAMS}
 MODEL_LENGTH = 2**17
-"""Keys of a request that a model allows, for which engines capture graphs."""
+"""Most keys of a request that a model allows; engines capture graphs for it."""
 MAX_DIFFERENCE = {"bf16": 0.02, "fp16": 0.02, "e4m3": 0.06}
-"""Relative RMS difference from ours above which another candidate does not compute the same thing."""
+"""Relative RMS difference from tsmla's result above which another candidate does not compute the same thing."""
 HOST_CALLS = 200
 
 
 @dataclasses.dataclass
 class Case:
-    """One shape's tensors; `seq_lens` are random around the stated number of keys when lengths are variable. Where
-    `cum_seq_lens_q` is given, query is [tokens, heads, 576], and q_len is the most of a request."""
+    """One shape's tensors. `seq_lens` are random around the stated number of keys when lengths are variable.
+
+    With `cum_seq_lens_q`, query is [tokens, heads, 576], and q_len is the most query tokens of a request.
+    """
 
     requests: int
     q_len: int
@@ -146,7 +148,8 @@ class Case:
         return torch.empty(*self.first_piece.shape[:-1], LATENT, device="cuda", dtype=dtype)
 
     def ours(self, **options: Any) -> Callable[[], torch.Tensor]:
-        """A launch into one output tensor, which it returns, with the callers' workspace. options: of tsmla_decode."""
+        """Return a launch of tsmla into one output tensor, which it returns, with the callers' workspace. options: of
+        tsmla_decode."""
         processors = torch.cuda.get_device_properties(self.kv_cache.device).multi_processor_count
         size = processors * self.heads * max(8, self.q_len) * (LATENT + 1) * 4
         workspace = torch.empty(size, dtype=torch.int8, device="cuda")
@@ -163,17 +166,17 @@ class Case:
 
 
 def batch_invariant(case: Case) -> Callable[[], torch.Tensor]:
-    """For --against: ours, each request with the bits that it has alone."""
+    """Return tsmla with batch_invariant, for --against."""
     return case.ours(batch_invariant=True)
 
 
 def base_2(case: Case) -> Callable[[], torch.Tensor]:
-    """For --against: ours with an LSE of base 2."""
+    """Return tsmla with an LSE of base 2, for --against."""
     return case.ours(lse=_lse(case))
 
 
 def base_e(case: Case) -> Callable[[], torch.Tensor]:
-    """For --against: ours with an LSE of base e."""
+    """Return tsmla with an LSE of base e, for --against."""
     return case.ours(lse=_lse(case), lse_base=math.e)
 
 
@@ -182,7 +185,8 @@ def _lse(case: Case) -> torch.Tensor:
 
 
 def captured(case: Case) -> Callable[[], torch.Tensor]:
-    """For --against: ours as engines capture it, with max_seq_len and page tables of the model's longest context."""
+    """Return tsmla as engines capture it, for --against: with max_seq_len and page tables of the model's longest
+    context."""
     tables = torch.zeros(case.requests, MODEL_LENGTH // PAGE, dtype=torch.int32, device="cuda")
     tables[:, : case.block_tables.shape[1]] = case.block_tables
     return dataclasses.replace(case, max_seq_len=MODEL_LENGTH, block_tables=tables).ours()
@@ -216,7 +220,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _measured(case: Case, dtype: str, options: argparse.Namespace, monitor: Monitor) -> list[dict[str, Any]]:
-    """One result for each regime."""
+    """Return one result for each regime."""
     launches = {"tsmla": case.ours(), **{name: make(case) for name, make in options.against}}
     launches = {name: launch for name, launch in launches.items() if launch is not None}
     protocol.agree(launches, MAX_DIFFERENCE[dtype])
@@ -231,7 +235,7 @@ def _measured(case: Case, dtype: str, options: argparse.Namespace, monitor: Moni
 
 
 def _host_us(launch: Callable[[], Any]) -> float:
-    """Median host time of a call, queued in batches that the GPU's queue has room for."""
+    """Return the median host time of a call, queued in batches that the GPU's queue has room for."""
     times = []
     for _ in range(HOST_CALLS // 20):
         torch.cuda.synchronize()

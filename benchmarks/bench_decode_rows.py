@@ -1,11 +1,12 @@
-"""tsmla_decode of caches of other rows: bf16, e4m3, DeepSeek's 656 bytes, and SnapMLA's, with a scale for each key, in
-one run.
+"""tsmla_decode with caches of different rows in one run: bf16, e4m3, DeepSeek's 656 bytes, and SnapMLA's, with a scale
+for each key.
 
     python -m benchmarks decode-rows [--seconds S] [--quick]
 
-The same random keys, pages and queries for all; those with scales are quantised before. Times are of replayed graphs,
-as those of bench_decode.py. `of bf16`: the time by that of bf16 rows. Where vLLM is installed, FlashMLA's dense decode
-of the bf16 rows and its sparse one of the 656 bytes, which is given all keys, run in turn with ours.
+All have the same random keys, pages and queries; those with scales are quantised before. Times are of replayed graphs,
+as those of bench_decode.py. `of bf16` is the time divided by that of bf16 rows. Where vLLM is installed, two decodes of
+FlashMLA run in turn with tsmla's: its dense one, of the bf16 rows, and its sparse one, of the 656 bytes, which is given
+all keys.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ SHAPES = (
     (32, 1, 8192, 64, FIXED),
     (128, 1, 4096, 128, FIXED),
 )
-"""Batches that memory bounds, small ones, and one that arithmetic bounds."""
+"""Shapes: batches that memory bounds, small ones, and one that arithmetic bounds."""
 MAX_DIFFERENCE = 0.08
-"""Relative RMS difference of two rows' results above which one of them is wrong."""
+"""Relative RMS difference of two row formats' results above which one of them is wrong."""
 E4M3 = torch.float8_e4m3fn
 OURS = ("bf16", "e4m3", "fp8_ds_mla", "snapmla")
 THEIRS = ("FlashMLA", "FlashMLA sparse")
 
 
 def scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """SnapMLA's rows of [.., 576] numbers, with scales that are powers of two."""
+    """Return SnapMLA's rows of [.., 576] numbers, with scales that are powers of two."""
     outer = rows.shape[:-1]
     latent = torch.empty(*outer, LATENT, dtype=E4M3, device="cuda")
     rope = torch.empty(*outer, ROPE, dtype=torch.bfloat16, device="cuda")
@@ -55,7 +56,7 @@ def scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def snapmla(case: Case) -> Callable[[], torch.Tensor]:
-    """A launch over the case's keys as such rows."""
+    """Return a launch over the case's keys as SnapMLA's rows."""
     cache, query, out = scaled(case.kv_cache), scaled(case.query), case.output()
     processors = torch.cuda.get_device_properties(case.kv_cache.device).multi_processor_count
     size = processors * case.heads * max(8, case.q_len) * (LATENT + 1) * 4
@@ -75,7 +76,7 @@ def e4m3(case: Case) -> Callable[[], torch.Tensor]:
 
 
 def of_deepseek(case: Case) -> Case:
-    """The case with its keys as DeepSeek's rows, which `mla_write_cache` makes of them."""
+    """Return the case with its keys as DeepSeek's rows, which `mla_write_cache` makes of them."""
     pages, page_size = case.kv_cache.shape[:2]
     cache = torch.empty(pages, page_size, ROWS["fp8_ds_mla"].bytes, dtype=torch.uint8, device="cuda")
     rows = case.kv_cache.view(-1, LATENT + ROPE)
@@ -85,7 +86,7 @@ def of_deepseek(case: Case) -> Case:
 
 
 def all_launches(case: Case) -> dict[str, Callable[[], torch.Tensor]]:
-    """By the names of `OURS` and, where vLLM is installed, of `THEIRS`."""
+    """Return launches by the names of `OURS` and, where vLLM is installed, of `THEIRS`."""
     whole = of_deepseek(case)
     launches = {"bf16": case.ours(), "e4m3": e4m3(case), "fp8_ds_mla": whole.ours(), "snapmla": snapmla(case)}
     if not vllm_wheel.installed():

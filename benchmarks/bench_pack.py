@@ -21,7 +21,7 @@ from .protocol import Candidate, Monitor
 D_NOPE, D_ROPE, D_V = 128, 64, 128
 FP8 = torch.float8_e4m3fn
 CASES = ((8192, 128), (8192, 16), (1024, 128), (1024, 16), (128, 128), (1, 128))
-"""(tokens, heads): 128 heads is one GPU serving all of DeepSeek's, 16 is one of eight."""
+"""(tokens, heads): 128 heads is one GPU that serves all of DeepSeek's, 16 is one of eight."""
 
 HEADER = (
     "tokens",
@@ -40,7 +40,7 @@ HEADER = (
 
 @dataclasses.dataclass
 class Case:
-    """Inputs as the models have them, k_nope and v being slices of one projection, and outputs to write into."""
+    """Inputs as models have them, k_nope and v being slices of one projection, and outputs to write into."""
 
     k_nope: torch.Tensor
     k_pe: torch.Tensor
@@ -64,12 +64,12 @@ class Case:
         mla_kv_pack_quantize_fp8(self.k_nope, self.k_pe, self.v, k_out=self.k_out, v_out=self.v_out)
 
     def torch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Without scales or clamping, which torch would pay for and the kernel does anyway."""
+        """Pack with torch, without scales or clamping, which the kernel does in addition."""
         shared = self.k_pe.expand(-1, self.k_nope.shape[1], -1)
         return torch.cat((self.k_nope, shared), -1).to(FP8), self.v.to(FP8)
 
     def check(self) -> None:
-        """The same bytes from both: the inputs are within FP8's range."""
+        """Check that both give the same bytes: the inputs are within FP8's range."""
         self.ours()
         for got, want in zip((self.k_out, self.v_out), self.torch(), strict=True):
             if not torch.equal(got.view(torch.uint8), want.view(torch.uint8)):

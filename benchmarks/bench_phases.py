@@ -3,10 +3,15 @@
     python -m benchmarks phases DIRECTORY ... [--commit HASH]       on the GPU: kernels that leave stamps
     python -m benchmarks phases DIRECTORY ... --model RECORD        anywhere: the model's phases beside them
 
-The kernels in DIRECTORIES (`build_aot`, prefill without mask and with LSE) are changed: in place of the LSE, row
-4 n + p of a warpgroup's 64 rows holds the SM's clock (32 bits) at phase p of tile n: 0 before it waits for the tile's
-keys, 1 after its score product, 2 after its softmax as written, 3 after the value product of the tile before. Tiles 1
-to 15 of 16 have stamps.
+The kernels in DIRECTORIES (`build_aot`, prefill without mask and with LSE) are changed: in place of the LSE, row 4 n +
+p of a warpgroup's 64 rows holds the SM's clock (32 bits) at phase p of tile n:
+
+- 0: before it waits for the tile's keys;
+- 1: after its score product;
+- 2: after its softmax as written;
+- 3: after the value product of the tile before.
+
+Tiles 1 to 15 of 16 have stamps.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ PHASES = ("issue, scores ready", "softmax", "values ready", "the rest")
 TILES, ROWS = 16, 64
 QUERIES, HEADS = 8192, 128
 SETTLED = range(6, 14)
-"""Tiles whose medians are compared: neither start nor end."""
+"""Tiles whose medians are compared: neither at the start nor at the end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +78,8 @@ def _measured(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def statistics_of(cta: list[list[list[int]]]) -> list[float]:
-    """Median clocks of the phases of PHASES and of a tile; of one CTA's stamps by warpgroup, tile and phase."""
+    """Return median clocks of the phases of PHASES and of a tile, from one CTA's stamps by warpgroup, tile and
+    phase."""
 
     def between(a: int, b: int) -> int:
         return (b - a) % 2**32
@@ -90,8 +96,8 @@ def statistics_of(cta: list[list[list[int]]]) -> list[float]:
 
 
 def modelled(directory: Path) -> tuple[str, list[float]]:
-    """The dtype and phases of a kernel in such a directory, with its object and PTX, as the timing model has them: from
-    the waits that lie beside its stamps."""
+    """Return the dtype of a kernel in such a directory, with its object and PTX, and its phases in the timing model:
+    from the waits that lie beside its stamps."""
     from tsmla_emulator.timing.machines import H100
     from tsmla_emulator.timing.problem import Shape, Traced, _call_prefill
     from tsmla_emulator.timing.replay import Memory, replay

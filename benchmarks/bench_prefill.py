@@ -22,7 +22,7 @@ from . import protocol, runner
 from .protocol import Candidate, Monitor
 
 DIMS = {192: (128, 128), 256: (256, 64)}
-"""Columns of a query or key -> of a value, and heads."""
+"""Columns of a query or key -> columns of a value, and heads."""
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -43,8 +43,8 @@ SHAPES = (
 )
 """(sequences, queries, keys, causal): a first chunk, later chunks of a long context, context chunks, and prompts."""
 MAX_DIFFERENCE = {2: 0.02, 1: 0.06}
-"""Relative RMS difference from ours above which another candidate does not compute the same thing, by bytes of an
-element: 8-bit kernels round probabilities to 4 digits."""
+"""Bytes of an element -> relative RMS difference from tsmla's result above which another candidate does not compute the
+same thing: 8-bit kernels round probabilities to 4 digits."""
 
 
 @dataclasses.dataclass
@@ -90,7 +90,7 @@ class Case:
         return torch.empty(*self.query.shape[:2], self.value.shape[2], device="cuda", dtype=dtype)
 
     def ours(self) -> Callable[[], torch.Tensor]:
-        """A launch into one output tensor, which it returns, with LSE, as serving engines call it."""
+        """Return a launch of tsmla into one output tensor, which it returns, with LSE, as serving engines call it."""
         out = self.output()
 
         def launch() -> torch.Tensor:

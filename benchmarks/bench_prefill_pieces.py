@@ -1,4 +1,4 @@
-"""A chunk of an engine's prefill from what its projections give: pieces and merge_into, beside joining and merging.
+"""A chunk of an engine's prefill, from what its projections give: pieces and merge_into, beside joining and merging.
 
     python -m benchmarks prefill-pieces [--dtype DTYPE] [--commit HASH]
 
@@ -72,7 +72,7 @@ class Case:
         )  # fmt: skip
 
     def launches(self) -> dict[str, Launch]:
-        """Each into an earlier result of its own; all of these are the same at first."""
+        """Return the launches, each into an earlier result of its own; these are all equal at first."""
         tokens = self.query.shape[0]
         dtype = torch.bfloat16 if self.query.dtype.itemsize == 1 else self.query.dtype
         first = torch.randn(tokens, HEADS, D_V, device="cuda").to(dtype), torch.randn(tokens, HEADS, device="cuda") + 8
@@ -101,7 +101,7 @@ class Case:
         return {"tsmla": pieces, "copies": copies, "copies, merge": copies_and_merge, "joined": attention}
 
     def once(self, launch: Launch) -> torch.Tensor:
-        """A launch's result with the earlier one as it was at first."""
+        """Return a launch's result with the earlier one as it was at first."""
         assert self.first is not None
         for results in self.earlier:
             for tensor, content in zip(results, self.first, strict=True):
@@ -122,7 +122,7 @@ class Case:
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, new: torch.Tensor, new_lse: torch.Tensor) -> None:
-    """What `merge_into` does, in place, with torch operations."""
+    """Merge results as `merge_into` does, in place, with torch operations."""
     both = torch.logaddexp(lse, new_lse)
     shares = (torch.exp(x - both)[..., None] for x in (lse, new_lse))
     out.copy_(sum(x.float() * share for x, share in zip((out, new), shares, strict=True)))

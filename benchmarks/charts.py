@@ -9,7 +9,7 @@ from . import published
 
 
 def prefill(record: dict[str, Any]) -> str:
-    """Causal shapes back to back: arithmetic."""
+    """Return the chart of causal shapes back to back, which arithmetic bounds."""
     chosen = [result for result in published.results(record, "back to back") if result["shape"][3]]
     labels = [" x ".join(_short(number) for number in result["shape"][:3]) for result in chosen]
     title = "tsmla_prefill, bf16, 128 heads, causal: sequences x queries x keys"
@@ -17,7 +17,7 @@ def prefill(record: dict[str, Any]) -> str:
 
 
 def decode(record: dict[str, Any]) -> str:
-    """bf16 with 16 heads, lengths that do not vary: bandwidth, as memory bounds these."""
+    """Return the chart of bf16 decodes with 16 heads and lengths that do not vary, which memory bounds."""
     chosen = [
         result
         for result in published.results(record, "isolated", dtype="bf16")

@@ -1,4 +1,4 @@
-"""What the timing model predicts and `bench_clocks` measures: the same calls, named the same. Needs no GPU."""
+"""Calls that the timing model predicts and `bench_clocks` measures, under the same names. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ClockCase:
 
     @property
     def symbol(self) -> str:
-        """The variant on Hopper that runs it: prefill with LSE, decode without, as `bench_prefill`, `bench_decode`."""
+        """Symbol of the variant on Hopper that runs it: prefill with LSE, decode without, as `bench_prefill` and
+        `bench_decode`."""
         if self.family == "prefill":
             out = "bf16" if self.dtype in ("e4m3", "e5m2") else self.dtype
             return f"tsmla_prefill_sm_90a_{self.dtype}_to_{out}_d192x128_{self.mask}_lse"
@@ -35,7 +36,7 @@ class ClockCase:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCase:
-    """One call of another package's kernel; `symbol` as the timing model names it, the shape as above."""
+    """One call of another package's kernel; `symbol` as the timing model names it, shape as for `ClockCase`."""
 
     symbol: str
     shape: tuple[int, int, int, int]
@@ -54,7 +55,7 @@ class PeerCase:
 
     @property
     def dims(self) -> tuple[int, int]:
-        """Of query and key, and of value."""
+        """Dims of query and key, and of value."""
         found = re.search(r"_d(\d+)x(\d+)_", self.symbol)
         assert found
         return int(found[1]), int(found[2])
@@ -116,7 +117,7 @@ LATER_CASES = (
         ("e4m3", "causal", 16, 2, 32768, 64),
     ),
 )
-"""Calls that were first measured after machine code was read."""
+"""Calls that were first measured after the model had learnt to read machine code."""
 _FLASH_ATTN_4 = "flash-attn-4_prefill_sm_90a_bf16"
 PEER_CASES = (
     PeerCase(f"{_FLASH_ATTN_4}_d128x128_full", (16, 2048, 2048, 16)),
@@ -128,13 +129,13 @@ PEER_CASES = (
     PeerCase(f"{_FLASH_ATTN_4}_d192x128_causal", (1, 8192, 8192, 128)),
     PeerCase(f"{_FLASH_ATTN_4}_d192x128_causal", (1, 8192, 32768, 128)),
 )
-"""32K tokens and 16 heads, as its authors time it; and ours."""
+"""Calls of 32K tokens and 16 heads, as flash-attn-4's authors time it, and calls at tsmla's shapes."""
 VARIANT_SHAPE = (1, 8192, 8192, 128)
-"""Of prefill without mask, that variants of its kernels are timed at."""
+"""Shape at which changed kernels of a prefill without mask are timed."""
 
 
 def variant_of(directory: Path) -> PrefillVariant:
-    """The one variant whose changed kernel a directory of `build_aot` holds."""
+    """Return the one variant whose changed kernel a directory of `build_aot` holds."""
     (library,) = read_directory(directory).libraries
     (kernel,) = library.manifest.kernels
     assert isinstance(kernel.variant, PrefillVariant), kernel.variant

@@ -23,7 +23,8 @@ from . import runner
 
 FAMILIES = ("pack", "prefill", "decode")
 STEPS = ("binary", "jit", "cached")
-"""binary: the shipped library; jit: compile, with an empty cache; cached: what that left behind, in a new process."""
+"""How the kernel is found. binary: the shipped library; jit: compile, with an empty cache; cached: what that left
+behind, in a new process."""
 STAGES = ("ready_ms", "import_ms", "tvm_ffi_ms", "load_ms", "first_ms", "total_ms", "second_ms", "call_us")
 CALLS = 1000
 TIMEOUT_SECONDS = 300
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _row(family: str, step: str, repeats: int, bindings_up: bool) -> dict[str, Any]:
-    """Stages of `repeats` processes, or why there are none."""
+    """Return stages of `repeats` processes, or why there are none."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TSMLA_BACKEND": "binary" if step == "binary" else "jit"}
         runs: list[dict[str, float]] = []
@@ -105,7 +106,7 @@ def _process(family: str, bindings_up: bool, environment: dict[str, str]) -> dic
 
 
 def _child(family: str, started: float, bindings_up: bool) -> dict[str, float]:
-    """One start, timed from inside; `started` is time.time() just before the process was made."""
+    """Time one start from inside; `started` is time.time() just before the process was made."""
     import torch
 
     if bindings_up:
@@ -146,7 +147,7 @@ def _child(family: str, started: float, bindings_up: bool) -> dict[str, float]:
 
 
 def _import(family: str) -> tuple[Any, Any]:
-    """The operator and the variant that the inputs below need."""
+    """Return the operator and the variant that the inputs below need."""
     import torch
     import tsmla
     from tsmla import Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant

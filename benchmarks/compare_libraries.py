@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _compared(case: Any, builds: dict[str, Path], monitor: protocol.Monitor, seconds: float) -> dict[str, Any]:
-    """Medians in microseconds of every copy, and whether all gave the same bytes."""
+    """Return medians in microseconds of every copy, and whether all gave the same bytes."""
     replays: dict[str, Callable[[], None]] = {}
     launches, outputs = [case.ours() for _ in builds], []  # what they hold must outlive the graphs
     for launch, (name, directory) in zip(launches, builds.items(), strict=True):
@@ -96,7 +96,7 @@ def _compared(case: Any, builds: dict[str, Path], monitor: protocol.Monitor, sec
 
 @contextlib.contextmanager
 def served_from(directory: Path) -> Iterator[None]:
-    """A context in which operators run from the libraries of a directory."""
+    """Make operators run from the libraries of a directory, inside this context."""
 
     def found(variant: Variant) -> resolve.Resolved:
         return resolve.Resolved(_kernel(directory, variant), "shipped")
@@ -110,8 +110,11 @@ def served_from(directory: Path) -> Iterator[None]:
 
 
 def _kernel(directory: Path, variant: Variant) -> Callable[..., None]:
-    """The kernel of a variant, for today's arguments: one of an older build is not given those that it does not know.
-    A manifest of an older schema is read, too: what has changed since then is not used here."""
+    """Return the kernel of a variant, called with today's arguments: one of an older build is not given those that it
+    does not know.
+
+    A manifest of an older schema is read, too: what has changed since then is not used here.
+    """
     (path,) = directory.glob(f"tsmla_{variant.family}_{variant.arch}_*.so")
     schema = json.loads((directory / "manifest.json").read_text())["schema"]
     with mock.patch.object(manifest, "SCHEMA", schema):

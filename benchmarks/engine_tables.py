@@ -1,4 +1,4 @@
-"""Rows of real engines in docs/performance.md, from the records of `benchmarks.engines`."""
+"""Rows of docs/performance.md on real engines, from the records of `benchmarks.engines`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def rows(record: dict[str, Any]) -> Iterator[list[str]]:
-    """A row for each case and backend of ours, beside the first of the others."""
+    """Yield a row for each case and backend of tsmla's, beside the first of the others."""
     options = record["options"]
     for result in record["results"]:
         requests, _, rest = result["case"].partition("x")
@@ -35,7 +35,7 @@ def rows(record: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _beside(first: str, theirs: list[float], ours: list[float]) -> tuple[str, str]:
-    """The other backend, and our time over its; a tie where a round of one reaches one of the other."""
+    """Return the other backend's time, and tsmla's over it; a tie where a round of one reaches one of the other."""
     ratio = statistics.median(ours) / statistics.median(theirs)
     apart = max(ours) < min(theirs) or max(theirs) < min(ours)
     return first, f"{ratio:.3f}" if apart else f"{ratio:.3f}, tie"

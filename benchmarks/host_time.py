@@ -2,12 +2,14 @@
 
     python -m benchmarks host-time [--stub]
 
-`call` is the whole operator; `kernel` the compiled function alone, with the call's own arguments (TVM-FFI, tensor maps,
-launch); `allocation` what the call's results take; `rest` is the difference: checks, the lookup of the kernel, scales.
-`first` is a call's cost when nothing is known of its kind but its kernel is resolved: every check, the variant made.
-Medians over batches of calls, shorter than the GPU's launch queue and waited for between batches.
+call: the whole operator.
+kernel: the compiled function alone, with the call's own arguments (TVM-FFI, tensor maps, launch).
+allocation: what the call's results take.
+rest: the difference: checks, the lookup of the kernel, scales.
+first: a call when nothing is known of its kind but its kernel is resolved: every check, the variant made.
 
---stub needs no GPU: tensors on the CPU, and a function that does nothing in the kernel's place.
+Figures are medians over batches of calls, shorter than the GPU's launch queue and waited for between batches. --stub
+needs no GPU: tensors are on the CPU, and a function that does nothing takes the kernel's place.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _cases(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Small problems: the GPU must be done with a call before the host has prepared the next."""
+    """Return small problems: the GPU must be done with a call before the host has prepared the next."""
 
     def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -124,7 +126,7 @@ def _row(name: str, operator: Callable[..., Any], arguments: dict[str, Any], stu
 
 
 def _launch(operator: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """The kernel that a call reaches, and what it is called with."""
+    """Return the kernel that a call reaches, and what it is called with."""
     seen: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     found = resolve.kernel
 
@@ -140,7 +142,7 @@ def _launch(operator: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Ca
 
 
 def _microseconds(work: Callable[[], None], stub: bool) -> float:
-    """Of one call; what surrounds it (a lambda) included, less than 0.05."""
+    """Return the microseconds of one call. What surrounds it (a lambda) is included, and takes less than 0.05."""
     times = []
     for _ in range(BATCHES):
         begin = time.perf_counter()
@@ -154,7 +156,7 @@ def _microseconds(work: Callable[[], None], stub: bool) -> float:
 
 @contextlib.contextmanager
 def _stubbed() -> Iterator[None]:
-    """CPU tensors pass for those of an H200, and kernels do nothing."""
+    """Make CPU tensors pass for those of an H200, and kernels do nothing."""
     nothing = resolve.Resolved(lambda *arguments: None, "stub")
     with contextlib.ExitStack() as stack:
         for target, name, replacement in (

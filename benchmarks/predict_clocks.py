@@ -1,4 +1,4 @@
-"""Predict what `clocks` measures, with the emulator's timing model; no GPU. To be committed before measuring.
+"""Predicts what `clocks` measures, with the emulator's timing model; no GPU. Commit the record before measuring.
 
     python -m benchmarks predict-clocks [--machine H100] [--variants DIRECTORY ...] [--after RECORD] [--commit HASH]
 
@@ -28,7 +28,8 @@ from .clock_cases import CASES, LATER_CASES, VARIANT_SHAPE, variant_of
 from .runner import command
 
 BESIDE = ("beside_fma", "beside_alu", "beside_mufu")
-"""What a control in the run that measures may show to be none; `without_contention` is the prediction then."""
+"""Contention that the control in the measuring run may show to be none; `without_contention` is the prediction for
+that."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _at(machine: Any, ghz: float | None) -> Any:
-    """The machine at a clock that was measured."""
+    """Return the machine at a clock that was measured."""
     return machine if ghz is None else dataclasses.replace(machine, clock=Value(1000 * ghz, "measured in that run"))
 
 
@@ -95,7 +96,7 @@ def _said(found: Any, machine: Any, with_band: bool) -> dict[str, Any]:
 
 
 def _built(variant: Any) -> Compiled:
-    """The kernel as the build of this checkout left it."""
+    """Return the kernel as the build of this checkout left it."""
     return _compiled(Path(__file__).parent.parent / "build" / "cmake" / "objs", variant.symbol())
 
 

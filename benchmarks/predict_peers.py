@@ -1,12 +1,17 @@
-"""What the emulator's timing model says of other packages' kernels, and of ours beside them; no GPU.
+"""Models the times of other packages' kernels, and of tsmla's beside them, with the emulator's timing model; no GPU.
 
     python -m benchmarks predict-peers [PART ...] [--only TEXT] [--machine-code] [--commit HASH]
 
-hopper: what `bench_clocks --peer` measures. published: calls whose time on Blackwell somebody has published. prefill-,
-decode-e4m3 and -bf16: our kernels and tokenspeed-mla's on the same machine, with the range of their ratio over the
-band: each number that is uncertain takes its extreme for both; bf16 prefill beside flash-attn-4's, too. --machine-code:
-costs of all kernels from their machine code, else all from PTX, never a mix. The packages must be installed;
-`python -m tsmla_emulator.controls` says how.
+Parts:
+
+- hopper: what `bench_clocks --peer` measures.
+- published: calls whose time on Blackwell somebody has published.
+- prefill-bf16, prefill-e4m3, decode-bf16, decode-e4m3: kernels of tsmla and tokenspeed-mla on the same machine, for
+  bf16 prefill of flash-attn-4, too. The range of their ratio goes over the band: each number that is uncertain takes
+  its extreme for both.
+
+--machine-code: costs of all kernels from their machine code; otherwise all from PTX, never a mix. The packages must be
+installed; `python -m tsmla_emulator.controls` says how.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ DECODES = (
     (4, 4, 81920, 16), (128, 1, 8192, 128), (16, 4, 81920, 16), (1, 1, 8192, 128), (32, 4, 8192, 128),
     (128, 1, 8192, 16), (4, 4, 81920, 32),
 )  # fmt: skip
-"""Requests, query tokens, keys, heads; the first two on B300, too."""
+"""Requests, query tokens, keys and heads of decodes; the first two are modelled on B300, too."""
 MACHINE_CODE = False
 """Whether the costs of all kernels are those of their machine code."""
 OF_MACHINE = {"B200": "sm_100a", "GB200": "sm_100a", "B300": "sm_103a", "GB300": "sm_103a"}
@@ -46,7 +51,7 @@ OF_MACHINE = {"B200": "sm_100a", "GB200": "sm_100a", "B300": "sm_103a", "GB300":
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A published time. `us` or `tflops`, and who says so of which kernel."""
+    """A published time, as `us` or `tflops`, with who says so of which kernel."""
 
     symbol: str
     shape: tuple[int, int, int, int]
@@ -209,7 +214,7 @@ def _said(symbol: str, shape: tuple[int, int, int, int], machine: Machine) -> di
 
 
 def _found(symbol: str, shape: Sequence[int], processors: int) -> Any:
-    """What the model has of a call; a prefill is emulated once for all shapes and machines."""
+    """Return what the model has of a call; a prefill is emulated once for all shapes and machines."""
     if "prefill" in symbol:
         return _prefill_of(symbol, processors).at(Shape(*shape))
     return _traced(symbol, Shape(*shape), _machine_of(processors))

@@ -2,15 +2,15 @@
 
 A *candidate* is one way to do the work; all candidates of a case run in turn, in an order drawn anew each round, so
 that clocks and temperature are shared and nobody always follows the same other one. Each launch is timed by its own
-pair of CUDA events, queued while the GPU is busy with a spinning kernel and the flush, so that no host time is in it,
-and starts with an L2 that holds none of its data. Where the GPU got to a launch before the host had queued all of it,
-the sample is dropped and counted, and the GPU spins longer from there on.
+pair of CUDA events, and starts with an L2 that holds none of its data. Events and launch are queued while the GPU is
+busy with a spinning kernel and the flush, so that no host time is in the figure. Where the GPU got to a launch before
+the host had queued all of it, the sample is dropped and counted, and the GPU spins longer from there on.
 
 Two candidates *tie* unless the 95 % confidence interval of the median, over at least 30 rounds, of the ratio of their
 times leaves out 1.
 
-Two regimes, because one clock does not fit both: *isolated* launches (idle gaps, the GPU at its boost clock) and
-*back to back* (no gaps, the GPU at its power limit). SM clock and power are sampled all the while.
+There are two regimes, because one clock does not fit both: *isolated* launches (idle gaps, the GPU at its boost clock)
+and *back to back* (no gaps, the GPU at its power limit). SM clock and power are sampled all the while.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from .runner import gpu_uuid
 REGIMES = ("isolated", "back to back")
 LONGEST_GAP_SECONDS, SHORTEST_GAP_SECONDS = 0.06, 0.01
 GAP_OF_LAUNCHES = 20
-"""Isolated launches are so many times their own length apart, within these bounds."""
+"""Gap between isolated launches, in their own lengths; never outside of SHORTEST_GAP_SECONDS to LONGEST_GAP_SECONDS."""
 HIDE_CYCLES = 200_000, 20_000_000
-"""SM cycles (0.1 to 10 ms) spun first, so that the host has time to queue what is timed: at first, and at most."""
+"""SM cycles (0.1 to 10 ms) that the GPU spins first, so that the host has time to queue what is timed: at first, and at
+most."""
 QUEUE_DEPTH = 64
 """Launches between waits in the back-to-back regime: the GPU never idles, the event list stays short."""
 LEAST_ROUNDS, MOST_ROUNDS_IN_VAIN = 30, 600
-"""Rounds of which no sample was dropped; and rounds after which to give up where there are fewer."""
+"""Rounds of which no sample must be dropped; and rounds after which to give up where there are fewer."""
 NORMAL_97_5 = 1.96
-"""Standard deviations of a normal distribution that 2.5 % exceed."""
+"""The 97.5 % quantile of the standard normal distribution."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Candidate:
 class Timing:
     """Microseconds of one candidate in one regime, with the median SM clock (MHz) and power (W) of that regime.
 
-    `ratio` is the confidence interval of the first candidate's time over this one's, round by round; `dropped` samples,
-    for which the GPU was not kept busy, are in nothing.
+    ratio: the confidence interval of the first candidate's time over this one's, round by round.
+    dropped: samples for which the GPU was not kept busy; nothing else counts them.
     """
 
     regime: str
@@ -72,8 +73,10 @@ class Timing:
 
 
 class Monitor:
-    """SM clock and power every 20 ms from nvidia-smi, which may be absent: then there are no samples. Entering it ends
-    the process with a sentence where there is no GPU to measure."""
+    """Samples SM clock and power every 20 ms from nvidia-smi. Without nvidia-smi there are no samples.
+
+    Entering it ends the process with a sentence where there is no GPU to measure.
+    """
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, float, float]] = []
@@ -108,7 +111,8 @@ class Monitor:
             self.samples.append((time.monotonic(), clock, power))
 
     def since(self, start: float) -> tuple[float | None, float | None]:
-        """Median (SM clock in MHz, power in W) of the samples taken after `start` (time.monotonic seconds)."""
+        """Return the median (SM clock in MHz, power in W) of the samples taken after `start` (time.monotonic
+        seconds)."""
         chosen = [sample for sample in self.samples if sample[0] >= start]
         if not chosen:
             return None, None
@@ -116,8 +120,11 @@ class Monitor:
 
 
 class Flush:
-    """Empties the L2 of what a launch reads or writes: writes 2 x its size, then reads as much of something else, so
-    that no dirty line is left to be written back at the expense of the next launch."""
+    """Empties the L2 of what a launch reads or writes.
+
+    It writes twice the L2's size, then reads as much of something else, so that no dirty line is left to be written
+    back at the expense of the next launch.
+    """
 
     def __init__(self) -> None:
         size = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -131,7 +138,7 @@ class Flush:
 
 
 def as_graph(candidate: Candidate) -> Candidate:
-    """The candidate as a replayed CUDA graph; its launch must write into tensors that exist before."""
+    """Return the candidate as a replayed CUDA graph. Its launch must write into tensors that exist before."""
     candidate.launch()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -176,8 +183,11 @@ def measure(
 
 
 def of_median(values: Sequence[float]) -> tuple[float, float] | None:
-    """A 95 % confidence interval of the median of what `values` are drawn from: two of them, by the normal
-    approximation of the sign test (Conover, Practical Nonparametric Statistics, 3.2). None for fewer than six."""
+    """Return a 95 % confidence interval of the median of what `values` are drawn from; None for fewer than six.
+
+    Its bounds are two of the values, chosen by the normal approximation of the sign test (Conover, Practical
+    Nonparametric Statistics, 3.2).
+    """
     if len(values) < 6:
         return None
     ordered, half = sorted(values), NORMAL_97_5 * len(values) ** 0.5 / 2
@@ -186,7 +196,8 @@ def of_median(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 class _Spin:
-    """A kernel that keeps the GPU busy while the host queues, longer after each launch for which it was too short."""
+    """A kernel that keeps the GPU busy while the host queues; it spins longer after each launch for which it was too
+    short."""
 
     def __init__(self) -> None:
         self._cycles, self._most = HIDE_CYCLES
@@ -201,7 +212,7 @@ class _Spin:
 Round = dict[str, float | None]
 """Microseconds of each candidate's launch; None where the sample was dropped."""
 Sample = tuple[torch.cuda.Event, torch.cuda.Event, bool]
-"""Events around a launch, and whether the GPU was still busy when the last of it was queued."""
+"""Events around a launch, and whether the GPU was still busy when the second was queued."""
 
 
 def _isolated(candidates: Sequence[Candidate], seconds: float) -> list[Round]:
@@ -259,8 +270,8 @@ def _micros(sample: Sample) -> float | None:
 
 
 def ceilings(monitor: Monitor, seconds: float = 1.0) -> dict[str, float]:
-    """What this GPU reaches, isolated, in this run: copy and read in GB/s (10^9 bytes, copies count both
-    directions), bf16 8192^3 matmul in TFLOP/s."""
+    """Measure what this GPU reaches in this run, isolated: copy and read in GB/s (10^9 bytes; copies count both
+    directions), and a bf16 8192^3 matmul in TFLOP/s."""
     source = torch.zeros(2**28, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     total = torch.empty((), dtype=torch.float32, device="cuda")

@@ -1,4 +1,4 @@
-"""The records that are published: the newest of each kind, in benchmarks/results/current."""
+"""Records that are published: the newest of each kind, in benchmarks/results/current."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 
 CURRENT = Path(__file__).parent / "results" / "current"
 TIE = 0.01
-"""Times that differ by no more than this fraction are called a tie in records that do not say how sure they are."""
+"""Times that differ by no more than this fraction tie, in records that have no confidence interval."""
 
 
 def superseded() -> list[Path]:
-    """Records in `current` beside which there is a newer one of the same name and device."""
+    """Return records in `current` beside which there is a newer one of the same name and device."""
     by_age = sorted(CURRENT.glob("*.json"), key=_stamp)
     newest = {path.stem.removesuffix(_stamp(path)): path for path in by_age}
     return [path for path in by_age if path not in newest.values()]
 
 
 def _stamp(path: Path) -> str:
-    """The date that a record's name ends in, such as 20261122T060617."""
+    """Return the date that a record's name ends in, such as 20261122T060617."""
     return path.stem[-15:]
 
 
 @functools.cache
 def newest(name: str, device: str = "") -> dict[str, Any]:
-    """The newest record of this name, of a GPU whose name has `device` in it."""
+    """Return the newest record of this name, of a GPU whose name has `device` in it."""
     return max(of_devices(name, device), key=lambda record: record["certificate"]["date"])
 
 
 def of_devices(name: str, device: str = "") -> list[dict[str, Any]]:
-    """The newest record of this name of each GPU whose name has `device` in it, in the order of those names."""
+    """Return the newest record of this name of each GPU whose name has `device` in it, in the order of those names."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(CURRENT.glob(f"{name}-nvidia-*.json"), key=_stamp):
         record = json.loads(path.read_text())
@@ -41,7 +41,7 @@ def of_devices(name: str, device: str = "") -> list[dict[str, Any]]:
 
 
 def all_of(name: str) -> list[dict[str, Any]]:
-    """All current records whose names begin with this, oldest first."""
+    """Return all current records whose names begin with this, oldest first."""
     return [json.loads(path.read_text()) for path in sorted(CURRENT.glob(f"{name}-*.json"), key=_stamp)]
 
 
@@ -55,8 +55,11 @@ def results(record: dict[str, Any], regime: str, **fields: object) -> list[dict[
 
 
 def text_of(record: dict[str, Any]) -> str:
-    """JSON of a record, a line for each field and for each entry of a field that is a list or a dictionary of such.
-    Fractions have six significant digits: events resolve microseconds to three."""
+    """Return the JSON of a record, a line for each field and for each entry of a field that is a list or a dictionary
+    of such.
+
+    Fractions have six significant digits: events resolve microseconds to three.
+    """
     record = _rounded(record)
     return "{" + ",".join(f"\n{json.dumps(name)}: {_lines(value)}" for name, value in record.items()) + "\n}\n"
 
@@ -71,7 +74,7 @@ def _lines(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """The value with six significant digits of each fraction in it; dataclasses become dictionaries."""
+    """Return the value with six significant digits of each fraction in it; dataclasses become dictionaries."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
@@ -86,12 +89,12 @@ def names(record: dict[str, Any]) -> list[str]:
 
 
 def best_peer(timings: dict[str, Any]) -> dict[str, Any]:
-    """The shortest timing of another implementation. Raises ValueError where there is none."""
+    """Return the shortest timing of another implementation. Raises ValueError where there is none."""
     return min((timing for name, timing in timings.items() if name != "tsmla"), key=lambda timing: timing["median_us"])
 
 
 def is_tie(timings: dict[str, Any]) -> bool:
-    """Whether ours and the best of others tie: where the record has no interval of their ratio, within 1 %."""
+    """Whether tsmla and the best of the others tie: where the record has no interval of their ratio, within 1 %."""
     best = best_peer(timings)
     if "ratio" in best:
         lowest, highest = best["ratio"]

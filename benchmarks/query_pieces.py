@@ -1,4 +1,4 @@
-"""Other ways to decode a query whose parts an engine has apart, for `bench_decode`, whose own call has it joined:
+"""Decodes of a query whose parts an engine has apart, for `bench_decode`, whose own call has it joined:
 
     P=benchmarks.query_pieces
     python -m benchmarks decode --against pieces=$P:pieces copied=$P:copied contiguous=$P:contiguous

@@ -22,7 +22,7 @@ from . import bench_prefill, charts, engine_tables, published
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- begin: python -m benchmarks report -->", "<!-- end -->"
-"""What the README's generated part stands between."""
+"""The lines around the README's generated part."""
 _WHEEL = "vLLM 0.26's wheel"
 PEERS = {
     "flash_attn_4": ("flash-attn-4 4.0.0b36", ""),
@@ -35,15 +35,15 @@ PEERS = {
     "flashinfer_fa2": ("its kernels for GPUs since Ampere", "flashinfer-python 0.7.2"),
     "flash_mla_fp8": ("FlashMLA for FP8", _WHEEL),
 }
-"""Other implementations in the records, by the names given to --against, and what they were a part of. Plans that
-engines make once for all layers are not timed."""
+"""Name given to --against -> the implementation, and what it was a part of. Plans that engines make once for all layers
+are not timed."""
 PREFILLS = ("bf16", "e4m3", "256-bf16", "256-e4m3")
 TIMED = ("prefill-bf16", "prefill-e4m3", "decode")
-"""What the README quotes."""
+"""Records that the README quotes."""
 LONG = 8192
-"""Keys of prefills whose rates the README quotes; of shorter ones much of the time is none of computing."""
+"""Least keys of prefills whose rates the README quotes: with fewer, launching and starting take much of the time."""
 README_GPU = "H200"
-"""The GPU whose records it quotes."""
+"""The GPU whose records the README quotes."""
 SHAPES = {
     "decode": (
         (128, 1, 4096, 16, "fixed"), (128, 1, 4096, 16, "variable"), (128, 1, 4096, 128, "fixed"),
@@ -64,10 +64,13 @@ SHAPES = {
         (1, 1024, 1024, True), (16, 512, 512, True),
     ),
 }  # fmt: skip
-"""The rows of each kind of record that the page shows: requests, query tokens, keys, heads and lengths of decodes;
-sequences, queries, keys and whether the mask is causal of prefills."""
+"""Kind of record -> the rows that the page shows.
+
+decode: requests, query tokens, keys, heads, lengths.
+prefill: sequences, queries, keys, whether the mask is causal.
+"""
 TOKENS = 8192
-"""Tokens of the cache operators' and packs' rows."""
+"""Tokens in the rows of cache operators and packs."""
 _PAGE = """\
 # Performance
 
@@ -104,7 +107,7 @@ Calls with `batch_invariant=True`, graphs captured for the longest context, and 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add no options."""
 
 
 def run(options: argparse.Namespace) -> None:
@@ -117,7 +120,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def performance_page() -> str:
-    """docs/performance.md: one table for each GPU, and how often each record's rows are faster, tie and are slower."""
+    """Return docs/performance.md: one table for each GPU, and how often each record's rows are faster, tie and are
+    slower."""
     devices = dict.fromkeys(record["certificate"]["device"] for record in published.of_devices("decode"))
     return _PAGE.format(
         isolated=_clocks("isolated"),
@@ -161,7 +165,7 @@ def _gpu(device: str) -> str:
 
 
 def readme_part() -> str:
-    """Two reasons to use the kernels, and where their numbers are from."""
+    """Return the README's part: two reasons to use the kernels, with their numbers."""
     prefill, narrow, decode = (published.newest(name, README_GPU) for name in TIMED)
     sentences = [
         f"**Nothing compiles when a server starts.** {_of_cold_start()}",
@@ -222,7 +226,7 @@ def _of_prefill(record: dict[str, Any]) -> str:
 
 
 def _rates(record: dict[str, Any], regime: str) -> str:
-    """TFLOP/s of prefills that have something to do."""
+    """Return the TFLOP/s of prefills of at least LONG keys."""
     results = (result for result in published.results(record, regime) if result["shape"][2] >= LONG)
     return _span(result["tflop"] / result["timings"]["tsmla"]["median_us"] * 1e6 for result in results)
 
@@ -267,7 +271,7 @@ def _of_cold_start() -> str:
 
 
 def _compared(results: Sequence[dict[str, Any]]) -> str:
-    """In how many rows we are faster, tie or are slower than the best of what ran in the same process."""
+    """Return in how many rows tsmla is faster, ties or is slower than the best of what ran in the same process."""
     timings = [result["timings"] for result in results if len(result["timings"]) > 1]
     names = sorted({name for timing in timings for name in timing} - {"tsmla"})
     faster, ties = _standing(results)
@@ -296,18 +300,18 @@ def _born(name: str) -> str:
 
 
 def _clocks(regime: str, device: str = "") -> str:
-    """SM clocks in MHz while prefill and decode were timed."""
+    """Return the SM clocks in MHz while prefill and decode were timed."""
     records = [record for name in TIMED for record in published.of_devices(name, device)]
     return _span(r["timings"]["tsmla"]["sm_clock_mhz"] for record in records for r in published.results(record, regime))
 
 
 def _both(record: dict[str, Any], **fields: object) -> list[dict[str, Any]]:
-    """The isolated and the back-to-back result of a shape; nothing where the record has none."""
+    """Return the isolated and the back-to-back result of a shape; nothing where the record has none."""
     return [x for regime in ("isolated", "back to back") for x in published.results(record, regime, **fields)]
 
 
 def _row(call: str, results: Sequence[dict[str, Any]], rate: str) -> list[str]:
-    """A shape's cells from its result in both regimes."""
+    """Return a shape's cells from its result in both regimes."""
     timings = [result["timings"] for result in results]
     others = {name: timing for name, timing in timings[0].items() if name != "tsmla"}
     if not others:
@@ -337,7 +341,7 @@ def _decode_label(shape: Sequence[Any]) -> str:
 
 
 def _scaled_rows(record: dict[str, Any]) -> Iterator[list[str]]:
-    """Rows with scales beside bf16 rows of as many keys: these records hold no ratios."""
+    """Yield rows with scales beside bf16 rows of as many keys: these records hold no ratios."""
     for shape in SHAPES["rows-decode"]:
         results = [x for x in record["results"] if x["shape"] == [*shape]]
         micros = [{name: timing["median_us"] for name, timing in x["timings"].items()} for x in results]
@@ -361,7 +365,8 @@ def _prefill_rows(record: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _cache_rows(record: dict[str, Any]) -> Iterator[list[str]]:
-    """Writers, readers and the queries' quantiser beside torch and vLLM; the rate is a share of torch's large copy."""
+    """Yield writers, readers and the queries' quantiser beside torch and vLLM; the rate is a share of torch's large
+    copy."""
     names = {"write": "mla_write_cache", "rotate": "mla_write_cache with rotation", "read": "mla_read_cache",
              "quantise": "mla_quantize_q"}  # fmt: skip
     for result in record["results"]:
@@ -384,8 +389,8 @@ def _copying_row(call: str, result: dict[str, Any]) -> list[str]:
 
 
 def _counted(record: dict[str, Any]) -> str:
-    """In how many rows of the whole record, of both regimes, we are faster than the best of others, where there are
-    others that do the same."""
+    """Return in how many rows of the whole record, in both regimes, tsmla is faster than the best of others that do the
+    same."""
     rows = [x["timings"] for x in record["results"] if "tsmla" in x["timings"] and "copy" not in x["timings"]]
     rows = [timings for timings in rows if len(timings) > 1]
     if not rows:
@@ -400,7 +405,7 @@ def _counted(record: dict[str, Any]) -> str:
 
 
 def _ratio(timings: dict[str, Any]) -> str:
-    """Our time over that of the best of others, which is bold where it is behind."""
+    """Return tsmla's time over that of the best of the others, in bold where tsmla is slower."""
     ratio = timings["tsmla"]["median_us"] / published.best_peer(timings)["median_us"]
     return f"{ratio:.3f}, tie" if published.is_tie(timings) else _bold(ratio)
 

@@ -1,4 +1,4 @@
-"""What every runner has around its measurements: options, a record with its birth certificate, and a table in print."""
+"""What runners have in common: options, a record with its birth certificate, and a table in print."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results" / "current"
 
 
 def add_arguments(parser: argparse.ArgumentParser, seconds: float | None = 2.0) -> None:
-    """The options that every runner has; `seconds` is the default per case, None for a runner that counts instead."""
+    """Add the options that every runner has. seconds: the default per case, None for a runner that counts instead."""
     parser.add_argument("--commit", help="git commit measured; default: what git says about this checkout")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the JSON record (%(default)s)")
     if seconds is not None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float | None = 2.0) 
 
 
 def other(text: str) -> tuple[str, Callable[..., Any]]:
-    """What --against NAME=MODULE:FUNCTION names, for argparse."""
+    """Read --against NAME=MODULE:FUNCTION, for argparse."""
     try:
         name, location = text.split("=")
         module, function = location.split(":")
@@ -40,12 +40,12 @@ def other(text: str) -> tuple[str, Callable[..., Any]]:
 
 
 def command() -> str:
-    """The command line of this process, as one may type it."""
+    """Return the command line of this process, as one may type it."""
     return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
 
 
 def certificate(commit: str | None) -> dict[str, Any]:
-    """Where and when a number was born: device, driver, limits, versions, command, date, commit."""
+    """Return where and when a number was born: device, driver, limits, versions, command, date, commit."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver, max_clock, power_limit = _nvidia_smi("driver_version", "clocks.max.sm", "power.limit")
     return {
@@ -75,7 +75,7 @@ def write_record(directory: Path, name: str, record: dict[str, Any]) -> Path:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Plain columns: numbers to the right, with three significant digits where they are small."""
+    """Return plain columns: numbers to the right, with three significant digits where they are small."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
@@ -90,7 +90,7 @@ def _cell(value: object) -> str:
 
 
 def gpu_uuid() -> str:
-    """Of the current device, as nvidia-smi takes it."""
+    """Return the current device's UUID, as nvidia-smi takes it."""
     uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 

@@ -1,1 +1,1 @@
-"""Real engines on small random models: what kernels are worth where they are used. Needs the engine, and a GPU."""
+"""Real engines on small random models: what kernels are worth in use. Needs the engine, and a GPU."""

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, that does what it is told: so several may take turns on one GPU."""
+"""An engine in a process of its own, which does what it is told, so that several can take turns on one GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START_SECONDS = 900
 
 
 class Engine:
-    """A backend's engine; construct one after the other, since each measures the GPU's memory."""
+    """A backend's engine. Construct one after the other, since each measures the GPU's memory."""
 
     def __init__(self, backend: model.Backend, memory: float, options: dict[str, Any]):
         self.backend = backend
@@ -29,23 +29,24 @@ class Engine:
         self.start_seconds: float = self._answer(_START_SECONDS)
 
     def generate(self, lengths: list[int], new: int, seed: int) -> float:
-        """Seconds for prompts of these lengths with `new` tokens each."""
+        """Return the seconds for prompts of these lengths with `new` tokens each."""
         return self._ask("generate", lengths, new, seed)
 
     def tokens(self, lengths: list[int], new: int, seed: int, together: bool = True) -> list[dict[str, list]]:
-        """Of each prompt, the tokens and their log-probabilities; together: of all prompts at once, or each alone."""
+        """Return the tokens of each prompt and their log-probabilities. together: generate for all prompts at once, or
+        for each alone."""
         return self._ask("tokens", lengths, new, seed, together)
 
     def drafted(self) -> tuple[int, int]:
-        """How many tokens were drafted so far, and how many of them were accepted; of an engine that speculates."""
+        """Return how many tokens a speculating engine has drafted so far, and how many of them were accepted."""
         return self._ask("drafted")
 
     def profile(self, lengths: list[int], new: int, seed: int) -> list[tuple[str, float, int]]:
-        """(kernel, milliseconds, calls) of one `generate`, longest first."""
+        """Return (kernel, milliseconds, calls) of one `generate`, longest first."""
         return self._ask("profile", lengths, new, seed)
 
     def host_times(self, lengths: list[int], new: int, seed: int) -> dict[str, list[float]]:
-        """Microseconds of the host in each call of a backend's method during one `generate`, by the method's name."""
+        """Return host microseconds of each call of a backend's methods during one `generate`, by method."""
         return self._ask("host_times", lengths, new, seed)
 
     def close(self) -> None:

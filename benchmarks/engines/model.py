@@ -23,8 +23,12 @@ _FORWARDED = ("heads", "layers", "kv", "max_len", "batched_tokens", "graphs", "f
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """name: of the decode backend in vLLM, or "auto". prefill: the same of the prefill backend. environment: variables
-    that its process has, NAME=VALUE."""
+    """The MLA backends of one vLLM.
+
+    name: the decode backend's in vLLM, or "auto".
+    prefill: the prefill backend's.
+    environment: variables that its process has, NAME=VALUE.
+    """
 
     name: str
     prefill: str
@@ -32,8 +36,8 @@ class Backend:
 
     @classmethod
     def parse(cls, text: str) -> Backend:
-        """NAME or NAME+PREFILL, with variables behind commas; tsmla's decode comes with its prefill unless another is
-        named."""
+        """Read NAME or NAME+PREFILL, with variables behind commas. tsmla's decode comes with its prefill unless another
+        is named."""
         backend, *environment = text.split(",")
         name, _, prefill = backend.partition("+")
         if not all(variable.find("=") > 0 for variable in environment):
@@ -72,12 +76,12 @@ def _speculation(text: str) -> dict[str, Any]:
 
 
 def forwarded(options: argparse.Namespace) -> dict[str, Any]:
-    """What `start` needs of the options."""
+    """Return what `start` needs of the options."""
     return {name: getattr(options, name) for name in _FORWARDED}
 
 
 def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any, float]:
-    """(vllm.LLM, seconds that it took) in this process. memory: share of the GPU's."""
+    """Start a vLLM in this process; return (vllm.LLM, seconds that it took). memory: share of the GPU's."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1"
     )
@@ -108,7 +112,7 @@ def start(backend: Backend, memory: float, options: dict[str, Any]) -> tuple[Any
 
 
 def attention(backend: Backend, fp8_prefill: bool) -> dict[str, Any]:
-    """vLLM's attention config. Where vLLM takes no new names, tsmla is CUSTOM."""
+    """Return vLLM's attention config. Where vLLM takes no new names, tsmla is CUSTOM."""
     from tsmla.integrations.vllm import selected_names
 
     decode, prefill = (dict.fromkeys(["auto"]) | {OURS: ours} for ours in selected_names())
@@ -120,7 +124,7 @@ def attention(backend: Backend, fp8_prefill: bool) -> dict[str, Any]:
 
 
 def shape(options: dict[str, Any]) -> dict[str, Any]:
-    """The model's config.json."""
+    """Return the model's config.json."""
     heads, layers = options["heads"], options["layers"]
     drafting = 1 if options["speculate"] and options["speculate"]["method"] == "mtp" else 0
     return {
@@ -144,7 +148,7 @@ def prompts(lengths: list[int], seed: int) -> list[dict[str, list[int]]]:
 
 
 def sampling(new: int, logprobs: bool) -> Any:
-    """Greedy, `new` tokens, whatever they are."""
+    """Return sampling parameters: greedy, `new` tokens, whatever they are."""
     from vllm import SamplingParams
 
     return SamplingParams(

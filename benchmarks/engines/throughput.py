@@ -22,7 +22,7 @@ from . import model
 from .engine import Engine
 
 _ATTENTION = ("mla", "fmha", "flash", "attn", "attention", "tsmla", "concat", "merge", "gather", "pack")
-"""What names of kernels for attention, and of copies that only attention needs, contain."""
+"""Parts of names of kernels for attention, and of copies that only attention needs."""
 
 
 class Case:
@@ -98,13 +98,13 @@ def _case(engines: list[Engine], case: Case, rounds: int, profile: bool) -> dict
 
 
 def attention_share(kernels: Sequence[tuple[str, float, int]]) -> float:
-    """What share of GPU time is attention with the copies around it, by the names of kernels."""
+    """Return what share of GPU time is attention with the copies around it, by the names of kernels."""
     total = sum(ms for _, ms, _ in kernels)
     return sum(ms for kernel, ms, _ in kernels if any(word in kernel.lower() for word in _ATTENTION)) / total
 
 
 def _show(name: str, kernels: Sequence[tuple[str, float, int]]) -> None:
-    """The longest kernels of a run, and what share of GPU time is attention."""
+    """Print the longest kernels of a run, and what share of GPU time is attention."""
     total, share = sum(ms for _, ms, _ in kernels), attention_share(kernels)
     print(f"{name}: {total:.0f} ms of GPU time, {share:.0%} in kernels named for attention")
     print(runner.table(("ms", "calls", "kernel"), [(ms, calls, kernel[:90]) for kernel, ms, calls in kernels[:15]]))

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def compared(theirs: list[dict[str, list]], mine: list[dict[str, list]]) -> list[dict[str, Any]]:
-    """Of each prompt: how many first tokens are alike, and how far their log-probabilities are apart."""
+    """Return, for each prompt, how many first tokens are alike, and how far their log-probabilities are apart."""
     rows = []
     for their, own in zip(theirs, mine, strict=True):
         pairs = zip(their["tokens"], own["tokens"], strict=True)
@@ -73,7 +73,7 @@ def compared(theirs: list[dict[str, list]], mine: list[dict[str, list]]) -> list
 
 
 def _tokens(backend: model.Backend, options: argparse.Namespace) -> dict[str, list[dict[str, list]]]:
-    """What the backend generates, and under a second name what it does from each prompt alone."""
+    """Return what the backend generates, and under a second name what it generates from each prompt alone."""
     engine = Engine(backend, options.memory, model.forwarded(options))
     try:
         told = {str(backend): engine.tokens(options.lengths, options.new, 0)}

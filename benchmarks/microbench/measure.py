@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 TOPICS = ("pipes", "sync", "wgmma", "shared", "tma", "launch", "dependents")
 TARGET = "-gencode=arch=compute_90a,code=sm_90a"
 SECONDS = 60
-"""After which a topic is given up."""
+"""Seconds after which a topic is given up."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(topic: str, scratch: Path) -> tuple[dict[str, dict[str, object]], str]:
-    """Results by name and, where it failed, what it said last."""
+    """Return results by name and, where it failed, what it said last."""
     program = scratch / topic
     command = ["nvcc", "-O3", "-std=c++17", TARGET, "-o", str(program), str(HERE / f"{topic}.cu")]
     built = subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,5 @@
-"""Other projects' kernels beside ours: one file for each package that a user can install, its name that of the package.
+"""Other projects' kernels, to run beside tsmla's: a file for each package that a user can install, under the package's
+name.
 
 A function here takes a Case of benchmarks.bench_decode or bench_prefill and returns a callable that launches the other
 kernel on the case's tensors and returns its output, or None where it cannot do the case. What it plans once for many

@@ -1,5 +1,4 @@
-"""FlashAttention-3 as its own project installs it: the module flash_attn_interface, from hopper/ of
-Dao-AILab/flash-attention.
+"""FlashAttention-3 from its own sources: the module flash_attn_interface, in hopper/ of Dao-AILab/flash-attention.
 
 Every call makes its own results, as that interface has it. For bench_prefill:
 
@@ -18,11 +17,12 @@ from ..bench_prefill import Case
 
 Launch = Callable[[], torch.Tensor]
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
-"""What its kernels take; results of 8 bits are bf16."""
+"""Dtypes that its kernels take; results of 8 bits are bf16."""
 
 
 def prefill(case: Case) -> Launch | None:
-    """Its entry for sequences of one length, [batch, length, heads, dim], with a scheduler that knows that."""
+    """Return a launch of its entry for sequences of one length, [batch, length, heads, dim], whose scheduler knows
+    that."""
     if case.query.dtype not in DTYPES:
         return None
     query, key, value = (
@@ -34,7 +34,7 @@ def prefill(case: Case) -> Launch | None:
 
 
 def prefill_ragged(case: Case) -> Launch | None:
-    """Its entry for a pack with cumulative lengths."""
+    """Return a launch of its entry for a pack with cumulative lengths."""
     if case.query.dtype not in DTYPES:
         return None
     options, function = _options(case), _interface().flash_attn_varlen_func
@@ -52,5 +52,5 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _interface() -> Any:
-    """Raises ModuleNotFoundError where it is not installed."""
+    """Import the interface. Raises ModuleNotFoundError where it is not installed."""
     return importlib.import_module("flash_attn_interface")

@@ -20,22 +20,24 @@ from ..bench_decode import LATENT, PAGE, ROPE, Case
 Launch = Callable[[], torch.Tensor]
 DTYPES = (torch.bfloat16, torch.float16)
 WORKSPACE_BYTES = 128 << 20
-"""What its documentation tells users to reserve."""
+"""Bytes that FlashInfer's documentation tells users to reserve."""
 
 
 def fa3(case: Case) -> Launch | None:
-    """Its kernels for Hopper."""
+    """Return a launch of FlashInfer's kernels for Hopper."""
     return _planned(case, "fa3")
 
 
 def fa2(case: Case) -> Launch | None:
-    """Its kernels for all GPUs since Ampere."""
+    """Return a launch of FlashInfer's kernels for all GPUs since Ampere."""
     return _planned(case, "fa2")
 
 
 def _planned(case: Case, backend: str) -> Launch | None:
-    """A wrapper's `run` on the case's tensors. A query in two pieces and caches of 8 bits are left out: of these it
-    takes a bf16 query."""
+    """Return a wrapper's `run` on the case's tensors.
+
+    It takes no query in two pieces here, and no cache of 8 bits, for which it takes a bf16 query.
+    """
     if isinstance(case.query, tuple) or {case.query.dtype, case.kv_cache.dtype} - set(DTYPES):
         return None
     mla, device = _mla(), case.query.device
@@ -67,5 +69,5 @@ def _planned(case: Case, backend: str) -> Launch | None:
 
 
 def _mla() -> Any:
-    """Raises ModuleNotFoundError where it is not installed."""
+    """Import the module. Raises ModuleNotFoundError where it is not installed."""
     return importlib.import_module("flashinfer.mla")

@@ -1,8 +1,8 @@
-"""What vLLM runs on Hopper, from the extensions of an installed vLLM (0.26): FlashAttention-3, for prefill and as an
-absorbed MLA decode, FlashMLA, dense, in 16 and in 8 bits, and the operators of its caches.
+"""Kernels that vLLM runs on Hopper, from the extensions of an installed vLLM (0.26).
 
-Their callers in vLLM's own sources show the arguments: vllm_flash_attn/flash_attn_interface.py, v1/attention/ops and
-v1/attention/backends/mla.
+They are FlashAttention-3, for prefill and as an absorbed MLA decode; FlashMLA, dense, in 16 and in 8 bits; and the
+operators of vLLM's caches. Their callers in vLLM's own sources show the arguments:
+vllm_flash_attn/flash_attn_interface.py, v1/attention/ops and v1/attention/backends/mla.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..bench_prefill import Case as PrefillCase
 
 Launch = Callable[[], torch.Tensor]
 SPLITS = 32
-"""Most pieces of a request that vLLM lets FlashAttention-3 cut inside CUDA graphs."""
+"""Most pieces that vLLM lets FlashAttention-3 cut a request into inside CUDA graphs."""
 EIGHT_BITS = torch.float8_e4m3fn
 
 
 def fa3_prefill(case: PrefillCase) -> Launch | None:
-    """FlashAttention-3 with cumulative lengths."""
+    """Return a launch of FlashAttention-3 with cumulative lengths."""
     if case.query.dtype == torch.float8_e5m2:
         return None
     out = case.output()
@@ -37,7 +37,7 @@ def fa3_prefill(case: PrefillCase) -> Launch | None:
 
 
 def fa3_mla(case: DecodeCase) -> Launch | None:
-    """FlashAttention-3's decode of latent values, vLLM's FLASH_ATTN_MLA."""
+    """Return a launch of FlashAttention-3's decode of latent values, vLLM's FLASH_ATTN_MLA."""
     query = _one_piece(case)
     if query is None or query.dtype == EIGHT_BITS:
         return None
@@ -59,7 +59,7 @@ def fa3_mla(case: DecodeCase) -> Launch | None:
 
 
 def flash_mla(case: DecodeCase) -> Launch | None:
-    """FlashMLA's dense decode of 16-bit caches. Its plan is made by the first launch and kept."""
+    """Return a launch of FlashMLA's dense decode of 16-bit caches. Its plan is made by the first launch and kept."""
     query = _one_piece(case)
     if query is None or query.dtype == EIGHT_BITS or case.cum_seq_lens_q is not None:
         return None
@@ -76,8 +76,10 @@ def flash_mla(case: DecodeCase) -> Launch | None:
 
 
 def flash_mla_sparse(case: DecodeCase) -> Launch | None:
-    """FlashMLA's decode of chosen keys of "fp8_ds_mla" rows, which are all of them here. It takes 64 or 128 heads:
-    fewer are filled up, as vLLM's FLASHMLA_SPARSE does."""
+    """Return a launch of FlashMLA's decode of chosen keys of "fp8_ds_mla" rows, which are all of them here.
+
+    It takes 64 or 128 heads: fewer are filled up, as vLLM's FLASHMLA_SPARSE does.
+    """
     query = _one_piece(case)
     if query is None or case.kv_cache.shape[-1] != 656 or case.cum_seq_lens_q is not None or case.keys % 128:
         return None
@@ -101,7 +103,7 @@ def flash_mla_sparse(case: DecodeCase) -> Launch | None:
 
 
 def flash_mla_fp8(case: DecodeCase) -> Launch | None:
-    """vLLM's FlashMLA for e4m3 queries and caches."""
+    """Return a launch of vLLM's FlashMLA for e4m3 queries and caches."""
     query = _one_piece(case)
     if query is None or query.dtype != EIGHT_BITS or case.cum_seq_lens_q is not None:
         return None
@@ -135,7 +137,7 @@ def _fa3(
     plan: torch.Tensor | None = None,
     splits: int = 1,
 ) -> torch.Tensor:
-    """`fwd` by the order of its parameters, which has no names: see flash_attn_interface.py."""
+    """Call `fwd` by position, since its parameters have no names: see flash_attn_interface.py."""
     new_keys = (None, None)
     left_out: Any = (None,) * 8  # indices and padding of batches, rotary embedding, scales
     window, softcap, interleaved, sm_margin = (-1, -1), 0.0, True, 0
@@ -150,14 +152,14 @@ def installed() -> bool:
 
 
 def cache_operators() -> Any:
-    """`concat_and_cache_mla` and others, by vLLM's own names. Raises what `_operators` raises."""
+    """Return `concat_and_cache_mla` and others, by vLLM's own names. Raises what `_operators` raises."""
     _operators("_C_stable_libtorch")
     return torch.ops._C_cache_ops
 
 
 @functools.cache
 def _operators(library: str) -> Any:
-    """Raises ModuleNotFoundError without vLLM, FileNotFoundError where it has no such extension."""
+    """Load an extension. Raises ModuleNotFoundError without vLLM, FileNotFoundError where it has no such extension."""
     found = importlib.util.find_spec("vllm")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("vLLM is not installed; its wheel holds the kernels")
