@@ -12,7 +12,7 @@ from pathlib import Path
 import build_wheel
 import pytest
 from building import SMALL, build_aot, copy_of_the_project
-from examples import run_python
+from example_variants import run_python
 from tsmla.manifest import MANIFEST_FILE, read_directory
 from tsmla.variant import SHIPPED_ARCHS, Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
 

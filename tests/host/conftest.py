@@ -8,6 +8,7 @@ from pathlib import Path
 
 import launches
 import pytest
+from example_variants import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
 from made_once import made_once
 from refusing import Recorder
 from tsmla import checks, jit, loader, resolve, settings, toolchain
@@ -15,7 +16,6 @@ from tsmla.variant import Arch
 
 from build_aot import link
 from build_aot.build import build
-from examples import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
 
 _STAND_IN = """
 #include <tvm/ffi/c_api.h>

@@ -14,6 +14,7 @@ import pytest
 import torch
 import tsmla
 from emulated_archs import KERNELS
+from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from launches import SMS, processors
 from refusing import refusing
 from tsmla import checks, examine, resolve, support
@@ -21,8 +22,6 @@ from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, 
 from tsmla.row_format import ROWS
 from tsmla.variant import Arch, Dtype, Variant
 from tsmla_kernels import registry
-
-from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 
 VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
 APART_ROWS = {"row": ROWS["snapmla"]}

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from example_variants import PACK, PREFILL, run_python
 from tsmla import elf, gpu, image, loader, manifest, settings, toolchain
 from tsmla.tools import cli, emulated, kernel_table
 from tsmla.variant import FAMILIES, Arch
 
 from build_aot import link, matrix
-from examples import PACK, PREFILL, run_python
 
 
 @pytest.fixture(autouse=True)

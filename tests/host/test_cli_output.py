@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from examples import python_environment
+from example_variants import python_environment
 
 
 def test_a_reader_that_stops_early_is_no_error():

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import tsmla_kernels
+from example_variants import run_python
 from tsmla_kernels.parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Role, TensorCore, Warps
 
 from docs import pictures
 from docs.pictures import VARIANTS, schedules_of
-from examples import run_python
 
 KERNELS = Path(tsmla_kernels.__file__).parent
 FIRST_WITH = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL, run_python
+from example_variants import PACK, PREFILL, run_python
 from faults import edited, struck
 from tsmla import image, jit, manifest, settings
 from tsmla.errors import CacheMiss

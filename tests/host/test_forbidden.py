@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tsmla
-from examples import PACK, run_python
+from example_variants import PACK, run_python
 from tsmla import jit, loader, manifest, resolve, settings, toolchain, trust
 from tsmla.errors import CacheMiss, CompileError, KernelUnavailable, RuntimeLibraryError
 from tsmla.tools import cli, emulated
@@ -164,7 +164,7 @@ AS_NOBODY = """
 import contextlib, io, logging, os, sys
 from pathlib import Path
 import tsmla
-from examples import PACK
+from example_variants import PACK
 from tsmla import jit, resolve, toolchain
 from tsmla.tools import cli
 logging.getLogger("tsmla").setLevel(logging.ERROR)

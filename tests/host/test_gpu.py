@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from examples import compile_c
+from example_variants import compile_c
 from tsmla import gpu
 from tsmla.variant import SHIPPED_ARCHS, Arch
 

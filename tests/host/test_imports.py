@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tsmla
 import tsmla_kernels
-from examples import run_python
+from example_variants import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 TSMLA = Path(tsmla.__file__).parent

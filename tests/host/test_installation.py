@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from example_variants import PACK, python_environment, run_python
 from tsmla import jit, loader, manifest, toolchain
 from tsmla.errors import CompileError, RuntimeLibraryError
 from tsmla.tools import cli
-
-from examples import PACK, python_environment, run_python
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -57,7 +56,7 @@ def test_a_tvm_ffi_that_is_accepted(monkeypatch, version: str | None) -> None:
 
 
 WITHOUT_CUTLASS = """
-from examples import PACK
+from example_variants import PACK
 from tsmla import jit
 from tsmla.errors import CompileError
 for step in (jit._compile, lambda variant: jit._load_object(b"", variant.symbol())):
@@ -130,7 +129,7 @@ def test_libraries_in_folders_with_other_letters_and_with_names_that_are_no_text
 
 def test_a_kernel_is_compiled_and_kept_in_folders_with_other_letters(tmp_path: Path) -> None:
     (tmp_path / "bücher").mkdir()
-    script = "from examples import PACK; from tsmla import jit; print(jit.compile_now(PACK)[1]); jit.load_cached(PACK)"
+    script = "from example_variants import PACK; from tsmla import jit; print(jit.compile_now(PACK)[1]); jit.load_cached(PACK)"
     places = {"TSMLA_CACHE_DIR": str(tmp_path / "bücher" / "cache"), "TMPDIR": str(tmp_path / "bücher")}
     done = run_python(script, **ASCII, **places)
     assert done.stdout == "jit\n", done.stderr

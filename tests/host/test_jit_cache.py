@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL, python_environment
+from example_variants import PACK, PREFILL, python_environment
 from tsmla import jit, loader, settings, toolchain
 from tsmla.errors import CacheMiss, CompileError
 
@@ -23,7 +23,7 @@ STAND_IN = """
 import os, sys, time
 from pathlib import Path
 from tsmla import jit
-from examples import PACK
+from example_variants import PACK
 
 log, seconds = Path(sys.argv[1]), float(sys.argv[2])
 

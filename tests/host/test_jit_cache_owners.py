@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL
+from example_variants import PACK, PREFILL
 from tsmla import jit, settings, trust
 from tsmla.errors import CacheMiss
 

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL, compile_c, library_manifest, run_python
+from example_variants import PACK, PREFILL, compile_c, library_manifest, run_python
 from tsmla import gpu, image, loader, manifest
 from tsmla.errors import LibraryError, ManifestError, RuntimeLibraryError, TsmlaError
 from tsmla.variant import Arch

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from examples import DECODE, PACK, PREFILL, library_manifest
+from example_variants import DECODE, PACK, PREFILL, library_manifest
 from tsmla import manifest
 from tsmla.errors import ManifestError
 from tsmla.manifest import DirectoryManifest, LibraryManifest, LibraryRecord

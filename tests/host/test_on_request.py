@@ -15,7 +15,7 @@ from pathlib import Path
 import build_wheel
 import pytest
 import torch
-from examples import PACK
+from example_variants import PACK
 from tsmla import checks, gpu, image, jit, manifest, resolve, toolchain
 from tsmla.errors import KernelUnavailable
 from tsmla.tools import cli

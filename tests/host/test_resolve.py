@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from examples import PACK, PREFILL
+from example_variants import PACK, PREFILL
 from tsmla import jit, loader, manifest, resolve, toolchain
 from tsmla.errors import (
     CacheMiss,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tsmla
-from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, library_manifest
+from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, library_manifest
 from tsmla import gpu, manifest, toolchain
 from tsmla.tools import cli, emulated, records, selftest_family
 from tsmla.tools.selftest_cases import cases_of

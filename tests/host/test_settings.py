@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tsmla.settings
-from examples import PACK
+from example_variants import PACK
 from tsmla import jit, resolve, settings
 from tsmla.errors import SettingError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tsmla
-from examples import PACK, PREFILL
+from example_variants import PACK, PREFILL
 from tsmla import gpu, resolve, toolchain
 from tsmla.errors import ArgumentError
 from tsmla.tools import status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
+from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla import support
 from tsmla.row_format import RowFormat, Scales, uniform_row
 from tsmla.support import (

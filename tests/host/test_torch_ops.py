@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import tsmla
-from examples import run_python
+from example_variants import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend

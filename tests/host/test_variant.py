@@ -8,7 +8,7 @@ import itertools
 import re
 
 import pytest
-from examples import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
+from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla.errors import ArgumentError
 from tsmla.row_format import Piece, RowFormat, Scales
 from tsmla.support import why_unsupported

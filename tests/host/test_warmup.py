@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import tsmla
-from examples import PACK, PREFILL
+from example_variants import PACK, PREFILL
 from tsmla import checks, gpu, jit, prepare, resolve
 from tsmla.errors import KernelUnavailable
 from tsmla.variant import Arch

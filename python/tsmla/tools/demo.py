@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BF16_LIMIT = 1e-2
 """Relative RMSE allowed of results in bf16: four times its rounding step, far below an all-zero result's 1."""
 E4M3_LIMIT = 0.05
-"""The same for results that are rounded to e4m3, whose rounding step is 1/16."""
+"""Relative RMSE allowed of results that are rounded to e4m3, whose rounding step is 1/16."""
 LSE_LIMIT = 1e-4
 """Largest difference allowed of a log-sum-exp."""
 CACHE_FORMAT, QUERY_FORMAT, PAGE = "fp8_ds_mla", "snapmla", 64
