@@ -129,7 +129,11 @@ def test_libraries_in_folders_with_other_letters_and_with_names_that_are_no_text
 
 def test_a_kernel_is_compiled_and_kept_in_folders_with_other_letters(tmp_path: Path) -> None:
     (tmp_path / "bücher").mkdir()
-    script = "from example_variants import PACK; from tsmla import jit\nprint(jit.compile_now(PACK)[1]); jit.load_cached(PACK)"
+    script = (
+        "from example_variants import PACK\n"
+        "from tsmla import jit\n"
+        "print(jit.compile_now(PACK)[1]); jit.load_cached(PACK)"
+    )
     places = {"TSMLA_CACHE_DIR": str(tmp_path / "bücher" / "cache"), "TMPDIR": str(tmp_path / "bücher")}
     done = run_python(script, **ASCII, **places)
     assert done.stdout == "jit\n", done.stderr
