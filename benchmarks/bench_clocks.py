@@ -78,8 +78,8 @@ class Marks:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=None)
-    parser.add_argument("--predictions", type=Path)
-    parser.add_argument("--variants", type=Path, nargs="*", default=[])
+    parser.add_argument("--predictions", type=runner.existing, metavar="FILE")
+    parser.add_argument("--variants", type=runner.existing, nargs="*", default=[], metavar="DIRECTORY")
     parser.add_argument("--peer", metavar="NAME=MODULE:FUNCTION", type=runner.other)
     parser.add_argument("--rounds", type=int, default=11)
 

@@ -22,6 +22,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from . import runner
+
 PHASES = ("issue, scores ready", "softmax", "values ready", "the rest")
 TILES, ROWS = 16, 64
 QUERIES, HEADS = 8192, 128
@@ -30,8 +32,8 @@ SETTLED = range(6, 14)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directories", type=Path, nargs="*")
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("directories", type=runner.existing, nargs="+", metavar="DIRECTORY")
+    parser.add_argument("--model", type=runner.existing, metavar="RECORD")
     parser.add_argument("--commit")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "current")
 
@@ -42,8 +44,7 @@ def run(options: argparse.Namespace) -> None:
         for dtype, phases in map(modelled, options.directories):
             print(dtype, *PHASES, "a tile: measured", measured[dtype]["medians"], "modelled", phases)
         return
-    from . import runner
-
+    runner.require_gpu()
     record = {"certificate": runner.certificate(options.commit), "phases": dict(map(_measured, options.directories))}
     print(runner.write_record(options.results, "phases", record))
 

@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     if options.child:
         print(json.dumps(_child(options.child, options.started, options.bindings_up)))
         return
+    runner.require_gpu()
     results = [
         _row(family, step, options.repeats, options.bindings_up) for family in options.family for step in options.step
     ]

@@ -37,8 +37,8 @@ MODULES = {"decode": bench_decode, "prefill": bench_prefill}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     runner.add_arguments(parser, seconds=1.0)
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
+    parser.add_argument("old", type=runner.existing)
+    parser.add_argument("new", type=runner.existing)
     parser.add_argument("--family", choices=MODULES, nargs="+", default=list(MODULES))
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "e4m3"])
     parser.add_argument("--quick", action="store_true", help="every third shape only")

@@ -25,7 +25,7 @@ from tsmla_emulator.timing.problem import PrefillTraced, Shape, traced
 
 from . import published
 from .clock_cases import CASES, LATER_CASES, VARIANT_SHAPE, variant_of
-from .runner import command
+from .runner import command, existing
 
 BESIDE = ("beside_fma", "beside_alu", "beside_mufu")
 """Contention that the control in the measuring run may show to be none; `without_contention` is the prediction for
@@ -34,10 +34,10 @@ that."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", choices=MACHINES, default="H100")
-    parser.add_argument("--variants", type=Path, nargs="*", default=[])
+    parser.add_argument("--variants", type=existing, nargs="*", default=[], metavar="DIRECTORY")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")
-    parser.add_argument("--after", type=Path)
+    parser.add_argument("--after", type=existing, metavar="RECORD")
     parser.add_argument("--no-band", action="store_true", help="no least and most: a tenth of the time")
     parser.add_argument("--no-cases", action="store_true", help="variants only")
 

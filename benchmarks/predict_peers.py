@@ -33,7 +33,7 @@ from tsmla_emulator.timing.problem import Shape, traced
 
 from . import published
 from .clock_cases import PEER_CASES
-from .runner import command
+from .runner import command, one_of
 
 FLASH_ATTN_4, TOKENSPEED = "flash-attn-4_prefill_{}_bf16_d{}_{}", "tokenspeed-mla_{}_{}_{}_d{}"
 USE_CASES = ((1, 8192, 8192), (1, 8192, 32768), (1, 8192, 65536), (4, 512, 81920), (4, 1024, 81920))
@@ -81,7 +81,8 @@ def _published() -> list[Published]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help="what to model; all by default")
+    parts = one_of(tuple(PARTS))
+    parser.add_argument("parts", nargs="*", type=parts, metavar="PART", help=f"{', '.join(PARTS)}; default all")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "modelled")

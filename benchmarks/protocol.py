@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from .runner import gpu_uuid
+from .runner import gpu_uuid, require_gpu
 
 REGIMES = ("isolated", "back to back")
 LONGEST_GAP_SECONDS, SHORTEST_GAP_SECONDS = 0.06, 0.01
@@ -83,8 +83,7 @@ class Monitor:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Monitor:
-        if not torch.cuda.is_available():
-            raise SystemExit("benchmarks measure on a CUDA GPU; torch sees none")
+        require_gpu()
         if shutil.which("nvidia-smi"):
             command = ["nvidia-smi", f"--id={gpu_uuid()}", "--query-gpu=clocks.sm,power.draw"]
             self._process = subprocess.Popen(

@@ -31,12 +31,38 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float | None = 2.0) 
 
 def other(text: str) -> tuple[str, Callable[..., Any]]:
     """Read --against NAME=MODULE:FUNCTION, for argparse."""
+    name, _, location = text.partition("=")
+    module, _, function = location.partition(":")
+    if not (name and module and function):
+        raise argparse.ArgumentTypeError(f"{text}: expected NAME=MODULE:FUNCTION")
     try:
-        name, location = text.split("=")
-        module, function = location.split(":")
         return name, getattr(importlib.import_module(module), function)
-    except (ValueError, ImportError, AttributeError) as error:
+    except (ImportError, AttributeError) as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}; expected NAME=MODULE:FUNCTION") from None
+
+
+def existing(text: str) -> Path:
+    """Read the path of a file or directory that exists, for argparse."""
+    if not (path := Path(text)).exists():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file or directory")
+    return path
+
+
+def one_of(accepted: Sequence[str]) -> Callable[[str], str]:
+    """Return a reader of one of some words, for argparse: `choices` would refuse that all are left out."""
+
+    def read(text: str) -> str:
+        if text not in accepted:
+            raise argparse.ArgumentTypeError(f"{text!r} is not known; accepted: {', '.join(accepted)}")
+        return text
+
+    return read
+
+
+def require_gpu() -> None:
+    """End the process with a sentence where there is no GPU to measure."""
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks measure on a CUDA GPU; torch sees none")
 
 
 def command() -> str:

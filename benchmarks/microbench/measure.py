@@ -25,7 +25,9 @@ SECONDS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topics", nargs="*", choices=(*TOPICS, []), metavar="TOPIC", help=f"of {', '.join(TOPICS)}")
+    parser.add_argument(
+        "topics", nargs="*", type=runner.one_of(TOPICS), metavar="TOPIC", help=f"{', '.join(TOPICS)}; default all"
+    )
     runner.add_arguments(parser, seconds=None)
 
 

@@ -31,6 +31,31 @@ def test_an_unknown_command_is_named_beside_those_that_exist(capsys):
     assert capsys.readouterr().err.startswith("there is no command 'decodes'\n")
 
 
+WRONG = {
+    "a peer without a place": (["decode", "--against", "foo"], "foo: expected NAME=MODULE:FUNCTION"),
+    "a peer of no module": (["decode", "--against", "a=nowhere:f"], "a=nowhere:f: No module named 'nowhere'; expected"),
+    "a directory that is not there": (["phases", "/nowhere"], "/nowhere: there is no such file or directory"),
+    "a record that is not there": (["predict-clocks", "--after", "/nowhere"], "/nowhere: there is no such file"),
+    "libraries that are not there": (["compare-libraries", "/nowhere", "/"], "/nowhere: there is no such file"),
+    "an unknown part": (["predict-peers", "moon"], "'moon' is not known; accepted: hopper, published,"),
+    "an unknown topic": (["microbench", "moon"], "'moon' is not known; accepted: pipes, sync,"),
+}
+
+
+@pytest.mark.parametrize("arguments, said", WRONG.values(), ids=WRONG)
+def test_wrong_arguments_are_told_what_is_accepted(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["phases", "."], ["cold-start"], ["pack"]], ids=" ".join)
+def test_without_a_gpu_a_sentence_says_so(arguments, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="benchmarks measure on a CUDA GPU; torch sees none"):
+        command_line.main(arguments)
+
+
 def test_a_record_has_the_command_line_as_one_may_type_it(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/__main__.py", "decode", "--against", "a b"])
     assert runner.command() == "python -m benchmarks decode --against 'a b'"
