@@ -6,6 +6,7 @@ which one that was.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import calendar
 import csv
@@ -25,6 +26,15 @@ MOST_UNPACKED_BYTES = 1 << 30
 _LEVEL = 9
 _LOCAL_BYTES, _CENTRAL_BYTES, _END_BYTES = 30, 46, 22
 """Sizes of a zip's local, central and end headers, without the names in them."""
+
+
+def wheel_file(text: str) -> Path:
+    """Read the path of a wheel that exists, for argparse."""
+    if not (path := Path(text)).is_file():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file")
+    if path.suffix != ".whl" or not zipfile.is_zipfile(path):
+        raise argparse.ArgumentTypeError(f"{text} is no wheel")
+    return path
 
 
 def info_directory(wheel: Path) -> str:

@@ -200,7 +200,7 @@ def _library_problems(root: Path, host: str) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="wheels/audit_wheel.py", description=__doc__)
-    parser.add_argument("wheel", type=Path, nargs="+")
+    parser.add_argument("wheel", type=archive.wheel_file, nargs="+")
     parser.add_argument("--records", action="store_true", help="selftest records must be of the kernels in the wheel")
     asked, failed = parser.parse_args(), False
     for wheel in asked.wheel:

@@ -97,7 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="wheels/offline.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("wheel", type=Path)
+    parser.add_argument("wheel", type=archive.wheel_file)
     parser.add_argument("--out", type=Path, required=True, help="folder to fill; new or empty")
     parser.add_argument("--leave-out", nargs="+", default=[], metavar="NAME", help="what the host has already")
     parser.add_argument("--constraint", type=Path, help="versions to take, as pip's")

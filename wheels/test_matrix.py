@@ -89,7 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="wheels/test_matrix.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("wheel", type=Path)
+    parser.add_argument("wheel", type=archive.wheel_file)
     parser.add_argument("--python", nargs="+", help="interpreters; default: all that are found", metavar="PATH")
     parser.add_argument("--corners", action="store_true", help="also the oldest of one with the newest of another")
     asked = parser.parse_args()

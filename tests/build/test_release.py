@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import json
@@ -369,3 +370,10 @@ def test_the_command_says_so_and_its_status_too(wheel, forged, tmp_path):
     (tmp_path / "statement.json").write_text("{")
     unread = run(wheel, "--provenance", tmp_path / "statement.json")
     assert unread.returncode == 1 and "statement.json cannot be read" in unread.stderr
+
+
+@pytest.mark.parametrize("name, said", [("tsmla.whl", "there is no such file"), ("text.whl", "is no wheel")])
+def test_commands_refuse_a_path_that_is_no_wheel(tmp_path, name, said):
+    (tmp_path / "text.whl").write_text("text")
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{name}:? {said}"):
+        archive.wheel_file(f"{tmp_path / name}")
