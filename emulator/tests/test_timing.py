@@ -287,3 +287,8 @@ def test_a_trace_has_what_chosen_clusters_did_and_others_need_not_run():
     entry = parse(text_of(body, 1, "sm_90a", 32)).entries["k"]
     assert trace.instructions.tolist() == list(range(len(entry.instructions)))  # none jumps
     assert len(run(body, out, grid=3, trace=(0, 2)).traces) == 2 and out.tolist() == [7, 8, 9]
+
+
+def test_a_file_in_the_place_of_a_symbol_is_told_its_option(capsys):
+    assert cli.main(["run", "calls.npz"]) == 2
+    assert "calls.npz is a file, and no symbol of a kernel; files go with --ptx" in capsys.readouterr().err

@@ -111,6 +111,8 @@ def _run_symbols(given: argparse.Namespace) -> int:
     from . import check
     from .host.compile import compile_all
 
+    if files := [symbol for symbol in given.symbols if Path(symbol).suffix]:
+        raise ValueError(f"{files[0]} is a file, and no symbol of a kernel; files go with --ptx FILE --record FILE")
     variants = [check.find(symbol) for symbol in given.symbols]
     for number, (variant, seconds) in enumerate(compile_all(variants), 1):
         print(f"compiled {number}/{len(variants)}: {variant.symbol()} ({seconds:.1f} s)", flush=True)

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     chosen = [control for source in SOURCES for control in source.controls() if _named(control, given.names)]
     if not chosen:
-        parser.error("no control has such a name")
+        parser.error(f"no control's name contains {' or '.join(given.names)}; --list prints the names")
     if given.list:
         print(*(control.title for control in chosen), sep="\n")
         return 0
