@@ -59,7 +59,7 @@ def dtype_of(dtype: torch.dtype) -> Dtype:
     """Return tsmla's name of a torch dtype; `dtype_in` is the check that also names the argument."""
     found = TORCH_DTYPES.get(dtype)
     if found is None:
-        raise ArgumentError(f"{dtype} is not a dtype that tsmla's kernels know; they know {_listed(TORCH_DTYPES)}")
+        raise ArgumentError(f"{dtype} is not a dtype that tsmla's kernels know; they know {listed(TORCH_DTYPES)}")
     return found
 
 
@@ -127,22 +127,34 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
-def shape(operator: str, name: str, tensor: torch.Tensor, *accepted: Sequence[int | str]) -> dict[str, int]:
+def shape(
+    operator: str,
+    name: str,
+    tensor: torch.Tensor,
+    *accepted: Sequence[int | str],
+    called: Sequence[Sequence[int | str]] = (),
+) -> dict[str, int]:
     """Check that a tensor has one of the accepted shapes, and return the sizes of the dimensions that are given by
-    name: a name accepts any size."""
+    name: a name accepts any size.
+
+    called: the shapes with names for sizes that other arguments have decided, for the error text.
+    """
     for expected in accepted:
         sizes = list(zip(expected, tensor.shape, strict=False))
         if len(expected) == tensor.ndim and all(isinstance(want, str) or want == size for want, size in sizes):
             return {want: size for want, size in sizes if isinstance(want, str)}
-    raise ArgumentError(
-        f"{operator}: {name} has shape {_shape(tensor.shape)}; it must be {' or '.join(map(_shape, accepted))}"
-    )
+    wanted, meant = (" or ".join(map(_shape, shapes)) for shapes in (accepted, called))
+    why = f", which is {meant}" if meant not in ("", wanted) else ""
+    raise ArgumentError(f"{operator}: {name} has shape {_shape(tensor.shape)}; it must be {wanted}{why}")
 
 
-def dtype_in(operator: str, name: str, tensor: torch.Tensor, accepted: Iterable[torch.dtype]) -> None:
-    """Check that a tensor has one of the accepted torch dtypes."""
+def dtype_in(
+    operator: str, name: str, tensor: torch.Tensor, accepted: Iterable[torch.dtype], reference: str = ""
+) -> None:
+    """Check that a tensor has one of the accepted torch dtypes. reference: the argument that decides which, if any."""
     if tensor.dtype not in accepted:
-        raise ArgumentError(f"{operator}: {name} is {tensor.dtype}; accepted: {_listed(accepted)}")
+        why = f" (as {reference})" if reference else ""
+        raise ArgumentError(f"{operator}: {name} is {tensor.dtype}; accepted: {listed(accepted)}{why}")
 
 
 def last_dim_contiguous(operator: str, name: str, tensor: torch.Tensor) -> None:
@@ -220,9 +232,9 @@ def aligned(operator: str, name: str, tensor: torch.Tensor, multiple: int) -> No
 def torch_dtype(operator: str, name: str, given: torch.dtype, accepted: Iterable[torch.dtype]) -> None:
     """Check that a dtype given as an argument is one of the accepted."""
     if not isinstance(given, torch.dtype):
-        raise ArgumentError(f"{operator}: {name} is a {type(given).__name__}; accepted: {_listed(accepted)}")
+        raise ArgumentError(f"{operator}: {name} is a {type(given).__name__}; accepted: {listed(accepted)}")
     if given not in accepted:
-        raise ArgumentError(f"{operator}: {name} is {given}; accepted: {_listed(accepted)}")
+        raise ArgumentError(f"{operator}: {name} is {given}; accepted: {listed(accepted)}")
 
 
 def number(operator: str, name: str, value: float) -> float:
@@ -303,7 +315,8 @@ def spelled(value: object) -> str:
     return reprlib.repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
-def _listed(values: Iterable[object]) -> str:
+def listed(values: Iterable[object]) -> str:
+    """Return values as error texts list what is accepted."""
     return ", ".join(str(value) for value in values)
 
 

@@ -323,7 +323,8 @@ def _examined(tensors: tuple, chosen: tuple) -> _Served:
             "tokens x heads) at most"
         )
     if sizes["page_size"] not in PAGE_SIZES:
-        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {PAGE_SIZES}")
+        accepted = checks.listed(PAGE_SIZES)
+        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
     check_options(options, causal_seqs is not None, sinks is not None)
     parts = workspace_bytes = 0
     if batch and q_len and heads:

@@ -76,7 +76,9 @@ class Examination:
         accepted = [checks.dtype_in_table(variant, name) for name in (argument.dtype, *argument.also_dtypes)]
         if accepted[0].itemsize > 1:  # bytes stand for elements of 8 bits only
             accepted = [dtype for dtype in accepted if dtype is not torch.uint8]
-        checks.dtype_in(self.operator.name, self._name(argument), given, accepted)
+        follows = argument.dtype in ("dtype", "cache_dtype") and accepted[0] is checks.dtype_in_table(variant, "dtype")
+        reference = self.reference if follows else ""
+        checks.dtype_in(self.operator.name, self._name(argument), given, accepted, reference)
 
     def _check_shape(self, argument: Argument) -> None:
         """Check that a tensor has a shape of the table, and remember its sizes."""
@@ -85,7 +87,7 @@ class Examination:
         if self.packed and argument.packed_shape:
             shapes = [argument.packed_shape]
         wanted = [[size if (n := extent(size, self.sizes)) is None else n for size in shape] for shape in shapes]
-        self.sizes |= checks.shape(self.operator.name, self._name(argument), given, *wanted)
+        self.sizes |= checks.shape(self.operator.name, self._name(argument), given, *wanted, called=shapes)
 
     def _check_memory(self, argument: Argument, variant: Variant) -> None:
         """Check strides, and the alignment of what a kernel reads: integers of another size are copied for it first."""

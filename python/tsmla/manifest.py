@@ -125,7 +125,10 @@ def read_directory(path: Path) -> DirectoryManifest:
         with trust.open_regular(file) as stream:
             text = trust.read_bounded(stream, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
-        raise ManifestError(f"{file} does not exist: this directory holds no finished build") from None
+        raise ManifestError(
+            f"{file} does not exist: this directory holds no finished build (binary wheels have one, and `python -m "
+            "build_aot` makes one)"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{file} cannot be read: {error}") from error
     return _directory(_load(text, str(file)), str(file))

@@ -194,7 +194,9 @@ def earlier_result(given: Any, out: torch.Tensor | None, lse: torch.Tensor | Non
         raise ArgumentError(f"{_OPERATOR}: merge_into is {checks.spelled(given)}; it must be (out, lse), two tensors")
     for name, other in (("out", out), ("lse", lse)):
         if other is not None:
-            raise ArgumentError(f"{_OPERATOR}: {name} is given besides merge_into, which has the {name} to write into")
+            raise ArgumentError(
+                f"{_OPERATOR}: {name} is given, and so is merge_into, whose tensors are written into; give one of them"
+            )
     return given[0], given[1]
 
 

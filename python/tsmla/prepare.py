@@ -8,7 +8,7 @@ from typing import Any
 from . import gpu, resolve
 from .call import OPERATORS, Argument, Number, extent, fixed_sizes
 from .plan import RECORD_BYTES
-from .variant import Variant
+from .variant import FAMILIES, Variant
 
 
 def warmup(variants: Iterable[Variant]) -> dict[Variant, str]:
@@ -21,6 +21,9 @@ def warmup(variants: Iterable[Variant]) -> dict[Variant, str]:
     steps, launched = {}, False
     arch, _ = gpu.current_arch()
     for variant in variants:
+        if not isinstance(variant, tuple(FAMILIES.values())):
+            accepted = ", ".join(kind.__name__ for kind in FAMILIES.values())
+            raise TypeError(f"warmup: {variant!r} is not a variant; accepted: {accepted}")
         found = resolve.resolve(variant)
         steps[variant] = found.step
         if variant.arch == arch:

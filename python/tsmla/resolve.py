@@ -139,7 +139,7 @@ def _search(variant: Variant) -> Resolved:
             if name == "shipped" and not trust.missing(toolchain.shipped_libraries() / manifest.MANIFEST_FILE):
                 logger.warning("%s: no shipped kernel: %s", variant.symbol(), str(error).partition("\n")[0])
     raise KernelUnavailable(
-        f"no kernel {variant.symbol()} for {variant.arch} ({variant.arch.gpus}); tried\n  "
+        f"no kernel {variant.symbol()} for {variant.arch} ({Arch(variant.arch).gpus}); tried\n  "
         + "\n  ".join(text.replace("\n", "\n    ") for text in tried)
         + f"\n`tsmla probe --arch {variant.arch}`, or binary_status('{variant.arch}'), says what can be done here"
     )

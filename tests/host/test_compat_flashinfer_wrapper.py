@@ -332,7 +332,7 @@ APART = distinct(PAGES, PAGE, LATENT), distinct(PAGES, PAGE, 64)
         ({"head_dim_ckv": 256}, "head_dim_ckv is 256; kernels exist for 512"),
         ({"head_dim_kpe": 0}, "head_dim_kpe is 0; kernels exist for 64"),
         ({"page_size": 0}, "page_size is 0"),
-        ({"page_size": 1}, r"page_size is 1; kernels exist for \(16, 32, 64, 128\)"),
+        ({"page_size": 1}, r"page_size is 1; kernels exist for 16, 32, 64, 128"),
         ({"q_data_type": torch.float32}, "q_data_type is torch.float32"),
         ({"kv_data_type": torch.float8_e4m3fn}, "kv_data_type is torch.float8_e4m3fn; it must be q_data_type"),
         ({"output_dtype": torch.float16}, "output_dtype is torch.float16"),

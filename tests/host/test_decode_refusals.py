@@ -52,14 +52,16 @@ WRONG = {
     ),
     "cache no tensor": ({"kv_cache": None}, "kv_cache is a NoneType; it must be a tensor on cpu"),
     "cache elsewhere": ({"kv_cache": bf16(2, 64, 576).to("meta")}, "kv_cache is on meta but query is on cpu"),
-    "cache dtype": ({"kv_cache": bf16(2, 64, 576).half()}, "kv_cache is torch.float16; accepted: torch.bfloat16"),
+    "cache dtype": (
+        {"kv_cache": bf16(2, 64, 576).half()}, "kv_cache is torch.float16; accepted: torch.bfloat16 (as query)",
+    ),
     "cache heads": (
         {"kv_cache": bf16(2, 2, 64, 576)},
         "kv_cache has shape [2, 2, 64, 576]; it must be [pages, page_size, 576] or [pages, 1, page_size, 576]",
     ),
     "cache width": ({"kv_cache": bf16(2, 64, 512)}, "kv_cache has shape [2, 64, 512]; it must be"),
     "cache of two dimensions": ({"kv_cache": bf16(64, 576)}, "kv_cache has shape [64, 576]; it must be"),
-    "page size": ({"kv_cache": bf16(2, 48, 576)}, "kv_cache has pages of 48 keys; accepted: (16, 32, 64, 128)"),
+    "page size": ({"kv_cache": bf16(2, 48, 576)}, "kv_cache has pages of 48 keys; accepted: 16, 32, 64, 128"),
     "cache rows": (
         {"kv_cache": bf16(PAGES, 64, 640)[..., :576]},
         "kv_cache has strides (40960, 640, 1); the rows of a page must follow each other without gaps",
@@ -91,7 +93,7 @@ WRONG = {
     ),
     "table rows": (
         {"block_tables": torch.zeros(2, WIDTH, dtype=torch.int32)},
-        "block_tables has shape [2, 6]; it must be [3, width]",
+        "block_tables has shape [2, 6]; it must be [3, width], which is [requests, width]",
     ),
     "table with gaps": (
         {"block_tables": torch.zeros(3, 12, dtype=torch.int32)[:, ::2]},

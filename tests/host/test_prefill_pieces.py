@@ -64,11 +64,11 @@ WRONG = {
     ),
     "merge into and out": (
         {"merge_into": (bf16(5, 4, 128), torch.zeros(5, 4)), "out": bf16(5, 4, 128)},
-        "out is given besides merge_into, which has the out to write into",
+        "out is given, and so is merge_into, whose tensors are written into; give one of them",
     ),
     "merge into and lse": (
         {"merge_into": (bf16(5, 4, 128), torch.zeros(5, 4)), "lse": torch.zeros(5, 4)},
-        "lse is given besides merge_into, which has the lse to write into",
+        "lse is given, and so is merge_into, whose tensors are written into; give one of them",
     ),
     "merge into an LSE of another dtype": (
         {"merge_into": (bf16(5, 4, 128), bf16(5, 4))}, r"merge_into\[1\] is torch.bfloat16; accepted: torch.float32",

@@ -70,7 +70,8 @@ def test_the_final_error_lists_each_step_and_why(nothing_shipped: Path, steps: l
     assert PREFILL.symbol() in lines[0] and "H100, H200" in lines[0]
     assert lines[1:] == [
         "  override: TSMLA_FMHA_BINARY_SO is not set",
-        f"  shipped: {nothing_shipped}/manifest.json does not exist: this directory holds no finished build",
+        f"  shipped: {nothing_shipped}/manifest.json does not exist: this directory holds no finished build (binary "
+        "wheels have one, and `python -m build_aot` makes one)",
         "  cached: nothing kept",
         "  jit: no compiler",
         "`tsmla probe --arch sm_90a`, or binary_status('sm_90a'), says what can be done here",
@@ -203,3 +204,8 @@ def test_what_is_kept_between_calls_is_bounded(monkeypatch):
         assert resolve.calls[kind,] is repr and len(resolve.calls) <= 3
     resolve.forget()
     assert not resolve.calls
+
+
+def test_a_variant_made_of_words_gets_the_final_error(nothing_shipped: Path, steps: list[str]) -> None:
+    with pytest.raises(KernelUnavailable, match="for sm_90a .H100, H200"):
+        resolve.kernel(dataclasses.replace(PREFILL, arch=str(PREFILL.arch)))

@@ -32,6 +32,11 @@ def test_without_a_gpu_it_resolves_only(monkeypatch, shipped: Path) -> None:
     assert resolve.served() == {PACK: "shipped"}
 
 
+def test_what_is_no_variant_is_refused_with_what_is_one() -> None:
+    with pytest.raises(TypeError, match="^warmup: 'pack' is not a variant; accepted: PrefillVariant, DecodeVariant, "):
+        tsmla.warmup(["pack"])
+
+
 def test_it_raises_what_resolving_raises(monkeypatch, nothing_shipped) -> None:
     monkeypatch.setattr(gpu, "current_arch", lambda: (None, "no GPU"))
     monkeypatch.setenv("TSMLA_BACKEND", "binary")

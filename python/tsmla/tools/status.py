@@ -122,7 +122,7 @@ def _judge(
     """Return the status of some families. asked: the function that errors name."""
     found, reason = (_named(asked, arch), "") if arch is not None else gpu.current_arch()
     if found is None:
-        reason = f"{reason}; name an arch to ask about another machine"
+        reason = f"{reason}; name an architecture (arch=, --arch) to ask about another machine"
         return BinaryStatus(None, platform.machine(), {name: FamilyStatus(False, reason=reason) for name in families})
     return BinaryStatus(found, platform.machine(), {name: _judge_family(name, found, path) for name in families})
 

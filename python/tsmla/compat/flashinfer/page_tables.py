@@ -97,7 +97,7 @@ def csr_pages(
         request = int((needed > first.diff()).nonzero()[0])
         raise ArgumentError(
             f"{face}: kv_len_arr has {int(keys[request])} keys for request {request}, which has "
-            f"{int(first.diff()[request])} pages of {page_size} in kv_indptr"
+            f"{int(first.diff()[request])} pages of {page_size} keys in kv_indptr"
         )
     width = max(1, int(needed.max())) if keys.numel() else 1
     if kv_indices.numel():
@@ -154,9 +154,15 @@ def _ends(face: str, name: str, tensor: torch.Tensor, batch: int, longer: bool =
     """Return ends [batch + 1] as int64 on the CPU, after checking that they start at 0 and never fall. longer: entries
     that FlashInfer does not read may follow."""
     numbers = _numbers(face, name, tensor, batch + 1 if longer else None)
-    if numbers.numel() != batch + 1 or int(numbers[0]) or bool((numbers.diff() < 0).any()):
+    if numbers.numel() != batch + 1:
         many = f"{batch + 1} or more" if longer else str(batch + 1)
+        raise ArgumentError(f"{face}: {name} has {tensor.numel()} entries; it must have {many}, for {batch} requests")
+    if int(numbers[0]):
+        raise ArgumentError(f"{face}: {name} starts at {int(numbers[0])}; it must start at 0")
+    if bool((falls := numbers.diff() < 0).any()):
+        at = int(falls.nonzero()[0])
         raise ArgumentError(
-            f"{face}: {name} has {tensor.numel()} entries; it must have {many}, start at 0 and never fall"
+            f"{face}: {name} falls from {int(numbers[at])} to {int(numbers[at + 1])} at entry {at + 1}; it must never "
+            "fall"
         )
     return numbers

@@ -151,7 +151,7 @@ class BatchMLAPagedAttentionWrapper:
         heads = checks.integer(_PLAN, "num_heads", given["num_heads"], 0, translate.LARGEST_INT)
         page = checks.integer(_PLAN, "page_size", given["page_size"], 1, translate.LARGEST_INT)
         if page not in PAGE_SIZES:
-            raise UnsupportedError(f"{_PLAN}: page_size is {page}; kernels exist for {PAGE_SIZES}")
+            raise UnsupportedError(f"{_PLAN}: page_size is {page}; kernels exist for {checks.listed(PAGE_SIZES)}")
         is_causal = checks.flag(_PLAN, "causal", given["causal"])
         pages = self._pages(metadata, flat, page)
         self._planned = _Planned(
