@@ -54,18 +54,17 @@ MIXED = {
 }
 """The same with query lengths of a pack; or with cumulative ones as they are, where these are one more."""
 MOST_IN_DISORDER = 7
+DEALS = {"fine": DEAL, "coarse": COARSE, "drawing": DRAWING, "in step": IN_STEP, "single": SINGLE}
+ROOMS = [*itertools.product(("fine", "in step"), (1000, 7, 0)), ("coarse", 7), ("drawing", 1000), ("single", 1000)]
+"""Deals, and partial results that there is room for."""
 
 
 @pytest.mark.archs("sm_90a")
 @pytest.mark.usefixtures("values_only")
-@pytest.mark.parametrize("room", [1000, 7, 0])
-@pytest.mark.parametrize(
-    "deal",
-    [DEAL, COARSE, DRAWING, IN_STEP, SINGLE],
-    ids=["fine", "coarse", "drawing", "in step", "single"],
-)
+@pytest.mark.parametrize("name, room", ROOMS)
 @pytest.mark.parametrize("case", [*CASES.values(), *MIXED.values()], ids=[*CASES, *MIXED])
-def test_the_device_deals_as_the_plan_says(gpu, case, deal, room):
+def test_the_device_deals_as_the_plan_says(gpu, case, name, room):
+    deal = DEALS[name]
     seq_lens, q_lens, heads, sight, parts = case
     batch = range(len(seq_lens))
     packed = not isinstance(q_lens, int)
