@@ -128,11 +128,11 @@ def test_argument_checks_of_the_exported_function_run(seen):
         k_out = k_nope.new_empty(5, 3, 192, dtype=torch.float8_e4m3fn)
         v_out = k_nope.new_empty(5, 3, 128, dtype=torch.float8_e4m3fn)
         with pytest.raises(ValueError, match="k_pe"):
-            kernel(k_nope, k_pe[1:], v, k_out, v_out, 1.0, 1.0)
-        with pytest.raises(TypeError, match="Expects 7 parameters"):
+            kernel(k_nope, k_pe[1:], v, k_out, v_out, 1.0, 1.0, 0)
+        with pytest.raises(TypeError, match="Expects 8 parameters"):
             kernel(k_nope, k_pe, v)
         with pytest.raises(TypeError, match="v is on cpu"):
-            kernel(k_nope, k_pe, v.cpu(), k_out, v_out, 1.0, 1.0)
+            kernel(k_nope, k_pe, v.cpu(), k_out, v_out, 1.0, 1.0, 0)
     assert not seen
 
 
@@ -153,7 +153,7 @@ def test_ptx_of_another_compile_is_refused(seen, tmp_path):
         tensors = pack_inputs()
         outs = [tensors[0].new_empty(5, 3, d, dtype=torch.float8_e4m3fn) for d in (192, 128)]
         with pytest.raises(EmulationError, match="must come from the same compile"):
-            kernel(*tensors, *outs, 1.0, 1.0)
+            kernel(*tensors, *outs, 1.0, 1.0, 0)
         with pytest.raises(AttributeError, match="exports no function nonsense"):
             gpu.load(made.ptx.with_name("kernel.o"), made.ptx, "nonsense")
     assert not seen

@@ -129,7 +129,7 @@ def test_each_kind_of_synchronisation_is_missed(kernels, symbol):
         assert caught, f"no check saw any {family} missing"
         if family in ONLY_HAPPENS_BEFORE_SEES:
             assert caught <= {"race", "exit"}, family
-    assert len(families) == {PREFILL: 8, LONG: 8, BLACKWELL: 12, PACK: 1}[symbol]
+    assert len(families) == {PREFILL: 9, LONG: 9, BLACKWELL: 13, PACK: 1}[symbol]
     if symbol != PACK:
         assert {result.kind for result in families["mbarrier.try_wait"]} >= {"values", "poison", "race"}
 

@@ -23,9 +23,10 @@ def test_first_run_shows_progress_and_leaves_library_and_manifest(small_build, s
     out, ran = small_build
     lines = [line for line in ran.output.splitlines() if not line.startswith("import time:")]
     total = len(small_variants)
-    assert [int(line.split()[0]) for line in lines[:total]] == list(range(1, total + 1))
-    for line in lines[:total]:
-        assert re.fullmatch(rf" *\d+ of {total}  tsmla_pack_\S+  \d+\.\d s", line), line
+    assert lines[0].startswith(f"compiling {total} kernels for sm_90a in 2 processes: about ")
+    assert [int(line.split()[0]) for line in lines[1 : 1 + total]] == list(range(1, total + 1))
+    for line in lines[1 : 1 + total]:
+        assert re.fullmatch(rf" *\d+ of {total}  tsmla_pack_\S+  \d+\.\d s, about .* left", line), line
     assert re.search(rf"{total} kernels in 1 libraries .*: {total} compiled, 0 reused, \d+\.\d s", lines[-1])
     assert contents(out).keys() == {LIBRARY, manifest.MANIFEST_FILE}
     (record,) = manifest.read_directory(out).libraries

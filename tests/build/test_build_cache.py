@@ -56,24 +56,25 @@ def entries(cache: Cache) -> list[Path]:
     return sorted(cache.directory.iterdir())
 
 
-def test_a_build_from_nothing_takes_everything_and_gives_the_same_bytes(filled, own_build, tmp_path):
+def test_a_build_from_nothing_takes_everything_and_gives_the_same_bytes(filled, own_build, small_variants, tmp_path):
     project, out = copy_of_the_project(tmp_path / "project"), tmp_path / "fresh"
     ran = build_aot(*OPTIONS, "--out", out, "--cache", filled.directory, project=project)
     assert ran.status == 0, ran.output
-    assert f"12 of 12 variants come from the build cache {filled.directory}" in ran.output
-    assert "0 compiled, 12 reused" in ran.output
+    count = len(small_variants)
+    assert f"{count} of {count} variants come from the build cache {filled.directory}" in ran.output
+    assert f"0 compiled, {count} reused" in ran.output
     (record,) = read_directory(own_build).libraries
     for name in (record.file, MANIFEST_FILE, *(f"ptx/{kernel.variant}.ptx" for kernel in record.manifest.kernels)):
         assert (out / name).read_bytes() == (own_build / name).read_bytes(), name
 
 
-def test_a_change_that_no_kernel_of_it_sees_compiles_nothing(own_build, tmp_path):
+def test_a_change_that_no_kernel_of_it_sees_compiles_nothing(own_build, small_variants, tmp_path):
     """The library is linked anew: it says which sources it is of."""
     project, (before,) = copy_of_the_project(tmp_path / "project"), read_directory(own_build).libraries
     with open(project / "kernels" / "tsmla_kernels" / "sm100" / "decode" / "kernel.py", "a") as stream:
         stream.write("# changed\n")
     ran = build_aot(*OPTIONS, "--out", own_build, project=project)
-    assert ran.status == 0 and "0 compiled, 12 reused" in ran.output and "audited" in ran.output
+    assert ran.status == 0 and f"0 compiled, {len(small_variants)} reused" in ran.output and "audited" in ran.output
     (after,) = read_directory(own_build).libraries
     assert after.manifest.kernels == before.manifest.kernels
     assert after.manifest.source_digest != before.manifest.source_digest

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tsmla
+import tsmla_emulator
 from tsmla import gpu
 from tsmla.tools import cli, demo, emulated
 from tsmla.variant import Arch
@@ -43,7 +46,8 @@ def test_an_unknown_symbol_names_close_ones(capsys):
 
 def test_the_demo_as_a_user_runs_it():
     command = [sys.executable, "-m", "tsmla", "demo", "--emulated", EMULATED]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with_emulator = {**os.environ, "PYTHONPATH": str(Path(tsmla_emulator.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=with_emulator)
     assert done.returncode == 0, done.stdout + done.stderr
     progress, _, table = done.stdout.partition("Errors against float64")
     assert "core is ready" in progress and all(symbol in progress for symbol in SYMBOLS)

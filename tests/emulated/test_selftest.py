@@ -209,7 +209,7 @@ def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_ker
     case = PrefillCase("small", (3, 5), (8, 70))
     with emulation(ARCH, compiled=compiled_kernels):
         memory = Memory()
-        results = selftest_prefill.run(PREFILL, case, memory)
+        results = selftest_prefill.run(PREFILL, case, memory, pdl=False)
         assert selftest_prefill.check(PREFILL, case, results).problems == [] and not memory.overrun()
         for name, result in results.items():
             changed = {**results, name: result.clone()}
@@ -242,7 +242,7 @@ def test_a_decode_that_writes_behind_the_last_request_is_reported(compiled_kerne
     case = DecodeCase("small", (9, 70), heads=5, q_lens=(2, 1))
     with emulation(ARCH, compiled=compiled_kernels):
         memory = Memory()
-        results = selftest_decode.run(DECODE, case, memory)
+        results = selftest_decode.run(DECODE, case, memory, pdl=False)
         assert selftest_decode.check(DECODE, case, results).problems == [] and not memory.overrun()
         for name, result in results.items():
             changed = {**results, name: result.clone()}
@@ -264,7 +264,7 @@ def test_a_result_that_is_not_merged_is_reported(compiled_kernels, monkeypatch):
     with emulation(ARCH, compiled=compiled_kernels):
         for which in (operator, forgets):
             monkeypatch.setattr(selftest_prefill, "tsmla_prefill", which)
-            results = selftest_prefill.run(PREFILL, case, Memory())
+            results = selftest_prefill.run(PREFILL, case, Memory(), pdl=True)
             problems = selftest_prefill.check(PREFILL, case, results).problems
             assert bool(problems) == (which is forgets), problems
 
@@ -300,6 +300,6 @@ def test_sinks_that_are_forgotten_are_reported(compiled_kernels, monkeypatch, te
             given = {which: None if which == "sinks" else False for which in forgotten}
             monkeypatch.setattr(tests, name, lambda *args, given=given, **named: operator(*args, **{**named, **given}))
             memory = Memory()
-            results = tests.run(variant, case, memory)
+            results = tests.run(variant, case, memory, pdl=True)
             problems = tests.check(variant, case, results).problems
             assert bool(problems) == bool(forgotten), problems
