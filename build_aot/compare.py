@@ -43,8 +43,9 @@ def compared(old: Path, new: Path) -> dict[str, str]:
         elif machine_code(old / STORE / f"{symbol}.o") == machine_code(new / STORE / f"{symbol}.o"):
             found[symbol] = SAME
         else:
-            ptx = [_ptx(directory / STORE / f"{symbol}.ptx") for directory in (old, new)]
-            found[symbol] = SAME_PTX if ptx[0] == ptx[1] is not None else CHANGED
+            files = [directory / STORE / f"{symbol}.ptx" for directory in (old, new)]
+            kept = [anonymous(file.read_text("utf-8")) for file in files if file.exists()]
+            found[symbol] = SAME_PTX if len(kept) == 2 and kept[0] == kept[1] else CHANGED
     return found
 
 
@@ -65,12 +66,10 @@ def _functions(image: Elf) -> Iterator[bytes]:
             yield section.data + b"".join(s.data for s in sorted(own, key=lambda s: s.name))
 
 
-def _ptx(path: Path) -> str | None:
-    """PTX without comments, its names replaced by numbers in the order in which they come; None where none was kept."""
-    if not path.exists():
-        return None
+def anonymous(ptx: str) -> str:
+    """PTX without comments, its mangled names replaced by numbers in the order in which they come."""
     names: dict[str, str] = {}
-    text = re.sub(r"\s*//.*|\s+$", "", path.read_text("utf-8"), flags=re.MULTILINE)
+    text = re.sub(r"\s*//.*|\s+$", "", ptx, flags=re.MULTILINE)
     return re.sub(r"\b\w*(?:cutlass|tsmla)\w*", lambda found: names.setdefault(found[0], f"name{len(names)}"), text)
 
 

@@ -45,12 +45,11 @@ class Estimate:
     """Estimates how long variants take to compile with so many processes, corrected by what was seen."""
 
     def __init__(self, variants: Sequence[Variant], jobs: int):
-        self._seconds = _seconds(variants) / min(jobs, len(variants))
         self._whole, self._done, self._start = _seconds(variants), 0.0, time.monotonic()
-        archs = ", ".join(dict.fromkeys(variant.arch for variant in variants))
+        archs, processes = ", ".join(dict.fromkeys(variant.arch for variant in variants)), min(jobs, len(variants))
         self.announcement = (
-            f"compiling {len(variants)} kernels for {archs} in {min(jobs, len(variants))} processes: "
-            f"about {_minutes(self._seconds)}"
+            f"compiling {len(variants)} kernels for {archs} in {processes} processes: "
+            f"about {_minutes(self._whole / processes)}"
         )
 
     def left_after(self, variant: Variant) -> str:

@@ -6,6 +6,8 @@ import re
 
 from tsmla.variant import Arch, Variant
 
+from build_aot.compare import anonymous
+
 KERNELS = ("sm_90a", "sm_100a")
 """Decode, pack and cache kernels. Their PTX for sm_103a is that for sm_100a but for the target, which
 `test_every_variant` asserts of all that ship. Prefills of the two differ in their softmax (`sm100.prefill.schedule`):
@@ -16,8 +18,6 @@ PREFILLS = (*KERNELS, "sm_103a")
 SMS = 32
 """SMs of the emulated GPU in tests of decodes: more than requests there are cut into pieces. A CTA without work, which
 others' kernels have a hundred of, takes the emulator as long as two tiles of keys."""
-_LABELS = re.compile(r"//.*|(?<=\.target )sm_\w+")
-_NAME = re.compile(r"\b\w*(?:cutlass|tsmla)\w*")
 
 
 def has_a_text_of_its_own(variant: Variant) -> bool:
@@ -26,6 +26,5 @@ def has_a_text_of_its_own(variant: Variant) -> bool:
 
 
 def text_of(ptx: str) -> str:
-    """PTX without target and comments, and with mangled names replaced by numbers in their order."""
-    names: dict[str, str] = {}
-    return _NAME.sub(lambda found: names.setdefault(found.group(), f"name_{len(names)}"), _LABELS.sub("", ptx))
+    """PTX without its target, comments and names."""
+    return anonymous(re.sub(r"(?<=\.target )sm_\w+", "", ptx))
