@@ -96,9 +96,8 @@ def attend(
         tile = tasks.tile(task)
         work = tasks.work(tile)
         if tile.q.length > 0:
-            last = task == tasks.count - 1
             attend_task(
-                variant, mmas, shared, out, lse, tile, work, softmax_scale, ending, earlier, filled, tiles_before, last
+                variant, mmas, shared, out, lse, tile, work, softmax_scale, ending, earlier, filled, tiles_before
             )
         filled += cutlass.min(work.tiles, 1)
         tiles_before += work.tiles
@@ -107,10 +106,9 @@ def attend(
 @cute.jit
 def attend_task(
     variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
-    softmax_scale: Float32, ending: Ending, earlier: Earlier | None, filled: Int32, tiles_before: Int32, last: Boolean,
+    softmax_scale: Float32, ending: Ending, earlier: Earlier | None, filled: Int32, tiles_before: Int32,
 ):  # fmt: skip
-    """Attend one task: Q has been `filled` so often before, and `tiles_before` tiles of K and V were visited; `last`:
-    whether it is the CTA's last."""
+    """Attend one task: Q has been `filled` so often before, and `tiles_before` tiles of K and V were visited."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     geometry = PrefillGeometry.of(variant)
@@ -190,8 +188,6 @@ def attend_task(
         if start == tiles_before + work.tiles:
             _end_rows(state, ends)
 
-    if last:
-        cute.arch.griddepcontrol_launch_dependents()
     if const_expr(not geometry.is_wide):
         _end_rows(state, ends)
     scale_rows(rows_columns(output), factor)

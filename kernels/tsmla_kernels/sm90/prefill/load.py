@@ -38,6 +38,7 @@ def load(q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], 
             )
             filled += 1
             tiles_before += work.tiles
+    cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit
