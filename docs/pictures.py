@@ -10,8 +10,8 @@ from typing import Any
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
 from tsmla_kernels.parts.edges import Copies, EdgeSpec, Either, Role, TensorCore, roles_of
 from tsmla_kernels.sm90.decode.forms import ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, forms_of
-from tsmla_kernels.sm90.decode.schedule import DecodeSchedule as HopperDecode
-from tsmla_kernels.sm90.few_rows.schedule import FewRowsSchedule
+from tsmla_kernels.sm90.decode.row16.schedule import FewRowsSchedule
+from tsmla_kernels.sm90.decode.row64.schedule import DecodeSchedule as HopperDecode
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry as HopperPrefillGeometry
 from tsmla_kernels.sm90.prefill.schedule import PrefillSchedule as HopperPrefill
 from tsmla_kernels.sm100.decode.geometry import DecodeGeometry as BlackwellDecodeGeometry
@@ -23,8 +23,8 @@ from build_aot.matrix import shipped
 PAGE = Path(__file__).with_name("kernels.md")
 VARIANTS = [v for v in shipped() if isinstance(v, PrefillVariant | DecodeVariant)]
 """The shipped variants whose kernels have roles and edges."""
-HOPPER_PREFILL, HOPPER_DECODE, BLACKWELL_PREFILL = "sm90/prefill", "sm90/decode", "sm100/prefill"
-HOPPER_FEW_ROWS, HOPPER_PAIR = "sm90/few_rows", "sm90/decode pair"
+HOPPER_PREFILL, HOPPER_DECODE, BLACKWELL_PREFILL = "sm90/prefill", "sm90/decode/row64", "sm100/prefill"
+HOPPER_FEW_ROWS, HOPPER_PAIR = "sm90/decode/row16", "sm90/decode/row64 pair"
 BLACKWELL_SOLO, BLACKWELL_PAIR = "sm100/decode solo", "sm100/decode pair"
 
 SECTIONS = (

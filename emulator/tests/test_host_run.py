@@ -18,8 +18,8 @@ from tsmla.variant import SHIPPED_ARCHS, Arch, DecodeVariant, Dtype, PackVariant
 from tsmla_emulator import check, cli, machine, mutation_table, record
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
-from tsmla_kernels.sm90.decode.geometry import TASK_RING
-from tsmla_kernels.sm90.few_rows.geometry import FEW_ROWS
+from tsmla_kernels.sm90.decode.row16.geometry import FEW_ROWS
+from tsmla_kernels.sm90.decode.work.ring import TASK_RING
 
 SYMBOL = PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128).symbol()
 

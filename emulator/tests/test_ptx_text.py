@@ -157,15 +157,19 @@ LOOP:
 
 def test_an_instruction_is_named_by_role_function_and_edge():
     inner = Call("parts/pipeline.wait_full", 90, "mbarrier_wait")
-    edge = Call("sm90/decode/load.load", 30, "kv.wait_full")
-    kernel = Call("sm90/decode/kernel.kernel", 170, "load")
+    edge = Call("sm90/decode/row64/load.load", 30, "kv.wait_full")
+    kernel = Call("sm90/decode/row64/kernel.kernel", 170, "load")
+    load, kernel_file = "sm90/decode/row64/load.load", "sm90/decode/row64/kernel.kernel"
+    helped = Call("sm90/keys.help", 12, "convert")
+    helper = Call(kernel_file, 190, "stream.help")
     ours = entry("mov.b32 %r1, 0;")
     at = ours.instructions[3]
     named = f"PTX line {at.line} ("
     for calls, said in (
-        ((inner, edge, kernel), "role load, sm90/decode/load.load: kv.wait_full, pipeline.py:91)"),
-        ((Call("sm90/decode/load.load", 31, ""), kernel), "role load, sm90/decode/load.load, pipeline.py:91)"),
-        ((Call("sm90/decode/kernel.kernel", 8, "arch.sync"),), "sm90/decode/kernel.kernel: arch.sync, pipeline.py:91)"),
+        ((inner, edge, kernel), "role load, sm90/decode/row64/load.load: kv.wait_full, pipeline.py:91)"),
+        ((Call(load, 31, ""), kernel), f"role load, {load}, pipeline.py:91)"),
+        ((inner, helped, helper), "role convert, sm90/keys.help: convert, pipeline.py:91)"),
+        ((Call(kernel_file, 8, "arch.sync"),), f"{kernel_file}: arch.sync, pipeline.py:91)"),
         ((inner,), "pipeline.py:91)"),
     ):
         at.source = Source("pipeline.py", 91, calls)

@@ -48,7 +48,7 @@ def recipe(variant: Variant) -> Recipe:
     elif isinstance(variant, PrefillVariant):
         from .sm100.prefill.kernel import PrefillKernel as Kernel
     elif isinstance(variant, DecodeVariant) and variant.arch is Arch.SM90A:
-        from .sm90.decode.kernel import DecodeKernel as Kernel
+        from .sm90.decode.entry import DecodeKernel as Kernel
     elif isinstance(variant, DecodeVariant):
         from .sm100.decode.kernel import DecodeKernel as Kernel
     else:

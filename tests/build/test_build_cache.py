@@ -120,7 +120,7 @@ def test_results_of_another_key_or_other_sources_are_left(filled, empty, small_v
     assert not filled.fetch(variant, ResultStore(empty.directory, "0" * 64, empty.sources), True)
     other = empty.sources | {"tsmla_kernels/pack/kernel.py": "0" * 64}
     assert not filled.fetch(variant, ResultStore(empty.directory, empty.key, other), True)
-    unseen = empty.sources | {"tsmla_kernels/sm90/decode/kernel.py": "0" * 64}
+    unseen = empty.sources | {"tsmla_kernels/sm90/decode/row64/kernel.py": "0" * 64}
     assert filled.fetch(variant, ResultStore(empty.directory, empty.key, unseen), True)
 
 

@@ -9,8 +9,8 @@ import pytest
 from tsmla.plan import wide_rows
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant
 from tsmla_kernels.parts.edges import Copies, Either
-from tsmla_kernels.sm90.decode.geometry import PAIR
-from tsmla_kernels.sm90.decode.schedule import WARPS
+from tsmla_kernels.sm90.decode.row64.geometry import PAIR
+from tsmla_kernels.sm90.decode.row64.schedule import WARPS
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 
 from docs.pictures import VARIANTS, schedules_of

@@ -10,7 +10,7 @@ from tsmla.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
 from tsmla.support import LATENT_DIM
 from tsmla.variant import Arch, DecodeVariant
 from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
-from tsmla_kernels.sm90.decode.geometry import DecodeGeometry as HopperGeometry
+from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry as HopperGeometry
 from tsmla_kernels.sm100.decode.geometry import CONTROL_BYTES, DecodeGeometry
 from tsmla_kernels.sm100.decode.schedule import DecodeSchedule
 

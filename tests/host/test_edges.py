@@ -37,10 +37,10 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
         attend = 12 if small and variant.d_v == 128 else 8
         rings = {"k": (1, attend), **({"v": (1, 3), "values": (3, attend)} if small else {"v": (1, attend)})}
         return {"q": (1, 4), **rings}
-    if kernel in ("sm90/decode", "sm90/decode pair"):
+    if kernel in ("sm90/decode/row64", "sm90/decode/row64 pair"):
         pieces, leave, told = (2, 4 + 4, 2 + 1 + 8 + 4) if small else (4, 4, 2 + 1 + 8)
         fills = {f"kv{piece}": (1, leave) for piece in range(pieces)}
-        if kernel == "sm90/decode pair":
+        if kernel == "sm90/decode/row64 pair":
             told = 1 + 8 + 4
             fills = {f"kv{piece}": (4 + (piece == 3), 2 * leave) for piece in range(pieces)}
         elif not variant.row.apart and variant.row.scales is not None:
@@ -57,7 +57,7 @@ def arrivals(variant, kernel: str) -> dict[str, tuple[int, int]]:
             **({"scales": (1, 4)} if variant.row.apart else {}),
             **({"values0": (4, 4), "values1": (4, 4)} if small else {}),
         }
-    if kernel == "sm90/few_rows":
+    if kernel == "sm90/decode/row16":
         return {"kv": (1, 4), "dealt": (1, 1 + 8)}
     if kernel == "sm100/prefill":
         return {
@@ -87,12 +87,12 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         v = keys * variant.d_v * element
         found = {"q": 64 * variant.d_qk * element, "k": keys * variant.d_qk * element, "v": v}
         return {**found, "values": v} if element == 1 else found
-    if kernel in ("sm90/decode", "sm90/decode pair"):
+    if kernel in ("sm90/decode/row64", "sm90/decode/row64 pair"):
         rope = 64 * (2 if variant.row.apart else element)
         columns = [256, 256] if element == 1 else [128, 128, 128, 128]
         if not variant.row.apart and variant.row.scales is not None:
             made = [64 * 2 * (128 + 64 * (i == 3)) for i in range(4)]
-            if kernel == "sm90/decode pair":
+            if kernel == "sm90/decode/row64 pair":
                 return {"q": 64 * 1152, **{f"kv{i}": size for i, size in enumerate(made)}}
             stored = {"kv0": 64 * (128 + 16), "kv1": 64 * (128 + 16), "kv2": 64 * 128, "kv3": 64 * 128 + 64 * rope}
             return {"q": 64 * 1152, **stored, **{f"ready{i}": size for i, size in enumerate(made)}}
@@ -101,7 +101,7 @@ def sizes(variant, kernel: str) -> dict[str, int]:
         scales = {"scales": 64 * 3 * 4} if variant.row.apart else {}
         row = 512 * element + rope
         return {"q": 64 * row, **pieces, "landed": 64 * row, **halves, **scales}
-    if kernel == "sm90/few_rows":
+    if kernel == "sm90/decode/row16":
         return {"kv": 64 * (640 if variant.row.apart else 656)}
     if kernel == "sm100/prefill":
         return {"q": 128 * variant.d_qk * element, "ring": 128 * 64 * element}
@@ -118,8 +118,8 @@ def _scales(variant, keys: int) -> dict[str, int]:
 
 def test_every_kernel_has_a_table():
     assert {p.values[1] for p in SCHEDULES} == {
-        "sm90/prefill", "sm90/decode", "sm90/decode pair", "sm90/few_rows", "sm100/prefill", "sm100/decode solo",
-        "sm100/decode pair",
+        "sm90/prefill", "sm90/decode/row64", "sm90/decode/row64 pair", "sm90/decode/row16", "sm100/prefill",
+        "sm100/decode solo", "sm100/decode pair",
     }  # fmt: skip
 
 
@@ -154,13 +154,14 @@ def test_barriers_do_not_overlap_and_fit(variant, kernel, schedule):
 
 @pytest.mark.parametrize(("variant", "kernel", "schedule"), SCHEDULES)
 def test_roles_are_functions_that_the_kernel_calls(variant, kernel, schedule):
-    """Each warp has one role at most, and each role that an edge names is in the table."""
+    """Or its stream of keys. Each warp has one role at most, and each role that an edge names is in the table."""
     folder = KERNELS / kernel.split()[0]
+    files = [*(folder / name for name in ("kernel.py", "attention.py")), *(folder / "keys").glob("*.py")]
     called = {
         node.func.id
-        for name in ("kernel.py", "attention.py")
-        if (folder / name).exists()
-        for node in ast.walk(ast.parse((folder / name).read_text()))
+        for file in files
+        if file.exists()
+        for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert {role.name for role in schedule.roles} <= called

@@ -9,8 +9,8 @@ from tsmla.dtype import Dtype
 from tsmla.support import NOPE_DIMS
 from tsmla.variant import Arch, DecodeVariant, PrefillVariant
 from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS, WARPGROUP
-from tsmla_kernels.sm90.decode.geometry import DecodeGeometry
-from tsmla_kernels.sm90.decode.schedule import DecodeSchedule
+from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
+from tsmla_kernels.sm90.decode.row64.schedule import DecodeSchedule
 from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 from tsmla_kernels.sm90.prefill.schedule import PrefillSchedule
 from tsmla_kernels.sm100.prefill.geometry import PrefillGeometry as BlackwellGeometry

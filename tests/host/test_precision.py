@@ -13,7 +13,8 @@ from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
 from tsmla_kernels.parts.blackwell import umma
 from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, Lifted, PartialRows, Probabilities, numeric
 from tsmla_kernels.sm90.decode.forms import FEW_ROWS, partial_rows_of
-from tsmla_kernels.sm90.decode.kernel import DecodeKernel as HopperDecode
+from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
+from tsmla_kernels.sm90.decode.row64.kernel import Row64Kernel
 from tsmla_kernels.sm90.prefill.kernel import PrefillKernel as HopperPrefill
 from tsmla_kernels.sm100.decode.kernel import DecodeKernel as BlackwellDecode
 from tsmla_kernels.sm100.prefill.kernel import PrefillKernel as BlackwellPrefill
@@ -70,7 +71,7 @@ def test_partial_rows_by_variant(variant):
     if variant.arch is not Arch.SM90A:
         assert not BlackwellDecode(variant).few.geometry.partial_rows.lifted
         return
-    geometry = HopperDecode(variant).geometry
+    geometry = DecodeGeometry.of(variant)
     kept = geometry.partial_rows
     lifted = Lifted.EVEN_AND_ODD if variant.dtype is Dtype.BF16 else Lifted.HALVES if geometry.scaled else None
     assert kept.lifted is lifted
@@ -88,7 +89,7 @@ def test_shorter_partial_rows_occupy_more_sms():
     """Where callers' workspaces have room for one float32 partial result of each SM, 32 requests occupy but 100 CTAs,
     of 42 tiles at most where equal pieces have 32."""
     plan, deal, tiling = plan_decode(Arch.SM90A, 132, 32, 8, 8, 8192), DEALS[Arch.SM90A], row_tiling(64, 64)
-    kept = HopperDecode(DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=False)).geometry.partial_rows
+    kept = DecodeGeometry.of(DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=False)).partial_rows
     room = plan.workspace_bytes - plan.records * RECORD_BYTES
     slots = room // (64 * kept.row_bytes(LATENT_DIM))
     assert cut(deal, tiling, plan.parts, plan.slots, [128] * 32)[:2] == (100, 42)
@@ -111,10 +112,12 @@ def test_blackwell_descriptors(variant):
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.arch is Arch.SM90A], ids=str)
 def test_hopper_products(variant, monkeypatch):
-    kernel = (HopperDecode if isinstance(variant, DecodeVariant) else HopperPrefill)(variant)
     made = []
     monkeypatch.setattr("cutlass.utils.hopper_helpers.make_trivial_tiled_mma", lambda *given: made.append(given[:2]))
-    kernel._mmas()
+    if isinstance(variant, DecodeVariant):
+        Row64Kernel(DecodeGeometry.of(variant), DEALS[variant.arch]).products()
+    else:
+        HopperPrefill(variant)._mmas()
     pieces = [variant.dtype]
     if isinstance(variant, DecodeVariant):
         converted = variant.row.scales is not None and variant.row.scales.in_row

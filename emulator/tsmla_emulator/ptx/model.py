@@ -108,10 +108,18 @@ class Source:
 
     @property
     def role(self) -> str:
-        """The function of the sources that the kernel's own calls here ("load"), which tells what a warp does. Empty
-        where nothing says it."""
-        callees = (call.callee for call in self.calls if call.function.endswith(_KERNEL))
-        return next((callee for callee in callees if callee.isidentifier()), "")
+        """The function of the sources that the kernel's own calls here ("load"), which tells what a warp does; where it
+        calls a method of one of its parts ("stream.help"), the function that this calls. Empty where nothing says it.
+        """
+        for depth, call in enumerate(self.calls):
+            if call.function.endswith(_KERNEL):
+                inner = self.calls[depth - 1] if depth else None
+                if inner and not inner.function.startswith(PARTS):
+                    if call.callee.endswith(f".{inner.function.rpartition('.')[2]}"):
+                        call = inner
+                if call.callee.isidentifier():
+                    return call.callee
+        return ""
 
     @property
     def asker(self) -> int | None:

@@ -20,6 +20,11 @@ BOX_KEYS = 16
 """Keys of one copy: the smallest page; every page size is a multiple."""
 LANE_BOXES = 32
 """Boxes of a window: each lane of a warp keeps the page of one."""
+EVICT_FIRST = 0x12F0000000000000
+"""Cache policy for keys that no other CTA reads later: they leave L2 first, so that partial results stay there until
+they are combined. (Encoding: CUTLASS, include/cute/arch/copy_sm90_desc.hpp.)"""
+EVICT_NORMAL = 0x1000000000000000
+"""Cache policy for keys that other CTAs read later, too."""
 
 
 class KeySource(NamedTuple):

@@ -81,6 +81,14 @@ def box_layout(swizzle: int, width: int, chunks: int, groups: int) -> cute.Compo
     return cute.make_composed_layout(cute.make_swizzle(swizzle.bit_length() - 5, 4, 3), 0, outer)
 
 
+def partition(atom, boxes: cute.Tensor, places: cute.Tensor) -> tuple:
+    """(copy atom, boxes by place in the page and page, shared boxes by place in the tile and stage)."""
+    target, source = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(places, 0, 5), cute.group_modes(boxes, 0, 5)
+    )
+    return atom, source, target
+
+
 @cute.jit
 def copy_box(
     atom: cute.CopyAtom,

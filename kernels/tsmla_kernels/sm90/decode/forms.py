@@ -5,15 +5,15 @@ from __future__ import annotations
 from tsmla.variant import DecodeVariant
 
 from ...parts.precision import PartialRows
-from ..few_rows.geometry import FEW_ROWS, FewRowsGeometry
-from .geometry import PAIR, DecodeGeometry
+from .row16.geometry import FEW_ROWS, FewRowsGeometry
+from .row64.geometry import PAIR, DecodeGeometry
 
 ONE_CTA = "one CTA"
 """The form that takes any call."""
 PAIR_OF_CTAS = "pair of CTAs"
 """The form, where rows are converted, for calls whose CTAs come in pairs, which convert for each other."""
 WARP_PRODUCTS = "warp products"
-"""The form, where rows have scales, for calls of few query rows: a kernel of its own, `sm90/few_rows`."""
+"""The form, where rows have scales, for calls of few query rows: a kernel of its own, `row16`."""
 
 
 def forms_of(variant: DecodeVariant) -> dict[str, DecodeGeometry | FewRowsGeometry]:

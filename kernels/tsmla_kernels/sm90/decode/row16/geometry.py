@@ -1,0 +1,137 @@
+"""Sizes of the Hopper decode of few rows. Pure Python; every budget is asserted here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tsmla.row_format import RowFormat
+from tsmla.variant import Dtype
+
+from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
+from ....parts.hopper.storage import BARRIER_BYTES
+from ....parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
+
+FEW_ROWS = 16
+"""Query rows of a CTA: those of one warp-level product."""
+TILE_KV = 64
+"""Keys of a tile."""
+BLOCK = 8
+"""Keys, or output columns, of a product's second dimension."""
+BLOCKS = TILE_KV // BLOCK
+STAGES = 4
+TEAMS = 2
+"""Teams of warps, each of which takes every other tile."""
+TEAM_WARPS = WARPGROUP // 32
+"""Warps of a team, each with the columns of one scale."""
+STRIP = 128
+"""Columns that share a scale, and as many bytes: what a warp has of a row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FewRowsGeometry:
+    """Sizes of the Hopper decode of few rows. Rows lie in shared memory as they are stored, one behind the other. Where
+    pieces lie `apart`, each is lines of 128 bytes that bulk copies swizzle, those of 8 keys one behind the other: all
+    strips of 8 keys of the latent piece before those of the next 8; behind all of them, the rope piece. Scales then do
+    not come to shared memory."""
+
+    stored: RowFormat
+
+    @property
+    def row_bytes(self) -> int:
+        return self.stored.bytes
+
+    @property
+    def apart(self) -> bool:
+        return self.stored.apart
+
+    @property
+    def rope_at(self) -> int:
+        """Offset of the rope piece in a row; in a stage, where pieces lie apart."""
+        return self.stored.offset("rope") * (TILE_KV if self.apart else 1)
+
+    @property
+    def scales_at(self) -> int:
+        return self.stored.scales_offset
+
+    @property
+    def stages(self) -> int:
+        return STAGES
+
+    @property
+    def stage_bytes(self) -> int:
+        return TILE_KV * self.row_bytes
+
+    def key_of(self, column: int, part):
+        """The key, counted from its block's first, that is the first (0) or second (1) column of lane `part` of a quad
+        (`tile.py` says why)."""
+        if column == 0:
+            return 2 * part
+        return (2 * part + 5) & (BLOCK - 1) if self.apart else 8 + (2 * part + 4) % 8
+
+    def first_of(self, block: int) -> int:
+        """The key that those of a block are counted from."""
+        return BLOCK * block if self.apart else block // 2 * 16 + block % 2
+
+    def latent_of(self, block: int) -> int:
+        """Bytes from a stage's first latent piece to that of a block's first key."""
+        return self.first_of(block) * (self.stored.piece("latent").bytes if self.apart else self.row_bytes)
+
+    def rope_of(self, block: int) -> int:
+        """Bytes from a stage's first rope piece to that of a block's first key."""
+        return self.first_of(block) * (self.stored.piece("rope").bytes if self.apart else self.row_bytes)
+
+    @property
+    def partial_rows(self) -> PartialRows:
+        """The form in which partial rows are kept: float16, a factor for the columns of each warp."""
+        return PartialRows(NUMERIC[Dtype.FP16], lifted=Lifted.NONE)
+
+    @property
+    def exchange_at(self) -> int:
+        return BARRIER_BYTES + STAGES * self.stage_bytes
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes of a team's partial scores: each warp's, of a tile, in float32."""
+        return TEAM_WARPS * FEW_ROWS * TILE_KV * 4
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of a team's scores, added over its warps."""
+        return FEW_ROWS * TILE_KV * 4
+
+    @property
+    def ends_at(self) -> int:
+        return self.exchange_at + TEAMS * (self.exchange_bytes + self.sums_bytes)
+
+    @property
+    def ends_bytes(self) -> int:
+        """Bytes of the three numbers (`ENDS`) that each warp of either team tells of each row."""
+        return TEAMS * TEAM_WARPS * FEW_ROWS * 3 * 4
+
+    @property
+    def largest_at(self) -> int:
+        return self.ends_at + self.ends_bytes
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest number of each query row in each warp's columns, for either team. Queries of 8 bits need
+        none."""
+        return 0 if self.apart else TEAMS * TEAM_WARPS * FEW_ROWS * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.largest_at + self.largest_bytes
+
+    def check(self) -> None:
+        assert self.stored.value_columns == TEAM_WARPS * STRIP and self.stored.piece("latent").dtype is Dtype.E4M3, self
+        assert STRIP == LIFTED_COLUMNS, self
+        assert self.stored.piece("rope").bytes == STRIP, self
+        if self.apart:
+            assert self.stored.scales.whole_row, self
+            assert all(size % TILE_ALIGNMENT == 0 for size in (BARRIER_BYTES, self.rope_at, self.stage_bytes)), self
+        else:
+            assert self.stored.scales.columns == STRIP, self
+            assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
+            assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
+        assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self
+        assert TEAMS * self.exchange_bytes >= TEAM_WARPS * FEW_ROWS * STRIP * 4, self

@@ -1,0 +1,445 @@
+"""The steps of a tile in the Hopper decode of few rows: scores, probabilities, values.
+
+A warp has the 128 columns of one scale, of the keys for the scores and of the output. Scores of all warps' columns are
+added through shared memory; everything else a warp does on its own, in registers.
+
+Numbers that are summed over may come in any order, if both operands have the same. A lane can therefore read 16 bytes
+of a row at a time, whose columns it has for itself. Rows of 656 bytes lie as they are stored, one behind the other: of
+every eight, each begins four banks further than the one before. No two lanes of a phase meet in a bank if a block of 8
+keys takes every other one of 16, and pairs of columns are keys 2 i and 8 + (2 i + 4) % 8: neither where a lane reads
+one key (scores), nor where it reads four (values).
+
+e4m3 is multiplied as f16, which holds all of its numbers. Queries and probabilities are f16, too; a power of two for
+each row brings a query's largest number near 16. A key's scale is a factor of scores; for values, its logarithm is
+added to the exponent of the probability, so that each warp has references of its own, and any scale is right.
+
+Where pieces lie apart, a key has one scale, and the query is e4m3, too. A warp adds up the scores of a quarter of the
+keys, turns them into logarithms with the keys' scales, and adds those of the values for the probabilities: all warps
+read the result. This takes the scales of 16 keys only, in registers. Lines of 128 bytes are swizzled: keys of a block
+are in the order 0 5 2 7 4 1 6 3, of which neighbours differ in what turns a line by 64 bytes (scores), and every other
+one in what turns it by 32 (values)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Vector, const_expr
+from cutlass.cutlass_dsl import select_
+
+from ....limits import WARPGROUP
+from ....parts.alignment import shared_vector
+from ....parts.hopper.fragment import QUAD
+from ....parts.hopper.softmax import quad_max
+from ....parts.precision import packed_words
+from ....parts.ptx import mma_16x8x16
+from ....parts.visible import Viewers, VisibleKeys, seen_by_any
+from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
+from .schedule import TEAM_BARRIER
+
+NO_KEYS = -1.0e30
+"""Reference of a row before its first visible key."""
+BIAS, SLACK = 10.0, 4.0
+"""Powers of two: probabilities as f16 are times 2^BIAS, and may exceed that by 2^SLACK before the reference moves."""
+SIGNS = -0x7F7F7F80
+"""Sign bits of four packed e4m3 numbers."""
+OWN_BLOCKS = BLOCKS // TEAM_WARPS
+"""Blocks of scores that a warp adds up."""
+STRIP_HALVES = 2
+"""Halves of a strip: 16 bytes of each of a quad's lanes are 64 columns."""
+STEPS = 4
+"""Steps of 16 columns in half a strip; and of 16 keys in a tile."""
+COLUMNS = 2 * BLOCKS
+"""Keys of a tile that a lane has scores of, in each of its rows."""
+VECTOR = 16
+
+
+class Lane(NamedTuple):
+    """Where a lane reads in a stage, in bytes from its beginning, and where it exchanges.
+
+    scored: 16 bytes of its key for scores, in either half of a strip. rope: 8 bytes of the rope piece. scales: of its
+    keys, if they lie there. valued: 16 bytes of either key for values. exchange, sums: addresses of its parts of scores
+    and of their sums."""
+
+    scored: tuple
+    rope: Int32
+    scales: tuple | None
+    valued: tuple
+    exchange: Int32
+    sums: Int32
+
+
+class State(NamedTuple):
+    """Operands and running state. Lane l has rows l / 4 and l / 4 + 8. `query` [4, steps] and `rope` [4] are first
+    operands, `scale_log2` turns products into logarithms of scores (where rows lie apart, but for keys' scales),
+    `output` [4, 16] has columns 16 m + block of line m."""
+
+    query: cute.Tensor
+    rope: cute.Tensor
+    scale_log2: cute.Tensor
+    output: cute.Tensor
+    reference: cute.Tensor
+    sum_reference: cute.Tensor
+    row_sum: cute.Tensor
+    row_keys: tuple
+    all_keys: VisibleKeys
+    lane: Lane
+    warp: Int32
+    team: Int32
+
+
+@cute.jit
+def lane_of(geometry: cutlass.Constexpr[FewRowsGeometry], exchange: Int32, team: Int32, warp: Int32) -> Lane:
+    lane = cute.arch.lane_idx()
+    line, part = lane // QUAD, lane % QUAD
+    key = Int32(select_(line % 2 == 0, geometry.key_of(0, line // 2), geometry.key_of(1, line // 2)))
+    own = [geometry.key_of(i, part) for i in range(2)]
+    if const_expr(geometry.apart):
+        strip = warp * (BLOCK * STRIP)
+        scored = tuple(strip + _in_line(key, half * QUAD + part) for half in range(STRIP_HALVES))
+        rope = geometry.rope_at + _in_line(key, 2 * warp + part // 2) + part % 2 * 8
+        scales = None
+        valued = tuple(strip + _in_line(key, line) for key in own)
+    else:
+        size, strip = geometry.row_bytes, warp * STRIP
+        scored = (key * size + strip + part * VECTOR,) * STRIP_HALVES
+        rope = key * size + geometry.rope_at + warp * 32 + part * 8
+        scales = tuple(key * size + geometry.scales_at + warp * 4 for key in own)
+        valued = tuple(key * size + strip + line * VECTOR for key in own)
+    return Lane(
+        scored=scored,
+        rope=rope,
+        scales=scales,
+        valued=valued,
+        exchange=exchange + team * geometry.exchange_bytes + lane * VECTOR,
+        sums=exchange + TEAMS * geometry.exchange_bytes + team * geometry.sums_bytes + lane * VECTOR,
+    )
+
+
+def _in_line(key: Int32, vector: Int32) -> Int32:
+    """Where 16 bytes of a key's line lie, behind the first line of its block."""
+    return key * STRIP + (vector ^ key) * VECTOR
+
+
+@cute.jit
+def scores_of(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, first_key: Int32, scales: tuple | None
+) -> tuple:
+    """Score a tile that begins with `first_key`, over all columns. Returns scores (4, blocks) of this lane, but for
+    `scale_log2`; logarithms of its keys' scales; whether one of these scales is negative.
+
+    Where rows lie apart, `scales` are those of this lane's keys of the quarter; scores are then the logarithms of
+    probabilities times scales, and that is all."""
+    scores = cute.make_rmem_tensor((4, BLOCKS), Float32)
+    scores.fill(0.0)
+    for half in cutlass.range_constexpr(STRIP_HALVES):
+        words = cute.make_rmem_tensor((4, BLOCKS), Int32)
+        for block in cutlass.range_constexpr(BLOCKS):
+            place = stage + state.lane.scored[half]
+            if const_expr(not geometry.apart):
+                place = place + half * (STRIP // 2)
+            place = place + geometry.latent_of(block)
+            cute.autovec_copy(shared_vector(Int32, place), words[None, block])
+        for step in cutlass.range_constexpr(STEPS):
+            query = [state.query[i, half * STEPS + step] for i in range(4)]
+            for block in cutlass.range_constexpr(BLOCKS):
+                low, high = widened(words[step, block])
+                mma_16x8x16(cutlass.Float16, scores[None, block], query, low, high)
+    logs, signs = None, Int32(0)
+    if const_expr(not geometry.apart):
+        logs = cute.make_rmem_tensor((2, BLOCKS), Float32)
+        for block in cutlass.range_constexpr(BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                scale = _floats(stage + state.lane.scales[i] + geometry.latent_of(block))[0]
+                signs = signs | scale.bitcast(Int32)
+                logs[i, block] = cute.math.log2(cute.math.absf(scale), fastmath=True)
+                for row in cutlass.range_constexpr(2):
+                    scores[2 * row + i, block] = scores[2 * row + i, block] * scale
+    rope = [state.rope[i] for i in range(4)]
+    for block in cutlass.range_constexpr(BLOCKS):
+        pair = cute.make_rmem_tensor(2, Int32)
+        cute.autovec_copy(_words(2, stage + state.lane.rope + geometry.rope_of(block)), pair)
+        mma_16x8x16(cutlass.BFloat16, scores[None, block], rope, pair[0], pair[1])
+    _add_up(geometry, state, scores, first_key, scales)
+    return scores, logs, signs < 0
+
+
+@cute.jit
+def _add_up(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, first_key: Int32,
+    scales: tuple | None,
+) -> None:  # fmt: skip
+    """Add the scores of the other warps' columns. A warp does that for a quarter of the tile's keys, two blocks, hides
+    what rows may not see of these, and counts them; then all read all sums. Parts and sums have places of their own, so
+    that the two barriers are enough."""
+    barrier = TEAM_BARRIER + state.team
+    size = 32 * VECTOR
+    warp_bytes = BLOCKS * size
+    parts = state.lane.exchange
+    for block in cutlass.range_constexpr(BLOCKS):
+        cute.autovec_copy(scores[None, block], shared_vector(Float32, parts + state.warp * warp_bytes + block * size))
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
+    quarter = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
+    quarter.fill(0.0)
+    own = OWN_BLOCKS * state.warp * size
+    for other in cutlass.range_constexpr(TEAM_WARPS):
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            part = cute.make_rmem_tensor(4, Float32)
+            cute.autovec_copy(shared_vector(Float32, parts + own + other * warp_bytes + block * size), part)
+            for i in cutlass.range_constexpr(4):
+                quarter[i, block] = quarter[i, block] + part[i]
+    told = quarter
+    if const_expr(geometry.apart):
+        told = _scaled(state, quarter, scales)
+    if state.all_keys.lacks(first_key, TILE_KV):
+        _hide(geometry, state, quarter, first_key)
+        if const_expr(geometry.apart):
+            _hide(geometry, state, told, first_key)
+    for block in cutlass.range_constexpr(OWN_BLOCKS):
+        cute.autovec_copy(told[None, block], shared_vector(Float32, state.lane.sums + own + block * size))
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
+    _read_sums(state, scores)
+    _count(geometry, state, quarter)
+
+
+@cute.jit
+def _read_sums(state: State, scores: cute.Tensor) -> None:
+    """Read the scores of all columns. They stay where they are until all of the team have come to those of its next
+    tile."""
+    for block in cutlass.range_constexpr(BLOCKS):
+        place = state.lane.sums + block * (32 * VECTOR)
+        cute.autovec_copy(shared_vector(Float32, place), scores[None, block])
+
+
+@cute.jit
+def _scaled(state: State, quarter: cute.Tensor, scales: tuple) -> cute.Tensor:
+    """Turn products into logarithms of scores, in place, and return logarithms of probabilities times their values'
+    scales. A key whose scale is 0 is hidden."""
+    told = cute.make_rmem_tensor((4, OWN_BLOCKS), Float32)
+    for block in cutlass.range_constexpr(OWN_BLOCKS):
+        for i in cutlass.range_constexpr(2):
+            scale = scales[2 * block + i]
+            small = scale < 1.0  # it may be too small to be a normal number
+            log = cute.math.log2(Float32(select_(small, scale * 2.0**32, scale)), fastmath=True)
+            log = log - Float32(select_(small, Float32(32.0), Float32(0.0)))
+            none = Float32(select_(scale == 0.0, Float32(-Float32.inf), Float32(0.0)))
+            for row in cutlass.range_constexpr(2):
+                place = (2 * row + i, block)
+                quarter[place] = cute.math.fma(quarter[place], scale * state.scale_log2[row], none)
+                told[place] = quarter[place] + log
+    return told
+
+
+@cute.jit
+def _hide(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor, first_key: Int32) -> None:
+    """Set scores of keys that a row may not see to -inf; `first_key` is the tile's first."""
+    part = cute.arch.lane_idx() % QUAD
+    first = first_key + state.warp * geometry.first_of(OWN_BLOCKS)
+    for row in cutlass.range_constexpr(2):
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                key = first + geometry.first_of(block) + geometry.key_of(i, part)
+                seen = state.row_keys[row].holds(key)
+                score = quarter[2 * row + i, block]
+                quarter[2 * row + i, block] = Float32(select_(seen, score, Float32(-Float32.inf)))
+
+
+@cute.jit
+def _count(geometry: cutlass.Constexpr[FewRowsGeometry], state: State, quarter: cute.Tensor) -> None:
+    """Add the exponentials of some scores to the sums of rows. A lane has a sum of its own columns, and a reference of
+    its own: their maximum so far."""
+    for row in cutlass.range_constexpr(2):
+        highest = Float32(-Float32.inf)
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                highest = cute.arch.fmax(highest, quarter[2 * row + i, block])
+        factor = Float32(1.0)  # scores are logarithms already
+        if const_expr(not geometry.apart):
+            factor = state.scale_log2[row]
+        now = cute.arch.fmax(state.sum_reference[row], highest * factor)
+        total = state.row_sum[row] * cute.math.exp2(state.sum_reference[row] - now, fastmath=True)
+        for block in cutlass.range_constexpr(OWN_BLOCKS):
+            for i in cutlass.range_constexpr(2):
+                exponent = cute.math.fma(quarter[2 * row + i, block], factor, -now)
+                total = total + cute.math.exp2(exponent, fastmath=True)
+        state.row_sum[row] = total
+        state.sum_reference[row] = now
+
+
+@cute.jit
+def wipe(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, stage: Int32, viewers: Viewers, first_key: Int32
+) -> None:
+    """Zero this warp's values of keys that no row may see, and set their scales, if they lie there, to 1."""
+    if const_expr(geometry.apart):
+        _wipe_apart(stage, state.warp, viewers, first_key)
+    else:
+        _wipe_rows(stage, state.warp, viewers, first_key, geometry.row_bytes, geometry.scales_at)
+    cute.arch.fence_view_async_shared()  # copies will write there
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _wipe_rows(
+    stage: Int32, warp: Int32, viewers: Viewers, first_key: Int32, row_bytes: cutlass.Constexpr[int],
+    scales_at: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
+    lane = cute.arch.lane_idx()
+    zeros = cute.make_rmem_tensor(4, Int32)
+    zeros.fill(0)
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        key = start + lane
+        if not seen_by_any(viewers, first_key + key):
+            row = stage + key * row_bytes
+            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, row + warp * STRIP + vector * VECTOR))
+            _floats(row + scales_at + warp * 4)[0] = Float32(1.0)
+
+
+@cute.jit
+def _wipe_apart(stage: Int32, warp: Int32, viewers: Viewers, first_key: Int32) -> None:
+    lane = cute.arch.lane_idx()
+    zeros = cute.make_rmem_tensor(4, Int32)
+    zeros.fill(0)
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        key = start + lane
+        if not seen_by_any(viewers, first_key + key):
+            block = key // BLOCK * TEAM_WARPS + warp
+            line = stage + (block * BLOCK + key % BLOCK) * STRIP
+            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
+                cute.autovec_copy(zeros, shared_vector(Int32, line + vector * VECTOR))
+
+
+@cute.jit
+def probabilities_of(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None,
+    negative: Boolean, stage: Int32,
+) -> cute.Tensor:  # fmt: skip
+    """Probabilities times scales as first operands (4, steps of 16 keys); `scores` become their logarithms. negative:
+    whether one of this lane's scales is."""
+    highest = _refer(geometry, state, scores, logs)
+    beyond = Boolean(False)
+    for row in cutlass.range_constexpr(2):
+        limit = Float32(select_(state.reference[row] == NO_KEYS, Float32(NO_KEYS), Float32(BIAS + SLACK)))
+        beyond = beyond | (highest[row] > limit)
+    if cute.arch.vote_any_sync(beyond | negative):  # one branch: another would part exponentials from values
+        _move(state, highest)
+        _read_sums(state, scores)
+        _refer(geometry, state, scores, logs)
+        if const_expr(not geometry.apart):
+            if cute.arch.vote_any_sync(negative):
+                _turn(stage, state.warp, geometry.row_bytes, geometry.scales_at)
+    packed = cute.make_rmem_tensor((4, STEPS), Int32)
+    for row in cutlass.range_constexpr(2):
+        for block in cutlass.range_constexpr(BLOCKS):
+            values = [cute.math.exp2(scores[2 * row + i, block], fastmath=True) for i in range(2)]
+            packed[row + 2 * (block % 2), block // 2] = packed_words(values, cutlass.Float16)[0]
+    return packed
+
+
+@cute.jit
+def _refer(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, scores: cute.Tensor, logs: cute.Tensor | None
+) -> cute.Tensor:
+    """Turn scores into the exponents of probabilities times scales, relative to the rows' references; returns each
+    row's largest of this lane.
+
+    The logarithm of a scale is added last, to what is left of a score beside the reference: added to a score that is
+    not near 0, it would be rounded, for each strip differently. For the same reason exponents are not moved to another
+    reference, but made again."""
+    highest = cute.make_rmem_tensor(2, Float32)
+    highest.fill(-Float32.inf)
+    for row in cutlass.range_constexpr(2):
+        base = _base(state, row)
+        for column in cutlass.range_constexpr(COLUMNS):
+            place = (2 * row + column % 2, column // 2)
+            if const_expr(geometry.apart):
+                scores[place] = scores[place] - base
+            else:
+                exponent = cute.math.fma(scores[place], state.scale_log2[row], -base)
+                scores[place] = exponent + logs[column % 2, column // 2]
+            highest[row] = cute.arch.fmax(highest[row], scores[place])
+    return highest
+
+
+def _base(state: State, row: int) -> Float32:
+    """What exponents of a row refer to: its reference, or 0 before it has one."""
+    return Float32(select_(state.reference[row] == NO_KEYS, Float32(0.0), state.reference[row]))
+
+
+@cute.jit
+def _turn(
+    stage: Int32, warp: Int32, row_bytes: cutlass.Constexpr[int], scales_at: cutlass.Constexpr[int]
+) -> None:
+    """Turn the signs of this warp's values of keys whose scales are negative: probabilities know the logarithms of
+    these, not their signs."""
+    lane = cute.arch.lane_idx()
+    for start in cutlass.range(0, TILE_KV, 32, unroll=1):
+        row = stage + (start + lane) * row_bytes
+        if _floats(row + scales_at + warp * 4)[0].bitcast(Int32) < 0:
+            for vector in cutlass.range(STRIP // VECTOR, unroll=1):
+                place = shared_vector(Int32, row + warp * STRIP + vector * VECTOR)
+                words = cute.make_rmem_tensor(4, Int32)
+                cute.autovec_copy(place, words)
+                for i in cutlass.range_constexpr(4):
+                    words[i] = words[i] ^ SIGNS
+                cute.autovec_copy(words, place)
+    cute.arch.fence_view_async_shared()  # copies will write there
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _move(state: State, highest: cute.Tensor) -> None:
+    """Move references to the rows' maxima, and rescale what referred to others. `highest` [rows] are this lane's
+    largest exponents."""
+    for row in cutlass.range_constexpr(2):
+        now = cute.arch.fmax(state.reference[row], quad_max(highest[row]) + _base(state, row) - BIAS)
+        factor = cute.math.exp2(state.reference[row] - now, fastmath=True)
+        state.reference[row] = now
+        for block in cutlass.range_constexpr(STRIP // BLOCK):
+            for i in cutlass.range_constexpr(2):
+                state.output[2 * row + i, block] = state.output[2 * row + i, block] * factor
+
+
+@cute.jit
+def add_values(
+    geometry: cutlass.Constexpr[FewRowsGeometry], state: State, packed: cute.Tensor, stage: Int32
+) -> None:
+    """Add probabilities times values to the output."""
+    for step in cutlass.range_constexpr(STEPS):
+        weights = [packed[i, step] for i in range(4)]
+        words = cute.make_rmem_tensor((4, 4), Int32)
+        for key in cutlass.range_constexpr(4):
+            place = stage + state.lane.valued[key % 2] + geometry.latent_of(2 * step + key // 2)
+            cute.autovec_copy(shared_vector(Int32, place), words[None, key])
+        for word in cutlass.range_constexpr(4):
+            pairs = [_columns(words[word, 2 * i], words[word, 2 * i + 1]) for i in range(2)]
+            for column in cutlass.range_constexpr(4):
+                block = 4 * word + column
+                mma_16x8x16(cutlass.Float16, state.output[None, block], weights, pairs[0][column], pairs[1][column])
+
+
+def _columns(one: Int32, other: Int32) -> list[Int32]:
+    """Pair up four columns of two keys: for each column both keys' numbers as f16."""
+    pairs = []
+    for selector in (0x5140, 0x7362):
+        pairs += widened(Int32(cute.arch.prmt(one, other, Int32(selector))))
+    return pairs
+
+
+def widened(word: Int32) -> tuple[Int32, Int32]:
+    """Four e4m3 numbers as f16."""
+    numbers = Vector.from_elements((word,), Int32).bitcast(cutlass.Float8E4M3FN)
+    low, high = numbers.to(cutlass.Float16).bitcast(Int32).to_elements()
+    return low, high
+
+
+def _words(count: int, address: Int32) -> cute.Tensor:
+    pointer = cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=4 * count)
+    return cute.make_tensor(pointer, cute.make_layout(count))
+
+
+def _floats(address: Int32) -> cute.Tensor:
+    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.smem, assumed_align=4)
+    return cute.make_tensor(pointer, cute.make_layout(1))

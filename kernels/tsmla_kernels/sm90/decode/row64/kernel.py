@@ -1,0 +1,141 @@
+"""The Hopper decode of up to 64 query rows a CTA: the kernel.
+
+Each worker of the plan is one CTA, which walks its segments (`parts/decode_work.py`): 64 query rows against a range of
+KV tiles. Two warpgroups attend, two warps load by TMA, one deals, one wipes what lies beyond the visible keys; what
+else rows of a format need, helping warpgroups do (`keys/`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Float32, const_expr
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from tsmla.plan import Deal
+
+from ....limits import TILE_ALIGNMENT, WARPGROUP
+from ....parts.decode_line import Terms
+from ....parts.pipeline import Barriers
+from ....parts.precision import Probabilities, numeric
+from ....parts.query import Query
+from ....parts.visible import Visibility, hides
+from ..results import Results
+from ..work.deal import deal
+from .attend import Attending, attend
+from .geometry import LOAD_WARPS, PAIR, DecodeGeometry
+from .keys.stream import Keys
+from .keys.streams import stream_of
+from .load import Loading, load
+from .schedule import CLEAN_WARP, DEAL_WARP, DecodeSchedule
+from .storage import shared_of
+
+
+class Products(NamedTuple):
+    """The products of a tile: of queries and keys; of their rope pieces, where these have a dtype of their own; and of
+    probabilities and values."""
+
+    qk: cute.TiledMma
+    rope: cute.TiledMma | None
+    pv: cute.TiledMma
+
+
+class Row64Kernel:
+    """The kernel of one form of a Hopper decode (`forms`) whose CTAs have up to 64 query rows."""
+
+    def __init__(self, geometry: DecodeGeometry, dealing: Deal):
+        self.geometry = geometry
+        self.schedule = DecodeSchedule.of(geometry)
+        self.stream = stream_of(geometry)
+        self.dealing = dealing
+        self.probabilities = Probabilities.of(geometry.row.piece("latent").dtype)
+
+    @cute.jit
+    def launch(self, varying: cutlass.Constexpr[bool], told: tuple, given):
+        """Launch attention, for requests that vary in query tokens or for all others. told: the kernel's arguments."""
+        geometry = self.geometry
+        self.kernel(varying, *told).launch(
+            grid=(given.parts, 1, 1),
+            block=(self.schedule.threads, 1, 1),
+            cluster=(geometry.ctas, 1, 1) if geometry.ctas > 1 else None,
+            smem=geometry.shared_bytes,
+            stream=given.stream,
+            min_blocks_per_mp=1,
+            use_pdl=given.pdl,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        varying: cutlass.Constexpr[bool],
+        query: Query,
+        keys: Keys,
+        view: Visibility,
+        terms: Terms,
+        results: Results,
+        softmax_scale: Float32,
+        products: Products,
+    ):
+        geometry, schedule, heads = self.geometry, self.schedule, terms.heads
+        paired = const_expr(geometry.ctas == PAIR)
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == LOAD_WARPS[0]:
+            for copied in (query.latent, query.rope, *(copies.tile for copies in keys.copies)):
+                cpasync.prefetch_descriptor(copied.atom)
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
+        barriers = Barriers(schedule.edges, base)
+        shared = shared_of(schedule, base, barriers)
+        if warp == 0:
+            with cute.arch.elect_one():
+                barriers.init()
+            cute.arch.mbarrier_init_fence()
+        if const_expr(paired):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+        cute.arch.griddepcontrol_wait()
+
+        if warp < WARPGROUP // 32:
+            cute.arch.setmaxregister_decrease(schedule.load_registers)
+            if warp == DEAL_WARP:
+                deal(self.dealing, shared.dealt, view, terms, results.partials, varying, not paired)
+            elif warp == CLEAN_WARP:
+                self.stream.clean(keys, shared, view, heads)
+            elif const_expr(not paired) or warp == LOAD_WARPS[-1]:
+                boxes, tiles = self.stream.boxes(keys, shared), self.stream.tiles(keys, shared)
+                for loader in cutlass.range_constexpr(len(LOAD_WARPS)):
+                    if warp == LOAD_WARPS[loader]:
+                        loading = Loading(query, boxes, tiles, keys.source, heads, hides(view), varying, loader)
+                        load(loading, shared, geometry)
+                # The combine's CTAs may come now. Earlier, all would go where CTAs without work leave: to few SMs.
+                cute.arch.griddepcontrol_launch_dependents()
+        elif warp >= 3 * WARPGROUP // 32:
+            if const_expr(schedule.helpers > 0):
+                cute.arch.setmaxregister_decrease(schedule.helper_registers)
+                self.stream.help(keys, shared, view, heads)
+        else:
+            cute.arch.setmaxregister_increase(schedule.attend_registers)
+            attending = Attending(products, view, heads, results, softmax_scale, keys.scales)
+            attend(geometry, self.probabilities, shared, attending)
+        if const_expr(paired):  # the other CTA may still tell this one that it has left a stage
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+
+    def products(self) -> Products:
+        """Make, on the host, the products: scores = Q K^T with both in shared memory, one more for rope pieces where
+        they have a dtype of their own; output += P V with P in registers."""
+        geometry = self.geometry
+        k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
+        v_major = k_major if geometry.transposes else mn_major
+        one = (1, 1, 1)
+        qk, rope = (
+            hopper.make_trivial_tiled_mma(dtype, dtype, k_major, k_major, Float32, one, (64, geometry.tile_kv))
+            for dtype in (numeric(geometry.strip_dtypes[strip]) for strip in (0, -1))
+        )
+        operands = map(numeric, self.probabilities.operands)
+        pv = hopper.make_trivial_tiled_mma(
+            *operands, k_major, v_major, Float32, one, (64, geometry.value_columns), warpgroup.OperandSource.RMEM
+        )
+        return Products(qk, rope if geometry.scaled else None, pv)

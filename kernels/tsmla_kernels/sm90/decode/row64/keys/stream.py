@@ -1,0 +1,108 @@
+"""A stream of keys: how rows come from the cache to shared memory as they are multiplied.
+
+`KeyStream` is that of rows which are multiplied as they are stored, in 16 bits. Each other kind of rows has a stream of
+its own, which says what differs: the tensor maps, which places they fill, and what helping warps do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+from .....parts.division import Divisor
+from .....parts.key_source import BOX_KEYS, KeySource
+from .....parts.paged import boxes_view, partition
+from .....parts.query import Map
+from .....parts.row_scales import RowScales
+from .....parts.visible import Visibility
+from ..clean import clean
+from ..geometry import PATTERN_COLUMNS, DecodeGeometry
+from ..storage import Shared, box_layout, box_shape, layouts_of, stages_layout
+
+
+class Copies(NamedTuple):
+    """Tensor maps of one piece of the rows: for boxes of BOX_KEYS keys, which every page has, and for whole tiles."""
+
+    box: Map
+    tile: Map
+
+
+class Keys(NamedTuple):
+    """A call's keys as a kernel is told of them: tensor maps of latent pieces, of rope pieces and of scales that lie in
+    rows, if any do; where the keys lie; scales that lie apart; and the cache itself, where warps read it."""
+
+    latent: Copies
+    rope: Copies
+    scales_in_rows: Copies | None
+    source: KeySource
+    scales: RowScales | None
+    cache: cute.Tensor | None
+
+    @property
+    def copies(self) -> tuple[Copies, ...]:
+        pieces = (self.latent, self.rope)
+        return pieces if self.scales_in_rows is None else (*pieces, self.scales_in_rows)
+
+
+class KeyStream:
+    """The stream of 16-bit rows."""
+
+    def __init__(self, geometry: DecodeGeometry):
+        self.geometry = geometry
+
+    def keys(self, given, source: KeySource) -> Keys:
+        """Make the tensor maps, on the host. given: what the call's table lists, by name."""
+        rows = boxes_view(given.kv_cache, 0, PATTERN_COLUMNS, self.geometry.d_qk // PATTERN_COLUMNS)
+        return Keys(self._copies(rows, 0), self._copies(rows, -1), None, source, None, None)
+
+    def _copies(self, rows: cute.Tensor, strip: int) -> Copies:
+        """Tensor maps for a strip's columns of `rows`, a view of the cache."""
+        layouts, columns = layouts_of(self.geometry), self.geometry.strips[strip]
+        return Copies(
+            *(
+                Map(
+                    *cpasync.make_tiled_tma_atom(
+                        cpasync.CopyBulkTensorTileG2SOp(),
+                        rows,
+                        cute.make_composed_layout(layouts.swizzles[strip], 0, box_layout(columns, keys)),
+                        box_shape(columns, keys),
+                    )
+                )
+                for keys in (BOX_KEYS, self.geometry.tile_kv)
+            )
+        )
+
+    def boxes(self, keys: Keys, shared: Shared) -> tuple:
+        """Partition every strip for copies of BOX_KEYS keys: (copy atom, boxes by place in the page and page, shared
+        boxes by place in the tile and stage)."""
+        return self._partitioned([copies.box for copies in keys.copies], BOX_KEYS, shared)
+
+    def tiles(self, keys: Keys, shared: Shared) -> tuple:
+        """Partition every strip for copies of whole tiles, as `boxes` does."""
+        return self._partitioned([copies.tile for copies in keys.copies], self.geometry.tile_kv, shared)
+
+    def _partitioned(self, maps: list[Map], rows: int, shared: Shared) -> tuple:
+        sources = [maps[0]] * self.geometry.latent_strips + [maps[1]]
+        return tuple(
+            self._partition_strip(source, strip, rows, place)
+            for strip, (source, place) in enumerate(zip(sources, shared.kv_strips, strict=True))
+        )
+
+    def _partition_strip(self, source: Map, strip: int, rows: int, place: cute.Pointer) -> tuple:
+        geometry = self.geometry
+        columns = geometry.strips[strip]
+        boxes = cute.local_tile(source.view, box_shape(columns, rows), (0, 0, self._first_box(strip), None, None))
+        return partition(source.atom, boxes, cute.make_tensor(place, stages_layout(geometry, columns, rows)))
+
+    def _first_box(self, strip: int) -> int:
+        """Which of a row's boxes of a strip's size is the strip, in the view that it is copied from."""
+        return self.geometry.first_columns[strip] // self.geometry.strips[strip]
+
+    def clean(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
+        """The role of the warp that cleans."""
+
+        clean(shared, self.geometry, view, heads)
+
+    def help(self, keys: Keys, shared: Shared, view: Visibility, heads: Divisor) -> None:
+        """The role of the warpgroups behind those that attend, if there are any."""

@@ -1,0 +1,21 @@
+"""Which stream of keys a kernel of the Hopper decode has."""
+
+from __future__ import annotations
+
+from ..geometry import PAIR, DecodeGeometry
+from .converted import ConvertedStream
+from .paired import PairedStream
+from .scaled import ScaledStream
+from .stream import KeyStream
+from .transposed import TransposedStream
+
+
+def stream_of(geometry: DecodeGeometry) -> KeyStream:
+    """The stream of keys that a kernel of these sizes has."""
+    if geometry.ctas == PAIR:
+        return PairedStream(geometry)
+    if geometry.converts:
+        return ConvertedStream(geometry)
+    if geometry.scaled:
+        return ScaledStream(geometry)
+    return TransposedStream(geometry) if geometry.transposes else KeyStream(geometry)

@@ -1,0 +1,169 @@
+"""Who does what in the Hopper decode: roles, edges between them, register budgets, named barriers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ....limits import WARPGROUP, registers_at_launch
+from ....parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Either, Party, Role, Warps
+from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
+from .geometry import CONVERTERS, LOAD_WARPS, DecodeGeometry
+
+CLEAN_WARP = 1
+DEAL_WARP = 2
+ROW_BARRIER = 1
+"""First of four named barriers: the two warps, one of each attending warpgroup, that hold the same 16 rows."""
+CONVERT_BARRIER = 5
+"""First of the named barriers of the converting warpgroups."""
+WARPS = WARPGROUP // 32
+"""Warps of a warpgroup."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeSchedule:
+    """Who does what in the Hopper decode; warps of warpgroups 0 to 4:
+
+    | rows | 0: warps 0, 3 | 0: warp 1 | 0: warp 2 | 1, 2 | 3 | 4 |
+    |---|---|---|---|---|---|---|
+    | 16 bits | load | clean | deal | attend | none | none |
+    | 8 bits | load | clean; bring keys' scales, if any | deal | attend | transpose values | none |
+    | converted | load | nothing | deal | attend | convert, clean | convert, clean |
+    | converted, CTAs in pairs | 3: load query, rope pieces | nothing | deal | attend | load, convert, clean | none |"""
+
+    geometry: DecodeGeometry
+    load_registers: int
+    attend_registers: int
+    helper_registers: int
+    helpers: int
+
+    @classmethod
+    def of(cls, geometry: DecodeGeometry) -> DecodeSchedule:
+        if geometry.transposes:
+            schedule = cls(geometry, 32, 224, 32, 1)
+        elif geometry.ctas > 1:
+            schedule = cls(geometry, 32, 192, 96, 1)
+        elif geometry.converts:
+            schedule = cls(geometry, 32, 192, 32, CONVERTERS)
+        else:
+            schedule = cls(geometry, 40, 232, 0, 0)
+        schedule.check()
+        return schedule
+
+    @property
+    def threads(self) -> int:
+        return (3 + self.helpers) * WARPGROUP
+
+    @property
+    def load(self) -> Role:
+        warps = [warp for loader, warp in enumerate(LOAD_WARPS) if self.geometry.loaded_strips(loader)]
+        return Role("load", tuple(warps), self.load_registers)
+
+    @property
+    def clean(self) -> Role:
+        return Role("clean", (CLEAN_WARP,), self.load_registers)
+
+    @property
+    def deal(self) -> Role:
+        return Role("deal", (DEAL_WARP,), self.load_registers)
+
+    @property
+    def attend(self) -> Role:
+        return Role("attend", tuple(range(WARPS, 3 * WARPS)), self.attend_registers)
+
+    @property
+    def transpose(self) -> Role:
+        return Role("transpose_values", self._helpers, self.helper_registers)
+
+    @property
+    def convert(self) -> Role:
+        return Role("convert" if self.geometry.ctas == 1 else "convert_for_both", self._helpers, self.helper_registers)
+
+    @property
+    def _helpers(self) -> tuple[int, ...]:
+        return tuple(range(3 * WARPS, self.threads // 32))
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        if self.geometry.converts:
+            return (self.load, self.deal, self.attend, self.convert)
+        transpose = (self.transpose,) if self.geometry.transposes else ()
+        return (self.load, self.clean, self.deal, self.attend, *transpose)
+
+    @property
+    def edges(self) -> EdgeTable:
+        """Edges of the Hopper decode. `kv...` are the cache's strips, the rope columns with the last. Copies of a
+        border tile, at an end of the visible keys, complete on `landed` instead, all strips on one barrier; `clean`
+        wipes what no row may see, and then fills the stages of the strips. `landed` has as many stages as a loading
+        warp may be ahead of the other.
+
+        Where rows are converted, there is no `landed`: `convert` makes zeros of what no row may see, and fills
+        `ready...`, the converted strips, which lie where those of `kv...` do and are emptied with them. In pairs of
+        CTAs, `convert_for_both` loads, too, and fills `kv...` themselves; each of its warps also announces as many
+        bytes of the other CTA's, and both CTAs empty a stage.
+
+        `referenced` and `exchanged` have a stage for each two warps, one of either attending warpgroup, that hold the
+        same rows. The one that scores a tile tells its references, and then hands over its probabilities. The other has
+        read them when it tells those of the next tile. `dealt` are tasks. `scales` are what scores and sums need of the
+        scales of a tile's keys."""
+        geometry = self.geometry
+        scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
+        scorer_of_rows = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
+        each_strip = Copies(self.load, geometry.latent_strips, "each latent strip")
+        emptied_by = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
+        if geometry.ctas > 1:
+            emptied_by = (*emptied_by, Warps(self.attend, 2, "its counterpart in the other CTA"))
+        if geometry.transposes:
+            emptied_by = (Warps(self.transpose), scorer)
+        told = tuple(Warps(role) for role in self.roles if role != self.deal)
+        loaders = len(self.load.warps)
+        loader = Warps(self.load, loaders, "the warp that loads the query" if loaders > 1 else "")
+        edges = [EdgeSpec("q", (Either(Copies(self.load), loader),), (Warps(self.attend),), 1, geometry.q_bytes)]
+        converters = (self.convert,) if self.ready_names else ()
+        for strip, (name, size) in enumerate(zip(self.kv_names, geometry.edge_bytes, strict=True)):
+            filled_by: tuple[Party, ...] = (Copies(self.load),) if geometry.copied_with(strip) else ()
+            if geometry.ctas > 1:
+                filled_by = (Warps(self.convert), *filled_by)
+            elif not geometry.converts:
+                filled_by = (Either(Copies(self.load), Warps(self.clean)),)
+            edges.append(EdgeSpec(name, filled_by, emptied_by, geometry.stages, size, read_by=converters))
+        for name, size in zip(self.ready_names, geometry.ready_bytes, strict=False):
+            filled_by = (Warps(self.convert, CONVERTERS, "the warpgroup that converts the strip"),)
+            edges.append(EdgeSpec(name, filled_by, NOBODY, geometry.stages, size, read_by=(self.attend,)))
+        tile_bytes, references, probabilities = (
+            sum(geometry.edge_bytes), geometry.tile_q * 4 // WARPS, geometry.probabilities_bytes // WARPS
+        )  # fmt: skip
+        if not geometry.converts:
+            edges.append(EdgeSpec("landed", (each_strip,), NOBODY, geometry.stages, tile_bytes, read_by=(self.clean,)))
+        edges += [
+            EdgeSpec("referenced", scorer_of_rows, NOBODY, WARPS, references, read_by=(self.attend,)),
+            EdgeSpec("exchanged", scorer_of_rows, NOBODY, WARPS, probabilities, read_by=(self.attend,)),
+            EdgeSpec("dealt", (Warps(self.deal),), told, TASK_RING, TASK_WORDS * 4),
+        ]
+        if geometry.scaled:
+            told, size = (Warps(self.clean),), geometry.folded_bytes
+            edges.append(EdgeSpec("scales", told, (scorer,), geometry.scale_stages, size))
+        for name in self.values_names:
+            holder = (Warps(self.attend, 2, "the warpgroup whose half it is"),)
+            edges.append(EdgeSpec(name, (Warps(self.transpose),), holder, geometry.value_stages, geometry.values_bytes))
+        return EdgeTable(tuple(edges), DEALT_AT)
+
+    @property
+    def kv_names(self) -> tuple[str, ...]:
+        """Names of the strips' edges."""
+        return tuple(f"kv{strip}" for strip in range(self.geometry.latent_strips))
+
+    @property
+    def ready_names(self) -> tuple[str, ...]:
+        """Names of the converted strips' edges, where strips are converted in place."""
+        in_place = self.geometry.converts and self.geometry.ctas == 1
+        return tuple(f"ready{strip}" for strip in range(self.geometry.latent_strips)) if in_place else ()
+
+    @property
+    def values_names(self) -> tuple[str, ...]:
+        """Names of the edges of the two halves of the transposed values."""
+        return ("values0", "values1") if self.geometry.transposes else ()
+
+    def check(self) -> None:
+        total = WARPGROUP * (self.load_registers + 2 * self.attend_registers + self.helpers * self.helper_registers)
+        assert total <= self.threads * registers_at_launch(self.threads), f"{total} registers: {self}"
+        assert self.geometry.accumulator_registers + 16 <= self.attend_registers, self

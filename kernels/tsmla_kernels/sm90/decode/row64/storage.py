@@ -1,0 +1,246 @@
+"""What lies where in a CTA's shared memory of the Hopper decode, and who waits for whom there."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+
+from ....limits import WARPGROUP
+from ....parts.hopper.storage import BARRIER_BYTES
+from ....parts.pipeline import Barriers, Signals, TmaEdge, WarpEdge
+from ....parts.precision import numeric
+from ..work.ring import DEALT_AT, TASK_RING, TASK_WORDS
+from ..work.task import Dealt
+from .geometry import (
+    ANCHORS_AT,
+    CONVERTERS,
+    GROUP_ROWS,
+    OUTPUTS,
+    PATTERN_COLUMNS,
+    REFERENCES_AT,
+    DecodeGeometry,
+)
+from .pair_edge import PairEdge
+from .schedule import DecodeSchedule
+
+
+class Layouts(NamedTuple):
+    """Layouts in shared memory, one for each strip of a cache row where they are tuples. `values`: of one value MMA.
+    `vectors`: (4 words, 8 rows, vectors in a row of a pattern, patterns, groups of rows, stages)."""
+
+    dtypes: tuple
+    swizzles: tuple
+    q_strips: tuple
+    keys: tuple
+    values: cute.Layout
+    vectors: tuple
+
+
+class Shared(NamedTuple):
+    """What the roles see of a CTA's shared memory:
+
+    - q: the query's tile for TMA, a view for each piece. q_words: the same as words. q_strips: its strips for products.
+    - k_strips, values: keys and values for products.
+    - kv_strips: strips of keys for TMA. stored_strips, stored_scales: of rows that are converted, latent strips and
+      scales as they are stored, for TMA.
+    - loaded, transposed: addresses of strips and of transposed values. vectors: strips as 16-byte vectors.
+    - exchange: probabilities that the attending warpgroups hand each other. staging: address where they stage results.
+    - references, row_sums: of rows, exchanged by these warpgroups. row_keys: which keys their rows see.
+    - folded: what is told of keys' scales, or None: for each word [2 keys, pairs of keys, stages]; the two words that
+      scores need lie together in 16 bytes. anchors: of tasks.
+    - q_edge to scales_edge: the edges (`DecodeSchedule.edges`). `ready_edges` are `kv_edges` where nothing is converted
+      in place, `v_edges` are where values are not transposed.
+    - dealt: the ring of tasks."""
+
+    q: tuple
+    q_words: cute.Pointer
+    q_strips: tuple
+    k_strips: tuple
+    values: tuple
+    kv_strips: tuple
+    stored_strips: tuple
+    stored_scales: tuple
+    loaded: tuple
+    transposed: tuple
+    vectors: tuple
+    exchange: cute.Tensor
+    staging: Int32
+    references: cute.Tensor
+    row_sums: cute.Tensor
+    row_keys: cute.Tensor
+    folded: tuple | None
+    anchors: cute.Tensor
+    q_edge: TmaEdge
+    kv_edges: tuple
+    ready_edges: tuple
+    v_edges: tuple
+    landed: Signals | None
+    referenced: Signals
+    exchanged: Signals
+    scales_edge: WarpEdge | None
+    dealt: Dealt
+
+
+def layouts_of(geometry: DecodeGeometry) -> Layouts:
+    """Swizzled patterns of 8 rows and 64 columns, of each strip's dtype. A strip of the cache tile lies in groups of 8
+    rows, each all of its patterns, so that 16 rows of a page are one box whatever the page size, and descriptor strides
+    are constant over the tile. Transposed values are rows of keys, stage by stage."""
+    kinds = warpgroup.SmemLayoutAtomKind
+    kind_of = {1: kinds.K_SW64, 2: kinds.K_SW128}
+    dtypes = tuple(numeric(dtype) for dtype in geometry.strip_dtypes)
+    atoms = [warpgroup.make_smem_layout_atom(kind_of[dtype.width // 8], dtype) for dtype in dtypes]
+    pattern = GROUP_ROWS * PATTERN_COLUMNS
+    groups = geometry.tile_kv // GROUP_ROWS
+    keys, vectors, q_strips = [], [], []
+    for columns, dtype in zip(geometry.strips, dtypes, strict=True):
+        line = PATTERN_COLUMNS * dtype.width // 8 // 16
+        chunks, stage = columns // PATTERN_COLUMNS, geometry.tile_kv * columns
+        rows, row_strides = (GROUP_ROWS, groups), (PATTERN_COLUMNS, chunks * pattern)
+        keys.append(
+            cute.make_layout(
+                (rows, (PATTERN_COLUMNS, chunks), geometry.stages), stride=(row_strides, (1, pattern), stage)
+            )
+        )
+        vectors.append(
+            cute.make_layout(
+                (4, GROUP_ROWS, line, chunks, groups, geometry.stages),
+                stride=(1, 4 * line, 4, 32 * line, 32 * line * chunks, 4 * line * chunks * geometry.tile_kv),
+            )
+        )
+        q_strips.append(
+            cute.make_layout(
+                ((GROUP_ROWS, geometry.tile_q // GROUP_ROWS), (PATTERN_COLUMNS, chunks)),
+                stride=((PATTERN_COLUMNS, pattern), (1, geometry.tile_q * PATTERN_COLUMNS)),
+            )
+        )
+    d_value = geometry.value_columns
+    if geometry.transposes:
+        values = cute.make_layout(
+            (d_value, geometry.tile_kv, geometry.value_stages), stride=(geometry.tile_kv, 1, geometry.values_bytes)
+        )
+    else:
+        values = cute.make_layout(
+            ((PATTERN_COLUMNS, d_value // PATTERN_COLUMNS), (GROUP_ROWS, groups), geometry.stages),
+            stride=((1, pattern), (PATTERN_COLUMNS, d_value // PATTERN_COLUMNS * pattern), geometry.tile_kv * d_value),
+        )
+    return Layouts(
+        dtypes=dtypes,
+        swizzles=tuple(atom.inner for atom in atoms),
+        q_strips=tuple(q_strips),
+        keys=tuple(keys),
+        values=values,
+        vectors=tuple(vectors),
+    )
+
+
+def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) -> Shared:
+    """Carve up shared memory from `base` on: barriers and row sums, Q, both rings, the exchange of probabilities."""
+    geometry = schedule.geometry
+    layouts = layouts_of(geometry)
+    latent, rope = range(geometry.latent_strips), geometry.latent_strips
+
+    def swizzled(offset, layout, strip):
+        pointer = cute.recast_ptr(base + offset, layouts.swizzles[strip], layouts.dtypes[strip])
+        return cute.make_tensor(pointer, layout)
+
+    def plain(offset, layout, element):
+        return cute.make_tensor(cute.recast_ptr(base + offset, dtype=element), layout)
+
+    def each(places, shapes, strips):
+        return tuple(swizzled(*place) for place in zip(places, shapes, strips, strict=True))
+
+    tile = geometry.query_tile
+    q_strips = [BARRIER_BYTES + sum(geometry.strip_bytes[:i]) * tile.rows // geometry.tile_kv for i in (*latent, rope)]
+    *strips, transposed = itertools.accumulate(
+        (geometry.stages * size for size in geometry.strip_bytes), initial=BARRIER_BYTES + geometry.q_bytes
+    )
+    halves = [transposed + half * geometry.value_stages * geometry.values_bytes for half in range(3)]
+    exchange = halves.pop()
+    values = strips[: geometry.latent_strips]
+    if geometry.transposes:
+        output_bytes = geometry.value_columns * geometry.tile_kv
+        values = [half + i * output_bytes for half in halves for i in range(OUTPUTS)]
+    row_sums = exchange + geometry.exchanged_bytes
+    row_keys = row_sums + geometry.tile_q * 4 * 4
+    folded, stages, words = exchange + geometry.exchange_bytes, geometry.scale_stages, geometry.folded_bytes // 4
+    vectors = geometry.probabilities_bytes // WARPGROUP // 16
+    tasks = plain(DEALT_AT, cute.make_layout((TASK_WORDS, TASK_RING)), Int32)
+    kv_edge = TmaEdge if geometry.ctas == 1 else PairEdge
+    kv_edges = tuple(barriers.edge(name, kv_edge) for name in schedule.kv_names)
+    stored_dtype = numeric(geometry.stored.piece("latent").dtype)
+    assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4
+    assert ANCHORS_AT + TASK_RING * 4 <= BARRIER_BYTES
+    return Shared(
+        q=(
+            swizzled(BARRIER_BYTES, tile.layout("latent"), 0),
+            swizzled(BARRIER_BYTES + tile.rope_offset, tile.layout("rope"), rope),
+        ),
+        q_words=cute.recast_ptr(base + BARRIER_BYTES, dtype=Int32),
+        q_strips=each(q_strips, layouts.q_strips, (*latent, rope)),
+        k_strips=each(strips, layouts.keys, (*latent, rope)),
+        values=each(values, [layouts.values] * len(values), [0] * len(values)),
+        kv_strips=tuple(
+            cute.recast_ptr(base + at, swizzle, dtype)
+            for at, swizzle, dtype in zip(strips, layouts.swizzles, layouts.dtypes, strict=True)
+        ),
+        stored_strips=tuple(
+            cute.recast_ptr(base + at + geometry.stored_at, layouts.swizzles[0], stored_dtype)
+            for at in strips[: geometry.latent_strips]
+        )
+        if geometry.converts
+        else (),
+        stored_scales=tuple(cute.recast_ptr(base + at, dtype=stored_dtype) for at in strips[:CONVERTERS])
+        if geometry.converts
+        else (),
+        loaded=tuple((base + at).toint() for at in strips),
+        transposed=tuple((base + at).toint() for at in halves),
+        vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
+        exchange=plain(
+            exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
+        ),
+        staging=(base + exchange).toint(),
+        references=plain(REFERENCES_AT, cute.make_layout(geometry.tile_q), Float32),
+        row_sums=plain(row_sums, cute.make_layout((geometry.tile_q, 2, 2)), Float32),
+        row_keys=plain(row_keys, cute.make_layout((2, geometry.tile_q, 2)), Int32),
+        folded=tuple(
+            plain(
+                folded + at * 4, cute.make_layout((2, geometry.tile_kv // 2, stages), stride=(1, apart, words)), Float32
+            )
+            for at, apart in ((0, 4), (2, 4), (2 * geometry.tile_kv, 2))
+        )
+        if geometry.scaled
+        else None,
+        anchors=plain(ANCHORS_AT, cute.make_layout(TASK_RING), Float32),
+        q_edge=barriers.edge("q", TmaEdge),
+        kv_edges=kv_edges,
+        ready_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
+        v_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
+        landed=None if geometry.converts else barriers.edge("landed", Signals),
+        referenced=barriers.edge("referenced", Signals),
+        exchanged=barriers.edge("exchanged", Signals),
+        scales_edge=barriers.edge("scales", WarpEdge) if geometry.scaled else None,
+        dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
+    )
+
+
+def box_shape(columns: int, rows: int) -> tuple[int, ...]:
+    """Shape of a bulk copy of `rows` keys and `columns` columns, in `boxes_view`."""
+    return PATTERN_COLUMNS, GROUP_ROWS, columns // PATTERN_COLUMNS, rows // GROUP_ROWS, 1
+
+
+def box_layout(columns: int, rows: int) -> cute.Layout:
+    pattern = GROUP_ROWS * PATTERN_COLUMNS
+    return cute.make_layout(box_shape(columns, rows), stride=(1, PATTERN_COLUMNS, pattern, columns * GROUP_ROWS, 0))
+
+
+def stages_layout(geometry: DecodeGeometry, columns: int, rows: int) -> cute.Layout:
+    """Boxes of a strip of the cache tile: (box, boxes in a tile, stages)."""
+    box = box_layout(columns, rows)
+    return cute.make_layout(
+        (*box.shape, geometry.tile_kv // rows, geometry.stages),
+        stride=(*box.stride, rows * columns, geometry.tile_kv * columns),
+    )

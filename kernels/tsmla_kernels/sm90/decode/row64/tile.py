@@ -1,0 +1,336 @@
+"""The steps of a tile in the role `attend` of the Hopper decode: scores, probabilities, what the two warpgroups hand
+each other, and the value product. `attend.py` says in which order, and why."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import select_
+
+from ....parts.alignment import aligned
+from ....parts.hopper import mma
+from ....parts.hopper.fragment import QUAD, as_operand_a, rows_columns
+from ....parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
+from ....parts.hopper.softmax import scale_rows
+from ....parts.precision import Probabilities
+from ....parts.ptx import mul_rn
+from ....parts.visible import VisibleKeys
+from .geometry import DecodeGeometry
+from .storage import Shared
+
+
+class Scaling(NamedTuple):
+    """What attending needs besides where rows have scales (`row_scales`); scores are then exponents as soon as their
+    product is done, so that `scale_log2` is 1.
+
+    factors: what a query row's products with stored keys are multiplied by, but for the keys' scales. totals: the sums
+    of rows, as `row_sum` adds up shares of the output. exponentials: of the own tile, until they are counted. rope_op:
+    the operation that multiplies rope pieces."""
+
+    factors: cute.Tensor
+    totals: cute.Tensor
+    exponentials: cute.Tensor
+    rope_op: object
+
+
+class DecodeState(NamedTuple):
+    """What a step needs besides the tile number: operands, running state, positions.
+
+    `warp` counts within the warpgroup and is known to be the same for all lanes: addresses that depend on `thread`
+    would make loops that wait on them divergent, and operands of products in these be moved to uniform registers one by
+    one."""
+
+    qk_op: object
+    pv_op: object
+    q: tuple
+    k: tuple
+    v: tuple
+    scores_shape: tuple
+    coordinates: cute.Tensor
+    own: cute.Tensor
+    received: cute.Tensor
+    outputs: tuple
+    reference: cute.Tensor
+    row_sum: cute.Tensor
+    next_sum: cute.Tensor
+    rescale: cute.Tensor
+    rescale_received: cute.Tensor
+    row_keys: cute.Tensor
+    all_keys: VisibleKeys
+    shared: Shared
+    thread: Int32
+    quad_lane: Int32
+    warp: Int32
+    first_count: Int32
+    first_tile: Int32
+    scale_log2: Float32
+    scaling: Scaling | None
+    geometry: DecodeGeometry
+    probabilities: Probabilities
+
+
+@cute.jit
+def start_scores(state: DecodeState, index: Int32) -> cute.Tensor:
+    """Start the score product of a tile, each strip as soon as it is there."""
+    count = state.first_count + index
+    scores = cute.make_rmem_tensor(state.scores_shape, Float32)
+    last = len(state.shared.ready_edges) - 1
+    for strip in cutlass.range_constexpr(len(state.k)):
+        edge = state.shared.ready_edges[min(strip, last)]
+        if const_expr(strip <= last):
+            edge.wait_full(count)
+        op = state.qk_op
+        if const_expr(state.scaling is not None and strip > last):
+            op = state.scaling.rope_op
+        mma.issue(op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
+    return scores
+
+
+@cute.jit
+def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr):
+    """Wait for tile `index`'s scores; where values are transposed, release its keys; hide what rows may not see. On a
+    segment's first tile (with `follows`, the one after it) also set the references, which `make_probabilities` needs.
+    """
+    if const_expr(state.scaling is not None):
+        scales = _scales(state, index)  # while the product is on its way
+    warpgroup.wait_group(0)
+    if const_expr(state.geometry.transposes):
+        for edge in state.shared.kv_edges:
+            edge.release(state.first_count + index)
+    if const_expr(state.scaling is not None):
+        _scale(state, scores, scales)
+    first_key = (state.first_tile + index) * state.geometry.tile_kv
+    is_border = state.all_keys.lacks(first_key, state.geometry.tile_kv)
+    is_first = Boolean(False)
+    if const_expr(_supposes(state)):
+        is_first = index == (1 if const_expr(follows) else 0)
+    if is_border or is_first:
+        if is_border:
+            _hide(state, scores, first_key)
+        if is_first:
+            if const_expr(follows):
+                follow(state, await_references(state, index - 1))
+            else:
+                _move(state, scores)
+
+
+@cute.jit
+def _scales(state: DecodeState, index: Int32) -> cute.Tensor:
+    """Read the scales of tile `index`: (scales of two keys and their logarithms, column pairs that this lane has)."""
+    edge, pairs = state.shared.scales_edge, state.shared.folded[0]
+    edge.wait_full(state.first_count + index)
+    scales = cute.make_rmem_tensor((4, cute.size(pairs, mode=[1]) // QUAD), Float32)
+    for pair in cutlass.range_constexpr(cute.size(scales, mode=[1])):
+        place = pairs[None, state.quad_lane + QUAD * pair, edge.stage(state.first_count + index)].iterator
+        cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales[None, pair])
+    return scales
+
+
+@cute.jit
+def _scale(state: DecodeState, scores: cute.Tensor, scales: cute.Tensor):
+    """Turn products into exponents: multiply by the scales of query and key, and add the logarithm of the key's."""
+    view, factors = rows_columns(scores), state.scaling.factors
+    for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
+        pair, i = divmod(column, 2)
+        for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+            view[row, column] = cute.math.fma(view[row, column], scales[i, pair] * factors[row], scales[2 + i, pair])
+
+
+@cute.jit
+def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32):
+    """Set scores of keys that a row may not see to -inf; `first_key` is the tile's first."""
+    view = rows_columns(scores)
+    for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
+        position = state.coordinates[row, 0][0]
+        keys = VisibleKeys(state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key)
+        for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
+            key = state.coordinates[row, column][1]
+            view[row, column] = Float32(select_(keys.holds(key), view[row, column], Float32(-Float32.inf)))
+
+
+def _supposes(state: DecodeState) -> bool:
+    """Whether `make_probabilities` computes exponentials at once, and again in case the references turn out to move.
+    Scores and exponentials then take registers side by side, which there are not where a fifth warpgroup converts."""
+    return not (state.geometry.transposes or state.geometry.converts)
+
+
+@cute.jit
+def make_probabilities(
+    state: DecodeState, scores: cute.Tensor, index: Int32, follows: cutlass.Constexpr, must_move: Boolean | bool = False
+) -> Boolean:
+    """Make the probabilities of an own tile, and tell its references. The tile is number `index`, or it `follows` that
+    tile, which is the other warpgroup's, and goes on from its references. Returns whether references have moved, which
+    they do if they `must_move`, so that output must be rescaled once more: where the tile follows, after the product of
+    the one before.
+
+    With 16 bits, references rarely move: probabilities are computed as if they did not, without waiting for maxima, and
+    computed again if one does. With 8 bits references move more often, and are told before probabilities are computed,
+    because the other warpgroup has less to do until then; so they are where rows are converted (`_supposes`)."""
+    if const_expr(_supposes(state)):
+        _exponentiate(state, scores)
+    parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
+    beyond = exceeds(
+        rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
+    )
+    if const_expr(follows):
+        beyond = beyond or is_ahead(await_references(state, index), state.reference)
+    if const_expr(must_move is not False):
+        beyond = beyond or must_move
+    moves = cute.arch.vote_any_sync(beyond)
+    if moves:
+        if const_expr(follows):
+            follow(state, await_references(state, index))
+            rescale_outputs(state, state.rescale_received, index)
+        _move(state, scores)
+        if const_expr(not follows):
+            rescale_outputs(state, state.rescale, index)
+        if const_expr(_supposes(state)):
+            _exponentiate(state, scores)
+    references = state.shared.references
+    cute.arch.sync_warp()  # all lanes have read the references that one of them now writes over
+    if state.coordinates[0, 0][1] == 0:
+        for row in cutlass.range_constexpr(cute.size(state.reference)):
+            references[state.coordinates[row, 0][0]] = state.reference[row]
+    state.shared.referenced.hand_over(state.warp)
+    if const_expr(not _supposes(state)):
+        _exponentiate(state, scores)
+    state.row_sum.store(state.next_sum.load())
+    mma.pin(state.own)
+    return moves
+
+
+@cute.jit
+def _move(state: DecodeState, scores: cute.Tensor):
+    move_reference(rows_columns(scores), state.reference, None, state.rescale, state.scale_log2)
+    _rescale_sums(state, state.rescale)
+
+
+@cute.jit
+def _rescale_sums(state: DecodeState, rescale: cute.Tensor):
+    """Rescale the rows' sums by products that are rounded by themselves: fused with the sum that follows in some
+    kernels only, they would make last bits differ between rows that are converted and bf16 ones."""
+    sums = [state.row_sum]
+    if const_expr(state.scaling is not None):
+        sums.append(state.scaling.totals)
+    for own in sums:
+        for row in cutlass.range_constexpr(cute.size(own)):
+            own[row] = mul_rn(own[row], rescale[row])
+
+
+@cute.jit
+def _exponentiate(state: DecodeState, scores: cute.Tensor):
+    """Make probabilities of a tile, as operand of the value product, and the sums of rows with them."""
+    exponentials = cute.make_rmem_tensor_like(scores)
+    if const_expr(state.scaling is not None):
+        exponentials = state.scaling.exponentials
+    sums = exponentiate(
+        rows_columns(scores), rows_columns(exponentials), state.reference, state.row_sum, state.scale_log2,
+        state.probabilities,
+    )  # fmt: skip
+    state.next_sum.store(sums.load())
+    dtype = state.own.element_type
+    state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
+
+
+@cute.jit
+def count_exponentials(state: DecodeState, index: Int32):
+    """Where rows have scales, add the own tile's exponentials, without their keys' scales, to the sums of rows. Nothing
+    else needs these any more, and nothing waits for it: it has the time of a value product."""
+    if const_expr(state.scaling is not None):
+        edge, totals = state.shared.scales_edge, state.scaling.totals
+        exponentials = rows_columns(state.scaling.exponentials)
+        count = state.first_count + index
+        stage = edge.stage(count)
+        for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
+            inverse = cute.make_rmem_tensor(2, Float32)
+            cute.autovec_copy(state.shared.folded[2][None, state.quad_lane + QUAD * pair, stage], inverse)
+            for row in cutlass.range_constexpr(cute.size(totals)):
+                for i in cutlass.range_constexpr(2):
+                    totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
+        cute.arch.sync_warp()
+        edge.release(count)
+
+
+@cute.jit
+def give(state: DecodeState):
+    """Hand the own probabilities to the other warpgroup."""
+    _vectors(state.own, state.shared.exchange, state.thread, True)
+    state.shared.exchanged.hand_over(state.warp)
+
+
+@cute.jit
+def await_references(state: DecodeState, index: Int32) -> cute.Tensor:
+    """Wait for the references of a tile that the other warpgroup has scored."""
+    state.shared.referenced.wait_full(state.warp, state.first_count + index)
+    received = cute.make_rmem_tensor_like(state.reference)
+    for row in cutlass.range_constexpr(cute.size(received)):
+        received[row] = state.shared.references[state.coordinates[row, 0][0]]
+    return received
+
+
+@cute.jit
+def follow(state: DecodeState, received: cute.Tensor):
+    follow_reference(received, state.reference, state.rescale_received, state.scale_log2)
+    _rescale_sums(state, state.rescale_received)
+
+
+@cute.jit
+def receive(state: DecodeState, index: Int32):
+    """Receive the probabilities of a tile from the other warpgroup."""
+    state.shared.exchanged.wait_full(state.warp, state.first_count + index)
+    _vectors(state.received, state.shared.exchange, state.thread, False)
+
+
+@cute.jit
+def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, mine: cutlass.Constexpr):
+    """Start adding a tile's value product to this warpgroup's half of the output; that of tile 0 is the output."""
+    edge, *_ = _value_edges(state, mine)
+    count = state.first_count + index
+    if const_expr(state.geometry.transposes):
+        edge.wait_full(count)
+    for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
+        values = state.v[place][None, None, None, edge.stage(count)]
+        mma.issue(state.pv_op, output, probabilities, values, index > 0)
+
+
+@cute.jit
+def rescale_outputs(state: DecodeState, rescale: cute.Tensor, index: Int32):
+    """Rescale the output before the value product of tile `index`. Before that of tile 0 there is none, and this code
+    would be as cold as it is useless."""
+    if index > 0:
+        for output in state.outputs:
+            scale_rows(rows_columns(output), rescale)
+
+
+@cute.jit
+def end_values(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
+    """Wait for the value product, one output after the other, and release the values of each."""
+    edges = _value_edges(state, mine)
+    for i in cutlass.range_constexpr(len(edges)):
+        warpgroup.wait_group(len(edges) - 1 - i)
+        edges[i].release(state.first_count + index)
+
+
+def _value_edges(state: DecodeState, mine: int) -> tuple:
+    """Edges of the values that this warpgroup multiplies: one for each output, or one for all where values are
+    transposed."""
+    edges = state.shared.v_edges
+    if state.geometry.transposes:
+        return edges[mine : mine + 1]
+    return tuple(edges[place] for place in state.geometry.places(mine))
+
+
+@cute.jit
+def _vectors(fragment: cute.Tensor, exchange: cute.Tensor, thread: Int32, give: cutlass.Constexpr):
+    """Give this thread's probabilities to its counterpart, or receive them: 16 bytes at a time, lanes side by side."""
+    words = cute.recast_tensor(fragment, Int32)
+    vectors = cute.make_tensor(words.iterator, cute.make_layout((4, cute.size(words) // 4)))
+    for i in cutlass.range_constexpr(cute.size(vectors, mode=[1])):
+        if const_expr(give):
+            cute.autovec_copy(vectors[None, i], exchange[None, i, thread])
+        else:
+            cute.autovec_copy(exchange[None, i, thread], vectors[None, i])
