@@ -1,6 +1,6 @@
 """Two builds of the kernels against each other in one process, at the shapes of the other runners.
 
-    python -m benchmarks compare-libraries OLD NEW [--family decode prefill] [--dtypes bf16 e4m3] [--quick]
+    python -m benchmarks compare-libraries OLD NEW [--family decode] [--dtypes bf16 fp8_ds_mla] [--quick]
 
 OLD and NEW are directories of libraries. Every call is a replayed CUDA graph from a cold L2; the order of candidates is
 drawn anew each round. The same machine code runs up to 2 % faster or slower on short calls wherever else it lies in
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import shutil
@@ -29,10 +30,16 @@ from tsmla import loader, manifest, resolve
 from tsmla.call import OPERATORS
 from tsmla.variant import Variant
 
-from . import bench_decode, bench_prefill, protocol, runner
+from . import bench_decode, bench_decode_rows, bench_prefill, protocol, runner
 
 COPIES = 2
 MODULES = {"decode": bench_decode, "prefill": bench_prefill}
+Launch = Callable[[], torch.Tensor]
+ROWS: dict[str, Callable[[Any], Callable[[], Launch]]] = {
+    "fp8_ds_mla": lambda case: bench_decode_rows.of_deepseek(case).ours,
+    "snapmla": lambda case: functools.partial(bench_decode_rows.snapmla, case),
+}
+"""Formats of cache rows that are no dtype: a decode's case -> what makes a launch over its keys as such rows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", type=runner.existing)
     parser.add_argument("new", type=runner.existing)
     parser.add_argument("--family", choices=MODULES, nargs="+", default=list(MODULES))
-    parser.add_argument("--dtypes", nargs="+", default=["bf16", "e4m3"])
+    parser.add_argument("--dtypes", nargs="+", default=["bf16", "e4m3"], help=f"dtypes, or {', '.join(ROWS)}")
+    parser.add_argument("--regime", choices=protocol.REGIMES, default=protocol.REGIMES[1])
     parser.add_argument("--quick", action="store_true", help="every third shape only")
 
 
@@ -52,22 +60,17 @@ def run(options: argparse.Namespace) -> None:
             for name, directory in (("old", options.old), ("new", options.new))
             for copy in range(COPIES)
         }
-        for family in options.family:
-            module = MODULES[family]
-            for shape in module.SHAPES[:: 3 if options.quick else 1]:
-                for dtype in options.dtypes:
-                    case = module.Case.make(*shape, module.DTYPES[dtype])
-                    started = time.monotonic()
-                    found = {"family": family, "shape": shape, "dtype": dtype}
-                    try:
-                        found |= _compared(case, builds, monitor, options.seconds)
-                    except NotImplementedError as error:
-                        print(f"{' x '.join(map(str, shape))} {dtype}: left out, {error}")
-                        continue
-                    found["sm_clock_mhz"], found["power_w"] = monitor.since(started)
-                    results.append(found)
-                    del case
-                    torch.cuda.empty_cache()
+        for family, shape, dtype, make in _cases(options):
+            started = time.monotonic()
+            found = {"family": family, "shape": shape, "dtype": dtype}
+            try:
+                found |= _compared(make, builds, monitor, options)
+            except NotImplementedError as error:
+                print(f"{' x '.join(map(str, shape))} {dtype}: left out, {error}")
+                continue
+            found["sm_clock_mhz"], found["power_w"] = monitor.since(started)
+            results.append(found)
+            torch.cuda.empty_cache()
     record = {"certificate": runner.certificate(options.commit), "results": results}
     path = runner.write_record(options.results, "compare-libraries", record)
     header = ("family", "shape", "dtype", "rounds", "old us", "new us", "ratio", "noise", "same", "MHz")
@@ -75,10 +78,26 @@ def run(options: argparse.Namespace) -> None:
     print(path)
 
 
-def _compared(case: Any, builds: dict[str, Path], monitor: protocol.Monitor, seconds: float) -> dict[str, Any]:
+def _cases(options: argparse.Namespace) -> Iterator[tuple[str, tuple, str, Callable[[], Launch]]]:
+    """Yield family, shape, dtype or format of rows, and what makes a launch, for every case that was asked for."""
+    step = 3 if options.quick else 1
+    for family in options.family:
+        module = MODULES[family]
+        for dtype in options.dtypes:
+            rows = ROWS.get(dtype) if family == "decode" else None
+            if not rows and dtype not in module.DTYPES:
+                continue
+            for shape in (bench_decode_rows if rows else module).SHAPES[::step]:
+                case = module.Case.make(*shape, module.DTYPES["bf16" if rows else dtype])
+                yield family, shape, dtype, rows(case) if rows else case.ours
+
+
+def _compared(
+    make: Callable[[], Launch], builds: dict[str, Path], monitor: protocol.Monitor, options: argparse.Namespace
+) -> dict[str, Any]:
     """Return medians in microseconds of every copy, and whether all gave the same bytes."""
     replays: dict[str, Callable[[], None]] = {}
-    launches, outputs = [case.ours() for _ in builds], []  # what they hold must outlive the graphs
+    launches, outputs = [make() for _ in builds], []  # what they hold must outlive the graphs
     for launch, (name, directory) in zip(launches, builds.items(), strict=True):
         with served_from(directory):
             outputs.append(launch())
@@ -88,7 +107,7 @@ def _compared(case: Any, builds: dict[str, Path], monitor: protocol.Monitor, sec
                 launch()
         replays[name] = graph.replay
     candidates = [protocol.Candidate(name, replay) for name, replay in replays.items()]
-    timings = protocol.measure(candidates, "back to back", monitor, seconds)
+    timings = protocol.measure(candidates, options.regime, monitor, options.seconds)
     micros = {name: timing.median_us for name, timing in timings.items()}
     same = all(torch.equal(outputs[0].view(torch.uint8), other.view(torch.uint8)) for other in outputs)
     return {"rounds": timings["old 0"].launches, "us": micros, "same": same}

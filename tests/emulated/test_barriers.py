@@ -62,7 +62,7 @@ def more_of_one_table(variant) -> int:
     on_hopper = variant.arch is Arch.SM90A
     if isinstance(variant, DecodeVariant):
         return on_hopper or int(wide_rows(variant.row))
-    return isinstance(variant, PrefillVariant) and on_hopper and PrefillGeometry.of(variant).may_be_alone
+    return isinstance(variant, PrefillVariant) and on_hopper and PrefillGeometry.of(variant).policy.alone_if_long
 
 
 def announced(schedule, variant) -> set[int]:

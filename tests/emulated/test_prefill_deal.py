@@ -74,7 +74,7 @@ class Finder:
         geometry, number = self.geometry, cute.arch.block_idx()[0]
         tile = query_tile(
             number, ends_q, ends_kv, rows, heads, Int32(1), geometry.tile_q, geometry.kv_row_bytes, paired,
-            geometry.passes_rows, one=one != 0,
+            geometry.policy.short_last, one=one != 0,
         )  # fmt: skip
         if cute.arch.thread_idx()[0] == 0:
             found[0, number] = tile.head
@@ -132,7 +132,7 @@ def test_the_timing_model_deals_alike(gpu, dealer):
     """Sequences of one length, of which a CTA may take several tiles: longer ones have another kernel."""
     variant, compiled = dealer
     geometry, deal = PrefillGeometry.of(variant), gpu.emulation.adopt(compiled)
-    most_keys = LONG_KEYS if geometry.may_be_alone else 9000
+    most_keys = LONG_KEYS if geometry.policy.alone_if_long else 9000
 
     @given(st.integers(1, 5000), st.integers(1, most_keys), st.integers(1, 5), HEADS, PROCESSORS)
     def alike(queries, keys, sequences, heads, processors):
@@ -172,7 +172,7 @@ def test_every_query_tile_has_a_number(gpu, finder):
         assert {*head} == {*range(heads)} and {*start} == {queries * n for n in range(sequences)}
         order = prefill_grid._order(variant, shape, count, paired, one)
         assert sorted(tile) == sorted(order)
-        if geometry.passes_rows and queries % geometry.tile_q and count > 1 and times > ALIKE:
+        if geometry.policy.short_last and queries % geometry.tile_q and count > 1 and times > ALIKE:
             first = 0 if one else max(paired - (sequences - 1) * heads * count, 0) // count
             begin = tiles - (heads - first) * count
             assert tile[begin:] == order[begin:]

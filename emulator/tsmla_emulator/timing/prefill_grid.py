@@ -33,7 +33,7 @@ def has_kernel_of_long_sequences(variant: Any) -> bool:
     """Whether sequences of more than LONG_KEYS keys, on average, have a kernel of their own, whose CTAs take one query
     tile each."""
     geometry = hopper_geometry(variant)
-    return geometry is not None and geometry.may_be_alone
+    return geometry is not None and geometry.policy.alone_if_long
 
 
 def keys_of_tile(variant: Any) -> int:
@@ -89,7 +89,7 @@ def _follow(variant: Any, shape: Any) -> bool:
     """Whether the query tiles of a CTA have consecutive numbers."""
     geometry = hopper_geometry(variant)
     short = SHORT_KEYS * (2 if shape.queries >= shape.keys else 1)
-    return geometry is not None and geometry.may_follow and bool(shape.keys > short)
+    return geometry is not None and geometry.policy.follows_if_long and bool(shape.keys > short)
 
 
 def _far_apart(variant: Any, shape: Any) -> bool:
@@ -108,7 +108,7 @@ def _order(variant: Any, shape: Any, count: int, dealt: int, one: bool) -> list[
       last; all heads do if each CTA has `one` tile.
     """
     s, geometry = shape, hopper_geometry(variant)
-    short_last = geometry is not None and geometry.passes_rows and s.queries % geometry.tile_q != 0
+    short_last = geometry is not None and geometry.policy.short_last and s.queries % geometry.tile_q != 0
     in_batches = short_last and count > 1 and s.keys > ALIKE * s.queries
     section_bytes = L2_SECTION_BYTES * (2 if _far_apart(variant, s) else 1)
     section = min(max(section_bytes // (s.keys * _row_bytes(variant)), 1), s.heads)
@@ -165,7 +165,7 @@ def _of_unlike_tiles(geometry: PrefillGeometry, count: int, tiles: int, processo
     left = tiles - rounds * stride
     if rounds > most or ((rounds % 2 or left) and (rounds < 2 or 4 * left < 3 * stride)):
         if rounds > most and not alike:
-            most, alone = (2, alone) if geometry.keys_fill_l2 else (most, alone + processors)
+            most, alone = (2, alone) if geometry.policy.keys_fill_l2 else (most, alone + processors)
         rounds = max(tiles - alone, 0) // stride
     elif left == 0 and stride < processors and count > most and 4 * rounds > 3 * most:
         rounds -= 1

@@ -22,7 +22,7 @@ from ...parts.precision import Probabilities
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.seqlen import Span
 from ...parts.work_range import WorkRange, tile_at
-from .geometry import PrefillGeometry
+from .policy import PrefillPolicy, policy_of
 from .storage import Shared
 from .tasks import Tasks
 
@@ -55,10 +55,7 @@ class PrefillState(NamedTuple):
     scale_log2: Float32
     tile_kv: int
     causal: bool
-    lazy: bool
-    passes: bool
-    wide: bool
-    leaves_early: bool
+    policy: PrefillPolicy
     precision: Probabilities
 
 
@@ -74,13 +71,6 @@ class Ends(NamedTuple):
     scale: Float32
     ending: Ending
     earlier: Earlier | None
-
-
-def is_lazy(variant: PrefillVariant) -> bool:
-    """Whether a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output.
-    In 16 bits the test costs more than the shuffles it saves (kernels/log/hopper-prefill.md, 8), except where the
-    output is twice as wide, and its rescaling twice the work."""
-    return variant.dtype.bits == 8 or variant.d_v > 128
 
 
 @cute.jit
@@ -111,7 +101,7 @@ def attend_task(
     """Attend one task: Q has been `filled` so often before, and `tiles_before` tiles of K and V were visited."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
-    geometry = PrefillGeometry.of(variant)
+    policy = policy_of(variant)
     mma_qk, mma_pv = mmas
     tile_q = cute.size(shared.q, mode=[2]) * 64
     tile_kv, d_v = cute.size(shared.v, mode=[0]), cute.size(shared.v, mode=[1])
@@ -160,10 +150,7 @@ def attend_task(
         scale_log2=softmax_scale * LOG2_E,
         tile_kv=tile_kv,
         causal=variant.causal,
-        lazy=is_lazy(variant),
-        passes=geometry.passes_tiles,
-        wide=geometry.is_wide,
-        leaves_early=geometry.starts_early,
+        policy=policy,
         precision=Probabilities.of(variant.dtype),
     )
     output.fill(0.0)
@@ -172,7 +159,7 @@ def attend_task(
     start = tiles_before
     if work.tiles > 0:
         shared.q_edge.wait_full(state.query)
-        if const_expr(state.passes):
+        if const_expr(state.policy.passes):
             start += _hidden(state)
             if start < tiles_before + work.tiles:
                 _pass(shared.k_edge, tiles_before, start)
@@ -184,18 +171,18 @@ def attend_task(
                     _pass(shared.values_edge, count, count + 1)
         else:
             _visit(state, ends, tiles_before)
-    if const_expr(geometry.is_wide):
+    if const_expr(policy.ends_early):
         if start == tiles_before + work.tiles:
             _end_rows(state, ends)
 
-    if const_expr(not geometry.is_wide):
+    if const_expr(not policy.ends_early):
         _end_rows(state, ends)
     scale_rows(rows_columns(output), factor)
     if const_expr(variant.lse):
         if earlier.merges != 0:
             add_earlier(mma_pv, thread, output, factor, kept, earlier.out, tile.head, tile.q, first_row)
             cute.arch.sync_warp()  # other lanes of the quad store what this one has read
-        if const_expr(not geometry.is_wide):
+        if const_expr(not policy.ends_early):
             store_lse(lse, row_lse, coordinates, tile.head, tile.q, first_row)
     store_output(output, out, coordinates, tile.head, tile.q, first_row)
 
@@ -222,7 +209,7 @@ def _end_rows(state: PrefillState, ends: Ends):
                 ).factor
         end = count_sink(ends.ending, ends.head, end, NATURAL, logs)
         ends.factor[row], ends.row_lse[row] = end.factor, end.log_sum * ends.ending.lse_factor
-    if const_expr(logs and state.wide):
+    if const_expr(logs and state.policy.ends_early):
         store_lse(ends.lse, ends.row_lse, state.coordinates, ends.head, ends.q, state.first_row)
 
 
@@ -232,13 +219,13 @@ def _visit(state: PrefillState, ends: Ends, start: Int32):
     tiles_before, work = state.tiles_before, state.work
     _first_tile(state, start)
     masked = work.masked
-    if const_expr(state.wide):
+    if const_expr(state.policy.ends_early):
         _pass(state.v_edge, tiles_before, start)
         if const_expr(state.causal):
             masked = _masked(state)
     unmasked = tiles_before + cutlass.max(masked, 1)
-    if const_expr(state.passes):
-        if const_expr(not state.wide):  # here, or ptxas allocates other registers than in the kernels that were timed
+    if const_expr(state.policy.passes):
+        if const_expr(not state.policy.ends_early):  # here, or ptxas allocates other registers than where it was timed
             _pass(state.v_edge, tiles_before, start)
         unmasked = cutlass.max(unmasked, start + 1)
     if const_expr(state.causal):
@@ -246,7 +233,7 @@ def _visit(state: PrefillState, ends: Ends, start: Int32):
             _step(state, count, True)
     for count in cutlass.range(unmasked, tiles_before + work.tiles, unroll=1):
         _step(state, count, False)
-    if const_expr(not state.leaves_early):
+    if const_expr(not state.policy.starts_early):
         state.q_edge.release(state.query)
     _last_tile(state, ends)
 
@@ -304,7 +291,7 @@ def _have_scores(state: PrefillState, count: Int32):
     """
     q_edge, query, last = state.q_edge, state.query, state.tiles_before + state.work.tiles - 1
     state.k_edge.release(count)
-    if const_expr(state.leaves_early):
+    if const_expr(state.policy.starts_early):
         if count == last:
             q_edge.release(query)
 
@@ -328,7 +315,7 @@ def _softmax(
         mask_scores(view, state.coordinates, state.first_row, first_column, state.len_q, state.len_kv, state.causal)
     moves = Boolean(True)
     may_hide_row = masked and state.causal
-    if const_expr(state.lazy):
+    if const_expr(state.policy.lazy):
         if const_expr(not is_first):
             beyond = lazy_softmax.exceeds(
                 view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
@@ -352,7 +339,7 @@ def _softmax(
 def _round(state: PrefillState, scores: cute.Tensor):
     dtype = state.probabilities.element_type
     state.probabilities.store(as_operand_a(scores, dtype.width).load().to(dtype))
-    if const_expr(state.lazy and dtype.width == 16):
+    if const_expr(state.policy.lazy and dtype.width == 16):
         mma.pin(state.probabilities)
 
 
@@ -394,7 +381,7 @@ def _last_tile(state: PrefillState, ends: Ends):
     `_here`)."""
     last = state.tiles_before + state.work.tiles - 1
     _values(state, last)
-    if const_expr(state.wide):
+    if const_expr(state.policy.ends_early):
         _end_rows(state, ends)
     warpgroup.wait_group(0)
     state.v_edge.release(last)

@@ -78,7 +78,7 @@ class PrefillKernel:
             Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
         )  # fmt: skip
         ctas = deal.ctas + tiles - deal.tiles
-        if const_expr(geometry.may_be_alone):
+        if const_expr(geometry.policy.alone_if_long):
             if rows[1] > Int64(LONG_KEYS) * sequences:
                 self._attend(True, arguments, tiles, given)
             else:
@@ -142,7 +142,7 @@ class PrefillKernel:
             heads_per_kv_head=heads_per_kv_head,
             tile_q=geometry.tile_q,
             kv_row_bytes=geometry.kv_row_bytes,
-            short_last=geometry.passes_rows,
+            short_last=geometry.policy.short_last,
         )
         cta = cute.arch.block_idx()[0]
         if const_expr(alone):

@@ -55,7 +55,7 @@ def load_task(
     first K comes before all rows of Q, whose place is released later, and the first V, to be transposed, before the
     second K."""
     groups = geometry.tile_q // 64
-    early = geometry.starts_early
+    early = geometry.policy.starts_early
     q_boxes = _boxes(q, shared.q, (64, geometry.box_columns))
     k_boxes = _boxes(k, shared.k, (geometry.tile_kv, geometry.box_columns))
     v_box = ((v[0], *tma.tiles_of(v[0], v[1], (geometry.tile_kv, geometry.d_v), shared.v)),)

@@ -69,7 +69,7 @@ def deal_of(
     """Decide the deal, on the host; `rows` are those of the query's and the keys' packs, `processors` CTAs run side by
     side."""
     most, rounds, stride = _strided(geometry, causal, rows[0], sequences, heads, processors)
-    if const_expr(geometry.may_follow):
+    if const_expr(geometry.policy.follows_if_long):
         if rows[1] > Int64(SHORT_KEYS) * sequences * cutlass.select_(rows[0] >= rows[1], Int32(2), Int32(1)):
             most, rounds = _following(geometry, rows, heads, heads_kv, processors)
             stride = Int32(1)
@@ -143,7 +143,7 @@ def _of_unlike_tiles(
     uneven = (rounds % 2 != 0 or left != 0) and (rounds < 2 or 4 * left < 3 * stride)
     if rounds > geometry.tasks or uneven:
         if rounds > geometry.tasks and not alike:
-            if const_expr(geometry.keys_fill_l2):
+            if const_expr(geometry.policy.keys_fill_l2):
                 most = Int32(2)
             else:
                 alone += processors

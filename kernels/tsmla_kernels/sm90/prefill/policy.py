@@ -1,0 +1,66 @@
+"""What the four kinds of heads do differently in the Hopper prefill, and the measurement that says why. Pure Python."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tsmla.variant import PrefillVariant
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillPolicy:
+    """Tiles, rings and choices of one kind of heads.
+
+    tile_q, tile_kv: query rows and keys of a tile. stages: of the rings of K and V. transposed_stages: of the ring of
+    values of 8 bits, which are transposed in shared memory: their product reads them with keys contiguous.
+
+    An output of 256 columns takes 128 registers of each thread, which leave less room for a tile's scores, and such
+    heads' keys and values more than twice the bytes: `tile_kv` is what registers and shared memory allow. With 8 bits
+    and 128 columns three warpgroups attend, with registers for 96 keys: what a warp has to do one after the other is
+    most of the time, and no unit is busy for much more than half of it (kernels/log/hopper-prefill.md, 34).
+
+    lazy: a tile in which no row's maximum grows, the common one, is spared shuffles and the rescaling of output. In 16
+    bits the test costs more than the shuffles it saves (log, 8), except where the output is twice as wide, and its
+    rescaling twice the work.
+    alone_if_long: long sequences have a kernel of their own, whose CTAs take one query tile: the loop around tiles
+    costs 1 to 2 % of time in 16 bits, which nothing makes up for where a query tile has hundreds of KV tiles.
+    follows_if_long: a CTA's query tiles follow each other in long sequences, rather than be far apart.
+    short_last: a warpgroup without rows passes over all tiles, so that a query tile of fewer rows takes less time, and
+    comes last.
+    ends_early: warpgroups pass over tiles that none of their rows sees, mask only those that one of their rows does not
+    see all of, and find the ends of rows while the last values are multiplied. That gains 1 to 10 % of short rows of
+    256 columns; narrow heads tie or lose (log, 52).
+    starts_early: a query tile's first keys and values (to be transposed) are loaded before its queries, and the queries
+    as soon as the last scores of the tile before are there. With 16 bits the loop is slower for it.
+    keys_fill_l2: the keys and values of about three query tiles for each SM, as many as prompts have, fill an L2."""
+
+    tile_q: int
+    tile_kv: int
+    stages: int
+    transposed_stages: int = 0
+    lazy: bool = False
+    alone_if_long: bool = False
+    follows_if_long: bool = False
+    short_last: bool = False
+    ends_early: bool = False
+    starts_early: bool = False
+    keys_fill_l2: bool = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether a warpgroup passes over tiles that none of its rows sees."""
+        return self.ends_early or self.short_last
+
+
+POLICIES = {
+    (16, 128): PrefillPolicy(128, 128, 2, alone_if_long=True),
+    (16, 256): PrefillPolicy(128, 80, 2, lazy=True, ends_early=True, keys_fill_l2=True),
+    (8, 128): PrefillPolicy(192, 96, 3, 3, lazy=True, follows_if_long=True, short_last=True),
+    (8, 256): PrefillPolicy(128, 96, 3, 2, lazy=True, ends_early=True, starts_early=True),
+}
+"""(bits of a number, columns of a value) -> policy."""
+
+
+def policy_of(variant: PrefillVariant) -> PrefillPolicy:
+    """Return the policy of a variant's heads."""
+    return POLICIES[variant.dtype.bits, variant.d_v]
