@@ -15,7 +15,7 @@ from tsmla_emulator import check
 from tsmla_emulator.timing import prefill_grid
 from tsmla_emulator.timing.problem import Shape
 from tsmla_kernels.parts.tile_bounds import ALIKE, SIDE_BY_SIDE
-from tsmla_kernels.parts.tile_scheduler import query_tile, tile_bound
+from tsmla_kernels.parts.tile_scheduler import Packs, query_tile, tile_bound
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS, PrefillGeometry
 from tsmla_kernels.sm90.prefill.tasks import TileDeal, deal_of, numbers_of
 
@@ -73,7 +73,7 @@ class Finder:
     def kernel(self, found, ends_q, ends_kv, rows: tuple[Int32, Int32], heads: Int32, paired: Int32, one: Int32):
         geometry, number = self.geometry, cute.arch.block_idx()[0]
         tile = query_tile(
-            number, ends_q, ends_kv, rows, heads, Int32(1), geometry.tile_q, geometry.kv_row_bytes, paired,
+            number, Packs(ends_q, ends_kv, rows, heads, Int32(1)), geometry.tile_q, geometry.kv_row_bytes, paired,
             geometry.policy.short_last, one=one != 0,
         )  # fmt: skip
         if cute.arch.thread_idx()[0] == 0:

@@ -23,6 +23,24 @@ NEIGHBOURS = 2
 last group that is short has one tile."""
 
 
+class Packs(NamedTuple):
+    """A call's packs of queries and of keys: where their sequences end [sequences + 1], rows of either, query heads,
+    and query heads for each key head."""
+
+    cum_seq_lens_q: cute.Tensor
+    cum_seq_lens_kv: cute.Tensor
+    rows: tuple[Int32, Int32]
+    heads: Int32
+    heads_per_kv_head: Int32
+
+
+def packs_of(given) -> Packs:
+    """Collect, on the host, what a call's arguments, by name, say of its packs."""
+    heads = given.q.shape[1]
+    rows = (given.q.shape[0], given.k.shape[0])
+    return Packs(given.cum_seq_lens_q, given.cum_seq_lens_kv, rows, heads, heads // given.k.shape[1])
+
+
 class QueryTile(NamedTuple):
     """What a CTA computes: query tile `tile` of `head` in the sequence with the rows `q` and `kv`; `valid` is False for
     CTAs beyond the last tile."""
@@ -42,11 +60,7 @@ def tile_bound(total_rows, sequences, tile_q: int):
 @cute.jit
 def query_tile(
     cta: Int32,
-    cum_seq_lens_q: cute.Tensor,
-    cum_seq_lens_kv: cute.Tensor,
-    rows: tuple[Int32, Int32],
-    heads: Int32,
-    heads_per_kv_head: Int32,
+    packs: Packs,
     tile_q: cutlass.Constexpr,
     kv_row_bytes: cutlass.Constexpr,
     alternating: Int32 | None = None,
@@ -55,8 +69,7 @@ def query_tile(
     one: Boolean | bool = True,
     section_heads: cutlass.Constexpr[int | None] = None,
 ) -> QueryTile:
-    """The tile of this CTA; `rows` are those of the query's and the keys' packs. Every thread of a warp must call it
-    together.
+    """The tile of this CTA. Every thread of a warp must call it together.
 
     alternating: the heads whose tiles all have numbers below it come before the others, head by head, and a head's
     tiles alternate between its ends: the last, the first, the last but one, the second, ...; where the first number is
@@ -72,6 +85,7 @@ def query_tile(
 
     A query's end that is smaller than one before it counts as that one: then no two sequences share query rows, and
     there are no more tiles than CTAs. Keys may be shared."""
+    cum_seq_lens_q, cum_seq_lens_kv, rows, heads, heads_per_kv_head = packs
     sequences = cute.size(cum_seq_lens_q, mode=[0]) - 1
     lane = cute.arch.lane_idx()
     base = Int32(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from tsmla.call import PREFILL
 from tsmla.variant import PrefillVariant
@@ -22,8 +22,9 @@ from ...parts.blackwell import tmem
 from ...parts.division import quotient
 from ...parts.pipeline import Barriers
 from ...parts.precision import numeric
-from ...parts.row_end import Earlier, Ending, ending_of
-from ...parts.tile_scheduler import query_tile, tile_bound
+from ...parts.prefill_call import Copied, PrefillResults, results_of
+from ...parts.query import Map
+from ...parts.tile_scheduler import Packs, packs_of, query_tile, tile_bound
 from ...parts.work_range import work_range
 from .correct import correct
 from .geometry import SECTION_HEADS, PrefillGeometry
@@ -56,7 +57,7 @@ class PrefillKernel:
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         slot, slot_shape = cute.select(layouts.ring, mode=[0, 1]), (geometry.rows, geometry.slot_elements)
         q_maps, k_maps = (
-            tuple(tuple(cpasync.make_tiled_tma_atom(load_op, piece, slot, slot_shape)) for piece in pieces)
+            tuple(Map(*cpasync.make_tiled_tma_atom(load_op, piece, slot, slot_shape)) for piece in pieces)
             for pieces in (
                 tma.pieces_of(given.q, given.q_pe, geometry.d_qk),
                 tma.pieces_of(given.k, given.k_pe, geometry.d_qk),
@@ -69,46 +70,32 @@ class PrefillKernel:
             cute.select(layouts.out, mode=[0, 1]),
             (geometry.rows, geometry.d_v),
         )
-        heads = given.q.shape[1]
-        tiles = tile_bound(given.q.shape[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
-        self.kernel(
-            q_maps, k_maps, v_map[0], v_map[1], out_map[0], out_map[1],
-            given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, (given.q.shape[0], given.k.shape[0]),
-            heads, heads // given.k.shape[1], given.softmax_scale, ending_of(given, heads),
-            Earlier(given.merges, given.out) if self.variant.lse else None,
-        ).launch(
-            grid=(tiles * heads, 1, 1),
+        packs = packs_of(given)
+        tiles = tile_bound(packs.rows[0], given.cum_seq_lens_q.shape[0] - 1, geometry.rows * geometry.query_tiles)
+        copied, results = Copied(q_maps, k_maps, Map(*v_map)), results_of(given, self.variant.lse)
+        self.kernel(copied, Map(*out_map), packs, results, given.softmax_scale).launch(
+            grid=(tiles * packs.heads, 1, 1),
             block=(self.schedule.threads, 1, 1),
             smem=geometry.shared_bytes,
             stream=given.stream,
             min_blocks_per_mp=1,
             use_pdl=given.pdl,
-        )  # fmt: skip
+        )
 
     @cute.kernel
     def kernel(
         self,
-        q: tuple,
-        k: tuple,
-        v_atom: cute.CopyAtom,
-        v: cute.Tensor,
-        out_atom: cute.CopyAtom,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
-        cum_seq_lens_q: cute.Tensor,
-        cum_seq_lens_kv: cute.Tensor,
-        rows: tuple[Int32, Int32],
-        heads: Int32,
-        heads_per_kv_head: Int32,
+        copied: Copied,
+        stored: Map,
+        packs: Packs,
+        results: PrefillResults,
         softmax_scale: Float32,
-        ending: Ending,
-        earlier: Earlier | None,
     ):
         geometry, schedule, variant = self.geometry, self.schedule, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == schedule.load_warp:
-            for atom in (*(atom for atom, _ in (*q, *k)), v_atom, out_atom):
-                cpasync.prefetch_descriptor(atom)
+            for found in (*copied.q, *copied.k, copied.v, stored):
+                cpasync.prefetch_descriptor(found.atom)
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=TILE_ALIGNMENT)
         barriers = Barriers(schedule.edges, base)
         shared = shared_of(geometry, self._layouts(), self.dtype, self.out_dtype, base, barriers, schedule.crossed)
@@ -121,11 +108,7 @@ class PrefillKernel:
         cta_rows = geometry.rows * geometry.query_tiles
         tile = query_tile(
             cute.arch.block_idx()[0],
-            cum_seq_lens_q,
-            cum_seq_lens_kv,
-            rows,
-            heads,
-            heads_per_kv_head,
+            packs,
             cta_rows,
             (geometry.d_qk + geometry.d_v) * geometry.element_bytes,
             section_heads=SECTION_HEADS if const_expr(variant.causal) else None,
@@ -151,8 +134,8 @@ class PrefillKernel:
                 if index == 1:
                     other, own = works
                 softmax(
-                    variant, geometry, schedule, shared, tmem_base, lse, tile.head, spans, work, own, other, index,
-                    softmax_scale, ending, earlier,
+                    variant, geometry, schedule, shared, tmem_base, results, tile.head, spans, work, (own, other),
+                    index, softmax_scale,
                 )  # fmt: skip
             elif warp < schedule.mma_warp:
                 cute.arch.setmaxregister_decrease(schedule.correct_registers)
@@ -162,11 +145,11 @@ class PrefillKernel:
                     schedule,
                     shared,
                     tmem_base,
-                    (out_atom, tma.clipped_head_rows(out, tile.head, tile.q)),
+                    (stored.atom, tma.clipped_head_rows(stored.view, tile.head, tile.q)),
                     tile,
                     works,
                     work.tiles,
-                    earlier,
+                    results.earlier,
                 )
                 if warp == schedule.correct_warpgroup * 4:
                     pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_base)
@@ -178,11 +161,11 @@ class PrefillKernel:
                         with cute.arch.elect_one():
                             multiply(self.products, shared, tmem_base, works, work.tiles)
                     if warp == schedule.load_warp:
-                        kv_head = quotient(tile.head, heads_per_kv_head)
+                        kv_head = quotient(tile.head, packs.heads_per_kv_head)
                         load(
-                            tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in q),
-                            tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in k),
-                            (v_atom, tma.clipped_head_rows(v, kv_head, tile.kv)),
+                            tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q),
+                            tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in copied.k),
+                            (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv)),
                             shared,
                             geometry,
                             tile.tile,

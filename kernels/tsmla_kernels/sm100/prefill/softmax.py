@@ -29,7 +29,8 @@ from ...parts.blackwell.row_softmax import (
 )
 from ...parts.logarithm import LOG2_E
 from ...parts.precision import Probabilities, numeric, packed_words
-from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
+from ...parts.prefill_call import PrefillResults
+from ...parts.row_end import NATURAL, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .schedule import PrefillSchedule
@@ -78,18 +79,16 @@ def softmax(
     schedule: cutlass.Constexpr[PrefillSchedule],
     shared: Shared,
     tmem_base: Int32,
-    lse,
+    results: PrefillResults,
     head: Int32,
     spans,
     work: WorkRange,
-    own: TileWork,
-    other: TileWork,
+    works: tuple[TileWork, TileWork],
     tile: Int32,
     softmax_scale: Float32,
-    ending: Ending,
-    earlier: Earlier | None,
 ) -> None:
-    """Run the softmax of query tile `tile`: `own` is its TileWork, `other` that of the other one."""
+    """Run the softmax of query tile `tile`: the first of `works` is its own, the second that of the other one."""
+    (own, other), (_, lse, ending, earlier) = works, results
     span_q, span_kv = spans
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     position = own.first_row + thread

@@ -19,6 +19,7 @@ from ...parts.hopper.softmax import exponentiate, quad_sum, scale_rows
 from ...parts.logarithm import LOG2_E
 from ...parts.pipeline import TmaEdge, WarpEdge
 from ...parts.precision import Probabilities
+from ...parts.prefill_call import PrefillResults
 from ...parts.row_end import NATURAL, Earlier, Ending, RowEnd, count_earlier, count_sink, end_of_row
 from ...parts.seqlen import Span
 from ...parts.work_range import WorkRange, tile_at
@@ -75,11 +76,10 @@ class Ends(NamedTuple):
 
 @cute.jit
 def attend(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tasks: Tasks,
-    softmax_scale: Float32, ending: Ending, earlier: Earlier | None,
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tasks: Tasks, results: PrefillResults,
+    softmax_scale: Float32,
 ):  # fmt: skip
-    """Attend all tasks of the CTA. `mmas` are the score and value MMAs; `out` [tokens, heads, dim] and `lse` the
-    call's."""
+    """Attend all tasks of the CTA. `mmas` are the score and value MMAs."""
     filled = Int32(0)
     tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
@@ -87,7 +87,7 @@ def attend(
         work = tasks.work(tile)
         if tile.q.length > 0:
             attend_task(
-                variant, mmas, shared, out, lse, tile, work, softmax_scale, ending, earlier, filled, tiles_before
+                variant, mmas, shared, tile, work, results, softmax_scale, filled, tiles_before
             )
         filled += cutlass.min(work.tiles, 1)
         tiles_before += work.tiles
@@ -95,10 +95,11 @@ def attend(
 
 @cute.jit
 def attend_task(
-    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, out, lse, tile, work: WorkRange,
-    softmax_scale: Float32, ending: Ending, earlier: Earlier | None, filled: Int32, tiles_before: Int32,
+    variant: cutlass.Constexpr[PrefillVariant], mmas, shared: Shared, tile, work: WorkRange, results: PrefillResults,
+    softmax_scale: Float32, filled: Int32, tiles_before: Int32,
 ):  # fmt: skip
     """Attend one task: Q has been `filled` so often before, and `tiles_before` tiles of K and V were visited."""
+    out, lse, ending, earlier = results
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
     policy = policy_of(variant)

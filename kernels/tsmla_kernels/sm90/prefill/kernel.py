@@ -22,8 +22,9 @@ from ...limits import TILE_ALIGNMENT, WARPGROUP
 from ...parts import tma
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities, numeric
-from ...parts.row_end import Earlier, Ending, ending_of
-from ...parts.tile_scheduler import query_tile, tile_bound
+from ...parts.prefill_call import Copied, PrefillResults, results_of
+from ...parts.query import Map
+from ...parts.tile_scheduler import Packs, packs_of, query_tile, tile_bound
 from .attend import attend
 from .geometry import LONG_KEYS, TASK_WORDS, TASKS_AT, PrefillGeometry
 from .load import load
@@ -53,7 +54,7 @@ class PrefillKernel:
         layouts = self._layouts()
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         q_maps, k_maps = (
-            tuple(tuple(cpasync.make_tiled_tma_atom(load_op, piece, box, (rows, columns))) for piece in pieces)
+            tuple(Map(*cpasync.make_tiled_tma_atom(load_op, piece, box, (rows, columns))) for piece in pieces)
             for pieces, box, rows in (
                 (tma.pieces_of(given.q, given.q_pe, geometry.d_qk), layouts.q_box, 64),
                 (tma.pieces_of(given.k, given.k_pe, geometry.d_qk), layouts.k_box, geometry.tile_kv),
@@ -65,21 +66,16 @@ class PrefillKernel:
             cute.select(layouts.v, mode=[0, 1]),
             (geometry.tile_kv, geometry.d_v),
         )
-        heads = given.q.shape[1]
-        sequences = given.cum_seq_lens_q.shape[0] - 1
-        tiles = heads * tile_bound(given.q.shape[0], sequences, geometry.tile_q)
-        heads_kv = given.k.shape[1]
-        rows = (given.q.shape[0], given.k.shape[0])
-        deal = deal_of(geometry, self.variant.causal, rows, sequences, heads, heads_kv, given.processors)
-        arguments = (
-            q_maps, k_maps, v_map[0], v_map[1], given.out, deal,
-            given.lse, given.cum_seq_lens_q, given.cum_seq_lens_kv, rows,
-            heads, heads // heads_kv, given.softmax_scale, ending_of(given, heads),
-            Earlier(given.merges, given.out) if self.variant.lse else None, mma_qk, mma_pv,
-        )  # fmt: skip
+        packs, sequences = packs_of(given), given.cum_seq_lens_q.shape[0] - 1
+        tiles = packs.heads * tile_bound(packs.rows[0], sequences, geometry.tile_q)
+        deal = deal_of(
+            geometry, self.variant.causal, packs.rows, sequences, packs.heads, given.k.shape[1], given.processors
+        )
+        results = results_of(given, self.variant.lse)
+        arguments = (Copied(q_maps, k_maps, Map(*v_map)), packs, deal, results, given.softmax_scale, (mma_qk, mma_pv))
         ctas = deal.ctas + tiles - deal.tiles
         if const_expr(geometry.policy.alone_if_long):
-            if rows[1] > Int64(LONG_KEYS) * sequences:
+            if packs.rows[1] > Int64(LONG_KEYS) * sequences:
                 self._attend(True, arguments, tiles, given)
             else:
                 self._attend(False, arguments, ctas, given)
@@ -102,23 +98,12 @@ class PrefillKernel:
     def kernel(
         self,
         alone: cutlass.Constexpr[bool],
-        q: tuple,
-        k: tuple,
-        v_atom: cute.CopyAtom,
-        v: cute.Tensor,
-        out: cute.Tensor,
+        copied: Copied,
+        packs: Packs,
         deal: TileDeal,
-        lse: cute.Tensor | None,
-        cum_seq_lens_q: cute.Tensor,
-        cum_seq_lens_kv: cute.Tensor,
-        rows: tuple[Int32, Int32],
-        heads: Int32,
-        heads_per_kv_head: Int32,
+        results: PrefillResults,
         softmax_scale: Float32,
-        ending: Ending,
-        earlier: Earlier | None,
-        mma_qk: cute.TiledMma,
-        mma_pv: cute.TiledMma,
+        mmas: tuple[cute.TiledMma, cute.TiledMma],
     ):
         geometry, schedule = self.geometry, self.schedule
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -126,8 +111,8 @@ class PrefillKernel:
         barriers = Barriers(schedule.edges, base)
         shared = shared_of(schedule, self._layouts(), self.dtype, base, barriers)
         if warp == 1:  # 0 loads: it looks for its tile meanwhile
-            for atom in (*(atom for atom, _ in (*q, *k)), v_atom):
-                cpasync.prefetch_descriptor(atom)
+            for found in (*copied.q, *copied.k, copied.v):
+                cpasync.prefetch_descriptor(found.atom)
             with cute.arch.elect_one():
                 barriers.init()
             cute.arch.mbarrier_init_fence()
@@ -135,24 +120,20 @@ class PrefillKernel:
 
         tile_of = functools.partial(
             query_tile,
-            cum_seq_lens_q=cum_seq_lens_q,
-            cum_seq_lens_kv=cum_seq_lens_kv,
-            rows=rows,
-            heads=heads,
-            heads_per_kv_head=heads_per_kv_head,
+            packs=packs,
             tile_q=geometry.tile_q,
             kv_row_bytes=geometry.kv_row_bytes,
             short_last=geometry.policy.short_last,
         )
         cta = cute.arch.block_idx()[0]
         if const_expr(alone):
-            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, 1, one=tile_of(cta))
+            tasks = Tasks(geometry, self.variant.causal, packs.heads_per_kv_head, 1, one=tile_of(cta))
         else:
             numbers = numbers_of(deal, cta)
             table = cute.make_tensor(
                 cute.recast_ptr(base + TASKS_AT, dtype=Int32), cute.make_layout((TASK_WORDS, geometry.tasks))
             )
-            tasks = Tasks(geometry, self.variant.causal, heads_per_kv_head, numbers.count, table)
+            tasks = Tasks(geometry, self.variant.causal, packs.heads_per_kv_head, numbers.count, table)
             if warp < numbers.count:
                 tile = tile_of(
                     numbers.of(warp), alternating=deal.tiles, section_bytes=deal.section_bytes, one=deal.most == 1
@@ -163,15 +144,13 @@ class PrefillKernel:
         if warp < WARPGROUP // 32:
             cute.arch.setmaxregister_decrease(schedule.load_registers)
             if warp == 0:
-                load(q, k, (v_atom, v), shared, geometry, tasks)
+                load(copied, shared, geometry, tasks)
             if const_expr(schedule.transpose_warps > 0):
                 if warp > 0 and warp <= schedule.transpose_warps:
                     transpose_values(shared, warp - 1, schedule.transpose_warps, tasks)
         else:
             cute.arch.setmaxregister_increase(schedule.attend_registers)
-            attend(
-                self.variant, (mma_qk, mma_pv), shared, out, lse, tasks, softmax_scale, ending, earlier
-            )
+            attend(self.variant, mmas, shared, tasks, results, softmax_scale)
 
     def _layouts(self) -> Layouts:
         return layouts_of(self.geometry, self.schedule.attend_warpgroups, self.dtype)

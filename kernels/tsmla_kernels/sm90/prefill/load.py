@@ -8,6 +8,7 @@ from cutlass import Int32, const_expr
 
 from ...parts import tma
 from ...parts.division import quotient
+from ...parts.prefill_call import Copied
 from ...parts.work_range import WorkRange, tile_at
 from .geometry import PrefillGeometry
 from .storage import Shared
@@ -15,9 +16,8 @@ from .tasks import Tasks
 
 
 @cute.jit
-def load(q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks):
-    """Load Q, K and V of all tasks. `q` and `k` are tuples of pieces; each piece, and `v`, is (copy atom, what its
-    tensor map describes)."""
+def load(copied: Copied, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], tasks: Tasks):
+    """Load Q, K and V of all tasks."""
     filled = Int32(0)
     tiles_before = Int32(0)
     for task in cutlass.range(tasks.count, unroll=1):
@@ -26,9 +26,9 @@ def load(q, k, v, shared: Shared, geometry: cutlass.Constexpr[PrefillGeometry], 
         if work.tiles > 0:
             kv_head = quotient(tile.head, tasks.heads_per_kv_head)
             load_task(
-                tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in q),
-                tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in k),
-                (v[0], tma.clipped_head_rows(v[1], kv_head, tile.kv)),
+                tuple((atom, tma.head_rows(piece, tile.head, tile.q)) for atom, piece in copied.q),
+                tuple((atom, tma.head_rows(piece, kv_head, tile.kv)) for atom, piece in copied.k),
+                (copied.v.atom, tma.clipped_head_rows(copied.v.view, kv_head, tile.kv)),
                 shared,
                 geometry,
                 tile.tile,
