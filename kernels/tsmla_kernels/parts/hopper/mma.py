@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..ptx import pinned
+
+
+class Operands(NamedTuple):
+    """The operations that multiply queries and keys, and probabilities and values; the operands of these products, or
+    tuples of them, in all stages; and the shape of a thread's scores."""
+
+    qk_op: object
+    pv_op: object
+    q: cute.Tensor | tuple
+    k: cute.Tensor | tuple
+    v: cute.Tensor | tuple
+    scores_shape: tuple
 
 
 @cute.jit

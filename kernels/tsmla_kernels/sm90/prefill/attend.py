@@ -28,25 +28,33 @@ from .storage import Shared
 from .tasks import Tasks
 
 
+class Edges(NamedTuple):
+    """The edges of the query's rows, of keys, and of values as they are multiplied."""
+
+    q: TmaEdge
+    k: TmaEdge
+    v: TmaEdge | WarpEdge
+
+
+class RowStates(NamedTuple):
+    """What a thread keeps of its rows: outputs, references, sums of exponentials, and what outputs are multiplied by
+    where references move."""
+
+    output: cute.Tensor
+    reference: cute.Tensor
+    total: cute.Tensor
+    rescale: cute.Tensor
+
+
 class PrefillState(NamedTuple):
     """What a step needs besides the tile number: operands, running state, positions. `tiles_before`: tiles done before
     this task; `query`: which of the warpgroups' shares of Q, counted over all tasks, this one has."""
 
-    qk_op: object
-    pv_op: object
-    q: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    scores_shape: tuple
+    operands: mma.Operands
+    edges: Edges
+    rows: RowStates
     coordinates: cute.Tensor
     probabilities: cute.Tensor
-    output: cute.Tensor
-    reference: cute.Tensor
-    row_sum: cute.Tensor
-    rescale: cute.Tensor
-    q_edge: object
-    k_edge: object
-    v_edge: object
     first_row: Int32
     len_q: Int32
     len_kv: Int32
@@ -126,22 +134,20 @@ def attend_task(
         ending=ending,
         earlier=earlier,
     )
-    state = PrefillState(
+    operands = mma.Operands(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
         q=qk.make_fragment_A(qk.partition_A(shared.q[None, None, group])),
         k=qk.make_fragment_B(qk.partition_B(shared.k)),
         v=pv.make_fragment_B(pv.partition_B(shared.values)),
         scores_shape=mma_qk.partition_shape_C((64, tile_kv)),
+    )
+    state = PrefillState(
+        operands=operands,
+        edges=Edges(shared.q_edge, shared.k_edge, shared.values_edge),
+        rows=RowStates(output, reference, row_sum, rescale),
         coordinates=coordinates,
         probabilities=pv.make_fragment_A(pv.partition_shape_A((64, tile_kv))),
-        output=output,
-        reference=reference,
-        row_sum=row_sum,
-        rescale=rescale,
-        q_edge=shared.q_edge,
-        k_edge=shared.k_edge,
-        v_edge=shared.values_edge,
         first_row=first_row,
         len_q=tile.q.length,
         len_kv=tile.kv.length,
@@ -191,16 +197,16 @@ def attend_task(
 @cute.jit
 def _end_rows(state: PrefillState, ends: Ends):
     """Find what the output is multiplied by, and the rows' LSE, which wide heads store here."""
-    rows = cute.size(state.reference)
+    rows = cute.size(state.rows.reference)
     logs = const_expr(ends.lse is not None)
-    totals = [quad_sum(state.row_sum[row]) for row in range(rows)]
+    totals = [quad_sum(state.rows.total[row]) for row in range(rows)]
     if const_expr(logs):
         ends.row_lse.fill(-Float32.inf)
         if ends.earlier.merges != 0:
             load_lse(ends.lse, ends.row_lse, state.coordinates, ends.head, ends.q, state.first_row)
     for row in cutlass.range_constexpr(rows):
         end = end_of_row(
-            state.reference[row], ends.scale, totals[row], state.precision.bias, NATURAL, ends.ending.output_scale
+            state.rows.reference[row], ends.scale, totals[row], state.precision.bias, NATURAL, ends.ending.output_scale
         )
         if const_expr(logs):
             if ends.earlier.merges != 0:
@@ -221,13 +227,13 @@ def _visit(state: PrefillState, ends: Ends, start: Int32):
     _first_tile(state, start)
     masked = work.masked
     if const_expr(state.policy.ends_early):
-        _pass(state.v_edge, tiles_before, start)
+        _pass(state.edges.v, tiles_before, start)
         if const_expr(state.causal):
             masked = _masked(state)
     unmasked = tiles_before + cutlass.max(masked, 1)
     if const_expr(state.policy.passes):
         if const_expr(not state.policy.ends_early):  # here, or ptxas allocates other registers than where it was timed
-            _pass(state.v_edge, tiles_before, start)
+            _pass(state.edges.v, tiles_before, start)
         unmasked = cutlass.max(unmasked, start + 1)
     if const_expr(state.causal):
         for count in cutlass.range(start + 1, unmasked, unroll=1):
@@ -235,7 +241,7 @@ def _visit(state: PrefillState, ends: Ends, start: Int32):
     for count in cutlass.range(unmasked, tiles_before + work.tiles, unroll=1):
         _step(state, count, False)
     if const_expr(not state.policy.starts_early):
-        state.q_edge.release(state.query)
+        state.edges.q.release(state.query)
     _last_tile(state, ends)
 
 
@@ -279,10 +285,10 @@ def _here(row: Int32) -> Int32:
 @cute.jit
 def _scores(state: PrefillState, count: Int32) -> cute.Tensor:
     """Start the score product of tile `count`."""
-    scores = cute.make_rmem_tensor(state.scores_shape, Float32)
-    keys = state.k[None, None, None, state.k_edge.stage(count)]
-    state.k_edge.wait_full(count)
-    mma.issue(state.qk_op, scores, state.q, keys, False)
+    scores = cute.make_rmem_tensor(state.operands.scores_shape, Float32)
+    keys = state.operands.k[None, None, None, state.edges.k.stage(count)]
+    state.edges.k.wait_full(count)
+    mma.issue(state.operands.qk_op, scores, state.operands.q, keys, False)
     return scores
 
 
@@ -290,8 +296,8 @@ def _scores(state: PrefillState, count: Int32) -> cute.Tensor:
 def _have_scores(state: PrefillState, count: Int32):
     """Release K of tile `count`, whose scores are there, and, where queries are loaded early, Q behind the last tile's.
     """
-    q_edge, query, last = state.q_edge, state.query, state.tiles_before + state.work.tiles - 1
-    state.k_edge.release(count)
+    q_edge, query, last = state.edges.q, state.query, state.tiles_before + state.work.tiles - 1
+    state.edges.k.release(count)
     if const_expr(state.policy.starts_early):
         if count == last:
             q_edge.release(query)
@@ -300,9 +306,9 @@ def _have_scores(state: PrefillState, count: Int32):
 @cute.jit
 def _values(state: PrefillState, count: Int32):
     """Start adding tile `count`'s value product to the output."""
-    values = state.v[None, None, None, state.v_edge.stage(count)]
-    state.v_edge.wait_full(count)
-    mma.issue(state.pv_op, state.output, state.probabilities, values, True)
+    values = state.operands.v[None, None, None, state.edges.v.stage(count)]
+    state.edges.v.wait_full(count)
+    mma.issue(state.operands.pv_op, state.rows.output, state.probabilities, values, True)
 
 
 @cute.jit
@@ -319,20 +325,22 @@ def _softmax(
     if const_expr(state.policy.lazy):
         if const_expr(not is_first):
             beyond = lazy_softmax.exceeds(
-                view, state.reference, state.row_sum, QUAD, state.scale_log2, state.precision
+                view, state.rows.reference, state.rows.total, QUAD, state.scale_log2, state.precision
             )
             moves = cute.arch.vote_any_sync(beyond)
         may_hide_row = may_hide_row and state.precision.dtype.bits == 16  # those of 8 bits have NO_KEYS
         if moves:
             lazy_softmax.move_reference(
-                view, state.reference, state.row_sum, state.rescale, state.scale_log2, may_hide_row
+                view, state.rows.reference, state.rows.total, state.rows.rescale, state.scale_log2, may_hide_row
             )
         sums = lazy_softmax.exponentiate(
-            view, view, state.reference, state.row_sum, state.scale_log2, state.precision, may_hide_row
+            view, view, state.rows.reference, state.rows.total, state.scale_log2, state.precision, may_hide_row
         )
-        state.row_sum.store(sums.load())
+        state.rows.total.store(sums.load())
     else:
-        exponentiate(view, state.reference, state.row_sum, state.rescale, state.scale_log2, is_first, may_hide_row)
+        exponentiate(
+            view, state.rows.reference, state.rows.total, state.rows.rescale, state.scale_log2, is_first, may_hide_row
+        )
     return moves
 
 
@@ -359,18 +367,18 @@ def _step(state: PrefillState, count: Int32, masked: cutlass.Constexpr):
     """Make scores of tile `count` while the values of the tile before are added; then its softmax. Where a branch to
     rescale the output stands behind the conversions of 8 bits, these are put among the exponentials: of use to wide
     heads."""
-    early = state.probabilities.element_type.width == 8 and cute.size(state.output) > 64
+    early = state.probabilities.element_type.width == 8 and cute.size(state.rows.output) > 64
     scores = _scores(state, count)
     _values(state, count - 1)
     warpgroup.wait_group(1)
     _have_scores(state, count)
     moves = _softmax(state, scores, count, masked, False)
     warpgroup.wait_group(0)
-    state.v_edge.release(count - 1)
+    state.edges.v.release(count - 1)
     if const_expr(early):
         _round(state, scores)
     if moves:
-        scale_rows(rows_columns(state.output), state.rescale)
+        scale_rows(rows_columns(state.rows.output), state.rows.rescale)
     if const_expr(not early):
         _round(state, scores)
 
@@ -385,4 +393,4 @@ def _last_tile(state: PrefillState, ends: Ends):
     if const_expr(state.policy.ends_early):
         _end_rows(state, ends)
     warpgroup.wait_group(0)
-    state.v_edge.release(last)
+    state.edges.v.release(last)

@@ -27,6 +27,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from ....limits import WARPGROUP
 from ....parts.division import Divisor, quotient
+from ....parts.hopper import mma
 from ....parts.hopper.fragment import QUAD, rows_columns
 from ....parts.hopper.lazy_softmax import NO_ROW, is_ahead, lowest_reference
 from ....parts.logarithm import LOG2_E
@@ -40,6 +41,8 @@ from .geometry import OUTPUTS, DecodeGeometry
 from .storage import Shared
 from .tile import (
     DecodeState,
+    Place,
+    RowStates,
     Scaling,
     await_references,
     count_exponentials,
@@ -100,50 +103,39 @@ def _attend_task(
     if const_expr(scales is not None):
         query_scales = _query_scales(scales.queries, task, heads, coordinates)  # on their way while the rest begins
     reference, row_sum, rescale, rescale_received = (cute.make_rmem_tensor(rows, Float32) for _ in range(4))
-    row_keys = shared.row_keys[None, None, mine]
-    leader = coordinates[0, 0][1] == 0
+    row_keys = shared.exchange.row_keys[None, None, mine]
     scale_log2 = softmax_scale * LOG2_E if const_expr(scales is None) else Float32(1.0)
     reference.fill(lowest_reference(scale_log2))
     row_sum.fill(0.0)
-    all_keys = VisibleKeys.everything()
-    for row in cutlass.range_constexpr(rows):
-        position = coordinates[row, 0][0]
-        keys = VisibleKeys.everything()
-        if position < task.rows:
-            keys = keys_of_row(view, task.request, task.end_token, quotient(task.first_row + position, heads))
-        else:
-            reference[row] = NO_ROW
-        if leader:
-            row_keys[0, position] = keys.first
-            row_keys[1, position] = keys.end
-        all_keys = seen_by_both(all_keys, keys)
+    all_keys = _tell_keys(view, task, heads, coordinates, reference, row_keys)
     scaling = None
     if const_expr(scales is not None):
         scores_shape = mma_qk.partition_shape_C((64, geometry.tile_kv))
         scaling = _scaling(query_scales, mma_rope.op, scores_shape, softmax_scale * LOG2_E)
     cute.arch.sync_warp()  # all four lanes of a quad read what its first has written
-    state = DecodeState(
+    operands = mma.Operands(
         qk_op=mma_qk.op,
         pv_op=mma_pv.op,
-        q=tuple(x.make_fragment_A(x.partition_A(strip)) for x, strip in zip(of_strip, shared.q_strips, strict=True)),
-        k=tuple(x.make_fragment_B(x.partition_B(strip)) for x, strip in zip(of_strip, shared.k_strips, strict=True)),
-        v=tuple(pv.make_fragment_B(pv.partition_B(values)) for values in shared.values),
+        q=tuple(x.make_fragment_A(x.partition_A(rows)) for x, rows in zip(of_strip, shared.query.strips, strict=True)),
+        k=tuple(x.make_fragment_B(x.partition_B(rows)) for x, rows in zip(of_strip, shared.keys.strips, strict=True)),
+        v=tuple(pv.make_fragment_B(pv.partition_B(values)) for values in shared.keys.values),
         scores_shape=mma_qk.partition_shape_C((64, geometry.tile_kv)),
-        coordinates=coordinates,
+    )
+    state = DecodeState(
+        operands=operands,
         own=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
         received=pv.make_fragment_A(pv.partition_shape_A((64, geometry.tile_kv))),
         outputs=outputs,
-        reference=reference,
-        row_sum=row_sum,
-        next_sum=cute.make_rmem_tensor_like(row_sum),
-        rescale=rescale,
-        rescale_received=rescale_received,
+        rows=RowStates(reference, row_sum, cute.make_rmem_tensor_like(row_sum), rescale, rescale_received),
+        place=Place(
+            coordinates,
+            thread,
+            quad_lane=thread % QUAD,
+            warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
+        ),
         row_keys=row_keys,
         all_keys=seen_by_all(all_keys),
         shared=shared,
-        thread=thread,
-        quad_lane=thread % QUAD,
-        warp=cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32),
         first_count=task.first_count,
         first_tile=task.first_tile,
         scale_log2=scale_log2,
@@ -153,7 +145,7 @@ def _attend_task(
     )
     tiles = task.tiles
     if tiles > 0:
-        shared.q_edge.wait_full(task.loads)
+        shared.edges.q.wait_full(task.loads)
     if mine == 0:
         index = Int32(0)
         more = tiles > 0
@@ -165,7 +157,7 @@ def _attend_task(
                 index += 2
                 more = index < tiles
         if tiles > 0:
-            shared.q_edge.release(task.loads)
+            shared.edges.q.release(task.loads)
     else:
         for turn in cutlass.range(tiles // 2, unroll=1):
             if const_expr(geometry.converts):
@@ -174,11 +166,34 @@ def _attend_task(
             else:
                 _received_and_own_tile(state, 2 * turn, 1)
         if tiles > 0:
-            shared.q_edge.release(task.loads)
+            shared.edges.q.release(task.loads)
         if tiles % 2 == 1:
             _received_tile(state, tiles - 1, 1)
     finish(state, mine, number, results)
     return kept
+
+
+@cute.jit
+def _tell_keys(
+    view: Visibility, task: Task, heads: Divisor, coordinates: cute.Tensor, reference: cute.Tensor,
+    row_keys: cute.Tensor,
+) -> VisibleKeys:  # fmt: skip
+    """Tell the other lanes of each quad which keys its rows see, and give rows that the task does not have a reference
+    of their own. Returns the keys that all rows of this thread see."""
+    leader = coordinates[0, 0][1] == 0
+    all_keys = VisibleKeys.everything()
+    for row in cutlass.range_constexpr(cute.size(reference)):
+        position = coordinates[row, 0][0]
+        keys = VisibleKeys.everything()
+        if position < task.rows:
+            keys = keys_of_row(view, task.request, task.end_token, quotient(task.first_row + position, heads))
+        else:
+            reference[row] = NO_ROW
+        if leader:
+            row_keys[0, position] = keys.first
+            row_keys[1, position] = keys.end
+        all_keys = seen_by_both(all_keys, keys)
+    return all_keys
 
 
 @cute.jit
@@ -227,10 +242,10 @@ def _received_tile(state: DecodeState, index: Int32, mine: cutlass.Constexpr) ->
     """Add the values of tile `index`, whose probabilities the other warpgroup has made. Returns whether this one's
     references had to follow."""
     received = await_references(state, index)
-    follows = cute.arch.vote_any_sync(is_ahead(received, state.reference))
+    follows = cute.arch.vote_any_sync(is_ahead(received, state.rows.reference))
     if follows:
         follow(state, received)
-        rescale_outputs(state, state.rescale_received, index)
+        rescale_outputs(state, state.rows.rescale_received, index)
     receive(state, index)
     start_values(state, state.received, index, mine)
     end_values(state, index, mine)
@@ -249,6 +264,6 @@ def _received_and_own_tile(state: DecodeState, index: Int32, mine: cutlass.Const
     count_exponentials(state, index + 1)
     end_values(state, index, mine)
     if moves:
-        rescale_outputs(state, state.rescale, index + 1)
+        rescale_outputs(state, state.rows.rescale, index + 1)
     start_values(state, state.own, index + 1, mine)
     end_values(state, index + 1, mine)

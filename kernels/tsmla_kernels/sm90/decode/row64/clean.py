@@ -59,9 +59,9 @@ def clean_tile(
     """Wipe what no row may see of tile `index` of the task, once its copies have landed, and hand its strips over."""
     stages = Int32(geometry.stages)
     count = task.first_count + index
-    shared.landed.wait_full(remainder(borders, stages), quotient(borders, stages))
+    shared.edges.landed.wait_full(remainder(borders, stages), quotient(borders, stages))
     first_key = (task.first_tile + index) * geometry.tile_kv
-    stage = shared.kv_edges[0].stage(count)
+    stage = shared.edges.kv[0].stage(count)
     for start in cutlass.range(0, geometry.tile_kv, 32, unroll=1):
         key = first_key + start + lane
         seen = seen_by_any(viewers, key)
@@ -69,14 +69,14 @@ def clean_tile(
         copied = ((key | (BOX_KEYS - 1)) >= task.first_key) & ((key & -BOX_KEYS) < task.end_key)
         rows = cute.arch.vote_ballot_sync(copied & (not seen))
         if const_expr(geometry.scaled):
-            _wipe_rows(shared.vectors[: geometry.latent_strips], stage, start, rows, lane)
-            _wipe_rows(shared.vectors[geometry.latent_strips :], stage, start, rows, lane)
+            _wipe_rows(shared.keys.vectors[: geometry.latent_strips], stage, start, rows, lane)
+            _wipe_rows(shared.keys.vectors[geometry.latent_strips :], stage, start, rows, lane)
         else:
-            _wipe_rows(shared.vectors, stage, start, rows, lane)
+            _wipe_rows(shared.keys.vectors, stage, start, rows, lane)
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     for strip in cutlass.range_constexpr(geometry.latent_strips):
-        shared.kv_edges[strip].hand_over(count)
+        shared.edges.kv[strip].hand_over(count)
 
 
 @cute.jit

@@ -35,25 +35,25 @@ def finish(state: DecodeState, mine: Int32, number: Int32, results: Results):
     what it staged in their place."""
     task = look(state.shared.dealt, number)
     place = number & 1
-    leader = state.coordinates[0, 0][1] == 0
-    row_sums, own_sum = state.shared.row_sums, state.row_sum
+    leader = state.place.coordinates[0, 0][1] == 0
+    row_sums, own_sum = state.shared.exchange.row_sums, state.rows.total
     if const_expr(state.scaling is not None):
         own_sum = state.scaling.totals
     row_count = cute.size(own_sum)
-    positions = [state.coordinates[row, 0][0] for row in range(row_count)]
+    positions = [state.place.coordinates[row, 0][0] for row in range(row_count)]
     for row in cutlass.range_constexpr(row_count):
         own_sum[row] = quad_sum(own_sum[row])
     if leader:
         for row in cutlass.range_constexpr(row_count):
             row_sums[positions[row], mine, place] = own_sum[row]
-    cute.arch.barrier(barrier_id=ROW_BARRIER + state.warp, number_of_threads=64)
+    cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
     anchor = None
     if const_expr(state.scaling is not None):
-        anchor = _anchor(state.shared.anchors, number, task.tiles)
-    factors, log_sums = (cute.make_rmem_tensor_like(state.row_sum) for _ in range(2))
+        anchor = _anchor(state.shared.exchange.anchors, number, task.tiles)
+    factors, log_sums = (cute.make_rmem_tensor_like(state.rows.total) for _ in range(2))
     for row in cutlass.range_constexpr(row_count):
         total = own_sum[row] + row_sums[positions[row], 1 - mine, place]
-        end = end_of_row(state.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
+        end = end_of_row(state.rows.reference[row], state.scale_log2, total, state.probabilities.bias, BASE_2)
         factors[row] = end.factor
         log_sums[row] = end.log_sum
     geometry = state.geometry
@@ -82,17 +82,17 @@ def _end_whole(
         end = count_sink(ending, task.first_row + positions[row], end, BASE_2, logged)
         factors[row] = end.factor * ending.output_scale
         if const_expr(logged):
-            if mine == 0 and state.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
+            if mine == 0 and state.place.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
                 write_log_sum(results.lse, ending, task.first_row + positions[row], end.log_sum)
     if task.tiles == 0:
         for i in cutlass.range_constexpr(OUTPUTS):
-            _store_zeros(rows, columns[i], state.geometry.value_columns, WARP_ROWS * state.warp, task.rows)
+            _store_zeros(rows, columns[i], state.geometry.value_columns, WARP_ROWS * state.place.warp, task.rows)
     else:
-        staging = state.shared.staging + mine * 2 * STAGED_HALF_STRIDE + state.warp * STAGED_HALF
+        staging = state.shared.exchange.staging + mine * 2 * STAGED_HALF_STRIDE + state.place.warp * STAGED_HALF
         for i in cutlass.range_constexpr(OUTPUTS):
             output = rows_columns(state.outputs[i])
-            _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.warp, task.rows)
-    cute.arch.barrier(barrier_id=ROW_BARRIER + state.warp, number_of_threads=64)
+            _store_rows(rows, columns[i], output, factors, staging, WARP_ROWS * state.place.warp, task.rows)
+    cute.arch.barrier(barrier_id=ROW_BARRIER + state.place.warp, number_of_threads=64)
 
 
 @cute.jit

@@ -86,16 +86,16 @@ def _load_task(
         tile_page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
         tile_place = place_in_page(key_source, tile, geometry.tile_kv)
         for number in geometry.loaded_strips(loader):
-            edge = shared.kv_edges[number]
+            edge = shared.edges.kv[number]
             edge.wait_empty(count)
             stage = edge.stage(count)
             strips = geometry.copied_with(number)
             if const_expr(geometry.ctas > 1):
                 barrier = edge.announce_part(count, geometry.strip_bytes[-1])
-            elif const_expr(shared.landed is None):
+            elif const_expr(shared.edges.landed is None):
                 barrier = edge.announce(count)
             else:
-                barrier = edge.announce_or_divert(count, is_border, shared.landed, landing)
+                barrier = edge.announce_or_divert(count, is_border, shared.edges.landed, landing)
             if whole:
                 for strip in strips:
                     atom, source, target = tiles[strip]
@@ -132,11 +132,11 @@ def _load_query(
 ):
     """Load the rows of a task, and up to a whole tile rows that are zeros or copies of others."""
     tile = geometry.query_tile
-    shared.q_edge.wait_empty(task.loads)
+    shared.edges.q.wait_empty(task.loads)
     if query.rows.lines == NO_LINES:
         last_row = task.first_row + task.rows - 1
-        copy_rows(query.rows, tile, shared.q_words, task.request, task.first_row, last_row, heads)
-        shared.q_edge.hand_over(task.loads)
+        copy_rows(query.rows, tile, shared.query.words, task.request, task.first_row, last_row, heads)
+        shared.edges.q.hand_over(task.loads)
     else:
-        barrier = shared.q_edge.announce(task.loads)
-        copy_tile(query, tile, shared.q, task.request, task.first_row, heads, barrier)
+        barrier = shared.edges.q.announce(task.loads)
+        copy_tile(query, tile, shared.query.tile, task.request, task.first_row, heads, barrier)

@@ -43,7 +43,7 @@ def end_partial(
                 factors[row] = factors[row] * anchor
             if positions[row] < run_for:
                 partial = partials.rows[task.slot, positions[row], None]
-                lane = state.coordinates[row, 0][1] // 2
+                lane = state.place.coordinates[row, 0][1] // 2
                 for i in cutlass.range_constexpr(OUTPUTS):
                     output = rows_columns(state.outputs[i])
                     if const_expr(kept.in_quads):
@@ -51,7 +51,7 @@ def end_partial(
                     else:
                         _store_partial_row(partial, columns[i], lane, output, row, factors[row], stored)
     for row in cutlass.range_constexpr(cute.size(factors)):
-        if mine == 0 and state.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
+        if mine == 0 and state.place.coordinates[0, 0][1] == 0 and positions[row] < task.rows:
             partials.lse[task.slot, positions[row]] = log_sums[row]
 
 
@@ -77,12 +77,12 @@ def _store_lifted(
     Outputs mostly lie where float16 is as precise as it gets, also 16-bit ones that have not been divided by their
     sums. They are therefore stored unlifted first; what has been stored tells whether that was right, and if not, they
     are lifted and stored again."""
-    leader = state.coordinates[0, 0][1] == 0
+    leader = state.place.coordinates[0, 0][1] == 0
     tries = Int32(2)
     while tries > 0:
         fit = Boolean(True)
         for row in cutlass.range_constexpr(cute.size(downs)):
-            lane, stored = state.coordinates[row, 0][1] // 2, positions[row] < task.rows
+            lane, stored = state.place.coordinates[row, 0][1] // 2, positions[row] < task.rows
             largest = Int32(0)
             if positions[row] < run_for:
                 partial = partials.rows[task.slot, positions[row], None]

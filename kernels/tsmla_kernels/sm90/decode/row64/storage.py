@@ -40,48 +40,69 @@ class Layouts(NamedTuple):
     vectors: tuple
 
 
-class Shared(NamedTuple):
-    """What the roles see of a CTA's shared memory:
+class QueryPlaces(NamedTuple):
+    """The query's tile: for TMA, a view for each piece; as words; and its strips for products."""
 
-    - q: the query's tile for TMA, a view for each piece. q_words: the same as words. q_strips: its strips for products.
-    - k_strips, values: keys and values for products.
-    - kv_strips: strips of keys for TMA. stored_strips, stored_scales: of rows that are converted, latent strips and
-      scales as they are stored, for TMA.
-    - loaded, transposed: addresses of strips and of transposed values. vectors: strips as 16-byte vectors.
-    - exchange: probabilities that the attending warpgroups hand each other. staging: address where they stage results.
-    - references, row_sums: of rows, exchanged by these warpgroups. row_keys: which keys their rows see.
-    - folded: what is told of keys' scales, or None: for each word [2 keys, pairs of keys, stages]; the two words that
-      scores need lie together in 16 bytes. anchors: of tasks.
-    - q_edge to scales_edge: the edges (`DecodeSchedule.edges`). `ready_edges` are `kv_edges` where nothing is converted
-      in place, `v_edges` are where values are not transposed.
-    - dealt: the ring of tasks."""
+    tile: tuple
+    words: cute.Pointer
+    strips: tuple
 
-    q: tuple
-    q_words: cute.Pointer
-    q_strips: tuple
-    k_strips: tuple
+
+class KeyPlaces(NamedTuple):
+    """Where keys lie.
+
+    strips, values: for products. copied: strips for TMA. stored, stored_scales: of rows that are converted, latent
+    strips and scales as they are stored, for TMA. loaded, transposed: addresses of strips and of transposed values.
+    vectors: strips as 16-byte vectors."""
+
+    strips: tuple
     values: tuple
-    kv_strips: tuple
-    stored_strips: tuple
+    copied: tuple
+    stored: tuple
     stored_scales: tuple
     loaded: tuple
     transposed: tuple
     vectors: tuple
-    exchange: cute.Tensor
+
+
+class Exchange(NamedTuple):
+    """What warps tell each other.
+
+    probabilities: that the attending warpgroups hand each other. staging: address where they stage results. references,
+    row_sums: of rows, exchanged by these warpgroups. row_keys: which keys their rows see. folded: what is told of keys'
+    scales, or None: for each word [2 keys, pairs of keys, stages]; the two words that scores need lie together in 16
+    bytes. anchors: of tasks."""
+
+    probabilities: cute.Tensor
     staging: Int32
     references: cute.Tensor
     row_sums: cute.Tensor
     row_keys: cute.Tensor
     folded: tuple | None
     anchors: cute.Tensor
-    q_edge: TmaEdge
-    kv_edges: tuple
-    ready_edges: tuple
-    v_edges: tuple
+
+
+class Edges(NamedTuple):
+    """The edges (`DecodeSchedule.edges`). `ready` are `kv` where nothing is converted in place, `values` are where
+    values are not transposed."""
+
+    q: TmaEdge
+    kv: tuple
+    ready: tuple
+    values: tuple
     landed: Signals | None
     referenced: Signals
     exchanged: Signals
-    scales_edge: WarpEdge | None
+    scales: WarpEdge | None
+
+
+class Shared(NamedTuple):
+    """What the roles see of a CTA's shared memory; `dealt` is the ring of tasks."""
+
+    query: QueryPlaces
+    keys: KeyPlaces
+    exchange: Exchange
+    edges: Edges
     dealt: Dealt
 
 
@@ -174,20 +195,22 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
     stored_dtype = numeric(geometry.stored.piece("latent").dtype)
     assert DEALT_AT + TASK_WORDS * TASK_RING * 4 <= REFERENCES_AT <= ANCHORS_AT - geometry.tile_q * 4
     assert ANCHORS_AT + TASK_RING * 4 <= BARRIER_BYTES
-    return Shared(
-        q=(
+    query = QueryPlaces(
+        tile=(
             swizzled(BARRIER_BYTES, tile.layout("latent"), 0),
             swizzled(BARRIER_BYTES + tile.rope_offset, tile.layout("rope"), rope),
         ),
-        q_words=cute.recast_ptr(base + BARRIER_BYTES, dtype=Int32),
-        q_strips=each(q_strips, layouts.q_strips, (*latent, rope)),
-        k_strips=each(strips, layouts.keys, (*latent, rope)),
+        words=cute.recast_ptr(base + BARRIER_BYTES, dtype=Int32),
+        strips=each(q_strips, layouts.q_strips, (*latent, rope)),
+    )
+    keys = KeyPlaces(
+        strips=each(strips, layouts.keys, (*latent, rope)),
         values=each(values, [layouts.values] * len(values), [0] * len(values)),
-        kv_strips=tuple(
+        copied=tuple(
             cute.recast_ptr(base + at, swizzle, dtype)
             for at, swizzle, dtype in zip(strips, layouts.swizzles, layouts.dtypes, strict=True)
         ),
-        stored_strips=tuple(
+        stored=tuple(
             cute.recast_ptr(base + at + geometry.stored_at, layouts.swizzles[0], stored_dtype)
             for at in strips[: geometry.latent_strips]
         )
@@ -199,7 +222,9 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         loaded=tuple((base + at).toint() for at in strips),
         transposed=tuple((base + at).toint() for at in halves),
         vectors=tuple(plain(at, layout, Int32) for at, layout in zip(strips, layouts.vectors, strict=True)),
-        exchange=plain(
+    )
+    told = Exchange(
+        probabilities=plain(
             exchange, cute.make_layout((4, vectors, WARPGROUP), stride=(1, 4 * WARPGROUP, 4)), Int32
         ),
         staging=(base + exchange).toint(),
@@ -215,16 +240,18 @@ def shared_of(schedule: DecodeSchedule, base: cute.Pointer, barriers: Barriers) 
         if geometry.scaled
         else None,
         anchors=plain(ANCHORS_AT, cute.make_layout(TASK_RING), Float32),
-        q_edge=barriers.edge("q", TmaEdge),
-        kv_edges=kv_edges,
-        ready_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
-        v_edges=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
+    )
+    edges = Edges(
+        q=barriers.edge("q", TmaEdge),
+        kv=kv_edges,
+        ready=tuple(barriers.edge(name, WarpEdge) for name in schedule.ready_names) or kv_edges,
+        values=tuple(barriers.edge(name, WarpEdge) for name in schedule.values_names) or kv_edges,
         landed=None if geometry.converts else barriers.edge("landed", Signals),
         referenced=barriers.edge("referenced", Signals),
         exchanged=barriers.edge("exchanged", Signals),
-        scales_edge=barriers.edge("scales", WarpEdge) if geometry.scaled else None,
-        dealt=Dealt(tasks, barriers.edge("dealt", WarpEdge)),
+        scales=barriers.edge("scales", WarpEdge) if geometry.scaled else None,
     )
+    return Shared(query, keys, told, edges, Dealt(tasks, barriers.edge("dealt", WarpEdge)))
 
 
 def box_shape(columns: int, rows: int) -> tuple[int, ...]:

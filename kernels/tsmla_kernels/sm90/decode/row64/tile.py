@@ -37,34 +37,41 @@ class Scaling(NamedTuple):
     rope_op: object
 
 
-class DecodeState(NamedTuple):
-    """What a step needs besides the tile number: operands, running state, positions.
+class RowStates(NamedTuple):
+    """What a thread keeps of its rows: their references, their sums of exponentials so far and as the next tile leaves
+    them, and what outputs are multiplied by where references move, or follow the other warpgroup's."""
 
-    `warp` counts within the warpgroup and is known to be the same for all lanes: addresses that depend on `thread`
-    would make loops that wait on them divergent, and operands of products in these be moved to uniform registers one by
-    one."""
-
-    qk_op: object
-    pv_op: object
-    q: tuple
-    k: tuple
-    v: tuple
-    scores_shape: tuple
-    coordinates: cute.Tensor
-    own: cute.Tensor
-    received: cute.Tensor
-    outputs: tuple
     reference: cute.Tensor
-    row_sum: cute.Tensor
-    next_sum: cute.Tensor
+    total: cute.Tensor
+    next_total: cute.Tensor
     rescale: cute.Tensor
     rescale_received: cute.Tensor
-    row_keys: cute.Tensor
-    all_keys: VisibleKeys
-    shared: Shared
+
+
+class Place(NamedTuple):
+    """Where a thread is: the rows and columns of its scores, its number in the warpgroup and in its quad, its warp.
+
+    `warp` is known to be the same for all lanes: addresses that depend on `thread` would make loops that wait on them
+    divergent, and operands of products in these be moved to uniform registers one by one."""
+
+    coordinates: cute.Tensor
     thread: Int32
     quad_lane: Int32
     warp: Int32
+
+
+class DecodeState(NamedTuple):
+    """What a step needs besides the tile number: operands, running state, positions."""
+
+    operands: mma.Operands
+    own: cute.Tensor
+    received: cute.Tensor
+    outputs: tuple
+    rows: RowStates
+    place: Place
+    row_keys: cute.Tensor
+    all_keys: VisibleKeys
+    shared: Shared
     first_count: Int32
     first_tile: Int32
     scale_log2: Float32
@@ -77,16 +84,17 @@ class DecodeState(NamedTuple):
 def start_scores(state: DecodeState, index: Int32) -> cute.Tensor:
     """Start the score product of a tile, each strip as soon as it is there."""
     count = state.first_count + index
-    scores = cute.make_rmem_tensor(state.scores_shape, Float32)
-    last = len(state.shared.ready_edges) - 1
-    for strip in cutlass.range_constexpr(len(state.k)):
-        edge = state.shared.ready_edges[min(strip, last)]
+    scores = cute.make_rmem_tensor(state.operands.scores_shape, Float32)
+    last = len(state.shared.edges.ready) - 1
+    for strip in cutlass.range_constexpr(len(state.operands.k)):
+        edge = state.shared.edges.ready[min(strip, last)]
         if const_expr(strip <= last):
             edge.wait_full(count)
-        op = state.qk_op
+        op = state.operands.qk_op
         if const_expr(state.scaling is not None and strip > last):
             op = state.scaling.rope_op
-        mma.issue(op, scores, state.q[strip], state.k[strip][None, None, None, edge.stage(count)], strip > 0)
+        keys = state.operands.k[strip][None, None, None, edge.stage(count)]
+        mma.issue(op, scores, state.operands.q[strip], keys, strip > 0)
     return scores
 
 
@@ -99,7 +107,7 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
         scales = _scales(state, index)  # while the product is on its way
     warpgroup.wait_group(0)
     if const_expr(state.geometry.transposes):
-        for edge in state.shared.kv_edges:
+        for edge in state.shared.edges.kv:
             edge.release(state.first_count + index)
     if const_expr(state.scaling is not None):
         _scale(state, scores, scales)
@@ -121,11 +129,11 @@ def end_scores(state: DecodeState, scores: cute.Tensor, index: Int32, follows: c
 @cute.jit
 def _scales(state: DecodeState, index: Int32) -> cute.Tensor:
     """Read the scales of tile `index`: (scales of two keys and their logarithms, column pairs that this lane has)."""
-    edge, pairs = state.shared.scales_edge, state.shared.folded[0]
+    edge, pairs = state.shared.edges.scales, state.shared.exchange.folded[0]
     edge.wait_full(state.first_count + index)
     scales = cute.make_rmem_tensor((4, cute.size(pairs, mode=[1]) // QUAD), Float32)
     for pair in cutlass.range_constexpr(cute.size(scales, mode=[1])):
-        place = pairs[None, state.quad_lane + QUAD * pair, edge.stage(state.first_count + index)].iterator
+        place = pairs[None, state.place.quad_lane + QUAD * pair, edge.stage(state.first_count + index)].iterator
         cute.autovec_copy(cute.make_tensor(aligned(place, 16), 4), scales[None, pair])
     return scales
 
@@ -145,10 +153,10 @@ def _hide(state: DecodeState, scores: cute.Tensor, first_key: Int32):
     """Set scores of keys that a row may not see to -inf; `first_key` is the tile's first."""
     view = rows_columns(scores)
     for row in cutlass.range_constexpr(cute.size(view, mode=[0])):
-        position = state.coordinates[row, 0][0]
+        position = state.place.coordinates[row, 0][0]
         keys = VisibleKeys(state.row_keys[0, position] - first_key, state.row_keys[1, position] - first_key)
         for column in cutlass.range_constexpr(cute.size(view, mode=[1])):
-            key = state.coordinates[row, column][1]
+            key = state.place.coordinates[row, column][1]
             view[row, column] = Float32(select_(keys.holds(key), view[row, column], Float32(-Float32.inf)))
 
 
@@ -174,46 +182,46 @@ def make_probabilities(
         _exponentiate(state, scores)
     parts = const_expr(2 * QUAD)  # of a row's sum: each warpgroup has that of its own tiles
     beyond = exceeds(
-        rows_columns(scores), state.reference, state.row_sum, parts, state.scale_log2, state.probabilities
+        rows_columns(scores), state.rows.reference, state.rows.total, parts, state.scale_log2, state.probabilities
     )
     if const_expr(follows):
-        beyond = beyond or is_ahead(await_references(state, index), state.reference)
+        beyond = beyond or is_ahead(await_references(state, index), state.rows.reference)
     if const_expr(must_move is not False):
         beyond = beyond or must_move
     moves = cute.arch.vote_any_sync(beyond)
     if moves:
         if const_expr(follows):
             follow(state, await_references(state, index))
-            rescale_outputs(state, state.rescale_received, index)
+            rescale_outputs(state, state.rows.rescale_received, index)
         _move(state, scores)
         if const_expr(not follows):
-            rescale_outputs(state, state.rescale, index)
+            rescale_outputs(state, state.rows.rescale, index)
         if const_expr(_supposes(state)):
             _exponentiate(state, scores)
-    references = state.shared.references
+    references = state.shared.exchange.references
     cute.arch.sync_warp()  # all lanes have read the references that one of them now writes over
-    if state.coordinates[0, 0][1] == 0:
-        for row in cutlass.range_constexpr(cute.size(state.reference)):
-            references[state.coordinates[row, 0][0]] = state.reference[row]
-    state.shared.referenced.hand_over(state.warp)
+    if state.place.coordinates[0, 0][1] == 0:
+        for row in cutlass.range_constexpr(cute.size(state.rows.reference)):
+            references[state.place.coordinates[row, 0][0]] = state.rows.reference[row]
+    state.shared.edges.referenced.hand_over(state.place.warp)
     if const_expr(not _supposes(state)):
         _exponentiate(state, scores)
-    state.row_sum.store(state.next_sum.load())
+    state.rows.total.store(state.rows.next_total.load())
     mma.pin(state.own)
     return moves
 
 
 @cute.jit
 def _move(state: DecodeState, scores: cute.Tensor):
-    move_reference(rows_columns(scores), state.reference, None, state.rescale, state.scale_log2)
-    _rescale_sums(state, state.rescale)
+    move_reference(rows_columns(scores), state.rows.reference, None, state.rows.rescale, state.scale_log2)
+    _rescale_sums(state, state.rows.rescale)
 
 
 @cute.jit
 def _rescale_sums(state: DecodeState, rescale: cute.Tensor):
     """Rescale the rows' sums by products that are rounded by themselves: fused with the sum that follows in some
     kernels only, they would make last bits differ between rows that are converted and bf16 ones."""
-    sums = [state.row_sum]
+    sums = [state.rows.total]
     if const_expr(state.scaling is not None):
         sums.append(state.scaling.totals)
     for own in sums:
@@ -228,10 +236,10 @@ def _exponentiate(state: DecodeState, scores: cute.Tensor):
     if const_expr(state.scaling is not None):
         exponentials = state.scaling.exponentials
     sums = exponentiate(
-        rows_columns(scores), rows_columns(exponentials), state.reference, state.row_sum, state.scale_log2,
+        rows_columns(scores), rows_columns(exponentials), state.rows.reference, state.rows.total, state.scale_log2,
         state.probabilities,
     )  # fmt: skip
-    state.next_sum.store(sums.load())
+    state.rows.next_total.store(sums.load())
     dtype = state.own.element_type
     state.own.store(as_operand_a(exponentials, dtype.width).load().to(dtype))
 
@@ -241,13 +249,14 @@ def count_exponentials(state: DecodeState, index: Int32):
     """Where rows have scales, add the own tile's exponentials, without their keys' scales, to the sums of rows. Nothing
     else needs these any more, and nothing waits for it: it has the time of a value product."""
     if const_expr(state.scaling is not None):
-        edge, totals = state.shared.scales_edge, state.scaling.totals
+        edge, totals = state.shared.edges.scales, state.scaling.totals
         exponentials = rows_columns(state.scaling.exponentials)
         count = state.first_count + index
         stage = edge.stage(count)
         for pair in cutlass.range_constexpr(cute.size(exponentials, mode=[1]) // 2):
             inverse = cute.make_rmem_tensor(2, Float32)
-            cute.autovec_copy(state.shared.folded[2][None, state.quad_lane + QUAD * pair, stage], inverse)
+            folded = state.shared.exchange.folded[2]
+            cute.autovec_copy(folded[None, state.place.quad_lane + QUAD * pair, stage], inverse)
             for row in cutlass.range_constexpr(cute.size(totals)):
                 for i in cutlass.range_constexpr(2):
                     totals[row] = cute.math.fma(exponentials[row, 2 * pair + i], inverse[i], totals[row])
@@ -258,31 +267,31 @@ def count_exponentials(state: DecodeState, index: Int32):
 @cute.jit
 def give(state: DecodeState):
     """Hand the own probabilities to the other warpgroup."""
-    _vectors(state.own, state.shared.exchange, state.thread, True)
-    state.shared.exchanged.hand_over(state.warp)
+    _vectors(state.own, state.shared.exchange.probabilities, state.place.thread, True)
+    state.shared.edges.exchanged.hand_over(state.place.warp)
 
 
 @cute.jit
 def await_references(state: DecodeState, index: Int32) -> cute.Tensor:
     """Wait for the references of a tile that the other warpgroup has scored."""
-    state.shared.referenced.wait_full(state.warp, state.first_count + index)
-    received = cute.make_rmem_tensor_like(state.reference)
+    state.shared.edges.referenced.wait_full(state.place.warp, state.first_count + index)
+    received = cute.make_rmem_tensor_like(state.rows.reference)
     for row in cutlass.range_constexpr(cute.size(received)):
-        received[row] = state.shared.references[state.coordinates[row, 0][0]]
+        received[row] = state.shared.exchange.references[state.place.coordinates[row, 0][0]]
     return received
 
 
 @cute.jit
 def follow(state: DecodeState, received: cute.Tensor):
-    follow_reference(received, state.reference, state.rescale_received, state.scale_log2)
-    _rescale_sums(state, state.rescale_received)
+    follow_reference(received, state.rows.reference, state.rows.rescale_received, state.scale_log2)
+    _rescale_sums(state, state.rows.rescale_received)
 
 
 @cute.jit
 def receive(state: DecodeState, index: Int32):
     """Receive the probabilities of a tile from the other warpgroup."""
-    state.shared.exchanged.wait_full(state.warp, state.first_count + index)
-    _vectors(state.received, state.shared.exchange, state.thread, False)
+    state.shared.edges.exchanged.wait_full(state.place.warp, state.first_count + index)
+    _vectors(state.received, state.shared.exchange.probabilities, state.place.thread, False)
 
 
 @cute.jit
@@ -293,8 +302,8 @@ def start_values(state: DecodeState, probabilities: cute.Tensor, index: Int32, m
     if const_expr(state.geometry.transposes):
         edge.wait_full(count)
     for output, place in zip(state.outputs, state.geometry.places(mine), strict=True):
-        values = state.v[place][None, None, None, edge.stage(count)]
-        mma.issue(state.pv_op, output, probabilities, values, index > 0)
+        values = state.operands.v[place][None, None, None, edge.stage(count)]
+        mma.issue(state.operands.pv_op, output, probabilities, values, index > 0)
 
 
 @cute.jit
@@ -318,7 +327,7 @@ def end_values(state: DecodeState, index: Int32, mine: cutlass.Constexpr):
 def _value_edges(state: DecodeState, mine: int) -> tuple:
     """Edges of the values that this warpgroup multiplies: one for each output, or one for all where values are
     transposed."""
-    edges = state.shared.v_edges
+    edges = state.shared.edges.values
     if state.geometry.transposes:
         return edges[mine : mine + 1]
     return tuple(edges[place] for place in state.geometry.places(mine))

@@ -150,8 +150,8 @@ def _strip_at(shared: Shared, geometry: DecodeGeometry, converter: Int32, task: 
     """Number `number` of the strips that a warpgroup converts of a task, tile by tile."""
     count = task.first_count + number // geometry.converted_strips
     strip = geometry.converted_strip(converter, number % geometry.converted_strips)
-    loaded, ready = one_of(shared.kv_edges, strip), one_of(shared.ready_edges, strip)
-    first = shared.loaded[0] + (strip * geometry.stages + loaded.stage(count)) * geometry.strip_bytes[0]
+    loaded, ready = one_of(shared.edges.kv, strip), one_of(shared.edges.ready, strip)
+    first = shared.keys.loaded[0] + (strip * geometry.stages + loaded.stage(count)) * geometry.strip_bytes[0]
     return Strip(count, first, loaded, ready)
 
 

@@ -127,16 +127,16 @@ def _convert_task(
         next_of_first_half, next_of_second = (), ()
         places = ()
         for strip in cutlass.range_constexpr(strips):
-            edge = shared.kv_edges[strip]
+            edge = shared.edges.kv[strip]
             edge.wait_empty(count)
-            first = shared.loaded[strip] + edge.stage(count) * geometry.strip_bytes[strip]
+            first = shared.keys.loaded[strip] + edge.stage(count) * geometry.strip_bytes[strip]
             _write(_multiplied(geometry, coming[strip * words : (strip + 1) * words]), first + lane.made)
             if const_expr(strip < half):
                 next_of_first_half += _load(geometry, row, strip)
                 next_of_second += _load(geometry, row, strip + half)
             places += (first + (lane.made & -GROUP_BYTES),)
             if const_expr(strip % 2 == 1):  # for each strip, its fence would take a tenth of the time of this role
-                publish_to_both(shared.kv_edges[strip - 1 : strip + 1], count, places[strip - 1 :], GROUP_BYTES)
+                publish_to_both(shared.edges.kv[strip - 1 : strip + 1], count, places[strip - 1 :], GROUP_BYTES)
         coming = next_of_first_half + next_of_second
 
 

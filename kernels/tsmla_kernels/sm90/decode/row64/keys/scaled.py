@@ -76,7 +76,7 @@ def _bring_task(
         scale = cute.arch.shuffle_sync(Float32(select_(place < 32, mine[0], mine[1])), place & 31)
         anchor = anchor_of(Float32(select_(seen_by_any(viewers, first), scale, Float32(1.0))))
         if lane == 0:
-            shared.anchors[number & TASK_RING - 1] = anchor
+            shared.exchange.anchors[number & TASK_RING - 1] = anchor
         for index in cutlass.range(task.tiles, unroll=1):
             found, following = mine, index + 1
             if following < task.tiles:
@@ -102,8 +102,8 @@ def _bring(
     """Fold the scales of tile `index` of the task, hand them over, and clean the tile if need be."""
     count, tile = task.first_count + index, task.first_tile + index
     is_border = border_tile(task, tile, geometry.tile_kv) | hides(viewers.view)
-    shared.scales_edge.wait_empty(count)
-    stage = shared.scales_edge.stage(count)
+    shared.edges.scales.wait_empty(count)
+    stage = shared.edges.scales.stage(count)
     for half in cutlass.range_constexpr(2):
         key = half * 32 + lane
         seen = Boolean(True)
@@ -111,9 +111,9 @@ def _bring(
             seen = seen_by_any(viewers, tile * geometry.tile_kv + key)
         folded = fold(scales[half], seen, anchor, inverse_of(anchor))
         for word in cutlass.range_constexpr(FOLDED_WORDS):
-            shared.folded[word][key % 2, key // 2, stage] = folded[word]
+            shared.exchange.folded[word][key % 2, key // 2, stage] = folded[word]
     cute.arch.sync_warp()
-    shared.scales_edge.hand_over(count)
+    shared.edges.scales.hand_over(count)
     if is_border:
         clean_tile(shared, geometry, task, viewers, index, borders, lane)
         borders += 1

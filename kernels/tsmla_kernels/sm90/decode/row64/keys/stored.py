@@ -57,10 +57,10 @@ class StoredStream(KeyStream):
         latent, rope, scales = maps
         strips = (
             self._partition(latent, geometry.d_strip, strip, place, rows)
-            for strip, place in enumerate(shared.stored_strips)
+            for strip, place in enumerate(shared.keys.stored)
         )
-        rope = self._partition_strip(rope, geometry.latent_strips, rows, shared.kv_strips[-1])
-        copies = (self._partition(scales, geometry.scales_bytes, 0, place, rows) for place in shared.stored_scales)
+        rope = self._partition_strip(rope, geometry.latent_strips, rows, shared.keys.copied[-1])
+        copies = (self._partition(scales, geometry.scales_bytes, 0, place, rows) for place in shared.keys.stored_scales)
         return *strips, rope, *copies
 
     def _partition(self, source: Map, row_bytes: int, chunk: int, place: cute.Pointer, rows: int) -> tuple:

@@ -86,7 +86,7 @@ class KeyStream:
         sources = [maps[0]] * self.geometry.latent_strips + [maps[1]]
         return tuple(
             self._partition_strip(source, strip, rows, place)
-            for strip, (source, place) in enumerate(zip(sources, shared.kv_strips, strict=True))
+            for strip, (source, place) in enumerate(zip(sources, shared.keys.copied, strict=True))
         )
 
     def _partition_strip(self, source: Map, strip: int, rows: int, place: cute.Pointer) -> tuple:

@@ -41,14 +41,14 @@ def _transpose_task(
         count = task.first_count + index
         pattern, transposed = GROUP_ROWS * PATTERN_COLUMNS, PATTERN_COLUMNS * geometry.tile_kv
         for half in cutlass.range_constexpr(2):
-            loaded, values = shared.kv_edges[half], shared.v_edges[half]
+            loaded, values = shared.edges.kv[half], shared.edges.values[half]
             loaded.wait_full(count)
             values.wait_empty(count)
             transpose_pattern(
-                shared.values[0].element_type,
-                shared.loaded[half] + loaded.stage(count) * geometry.strip_bytes[half] + warp * pattern,
+                shared.keys.values[0].element_type,
+                shared.keys.loaded[half] + loaded.stage(count) * geometry.strip_bytes[half] + warp * pattern,
                 GROUP_ROWS * geometry.d_strip,
-                shared.transposed[half] + values.stage(count) * geometry.values_bytes + warp * transposed,
+                shared.keys.transposed[half] + values.stage(count) * geometry.values_bytes + warp * transposed,
                 geometry.tile_kv,
             )
             values.publish(count)
