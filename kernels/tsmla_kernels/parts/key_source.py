@@ -100,6 +100,14 @@ def look_further(wanted: Wanted, lookup: Lookup, window: Int32) -> Lookup:
 
 
 @cute.jit
+def follow(wanted: Wanted, lookup: Lookup, box: Int32) -> Lookup:
+    """Return the lookup whose window has box number `box`, the first of a tile; `lookup` had the tile before."""
+    if box > 0 and box % LANE_BOXES == 0:
+        lookup = look_further(wanted, lookup, box // LANE_BOXES)
+    return lookup
+
+
+@cute.jit
 def _page_of(wanted: Wanted, box: Int32) -> Int32:
     page = wanted.source.pages
     key = wanted.key_of(box)

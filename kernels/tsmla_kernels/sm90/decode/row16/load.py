@@ -19,7 +19,7 @@ from ....parts.key_source import (
     Lookup,
     Wanted,
     exists,
-    look_further,
+    follow,
     look_up,
     place_in_page,
     wanted_of,
@@ -50,19 +50,16 @@ def _load_apart(
     """Load every tile of a task.
     Boxes of 16 keys that nobody sees, or whose page does not exist, are read beyond the last page, where everything is
     zero."""
-    tiles_per_lookup = 32 // BOXES
     wanted = wanted_of(key_source, task, BOXES)
     lookup = look_up(wanted)
     edge = shared.kv_edge
     policy = Int64(EVICT_FIRST)
     boxes, tiles = places
     for index in cutlass.range(task.tiles, unroll=1):
-        within = index % tiles_per_lookup
-        if within == 0 and index > 0:
-            lookup = look_further(wanted, lookup, index // tiles_per_lookup)
+        lookup = follow(wanted, lookup, index * BOXES)
         count = task.first_count + index
         tile = task.first_tile + index
-        page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
+        page = lookup.page_of(index * BOXES)
         stage = edge.stage(count)
         barrier = edge.acquire(count)
         if (key_source.page_size >= TILE_KV) & (not border_tile(task, tile, TILE_KV)):
@@ -73,7 +70,7 @@ def _load_apart(
                 )
         else:
             for box in cutlass.range(BOXES, unroll=1):
-                box_page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
+                box_page = lookup.page_of(index * BOXES + box)
                 box_place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
                 for atom, source, target in boxes:
                     cute.copy(
@@ -97,17 +94,14 @@ def _load_rows(
     number: Int32, task: Task, kept: Int32,
 ) -> Int32:  # fmt: skip
     """Load every tile of a task. Boxes of 16 keys that nobody sees, or whose page does not exist, become zeros."""
-    tiles_per_lookup = 32 // BOXES
     wanted = wanted_of(key_source, task, BOXES)
     lookup = look_up(wanted)
     edge = shared.kv_edge
     for index in cutlass.range(task.tiles, unroll=1):
-        within = index % tiles_per_lookup
-        if within == 0 and index > 0:
-            lookup = look_further(wanted, lookup, index // tiles_per_lookup)
+        lookup = follow(wanted, lookup, index * BOXES)
         count = task.first_count + index
         tile = task.first_tile + index
-        page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
+        page = lookup.page_of(index * BOXES)
         whole = (key_source.page_size >= TILE_KV) & (not border_tile(task, tile, TILE_KV)) & exists(key_source, page)
         stage = shared.stages + edge.stage(count) * geometry.stage_bytes
         edge.wait_empty(count)

@@ -16,7 +16,7 @@ from ....parts.key_source import (
     EVICT_NORMAL,
     KeySource,
     Lookup,
-    look_further,
+    follow,
     look_up,
     place_in_page,
     wanted_of,
@@ -64,7 +64,6 @@ def _load_task(
     A lane keeps the page of one box, for 8 tiles, and has the next ones under way. Boxes that hold no visible key are
     read beyond the last page, where everything is zero; so are those whose page does not exist."""
     query, boxes, tiles, key_source, heads, hidden, varying, loader = loading
-    tiles_per_lookup = 32 // BOXES
     policy = Int64(EVICT_FIRST)
     if const_expr(varying):
         if task.kept:
@@ -75,15 +74,13 @@ def _load_task(
         if task.tiles > 0:
             _load_query(query, shared, geometry, task, heads)
     for index in cutlass.range(task.tiles, unroll=1):
-        within = index % tiles_per_lookup
-        if within == 0 and index > 0:
-            lookup = look_further(wanted, lookup, index // tiles_per_lookup)
+        lookup = follow(wanted, lookup, index * BOXES)
         count = task.first_count + index
         tile = task.first_tile + index
         is_border = border_tile(task, tile, geometry.tile_kv) | hidden
         landing = remainder(borders, Int32(geometry.stages))
         whole = (key_source.page_size >= geometry.tile_kv) & (not is_border)
-        tile_page = cute.arch.shuffle_sync(lookup.known, within * BOXES)
+        tile_page = lookup.page_of(index * BOXES)
         tile_place = place_in_page(key_source, tile, geometry.tile_kv)
         for number in geometry.loaded_strips(loader):
             edge = shared.edges.kv[number]
@@ -104,7 +101,7 @@ def _load_task(
                         tma_bar_ptr=barrier, cache_policy=policy,
                     )  # fmt: skip
             else:
-                _copy_boxes(key_source, lookup, within, tile, boxes, strips, stage, barrier, policy)
+                _copy_boxes(key_source, lookup, index, tile, boxes, strips, stage, barrier, policy)
         if is_border:
             borders += 1
     return borders
@@ -112,12 +109,12 @@ def _load_task(
 
 @cute.jit
 def _copy_boxes(
-    key_source: KeySource, lookup: Lookup, within: Int32, tile: Int32, boxes, strips: cutlass.Constexpr, stage: Int32,
+    key_source: KeySource, lookup: Lookup, index: Int32, tile: Int32, boxes, strips: cutlass.Constexpr, stage: Int32,
     barrier: cute.Pointer, policy: Int64,
 ):  # fmt: skip
-    """Copy the boxes of `strips` of a tile, which is tile number `within` of the lookup."""
+    """Copy the boxes of `strips` of a tile, which is number `index` of its task."""
     for box in cutlass.range(BOXES, unroll=1):
-        page = cute.arch.shuffle_sync(lookup.known, within * BOXES + box)
+        page = lookup.page_of(index * BOXES + box)
         place = place_in_page(key_source, tile * BOXES + box, BOX_KEYS)
         for strip in strips:
             atom, source, target = boxes[strip]

@@ -25,12 +25,11 @@ from .....parts.alignment import shared_vector
 from .....parts.division import Divisor
 from .....parts.key_source import (
     BOX_KEYS,
-    LANE_BOXES,
     KeySource,
     Lookup,
     Wanted,
     exists,
-    look_further,
+    follow,
     look_up,
     wanted_of,
 )
@@ -121,8 +120,7 @@ def _convert_task(
     words = len(coming) // strips
     for index in cutlass.range(task.tiles, unroll=1):
         count, following = task.first_count + index, (index + 1) * BOXES
-        if following % LANE_BOXES == 0:
-            lookup = look_further(wanted, lookup, following // LANE_BOXES)
+        lookup = follow(wanted, lookup, following)
         row = _find(geometry, cache, lane, wanted, viewers, lookup, following)
         next_of_first_half, next_of_second = (), ()
         places = ()

@@ -11,7 +11,7 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cutlass_dsl import select_
 
 from .....parts.division import Divisor
-from .....parts.key_source import BOX_KEYS, LANE_BOXES, KeySource, Lookup, Wanted, look_further, look_up, wanted_of
+from .....parts.key_source import BOX_KEYS, KeySource, Lookup, Wanted, follow, look_up, wanted_of
 from .....parts.paged import boxes_view
 from .....parts.row_scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale
 from .....parts.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
@@ -22,9 +22,6 @@ from ..geometry import FOLDED_WORDS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..storage import Shared
 from .stream import Keys
 from .transposed import TransposedStream
-
-TILES_PER_LOOKUP = LANE_BOXES * BOX_KEYS // TILE_KV
-"""Tiles of a window of pages."""
 
 
 class ScaledStream(TransposedStream):
@@ -80,8 +77,7 @@ def _bring_task(
         for index in cutlass.range(task.tiles, unroll=1):
             found, following = mine, index + 1
             if following < task.tiles:
-                if following % TILES_PER_LOOKUP == 0:
-                    lookup = look_further(wanted, lookup, following // TILES_PER_LOOKUP)
+                lookup = follow(wanted, lookup, following * (TILE_KV // BOX_KEYS))
                 mine = _scales_of(source, scales, lookup, following, wanted, lane)
             borders = _bring(shared, geometry, task, viewers, index, found, anchor, borders, lane)
     return borders
