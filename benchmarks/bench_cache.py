@@ -48,7 +48,7 @@ class Case:
         width = {"bf16": 576, "e4m3": 576, "fp8_ds_mla": 656, "snapmla": 512}[format]
         dtype = BF16 if format == "bf16" else torch.uint8
         self.cache = torch.zeros(pages, PAGE, width, dtype=dtype, device="cuda")
-        self.others: dict[str, torch.Tensor] = {}
+        self.others: dict[str, Any] = {}
         if format == "snapmla":
             self.others = {"rope_cache": torch.zeros(pages, PAGE, 64, dtype=BF16, device="cuda"),
                            "scale_cache": torch.zeros(pages, PAGE, device="cuda")}  # fmt: skip

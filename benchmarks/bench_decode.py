@@ -114,7 +114,8 @@ class Case:
         cache = torch.empty(len(order), PAGE, LATENT + ROPE, dtype=dtype, device="cuda")
         for piece in cache.split(4096):
             piece.copy_(torch.randn(piece.shape, device="cuda", dtype=torch.bfloat16))
-        own, shape, ends = [q_len] * requests, (requests, q_len), None
+        own, ends = [q_len] * requests, None
+        shape: tuple[int, ...] = (requests, q_len)
         if lengths == MIXED:
             own[:SHORT_AMONG_MIXED] = [1] * SHORT_AMONG_MIXED
         if lengths in (PACKED, MIXED):
@@ -140,6 +141,12 @@ class Case:
         return keys + query + self.output().nbytes
 
     @property
+    def whole_query(self) -> torch.Tensor:
+        """The query, where it is one tensor."""
+        assert isinstance(self.query, torch.Tensor)
+        return self.query
+
+    @property
     def first_piece(self) -> torch.Tensor:
         return self.query[0] if isinstance(self.query, tuple) else self.query
 
@@ -156,11 +163,12 @@ class Case:
         out = self.output()
 
         def launch() -> torch.Tensor:
-            return tsmla_decode(
+            tsmla_decode(
                 self.query, self.kv_cache, workspace, LATENT, ROPE, self.block_tables, self.seq_lens,
                 self.max_seq_len, self.scale, out=out, cum_seq_lens_q=self.cum_seq_lens_q,
                 max_q_len=None if self.cum_seq_lens_q is None else self.q_len, **options,
             )  # fmt: skip
+            return out
 
         return launch
 

@@ -57,22 +57,23 @@ def scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 def snapmla(case: Case) -> Callable[[], torch.Tensor]:
     """Return a launch over the case's keys as SnapMLA's rows."""
-    cache, query, out = scaled(case.kv_cache), scaled(case.query), case.output()
+    cache, query, out = scaled(case.kv_cache), scaled(case.whole_query), case.output()
     processors = torch.cuda.get_device_properties(case.kv_cache.device).multi_processor_count
     size = processors * case.heads * max(8, case.q_len) * (LATENT + 1) * 4
     workspace = torch.empty(size, dtype=torch.int8, device="cuda")
 
     def launch() -> torch.Tensor:
-        return tsmla_decode(
+        tsmla_decode(
             query, cache, workspace, LATENT, ROPE, case.block_tables, case.seq_lens, case.max_seq_len, case.scale,
             out=out,
         )  # fmt: skip
+        return out
 
     return launch
 
 
 def e4m3(case: Case) -> Callable[[], torch.Tensor]:
-    return dataclasses.replace(case, query=case.query.to(E4M3), kv_cache=case.kv_cache.to(E4M3)).ours()
+    return dataclasses.replace(case, query=case.whole_query.to(E4M3), kv_cache=case.kv_cache.to(E4M3)).ours()
 
 
 def of_deepseek(case: Case) -> Case:
@@ -116,8 +117,8 @@ def run(options: argparse.Namespace) -> None:
     record = {"certificate": runner.certificate(options.commit), "page": PAGE, "results": results}
     path = runner.write_record(options.results, "rows-decode", record)
     names = (*OURS, *(name for name in THEIRS if name in results[0]["timings"]))
-    shape = ("requests", "q_len", "keys", "heads", "regime")
-    header = (*shape, *(f"{name} us" for name in names), *(f"{name} of bf16" for name in names[1:]), "MHz")
+    places = ("requests", "q_len", "keys", "heads", "regime")
+    header: tuple[str, ...] = (*places, *(f"{name} us" for name in names), *(f"{name} of bf16" for name in names[1:]), "MHz")
     print(runner.table(header, (_row(result, names) for result in results)))
     print(path)
 

@@ -125,7 +125,8 @@ def _merge(out: torch.Tensor, lse: torch.Tensor, new: torch.Tensor, new_lse: tor
     """Merge results as `merge_into` does, in place, with torch operations."""
     both = torch.logaddexp(lse, new_lse)
     shares = (torch.exp(x - both)[..., None] for x in (lse, new_lse))
-    out.copy_(sum(x.float() * share for x, share in zip((out, new), shares, strict=True)))
+    first, second = shares
+    out.copy_(out.float() * first + new.float() * second)
     lse.copy_(both)
 
 

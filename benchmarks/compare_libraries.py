@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
         }
         for family, shape, dtype, make in _cases(options):
             started = time.monotonic()
-            found = {"family": family, "shape": shape, "dtype": dtype}
+            found: dict[str, Any] = {"family": family, "shape": shape, "dtype": dtype}
             try:
                 found |= _compared(make, builds, monitor, options)
             except NotImplementedError as error:

@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 import tsmla
 from tsmla import checks, resolve
-from tsmla.variant import Arch
+from tsmla.variant import Arch, Variant
 
 from . import runner
 
@@ -72,7 +72,7 @@ def _cases(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     outputs = {"k_out": zeros(16, 4, 192, dtype=fp8), "v_out": zeros(16, 4, 128, dtype=fp8)}
     lengths = torch.tensor([64, 70], dtype=torch.int32, device=device)
     tables = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32, device=device)
-    decode = {
+    decode: dict[str, Any] = {
         "query": zeros(2, 1, 16, 576),
         "kv_cache": zeros(4, 64, 576),
         "workspace_buffer": zeros(132 * 16 * 8 * 513 * 4, dtype=torch.int8),
@@ -130,7 +130,7 @@ def _launch(operator: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Ca
     seen: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     found = resolve.kernel
 
-    def watched(variant: tsmla.Variant) -> Callable[..., None]:
+    def watched(variant: Variant) -> Callable[..., None]:
         kernel = found(variant)
         return lambda *passed: seen.append((kernel, passed))
 

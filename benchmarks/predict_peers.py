@@ -68,9 +68,9 @@ def _published() -> list[Published]:
         for mask, said in (("full", full), ("causal", causal)):
             symbol = FLASH_ATTN_4.format("sm_100a", "128x128", mask)
             found.append(Published(symbol, (sequences, length, length, 16), "B200", blog + mask, tflops=said))
-    for (sequences, queries, keys), us in zip(USE_CASES, OSS_US, strict=True):
+    for (sequences, queries, keys), plotted in zip(USE_CASES, OSS_US, strict=True):
         symbol = TOKENSPEED.format("prefill", "sm_100a", "e4m3", "192x128_causal")
-        found.append(Published(symbol, (sequences, queries, keys, 128), "B200", "plot, open kernel", us=us))
+        found.append(Published(symbol, (sequences, queries, keys, 128), "B200", "plot, open kernel", us=plotted))
     decode = TOKENSPEED.format("decode", "sm_100a", "e4m3", "512x64")
     for requests, queries, keys, heads, us in (
         (4, 4, 81920, 16, 47.8), (8, 4, 81920, 16, 76.6), (16, 4, 81920, 16, 146.3), (4, 4, 81920, 32, 49.5),

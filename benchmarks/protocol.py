@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -286,7 +286,7 @@ def ceilings(monitor: Monitor, seconds: float = 1.0) -> dict[str, float]:
     return {name: amount / (timings[name].median_us * 1e-6) for name, (amount, _) in work.items()}
 
 
-def agree(launches: dict[str, Callable[[], torch.Tensor]], most: float) -> None:
+def agree(launches: Mapping[str, Callable[[], torch.Tensor]], most: float) -> None:
     """Stop unless every candidate gives what "tsmla" gives, within a relative RMS difference of `most`."""
     ours = launches["tsmla"]().float()
     for name, launch in launches.items():

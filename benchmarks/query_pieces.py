@@ -23,7 +23,7 @@ def pieces(case: Case) -> Callable[[], torch.Tensor]:
 
 
 def copied(case: Case) -> Callable[[], torch.Tensor]:
-    parts, joined = _as_engines_have_them(case), torch.empty_like(case.query)
+    parts, joined = _as_engines_have_them(case), torch.empty_like(case.whole_query)
     decode = dataclasses.replace(case, query=joined).ours()
 
     def launch() -> torch.Tensor:
@@ -34,13 +34,13 @@ def copied(case: Case) -> Callable[[], torch.Tensor]:
 
 
 def contiguous(case: Case) -> Callable[[], torch.Tensor]:
-    latent, rope = (part.contiguous() for part in case.query.split((LATENT, ROPE), -1))
+    latent, rope = (part.contiguous() for part in case.whole_query.split((LATENT, ROPE), -1))
     return dataclasses.replace(case, query=(latent, rope)).ours()
 
 
 def _as_engines_have_them(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    requests, q_len, heads, _ = case.query.shape
-    latent, rope = case.query.flatten(0, 1).split((LATENT, ROPE), -1)
+    requests, q_len, heads, _ = case.whole_query.shape
+    latent, rope = case.whole_query.flatten(0, 1).split((LATENT, ROPE), -1)
     product = latent.transpose(0, 1).contiguous()
     projection = torch.zeros(requests * q_len, heads, 192, device="cuda").to(rope.dtype)
     projection[..., -ROPE:] = rope

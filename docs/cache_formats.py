@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -137,7 +138,7 @@ def of_kernels(format: str, outliers: bool) -> tuple[float, float]:
         return torch.zeros(KEYS // PAGE, PAGE, width, dtype=dtype, device="cuda")
 
     first = {"bf16": (576, torch.bfloat16), "fp8_ds_mla": (656, eight), "e4m3": (576, eight), "snapmla": (512, eight)}
-    parts = {"cache": room(*first[format])}
+    parts: dict[str, Any] = {"cache": room(*first[format])}
     if format == "snapmla":
         parts |= {"rope_cache": room(64, torch.bfloat16), "scale_cache": room(1, torch.float32)[..., 0]}
     slots = torch.arange(KEYS).cuda()

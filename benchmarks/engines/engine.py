@@ -73,10 +73,10 @@ class Engine:
 
 def _serve(end: Connection, backend: model.Backend, memory: float, options: dict[str, Any]) -> None:
     try:
-        os.environ.update(variable.split("=", 1) for variable in backend.environment)
+        os.environ.update(variable.partition("=")[::2] for variable in backend.environment)
         llm, seconds = model.start(backend, memory, options)
         end.send((True, seconds))
-        does = {"generate": _generate, "tokens": _tokens, "drafted": _drafted, "profile": _profile}
+        does: dict[str, Callable[..., Any]] = {"generate": _generate, "tokens": _tokens, "drafted": _drafted, "profile": _profile}
         does["host_times"] = _host_times
         while (asked := end.recv()) is not None:
             name, *given = asked

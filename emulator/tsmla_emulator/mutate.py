@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -154,9 +154,9 @@ class Subject:
             if kind != "race":
                 break
             finding = message.splitlines()[0]
-            option = "lenient_tensor" if "tcgen05." in finding else "lockstep"
+            option: dict[str, Any] = {"lenient_tensor" if "tcgen05." in finding else "lockstep": True}
             self.lenient = f"{self.lenient}; {finding}" if self.lenient else finding
-            self.schedules = [(name, dataclasses.replace(o, **{option: True})) for name, o in self.schedules]
+            self.schedules = [(name, dataclasses.replace(o, **option)) for name, o in self.schedules]
             kind, name, message = self.caught([])
         if kind:
             raise NotClean(f"{self.name} itself fails, schedule {name}: {kind}: {message}")

@@ -19,7 +19,7 @@ from ..run import emulated
 from .control import Control, Seen
 from .naming import name_of
 
-SCHEDULES = {"late": {"async_mode": "late"}, "random": {"async_mode": "random", "seed": 3, "quantum": 0}}
+SCHEDULES: dict[str, dict[str, Any]] = {"late": {"async_mode": "late"}, "random": {"async_mode": "random", "seed": 3, "quantum": 0}}
 """Schedules beside that of the call, in which work completes at issue."""
 MOST_FINDINGS = 10_000
 LENIENT = Options(happens_before=True, lenient_tensor=True, lockstep=True, findings=MOST_FINDINGS)
@@ -72,9 +72,9 @@ def _again(control: Control, launches: Path, seen: Seen) -> None:
         _, expected = record.run(module, _options(control))
     except EmulationError:
         return  # as in the call, which says so
-    for schedule, options in SCHEDULES.items():
+    for schedule, changed in SCHEDULES.items():
         try:
-            _, results = record.run(module, _options(control, **options))
+            _, results = record.run(module, _options(control, **changed))
         except EmulationError as error:
             seen.ended[schedule] = name_of(error.findings[0])
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -99,7 +100,7 @@ def controls() -> list[Control]:
             ("fp8", "sm_103a", fp8, True, FP8), ("bf16", "sm_100a", bf16, True, BF16),
         )
     ]  # fmt: skip
-    full = {"lengths": FULL_PAGES, "spare": 0}
+    full: dict[str, Any] = {"lengths": FULL_PAGES, "spare": 0}
     for name, arch, dtype, heads, q_len, limits, more in (
         ("fp8, one CTA", "sm_100a", fp8, 16, 4, FP8, {}),
         ("fp8, one CTA, page table full", "sm_100a", fp8, 16, 4, FP8, full),
@@ -117,8 +118,10 @@ def controls() -> list[Control]:
 def _prefill_of(
     dtype: torch.dtype, causal: bool, sequences: int, queries: int, keys: int, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    packs = (x.flatten(0, 1) for x in reference.batched(sequences, queries, keys, heads, (192, 128), dtype))
-    return _ragged(*packs, [queries] * sequences, [keys] * sequences, causal)
+    query, key, value = (
+        x.flatten(0, 1) for x in reference.batched(sequences, queries, keys, heads, (192, 128), dtype)
+    )
+    return _ragged(query, key, value, [queries] * sequences, [keys] * sequences, causal)
 
 
 def _decode_of(
@@ -136,7 +139,8 @@ def _decode_of(
 def peers() -> list[Peer]:
     found = []
     for arch in ("sm_100a", "sm_103a"):
-        for name, dtype in (("e4m3", torch.float8_e4m3fn), ("bf16", torch.bfloat16)):
+        dtypes: dict[Literal["bf16", "e4m3"], torch.dtype] = {"e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
+        for name, dtype in dtypes.items():
             for causal in (False, True):
                 call = functools.partial(_prefill_of, dtype, causal)
                 found.append(Peer(PACKAGE, "prefill", arch, name, (192, 128), call, causal, rows=256))

@@ -44,7 +44,7 @@ class CallSites:
             if loc is None or not (frames := self._frames()):
                 return loc
             file, _, line, _ = frames[0]
-            return ir.Location.file(file, line, self._number(frames))
+            return ir.Location.file(file, line, self._number(frames))  # type: ignore[attr-defined]
 
         with loc_transform(located):
             yield
@@ -130,7 +130,7 @@ class _Source:
 
 
 def _first_line(function: ast.FunctionDef) -> int:
-    return min(node.lineno for node in (function, *function.decorator_list))
+    return min([function.lineno, *(node.lineno for node in function.decorator_list)])
 
 
 def _last(node: ast.expr) -> str:

@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tsmla import jit, toolchain
 from tsmla.variant import Variant, variant_from_dict
@@ -141,7 +142,7 @@ class Compiler:
             "CUTE_DSL_DUMP_DIR": dumps,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         process = subprocess.Popen([sys.executable, "-m", __name__], env=environment, text=True, **pipes)
         self._stack.callback(process.wait)
         self._stack.callback(_close, process)

@@ -26,7 +26,7 @@ def changes(machine: Machine) -> dict[tuple[str, float], Machine]:
         for extreme in (value.low, value.high):
             if extreme is not None and extreme != value.value:
                 changed = dataclasses.replace(value, value=extreme)
-                results[name, extreme] = dataclasses.replace(machine, **{name: changed})
+                results[name, extreme] = dataclasses.replace(machine, **{name: changed})  # type: ignore[arg-type]
     return results
 
 

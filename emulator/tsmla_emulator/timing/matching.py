@@ -93,9 +93,9 @@ class Matcher:
         state = min(states, key=states.__getitem__)
         found = []
         for number in reversed(range(len(back))):
-            before, way = back[number][state]
-            stayed = way is None and before == state
-            found.append(Stretch(way, None if number == len(anchors) or stayed else state))
+            before, taken = back[number][state]
+            stayed = taken is None and before == state
+            found.append(Stretch(taken, None if number == len(anchors) or stayed else state))
             state = before
         return found[::-1]
 

@@ -84,7 +84,7 @@ def waits(modelled: Modelled) -> list[str]:
     prepared, shown = modelled.prepared, modelled.shown
     roles = {(t.rank, t.warp): role_of(prepared, t) for t in modelled.traces}
     warps = collections.Counter(roles.values())
-    spent: collections.Counter[tuple[str, str]] = collections.Counter()
+    spent: dict[tuple[str, str], float] = collections.defaultdict(float)
     for one in shown.waits:
         role = roles[one.rank, one.warp]
         spent[role, label_of(prepared, one)] += (one.end - one.start) / warps[role]
