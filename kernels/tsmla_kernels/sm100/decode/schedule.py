@@ -126,7 +126,7 @@ class DecodeSchedule:
             EdgeSpec("half", products, NOBODY, 1, ctas * CTA_ROWS * geometry.row.value_columns * 2, (self.attend,)),
         ]
         if geometry.scale_slots:
-            own = "this CTA's" if geometry.is_pair else ""
-            bring, take = ((Warps(role, ctas, own),) for role in (self.load_scales, self.attend))
+            whose = "this CTA's" if geometry.is_pair else ""
+            bring, take = (Warps(self.load_scales, ctas, whose),), (Warps(self.attend, ctas, whose),)
             edges.append(EdgeSpec("scales", bring, take, geometry.scale_slots, geometry.scale_bytes))
         return EdgeTable(tuple(edges), TENSOR_ADDRESS_OFFSET)

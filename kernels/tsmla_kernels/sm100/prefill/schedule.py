@@ -117,7 +117,7 @@ class PrefillSchedule:
         if self.crossed:
             own = EdgeSpec("scores_read", (of_tile,), NOBODY, tiles, scores, read_by=(self.multiply, self.softmax))
             of_warp = Warps(self.softmax, 4 * tiles, "one of the query tile's")
-            turns = (EdgeSpec("turns", (of_warp,), NOBODY, 4 * tiles, scores // 4, read_by=softmax),)
+            turns: tuple[EdgeSpec, ...] = (EdgeSpec("turns", (of_warp,), NOBODY, 4 * tiles, scores // 4, read_by=softmax),)
         else:
             own = EdgeSpec("probabilities_late", (of_tile,), NOBODY, tiles, late, read_by=multiply)
             turns = ()

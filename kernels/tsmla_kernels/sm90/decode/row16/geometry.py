@@ -50,7 +50,8 @@ class FewRowsGeometry:
         return self.stored.offset("rope") * (TILE_KV if self.apart else 1)
 
     @property
-    def scales_at(self) -> int:
+    def scales_at(self) -> int | None:
+        """Offset of the scales in a row, if they lie there."""
         return self.stored.scales_offset
 
     @property
@@ -126,11 +127,13 @@ class FewRowsGeometry:
         assert self.stored.value_columns == TEAM_WARPS * STRIP and self.stored.piece("latent").dtype is Dtype.E4M3, self
         assert STRIP == LIFTED_COLUMNS, self
         assert self.stored.piece("rope").bytes == STRIP, self
+        scales = self.stored.scales
+        assert scales, self
         if self.apart:
-            assert self.stored.scales.whole_row, self
+            assert scales.whole_row, self
             assert all(size % TILE_ALIGNMENT == 0 for size in (BARRIER_BYTES, self.rope_at, self.stage_bytes)), self
         else:
-            assert self.stored.scales.columns == STRIP, self
+            assert scales.columns == STRIP and self.scales_at is not None, self
             assert self.row_bytes % 128 == 16, f"rows of {self.row_bytes} bytes do not begin four banks apart"
             assert all(at % 16 == 0 for at in (self.rope_at, self.scales_at)) and self.stage_bytes % 128 == 0, self
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self

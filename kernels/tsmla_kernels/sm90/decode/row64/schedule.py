@@ -109,7 +109,7 @@ class DecodeSchedule:
         scorer = Warps(self.attend, 2, "the warpgroup that scores the tile")
         scorer_of_rows = (Warps(self.attend, 2 * WARPS, "of a pair, the warp that scores the tile"),)
         each_strip = Copies(self.load, geometry.latent_strips, "each latent strip")
-        emptied_by = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
+        emptied_by: tuple[Party, ...] = (Warps(self.attend, 2, "the warpgroup whose output it adds to"),)
         if geometry.ctas > 1:
             emptied_by = (*emptied_by, Warps(self.attend, 2, "its counterpart in the other CTA"))
         if geometry.transposes:
