@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from tsmla import tsmla_prefill
-from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from . import bench_decode, bench_prefill, protocol, runner
 from .clock_cases import CASES, LATER_CASES, PEER_CASES, VARIANT_SHAPE, ClockCase, PeerCase, variant_of

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from tsmla import mla_write_cache, tsmla_decode
-from tsmla.row_format import ROWS
+from tsmla.identity.row_format import ROWS
 
 from . import protocol, runner
 from .bench_decode import FIXED, LATENT, PAGE, ROPE, Case
@@ -118,7 +118,8 @@ def run(options: argparse.Namespace) -> None:
     path = runner.write_record(options.results, "rows-decode", record)
     names = (*OURS, *(name for name in THEIRS if name in results[0]["timings"]))
     places = ("requests", "q_len", "keys", "heads", "regime")
-    header: tuple[str, ...] = (*places, *(f"{name} us" for name in names), *(f"{name} of bf16" for name in names[1:]), "MHz")
+    times = *(f"{name} us" for name in names), *(f"{name} of bf16" for name in names[1:])
+    header: tuple[str, ...] = (*places, *times, "MHz")
     print(runner.table(header, (_row(result, names) for result in results)))
     print(path)
 

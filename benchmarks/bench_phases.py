@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
 def _measured(directory: Path) -> tuple[str, dict[str, Any]]:
     import torch
     from tsmla import tsmla_prefill
-    from tsmla.checks import TORCH_DTYPE_OF
+    from tsmla.operators.checks import TORCH_DTYPE_OF
     from tsmla_kernels.sm90.prefill.geometry import PrefillGeometry
 
     from . import bench_prefill

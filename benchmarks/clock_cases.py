@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tsmla.manifest import read_directory
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
+from tsmla.loading.manifest import read_directory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _child(family: str, started: float, bindings_up: bool) -> dict[str, float]:
     operator, variant = _import(family)
     imported = time.time()
     import tvm_ffi  # noqa: F401  (what tsmla imports first when it loads a library; a serving engine often has it)
-    from tsmla import resolve
+    from tsmla.loading import resolve
 
     interface = time.time()
 

@@ -26,9 +26,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from tsmla import loader, manifest, resolve
-from tsmla.call import OPERATORS
-from tsmla.variant import Variant
+from tsmla.identity.call import OPERATORS
+from tsmla.identity.variant import Variant
+from tsmla.loading import loader, manifest, resolve
 
 from . import bench_decode, bench_decode_rows, bench_prefill, protocol, runner
 

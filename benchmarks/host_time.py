@@ -26,8 +26,10 @@ from unittest import mock
 
 import torch
 import tsmla
-from tsmla import checks, resolve
-from tsmla.variant import Arch, Variant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Variant
+from tsmla.loading import resolve
+from tsmla.operators import checks
 
 from . import runner
 

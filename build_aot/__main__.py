@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from tsmla.toolchain import shipped_libraries
+from tsmla.loading.toolchain import shipped_libraries
 
 from . import matrix
 from .build import build

@@ -19,12 +19,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tsmla import elf
 from tsmla.errors import LibraryError, ManifestError
-from tsmla.image import HOSTS, read_image
-from tsmla.loader import signature_of
-from tsmla.manifest import LibraryManifest, read_directory, verify_file
-from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
+from tsmla.loading import elf
+from tsmla.loading.image import HOSTS, read_image
+from tsmla.loading.loader import signature_of
+from tsmla.loading.manifest import LibraryManifest, read_directory, verify_file
 from tsmla_kernels.limits import registers_at_launch
 
 from . import arm64, cubin, descriptors, link, matrix, x86

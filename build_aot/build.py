@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tsmla import toolchain
 from tsmla.errors import ManifestError
-from tsmla.manifest import (
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.variant import Variant
+from tsmla.loading import toolchain
+from tsmla.loading.manifest import (
     MANIFEST_FILE,
     SCHEMA,
     DirectoryManifest,
@@ -26,7 +28,6 @@ from tsmla.manifest import (
     verify_file,
     write_directory,
 )
-from tsmla.variant import SHIPPED_ARCHS, Arch, Variant
 
 from . import link, matrix, sources
 from .audit import audit_library, loading_process

@@ -3,7 +3,7 @@
 An entry is one zip file, `SYMBOL-HASH.zip`, of a result's object, LLVM IR, PTX and description. The description says
 what decided the result (sources, compilers and this package), and HASH is of that: entries are only ever added, and an
 interrupted build leaves none. A variant keeps its latest `KEPT` entries. What lies there is linked into libraries and
-run, so nothing counts that another user could have put there (`tsmla.trust`).
+run, so nothing counts that another user could have put there (`tsmla.loading.trust`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tsmla import trust
-from tsmla.variant import Variant
+from tsmla.identity.variant import Variant
+from tsmla.loading import trust
 
 from .compile import ResultStore
 

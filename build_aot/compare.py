@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tsmla.elf import SHT_DYNSYM, Elf
+from tsmla.loading.elf import SHT_DYNSYM, Elf
 
 from . import cubin
 from .audit import EXPORT_PREFIX

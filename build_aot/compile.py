@@ -22,10 +22,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tsmla import toolchain
-from tsmla.loader import signature_of
-from tsmla.manifest import Kernel
-from tsmla.variant import Variant
+from tsmla.identity.variant import Variant
+from tsmla.loading import toolchain
+from tsmla.loading.loader import signature_of
+from tsmla.loading.manifest import Kernel
 
 from . import cubin, link, sources
 from .errors import BuildError

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from tsmla.elf import EM_CUDA, MAGIC, SHT_SYMTAB, STT_FUNC, Elf
+from tsmla.loading.elf import EM_CUDA, MAGIC, SHT_SYMTAB, STT_FUNC, Elf
 
 from .errors import BuildError
 

@@ -7,7 +7,7 @@ product: a third more instructions in the main loop of a prefill, and 5 to 10 % 
 
 from __future__ import annotations
 
-from tsmla.elf import Elf
+from tsmla.loading.elf import Elf
 
 _INSTRUCTION_BYTES = 16
 _PRODUCT, _MOVE = (0x1FC, 0x1F0), (0x1FF, 0x0CA)

@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tsmla import toolchain
-from tsmla.elf import SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, Elf, ElfError, Symbol
-from tsmla.image import DIGEST_BYTES, DIGEST_SECTION, MANIFEST_SECTION, sealed
+from tsmla.loading import toolchain
+from tsmla.loading.elf import SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, Elf, ElfError, Symbol
+from tsmla.loading.image import DIGEST_BYTES, DIGEST_SECTION, MANIFEST_SECTION, sealed
 
 from .errors import BuildError
 
@@ -70,7 +70,7 @@ def assemble(ir: str, obj: Path, host: str) -> None:
 def link(objects: Sequence[Path], library: Path, host: str, manifest: str | None = None) -> None:
     """Link objects, in the order given, into a library that exports what they export.
 
-    manifest: text for the library to hold about itself; then it has its digest inside, too (`tsmla.image`).
+    manifest: text for the library to hold about itself; then it has its digest inside, too (`tsmla.loading.image`).
     """
     with tempfile.TemporaryDirectory() as scratch:
         directories = runtime_directories() if host == platform.machine() else _stubs(objects, host, Path(scratch))

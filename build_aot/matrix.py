@@ -8,14 +8,11 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tsmla import gpu
-from tsmla.manifest import library_file
-from tsmla.row_format import ROWS, uniform_row
-from tsmla.support import CACHE_DTYPES, PREFILL_DIMS, pack_dims, why_unsupported
-from tsmla.variant import (
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.row_format import ROWS, uniform_row
+from tsmla.identity.support import CACHE_DTYPES, PREFILL_DIMS, pack_dims, why_unsupported
+from tsmla.identity.variant import (
     FAMILIES,
-    SHIPPED_ARCHS,
-    Arch,
     DecodeVariant,
     Dtype,
     PackVariant,
@@ -25,6 +22,8 @@ from tsmla.variant import (
     Variant,
     WriteCacheVariant,
 )
+from tsmla.loading import gpu
+from tsmla.loading.manifest import library_file
 
 from .errors import BuildError
 from .link import ZIG_TARGETS

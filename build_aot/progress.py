@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-from tsmla.variant import Arch, Variant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Variant
 
 FILE = "progress.txt"
 """The file of progress, in the directory where a build keeps its results."""

@@ -12,7 +12,7 @@ import modulefinder
 import sys
 from collections.abc import Iterable
 
-from tsmla import toolchain
+from tsmla.loading import toolchain
 
 PACKAGE = "tsmla_kernels"
 SHARED = (f"{PACKAGE}.registry", f"{PACKAGE}.entry")

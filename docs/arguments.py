@@ -1,21 +1,21 @@
-"""Writes docs/arguments.md from the tables in `tsmla.call`: `python docs/arguments.py`."""
+"""Writes docs/arguments.md from the tables in `tsmla.identity.call`: `python docs/arguments.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides
+from tsmla.identity.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides
 
 PAGE = Path(__file__).with_suffix(".md")
 _INTRODUCTION = """\
 # Arguments
 
 What each kernel takes, in its order, and what callers may give for it. `docs/arguments.py` writes this page from the
-tables in `python/tsmla/call.py`, from which kernels' signatures and the operators' checks derive, too. What arguments
-mean is in the operators' docstrings.
+tables in `python/tsmla/identity/call.py`, from which kernels' signatures and the operators' checks derive, too. What
+arguments mean is in the operators' docstrings.
 
 Sizes such as `d_qk` that are fields of a variant are compiled in; all others are free, and one name is one size within
-a table. *dtype* is the inputs' and *out_dtype* the output's; `python/tsmla/support.py` says which exist.
+a table. *dtype* is the inputs' and *out_dtype* the output's; `python/tsmla/identity/support.py` says which exist.
 Addresses, and strides that are free, are multiples of the alignment in bytes, except that the stride of a dimension of
 one element means nothing. Tensors that a call writes may share no memory with others that it takes; nobody checks that.
 After these arguments every kernel takes a CUDA stream.

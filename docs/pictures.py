@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
 from tsmla_kernels.parts.edges import Copies, EdgeSpec, Either, Role, TensorCore, roles_of
 from tsmla_kernels.sm90.decode.forms import ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, forms_of
 from tsmla_kernels.sm90.decode.row16.schedule import FewRowsSchedule

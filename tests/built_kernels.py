@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsmla.variant import Variant
+from tsmla.identity.variant import Variant
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "emulator"))  # found here where it is not installed

@@ -6,8 +6,6 @@ import types
 
 import pytest
 import torch
-from tsmla import support
-from tsmla.variant import Arch
 
 BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH, SMS = 3, 2, 4, 10, 64, 6, 132
 FORMULA = SMS * HEADS * 8 * 513 * 4
@@ -40,7 +38,6 @@ LENGTHS = ints(1, 2, 3)
 
 
 def on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU has `SMS` SMs, and every dtype is decoded on sm_90a only."""
-    monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: tuple(support.DECODE_OUT_DTYPES)})
+    """The GPU has `SMS` SMs."""
     properties = types.SimpleNamespace(multi_processor_count=SMS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

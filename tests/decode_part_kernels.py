@@ -10,9 +10,9 @@ import cutlass
 from cutlass import Int32, Int64, const_expr, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from decode_records import WORDS
-from tsmla.call import DECODE
-from tsmla.plan import Deal
-from tsmla.variant import Arch, DecodeVariant
+from tsmla.identity.arch import Arch, Deal
+from tsmla.identity.call import DECODE
+from tsmla.identity.variant import DecodeVariant
 from tsmla_kernels.decode.combine import launch_combine
 from tsmla_kernels.entry import fake_arguments, host_entry
 from tsmla_kernels.parts.decode_line import LaneWork, Terms, Work, deal_work, in_lanes, of_equal_lengths, terms_of

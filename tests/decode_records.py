@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tsmla.plan import RECORD_BYTES, Deal, Line, MixedLine, RowTiling, mixed_segments, seen_lengths, segments
+from tsmla.identity.arch import Deal
+from tsmla.identity.plan import RECORD_BYTES, Line, MixedLine, RowTiling, mixed_segments, seen_lengths, segments
 
 WORDS = RECORD_BYTES // 4
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tsmla.variant import Arch, Variant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Variant
 
 from build_aot.compare import anonymous
 

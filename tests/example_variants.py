@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tsmla import manifest, toolchain
-from tsmla.row_format import ROWS
-from tsmla.variant import (
-    Arch,
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import (
     DecodeVariant,
     Dtype,
     PackVariant,
@@ -19,6 +18,7 @@ from tsmla.variant import (
     ReadCacheVariant,
     WriteCacheVariant,
 )
+from tsmla.loading import manifest, toolchain
 
 from build_aot import link
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from refusing import Recorder
-from tsmla import resolve
-from tsmla.call import OPERATORS
-from tsmla.variant import Variant
+from tsmla.identity.call import OPERATORS
+from tsmla.identity.variant import Variant
+from tsmla.loading import resolve
 
 SMS = 132
 ROOM = torch.empty(2**25, dtype=torch.uint8)

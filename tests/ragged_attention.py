@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tsmla.support import PREFILL_DIMS
+from tsmla.identity.support import PREFILL_DIMS
 
 
 def prefill(

@@ -8,23 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tsmla.row_format import ROWS
-from tsmla.support import (
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.support import (
     CACHE_DTYPES,
     DECODE_OUT_DTYPES,
-    DECODE_ROWS,
     LATENT_DIM,
     PACK_DTYPES,
     PACK_OUT_DTYPES,
     PREFILL_DIMS,
-    PREFILL_DTYPES,
     QUANTIZED_QUERIES,
     ROPE_DIM,
     why_unsupported,
 )
-from tsmla.variant import (
-    SHIPPED_ARCHS,
-    Arch,
+from tsmla.identity.variant import (
     DecodeVariant,
     Dtype,
     PackVariant,
@@ -70,7 +67,7 @@ def short_table() -> str:
     """What each operator takes, as the README's Markdown table, asked of `why_unsupported`."""
 
     def prefills(arch: Arch) -> list[Variant]:
-        return [_prefill(arch, dtype, outs[0], 192, 128) for dtype, outs in PREFILL_DTYPES[arch].items()]
+        return [_prefill(arch, dtype, outs[0], 192, 128) for dtype, outs in arch.facts.prefill.items()]
 
     def decodes(arch: Arch) -> list[Variant]:
         return [DecodeVariant(arch, dtype, out, lse=True) for dtype, out in DECODE_OUT_DTYPES.items()]
@@ -92,7 +89,7 @@ def short_table() -> str:
         return [QuantizeQVariant(arch, dtype, ROWS[name]) for name, of in QUANTIZED_QUERIES.items() for dtype in of]
 
     rows: list[tuple[str, str, Callable[[Arch], list[Variant]]]] = [
-        ("`tsmla_prefill`", ", ".join(PREFILL_DTYPES[Arch.SM90A]), prefills),
+        ("`tsmla_prefill`", ", ".join(Arch.SM90A.facts.prefill), prefills),
         ("`tsmla_decode`", f"{', '.join(DECODE_OUT_DTYPES)} caches", decodes),
         ("", f"{', '.join(name for name in ROWS if _decoded(name))} caches, rows with scales", scaled),
         ("`mla_kv_pack_quantize_fp8`", f"{', '.join(PACK_DTYPES)} to {', '.join(PACK_OUT_DTYPES)}", packs),
@@ -113,7 +110,7 @@ def support_table() -> str:
         (f"`tsmla_prefill`, {dtype} in, {out} out, head dims {', '.join(map(str, dims))}", list(there))
         for dtype in Dtype
         for out in Dtype
-        if any(out in dtypes.get(dtype, ()) for dtypes in PREFILL_DTYPES.values())
+        if any(out in arch.facts.prefill.get(dtype, ()) for arch in Arch)
         for there, dims in _prefills(dtype, out).items()
     ]
     rows += [
@@ -193,7 +190,7 @@ def _prefills(dtype: Dtype, out: Dtype) -> dict[tuple[bool, ...], list[tuple[int
 
 def _decoded(name: str) -> tuple[Dtype, ...]:
     """Dtypes of queries for which some decode reads such rows besides those of the query's own dtype."""
-    return next((rows[name] for rows in DECODE_ROWS.values() if name in rows), ())
+    return next((arch.facts.decode_rows[name] for arch in Arch if name in arch.facts.decode_rows), ())
 
 
 def _why_row(arch: Arch, dtype: Dtype, name: str) -> str | None:

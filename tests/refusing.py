@@ -11,7 +11,7 @@ from collections.abc import Callable
 from unittest import mock
 
 from cutlass import cute
-from tsmla.variant import Variant
+from tsmla.identity.variant import Variant
 from tsmla_kernels import entry
 
 

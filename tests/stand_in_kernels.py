@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
-from tsmla.call import OPERATORS
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.tools.selftest_rows import numbers_in
-from tsmla.variant import Variant
+from tsmla.identity.call import OPERATORS
+from tsmla.identity.variant import Variant
+from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla.problems.rows import numbers_in
 
 
 class Kernels:

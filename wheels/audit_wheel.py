@@ -24,12 +24,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "kernels")]
 import archive  # noqa: E402
 import sbom  # noqa: E402
 from build_wheel import JIT_TAG  # noqa: E402
-from tsmla import elf, toolchain  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
-from tsmla.loader import WHEEL_TAGS  # noqa: E402
-from tsmla.manifest import read_directory  # noqa: E402
-from tsmla.tools import records  # noqa: E402
-from tsmla.variant import SHIPPED_ARCHS  # noqa: E402
+from tsmla.identity.arch import SHIPPED_ARCHS  # noqa: E402
+from tsmla.loading import (  # noqa: E402
+    elf,
+    records,  # noqa: E402
+    toolchain,
+)
+from tsmla.loading.loader import WHEEL_TAGS  # noqa: E402
+from tsmla.loading.manifest import read_directory  # noqa: E402
 
 from build_aot import matrix  # noqa: E402
 from build_aot.audit import audit_directory  # noqa: E402

@@ -23,8 +23,8 @@ from typing import Any
 import archive
 import verify_release
 from audit_wheel import HOSTS, LIBRARIES
-from tsmla.manifest import read_directory
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.loading.manifest import read_directory
 
 CARD = Path(__file__).with_name("hub_card.md")
 CUDA_VERSIONS = ("12.9", "13.0")
@@ -36,9 +36,8 @@ KERNEL_VERSION = 1
 """The Hub's version of this interface. It grows when callers have to change."""
 REQUIRED = ["tvm-ffi", "nvidia-cutlass-dsl"]
 """Required distributions, by the names of `kernels`, which asks whether they are installed."""
-LEFT_OUT = ("__main__.py", "integrations/vllm", "tools")
-KEPT = ("tools/__init__.py", "tools/records.py", "tools/status.py")
-"""Modules outside of the operators that the package's public functions import."""
+LEFT_OUT = ("__main__.py", "integrations/vllm", "problems", "tools")
+"""Rooms and files that no public function needs."""
 METADATA = ("METADATA", "licenses", "sboms")
 """Parts of the wheel's .dist-info that are kept: version, licence, and what the libraries were made of."""
 
@@ -109,9 +108,8 @@ def _fill(root: Path, info: str, out: Path, host: str, archs: list[Arch]) -> lis
 
 def _ignored(package: Path, folder: Path, names: list[str]) -> list[str]:
     """Return the names in a folder of the package that are left out."""
-    kept = {*KEPT, *(str(Path(path).parent) for path in KEPT)}
     inside = {name: (folder / name).relative_to(package) for name in names}
-    return [n for n, path in inside.items() if str(path) not in kept and any(map(path.is_relative_to, LEFT_OUT))]
+    return [name for name, path in inside.items() if str(path) in LEFT_OUT]
 
 
 def _metadata(folder: Path, archs: list[Arch]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT / "python"))
 
 import archive  # noqa: E402
 import sbom  # noqa: E402
-from tsmla.loader import WHEEL_TAGS  # noqa: E402
-from tsmla.variant import SHIPPED_ARCHS  # noqa: E402
+from tsmla.identity.arch import SHIPPED_ARCHS  # noqa: E402
+from tsmla.loading.loader import WHEEL_TAGS  # noqa: E402
 
 JIT_TAG = "py3-none-any"
 ENVIRONMENT = {"binary": {"TSMLA_AOT": "1", "TSMLA_ARCHS": ";".join(SHIPPED_ARCHS)}, "jit": {"TSMLA_AOT": "0"}}

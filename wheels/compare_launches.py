@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "emulator")]
 
 import exported_ir  # noqa: E402
-from tsmla.variant import SHIPPED_ARCHS, Variant  # noqa: E402
+from tsmla.identity.arch import SHIPPED_ARCHS  # noqa: E402
+from tsmla.identity.variant import Variant  # noqa: E402
 
 if TYPE_CHECKING:
     from tsmla_emulator.host.compile import Compiled

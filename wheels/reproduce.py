@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import archive
 import build_wheel
-from tsmla import elf
-from tsmla.image import DIGEST_SECTION
+from tsmla.loading import elf
+from tsmla.loading.image import DIGEST_SECTION
 
 ROOT = Path(__file__).resolve().parent.parent
 

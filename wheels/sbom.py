@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "kernels")]
 
-from tsmla import manifest, toolchain  # noqa: E402
 from tsmla.errors import ManifestError  # noqa: E402
+from tsmla.loading import manifest, toolchain  # noqa: E402
 
 LIBRARIES = "tsmla/objs"
 _PTXAS = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")

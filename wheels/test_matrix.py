@@ -26,7 +26,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 COMPILE = """
 import platform
 from importlib.metadata import version
-from tsmla.variant import Arch, Dtype, PackVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype, PackVariant
 from tsmla_kernels.registry import compile_variant
 compile_variant(PackVariant(Arch.SM90A, Dtype.BF16, Dtype.E4M3, 128, 64, 128))
 print(platform.python_version(), *(f"{name} {version(name)}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")))

@@ -23,8 +23,8 @@ from typing import Any
 import archive
 import audit_wheel
 import provenance
-from tsmla import elf, image, manifest, toolchain
 from tsmla.errors import LibraryError, ManifestError
+from tsmla.loading import elf, image, manifest, toolchain
 
 from build_aot import link
 

@@ -76,8 +76,10 @@ def _serve(end: Connection, backend: model.Backend, memory: float, options: dict
         os.environ.update(variable.partition("=")[::2] for variable in backend.environment)
         llm, seconds = model.start(backend, memory, options)
         end.send((True, seconds))
-        does: dict[str, Callable[..., Any]] = {"generate": _generate, "tokens": _tokens, "drafted": _drafted, "profile": _profile}
-        does["host_times"] = _host_times
+        does: dict[str, Callable[..., Any]] = {
+            "generate": _generate, "tokens": _tokens, "drafted": _drafted, "profile": _profile,
+            "host_times": _host_times,
+        }  # fmt: skip
         while (asked := end.recv()) is not None:
             name, *given = asked
             end.send((True, does[name](llm, *given)))

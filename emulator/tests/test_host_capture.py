@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import tsmla
-from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype, PackVariant, PrefillVariant
 from tsmla_emulator import check, machine, record
 from tsmla_emulator.host import launch_config
 from tsmla_emulator.host.compile import compile_for_emulation
@@ -168,7 +169,7 @@ def test_objects_that_cannot_be_linked(tmp_path):
 
 
 def test_torch_and_tsmla_are_as_before_afterwards(seen):
-    from tsmla import resolve
+    from tsmla.loading import resolve
 
     capability, search = torch.cuda.get_device_capability, resolve._search
     with emulated("sm_103a"):

@@ -7,7 +7,8 @@ import shutil
 import sys
 
 import pytest
-from tsmla.variant import Arch, Dtype, PackVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype, PackVariant
 from tsmla_emulator.host import compile as compile_module
 from tsmla_emulator.host import link as link_module
 from tsmla_emulator.host.compile import CompileError, compile_for_emulation

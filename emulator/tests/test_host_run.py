@@ -12,9 +12,10 @@ import pytest
 import torch
 import tsmla
 import two_launches
-from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments
-from tsmla.row_format import ROWS
-from tsmla.variant import SHIPPED_ARCHS, Arch, DecodeVariant, Dtype, PackVariant, PrefillVariant
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.plan import cut, deal_of, plan_decode, row_tiling, segments
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import DecodeVariant, Dtype, PackVariant, PrefillVariant
 from tsmla_emulator import check, cli, machine, mutation_table, record
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import tsmla
-from tsmla.checks import TORCH_DTYPE_OF
+from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla_emulator import check, machine
 from tsmla_emulator.machine import Report
 from tsmla_emulator.run import emulated

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from small_kernels import text_of
-from tsmla.row_format import ROWS, uniform_row
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS, uniform_row
+from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla_emulator.machine import parse
 from tsmla_emulator.timing import classes, rates
 from tsmla_emulator.timing.problem import partial_row_bytes

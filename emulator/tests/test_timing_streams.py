@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tsmla.variant import FAMILIES
+from tsmla.identity.variant import FAMILIES
 from tsmla_emulator import check, cli
 from tsmla_emulator.timing import problem, streams
 from tsmla_emulator.timing.machines import H200, MACHINES, OF_ARCH, Value

@@ -15,17 +15,11 @@ from typing import Any
 
 import torch
 import tsmla
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.plan import FEW_ROWS_DEALS
-from tsmla.row_format import ROWS, RowFormat, uniform_row
-from tsmla.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, pack_dims
-from tsmla.tools import selftest_cache, selftest_query
-from tsmla.tools.selftest_cases import cases_of
-from tsmla.tools.selftest_memory import Memory
-from tsmla.tools.selftest_rows import numbers_in, stored_as
-from tsmla.variant import (
-    SHIPPED_ARCHS,
-    Arch,
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.plan import FEW_ROWS_DEALS
+from tsmla.identity.row_format import ROWS, RowFormat, uniform_row
+from tsmla.identity.support import CACHE_DTYPES, LATENT_DIM, NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, pack_dims
+from tsmla.identity.variant import (
     DecodeVariant,
     Dtype,
     PackVariant,
@@ -35,6 +29,12 @@ from tsmla.variant import (
     Variant,
     WriteCacheVariant,
 )
+from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla.problems import cache as cache_problems
+from tsmla.problems import query as query_problems
+from tsmla.problems.cases import cases_of
+from tsmla.problems.memory import Memory
+from tsmla.problems.rows import numbers_in, stored_as
 
 from .host.compile import Compiled
 from .machine import Options
@@ -163,9 +163,9 @@ def check(
         if isinstance(variant, PackVariant):
             judged = [_pack(variant)]
         elif isinstance(variant, WriteCacheVariant | ReadCacheVariant):
-            judged = _short_cases(selftest_cache, variant)
+            judged = _short_cases(cache_problems, variant)
         elif isinstance(variant, QuantizeQVariant):
-            judged = _short_cases(selftest_query, variant)
+            judged = _short_cases(query_problems, variant)
         elif isinstance(variant, PrefillVariant):
             judged = []
             for long in _BOOLS[: prefill_kernels(variant)]:

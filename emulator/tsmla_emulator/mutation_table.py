@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsmla.variant import Arch, DecodeVariant, PrefillVariant, Variant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import DecodeVariant, PrefillVariant, Variant
 
 from .mutate import Findings, NotClean, Result, Subject
 from .mutation_hunt import Pace, hunt

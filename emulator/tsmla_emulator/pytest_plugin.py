@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tsmla.variant import SHIPPED_ARCHS
+from tsmla.identity.arch import SHIPPED_ARCHS
 
 from .machine import Options
 from .run import GPUS, Emulation, emulated

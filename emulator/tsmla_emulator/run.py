@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from tsmla.call import OPERATORS
+from tsmla.identity.call import OPERATORS
 
 from . import machine, record
 from .host import adoption, doubles, launch_config

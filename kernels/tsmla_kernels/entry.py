@@ -10,8 +10,8 @@ from typing import Any
 import cutlass
 from cutlass import cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-from tsmla.call import OPERATORS, Argument, LeftOut, Operator, Strides, extent, fixed_sizes
-from tsmla.variant import Variant
+from tsmla.identity.call import OPERATORS, Argument, LeftOut, Operator, Strides, extent, fixed_sizes
+from tsmla.identity.variant import Variant
 
 from .parts.precision import numeric
 

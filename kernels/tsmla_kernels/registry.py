@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tsmla.support import why_unsupported
-from tsmla.variant import (
-    Arch,
+from tsmla.identity.arch import Arch
+from tsmla.identity.support import why_unsupported
+from tsmla.identity.variant import (
     DecodeVariant,
     PackVariant,
     PrefillVariant,

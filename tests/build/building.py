@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from build_wheel import ROOT
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 SMALL = {"arch": Arch.SM90A, "family": "pack"}
 """The part of the matrix that compiles quickly."""

@@ -10,7 +10,7 @@ import build_wheel
 import pytest
 from building import SMALL, Ran, build_aot
 from made_once import made_once
-from tsmla.variant import Variant
+from tsmla.identity.variant import Variant
 
 from build_aot import matrix
 

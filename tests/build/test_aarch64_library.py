@@ -7,9 +7,9 @@ import struct
 
 import pytest
 from building import SMALL, build_aot
-from tsmla import elf, loader
 from tsmla.errors import LibraryError
-from tsmla.manifest import read_directory
+from tsmla.loading import elf, loader
+from tsmla.loading.manifest import read_directory
 
 from build_aot import link
 from build_aot.audit import audit_library, loading_process

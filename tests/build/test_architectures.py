@@ -17,8 +17,8 @@ import build_wheel
 import pytest
 import sbom
 from building import copy_of_the_project
-from tsmla.manifest import MANIFEST_FILE
-from tsmla.variant import SHIPPED_ARCHS
+from tsmla.identity.arch import SHIPPED_ARCHS
+from tsmla.loading.manifest import MANIFEST_FILE
 
 from build_aot.build import STORE
 

@@ -8,10 +8,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from tsmla import manifest
-from tsmla.elf import MAGIC
-from tsmla.image import DIGEST_SECTION, sealed
-from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
+from tsmla.loading import manifest
+from tsmla.loading.elf import MAGIC
+from tsmla.loading.image import DIGEST_SECTION, sealed
 
 from build_aot import cubin, descriptors, link, matrix
 from build_aot.audit import audit_directory, audit_library, gpu_problems, instructions_meant, loading_process

@@ -7,7 +7,7 @@ import re
 import threading
 
 from building import SMALL, build_aot, copy_of_the_project
-from tsmla import manifest
+from tsmla.loading import manifest
 
 from build_aot.build import STORE
 

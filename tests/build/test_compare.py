@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tsmla.elf import Elf
+from tsmla.loading.elf import Elf
 
 from build_aot import compare, cubin
 from build_aot.build import STORE

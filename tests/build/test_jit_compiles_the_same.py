@@ -9,8 +9,8 @@ import sys
 
 JIT = """
 import json, sys
-from tsmla import jit
-from tsmla.variant import variant_from_dict
+from tsmla.loading import jit
+from tsmla.identity.variant import variant_from_dict
 jit._compile(variant_from_dict(json.loads(sys.argv[1])))
 """
 

@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tsmla.support import why_unsupported
-from tsmla.variant import FAMILIES, SHIPPED_ARCHS, Arch
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.support import why_unsupported
+from tsmla.identity.variant import FAMILIES
 
 from build_aot import matrix
 

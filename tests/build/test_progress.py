@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 from build_aot import matrix, progress
 from build_aot.build import STORE

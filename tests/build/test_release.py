@@ -19,10 +19,10 @@ import reproduce
 import sbom
 import verify_release
 from building import SMALL
-from tsmla import toolchain
-from tsmla.elf import MAGIC, Elf
-from tsmla.image import sealed
-from tsmla.manifest import MANIFEST_FILE
+from tsmla.loading import toolchain
+from tsmla.loading.elf import MAGIC, Elf
+from tsmla.loading.image import sealed
+from tsmla.loading.manifest import MANIFEST_FILE
 
 INFO = "tsmla-0.1.0.dist-info"
 LIBRARY = "tsmla/objs/tsmla_pack_sm_90a_x86_64.so"
@@ -107,8 +107,8 @@ def test_two_builds_have_the_same_bytes(twice):
 
 
 def test_differences_are_named(wheel, forged):
-    other = forged(edit("tsmla/variant.py", lambda data: data + b"#"))
-    assert reproduce.differences(wheel, other) == ([], [f"{INFO}/RECORD differs", "tsmla/variant.py differs"])
+    other = forged(edit("tsmla/identity/variant.py", lambda data: data + b"#"))
+    assert reproduce.differences(wheel, other) == ([], [f"{INFO}/RECORD differs", "tsmla/identity/variant.py differs"])
 
 
 def test_machine_code_that_ptxas_chose_is_told_from_all_else(wheel, forged):
@@ -179,7 +179,7 @@ def test_what_was_built_passes(wheel, binary_wheel, jit_wheel):
         (lambda root: (root / "tsmla/objs/more.so").write_bytes(b"x"), "tsmla/objs/more.so is not in the manifest"),
         (lambda root: (root / "tsmla/objs/more.py").write_bytes(b"x"), "tsmla/objs/more.py is not in the manifest"),
         (edit("tsmla_kernels/registry.py", lambda data: data + b"#"), "not compiled from the kernel sources"),
-        (edit("tsmla/variant.py", lambda data: data + b"#"), "not compiled from the kernel sources"),
+        (edit("tsmla/identity/variant.py", lambda data: data + b"#"), "not compiled from the kernel sources"),
         (edit(f"{INFO}/licenses/LICENSE", lambda data: b"All rights reserved"), "is not the Apache License"),
         (edit(f"{INFO}/METADATA", lambda data: data.replace(b"torch\n", b"torsh\n", 1)), "it requires"),
         (edit(f"{INFO}/WHEEL", lambda data: data.replace(b"x86_64", b"aarch64")), "WHEEL says tag"),
@@ -212,9 +212,9 @@ def test_a_library_that_loads_something_else_is_found(forged):
 
 
 def test_only_the_whole_can_tell_python_files_that_were_exchanged_consistently(wheel, forged):
-    changed = forged(edit("tsmla/loader.py", lambda data: data + b"import evil\n"))
+    changed = forged(edit("tsmla/loading/loader.py", lambda data: data + b"import evil\n"))
     assert verify_release.problems(changed) == []
-    assert verify_release.problems(changed, sources=True) == ["tsmla/loader.py is not the one of this checkout"]
+    assert verify_release.problems(changed, sources=True) == ["tsmla/loading/loader.py is not the one of this checkout"]
     statement = provenance.statement([wheel], "https://builder", "https://source", COMMIT)
     (found,) = verify_release.problems(changed, statement)
     assert "the provenance statement says" in found
@@ -235,7 +235,7 @@ def as_link(entry: zipfile.ZipInfo, data: bytes) -> None:
 
 
 def climbing(entry: zipfile.ZipInfo, data: bytes) -> None:
-    if entry.filename == "tsmla/variant.py":
+    if entry.filename == "tsmla/identity/variant.py":
         entry.filename = "tsmla/../../variant.py"
 
 
@@ -266,8 +266,8 @@ def test_a_second_file_of_one_name_is_found(wheel, tmp_path):
     target = tmp_path / wheel.name
     target.write_bytes(wheel.read_bytes())
     with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(target, "a") as opened:
-        opened.writestr("tsmla/loader.py", b"import evil")
-    assert "'tsmla/loader.py' is in it more than once" in verify_release.problems(target)
+        opened.writestr("tsmla/loading/loader.py", b"import evil")
+    assert "'tsmla/loading/loader.py' is in it more than once" in verify_release.problems(target)
 
 
 @pytest.mark.parametrize(
@@ -291,10 +291,10 @@ def test_bytes_outside_of_the_files_are_found(wheel, tmp_path, change):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ("tsmla/loader.py,,\n", "tsmla/loader.py does not have the hash"),
-        ("tsmla/loader.py,sha256=AAAA,1\n", "tsmla/loader.py does not have the hash"),
-        ("", "tsmla/loader.py is not in RECORD"),
-        ("tsmla/loader.py,,\ntsmla/loader.py,,\n", "RECORD names a file more than once"),
+        ("tsmla/loading/loader.py,,\n", "tsmla/loading/loader.py does not have the hash"),
+        ("tsmla/loading/loader.py,sha256=AAAA,1\n", "tsmla/loading/loader.py does not have the hash"),
+        ("", "tsmla/loading/loader.py is not in RECORD"),
+        ("tsmla/loading/loader.py,,\ntsmla/loader.py,,\n", "RECORD names a file more than once"),
     ],
 )
 def test_record_that_hides_a_file_is_found(wheel, tmp_path, row, problem):
@@ -303,7 +303,8 @@ def test_record_that_hides_a_file_is_found(wheel, tmp_path, row, problem):
     def change(entry: zipfile.ZipInfo, data: bytes) -> object:
         if entry.filename != f"{INFO}/RECORD":
             return None
-        lines = [row if line.startswith("tsmla/loader.py,") else line for line in data.decode().splitlines(True)]
+        lines = data.decode().splitlines(True)
+        lines = [row if line.startswith("tsmla/loading/loader.py,") else line for line in lines]
         new.writestr(entry, "".join(lines))
         return False
 

@@ -18,9 +18,8 @@ import pytest
 import tsmla
 import tsmla_kernels
 from building import copy_of_the_project
-from tsmla import toolchain
-from tsmla.manifest import MANIFEST_FILE
-from tsmla.tools import records
+from tsmla.loading import records, toolchain
+from tsmla.loading.manifest import MANIFEST_FILE
 
 from build_aot import matrix
 
@@ -197,7 +196,7 @@ def test_wheel_audit_catches_a_library(binary_wheel, tmp_path, name, change, pro
         ("tsmla-0.1.0.dist-info/licenses/LICENSE", lambda data: None, "LICENSE is missing"),
         ("tsmla-0.1.0.dist-info/METADATA", lambda data: data.replace(b"torch", b"torch==2.13"), "it requires"),
         ("tsmla-0.1.0.dist-info/WHEEL", lambda data: data.replace(b"2_28", b"2_17"), "WHEEL says tag"),
-        ("tsmla/variant.py", lambda data: data + b"#", "does not have the hash that RECORD gives it"),
+        ("tsmla/identity/variant.py", lambda data: data + b"#", "does not have the hash that RECORD gives it"),
     ],
 )
 def test_wheel_audit_catches_a_file(binary_wheel, tmp_path, name, change, problem):

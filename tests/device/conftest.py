@@ -6,8 +6,9 @@ import random
 
 import pytest
 import torch
-from tsmla import TsmlaError, checks
-from tsmla.variant import Arch
+from tsmla import TsmlaError
+from tsmla.identity.arch import Arch
+from tsmla.operators import checks
 
 
 def _why_skipped() -> str | None:

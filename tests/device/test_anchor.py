@@ -5,7 +5,7 @@ from __future__ import annotations
 import anchor
 import numpy as np
 import pytest
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 
 @pytest.mark.parametrize("case", anchor.CASES, ids=lambda case: case.name)

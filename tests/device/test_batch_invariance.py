@@ -8,16 +8,15 @@ import pytest
 import torch
 from batch_invariance import differing
 from decode_reference import check, make_problem, run
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.support import DECODE_DTYPES
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
-DTYPES = sorted({dtype for dtypes in DECODE_DTYPES.values() for dtype in dtypes})
+DTYPES = sorted({dtype for arch in Arch for dtype in arch.facts.decode})
 
 
 @pytest.fixture(params=DTYPES, ids=str)
 def dtype(request: pytest.FixtureRequest, arch: Arch, seed: int) -> torch.dtype:
-    if request.param not in DECODE_DTYPES.get(arch, ()):
+    if request.param not in arch.facts.decode:
         pytest.skip(f"decode for {arch} does not take {request.param}")
     return TORCH_DTYPE_OF[request.param]
 

@@ -21,7 +21,7 @@ from compat_reference import (
 from decode_reference import LATENT, Sight, callers_workspace, judge, make_problem
 from tsmla import UnsupportedError
 from tsmla.compat import flash_mla, flashinfer, tokenspeed_mla
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 LENGTHS = [0, 1, 700, 4096, 65]
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn]

@@ -21,9 +21,8 @@ import torch.distributed as dist
 import tsmla
 from context_parallel import MERGES, gather_heads, local_length
 from decode_reference import LATENT, ROPE, Problem, check, judge, make_problem, sharded
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.support import DECODE_DTYPES
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 pytestmark = pytest.mark.skipif(
     not dist.is_torchelastic_launched(),
@@ -57,7 +56,7 @@ def same_inputs(ranks: dist.ProcessGroup) -> None:
 
 @pytest.fixture(params=["bf16", "fp16", "e4m3"])
 def dtype(request: pytest.FixtureRequest, arch: Arch) -> torch.dtype:
-    if request.param not in DECODE_DTYPES.get(arch, ()):
+    if request.param not in arch.facts.decode:
         pytest.skip(f"decode for {arch} does not take {request.param}")
     return TORCH_DTYPE_OF[request.param]
 

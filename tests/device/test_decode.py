@@ -23,12 +23,11 @@ from decode_reference import (
     run,
     sharded,
 )
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.support import DECODE_DTYPES
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 GUARD = 123.0
-DTYPES = sorted({dtype for dtypes in DECODE_DTYPES.values() for dtype in dtypes})
+DTYPES = sorted({dtype for arch in Arch for dtype in arch.facts.decode})
 LENGTHS = {
     "one key": [1],
     "around a tile": [63, 64, 65, 127, 128, 129],
@@ -41,13 +40,13 @@ LENGTHS = {
 
 @pytest.fixture(autouse=True)
 def decodes(arch: Arch, seed: int) -> None:
-    if arch not in DECODE_DTYPES:
+    if not arch.facts.decode:
         pytest.skip(f"decode has no kernel for {arch}")
 
 
 @pytest.fixture(params=DTYPES, ids=str)
 def dtype(request: pytest.FixtureRequest, arch: Arch) -> torch.dtype:
-    if request.param not in DECODE_DTYPES[arch]:
+    if request.param not in arch.facts.decode:
         pytest.skip(f"decode for {arch} does not take {request.param}")
     return TORCH_DTYPE_OF[request.param]
 

@@ -18,13 +18,12 @@ from decode_rows import (
     outlier_call,
     relative,
 )
-from tsmla.support import DECODE_ROWS
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 
 @pytest.fixture(autouse=True)
 def decodes(arch: Arch, seed: int) -> None:
-    if "snapmla" not in DECODE_ROWS.get(arch, {}):
+    if "snapmla" not in arch.facts.decode_rows:
         pytest.skip(f"decode for {arch} does not read such rows")
 
 

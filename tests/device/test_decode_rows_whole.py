@@ -8,13 +8,12 @@ import pytest
 import torch
 from decode_reference import Problem, Sight, check, run
 from decode_rows import LENGTHS, OUTLIERS, as_plain, keys_with_outliers, make_whole, rounds
-from tsmla.support import DECODE_ROWS
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 
 @pytest.fixture(autouse=True)
 def decodes(arch: Arch, seed: int) -> None:
-    if "fp8_ds_mla" not in DECODE_ROWS.get(arch, {}):
+    if "fp8_ds_mla" not in arch.facts.decode_rows:
         pytest.skip(f"decode for {arch} does not read such rows")
 
 

@@ -213,7 +213,7 @@ def test_other_head_dimensions(dims):
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="compiles the shipped kernel anew: no cutlass")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_compiled_now_equals_compiled_ahead(dtype, monkeypatch):
-    from tsmla import resolve
+    from tsmla.loading import resolve
 
     given = inputs(129, 24, dtype)
     results = {}

@@ -12,8 +12,8 @@ import pytest
 import torch
 import tsmla
 from prefill_reference import Problem, judge, make_problem, out_dtype
-from tsmla.checks import dtype_of
-from tsmla.support import PREFILL_DIMS, dtypes_of_dims
+from tsmla.identity.support import PREFILL_DIMS, prefill_dims
+from tsmla.operators.checks import dtype_of
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 DIMS = PREFILL_DIMS
@@ -106,7 +106,7 @@ def test_long_contexts(dtype, dims, arch):
 
 
 def skip_without(arch, dtype: torch.dtype, dims: tuple[int, int] = (192, 128)) -> None:
-    if dtype_of(dtype) not in dtypes_of_dims(arch, dims):
+    if dims not in prefill_dims(arch, dtype_of(dtype)):
         pytest.skip(f"prefill for {arch} has no {dtype} kernel of head dims {dims}")
 
 
@@ -258,7 +258,7 @@ def test_wrong_use_names_the_argument(change, message):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_compiled_now_equals_compiled_ahead(dtype, causal, monkeypatch, tmp_path, arch):
-    from tsmla import resolve
+    from tsmla.loading import resolve
 
     skip_without(arch, dtype)
     problem = make_problem([513, 90], [700, 1000], 4, 2, 192, 128, dtype, "cuda")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import readme
 import torch
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "e4m3": torch.float8_e4m3fn}
 RESULTS = {readme.PREFILL: ("out", "lse"), readme.DECODE: ("out", "lse"), readme.PACK: ("k_fp8", "v_fp8")}

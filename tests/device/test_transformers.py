@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ragged_attention import deepseek
-from tsmla.checks import dtype_of
-from tsmla.support import PREFILL_DTYPES
+from tsmla.operators.checks import dtype_of
 
 pytest.importorskip("transformers", reason="needs transformers, which is not installed")
 
@@ -23,7 +22,7 @@ def registered() -> None:
 
 
 def model_of(dtype: torch.dtype, arch) -> torch.nn.Module:
-    if dtype_of(dtype) not in PREFILL_DTYPES.get(arch, ()):
+    if dtype_of(dtype) not in arch.facts.prefill:
         pytest.skip(f"prefill for {arch} has no {dtype} kernel")
     return deepseek(device="cuda").to(dtype)
 

@@ -6,8 +6,9 @@ import re
 from collections import Counter
 
 import pytest
-from tsmla.plan import wide_rows
-from tsmla.variant import Arch, DecodeVariant, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import wide_rows
+from tsmla.identity.variant import DecodeVariant, PrefillVariant
 from tsmla_kernels.parts.edges import Copies, Either
 from tsmla_kernels.sm90.decode.row64.geometry import PAIR
 from tsmla_kernels.sm90.decode.row64.schedule import WARPS

@@ -13,8 +13,8 @@ from batch_invariance import Result, differing
 from decode_reference import Problem, check, make_problem, run
 from emulated_archs import KERNELS, SMS
 from prefill_reference import make_problem as make_prefill
-from tsmla.plan import plan_decode
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import plan_decode
 from tsmla_emulator import machine
 from unwatched import unwatched
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
 def on_sms(monkeypatch, count: int) -> None:
     """As if the GPU had so many SMs."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, count, *shape))
+    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, count, *shape))
 
 
 def check_invariance(gpu, monkeypatch, problem: Problem) -> None:

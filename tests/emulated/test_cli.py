@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import tsmla
 import tsmla_emulator
-from tsmla import gpu
+from tsmla.identity.arch import Arch
+from tsmla.loading import gpu
 from tsmla.tools import cli, demo, emulated
-from tsmla.variant import Arch
 
 EMULATED = "sm_90a"
 SYMBOLS = [variant.symbol() for variant in emulated.examples(Arch(EMULATED))]

@@ -10,14 +10,14 @@ import tsmla
 from decode_queries import LAYOUTS, WIDTHS, laid_out
 from decode_reference import Sight, attend, callers_workspace, check, make_problem, merged, run, sharded
 from emulated_archs import KERNELS, SMS
-from tsmla.checks import TORCH_DTYPES
-from tsmla.plan import plan_decode
-from tsmla.support import DECODE_DTYPES
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import plan_decode
+from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla.operators.checks import TORCH_DTYPES
 from unwatched import unwatched
 
 DTYPES = [(arch, torch_dtype) for arch in KERNELS for torch_dtype, ours in TORCH_DTYPES.items()
-          if ours in DECODE_DTYPES[Arch(arch)]]  # fmt: skip
+          if ours in Arch(arch).facts.decode]  # fmt: skip
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
@@ -45,7 +45,7 @@ def test_against_float64(gpu, case):
 @pytest.mark.parametrize("seq_lens", [[150], [64, 0]], ids=str)
 def test_more_ctas_than_tiles(gpu, monkeypatch, seq_lens):
     """CTAs without work store nothing, neither a result nor a partial one."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 8, *shape))
+    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 8, *shape))
     for arch, dtype in DTYPES:
         if arch == gpu.arch:
             check(make_problem(seq_lens, 1, 16, dtype))
@@ -258,7 +258,9 @@ def test_context_parallel_ranks_merge_to_the_whole(gpu, world, interleave):
 
 def plan_for(monkeypatch, sm_count):
     """As if the GPU had so many SMs."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, sm_count, *shape))
+    monkeypatch.setattr(
+        "tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, sm_count, *shape)
+    )
 
 
 @pytest.mark.parametrize("heads", [16, 96])

@@ -10,9 +10,10 @@ import torch
 from cutlass import Float16, Float32
 from decode_part_kernels import compiled_combiner
 from decode_records import records
-from tsmla.plan import RECORD_BYTES, Deal, cut, row_tiling, segments
-from tsmla.support import LATENT_DIM
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.identity.arch import Arch, Deal
+from tsmla.identity.plan import RECORD_BYTES, cut, row_tiling, segments
+from tsmla.identity.support import LATENT_DIM
+from tsmla.identity.variant import DecodeVariant, Dtype
 from tsmla_kernels.parts.precision import LIFTED_COLUMNS, Lifted, PartialRows
 
 DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)

@@ -19,7 +19,7 @@ from decode_rows import (
 )
 from emulated_archs import KERNELS, SMS
 from tsmla import mla_quantize_q
-from tsmla.plan import plan_decode
+from tsmla.identity.plan import plan_decode
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
 
@@ -103,7 +103,7 @@ def test_scales_far_above_those_of_the_first_keys(gpu):
 @pytest.mark.parametrize("heads", [8, 9])
 def test_few_parts(gpu, monkeypatch, lengths, heads):
     """Rings that are filled more than once, tasks of several requests, and requests that are split."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
+    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
     check_scaled(make_scaled(lengths, 2, heads, 16, power_of_two=False, sight=Sight(window_left=1100)))
 
 

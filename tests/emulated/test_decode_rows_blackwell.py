@@ -18,9 +18,10 @@ from decode_rows import (
     relative,
 )
 from emulated_archs import SMS
-from tsmla.dtype import Dtype
-from tsmla.row_format import ROWS
-from tsmla.variant import Arch, DecodeVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import DecodeVariant
 from tsmla_emulator.check import check
 from tsmla_emulator.machine import Options
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from decode_reference import Sight, check, run
 from decode_rows import as_plain, make_whole
-from tsmla.plan import plan_decode
+from tsmla.identity.plan import plan_decode
 
 pytestmark = pytest.mark.archs("sm_90a")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.archs("sm_90a")
 @pytest.fixture(autouse=True)
 def few_parts(monkeypatch):
     """As few as requests then have to share, in pairs."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 4, *shape))
+    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 4, *shape))
 
 
 def ctas_together(gpu) -> int:

@@ -9,7 +9,7 @@ import torch
 from decode_reference import Sight, check, run
 from decode_rows import OUTLIERS, as_bf16, as_plain, keys_with_outliers, make_whole, rounds
 from emulated_archs import KERNELS, SMS
-from tsmla.plan import plan_decode
+from tsmla.identity.plan import plan_decode
 from unwatched import unwatched
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
@@ -33,7 +33,7 @@ def test_against_float64(gpu, case):
 @pytest.mark.parametrize("lengths", [[1300], [400, 70, 0, 250, 129, 64]])
 def test_few_parts(gpu, monkeypatch, lengths):
     """Rings that are filled more than once, tasks of several requests, and requests that are split."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
+    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 2, *shape))
     problem = make_whole(lengths, 2, 8, 16, rounded=rounds(gpu.arch, 16), sight=Sight(window_left=1100))
     problem.block_tables[0, 18] = -1  # no page: keys that are zeros
     problem.rows[0][18 * 16 : 19 * 16] = 0

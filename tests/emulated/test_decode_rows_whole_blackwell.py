@@ -9,9 +9,10 @@ import torch
 from decode_reference import Sight, check, run
 from decode_rows import as_bf16, as_plain, make_whole
 from emulated_archs import SMS
-from tsmla.dtype import Dtype
-from tsmla.row_format import ROWS
-from tsmla.variant import Arch, DecodeVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import DecodeVariant
 from tsmla_emulator.check import check as check_variant
 from tsmla_emulator.machine import Options
 from unwatched import unwatched

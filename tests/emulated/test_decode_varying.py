@@ -10,9 +10,9 @@ import torch
 from decode_queries import laid_out
 from decode_reference import Sight, attend, check, judge, make_problem, merged, run, sharded
 from emulated_archs import KERNELS, SMS
-from tsmla.plan import DEALS, cut_mixed, mixed_segments, plan_decode
-from tsmla.variant import Arch
-from tsmla.workspace import decode_workspace_size
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import DEALS, cut_mixed, mixed_segments, plan_decode
+from tsmla.operators.workspace import decode_workspace_size
 from unwatched import unwatched
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
@@ -109,7 +109,9 @@ def test_a_workspace_of_just_what_is_needed(gpu):
 @pytest.mark.parametrize("sm_count", [3, 6])
 def test_few_parts(gpu, monkeypatch, sm_count):
     """Chunks that hold ends of requests, whole rounds and beginnings."""
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, sm_count, *shape))
+    monkeypatch.setattr(
+        "tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, sm_count, *shape)
+    )
     check(make_problem([500, 0, 65, 300, 1, 129], [1, 9, 33, 2, 0, 6], 16))
 
 
@@ -125,7 +127,7 @@ def test_parts_that_walk_keys_in_step(gpu, monkeypatch, case, dtype):
     all_tiles = [[n] * -(-own // 64) for n, own in zip(tiles, rows, strict=True)]
     dealt = [list(mixed_segments(deal, mixed, tiles, all_tiles, part)) for part in range(3)]
     assert mixed.in_step and any(own != sorted(own) for own in dealt)
-    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))
+    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))
     check(make_problem(seq_lens, q_lens, 16, dtype))
 
 

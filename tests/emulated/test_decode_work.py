@@ -1,4 +1,4 @@
-"""The device deals exactly what `tsmla.plan` says in plain integers, and rows see what the definition says."""
+"""The device deals exactly what `tsmla.identity.plan` says in plain integers, and rows see what the definition says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from decode_part_kernels import FIELDS, compiled_lister
 from decode_records import WORDS, mixed_records, records
 from decode_reference import Sight
-from tsmla.plan import Deal, cut, cut_mixed, mixed_segments, row_tiling, segments
+from tsmla.identity.arch import Deal
+from tsmla.identity.plan import cut, cut_mixed, mixed_segments, row_tiling, segments
 
 DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
 COARSE = Deal(row_tile=128, tile_kv=128, overhead=2, least=1, split=0)

@@ -33,7 +33,7 @@ def test_against_float64(gpu, lengths, dtype, causal):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_ctas_with_tiles_far_apart(gpu, monkeypatch, lengths, dtype, causal):
     """Hopper: CTAs with eight tiles, with fewer, and with one."""
-    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    monkeypatch.setattr("tsmla.operators.prefill.multiprocessors", lambda device: 1)
     problem = make_problem(*lengths, 4, 2, 192, 128, dtype, "cuda", slack=3, padded_entries=2)
     check(problem, causal)
     if gpu.emulation is not None:  # one tile each would be as many CTAs as there may be tiles
@@ -45,7 +45,7 @@ def test_ctas_with_tiles_far_apart(gpu, monkeypatch, lengths, dtype, causal):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_ctas_with_tiles_that_follow_each_other(gpu, monkeypatch, causal):
     """Hopper's kernels of 8 bits, long sequences: of ten tiles one CTA has four."""
-    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    monkeypatch.setattr("tsmla.operators.prefill.multiprocessors", lambda device: 1)
     check(make_problem([200], [4200], 5, 1, 192, 128, torch.float8_e4m3fn, "cuda", slack=3), causal)
     if gpu.emulation is not None:
         assert gpu.emulation.calls[-1].launches[0].grid[0] == 7
@@ -57,7 +57,7 @@ def test_ctas_with_tiles_that_follow_each_other(gpu, monkeypatch, causal):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_ctas_with_one_tile(gpu, monkeypatch, dtype, lengths, causal):
     """Hopper, 16 bits: a kernel of its own for long sequences, by the host's measure, the rows of the keys' pack."""
-    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    monkeypatch.setattr("tsmla.operators.prefill.multiprocessors", lambda device: 1)
     problem = make_problem(*lengths, 4, 2, 192, 128, dtype, "cuda", slack=66000)
     with_lse, without = (check(problem, causal, lse) for lse in (True, False))
     assert torch.equal(with_lse.view(torch.uint8), without.view(torch.uint8))

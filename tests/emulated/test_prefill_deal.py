@@ -10,7 +10,7 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
 from tsmla_emulator import check
 from tsmla_emulator.timing import prefill_grid
 from tsmla_emulator.timing.problem import Shape

@@ -10,7 +10,7 @@ import torch
 import tsmla
 from emulated_archs import KERNELS
 from prefill_reference import Problem, judge, make_problem, out_dtype
-from tsmla.checks import TORCH_DTYPES
+from tsmla.operators.checks import TORCH_DTYPES
 
 pytestmark = pytest.mark.archs(*KERNELS)
 Result = tuple[torch.Tensor, torch.Tensor]

@@ -9,7 +9,7 @@ import torch
 import tsmla
 from emulated_archs import KERNELS
 from prefill_reference import Problem, judge, make_problem
-from tsmla.checks import TORCH_DTYPES
+from tsmla.operators.checks import TORCH_DTYPES
 from unwatched import unwatched
 
 pytestmark = pytest.mark.archs(*KERNELS)

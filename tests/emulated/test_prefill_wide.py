@@ -42,7 +42,7 @@ def test_against_float64(gpu, lengths, dtype, causal):
 @OF_BOTH
 @pytest.mark.parametrize("lengths", SEVERAL_TILES, ids=str)
 def test_ctas_with_several_tiles(gpu, monkeypatch, lengths, dtype, causal):
-    monkeypatch.setattr("tsmla.prefill.multiprocessors", lambda device: 1)
+    monkeypatch.setattr("tsmla.operators.prefill.multiprocessors", lambda device: 1)
     problem = wide(*lengths, 4, 2, dtype, slack=3, padded_entries=2)
     check(problem, causal)
     if gpu.emulation is not None:  # one tile each would be as many CTAs as there may be tiles

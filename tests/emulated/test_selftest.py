@@ -10,23 +10,9 @@ import pytest
 import torch
 from decode_reference import Problem, Sight
 from decode_reference import attend as attend_decode
-from tsmla import gpu, resolve
-from tsmla.row_format import ROWS, uniform_row
-from tsmla.tools import (
-    cli,
-    emulated,
-    selftest_child,
-    selftest_decode,
-    selftest_memory,
-    selftest_pack,
-    selftest_prefill,
-)
-from tsmla.tools.selftest_cases import DecodeCase, PackCase, PrefillCase
-from tsmla.tools.selftest_child import run_kernel
-from tsmla.tools.selftest_memory import Memory, Repetitions, is_poison
-from tsmla.tools.selftest_protocol import Job
-from tsmla.variant import (
-    Arch,
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS, uniform_row
+from tsmla.identity.variant import (
     DecodeVariant,
     Dtype,
     PackVariant,
@@ -35,6 +21,17 @@ from tsmla.variant import (
     ReadCacheVariant,
     WriteCacheVariant,
 )
+from tsmla.loading import gpu, resolve
+from tsmla.problems import decode as decode_problems
+from tsmla.problems import memory as memory_problems
+from tsmla.problems import pack as pack_problems
+from tsmla.problems import prefill as prefill_problems
+from tsmla.problems.cases import DecodeCase, PackCase, PrefillCase
+from tsmla.problems.memory import Memory, Repetitions, is_poison
+from tsmla.tools import cli, emulated
+from tsmla.tools.selftest import child as selftest_child
+from tsmla.tools.selftest.child import run_kernel
+from tsmla.tools.selftest.protocol import Job
 from tsmla_emulator import machine
 from tsmla_emulator.run import emulated as emulation
 
@@ -104,7 +101,7 @@ class Tampering:
     """Calls the pack operator, and then does something that a kernel must not do."""
 
     def __init__(self, act):
-        self.calls, self._act, self._operator = 0, act, selftest_pack.mla_kv_pack_quantize_fp8
+        self.calls, self._act, self._operator = 0, act, pack_problems.mla_kv_pack_quantize_fp8
 
     def __call__(self, *arguments):
         results = self._operator(*arguments)
@@ -150,7 +147,7 @@ def call_another(call, k, v):
     ],
 )
 def test_whatever_is_wrong_is_reported(compiled_kernels, monkeypatch, act, problem):
-    monkeypatch.setattr(selftest_pack, "mla_kv_pack_quantize_fp8", Tampering(act))
+    monkeypatch.setattr(pack_problems, "mla_kv_pack_quantize_fp8", Tampering(act))
     outcome = run(PACK, compiled_kernels)
     assert not outcome.ok and problem in outcome.problem
 
@@ -171,9 +168,9 @@ def test_whatever_a_repetition_does_is_reported(compiled_kernels, monkeypatch, a
     """Repetitions are looked at several at a time; each counts."""
     case = PackCase("small", 3, 2)
     monkeypatch.setattr(selftest_child, "cases_of", lambda family, full: (case,))
-    monkeypatch.setattr(selftest_memory, "_BYTES_AT_ONCE", at_once * 2 * 12288)
+    monkeypatch.setattr(memory_problems, "_BYTES_AT_ONCE", at_once * 2 * 12288)
     tampering = Tampering(lambda call, k, v: act(call, k, v) if call in calls else None)
-    monkeypatch.setattr(selftest_pack, "mla_kv_pack_quantize_fp8", tampering)
+    monkeypatch.setattr(pack_problems, "mla_kv_pack_quantize_fp8", tampering)
     with emulation(ARCH, compiled=compiled_kernels):
         outcome = run_kernel(PACK, dataclasses.replace(JOB, repeats=6), lambda event: None)
     assert tampering.calls == 6 and f"small: {problem}" in outcome.problem.split("; ")
@@ -209,12 +206,12 @@ def test_a_prefill_that_writes_behind_the_last_sequence_is_reported(compiled_ker
     case = PrefillCase("small", (3, 5), (8, 70))
     with emulation(ARCH, compiled=compiled_kernels):
         memory = Memory()
-        results = selftest_prefill.run(PREFILL, case, memory, pdl=False)
-        assert selftest_prefill.check(PREFILL, case, results).problems == [] and not memory.overrun()
+        results = prefill_problems.run(PREFILL, case, memory, pdl=False)
+        assert prefill_problems.check(PREFILL, case, results).problems == [] and not memory.overrun()
         for name, result in results.items():
             changed = {**results, name: result.clone()}
             changed[name][8:9] = 0
-            problems = selftest_prefill.check(PREFILL, case, changed).problems
+            problems = prefill_problems.check(PREFILL, case, changed).problems
             assert problems == [f"{name} has rows that belong to no sequence and were written"]
 
 
@@ -226,8 +223,8 @@ def test_decode_expects_what_the_tests_expect(ranks, interleave, window, causal,
         "small", (5, 0, 40), 3, 2, 16, causal, window, ranks, interleave, output_scale=0.5, q_lens=q_lens
     )
     with emulation(ARCH):
-        given = selftest_decode._problem(case, Dtype.BF16, uniform_row(Dtype.BF16))
-        ours, _ = selftest_decode._expected(case, Dtype.BF16, uniform_row(Dtype.BF16))
+        given = decode_problems._problem(case, Dtype.BF16, uniform_row(Dtype.BF16))
+        ours, _ = decode_problems._expected(case, Dtype.BF16, uniform_row(Dtype.BF16))
         sight = Sight(causal, window, ranks, ranks - 1, interleave)
         problem = Problem(
             given.given, given.rows, given.cache, given.tables, [len(rows) for rows in given.rows], list(case.lengths),
@@ -242,18 +239,18 @@ def test_a_decode_that_writes_behind_the_last_request_is_reported(compiled_kerne
     case = DecodeCase("small", (9, 70), heads=5, q_lens=(2, 1))
     with emulation(ARCH, compiled=compiled_kernels):
         memory = Memory()
-        results = selftest_decode.run(DECODE, case, memory, pdl=False)
-        assert selftest_decode.check(DECODE, case, results).problems == [] and not memory.overrun()
+        results = decode_problems.run(DECODE, case, memory, pdl=False)
+        assert decode_problems.check(DECODE, case, results).problems == [] and not memory.overrun()
         for name, result in results.items():
             changed = {**results, name: result.clone()}
             changed[name][3:4] = 0
-            problems = selftest_decode.check(DECODE, case, changed).problems
+            problems = decode_problems.check(DECODE, case, changed).problems
             assert problems == [f"{name} has rows that belong to no request and were written"]
 
 
 def test_a_result_that_is_not_merged_is_reported(compiled_kernels, monkeypatch):
     case = PrefillCase("small", (3, 5), (8, 70), merges=True)
-    operator = selftest_prefill.tsmla_prefill
+    operator = prefill_problems.tsmla_prefill
 
     def forgets(*args, merge_into, **named):
         out, lse = merge_into
@@ -263,9 +260,9 @@ def test_a_result_that_is_not_merged_is_reported(compiled_kernels, monkeypatch):
 
     with emulation(ARCH, compiled=compiled_kernels):
         for which in (operator, forgets):
-            monkeypatch.setattr(selftest_prefill, "tsmla_prefill", which)
-            results = selftest_prefill.run(PREFILL, case, Memory(), pdl=True)
-            problems = selftest_prefill.check(PREFILL, case, results).problems
+            monkeypatch.setattr(prefill_problems, "tsmla_prefill", which)
+            results = prefill_problems.run(PREFILL, case, Memory(), pdl=True)
+            problems = prefill_problems.check(PREFILL, case, results).problems
             assert bool(problems) == (which is forgets), problems
 
 
@@ -283,12 +280,12 @@ def test_the_command_runs_a_child(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("tests", "variant", "case"),
     [
-        (selftest_prefill, PREFILL, PrefillCase("small", (3, 5), (8, 70), sinks=True, lse_includes_sink=True)),
+        (prefill_problems, PREFILL, PrefillCase("small", (3, 5), (8, 70), sinks=True, lse_includes_sink=True)),
         (
-            selftest_prefill, PREFILL,
+            prefill_problems, PREFILL,
             PrefillCase("small", (3, 5, 2), (8, 70, 0), (5, 1), factors=(1.0, 2.0, 0.5), sinks=True, merges=True),
         ),
-        (selftest_decode, DECODE, DecodeCase("small", (9, 70), heads=5, sinks=True, lse_includes_sink=True)),
+        (decode_problems, DECODE, DecodeCase("small", (9, 70), heads=5, sinks=True, lse_includes_sink=True)),
     ],
     ids=["prefill", "a merged prefill", "decode"],
 )  # fmt: skip

@@ -6,13 +6,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from tsmla.row_format import ROWS
-from tsmla.tools.selftest_cases import PrefillCase, cases_of
-from tsmla.tools.selftest_child import run_kernel
-from tsmla.tools.selftest_protocol import Job
-from tsmla.variant import (
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import (
     FAMILIES,
-    Arch,
     DecodeVariant,
     Dtype,
     PackVariant,
@@ -21,6 +18,9 @@ from tsmla.variant import (
     ReadCacheVariant,
     WriteCacheVariant,
 )
+from tsmla.problems.cases import PrefillCase, cases_of
+from tsmla.tools.selftest.child import run_kernel
+from tsmla.tools.selftest.protocol import Job
 from tsmla_emulator.run import emulated as emulation
 
 KERNELS = {

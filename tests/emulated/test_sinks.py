@@ -12,8 +12,8 @@ import torch
 import tsmla
 from decode_reference import Sight
 from emulated_archs import KERNELS, SMS
-from tsmla.checks import TORCH_DTYPES
 from tsmla.errors import ArgumentError
+from tsmla.operators.checks import TORCH_DTYPES
 from unwatched import unwatched
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 from emulated_archs import KERNELS
-from tsmla.dtype import Dtype
-from tsmla.support import prefill_dims
-from tsmla.variant import Arch, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.support import prefill_dims
+from tsmla.identity.variant import PrefillVariant
 from tsmla_emulator.check import check
 from tsmla_emulator.machine import Options
 

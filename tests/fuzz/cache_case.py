@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.row_format import ROWS, format_of
-from tsmla.variant import Arch, Dtype, ReadCacheVariant, WriteCacheVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS, format_of
+from tsmla.identity.variant import Dtype, ReadCacheVariant, WriteCacheVariant
 
 from .drawing import schedules
 from .manner import Manner, manners

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 import tsmla
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.variant import Dtype
+from tsmla.identity.variant import Dtype
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from .cache_case import POSITIONS, CacheCase
 from .guarded import Guarded

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.row_format import ROWS
-from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from .drawing import EXTREME_VALUES, FEWEST, INT32, SIZES, heads_sinks, magnitude_for, scales, schedules
 from .manner import Manner, manners

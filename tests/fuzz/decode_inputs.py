@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from decode_rows import rounds
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
 from . import reference_cache, scaled_rows
 from .decode_case import QUERIES, WIDTH, DecodeCase

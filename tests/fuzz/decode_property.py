@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import tsmla
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
 from .decode_case import LSES, QUERIES, DecodeCase
 from .decode_inputs import Inputs, drawn

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.variant import Dtype
+from tsmla.identity.variant import Dtype
 
 from .places import Schedule
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.variant import DecodeVariant, Dtype, PrefillVariant
+from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
 
 from .decode_case import DecodeCase, decode_cases
 from .plain import Plain

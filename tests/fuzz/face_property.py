@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import tsmla
 from tsmla.compat import flash_mla, flashinfer, tokenspeed_mla
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
 from . import decode_property, prefill_property
 from .decode_case import DecodeCase

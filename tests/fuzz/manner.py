@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_map
-from tsmla import resolve
+from tsmla.loading import resolve
 
 from .guarded import Guarded
 from .places import Place

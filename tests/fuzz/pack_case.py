@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.variant import Arch, Dtype, PackVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype, PackVariant
 
 from .drawing import schedules
 from .guarded import LAYOUTS

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import tsmla
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.variant import Dtype
+from tsmla.identity.variant import Dtype
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from .guarded import Guarded, strides
 from .pack_case import PackCase

@@ -73,7 +73,7 @@ def _files() -> Callable[[Any], Any]:
 def real_gpu() -> Place:
     """The machine's GPU. Raises RuntimeError where there is none."""
     import torch
-    from tsmla import checks
+    from tsmla.operators import checks
 
     if not torch.cuda.is_available():
         raise RuntimeError("--device needs a CUDA GPU; torch sees none")

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tsmla import checks
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.support import NOPE_DIMS, PREFILL_DIMS, prefill_out_dtype
-from tsmla.variant import Arch, Dtype, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.support import NOPE_DIMS, PREFILL_DIMS, prefill_out_dtype
+from tsmla.identity.variant import Dtype, PrefillVariant
+from tsmla.operators import checks
+from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla_kernels.sm90.prefill.geometry import LONG_KEYS
 
 from .drawing import EXTREME_VALUES, FEWEST, SIZES, heads_sinks, hostile_ends, magnitude_for, scales, schedules

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import tsmla
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.support import ROPE_DIM
-from tsmla.variant import Dtype
+from tsmla.identity.support import ROPE_DIM
+from tsmla.identity.variant import Dtype
+from tsmla.operators.checks import TORCH_DTYPE_OF
 
 from . import prefill_merge
 from .guarded import Guarded, strides

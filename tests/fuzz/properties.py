@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from tsmla.variant import (
+from tsmla.identity.variant import (
     DecodeVariant,
     PackVariant,
     PrefillVariant,

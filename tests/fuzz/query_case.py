@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.row_format import ROWS
-from tsmla.variant import Arch, Dtype, QuantizeQVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import Dtype, QuantizeQVariant
 
 from .cache_case import VALUES
 from .drawing import schedules

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from tsmla.plan import FEW_ROWS_DEALS, wide_rows
-from tsmla.row_format import format_of
-from tsmla.variant import (
+from tsmla.identity.plan import FEW_ROWS_DEALS, wide_rows
+from tsmla.identity.row_format import format_of
+from tsmla.identity.variant import (
     DecodeVariant,
     PackVariant,
     PrefillVariant,

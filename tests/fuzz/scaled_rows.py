@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tsmla.row_format import ROWS, RowFormat, format_of
+from tsmla.identity.row_format import ROWS, RowFormat, format_of
 
 from .plain import Plain
 from .reference_cache import E4M3

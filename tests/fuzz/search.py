@@ -12,8 +12,8 @@ from typing import Any
 
 import hypothesis
 import torch
-from tsmla.tools.selftest_child import usable
-from tsmla.variant import Variant
+from tsmla.identity.variant import Variant
+from tsmla.tools.selftest.child import usable
 
 from build_aot.matrix import shipped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from emulated_archs import KERNELS, PREFILLS
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
 
 from .places import Place
 from .properties import PROPERTIES

@@ -11,8 +11,9 @@ import pytest
 from example_variants import PACK, PREFILL, SIGNATURE, compile_c, library_manifest
 from made_once import made_once
 from refusing import Recorder
-from tsmla import checks, jit, loader, resolve, settings, toolchain
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.loading import jit, loader, resolve, settings, toolchain
+from tsmla.operators import checks
 
 from build_aot import link
 from build_aot.build import build

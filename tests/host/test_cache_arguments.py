@@ -11,10 +11,12 @@ import math
 import pytest
 import torch
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
-from tsmla import ArgumentError, UnsupportedError, mla_read_cache, mla_write_cache, resolve
-from tsmla.row_format import ROWS
-from tsmla.support import CACHE_DTYPES
-from tsmla.variant import Arch, Dtype, ReadCacheVariant, WriteCacheVariant
+from tsmla import ArgumentError, UnsupportedError, mla_read_cache, mla_write_cache
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.support import CACHE_DTYPES
+from tsmla.identity.variant import Dtype, ReadCacheVariant, WriteCacheVariant
+from tsmla.loading import resolve
 
 TOKENS, PAGES, PAGE = 5, 4, 24
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tsmla.row_format import ROWS
-from tsmla.support import CACHE_DTYPES
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.support import CACHE_DTYPES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cache-formats.md").read_text("utf-8")

@@ -17,10 +17,12 @@ from emulated_archs import KERNELS
 from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from launches import SMS, processors
 from refusing import refusing
-from tsmla import checks, examine, resolve, support
-from tsmla.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
-from tsmla.row_format import ROWS
-from tsmla.variant import Arch, Dtype, Variant
+from tsmla.identity.arch import Arch
+from tsmla.identity.call import OPERATORS, Argument, LeftOut, Number, Operator, Strides, extent, fixed_sizes
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import Dtype, Variant
+from tsmla.loading import resolve
+from tsmla.operators import checks, examine
 from tsmla_kernels import registry
 
 VARIANTS = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)
@@ -70,7 +72,6 @@ def launches(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(checks, "cuda", checks.stored)
     monkeypatch.setattr(checks, "arch_of", lambda device: Arch.SM90A)
     processors(monkeypatch)
-    monkeypatch.setattr(support, "DECODE_ROWS", dict.fromkeys(Arch, {"snapmla": (Dtype.E4M3,)}))
     return found
 
 

@@ -13,16 +13,9 @@ import torch
 from launches import ROOM, distinct
 from refusing import Recorder
 from torch.utils._python_dispatch import TorchDispatchMode
-from tsmla import (
-    mla_kv_pack_quantize_fp8,
-    mla_quantize_q,
-    mla_read_cache,
-    mla_write_cache,
-    resolve,
-    tsmla_decode,
-    tsmla_prefill,
-)
+from tsmla import mla_kv_pack_quantize_fp8, mla_quantize_q, mla_read_cache, mla_write_cache, tsmla_decode, tsmla_prefill
 from tsmla.compat import flash_mla, flashinfer, tokenspeed_mla
+from tsmla.loading import resolve
 
 HEADS, PAGES, PAGE, WIDTH, TOKENS = 4, 10, 32, 6, 6
 BF16, F32 = torch.bfloat16, torch.float32

@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from tsmla import checks
 from tsmla.errors import ArgumentError, UnsupportedError
-from tsmla.variant import Arch, Dtype
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype
+from tsmla.operators import checks
 
 
 def refused(check, *arguments, says: tuple[str, ...]) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from example_variants import PACK, PREFILL, run_python
-from tsmla import elf, gpu, image, loader, manifest, settings, toolchain
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import FAMILIES
+from tsmla.loading import elf, gpu, image, loader, manifest, settings, toolchain
 from tsmla.tools import cli, emulated, kernel_table
-from tsmla.variant import FAMILIES, Arch
 
 from build_aot import link, matrix
 
@@ -278,7 +279,7 @@ def test_python_m_tsmla_is_the_command() -> None:
 
 
 def loaded_text(library: Path) -> str:
-    from tsmla import loader
+    from tsmla.loading import loader
 
     said = loader.open_library(library).manifest
     assert said.arch is Arch.SM90A

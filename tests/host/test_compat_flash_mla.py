@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
-from tsmla import ArgumentError, UnsupportedError, resolve
+from tsmla import ArgumentError, UnsupportedError
 from tsmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from tsmla.decode import tsmla_decode
+from tsmla.loading import resolve
+from tsmla.operators.decode import tsmla_decode
 
 BATCH, S_Q, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 64, 6
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]

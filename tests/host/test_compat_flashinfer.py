@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
-from tsmla import ArgumentError, UnsupportedError, resolve
+from tsmla import ArgumentError, UnsupportedError
 from tsmla.compat.flashinfer import trtllm_batch_decode_with_kv_cache_mla as decode
 from tsmla.compat.flashinfer import trtllm_ragged_attention_deepseek as ragged
-from tsmla.decode import tsmla_decode
-from tsmla.prefill import tsmla_prefill
+from tsmla.loading import resolve
+from tsmla.operators.decode import tsmla_decode
+from tsmla.operators.prefill import tsmla_prefill
 
 BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 32, 6
 DECODE_LSE, PREFILL_LSE = place_of("lse", "decode"), place_of("lse", "prefill")

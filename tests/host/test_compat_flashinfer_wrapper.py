@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from launches import ROOM, alike, distinct, launched, place_of, processors
 from refusing import Recorder
-from tsmla import ArgumentError, UnsupportedError, resolve
+from tsmla import ArgumentError, UnsupportedError
 from tsmla.compat.flashinfer import BatchMLAPagedAttentionWrapper
-from tsmla.decode import tsmla_decode
+from tsmla.loading import resolve
+from tsmla.operators.decode import tsmla_decode
 
 HEADS, PAGES, PAGE = 4, 40, 16
 LATENT = 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import other_facts
 import pytest
 import torch
 import tsmla
@@ -9,12 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from launches import ROOM, alike, distinct, launched, processors
 from refusing import Recorder
-from tsmla import ArgumentError, UnsupportedError, prepare, resolve, support
+from tsmla import ArgumentError, UnsupportedError
 from tsmla.compat import tokenspeed_mla
 from tsmla.compat.tokenspeed_mla import tokenspeed_mla_decode, tokenspeed_mla_prefill
-from tsmla.decode import tsmla_decode
-from tsmla.prefill import tsmla_prefill
-from tsmla.variant import Arch, Dtype, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype, PrefillVariant
+from tsmla.loading import resolve
+from tsmla.operators import prepare
+from tsmla.operators.decode import tsmla_decode
+from tsmla.operators.prefill import tsmla_prefill
 
 BATCH, Q_LEN, HEADS, PAGES, PAGE, WIDTH = 3, 2, 4, 10, 32, 6
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -203,7 +207,8 @@ def test_prefill_without_lengths_of_queries(recorder):
 def test_prefill_of_fp16_writes_bf16_where_there_is_such_a_kernel(recorder, monkeypatch):
     with pytest.raises(UnsupportedError, match="prefill of fp16 for sm_90a writes fp16, not bf16"):
         tokenspeed_mla_prefill(**prefill_inputs(torch.float16))
-    monkeypatch.setitem(support.PREFILL_DTYPES[Arch.SM90A], Dtype.FP16, (Dtype.FP16, Dtype.BF16))
+    written = {**Arch.SM90A.facts.prefill, Dtype.FP16: (Dtype.FP16, Dtype.BF16)}
+    other_facts.change(monkeypatch, Arch.SM90A, prefill=written)
     out = tokenspeed_mla_prefill(**prefill_inputs(torch.float16))
     assert out.dtype == torch.bfloat16
 
@@ -238,7 +243,7 @@ def test_warmup_loads_what_tokenspeed_s_does(recorder, monkeypatch, q_dtype):
     warmed: list = []
     monkeypatch.setattr(prepare, "warmup", warmed.extend)
     assert tokenspeed_mla.warmup_compile_prefill(q_dtype=q_dtype, enable_pdl=True) is None
-    dtype = tsmla.checks.TORCH_DTYPES[q_dtype]
+    dtype = tsmla.operators.checks.TORCH_DTYPES[q_dtype]
     assert warmed == [
         PrefillVariant(Arch.SM90A, dtype, Dtype.BF16, 192, 128, causal, True) for causal in (True, False)
     ]
@@ -264,7 +269,7 @@ def test_warmup_without_arguments_is_of_e4m3(recorder, monkeypatch):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_warmup_refuses_by_name(recorder, monkeypatch, changes, text):
-    monkeypatch.setattr(tsmla.gpu, "current_arch", lambda: (None, "no GPU"))
+    monkeypatch.setattr(tsmla.loading.gpu, "current_arch", lambda: (None, "no GPU"))
     with pytest.raises(ArgumentError, match=text):
         tokenspeed_mla.warmup_compile_prefill(**changes)
 
@@ -274,7 +279,7 @@ def test_the_number_of_sms(recorder):
 
 
 def test_has_binary_prefill_is_tsmla_s(monkeypatch, nothing_shipped, tmp_path):
-    monkeypatch.setattr(tsmla.gpu, "current_arch", lambda: (Arch.SM90A, "GPU 0"))
+    monkeypatch.setattr(tsmla.loading.gpu, "current_arch", lambda: (Arch.SM90A, "GPU 0"))
     assert tokenspeed_mla.has_binary_prefill() is False
     assert tokenspeed_mla.has_binary_prefill(str(tmp_path / "absent.so")) is False
 

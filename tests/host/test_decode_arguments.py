@@ -14,11 +14,14 @@ import tsmla
 from another_gpu import on_another_gpu
 from decode_calls import BATCH, FORMULA, HEADS, LENGTHS, PAGE, PAGES, Q_LEN, SMS, WIDTH, bf16, inputs, ints, on_one_gpu
 from refusing import Recorder
-from tsmla import ArgumentError, UnsupportedError, checks, resolve
-from tsmla.decode import tsmla_decode
-from tsmla.plan import plan_decode
-from tsmla.variant import Arch, DecodeVariant, Dtype
-from tsmla.workspace import decode_workspace_size
+from tsmla import ArgumentError, UnsupportedError
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import plan_decode
+from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla.loading import resolve
+from tsmla.operators import checks
+from tsmla.operators.decode import tsmla_decode
+from tsmla.operators.workspace import decode_workspace_size
 
 
 @pytest.fixture

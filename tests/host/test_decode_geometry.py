@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tsmla.dtype import Dtype
-from tsmla.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
-from tsmla.support import LATENT_DIM
-from tsmla.variant import Arch, DecodeVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
+from tsmla.identity.support import LATENT_DIM
+from tsmla.identity.variant import DecodeVariant
 from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS
 from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry as HopperGeometry
 from tsmla_kernels.sm100.decode.geometry import CONTROL_BYTES, DecodeGeometry

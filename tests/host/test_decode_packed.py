@@ -6,11 +6,12 @@ import pytest
 import torch
 from decode_calls import BATCH, HEADS, SMS, inputs, ints, on_one_gpu
 from refusing import Recorder
-from tsmla import ArgumentError, resolve
-from tsmla.decode import tsmla_decode
-from tsmla.plan import plan_decode
-from tsmla.variant import Arch
-from tsmla.workspace import decode_workspace_size
+from tsmla import ArgumentError
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import plan_decode
+from tsmla.loading import resolve
+from tsmla.operators.decode import tsmla_decode
+from tsmla.operators.workspace import decode_workspace_size
 
 TOKENS = 7
 
@@ -117,7 +118,7 @@ def test_requests_must_be_as_many_as_lengths(recorder):
 
 
 def test_the_workspace_of_a_pack_has_a_record_for_every_part(monkeypatch):
-    monkeypatch.setattr("tsmla.workspace._gpu_of", lambda operator, device: (Arch.SM90A, SMS))
+    monkeypatch.setattr("tsmla.operators.workspace._gpu_of", lambda operator, device: (Arch.SM90A, SMS))
     alike, varied = (decode_workspace_size(1, 130, 16, 64, 0, varies=varies) for varies in (False, True))
     assert varied >= SMS * 32 or varied > alike
     with pytest.raises(ArgumentError, match="varies is 'no'; it must be True or False"):

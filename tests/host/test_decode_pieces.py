@@ -11,8 +11,9 @@ import pytest
 import torch
 from decode_calls import BATCH, HEADS, Q_LEN, bf16, inputs, on_one_gpu
 from refusing import Recorder
-from tsmla import ArgumentError, resolve
-from tsmla.decode import tsmla_decode
+from tsmla import ArgumentError
+from tsmla.loading import resolve
+from tsmla.operators.decode import tsmla_decode
 
 
 @pytest.fixture

@@ -9,14 +9,17 @@ import math
 import re
 
 import numpy as np
+import other_facts
 import pytest
 import torch
 from decode_calls import BATCH, FORMULA, HEADS, LENGTHS, PAGES, Q_LEN, WIDTH, bf16, inputs, ints, on_one_gpu
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import Recorder
-from tsmla import ArgumentError, UnsupportedError, resolve, support
-from tsmla.decode import tsmla_decode
-from tsmla.variant import Arch, Dtype
+from tsmla import ArgumentError, UnsupportedError
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype
+from tsmla.loading import resolve
+from tsmla.operators.decode import tsmla_decode
 
 
 @pytest.fixture
@@ -209,12 +212,12 @@ def test_what_no_kernel_exists_for(recorder, monkeypatch):
         with pytest.raises(UnsupportedError, match="^tsmla_decode: kv_lora_rank and qk_rope_head_dim are 512 and 0; "):
             tsmla_decode(**inputs(qk_rope_head_dim=0))
         tsmla_decode(**inputs())
-    monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM90A: (Dtype.FP16,)})
+    other_facts.change(monkeypatch, Arch.SM90A, decode=(Dtype.FP16,))
     resolve.forget()
     with pytest.raises(UnsupportedError, match="^tsmla_decode: decode for sm_90a takes fp16, not bf16"):
         tsmla_decode(**inputs())
-    monkeypatch.setattr(support, "DECODE_DTYPES", {Arch.SM100A: (Dtype.FP16,)})
-    with pytest.raises(UnsupportedError, match="no kernel for sm_90a yet; it exists for sm_100a"):
+    other_facts.change(monkeypatch, Arch.SM90A, decode=())
+    with pytest.raises(UnsupportedError, match="no kernel for sm_90a yet; it exists for sm_100a, sm_103a, sm_107a"):
         tsmla_decode(**inputs())
 
 

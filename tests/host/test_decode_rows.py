@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 
+import other_facts
 import pytest
 import torch
 from decode_calls import BATCH, HEADS, PAGE, PAGES, Q_LEN, bf16, inputs, on_one_gpu
 from refusing import Recorder
-from tsmla import ArgumentError, UnsupportedError, support
-from tsmla.decode import tsmla_decode
-from tsmla.row_format import ROWS
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla import ArgumentError, UnsupportedError
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla.operators.decode import tsmla_decode
 
 E4M3 = torch.float8_e4m3fn
 
@@ -22,7 +24,6 @@ E4M3 = torch.float8_e4m3fn
 @pytest.fixture
 def recorder(monkeypatch, recorder: Recorder) -> Recorder:
     on_one_gpu(monkeypatch)
-    monkeypatch.setattr(support, "DECODE_ROWS", {Arch.SM90A: {"snapmla": (Dtype.E4M3,), "fp8_ds_mla": (Dtype.BF16,)}})
     return recorder
 
 
@@ -162,7 +163,7 @@ def test_what_is_refused(recorder, changes, message):
 
 
 def test_an_architecture_without_the_kernel_says_so(recorder, monkeypatch):
-    monkeypatch.setattr(support, "DECODE_ROWS", {})
+    other_facts.change(monkeypatch, Arch.SM90A, decode_rows={})
     with pytest.raises(UnsupportedError, match="decode of e4m3 for sm_90a reads cache rows of latent e4m3 512, rope"):
         tsmla_decode(**scaled())
 
@@ -175,7 +176,7 @@ def test_a_query_of_another_dtype_for_rows_of_656_bytes(recorder, dtype):
 
 
 def test_an_architecture_without_decode_of_656_bytes_says_so(recorder, monkeypatch):
-    monkeypatch.setattr(support, "DECODE_ROWS", {})
+    other_facts.change(monkeypatch, Arch.SM90A, decode_rows={})
     cache = torch.zeros(PAGES, PAGE, 656, dtype=torch.uint8)
     with pytest.raises(UnsupportedError, match="decode of bf16 for sm_90a reads cache rows of latent bf16 512,"):
         tsmla_decode(**inputs(kv_cache=cache))

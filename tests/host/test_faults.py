@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from example_variants import PACK, PREFILL, run_python
 from faults import edited, struck
-from tsmla import image, jit, manifest, settings
 from tsmla.errors import CacheMiss
+from tsmla.loading import image, jit, manifest, settings
 
 from build_aot import link
 
@@ -22,9 +22,9 @@ LOAD = """
 import pathlib, sys
 from random import Random
 from faults import edited, struck
-from tsmla import loader, manifest, resolve, toolchain
+from tsmla.loading import loader, manifest, resolve, toolchain
 from tsmla.errors import TsmlaError
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 
 sound, scratch, what, seed, count = *map(pathlib.Path, sys.argv[1:3]), sys.argv[3], *map(int, sys.argv[4:])
 record, = manifest.read_directory(sound).libraries

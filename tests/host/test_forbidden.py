@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import tsmla
 from example_variants import PACK, run_python
-from tsmla import jit, loader, manifest, resolve, settings, toolchain, trust
 from tsmla.errors import CacheMiss, CompileError, KernelUnavailable, RuntimeLibraryError
+from tsmla.loading import jit, loader, manifest, resolve, settings, toolchain, trust
 from tsmla.tools import cli, emulated
 
 CALLS = [(os, name) for name in ("stat", "lstat", "open", "scandir", "listdir", "mkdir", "readlink")]
@@ -47,10 +47,10 @@ def refusing(call: Callable, directory: Path, code: int) -> Callable:
 
 
 PLACES: dict[str, Callable[[], Path]] = {
-    "libraries": lambda: Path(toolchain.__file__).parent / "objs",
+    "libraries": lambda: Path(tsmla.__file__).parent / "objs",
     "kernel sources": toolchain.kernel_sources,
     "some kernel sources": lambda: toolchain.kernel_sources() / "parts",
-    "tsmla's sources": lambda: Path(toolchain.__file__).parent,
+    "tsmla's sources": lambda: Path(tsmla.__file__).parent,
     "compiler": lambda: toolchain.dsl_roots()[0],
     "cache": settings.cache_dir,
     "above the cache": lambda: settings.cache_dir().parent,
@@ -165,7 +165,7 @@ import contextlib, io, logging, os, sys
 from pathlib import Path
 import tsmla
 from example_variants import PACK
-from tsmla import jit, resolve, toolchain
+from tsmla.loading import jit, resolve, toolchain
 from tsmla.tools import cli
 logging.getLogger("tsmla").setLevel(logging.ERROR)
 secret = Path(sys.argv[1])

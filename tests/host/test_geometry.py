@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tsmla.dtype import Dtype
-from tsmla.support import NOPE_DIMS
-from tsmla.variant import Arch, DecodeVariant, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.support import NOPE_DIMS
+from tsmla.identity.variant import DecodeVariant, PrefillVariant
 from tsmla_kernels.limits import REGISTERS_PER_SM, SHARED_BYTES_PER_CTA, TMEM_COLUMNS, WARPGROUP
 from tsmla_kernels.sm90.decode.row64.geometry import DecodeGeometry
 from tsmla_kernels.sm90.decode.row64.schedule import DecodeSchedule

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from example_variants import compile_c
-from tsmla import gpu
-from tsmla.variant import SHIPPED_ARCHS, Arch
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.loading import gpu
 
 from build_aot import __main__ as command
 from build_aot import matrix

@@ -19,16 +19,29 @@ KERNELS = Path(tsmla_kernels.__file__).parent
 EMULATED = TSMLA / "tools" / "emulated.py"
 """The one file of tsmla that may import the emulator, inside functions that run something in it."""
 HEAVY = {"torch", "tvm_ffi", "cutlass"}
-BOTTOM = {f"tsmla.{name}" for name in ("dtype", "row_format", "variant", "support", "plan", "call")}
-TENSOR_MODULES = {
-    "cache_format", "checks", "decode", "decode_options", "decode_rows", "examine", "integrations.padding",
-    "integrations.transformers", "lengths", "pack", "prefill", "quantize_q", "read_cache", "torch_ops", "workspace",
-    "write_cache",
-} | {
-    f"tools.selftest_{name}"
-    for name in ("cache", "child", "decode", "memory", "pack", "prefill", "query", "reference", "rows")
+ROOMS = {
+    "identity": set(),
+    "errors": set(),
+    "loading": {"identity", "errors"},
+    "operators": {"identity", "errors", "loading"},
+    "torch_ops": {"operators"},
+    "": {"identity", "errors", "loading", "operators"},
+    "compat": {"identity", "errors", "operators", ""},
+    "integrations": {"identity", "errors", "loading", "operators"},
+    "problems": {"identity", "operators"},
+    "tools": {"identity", "errors", "loading", "operators", "problems", ""},
+    "__main__": {"tools"},
 }
-"""Modules of tsmla that handle tensors and so import torch."""
+"""Room of tsmla, or module that stands by itself ("" is `__init__.py`) -> the others that its files may name, besides
+each other."""
+TENSOR_MODULES = {
+    "integrations.shared.heads", "integrations.shared.padding", "integrations.shared.ready",
+    "integrations.transformers", "tools.selftest.child", "torch_ops",
+}  # fmt: skip
+"""Modules of tsmla that handle tensors and so import torch, besides whole rooms of them."""
+TENSOR_ROOMS = ("compat.", "operators.", "problems.")
+LIGHT = {"operators.prepare", "problems.cases"}
+"""Modules of these rooms that do not."""
 PLUG_INS = {
     f"integrations.vllm.{name}"
     for name in ("backend", "builder", "context", "decode", "mha", "prefill", "ready", "served")
@@ -49,6 +62,35 @@ def imports(file: Path) -> Iterator[str]:
                 yield from (base + alias.name for alias in node.names)
 
 
+def named_in_strings(file: Path) -> Iterator[str]:
+    """Every module of tsmla, without the package's name, that a string of a file is the name of: `import_module` or a
+    process may import it."""
+    tree = ast.parse(file.read_text("utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            name = node.value.removeprefix("tsmla.").strip(".")
+            if "." in node.value and name and name in MODULES:
+                yield name
+
+
+def within_tsmla(file: Path) -> Iterator[str]:
+    """Every module or name of tsmla that a file imports or names in a string, without the package's name."""
+    package = file.relative_to(TSMLA).parent.parts if TSMLA in file.parents else ()
+    for found in imports(file):
+        level = len(found) - len(found.lstrip("."))
+        if level:
+            yield ".".join((*package[: len(package) - level + 1], *filter(None, found[level:].split("."))))
+        elif top(found) == "tsmla":
+            yield found.removeprefix("tsmla").lstrip(".")
+    yield from named_in_strings(file)
+
+
+def room_of(name: str) -> str:
+    """The room of a module; "" where it is a name of the package itself."""
+    return top(name) if top(name) in ROOMS else ""
+
+
 def sources(directory: Path) -> list[Path]:
     found = sorted(directory.rglob("*.py"))
     assert found or not directory.exists(), f"{directory} has no Python files"
@@ -59,11 +101,40 @@ def top(name: str) -> str:
     return name.split(".")[0]
 
 
-@pytest.mark.parametrize("name", sorted(BOTTOM))
-def test_the_bottom_imports_only_the_standard_library_and_itself(name: str) -> None:
-    file = TSMLA.parent / f"{name.replace('.', '/')}.py"
-    for found in imports(file):
-        assert f"tsmla{found}" in BOTTOM or top(found) in sys.stdlib_module_names, found
+def modules() -> set[str]:
+    """Every module of tsmla, without the package's name; packages by their own."""
+    files = (file.relative_to(TSMLA) for file in sources(TSMLA))
+    return {".".join(file.with_suffix("").parts).removesuffix("__init__").rstrip(".") for file in files}
+
+
+MODULES = modules()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_name_only_those_below_them(room: str) -> None:
+    files = [file for file in sources(TSMLA) if room_of(file.relative_to(TSMLA).with_suffix("").parts[0]) == room]
+    assert files
+    for file in files:
+        found = {room_of(name) for name in within_tsmla(file)} - {room}
+        assert found <= ROOMS[room], f"{file}: {sorted(found - ROOMS[room])}"
+
+
+def test_rooms_have_no_circles() -> None:
+    """Even between two modules of one."""
+    arrows = {
+        name: {x for x in within_tsmla(file) if x in MODULES and x != name}
+        for file in sources(TSMLA)
+        if (name := ".".join(file.relative_to(TSMLA).with_suffix("").parts)) and not name.endswith("__init__")
+    }
+    while leaves := {name for name, behind in arrows.items() if not behind & arrows.keys()}:
+        arrows = {name: behind for name, behind in arrows.items() if name not in leaves}
+    assert not arrows
+
+
+def test_the_bottom_imports_only_the_standard_library_and_itself() -> None:
+    for file in sources(TSMLA / "identity"):
+        for found in imports(file):
+            assert found.startswith(".") or top(found) in sys.stdlib_module_names, f"{file}: {found}"
 
 
 def test_kernels_import_no_torch_and_only_the_bottom_of_tsmla() -> None:
@@ -72,7 +143,7 @@ def test_kernels_import_no_torch_and_only_the_bottom_of_tsmla() -> None:
             if found.startswith("."):
                 continue
             allowed = top(found) in {"cutlass", "cuda"} | (sys.stdlib_module_names - {"os", "io", "pathlib"})
-            assert allowed or found in BOTTOM, f"{file}: {found}"
+            assert allowed or found.startswith("tsmla.identity."), f"{file}: {found}"
 
 
 def test_kernels_open_no_file_and_read_no_environment() -> None:
@@ -111,15 +182,14 @@ def test_only_the_command_line_reaches_the_emulator() -> None:
     assert "tsmla_emulator" in {top(found) for found in imports(EMULATED)}
     for node in ast.parse(EMULATED.read_text("utf-8")).body:
         assert not (isinstance(node, ast.Import | ast.ImportFrom) and "tsmla_emulator" in ast.unparse(node))
-    users = {file.name for file in sources(TSMLA) if ".emulated" in imports(file)}
-    assert users == {"cli.py", "demo.py", "selftest.py", "selftest_child.py"}
+    users = {file.name for file in sources(TSMLA) if "tools.emulated" in within_tsmla(file)}
+    assert users == {"cli.py", "demo.py", "command.py", "child.py"}
 
 
-def test_only_the_command_line_reaches_the_tools() -> None:
-    """What serves calls does without them."""
-    for file in sources(TSMLA):
-        if file.name != "__main__.py" and file.parent != TSMLA / "tools":
-            assert not [found for found in imports(file) if found.startswith((".tools", "..tools"))], file
+def test_the_emulator_does_without_the_tools() -> None:
+    """They run it, so that it would run itself."""
+    for file in sources(ROOT / "emulator" / "tsmla_emulator"):
+        assert not [name for name in within_tsmla(file) if room_of(name) in ("tools", "__main__")], file
 
 
 def test_only_the_jit_imports_the_kernels() -> None:
@@ -154,23 +224,13 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert not HEAVY & set(runs[0][1].split())
 
 
-def modules() -> set[str]:
-    """Every module of tsmla, without the package's name; packages by their own."""
-    files = (file.relative_to(TSMLA) for file in sources(TSMLA))
-    return {".".join(file.with_suffix("").parts).removesuffix("__init__").rstrip(".") for file in files}
+def handles_tensors(name: str) -> bool:
+    return name in TENSOR_MODULES or (name.startswith(TENSOR_ROOMS) and name not in LIGHT)
 
 
-FACES = {name for name in modules() if name.startswith("compat.")}
-"""They handle tensors, too."""
-
-
-def test_tsmla_does_without_the_faces() -> None:
-    for file in sources(TSMLA):
-        if (TSMLA / "compat") not in file.parents:
-            assert not [found for found in imports(file) if "compat" in found.split(".")], file
-
-
-@pytest.mark.parametrize("name", sorted(modules() - TENSOR_MODULES - FACES - PLUG_INS - {"__main__"}))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in MODULES - PLUG_INS - {"__main__"} if not handles_tensors(name))
+)
 def test_modules_that_handle_no_tensors_import_nothing_heavy(name: str) -> None:
     module = f"tsmla.{name}".rstrip(".")
     done = run_python(f"import sys, {module}; print(*sorted({{n.partition('.')[0] for n in sys.modules}}))")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from example_variants import PACK, python_environment, run_python
-from tsmla import jit, loader, manifest, toolchain
 from tsmla.errors import CompileError, RuntimeLibraryError
+from tsmla.loading import jit, loader, manifest, toolchain
 from tsmla.tools import cli
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -57,7 +57,7 @@ def test_a_tvm_ffi_that_is_accepted(monkeypatch, version: str | None) -> None:
 
 WITHOUT_CUTLASS = """
 from example_variants import PACK
-from tsmla import jit
+from tsmla.loading import jit
 from tsmla.errors import CompileError
 for step in (jit._compile, lambda variant: jit._load_object(b"", variant.symbol())):
     try:
@@ -99,7 +99,7 @@ SERVE = """
 import os, sys
 from pathlib import Path
 import tsmla
-from tsmla import resolve, toolchain
+from tsmla.loading import resolve, toolchain
 from tsmla.tools import cli
 for folder in sys.argv[1:]:
     resolve.forget()
@@ -131,7 +131,7 @@ def test_a_kernel_is_compiled_and_kept_in_folders_with_other_letters(tmp_path: P
     (tmp_path / "bücher").mkdir()
     script = (
         "from example_variants import PACK\n"
-        "from tsmla import jit\n"
+        "from tsmla.loading import jit\n"
         "print(jit.compile_now(PACK)[1]); jit.load_cached(PACK)"
     )
     places = {"TSMLA_CACHE_DIR": str(tmp_path / "bücher" / "cache"), "TMPDIR": str(tmp_path / "bücher")}

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 from example_variants import PACK, PREFILL, python_environment
-from tsmla import jit, loader, settings, toolchain
 from tsmla.errors import CacheMiss, CompileError
+from tsmla.loading import jit, loader, settings, toolchain
 
 STAND_IN = """
 import os, sys, time
 from pathlib import Path
-from tsmla import jit
+from tsmla.loading import jit
 from example_variants import PACK
 
 log, seconds = Path(sys.argv[1]), float(sys.argv[2])

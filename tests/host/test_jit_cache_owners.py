@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from example_variants import PACK, PREFILL
-from tsmla import jit, settings, trust
 from tsmla.errors import CacheMiss
+from tsmla.loading import jit, settings, trust
 
 KERNEL = PACK.symbol().encode()
 """What the stand-in compiler (`compiled`) makes of PACK."""

@@ -24,11 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from refusing import refusing
-from tsmla import checks, gpu, jit, resolve, toolchain
-from tsmla import settings as variables
 from tsmla.errors import CacheMiss, CompileError, TsmlaError
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import FAMILIES
+from tsmla.loading import gpu, jit, resolve, toolchain
+from tsmla.loading import settings as variables
+from tsmla.operators import checks
 from tsmla.tools import cli, emulated
-from tsmla.variant import FAMILIES, Arch
 
 junk_settings = settings(deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from example_variants import PACK, PREFILL, compile_c, library_manifest, run_python
-from tsmla import gpu, image, loader, manifest
 from tsmla.errors import LibraryError, ManifestError, RuntimeLibraryError, TsmlaError
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.loading import gpu, image, loader, manifest
 
 from build_aot import link
 
 OPEN = """
 import sys, pathlib
-from tsmla import loader
+from tsmla.loading import loader
 from tsmla.errors import TsmlaError
 try:
     loader.open_library(pathlib.Path(sys.argv[1]))
@@ -224,7 +224,7 @@ def test_too_old_runtime_library(pack_library: Path, tmp_path: Path) -> None:
     )
     script = """
 import sys, pathlib
-from tsmla import loader
+from tsmla.loading import loader
 from tsmla.errors import RuntimeLibraryError
 try:
     loader.open_library(pathlib.Path(sys.argv[1]))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from example_variants import DECODE, PACK, PREFILL, library_manifest
-from tsmla import manifest
 from tsmla.errors import ManifestError
-from tsmla.manifest import DirectoryManifest, LibraryManifest, LibraryRecord
+from tsmla.loading import manifest
+from tsmla.loading.manifest import DirectoryManifest, LibraryManifest, LibraryRecord
 
 
 @pytest.fixture

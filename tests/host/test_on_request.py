@@ -16,10 +16,12 @@ import build_wheel
 import pytest
 import torch
 from example_variants import PACK
-from tsmla import checks, gpu, image, jit, manifest, resolve, toolchain
 from tsmla.errors import KernelUnavailable
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.variant import FAMILIES
+from tsmla.loading import gpu, image, jit, manifest, resolve, toolchain
+from tsmla.operators import checks
 from tsmla.tools import cli
-from tsmla.variant import FAMILIES, SHIPPED_ARCHS, Arch
 from tsmla_emulator import check
 from tsmla_emulator.host import compile as emulator_compile
 from tsmla_emulator.host.capture import Library

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
-from tsmla import ArgumentError, UnsupportedError, pack, resolve
-from tsmla.variant import Arch, Dtype, PackVariant
+from tsmla import ArgumentError, UnsupportedError
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype, PackVariant
+from tsmla.loading import resolve
+from tsmla.operators import pack
 
 TOKENS, HEADS, D_NOPE, D_ROPE, D_V = 5, 3, 128, 64, 128
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from tsmla.variant import SHIPPED_ARCHS, Arch, Dtype, PackVariant
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.variant import Dtype, PackVariant
 from tsmla_kernels import registry
 from tsmla_kernels.pack.kernel import ROWS_PER_THREAD, THREADS, VECTOR, PackKernel
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_attention import prefill
-from tsmla.integrations import padding
+from tsmla.integrations.shared import padding
 
 HEADS = 2
 

@@ -7,14 +7,14 @@ import itertools
 import random
 
 import pytest
-from tsmla.plan import (
+from tsmla.identity.arch import Arch, Deal
+from tsmla.identity.plan import (
     CALLERS_Q_LEN,
     DEALS,
     FEW_ROWS_DEALS,
     MAX_GROUP,
     PARTIAL_ROW,
     RECORD_BYTES,
-    Deal,
     cut,
     deal_of,
     plan_decode,
@@ -22,8 +22,8 @@ from tsmla.plan import (
     segments,
     wide_rows,
 )
-from tsmla.row_format import ROWS, uniform_row
-from tsmla.variant import Arch, Dtype
+from tsmla.identity.row_format import ROWS, uniform_row
+from tsmla.identity.variant import Dtype
 
 SM_COUNTS = (132, 148, 160)
 BATCHES = (1, 2, 3, 4, 7, 16, 64, 128, 131, 132, 133, 300)

@@ -7,13 +7,13 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tsmla.plan import (
+from tsmla.identity.arch import Arch, Deal
+from tsmla.identity.plan import (
     CALLERS_Q_LEN,
     DEALS,
     MAX_GROUP,
     PARTIAL_ROW,
     RECORD_BYTES,
-    Deal,
     cut,
     cut_mixed,
     deal_of,
@@ -22,7 +22,6 @@ from tsmla.plan import (
     row_tiling,
     segments,
 )
-from tsmla.variant import Arch
 
 FINE, COARSE = Deal(64, 64, overhead=3, least=2, split=5, draw=32), Deal(128, 128, overhead=1, least=1, split=0)
 IN_STEP = Deal(64, 64, overhead=2, least=2, split=1, in_step=2), Deal(64, 64, overhead=3, least=3, split=1, in_step=12)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tsmla.checks import TORCH_DTYPE_OF
-from tsmla.plan import DEALS, RECORD_BYTES, cut, plan_decode, row_tiling
-from tsmla.row_format import uniform_row
-from tsmla.support import DECODE_DTYPES, LATENT_DIM, PREFILL_DTYPES
-from tsmla.variant import Arch, DecodeVariant, Dtype, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import DEALS, RECORD_BYTES, cut, plan_decode, row_tiling
+from tsmla.identity.row_format import uniform_row
+from tsmla.identity.support import LATENT_DIM
+from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
+from tsmla.operators.checks import TORCH_DTYPE_OF
 from tsmla_kernels.parts.blackwell import umma
 from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, Lifted, PartialRows, Probabilities, numeric
 from tsmla_kernels.sm90.decode.forms import FEW_ROWS, partial_rows_of
@@ -128,5 +129,5 @@ def test_hopper_products(variant, monkeypatch):
 
 
 def test_every_dtype_is_held_against_its_probabilities():
-    taken = {d for table in (*PREFILL_DTYPES.values(), *DECODE_DTYPES.values()) for d in table}
+    taken = {dtype for arch in Arch for dtype in (*arch.facts.prefill, *arch.facts.decode)}
     assert {v.dtype for v in VARIANTS} == taken == set(Dtype)

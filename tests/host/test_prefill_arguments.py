@@ -13,8 +13,10 @@ import torch
 from another_gpu import on_another_gpu
 from launches import SMS
 from prefill_calls import D_QK, D_V, HEADS, HEADS_KV, LENGTHS, TOKENS_KV, TOKENS_Q, bf16, inputs
-from tsmla import prefill, resolve
-from tsmla.variant import Arch, Dtype, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import Dtype, PrefillVariant
+from tsmla.loading import resolve
+from tsmla.operators import prefill
 
 
 @pytest.mark.parametrize("flags", [(False, False, False), (True, False, True), (True, True, False)], ids=str)

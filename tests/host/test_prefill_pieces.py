@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from prefill_calls import HEADS, TOKENS_Q, bf16, inputs
-from tsmla import prefill
 from tsmla.errors import ArgumentError
+from tsmla.operators import prefill
 
 WRONG = {
     "query in three": ({"query": (bf16(5, 4, 64),) * 3}, "query is a tuple of 3; it must be a tensor or a tuple of 2"),

@@ -13,7 +13,8 @@ import pytest
 import torch
 from odd_tensors import FLOATS_ONLY, ODD, OVERLAPPING
 from prefill_calls import D_QK, D_V, HEADS, HEADS_KV, LENGTHS, TOKENS_KV, TOKENS_Q, bf16, inputs
-from tsmla import ArgumentError, UnsupportedError, prefill
+from tsmla import ArgumentError, UnsupportedError
+from tsmla.operators import prefill
 
 
 def test_what_is_no_cuda_tensor_is_refused():

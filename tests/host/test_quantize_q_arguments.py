@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tsmla import ArgumentError, mla_quantize_q
-from tsmla.row_format import ROWS
-from tsmla.variant import Arch, Dtype, QuantizeQVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import Dtype, QuantizeQVariant
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 OUTS = {"nope_out": (512, E4M3), "rope_out": (64, BF16), "scale_out": (None, torch.float32)}

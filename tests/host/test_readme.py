@@ -11,10 +11,10 @@ import pytest
 import readme
 import tsmla
 from readme import DEPLOYMENT, README, SUPPORT
-from tsmla import jit
-from tsmla.settings import SETTINGS
-from tsmla.tools import emulated, records
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.loading import jit, records
+from tsmla.loading.settings import SETTINGS
+from tsmla.tools import emulated
 
 from benchmarks import published, report
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from example_variants import PACK, PREFILL
-from tsmla import jit, loader, manifest, resolve, toolchain
 from tsmla.errors import (
     CacheMiss,
     CompileError,
@@ -20,7 +19,8 @@ from tsmla.errors import (
     SettingError,
     UnsupportedError,
 )
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.loading import jit, loader, manifest, resolve, toolchain
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from tsmla.dtype import Dtype
-from tsmla.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
-from tsmla.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.row_format import ROWS, Piece, RowFormat, Scales, uniform_row
+from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
 LATENT, ROPE = Piece("latent", Dtype.E4M3, 512), Piece("rope", Dtype.BF16, 64)
 

@@ -13,18 +13,20 @@ from pathlib import Path
 import pytest
 import tsmla
 from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, library_manifest
-from tsmla import gpu, manifest, toolchain
-from tsmla.tools import cli, emulated, records, selftest_family
-from tsmla.tools.selftest_cases import cases_of
-from tsmla.tools.selftest_family import Limits, run_all, run_family, shares
-from tsmla.tools.selftest_protocol import Job
-from tsmla.variant import FAMILIES, SHIPPED_ARCHS, Arch
+from tsmla.identity.arch import SHIPPED_ARCHS, Arch
+from tsmla.identity.variant import FAMILIES
+from tsmla.loading import gpu, manifest, records, toolchain
+from tsmla.problems.cases import cases_of
+from tsmla.tools import cli, emulated
+from tsmla.tools.selftest import family as selftest_family
+from tsmla.tools.selftest.family import Limits, run_all, run_family, shares
+from tsmla.tools.selftest.protocol import Job
 
 from build_aot.matrix import shipped as matrix
 
 STAND_IN = """
 import json, os, signal, sys, time
-from tsmla.variant import variant_from_dict
+from tsmla.identity.variant import variant_from_dict
 acts, job = json.loads(sys.argv[1]), json.loads(sys.stdin.readline())
 assert os.environ["TSMLA_BACKEND"] == "binary"
 say = lambda **event: print(json.dumps(event), flush=True)

@@ -8,10 +8,13 @@ import pytest
 import tensor_cores
 import torch
 from cache_rows import restored, stored
-from tsmla.row_format import ROWS
-from tsmla.tools import selftest_cache, selftest_decode, selftest_pack, selftest_prefill
-from tsmla.tools.selftest_cases import cases_of
-from tsmla.tools.selftest_reference import (
+from tsmla.identity.row_format import ROWS
+from tsmla.problems import cache as cache_problems
+from tsmla.problems import decode as decode_problems
+from tsmla.problems import pack as pack_problems
+from tsmla.problems import prefill as prefill_problems
+from tsmla.problems.cases import cases_of
+from tsmla.problems.reference import (
     LARGEST_ERROR,
     Attended,
     Tolerance,
@@ -20,7 +23,7 @@ from tsmla.tools.selftest_reference import (
     truncated_products,
     with_sinks,
 )
-from tsmla.tools.selftest_rows import numbers_in, stored_as
+from tsmla.problems.rows import numbers_in, stored_as
 
 TOLERANCE = Tolerance(torch.finfo(torch.bfloat16).eps, 0.0, (1e-5, 2e-6))
 
@@ -118,10 +121,10 @@ def test_without_lse_nothing_is_asked_of_it():
 @pytest.mark.parametrize(
     ("tests", "families"),
     [
-        (selftest_prefill, ["prefill"]),
-        (selftest_decode, ["decode"]),
-        (selftest_pack, ["pack"]),
-        (selftest_cache, ["write_cache", "read_cache", "quantize_q"]),
+        (prefill_problems, ["prefill"]),
+        (decode_problems, ["decode"]),
+        (pack_problems, ["pack"]),
+        (cache_problems, ["write_cache", "read_cache", "quantize_q"]),
     ],
 )
 def test_what_one_kernel_made_is_there_for_the_next(tests, families):

@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-import tsmla.settings
+import tsmla
 from example_variants import PACK
-from tsmla import jit, resolve, settings
 from tsmla.errors import SettingError
+from tsmla.loading import jit, resolve, settings
 
 
 def test_at_most_six_variables_of_our_own() -> None:
@@ -21,7 +21,7 @@ def test_at_most_six_variables_of_our_own() -> None:
 
 
 def test_no_other_module_reads_a_tsmla_variable() -> None:
-    package = Path(tsmla.settings.__file__).parent
+    package = Path(tsmla.__file__).parent
     for file in package.rglob("*.py"):
         if file.name == "settings.py" or file == package / "integrations" / "vllm" / "options.py":  # the plug-in's own
             continue

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import tsmla
 from example_variants import PACK, PREFILL
-from tsmla import gpu, resolve, toolchain
 from tsmla.errors import ArgumentError
-from tsmla.tools import status
-from tsmla.variant import FAMILIES, Arch
+from tsmla.identity.arch import Arch
+from tsmla.identity.variant import FAMILIES
+from tsmla.loading import gpu, resolve, status, toolchain
 
 
 @pytest.fixture

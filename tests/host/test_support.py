@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 
+import other_facts
 import pytest
 from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
-from tsmla import support
-from tsmla.row_format import RowFormat, Scales, uniform_row
-from tsmla.support import (
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import RowFormat, Scales, uniform_row
+from tsmla.identity.support import (
     NOPE_DIMS,
     PACK_MAX_DIM,
     PACK_VECTOR,
     PREFILL_DIMS,
-    PREFILL_DTYPES,
-    dtypes_of_dims,
     prefill_dims,
     why_unsupported,
 )
-from tsmla.variant import Arch, Dtype
+from tsmla.identity.variant import Dtype
 from tsmla_kernels.registry import recipe
 
 
 @pytest.mark.parametrize("dims", PREFILL_DIMS)
 @pytest.mark.parametrize(
-    ("arch", "dtype", "out"), [(a, d, out) for a, dtypes in PREFILL_DTYPES.items() for d in dtypes for out in dtypes[d]]
+    ("arch", "dtype", "out"), [(a, d, out) for a in Arch for d, outs in a.facts.prefill.items() for out in outs]
 )
 def test_prefill_that_exists(arch: Arch, dtype: Dtype, out: Dtype, dims: tuple[int, int]) -> None:
     variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=dims[0], d_v=dims[1])
     exists = dims != (256, 256) or (arch is Arch.SM90A and dtype in (Dtype.BF16, Dtype.E4M3))
     assert (why_unsupported(variant) is None) == exists
-    assert (dims in prefill_dims(arch, dtype)) == (dtype in dtypes_of_dims(arch, dims)) == exists
+    assert (dims in prefill_dims(arch, dtype)) == exists
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_prefill_that_exists(arch: Arch, dtype: Dtype, out: Dtype, dims: tuple[i
     ],
 )
 def test_head_dims_that_some_prefills_have(arch: Arch, dtype: Dtype, others: str) -> None:
-    out = next(iter(PREFILL_DTYPES[arch][dtype]))
+    out = arch.facts.prefill[dtype][0]
     variant = dataclasses.replace(PREFILL, arch=arch, dtype=dtype, out_dtype=out, d_qk=256, d_v=256)
     assert why_unsupported(variant) == f"prefill of head dims (qk, v) (256, 256) takes bf16, e4m3 for sm_90a, {others}"
 
@@ -104,7 +103,9 @@ def test_the_sentence_names_what_is_wrong_and_what_is_accepted(variant, words: t
 
 
 def test_a_dtype_that_an_architecture_lacks_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(support, "PREFILL_DTYPES", {Arch.SM90A: {Dtype.BF16: (Dtype.BF16,), Dtype.FP16: ()}})
+    for arch in Arch:
+        other_facts.change(monkeypatch, arch, prefill={})
+    other_facts.change(monkeypatch, Arch.SM90A, prefill={Dtype.BF16: (Dtype.BF16,), Dtype.FP16: ()})
     assert why_unsupported(dataclasses.replace(PREFILL, dtype=Dtype.E5M2)) == (
         "prefill for sm_90a takes bf16, fp16, not e5m2"
     )

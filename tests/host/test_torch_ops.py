@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-import tsmla
+import tsmla.torch_ops
 from example_variants import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from traced_calls import arguments, attention
-from tsmla import ArgumentError, checks, resolve, torch_ops
-from tsmla.call import DECODE, OPERATORS, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, Number, Operator
-from tsmla.variant import Arch, Variant
+from tsmla import ArgumentError
+from tsmla.identity.arch import Arch
+from tsmla.identity.call import DECODE, OPERATORS, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE, Number, Operator
+from tsmla.identity.variant import Variant
+from tsmla.loading import resolve
+from tsmla.operators import checks, traced
 
 BATCH, TOKENS, HEADS, PAGES = 2, 5, 4, 6
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -189,7 +192,7 @@ def test_functions_hand_on_every_argument_in_its_place(operator, monkeypatch) ->
     module = inspect.getmodule(function)
     names = list(inspect.signature(function).parameters)
     monkeypatch.setattr(module, "is_dynamo_compiling", lambda: True)
-    monkeypatch.setattr(torch_ops, operator.variant.family.upper(), lambda *given: given)
+    monkeypatch.setitem(traced.calls, operator.variant.family, lambda *given: given)
     assert function(**{name: name for name in names}) == tuple(names)
 
 
@@ -414,6 +417,7 @@ def test_eager_calls_import_neither_the_operators_nor_dynamo() -> None:
     script = """
 import sys, tsmla
 tsmla.tsmla_prefill, tsmla.tsmla_decode, tsmla.mla_kv_pack_quantize_fp8, tsmla.mla_write_cache, tsmla.mla_read_cache
-print("tsmla.prefill" in sys.modules, *({"tsmla.torch_ops", "torch._dynamo"} & set(sys.modules)))
+absent = {"tsmla.torch_ops", "tsmla.operators.registered", "torch._dynamo"}
+print("tsmla.operators.prefill" in sys.modules, *(absent & set(sys.modules)))
 """
     assert run_python(script).stdout.split() == ["True"]

@@ -9,9 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ragged_attention import deepseek, prefill
-from tsmla import ArgumentError, UnsupportedError, checks
+from tsmla import ArgumentError, UnsupportedError
+from tsmla.identity.arch import Arch
 from tsmla.integrations import transformers as integration
-from tsmla.variant import Arch
+from tsmla.operators import checks
 
 pytest.importorskip("transformers", reason="needs transformers, which is not installed")
 

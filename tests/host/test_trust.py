@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tsmla import trust
+from tsmla.loading import trust
 
 USER, OTHER = os.geteuid(), os.geteuid() + 4711
 

@@ -10,10 +10,11 @@ import re
 import pytest
 from example_variants import DECODE, PACK, PREFILL, QUANTIZE_Q, READ_CACHE, WRITE_CACHE
 from tsmla.errors import ArgumentError
-from tsmla.row_format import Piece, RowFormat, Scales
-from tsmla.support import why_unsupported
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import Piece, RowFormat, Scales
+from tsmla.identity.support import why_unsupported
+from tsmla.identity.variant import FAMILIES, DecodeVariant, Dtype, Variant, variant_from_dict
 from tsmla.tools.variant_text import accepted, variant_of
-from tsmla.variant import FAMILIES, Arch, DecodeVariant, Dtype, Variant, variant_from_dict
 from tsmla_kernels.registry import recipe
 
 EXAMPLES = (PREFILL, DECODE, PACK, WRITE_CACHE, READ_CACHE, QUANTIZE_Q)

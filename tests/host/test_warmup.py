@@ -9,9 +9,10 @@ import pytest
 import torch
 import tsmla
 from example_variants import PACK, PREFILL
-from tsmla import checks, gpu, jit, prepare, resolve
 from tsmla.errors import KernelUnavailable
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.loading import gpu, jit, resolve
+from tsmla.operators import checks, prepare
 from tsmla_kernels.registry import recipe
 
 

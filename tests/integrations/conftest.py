@@ -9,8 +9,9 @@ import pytest
 import stub_vllm
 import torch
 from stand_in_kernels import Kernels
-from tsmla import checks, resolve
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
+from tsmla.loading import resolve
+from tsmla.operators import checks
 
 if not stub_vllm.REAL_VLLM:
     stub_vllm.install()

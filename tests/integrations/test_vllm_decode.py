@@ -11,12 +11,14 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from stand_in_kernels import rows
+from tsmla.identity.arch import Arch
+from tsmla.identity.plan import plan_decode
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla.integrations.shared import ready as shared_ready
 from tsmla.integrations.vllm import builder, decode, ready
 from tsmla.integrations.vllm.builder import TsmlaDecodeMetadata, TsmlaMetadata, TsmlaMetadataBuilder, alike, uniform
-from tsmla.plan import plan_decode
-from tsmla.row_format import ROWS
-from tsmla.tools.selftest_rows import numbers_in, stored_as
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.problems.rows import numbers_in, stored_as
 
 HEADS, PAGE, SCALE = 2, 16, 0.1
 LAYER = types.SimpleNamespace(_q_scale_float=0.5, _k_scale_float=0.25)
@@ -293,8 +295,8 @@ def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, make_impl, cache, 
     loaded = []
     monkeypatch.setattr(ready, "arch", lambda: Arch.SM100A)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(ready, "warmup", lambda variants: loaded.append(list(variants)))
-    monkeypatch.setattr(ready, "_loaded", set())
+    monkeypatch.setattr(shared_ready, "warmup", lambda variants: loaded.append(list(variants)))
+    monkeypatch.setattr(shared_ready, "_loaded", set())
     make_impl(cache=cache)
     make_impl(cache=cache)
     assert loaded == [[DecodeVariant(Arch.SM100A, read, Dtype.BF16, False)], []]

@@ -11,11 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mla_layer import BF16, HEADS, SCALE, Problem, close, expected, inputs, ints
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import ROWS
+from tsmla.identity.variant import Dtype, PackVariant, PrefillVariant, ReadCacheVariant
+from tsmla.integrations.shared import ready as shared_ready
 from tsmla.integrations.vllm import options, ready
 from tsmla.integrations.vllm.prefill import TsmlaPrefill
-from tsmla.row_format import ROWS
-from tsmla.tools.selftest_rows import numbers_in, stored_as
-from tsmla.variant import Arch, Dtype, PackVariant, PrefillVariant, ReadCacheVariant
+from tsmla.problems.rows import numbers_in, stored_as
 
 pytestmark = pytest.mark.usefixtures("vllm_ops")
 
@@ -201,8 +203,8 @@ def test_other_prefill_backends_are_left_to_vllm(make_impl, monkeypatch):
 def test_kernels_are_loaded_when_a_layer_is_made(monkeypatch, backend):
     loaded = []
     monkeypatch.setattr(ready, "arch", lambda: Arch.SM90A)
-    monkeypatch.setattr(ready, "warmup", lambda variants: loaded.extend(variants))
-    monkeypatch.setattr(ready, "_loaded", set())
+    monkeypatch.setattr(shared_ready, "warmup", lambda variants: loaded.extend(variants))
+    monkeypatch.setattr(shared_ready, "_loaded", set())
     backend(fp8=True)
     kinds = [(v.causal, v.lse) for v in loaded if isinstance(v, PrefillVariant)]
     assert kinds == [(True, False), (True, True), (False, True)]

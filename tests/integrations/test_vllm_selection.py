@@ -8,15 +8,17 @@ import runpy
 import types
 from pathlib import Path
 
+import other_facts
 import pytest
 import stub_vllm
 import tomllib
 import torch
+from tsmla.identity.arch import Arch
 from tsmla.integrations import vllm as plugin
+from tsmla.integrations.shared.heads import why_not_prefilled
 from tsmla.integrations.vllm import __main__ as command
-from tsmla.integrations.vllm import contract, options, served
+from tsmla.integrations.vllm import contract, options
 from tsmla.integrations.vllm.backend import TsmlaBackend
-from tsmla.variant import Arch
 from vllm.platforms.interface import DeviceCapability
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +116,7 @@ def test_what_is_refused_says_what_is_served(changes, sentence):
 def test_rows_with_scales_are_served_where_they_are_decoded(monkeypatch):
     assert why(kv_cache_dtype="fp8_ds_mla") is None
     assert why(kv_cache_dtype="fp8_ds_mla", device_capability=BLACKWELL) is None
-    monkeypatch.setitem(served.DECODE_ROWS, Arch.SM100A, {})
+    other_facts.change(monkeypatch, Arch.SM100A, decode_rows={})
     sentence = "fp8_ds_mla rows .* has no decode of them for sm_100a yet; it decodes caches of auto, .*fp8_e4m3$"
     assert re.search(sentence, why(kv_cache_dtype="fp8_ds_mla", device_capability=BLACKWELL) or "")
     assert TsmlaBackend.get_kv_cache_shape(7, 64, 1, 576, "fp8_ds_mla") == (7, 64, 656)
@@ -123,20 +125,20 @@ def test_rows_with_scales_are_served_where_they_are_decoded(monkeypatch):
 
 def test_float16_is_served_without_fp8():
     assert why(dtype=torch.float16) is None and why(dtype=torch.float16, kv_cache_dtype="float16") is None
-    assert served.why_not_prefilled(None, torch.float16, False, (128, 64, 128)) is None
+    assert why_not_prefilled(None, torch.float16, False, (128, 64, 128)) is None
     assert "heads of (query, value) dims (192, 128), (128, 128), (256, 256), not (96, 128)" in str(
-        served.why_not_prefilled(None, torch.bfloat16, False, (32, 64, 128))
+        why_not_prefilled(None, torch.bfloat16, False, (32, 64, 128))
     )
 
 
 def test_heads_of_256_are_served_on_hopper():
     dims = 192, 64, 256
     for fp8 in (False, True):
-        assert served.why_not_prefilled(None, torch.bfloat16, fp8, dims) is None
-        assert served.why_not_prefilled(Arch.SM90A, torch.bfloat16, fp8, dims) is None
+        assert why_not_prefilled(None, torch.bfloat16, fp8, dims) is None
+        assert why_not_prefilled(Arch.SM90A, torch.bfloat16, fp8, dims) is None
         sentence = "prefills .* heads of .query, value. dims .192, 128., .128, 128. on sm_100a, not .256, 256."
-        assert re.search(sentence, served.why_not_prefilled(Arch.SM100A, torch.bfloat16, fp8, dims) or "")
-    assert "prefills fp16 heads" in str(served.why_not_prefilled(Arch.SM90A, torch.float16, False, dims))
+        assert re.search(sentence, why_not_prefilled(Arch.SM100A, torch.bfloat16, fp8, dims) or "")
+    assert "prefills fp16 heads" in str(why_not_prefilled(Arch.SM90A, torch.float16, False, dims))
 
 
 def test_the_backends_promises():

@@ -19,7 +19,10 @@ from ..run import emulated
 from .control import Control, Seen
 from .naming import name_of
 
-SCHEDULES: dict[str, dict[str, Any]] = {"late": {"async_mode": "late"}, "random": {"async_mode": "random", "seed": 3, "quantum": 0}}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "late": {"async_mode": "late"},
+    "random": {"async_mode": "random", "seed": 3, "quantum": 0},
+}
 """Schedules beside that of the call, in which work completes at issue."""
 MOST_FINDINGS = 10_000
 LENIENT = Options(happens_before=True, lenient_tensor=True, lockstep=True, findings=MOST_FINDINGS)

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tsmla import jit, toolchain
-from tsmla.variant import Variant, variant_from_dict
+from tsmla.identity.variant import Variant, variant_from_dict
+from tsmla.loading import jit, toolchain
 
 from . import call_sites
 from .call_sites import CallSites

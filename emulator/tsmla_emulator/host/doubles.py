@@ -41,8 +41,9 @@ def tsmla_search(name: str, kernel: Callable[[Any], Any]) -> list[Replacement]:
     `kernel(variant)`."""
     if not _has_tsmla():
         return []
-    from tsmla import checks, gpu, resolve
-    from tsmla.variant import Arch
+    from tsmla.identity.arch import Arch
+    from tsmla.loading import gpu, resolve
+    from tsmla.operators import checks
 
     arch = Arch(name)
     return [
@@ -59,7 +60,7 @@ def fresh_resolution() -> Iterator[None]:
     if not _has_tsmla():
         yield
         return
-    from tsmla import resolve
+    from tsmla.loading import resolve
 
     resolve.forget()
     try:

@@ -19,7 +19,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from tsmla.elf import EM_CUDA, MAGIC, Elf
+from tsmla.loading.elf import EM_CUDA, MAGIC, Elf
 
 BYTES = 16
 ALWAYS = 7  # the predicate that is true

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tsmla.variant import Arch
+from tsmla.identity.arch import Arch
 from tsmla_kernels.parts.tile_bounds import ALIKE, L2_SECTION_BYTES, SIDE_BY_SIDE
 from tsmla_kernels.sm90.prefill.geometry import (
     FOLLOWING,

@@ -11,8 +11,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tsmla.support import LATENT_DIM
-from tsmla.variant import Arch, DecodeVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.support import LATENT_DIM
+from tsmla.identity.variant import DecodeVariant
 
 from .. import check
 from ..machine import Launch, Options, Trace
@@ -192,7 +193,7 @@ class DecodeTraced(Traced):
 
     def _parts(self) -> list[tuple[int, int, int]]:
         """Return KV tiles, segments and partial results of each CTA (or pair)."""
-        from tsmla.plan import cut, deal_of, plan_decode, row_tiling, segments, wide_rows
+        from tsmla.identity.plan import cut, deal_of, plan_decode, row_tiling, segments, wide_rows
 
         s, arch = self.shape, self.variant.arch
         rows = s.heads * s.queries
@@ -246,7 +247,7 @@ class DecodeTraced(Traced):
 
     def _keys_bytes(self) -> float:
         """Return the bytes of the keys that the first chosen part attends to, each once."""
-        from tsmla.row_format import SCALE_BYTES
+        from tsmla.identity.row_format import SCALE_BYTES
 
         tiles, row = self.parts[self.chosen[0]][0], self.variant.row
         return max(tiles, 1) * self.tile_kv * (row.bytes + SCALE_BYTES * row.apart)
@@ -329,7 +330,7 @@ def traced(
 
 
 def _traced(symbol: str, shape: Shape, machine: Machine, compiled: Any) -> Any:
-    from tsmla.variant import DecodeVariant, PrefillVariant
+    from tsmla.identity.variant import DecodeVariant, PrefillVariant
 
     from . import peers
     from .streams import StreamTraced
@@ -347,7 +348,7 @@ def _traced(symbol: str, shape: Shape, machine: Machine, compiled: Any) -> Any:
 def _call_prefill(variant: Any, rows: int, keys: int, heads: int = 1) -> None:
     import torch
     import tsmla
-    from tsmla.checks import TORCH_DTYPE_OF
+    from tsmla.operators.checks import TORCH_DTYPE_OF
 
     torch.manual_seed(0)
     dtype = TORCH_DTYPE_OF[variant.dtype]
@@ -365,7 +366,7 @@ def _call_decode(variant: Any, shape: Shape) -> None:
     """Call the decode. Requests share pages: what keys hold does not matter here."""
     import torch
     import tsmla
-    from tsmla.support import LATENT_DIM, ROPE_DIM
+    from tsmla.identity.support import LATENT_DIM, ROPE_DIM
 
     torch.manual_seed(0)
     page, pages, width = 64, 64, LATENT_DIM + ROPE_DIM

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tsmla.row_format import SCALE_BYTES, format_of
+from tsmla.identity.row_format import SCALE_BYTES, format_of
 
 from ..machine import Launch
 from .machines import Machine
@@ -87,7 +87,7 @@ class Kind:
 
 def _random(variant: Any, *shape: int) -> Any:
     import torch
-    from tsmla.checks import TORCH_DTYPE_OF
+    from tsmla.operators.checks import TORCH_DTYPE_OF
 
     torch.manual_seed(0)
     return torch.randn(shape, dtype=TORCH_DTYPE_OF[variant.dtype], device="cuda")
@@ -95,7 +95,7 @@ def _random(variant: Any, *shape: int) -> Any:
 
 def _call_pack(variant: Any) -> None:
     import tsmla
-    from tsmla.checks import TORCH_DTYPE_OF
+    from tsmla.operators.checks import TORCH_DTYPE_OF
 
     both = _random(variant, ROWS_TRACED, 1, variant.d_nope + variant.d_v)
     k_nope, v = both.split([variant.d_nope, variant.d_v], -1)
@@ -118,7 +118,7 @@ def _keys(variant: Any) -> Any:
 def _cache_of(variant: Any) -> dict[str, Any]:
     """Make empty pages, under the names that the operators have for them."""
     import torch
-    from tsmla.checks import TORCH_DTYPE_OF
+    from tsmla.operators.checks import TORCH_DTYPE_OF
 
     row, pages = variant.row, ROWS_TRACED // PAGE
     given = {"cache": torch.zeros(pages, PAGE, variant.row_width, dtype=TORCH_DTYPE_OF[variant.cache_dtype],

@@ -10,8 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import Numeric, select_
-from tsmla.row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, RowFormat
-from tsmla.variant import QuantizeQVariant, WriteCacheVariant
+from tsmla.identity.row_format import LARGEST_E4M3, LEAST_AMAX, LEAST_SCALE, RowFormat
+from tsmla.identity.variant import QuantizeQVariant, WriteCacheVariant
 
 from ..parts.precision import numeric
 from .quotient import quotients, reciprocal_of

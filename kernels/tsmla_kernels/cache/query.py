@@ -5,9 +5,9 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from tsmla.call import QUANTIZE_Q
-from tsmla.support import LATENT_DIM
-from tsmla.variant import QuantizeQVariant
+from tsmla.identity.call import QUANTIZE_Q
+from tsmla.identity.support import LATENT_DIM
+from tsmla.identity.variant import QuantizeQVariant
 
 from ..entry import host_entry
 from .quantize import Quantizer

@@ -8,8 +8,8 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from tsmla.call import READ_CACHE
-from tsmla.variant import ReadCacheVariant
+from tsmla.identity.call import READ_CACHE
+from tsmla.identity.variant import ReadCacheVariant
 
 from ..entry import host_entry
 from ..parts.precision import numeric

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.math import RoundingMode
 from cutlass.cutlass_dsl import select_
-from tsmla.support import ROPE_DIM
+from tsmla.identity.support import ROPE_DIM
 
 from .rows import ROPE_VECTOR, rope_column, row_address, vector
 

@@ -10,7 +10,7 @@ import dataclasses
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import Numeric
-from tsmla.row_format import SCALE_BYTES, RowFormat
+from tsmla.identity.row_format import SCALE_BYTES, RowFormat
 
 VECTOR = 8
 """Columns that a lane loads or stores at a time: 16 bytes of 16-bit elements."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from tsmla.call import WRITE_CACHE
-from tsmla.variant import WriteCacheVariant
+from tsmla.identity.call import WRITE_CACHE
+from tsmla.identity.variant import WriteCacheVariant
 
 from ..entry import host_entry
 from .quantize import Quantizer

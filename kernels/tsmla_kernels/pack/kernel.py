@@ -13,9 +13,9 @@ import dataclasses
 
 import cutlass
 from cutlass import cute
-from tsmla.call import PACK
-from tsmla.support import PACK_VECTOR as VECTOR
-from tsmla.variant import PackVariant
+from tsmla.identity.call import PACK
+from tsmla.identity.support import PACK_VECTOR as VECTOR
+from tsmla.identity.variant import PackVariant
 
 from ..entry import host_entry
 from ..parts.precision import numeric

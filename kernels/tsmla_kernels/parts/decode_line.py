@@ -11,7 +11,8 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
-from tsmla.plan import MAX_GROUP, Deal, RowTiling
+from tsmla.identity.arch import Deal
+from tsmla.identity.plan import MAX_GROUP, RowTiling
 
 from .division import Divisor, divisor_of, quotient, quotient_up
 from .visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
-from tsmla.plan import Deal
+from tsmla.identity.arch import Deal
 
 from .decode_line import (
     LANE_REQUESTS,

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
-from tsmla.plan import RECORD_BYTES, Deal
+from tsmla.identity.arch import Deal
+from tsmla.identity.plan import RECORD_BYTES
 
 from .alignment import aligned
 from .decode_line import Work, group_of, mixes, row_tiling

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Vector
 from cutlass.cutlass_dsl import Numeric
-from tsmla.variant import Dtype
+from tsmla.identity.variant import Dtype
 
 from . import ptx
 from .hopper.fragment import QUAD

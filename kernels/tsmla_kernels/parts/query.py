@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cutlass_dsl import Numeric
-from tsmla.row_format import RowFormat
+from tsmla.identity.row_format import RowFormat
 
 from .alignment import aligned
 from .division import Divisor, quotient

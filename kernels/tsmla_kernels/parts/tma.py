@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
-from tsmla.support import NOPE_DIMS
+from tsmla.identity.support import NOPE_DIMS
 
 from .seqlen import Span
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import checks
-from ..decode import tsmla_decode
 from ..errors import ArgumentError, UnsupportedError
+from ..operators import checks
+from ..operators.decode import tsmla_decode
 from . import translate
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from .. import checks, prepare
-from ..decode import tsmla_decode
 from ..errors import ArgumentError, UnsupportedError
-from ..pack import mla_kv_pack_quantize_fp8
-from ..prefill import tsmla_prefill
-from ..variant import Dtype, PrefillVariant
-from ..workspace import multiprocessors
+from ..identity.variant import Dtype, PrefillVariant
+from ..operators import checks, prepare
+from ..operators.decode import tsmla_decode
+from ..operators.pack import mla_kv_pack_quantize_fp8
+from ..operators.prefill import tsmla_prefill
+from ..operators.workspace import multiprocessors
 from . import translate
 
 __all__ = [

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .. import checks
 from ..errors import ArgumentError, UnsupportedError
-from ..plan import plan_decode
-from ..workspace import multiprocessors
+from ..identity.plan import plan_decode
+from ..operators import checks
+from ..operators.workspace import multiprocessors
 
 LARGEST_INT = 2**31 - 1
 

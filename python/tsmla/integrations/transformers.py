@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, UnsupportedError
-from ..prefill import tsmla_prefill
-from . import padding
-from .padding import Sequences
+from ..operators.prefill import tsmla_prefill
+from .shared import padding
+from .shared.padding import Sequences
 
 NAME = "tsmla"
 _NEEDED = ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask")

@@ -13,9 +13,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import gpu, image, loader, manifest, settings, toolchain
 from ..errors import ArgumentError, TsmlaError
-from ..variant import FAMILIES, Arch, Variant
+from ..identity.arch import Arch
+from ..identity.variant import FAMILIES, Variant
+from ..loading import gpu, image, loader, manifest, settings, toolchain
 from . import kernel_table
 from .variant_text import METAVAR, variant_of
 
@@ -149,7 +150,7 @@ def _cache() -> str:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from .status import binary_status, variant_status
+    from ..loading.status import binary_status, variant_status
 
     if options.variant:
         statuses = [variant_status(variant) for variant in _named_variants("probe", options)]
@@ -225,7 +226,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _warmup(options: argparse.Namespace) -> int:
-    from ..prepare import warmup
+    from ..operators.prepare import warmup
 
     variants = _named_variants("warmup", options)
     if not variants:
@@ -245,7 +246,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    from .selftest import Asked, selftest
+    from .selftest.command import Asked, selftest
 
     return selftest(Asked(options.full, options.json, options.emulated, options.family or (), options.kernel))
 

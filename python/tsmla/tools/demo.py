@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import gpu, resolve
 from ..errors import UnsupportedError
-from ..row_format import ROWS
-from ..support import LATENT_DIM, ROPE_DIM
-from ..variant import Arch
+from ..identity.arch import Arch
+from ..identity.row_format import ROWS
+from ..identity.support import LATENT_DIM, ROPE_DIM
+from ..loading import gpu, resolve
 from . import emulated
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _print_row(*cells: str) -> None:
 
 
 def _pack() -> Called:
-    from ..pack import mla_kv_pack_quantize_fp8
+    from ..operators.pack import mla_kv_pack_quantize_fp8
 
     tokens, heads = 64, 4
     k_nope, v = _random(tokens, heads, 128), _random(tokens, heads, 128)
@@ -116,7 +116,7 @@ def _pack() -> Called:
 def _prefill() -> Called:
     import torch
 
-    from ..prefill import tsmla_prefill
+    from ..operators.prefill import tsmla_prefill
 
     lengths, heads = (130, 70), 2
     q, k, v = (_random(sum(lengths), heads, width) for width in (192, 192, 128))
@@ -135,8 +135,8 @@ def _prefill() -> Called:
 def _decode() -> Called:
     import torch
 
-    from ..decode import tsmla_decode
-    from ..workspace import decode_workspace_size
+    from ..operators.decode import tsmla_decode
+    from ..operators.workspace import decode_workspace_size
 
     lengths, q_len, heads = (300, 70), 1, 16
     width = LATENT_DIM + ROPE_DIM
@@ -165,7 +165,7 @@ def _decode() -> Called:
 
 def _write_cache() -> Called:
     keys, rows, slots, seconds = _written()
-    from .selftest_rows import numbers_in
+    from ..problems.rows import numbers_in
 
     stored = numbers_in(ROWS[CACHE_FORMAT], rows.flatten(0, 1)[slots])
     text = f"{len(slots)} keys, into {CACHE_FORMAT} rows of {ROWS[CACHE_FORMAT].bytes} bytes"
@@ -175,7 +175,7 @@ def _write_cache() -> Called:
 def _read_cache() -> Called:
     import torch
 
-    from ..read_cache import mla_read_cache
+    from ..operators.read_cache import mla_read_cache
 
     keys, rows, slots, _ = _written()
     read = torch.empty_like(keys)
@@ -185,8 +185,8 @@ def _read_cache() -> Called:
 
 
 def _quantize_q() -> Called:
-    from ..quantize_q import mla_quantize_q
-    from .selftest_rows import numbers_in
+    from ..operators.quantize_q import mla_quantize_q
+    from ..problems.rows import numbers_in
 
     tokens, heads = 2, 16
     query = _random(tokens, heads, LATENT_DIM + ROPE_DIM)
@@ -209,7 +209,7 @@ def _written(count: int = 100) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     """Keys, the cache that `mla_write_cache` has written them to, their slots, and the seconds that it took."""
     import torch
 
-    from ..write_cache import mla_write_cache
+    from ..operators.write_cache import mla_write_cache
 
     keys = _random(count, LATENT_DIM + ROPE_DIM)
     kv_c, k_pe = keys.split([LATENT_DIM, ROPE_DIM], -1)

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import ArgumentError, KernelUnavailable
-from ..row_format import ROWS
-from ..variant import (
-    Arch,
+from ..identity.arch import Arch
+from ..identity.row_format import ROWS
+from ..identity.variant import (
     DecodeVariant,
     Dtype,
     PackVariant,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..row_format import ROWS
-from ..variant import FAMILIES, Arch, PackVariant, PrefillVariant, Variant
+from ..identity.arch import Arch
+from ..identity.row_format import ROWS
+from ..identity.variant import FAMILIES, PackVariant, PrefillVariant, Variant
 
 HEADER = ("operator", "dtypes", "dims or cache rows", "mask", "LSE", "architecture", "kernels")
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from ..errors import ArgumentError
-from ..row_format import ROWS
-from ..variant import FAMILIES, Arch, Dtype, Variant, variant_from_dict
+from ..identity.arch import Arch
+from ..identity.row_format import ROWS
+from ..identity.variant import FAMILIES, Dtype, Variant, variant_from_dict
 
 METAVAR = "FIELD=VALUE,..."
 _ACCEPTED = {

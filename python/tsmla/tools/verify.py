@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from .. import loader, manifest, resolve
 from ..errors import ManifestError, TsmlaError
+from ..loading import loader, manifest, resolve
 
 
 @dataclasses.dataclass(frozen=True)

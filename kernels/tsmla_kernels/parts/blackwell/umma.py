@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64
-from tsmla.variant import Dtype
+from tsmla.identity.variant import Dtype
 
 ONE = "cta_group::1"
 """Form with 128 rows of one CTA: row r is lane r of the accumulator, a column is a column."""

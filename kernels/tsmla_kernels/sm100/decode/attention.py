@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.nvgpu.tcgen05 import CtaGroup
-from tsmla.variant import DecodeVariant
+from tsmla.identity.variant import DecodeVariant
 
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
 from ...parts import paged

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Vector, const_expr
-from tsmla.row_format import SCALE_BYTES
+from tsmla.identity.row_format import SCALE_BYTES
 
 from ...parts.alignment import aligned
 from ...parts.decode_work import next_unit, segment_of

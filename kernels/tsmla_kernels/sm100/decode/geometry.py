@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.dtype import Dtype
-from tsmla.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, Deal, wide_rows
-from tsmla.row_format import NAMES, RowFormat, uniform_row
-from tsmla.variant import DecodeVariant
+from tsmla.identity.arch import Deal
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.plan import DEALS, FEW_ROWS_DEALS, FEW_WIDE_ROWS_DEALS, wide_rows
+from tsmla.identity.row_format import NAMES, RowFormat, uniform_row
+from tsmla.identity.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
 from ...parts.key_source import BOX_KEYS, LANE_BOXES

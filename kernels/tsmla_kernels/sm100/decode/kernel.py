@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Int32
-from tsmla.call import DECODE
-from tsmla.variant import DecodeVariant
+from tsmla.identity.call import DECODE
+from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
 from ...entry import host_entry

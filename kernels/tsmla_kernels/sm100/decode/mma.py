@@ -8,7 +8,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
-from tsmla.row_format import NAMES
+from tsmla.identity.row_format import NAMES
 
 from ...parts.blackwell import tmem, umma
 from ...parts.decode_work import next_unit, segment_of

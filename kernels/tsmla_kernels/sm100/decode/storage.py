@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from tsmla.row_format import NAMES
+from tsmla.identity.row_format import NAMES
 
 from ...parts import paged
 from ...parts.key_source import BOX_KEYS

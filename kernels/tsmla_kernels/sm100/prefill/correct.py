@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts import tma

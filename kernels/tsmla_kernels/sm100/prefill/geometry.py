@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, TMEM_COLUMNS
 

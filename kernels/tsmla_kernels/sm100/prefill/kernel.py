@@ -12,8 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import cpasync
-from tsmla.call import PREFILL
-from tsmla.variant import PrefillVariant
+from tsmla.identity.call import PREFILL
+from tsmla.identity.variant import PrefillVariant
 
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT

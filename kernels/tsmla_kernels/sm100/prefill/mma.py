@@ -7,7 +7,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
 
 from ...parts.blackwell import tmem, umma
 from ...parts.precision import Probabilities

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.dtype import Dtype
-from tsmla.variant import Arch, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.dtype import Dtype
+from tsmla.identity.variant import PrefillVariant
 
 from ...limits import WARPGROUP, registers_at_launch
 from ...parts.edges import NOBODY, Copies, EdgeSpec, EdgeTable, Role, TensorCore, Warps
@@ -117,10 +118,10 @@ class PrefillSchedule:
         if self.crossed:
             own = EdgeSpec("scores_read", (of_tile,), NOBODY, tiles, scores, read_by=(self.multiply, self.softmax))
             of_warp = Warps(self.softmax, 4 * tiles, "one of the query tile's")
-            turns: tuple[EdgeSpec, ...] = (EdgeSpec("turns", (of_warp,), NOBODY, 4 * tiles, scores // 4, read_by=softmax),)
+            turns = [EdgeSpec("turns", (of_warp,), NOBODY, 4 * tiles, scores // 4, read_by=softmax)]
         else:
             own = EdgeSpec("probabilities_late", (of_tile,), NOBODY, tiles, late, read_by=multiply)
-            turns = ()
+            turns = []
         edges = (
             EdgeSpec("q", copies, products, tiles, geometry.q_bytes, read_by=correct, once=True),
             EdgeSpec("ring", copies, products, geometry.ring_slots, geometry.slot_bytes),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts.blackwell import tmem

@@ -6,9 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
-from tsmla.call import DECODE
-from tsmla.plan import DEALS
-from tsmla.variant import DecodeVariant
+from tsmla.identity.call import DECODE
+from tsmla.identity.plan import DEALS
+from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
 from ...entry import host_entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsmla.variant import DecodeVariant
+from tsmla.identity.variant import DecodeVariant
 
 from ...parts.precision import PartialRows
 from .row16.geometry import FEW_ROWS, FewRowsGeometry

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
-from tsmla.variant import PrefillVariant
+from tsmla.identity.variant import PrefillVariant
 
 from ...limits import WARPGROUP
 from ...parts.hopper import lazy_softmax, mma

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tsmla.support import NOPE_DIMS
-from tsmla.variant import Arch, PrefillVariant
+from tsmla.identity.arch import Arch
+from tsmla.identity.support import NOPE_DIMS
+from tsmla.identity.variant import PrefillVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, swizzle_bytes
 from ...parts.hopper.storage import BARRIER_BYTES

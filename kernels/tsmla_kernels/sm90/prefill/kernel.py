@@ -14,8 +14,8 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
-from tsmla.call import PREFILL
-from tsmla.variant import PrefillVariant
+from tsmla.identity.call import PREFILL
+from tsmla.identity.variant import PrefillVariant
 
 from ...entry import host_entry
 from ...limits import TILE_ALIGNMENT, WARPGROUP

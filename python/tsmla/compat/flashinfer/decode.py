@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ... import checks
-from ...decode import tsmla_decode
 from ...errors import ArgumentError, UnsupportedError
+from ...operators import checks
+from ...operators.decode import tsmla_decode
 from .. import translate
 
 _FACE = "trtllm_batch_decode_with_kv_cache_mla"

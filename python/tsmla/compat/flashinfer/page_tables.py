@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from ... import checks
 from ...errors import ArgumentError
+from ...operators import checks
 from .. import translate
 
 _INTEGERS = (torch.int32, torch.int64)

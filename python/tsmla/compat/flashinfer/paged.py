@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import checks
-from ...decode import PAGE_SIZES, tsmla_decode
 from ...errors import ArgumentError, UnsupportedError
-from ...support import LATENT_DIM, ROPE_DIM
+from ...identity.support import LATENT_DIM, ROPE_DIM
+from ...operators import checks
+from ...operators.decode import PAGE_SIZES, tsmla_decode
 from .. import translate
 from . import run_inputs
 from .page_tables import Pages, csr_pages, dense_pages

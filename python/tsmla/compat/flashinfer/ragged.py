@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ... import checks
 from ...errors import ArgumentError, UnsupportedError
-from ...prefill import tsmla_prefill
+from ...operators import checks
+from ...operators.prefill import tsmla_prefill
 from .. import translate
 
 _FACE = "trtllm_ragged_attention_deepseek"

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ... import checks
 from ...errors import ArgumentError, UnsupportedError
-from ...support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from ...identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from ...operators import checks
 from .. import translate
 
 

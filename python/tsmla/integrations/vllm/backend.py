@@ -9,7 +9,8 @@ import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend, MLACommonMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from tsmla.row_format import ROWS
+from tsmla.identity.row_format import ROWS
+from tsmla.integrations.shared.gpus import arch_of
 
 from . import name_in, served
 from .builder import TsmlaMetadataBuilder
@@ -63,7 +64,7 @@ class TsmlaBackend(MLACommonBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return served.arch_of(capability) is not None
+        return arch_of(capability) is not None
 
     @classmethod
     def supports_sliding_window(cls) -> bool:

@@ -11,9 +11,10 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 
-from tsmla.checks import TORCH_DTYPE_OF, TORCH_DTYPES
-from tsmla.decode import tsmla_decode
-from tsmla.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from tsmla.identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from tsmla.integrations.shared.ready import decode_kernels
+from tsmla.operators.checks import TORCH_DTYPE_OF, TORCH_DTYPES
+from tsmla.operators.decode import tsmla_decode
 
 from . import PREFILL, mha, ready, served
 from .builder import TsmlaMetadata, TsmlaMetadataBuilder
@@ -60,7 +61,8 @@ class TsmlaImpl(MLACommonImpl[TsmlaMetadata]):
         self._decoded_heads = num_heads * config.parallel_config.decode_context_parallel_size
         self._longest_q = ready.longest_decode(config, TsmlaMetadataBuilder.reorder_batch_threshold)
         dtypes = served.decode_dtypes(torch.get_default_dtype(), kv_cache_dtype)
-        ready.decode_kernels(*dtypes, lse=self.need_to_return_lse_for_decode)
+        if (arch := ready.arch()) is not None:
+            decode_kernels(arch, *dtypes, lse=self.need_to_return_lse_for_decode)
         if not _RESERVES_WHEN_PROFILED:
             self.reserve_workspace()
 

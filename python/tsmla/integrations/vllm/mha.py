@@ -13,7 +13,7 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
 
-from tsmla.read_cache import mla_read_cache
+from tsmla.operators.read_cache import mla_read_cache
 
 from . import context, served
 from .prefill import Keys, TsmlaPrefill

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from tsmla.errors import SettingError
-from tsmla.settings import Setting
+from tsmla.loading.settings import Setting
 
 FP8_PREFILL = Setting(
     "TSMLA_VLLM_FP8_PREFILL",

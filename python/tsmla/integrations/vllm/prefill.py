@@ -13,13 +13,16 @@ from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
-from tsmla.checks import TORCH_DTYPE_OF, TORCH_DTYPES
-from tsmla.pack import mla_kv_pack_quantize_fp8
-from tsmla.prefill import tsmla_prefill
-from tsmla.support import NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, prefill_out_dtype
-from tsmla.variant import Dtype
+from tsmla.identity.support import NOPE_DIMS, PREFILL_DIMS, ROPE_DIM, prefill_out_dtype
+from tsmla.identity.variant import Dtype
+from tsmla.integrations.shared.gpus import arch_of, why_no_gpu
+from tsmla.integrations.shared.heads import why_not_prefilled
+from tsmla.integrations.shared.ready import prefill_kernels
+from tsmla.operators.checks import TORCH_DTYPE_OF, TORCH_DTYPES
+from tsmla.operators.pack import mla_kv_pack_quantize_fp8
+from tsmla.operators.prefill import tsmla_prefill
 
-from . import context, name_in, options, ready, served
+from . import context, name_in, options, ready
 from .builder import verifies_adaptively
 
 Keys = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -41,13 +44,13 @@ class TsmlaPrefill(MLAPrefillBackend):
 
     @classmethod
     def supports_compute_capability(cls, device_capability: Any) -> bool:
-        return served.arch_of(device_capability) is not None
+        return arch_of(device_capability) is not None
 
     @classmethod
     def validate_configuration(cls, device_capability: Any, selector_config: Any) -> list[str]:
         """Return vLLM's reasons against a configuration, and tsmla's: each says what is served."""
         reasons = super().validate_configuration(device_capability, selector_config)
-        return [*reasons, reason] if (reason := served.why_no_gpu(device_capability)) else reasons
+        return [*reasons, reason] if (reason := why_no_gpu(device_capability)) else reasons
 
     def __init__(
         self,
@@ -68,11 +71,13 @@ class TsmlaPrefill(MLAPrefillBackend):
         self._one: torch.Tensor | None = None
         dims = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         dtype = torch.get_default_dtype() if vllm_config.model_config is None else vllm_config.model_config.dtype
-        if reason := served.why_not_prefilled(ready.arch(), dtype, self.fp8, dims):
+        arch = ready.arch()
+        if reason := why_not_prefilled(arch, dtype, self.fp8, dims):
             raise NotImplementedError(reason)
         model = TORCH_DTYPES[dtype]
         read, written, packed = (Dtype.E4M3, Dtype.BF16, model) if self.fp8 else (model, model, None)
-        ready.prefill_kernels(read, written, dims, packed)
+        if arch is not None:
+            prefill_kernels(arch, read, written, dims, packed)
 
     def supports_out(self) -> bool:
         return True

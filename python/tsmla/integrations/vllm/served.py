@@ -1,4 +1,4 @@
-"""What the plug-in serves, and the sentence that refuses anything else when a backend is selected."""
+"""What the plug-in serves, and the sentence that refuses any other decode when a backend is selected."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from tsmla.checks import TORCH_DTYPES
-from tsmla.row_format import ROWS, RowFormat, uniform_row
-from tsmla.support import DECODE_ROWS, LATENT_DIM, PREFILL_DIMS, PREFILL_DTYPES, ROPE_DIM, prefill_dims
-from tsmla.variant import SHIPPED_ARCHS, Arch, Dtype
+from tsmla.identity.row_format import ROWS, RowFormat, uniform_row
+from tsmla.identity.support import LATENT_DIM, ROPE_DIM
+from tsmla.identity.variant import Dtype
+from tsmla.integrations.shared.gpus import arch_of, why_no_gpu
+from tsmla.integrations.shared.heads import name_of
+from tsmla.operators.checks import TORCH_DTYPES
 
 ROW = LATENT_DIM + ROPE_DIM
 DTYPES = [torch.float16, torch.bfloat16]
@@ -22,23 +24,6 @@ ROWS_CACHES = ("fp8_ds_mla",)
 CACHES = ["auto", *OWN_CACHES, *FP8_CACHES, *ROWS_CACHES]
 PAGES = [16, 32, 64, 128]
 PREFERRED_PAGE = 64
-
-
-def arch_of(capability: Any) -> Arch | None:
-    """Return the architecture of vLLM's DeviceCapability; None for None, and for GPUs that no kernels ship for.
-
-    vLLM selects a backend before anybody asks whether kernels have been built.
-    """
-    found = None if capability is None else Arch.from_capability(capability.major, capability.minor)
-    return found if found in SHIPPED_ARCHS else None
-
-
-def why_no_gpu(capability: Any) -> str | None:
-    if arch_of(capability) is not None:
-        return None
-    known = ", ".join(f"{a.capability[0]}.{a.capability[1]} ({a.gpus})" for a in SHIPPED_ARCHS)
-    found = "none" if capability is None else f"{capability.major}.{capability.minor}"
-    return f"tsmla has kernels for compute capability {known}; this GPU's is {found}"
 
 
 def why_not_decoded(
@@ -60,9 +45,9 @@ def why_not_decoded(
         if head_size != ROW:
             yield f"tsmla decodes cache rows of {ROW} ({LATENT_DIM} latent and {ROPE_DIM} rope), not of {head_size}"
         if dtype not in DTYPES:
-            yield f"tsmla serves models in {' and '.join(map(_name, DTYPES))}, not in {_name(dtype)}"
+            yield f"tsmla serves models in {' and '.join(map(name_of, DTYPES))}, not in {name_of(dtype)}"
         arch = arch_of(capability)
-        if cache in ROWS_CACHES and arch is not None and cache not in DECODE_ROWS[arch]:
+        if cache in ROWS_CACHES and arch is not None and cache not in arch.facts.decode_rows:
             others = ", ".join(name for name in CACHES if name not in ROWS_CACHES)
             yield (
                 f"tsmla writes and reads {cache} rows (mla_write_cache, mla_read_cache) but has no decode of them for "
@@ -71,35 +56,17 @@ def why_not_decoded(
         elif cache is not None and cache not in CACHES:
             yield f"tsmla reads caches of {', '.join(CACHES)}, not of {cache}"
         elif cache in (*FP8_CACHES, *ROWS_CACHES) and dtype is not torch.bfloat16:
-            yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {_name(dtype)}"
+            model = name_of(dtype)
+            yield f"tsmla decodes an {cache} cache into bfloat16 (--dtype bfloat16), and the model is in {model}"
         elif OWN_CACHES.get(cache or "", dtype) is not dtype:
-            yield f"tsmla decodes with queries of the cache's dtype: {cache} does not go with a model in {_name(dtype)}"
+            model = name_of(dtype)
+            yield f"tsmla decodes with queries of the cache's dtype: {cache} does not go with a model in {model}"
         if block_size is not None and block_size % PAGES[0]:
             yield f"tsmla reads pages of {', '.join(map(str, PAGES))} keys, of which {block_size} is no multiple"
         if wanted := [feature for feature, wants in unserved.items() if wants]:
             yield f"tsmla's vLLM plug-in serves dense causal and non-causal MLA, without {' or '.join(wanted)}"
 
     return "; ".join(reasons()) or None
-
-
-def why_not_prefilled(arch: Arch | None, dtype: torch.dtype, fp8: bool, dims: tuple[int, int, int]) -> str | None:
-    """Return a sentence that says why heads of (nope, rope, value) dims are not prefilled; None when they are.
-
-    fp8: whether inputs are quantised.
-    """
-    nope, rope, value = dims
-    if (nope + rope, value) not in PREFILL_DIMS:
-        shown = ", ".join(map(str, PREFILL_DIMS))
-        return f"tsmla prefills heads of (query, value) dims {shown}, not ({nope + rope}, {value})"
-    if fp8 and dtype is not torch.bfloat16:
-        return f"FP8 prefill writes bfloat16, and the model is in {_name(dtype)}"
-    if arch is not None and TORCH_DTYPES.get(dtype) not in PREFILL_DTYPES[arch]:
-        return f"tsmla prefills {', '.join(map(str, PREFILL_DTYPES[arch]))} on {arch}, not {_name(dtype)}"
-    read = Dtype.E4M3 if fp8 else TORCH_DTYPES[dtype]
-    if arch is not None and (nope + rope, value) not in (there := prefill_dims(arch, read)):
-        shown = ", ".join(map(str, there))
-        return f"tsmla prefills {read} heads of (query, value) dims {shown} on {arch}, not ({nope + rope}, {value})"
-    return None
 
 
 def decode_dtypes(dtype: torch.dtype, cache: str) -> tuple[Dtype, Dtype, RowFormat]:
@@ -109,7 +76,3 @@ def decode_dtypes(dtype: torch.dtype, cache: str) -> tuple[Dtype, Dtype, RowForm
         return Dtype.E4M3, Dtype.BF16, uniform_row(Dtype.E4M3)
     own = TORCH_DTYPES[dtype]
     return own, own, ROWS[cache] if cache in ROWS_CACHES else uniform_row(own)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

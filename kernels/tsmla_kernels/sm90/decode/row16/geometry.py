@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.row_format import RowFormat
-from tsmla.variant import Dtype
+from tsmla.identity.row_format import RowFormat
+from tsmla.identity.variant import Dtype
 
 from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import cpasync
-from tsmla.plan import Deal
+from tsmla.identity.arch import Deal
 
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.decode_line import Terms

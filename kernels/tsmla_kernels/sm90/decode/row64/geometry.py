@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tsmla.row_format import SCALE_BYTES, RowFormat, uniform_row
-from tsmla.variant import Arch, DecodeVariant, Dtype
+from tsmla.identity.arch import Arch
+from tsmla.identity.row_format import SCALE_BYTES, RowFormat, uniform_row
+from tsmla.identity.variant import DecodeVariant, Dtype
 
 from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES

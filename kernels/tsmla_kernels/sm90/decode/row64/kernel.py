@@ -13,7 +13,7 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
-from tsmla.plan import Deal
+from tsmla.identity.arch import Deal
 
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.decode_line import Terms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
-from tsmla.plan import Deal
+from tsmla.identity.arch import Deal
 
 from ....parts.decode_line import (
     LaneWork,

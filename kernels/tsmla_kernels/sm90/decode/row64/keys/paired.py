@@ -18,7 +18,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Vector, const_expr
-from tsmla.row_format import SCALE_BYTES
+from tsmla.identity.row_format import SCALE_BYTES
 
 from .....limits import WARPGROUP
 from .....parts.alignment import shared_vector

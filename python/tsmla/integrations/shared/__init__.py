@@ -1,0 +1,1 @@
+"""What more than one engine needs. Nothing here imports an engine."""

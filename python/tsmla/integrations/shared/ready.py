@@ -1,0 +1,62 @@
+"""Loads a model's kernels once, and says how much workspace its decodes may need, before graphs are captured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+
+from ...identity.arch import Arch
+from ...identity.dtype import Dtype
+from ...identity.row_format import RowFormat
+from ...identity.variant import DecodeVariant, PackVariant, PrefillVariant, ReadCacheVariant, Variant
+from ...operators.prepare import warmup
+from ...operators.workspace import decode_workspace_size
+
+_MANY_REQUESTS = 1 << 16
+"""A batch beyond which workspaces grow no more: every SM has shares of two requests by then."""
+
+
+def decode_kernels(arch: Arch, dtype: Dtype, out_dtype: Dtype, row: RowFormat, lse: bool) -> None:
+    """Load the decode kernel, and, where rows have scales, the kernel that reads such rows for prefills over
+    context."""
+    variants: list[Variant] = [DecodeVariant(arch, dtype, out_dtype, lse, row)]
+    if row.scales is not None:
+        variants.append(ReadCacheVariant(arch, dtype, row))
+    _load(variants)
+
+
+def prefill_kernels(
+    arch: Arch, dtype: Dtype, out_dtype: Dtype, dims: tuple[int, int, int], packed_from: Dtype | None
+) -> None:
+    """Load the prefill kernels for new tokens without and with context, for the context, and the pack of an FP8
+    prefill. dims: nope, rope and value."""
+    nope, rope, value = dims
+    kinds = ((True, False), (True, True), (False, True))
+    variants: list[Variant] = [
+        PrefillVariant(arch, dtype, out_dtype, nope + rope, value, causal, lse) for causal, lse in kinds
+    ]
+    if packed_from is not None:
+        variants.append(PackVariant(arch, packed_from, dtype, nope, rope, value))
+    _load(variants)
+
+
+_loaded: set[Variant] = set()
+"""Variants that are loaded: every layer asks for the same ones."""
+
+
+def _load(variants: Iterable[Variant]) -> None:
+    missing = [variant for variant in variants if variant not in _loaded]
+    warmup(missing)
+    _loaded.update(missing)
+
+
+@functools.cache
+def workspace_bytes(heads: int, longest_q: int, device: torch.device) -> int:
+    """Return the bytes that any decode of this many heads and up to `longest_q` query tokens a request needs."""
+    return max(
+        decode_workspace_size(_MANY_REQUESTS, q, heads, None, device, varies=varies)
+        for q in range(1, longest_q + 1)
+        for varies in (False, True)
+    )

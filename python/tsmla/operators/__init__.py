@@ -1,0 +1,1 @@
+"""The public functions that launch kernels, with the checks of their arguments."""

@@ -1,0 +1,370 @@
+"""tsmla_decode: absorbed MLA attention of a few query tokens per request over a paged latent cache."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ..errors import ArgumentError, TsmlaError
+from ..identity.call import DECODE
+from ..identity.plan import plan_decode, wide_rows
+from ..identity.support import DECODE_OUT_DTYPES, LATENT_DIM, ROPE_DIM
+from ..identity.variant import DecodeVariant
+from ..loading import resolve
+from . import checks, decode_rows, examine, traced
+from .checks import LARGEST_FLOAT32, LARGEST_SCORES_FACTOR, SMALLEST_FLOAT32
+from .decode_options import Options, check_options, integers, is_packed
+from .lengths import is_wide, narrowed
+from .workspace import multiprocessors, sized
+
+_OPERATOR = DECODE.name
+_kind = examine.kind_of(DECODE)
+_LARGEST_INT = 2**31 - 1
+_LN_2 = math.log(2.0)
+_MOST_ROWS = 2**31 - 128
+"""Most query rows (tokens x heads) of a request: the end of its last row tile, of up to 128 rows, must fit in int32."""
+PAGE_SIZES = (16, 32, 64, 128)
+
+
+def tsmla_decode(
+    query: torch.Tensor | tuple[torch.Tensor, ...],
+    kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    workspace_buffer: torch.Tensor,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    softmax_scale: float,
+    output_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    is_var_seq: bool = True,
+    causal_mask: bool = True,
+    window_left: int = -1,
+    enable_pdl: bool = False,
+    return_lse: bool = False,
+    causal_seqs: torch.Tensor | None = None,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    cp_interleave_size: int = 1,
+    *,
+    min_split_kv: int = 1,
+    local_visible_lens: torch.Tensor | None = None,
+    lse_base: float = 2.0,
+    sinks: torch.Tensor | None = None,
+    lse_includes_sink: bool = False,
+    lse: torch.Tensor | None = None,
+    cum_seq_lens_q: torch.Tensor | None = None,
+    max_q_len: int | None = None,
+    batch_invariant: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Absorbed MLA attention over a paged latent cache: output_scale * softmax(softmax_scale * q k^T) v.
+
+    A cache row is a key, and its latent part is also the value. Nothing is allocated but the results (and 32-bit copies
+    of 64-bit lengths), and nothing waits for the GPU; after `warmup` a call can be captured in a CUDA graph, whose
+    replays may have other lengths and page tables in the same tensors. No value in a device tensor leads outside of the
+    tensors passed.
+
+    Args:
+        query: [batch, q_len, heads, 576], bf16, fp16, e4m3 or e5m2: latent part first, then rope. Its tokens are the
+            last q_len positions of each request. Any number of heads, any q_len. Last dimensions contiguous, outer
+            strides free multiples of 16 bytes, of each piece its own. Other forms:
+            - (q_nope [batch, q_len, heads, 512], q_pe [batch, q_len, heads, 64]): the two pieces as they were computed.
+              They are not copied and give the same bits.
+            - [tokens, heads, 576], or such pieces, with cum_seq_lens_q: the tokens of all requests, one request behind
+              the other.
+            - (q_nope e4m3, q_pe bf16, query_scales), with a kv_cache of three tensors. A scale is the factor of a whole
+              row, rope included: [batch, q_len, heads] float32, or [batch, q_len, 1], any strides. A bf16 query in one
+              or two pieces is accepted, too: `mla_quantize_q` turns it into these three first.
+        kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] of query's dtype; page_size 16, 32, 64 or 128;
+            any page stride that is a multiple of 16 bytes, rows within a page without gaps. Other forms:
+            - DeepSeek's rows of 656 bytes ("fp8_ds_mla"), for a bf16 query: [pages, page_size, 656] or [pages, 1,
+              page_size, 656], uint8 or e4m3, strides as before. Scales are in the rows and may be any float32. Results
+              are those of the bf16 rows that `mla_read_cache` reads or, on sm_90a with few query rows, of the rows as
+              they are stored, without that rounding.
+            - SnapMLA's rows, as `mla_write_cache` writes them under the format "snapmla": (cache [pages, page_size,
+              512] e4m3 or uint8, rope_cache [pages, page_size, 64] bf16, scale_cache [pages, page_size] float32).
+              Strides of pages and rows are free multiples of 16 bytes, those of scale_cache any. Scales are positive,
+              powers of two or not; those of a request's keys must lie within 2^100 of each other. A key whose scale is
+              0 counts as hidden; a scale that is negative, infinite or NaN makes NaN of the rows that see its key.
+        workspace_buffer: [bytes] int8 or uint8, at least `decode_workspace_size`; callers that size it by SMs * heads *
+            max(8, q_len) * 513 * 4 always have enough, q_len being max_q_len where that is given. Uninitialised, and
+            nothing in it outlives a call.
+        kv_lora_rank, qk_rope_head_dim: 512 and 64.
+        block_tables: [batch, width] int32, pages of each request in order. Entries beyond a request's keys are not
+            read, so rows may be wider than needed. A page that the cache does not have reads as zeros; a cache may have
+            none. With a width of 0, no request has keys.
+        seq_lens: [batch] int32 or int64, keys of each request in this cache, its query tokens' own included. Negative
+            ones count as 0. No request has more keys than width * page_size, or than 2^31 - 256: keys from there on are
+            left out, and positions of its query tokens still follow from the length. int64 takes one more small launch.
+        max_seq_len: at least the longest of `seq_lens`, or of what a captured graph will see. It decides how many CTAs
+            can be occupied, never what is computed.
+        softmax_scale: factor of the scores, from 2^-126 to 1024. Where query and cache have one dequantisation scale
+            each, multiply it by both. Scaled scores beyond 2^23 are more than float32 tells apart: what then becomes of
+            a row is not defined. With SnapMLA's rows, weights are right to 4 % up to scores of 2^20, and off by twice
+            as much with each power of two beyond.
+        output_scale: factor of the output, before it is rounded; not of the LSE.
+        out: [batch, q_len, heads, 512] to write into, contiguous: query's dtype, bf16 for 8 bits. [tokens, heads, 512]
+            with cum_seq_lens_q. Neither it nor `lse` nor the workspace may share memory with another argument; this is
+            not checked.
+        is_var_seq: not read; lengths are always read from `seq_lens`.
+        causal_mask: query token t sees the positions up to its own; otherwise all tokens see what the last one sees.
+        window_left: also hide positions more than this many before a token's own; -1 for none.
+        enable_pdl: launch with programmatic dependent launch; the kernel waits for its predecessor before it reads.
+        causal_seqs: [batch] int32 or int64, keys of each request over all ranks: the position that the last query token
+            may see, plus one. `seq_lens` when None; needed when cp_world > 1. Negative ones count as 0.
+        cp_world, cp_rank, cp_interleave_size: decode context parallelism. Key c of this cache has the position (c // i)
+            * i * cp_world + cp_rank * i + c % i, with i = cp_interleave_size.
+        min_split_kv: 1 to 256; accepted for callers of the same interface. It changes nothing: keys are always divided
+            evenly over the whole GPU.
+        local_visible_lens: [batch, q_len] int32, or [tokens] with cum_seq_lens_q: keys of this cache that each query
+            token may see at most; any values.
+        lse_base: 2, or math.e for the natural logarithm.
+        sinks: [heads] float32, contiguous: for each head a score, scaled already and in natural units, of one more key
+            that every query token sees and whose value is 0. -inf changes nothing, +inf gives outputs of 0. Refused
+            when cp_world > 1: apply it to the merged result, as out * sigmoid(LSE - sinks), LSE of base e.
+        lse_includes_sink: whether the LSE counts that key, too.
+        lse: [batch, q_len, heads] float32 to write the LSE into, with any strides; [tokens, heads] with cum_seq_lens_q.
+            Written whether or not return_lse asks for it.
+        cum_seq_lens_q: [batch + 1] int32 or int64: request b has query tokens cum_seq_lens_q[b] to cum_seq_lens_q[b +
+            1] - 1, any number of them or none, which are its last positions. Read on the GPU only. Values below 0 count
+            as 0, those beyond the number of tokens as that number, and one below an earlier one as the earlier one.
+            Tokens of no request are neither read nor written in `out` and `lse`.
+        max_q_len: at least the most query tokens of a request, or of what a captured graph will see; needed with
+            cum_seq_lens_q. max_q_len * heads is at most 2^31 - 128. It decides how a call is divided over the GPU. If a
+            request has more tokens, its first max_q_len are computed as if they were its last positions, and the others
+            as if they belonged to no request.
+        batch_invariant: a request's results have the same bits whatever else is in the batch, packed or not, and
+            however many SMs there are. Its keys are then not split among SMs, so that few or long requests leave most
+            of them idle.
+
+    Returns:
+        out, or (out, lse) with lse [batch, q_len, heads] float32, or [tokens, heads] with cum_seq_lens_q, **base 2**:
+        log2 of the sum of exponentials of the scaled scores. A query row that sees no key gives output 0 and LSE -inf.
+        Results over context-parallel ranks merge to the unsharded one with weights 2 ** lse.
+
+        Columns of an output row may differ in size. On sm_90a, where a request's keys are split among SMs, a column
+        that is much smaller than the largest loses precision:
+
+        - bf16 caches, and rows with scales: full precision from 2^-14 of the largest column on; smaller columns are off
+          by up to 2^-22 of that largest. What is largest is taken for columns 0 to 127 and 256 to 383 together, and for
+          the others; with SnapMLA's rows for each half; with scales and up to 16 query rows (tokens times heads) for
+          each 128 columns.
+        - e4m3 caches: full precision from 2^-22 on, in the cache's units; smaller columns are off by up to 2^-31.
+        - batch_invariant, which splits nothing: full precision for all columns.
+
+        A key that no query token of its request may see, whatever hides it, touches no result. NaN and inf in a key
+        that only some tokens see may reach the others of its request.
+
+    Raises:
+        ArgumentError: an argument is of the wrong device, dtype, shape, stride or value; the text names it.
+        UnsupportedError: no kernel exists for this GPU, dtype or head dimensions.
+        KernelUnavailable: the kernel exists but could neither be loaded nor compiled.
+    """
+    if is_dynamo_compiling():
+        from . import registered
+
+        return registered.calls["decode"](
+            query, kv_cache, workspace_buffer, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
+            softmax_scale, output_scale, out, is_var_seq, causal_mask, window_left, enable_pdl, return_lse, causal_seqs,
+            cp_world, cp_rank, cp_interleave_size, min_split_kv, local_visible_lens, lse_base, sinks,
+            lse_includes_sink, lse, cum_seq_lens_q, max_q_len, batch_invariant,
+        )  # fmt: skip
+    if not (
+        type(max_seq_len) is type(window_left) is type(cp_world) is type(cp_rank) is type(cp_interleave_size) is int
+        and type(min_split_kv) is int
+        and type(softmax_scale) is type(output_scale) is float
+        and 0 < max_seq_len <= _LARGEST_INT
+        and SMALLEST_FLOAT32 <= softmax_scale <= LARGEST_SCORES_FACTOR
+        and -LARGEST_FLOAT32 <= output_scale <= LARGEST_FLOAT32
+    ):
+        max_seq_len = checks.integer(_OPERATOR, "max_seq_len", max_seq_len, 1, _LARGEST_INT)
+        window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv = integers(
+            window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv
+        )
+        softmax_scale = checks.number(_OPERATOR, "softmax_scale", softmax_scale)
+        if not checks.is_scores_factor(softmax_scale):
+            checks.refuse_scores_factor(_OPERATOR, f"softmax_scale is {softmax_scale}; it")
+        output_scale = checks.scale(_OPERATOR, "output_scale", output_scale)
+    q_pe = query_scales = rope_cache = scale_cache = None
+    if type(query) is tuple:
+        query, q_pe, query_scales = examine.pieces(_OPERATOR, "query", query, 2, 3)
+    if type(kv_cache) is tuple:
+        kv_cache, rope_cache, scale_cache = examine.pieces(_OPERATOR, "kv_cache", kv_cache, 3)
+        query, q_pe, query_scales = decode_rows.quantised(query, q_pe, query_scales, enable_pdl)
+        kv_cache = decode_rows.typed(kv_cache)
+    elif getattr(kv_cache, "dtype", None) is torch.uint8:
+        kv_cache = decode_rows.typed_whole(kv_cache)
+    tensors = (
+        query, q_pe, kv_cache, block_tables, seq_lens, causal_seqs, cum_seq_lens_q, local_visible_lens, sinks, out, lse,
+        workspace_buffer, query_scales, rope_cache, scale_cache,
+    )  # fmt: skip
+    options = (
+        return_lse, enable_pdl, causal_mask, lse_includes_sink, kv_lora_rank, qk_rope_head_dim,
+        1 << (max_seq_len - 1).bit_length(), window_left, cp_world, cp_rank, cp_interleave_size, min_split_kv, lse_base,
+        max_q_len, batch_invariant,
+    )  # fmt: skip
+    try:
+        packed, shape = cum_seq_lens_q is not None, query.shape  # type: ignore[union-attr]
+        kind = _kind(tensors, shape[1:] if packed else shape, options, block_tables.nbytes > 0)
+        served = resolve.calls.get(kind) or resolve.keep(kind, _examined(tensors, options))
+        kernel, parts, workspace_bytes, rewritten, q_len, whole, no_spans, nothing, no_sinks, new_out, new_lse = served
+        if not workspace_bytes <= workspace_buffer.nbytes <= _LARGEST_INT:
+            workspace_buffer = sized(workspace_buffer, workspace_bytes)
+        flat, narrow, narrow_bounds, narrow_q = rewritten
+        tokens = shape[:1] if packed else ()
+        if out is None:
+            out = new_out(*tokens)
+        if return_lse and lse is None:
+            lse = new_lse(*tokens)
+        lengths = bounds = narrowed(seq_lens) if narrow else seq_lens
+        if causal_seqs is not None:
+            bounds = narrowed(causal_seqs) if narrow_bounds else causal_seqs
+        spans, rows, row_lse = no_spans, out, lse
+        if cum_seq_lens_q is not None:
+            spans = narrowed(cum_seq_lens_q) if narrow_q else cum_seq_lens_q
+            parts = parts if shape[0] else 0
+            query, q_pe, query_scales, rows, row_lse = map(_as_one_request, (query, q_pe, query_scales, out, lse))
+            if local_visible_lens is not None:
+                local_visible_lens = local_visible_lens.expand(len(seq_lens), -1)
+        if parts:
+            kernel(
+                query, whole if q_pe is None else q_pe, kv_cache.squeeze(1) if flat else kv_cache,  # type: ignore[union-attr]
+                block_tables, lengths, bounds, spans, nothing if local_visible_lens is None else local_visible_lens,
+                no_sinks if sinks is None else sinks, rows, row_lse, workspace_buffer, query_scales, rope_cache,
+                scale_cache, softmax_scale, output_scale, 1 if causal_mask else 0, window_left, cp_world, cp_rank,
+                cp_interleave_size, 1 if lse_includes_sink else 0, 1.0 if lse_base == 2.0 else _LN_2,
+                1 if batch_invariant else 0, q_len, parts, 1 if enable_pdl else 0,
+            )  # fmt: skip
+        else:  # nothing is launched, so no kernel checks what the kind leaves to it
+            _examined(tensors, options)
+            if kv_cache.shape[0] == 0:  # type: ignore[union-attr]
+                return tsmla_decode(
+                    decode_rows.joined(tensors[0], tensors[1], tensors[12]),
+                    decode_rows.page_of_zeros(tensors[2], rope_cache, scale_cache), workspace_buffer, kv_lora_rank,
+                    qk_rope_head_dim, block_tables, seq_lens, max_seq_len, softmax_scale, output_scale, out, is_var_seq,
+                    causal_mask, window_left, enable_pdl, return_lse, causal_seqs, cp_world, cp_rank,
+                    cp_interleave_size, local_visible_lens=tensors[7], lse_base=lse_base, sinks=sinks,
+                    lse_includes_sink=lse_includes_sink, lse=lse, cum_seq_lens_q=cum_seq_lens_q, max_q_len=max_q_len,
+                    batch_invariant=batch_invariant,
+                )  # fmt: skip
+    except TsmlaError:
+        raise
+    except Exception:
+        _examined(tensors, options)  # raises if an argument is wrong, and says which
+        raise
+    return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+
+class _Served(NamedTuple):
+    """What serves calls of one kind, apart from their tensors.
+
+    parts: of the plan; 0 where nothing is launched, or where the cache has no page that the kernel could be given.
+    rewritten: whether the cache has a dimension of 1 to drop, and whether seq_lens, causal_seqs and cum_seq_lens_q are
+        int64.
+    q_len: query tokens of every request, or the most that one has.
+    whole: what the kernel gets where the query is in one piece.
+    no_spans: what it gets where all requests have equally many query tokens.
+    nothing, no_sinks: what it gets where there are no visible lengths, and no sinks.
+    new_out, new_lse: make the results; those of packed tokens are made from the number of tokens.
+    """
+
+    kernel: Callable[..., None]
+    parts: int
+    workspace_bytes: int
+    rewritten: tuple[bool, bool, bool, bool]
+    q_len: int
+    whole: Any
+    no_spans: Any
+    nothing: Any
+    no_sinks: Any
+    new_out: Callable[..., torch.Tensor]
+    new_lse: Callable[..., torch.Tensor]
+
+
+def _examined(tensors: tuple, chosen: tuple) -> _Served:
+    """Check everything about a call, and return what serves it. chosen: fields of `Options`."""
+    options = Options(*chosen)
+    (
+        query, q_pe, kv_cache, _, seq_lens, causal_seqs, cum_seq_lens_q, _, sinks, _, lse, _, query_scales, rope_cache,
+        _,
+    ) = tensors  # fmt: skip
+    packed = is_packed(query, cum_seq_lens_q, options.max_q_len)
+    called, columns = ({}, {}) if q_pe is None else ({"query": "query[0]"}, {"query_columns": LATENT_DIM})
+    row: Any = decode_rows.row_of(kv_cache, rope_cache)
+    if rope_cache is not None:
+        called["kv_cache"] = "kv_cache[0]"
+    elif query_scales is not None:
+        decode_rows.refuse_scales()
+    examination = examine.Examination(DECODE, tensors, called, columns, packed)
+    dtype, device, sizes = examination.dtype, examination.device, examination.sizes
+    out_dtype = DECODE_OUT_DTYPES[dtype]
+    return_lse, *_, batch_invariant = checks.each(
+        checks.flag, _OPERATOR, return_lse=options.return_lse, enable_pdl=options.pdl, causal_mask=options.causal,
+        lse_includes_sink=options.lse_includes_sink, batch_invariant=options.batch_invariant,
+    )  # fmt: skip
+    wants_lse = return_lse or lse is not None
+    variant = DecodeVariant(examination.arch, dtype, out_dtype, wants_lse, row)
+    if packed:
+        assert options.max_q_len is not None
+        q_len = checks.integer(_OPERATOR, "max_q_len", options.max_q_len, 1, _LARGEST_INT)
+    else:
+        q_len, sizes["requests"] = sizes["q_len"], sizes["batch"]
+    examination.check(variant)
+    batch, heads = sizes["requests"], sizes["heads"]
+    if q_len * heads > _MOST_ROWS:
+        what = "max_q_len" if packed else "query's q_len"
+        raise ArgumentError(
+            f"{_OPERATOR}: {what} is {q_len} and query has {heads} heads; a request may have {_MOST_ROWS} rows (query "
+            "tokens x heads) at most"
+        )
+    if sizes["page_size"] not in PAGE_SIZES:
+        accepted = checks.listed(PAGE_SIZES)
+        raise ArgumentError(f"{_OPERATOR}: kv_cache has pages of {sizes['page_size']} keys; accepted: {accepted}")
+    check_options(options, causal_seqs is not None, sinks is not None)
+    parts = workspace_bytes = 0
+    if batch and q_len and heads:
+        plan = plan_decode(
+            variant.arch, multiprocessors(device), batch, q_len, heads, options.longest, packed, batch_invariant,
+            wide_rows(variant.row),
+        )  # fmt: skip
+        parts, workspace_bytes = plan.parts if sizes["pages"] else 0, plan.workspace_bytes
+
+    new_out, new_lse = (query.new_empty(0, dtype=dtype) for dtype in (checks.TORCH_DTYPE_OF[out_dtype], torch.float32))
+
+    def made(like: torch.Tensor, *shape: int) -> Callable[..., torch.Tensor]:
+        if packed:
+            return lambda tokens: like.new_empty(tokens, *shape)
+        return functools.partial(like.new_empty, batch, q_len, *shape)
+
+    return _Served(
+        resolve.kernel(variant),
+        parts,
+        workspace_bytes,
+        (kv_cache.ndim == 4, is_wide(seq_lens), is_wide(causal_seqs), is_wide(cum_seq_lens_q)),
+        q_len,
+        examine.left_out(query, (0, 0, 0, ROPE_DIM)),
+        examine.left_out(query, (0,), torch.int32),
+        examine.left_out(query, (0, 0), torch.int32),
+        examine.left_out(query, (0,), torch.float32),
+        made(new_out, heads, LATENT_DIM),
+        made(new_lse, heads),
+    )
+
+
+def _as_one_request(rows: Any) -> Any:
+    """Return packed tokens as one request of that many, which is how kernels take them."""
+    return None if rows is None else rows.unsqueeze(0)
+
+
+traced.offer(
+    DECODE,
+    tsmla_decode,
+    dtypes={checks.TORCH_DTYPE_OF[ours]: checks.TORCH_DTYPE_OF[out] for ours, out in DECODE_OUT_DTYPES.items()},
+    not_read={"is_var_seq": True},
+)

@@ -1,0 +1,91 @@
+"""Caches of `tsmla_decode` whose rows are not of the query's dtype: "fp8_ds_mla" and "snapmla", and the latter's
+query."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from ..errors import ArgumentError
+from ..identity.call import DECODE, QUANTIZE_Q
+from ..identity.row_format import ROWS, RowFormat
+from .quantize_q import mla_quantize_q
+
+ROW = ROWS["snapmla"]
+"""The only row format that lies in three tensors."""
+WHOLE = ROWS["fp8_ds_mla"]
+"""The only row format with scales that lies in one tensor. Its width tells it: no other 8-bit row is so wide."""
+WIDTH = WHOLE.bytes
+"""Width of such a row in 8-bit elements."""
+
+
+def row_of(kv_cache: Any, rope_cache: Any) -> RowFormat | None:
+    """Return the row format of a cache whose rows have scales; None for rows of the query's dtype."""
+    if rope_cache is not None:
+        return ROW
+    eight_bits = isinstance(kv_cache, torch.Tensor) and kv_cache.dtype is torch.float8_e4m3fn
+    return WHOLE if eight_bits and _is_wide(kv_cache) else None
+
+
+def _is_wide(cache: torch.Tensor) -> bool:
+    return not cache.is_nested and cache.shape[-1:] == (WIDTH,)
+
+
+def quantised(query: Any, q_pe: Any, query_scales: Any, enable_pdl: Any) -> tuple[Any, Any, Any]:
+    """Return the query for a cache of "snapmla" rows: e4m3 latent piece, bf16 rope piece, a scale for each token and
+    head.
+
+    A bf16 query is quantised by a launch of its own, into memory allocated here.
+    """
+    if query_scales is None and isinstance(query, torch.Tensor) and query.dtype is torch.bfloat16:
+        try:
+            return mla_quantize_q(query if q_pe is None else (query, q_pe), enable_pdl=enable_pdl)
+        except ArgumentError as error:
+            raise ArgumentError(str(error).replace(QUANTIZE_Q.name, DECODE.name, 1)) from None
+    if query_scales is None:
+        given = "one tensor" if q_pe is None else "a tuple of 2"
+        raise ArgumentError(
+            f"{DECODE.name}: query is {given}, and kv_cache has a scale for each key; it must be bf16 or (q_nope, "
+            "q_pe, query_scales)"
+        )
+    tensors = isinstance(query, torch.Tensor) and isinstance(query_scales, torch.Tensor)
+    if tensors and query_scales.shape[-1:] == (1,) and query_scales.ndim == query.ndim - 1 > 0:
+        query_scales = query_scales.expand(*query_scales.shape[:-1], query.shape[-2])
+    return query, q_pe, query_scales
+
+
+def typed(cache: Any) -> Any:
+    """View a cache of bytes as e4m3; return any other cache as it is."""
+    if isinstance(cache, torch.Tensor) and cache.dtype is torch.uint8:
+        return cache.view(torch.float8_e4m3fn)
+    return cache
+
+
+def typed_whole(cache: Any) -> Any:
+    """View a one-tensor cache of bytes as e4m3 where its width is that of rows with scales."""
+    if isinstance(cache, torch.Tensor) and _is_wide(cache):
+        return cache.view(torch.float8_e4m3fn)
+    return cache
+
+
+def joined(query: Any, q_pe: Any, query_scales: Any) -> Any:
+    """Return the pieces of a query as the argument that `tsmla_decode` takes: a tensor or a tuple."""
+    pieces = tuple(piece for piece in (query, q_pe, query_scales) if piece is not None)
+    return pieces if len(pieces) > 1 else query
+
+
+def page_of_zeros(kv_cache: Any, rope_cache: Any, scale_cache: Any) -> Any:
+    """Make a cache of one page of zeros, to stand for a cache without pages: a tensor map needs memory behind it."""
+    latent = kv_cache.new_zeros(1, *kv_cache.shape[1:])
+    if rope_cache is None:
+        return latent
+    return latent, rope_cache.new_zeros(1, *rope_cache.shape[1:]), scale_cache.new_ones(1, *scale_cache.shape[1:])
+
+
+def refuse_scales() -> NoReturn:
+    """Raise the error for a query with scales and a cache without."""
+    raise ArgumentError(
+        f"{DECODE.name}: query is a tuple of 3, and kv_cache is one tensor; query_scales go with a cache of three, "
+        f"(cache, rope_cache, scale_cache), whose rows are {ROW}"
+    )

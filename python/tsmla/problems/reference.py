@@ -1,0 +1,177 @@
+"""The float64 reference of attention, and how close a kernel has to come.
+
+A kernel is compared with two computations in torch: one in float64, and a plain one that rounds as the kernel's dtype
+makes everyone round. It may be twice as far from the former as the latter is, plus a rounding step of its output.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from .memory import bits
+
+LARGEST_ERROR = 1e6
+"""The largest error that is told, as a fraction of what is allowed. Larger ones, and NaN, are told as this."""
+_PRODUCTS_AT_A_TIME, _FRACTION_BITS = 32, 13
+_KEYS_AT_A_TIME = 1024
+_SINKS = (0.5, -math.inf, 4.0, -2.0, 30.0)
+
+
+class Attended(NamedTuple):
+    """Output, and log-sum-exp in the operator's unit."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+class Tolerance(NamedTuple):
+    """Tolerances of an operator.
+
+    rmse: relative RMSE allowed.
+    rmse_of_plain: relative RMSE allowed in addition, for each that plain torch has.
+    lse: absolute and relative error allowed.
+    """
+
+    rmse: float
+    rmse_of_plain: float
+    lse: tuple[float, float]
+
+
+class Judged(NamedTuple):
+    """The verdict on a call. error: the largest, as a fraction of what is allowed. problems: a sentence for each."""
+
+    error: float
+    problems: list[str]
+
+
+def compared(results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Judged:
+    """Compare results of which every bit is known: equal bits, or any NaN for a NaN. The error is the number of
+    others."""
+    problems, wrong = [], 0
+    for name, want in expected.items():
+        got = results[name]
+        both_nan = want.float().isnan() & got.float().isnan()
+        differing = int(((bits(got) != bits(want)) & ~both_nan).sum())
+        if differing:
+            problems.append(f"{differing} of {got.numel()} elements of {name} differ from torch's")
+        wrong += differing
+    return Judged(float(wrong), problems)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    compute: torch.dtype,
+    weight_scale: float = 1.0,
+) -> Attended:
+    """Return attention of rows q [rows, d] to keys k [keys, d] with values v [keys, d_v], in float64; LSE natural,
+    [rows].
+
+    seen [rows, keys]: which keys a row sees.
+    compute: what products are rounded to; float64 rounds nothing.
+    weight_scale: with an 8-bit `compute`, weights of at most 1 are multiplied by it and rounded to e4m3. Products are
+        then those of the GPU's tensor cores.
+    """
+    if not k.shape[0]:
+        return Attended(
+            torch.zeros(q.shape[0], v.shape[1], dtype=torch.float64, device=q.device),
+            torch.full((q.shape[0],), -math.inf, dtype=torch.float64, device=q.device),
+        )
+    eight_bits = compute.itemsize == 1
+    exact = torch.float64 if eight_bits else compute
+    products = truncated_products(q, k) if eight_bits and _truncates(q) else (q.to(exact) @ k.to(exact).T).double()
+    scores = (products * scale).masked_fill(~seen, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[:, None]).exp()
+    if eight_bits:
+        top = weights.amax(-1, keepdim=True).clamp_min(1e-300)
+        weights = (weights / top * weight_scale).to(torch.float8_e4m3fn).double() / weight_scale * top
+    return Attended((weights.to(exact) @ v.to(exact)).double(), lse)
+
+
+@functools.lru_cache
+def sinks_of(heads: int) -> torch.Tensor:
+    """Make sinks [heads] float32: some leave nearly everything, some nearly nothing, and some do nothing."""
+    return torch.tensor([_SINKS[head % len(_SINKS)] for head in range(heads)], device="cuda")
+
+
+def with_sinks(attended: Attended, sinks: torch.Tensor, in_lse: bool) -> Attended:
+    """Return what rows [.., heads, d] become when each head has one more key with the score `sinks` and the value 0."""
+    lse = torch.logaddexp(attended.lse, sinks.double())
+    share = (attended.lse - lse.nan_to_num(0.0, neginf=0.0)).exp()
+    return Attended(attended.out * share[..., None], lse if in_lse else attended.lse)
+
+
+def _truncates(tensor: torch.Tensor) -> bool:
+    """Whether the tensor cores where an 8-bit tensor is cut off its products: on Hopper, and not in the emulator."""
+    return type(tensor) is torch.Tensor and tensor.is_cuda and torch.cuda.get_device_capability() == (9, 0)
+
+
+def truncated_products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return q [rows, d] times the transpose of k [keys, d] as Hopper's tensor cores add products of 8-bit numbers.
+
+    They add 32 at a time to what was added before, each cut off 13 bits behind the leading one of the largest
+    (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
+    """
+    q, k = q.double(), k.double()
+    parts = []
+    for keys in k.split(_KEYS_AT_A_TIME):
+        total = q.new_zeros(q.shape[0], keys.shape[0], 1)
+        for q_part, k_part in zip(q.split(_PRODUCTS_AT_A_TIME, 1), keys.split(_PRODUCTS_AT_A_TIME, 1), strict=True):
+            addends = torch.cat([total, q_part[:, None] * k_part[None]], -1)
+            _, exponent = torch.frexp(addends.abs().amax(-1, keepdim=True))
+            quantum = torch.ldexp(torch.ones_like(total), exponent - 1 - _FRACTION_BITS)
+            total = ((addends / quantum).trunc() * quantum).sum(-1, keepdim=True)
+        parts.append(total[..., 0])
+    return torch.cat(parts, 1)
+
+
+def judge(
+    got: Attended,
+    exact: Attended,
+    plain: Attended,
+    tolerance: Tolerance,
+    *,
+    factor: float = 1.0,
+    has_lse: bool = True,
+    eight_bits: bool = False,
+) -> Judged:
+    """Compare a kernel's results with the two computations.
+
+    factor: of the output.
+    has_lse: without it, `got.lse` is not looked at.
+    eight_bits: tensor cores cut off products, so the LSE may be off by twice what the plain one is, too.
+    """
+    problems = []
+    out, step = got.out.double(), torch.finfo(got.out.dtype).eps
+    allowed = 2 * _largest(plain.out - exact.out) + step * exact.out.abs().clamp_min(abs(factor))
+    size = float(exact.out.norm().clamp_min(1e-30))
+    rmse_allowed = tolerance.rmse + tolerance.rmse_of_plain * float((plain.out - exact.out).norm()) / size
+    errors = {
+        "output": _largest((out - exact.out) / allowed),
+        "the output's relative RMSE": _largest((out - exact.out).norm() / size / rmse_allowed),
+    }
+    empty = exact.lse == -math.inf
+    if (out[empty] != 0).any():
+        problems.append("a row that sees no key does not give 0")
+    if has_lse:
+        lse, some = got.lse.double(), ~empty
+        if not torch.equal(lse == -math.inf, empty):
+            problems.append("LSE is not -inf for a row that sees no key, or is for another")
+        absolute, relative = tolerance.lse
+        lost = 2 * _largest((plain.lse - exact.lse)[some]) if eight_bits else 0.0
+        errors["LSE"] = _largest((lse - exact.lse)[some] / (absolute + lost + relative * exact.lse[some].abs()))
+    problems += [f"{name} is off by {error:.3g} times what is allowed" for name, error in errors.items() if error > 1]
+    return Judged(max(errors.values()), problems)
+
+
+def _largest(errors: torch.Tensor) -> float:
+    """Return the largest magnitude: LARGEST_ERROR for NaN or more, 0 where there are no errors."""
+    return float(errors.abs().nan_to_num(LARGEST_ERROR).max().clamp_max(LARGEST_ERROR)) if errors.numel() else 0.0
