@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import cutlass
@@ -9,8 +10,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from ...parts.decode_line import Work
-from ...parts.decode_work import Unit
+from ...parts.decode_work import Segment, Unit, next_unit, segment_of
 from ...parts.key_source import KeySource
+from ...parts.partials import begin_records, record_unit
 from ...parts.pipeline import LEADER
 from ...parts.visible import Visibility
 from .geometry import DecodeGeometry
@@ -25,6 +27,50 @@ class Assignment(NamedTuple):
     view: Visibility
     work: Work
     unit: Unit
+
+
+class Done(NamedTuple):
+    """What a role has done of its worker's segments: how many that have tiles, and their tiles."""
+
+    segments: Int32
+    tiles: Int32
+
+    @classmethod
+    def nothing(cls) -> Done:
+        return cls(Int32(0), Int32(0))
+
+    def and_all_of(self, segment: Segment) -> Done:
+        return Done(self.segments + 1, self.tiles + segment.tiles)
+
+
+@cute.jit
+def for_each_segment(
+    geometry: cutlass.Constexpr[DecodeGeometry],
+    assignment: Assignment,
+    body: cutlass.Constexpr[Callable],
+    done: NamedTuple,
+    records: cute.Tensor | None = None,
+    empty_too: cutlass.Constexpr[bool] = False,
+) -> None:
+    """Call done = body(segment, done) for each segment of this worker that has tiles, or also for those that have none.
+    Where `records` are given, write what the combine must know of each unit.
+
+    A body that lies in its role's function is a @cute.jit function and the role's is not: the DSL rewrites both as one
+    otherwise, and takes objects whose methods the body calls under a condition for the body's own variables."""
+    deal = geometry.deal
+    if const_expr(records is not None):
+        if is_leader(geometry):
+            begin_records(assignment.work, records)
+    unit = assignment.unit
+    while unit.start < assignment.work.end:
+        segment = segment_of(deal, assignment.work, assignment.view, unit)
+        wanted = segment.valid if const_expr(empty_too) else segment.valid and segment.tiles > 0
+        if wanted:
+            done = body(segment, done)
+        if const_expr(records is not None):
+            if is_leader(geometry):
+                record_unit(deal, assignment.work, records, unit, segment)
+        unit = next_unit(deal, assignment.work, assignment.view, unit)
 
 
 @cute.jit

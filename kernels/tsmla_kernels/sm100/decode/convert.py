@@ -22,7 +22,7 @@ from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Vector, const
 from tsmla.identity.row_format import SCALE_BYTES
 
 from ...parts.alignment import aligned
-from ...parts.decode_work import next_unit, segment_of
+from ...parts.decode_work import Segment
 from ...parts.key_source import (
     BOX_KEYS,
     LANE_BOXES,
@@ -36,7 +36,7 @@ from ...parts.key_source import (
 from ...parts.paged import GROUP
 from ...parts.ptx import load_if
 from ...parts.visible import Viewers, seen_bits, viewers_of
-from .assignment import Assignment, rank_of
+from .assignment import Assignment, Done, for_each_segment, rank_of
 from .geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
 from .storage import Shared
 
@@ -57,7 +57,7 @@ class SlotPlan:
     edge, index: which slot of a tile on which edge. keys: how many, in the tile's boxes from `first_box` on. chunks:
     latent chunks of each row, from `first_chunk` on; behind them, the `rope` piece or not. In a pair, CTA number r has
     keys `rank_boxes` x r boxes further and columns `rank_chunks` x r chunks further. scale_chunks: chunks that share a
-    scale. own_box: whether its keys are not those of the slot before.
+    scale. own_box: whether its keys are not those of the slot done.
 
     A warp has 8 of the keys; where those are too few for all warps, `sharing` warps have them together, each its part
     of the columns."""
@@ -162,43 +162,41 @@ class Found(NamedTuple):
     keys: Int32
 
 
-@cute.jit
 def convert_keys(
     shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], warp: Int32, assignment: Assignment
 ):
     """Convert the keys of each segment and, in a pair, also its values. Keys that no row sees become zeros:
     probabilities of hidden keys are 0, but 0 x NaN is NaN."""
     plans = slot_plans(geometry)
-    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
+    tile_boxes = geometry.tile_kv // BOX_KEYS
     number = cute.arch.lane_idx()
     lane = Lane(warp, rank_of(geometry), number // ROW_LANES, number % ROW_LANES)
-    tile = Int32(0)
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(deal, assignment.work, assignment.view, unit)
-        if segment.valid and segment.tiles > 0:
-            wanted = wanted_of(assignment.source, segment, tile_boxes)
-            viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
-            lookup = look_up(wanted)
-            coming, found = (), Found(Int64(0), Int32(0))
-            for plan in plans[:AHEAD]:
+
+    @cute.jit
+    def convert_segment(segment: Segment, done: Done) -> Done:
+        wanted = wanted_of(assignment.source, segment, tile_boxes)
+        viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+        lookup = look_up(wanted)
+        coming, found = (), Found(Int64(0), Int32(0))
+        for plan in plans[:AHEAD]:
+            if const_expr(plan.own_box):
+                found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, Int32(0))
+            coming += _load(geometry, plan, lane, found)
+        for i in cutlass.range(segment.tiles, unroll=1):
+            for position in cutlass.range_constexpr(len(plans)):
+                _fill(shared, geometry, plans[position], lane, coming[: plans[position].words], done.tiles + i)
+                coming = coming[plans[position].words :]
+                further, following = divmod(position + AHEAD, len(plans))
+                plan, first = plans[following], (i + further) * tile_boxes
+                if const_expr(following == 0):
+                    if first % LANE_BOXES == 0:
+                        lookup = look_further(wanted, lookup, first // LANE_BOXES)
                 if const_expr(plan.own_box):
-                    found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, Int32(0))
+                    found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, first)
                 coming += _load(geometry, plan, lane, found)
-            for i in cutlass.range(segment.tiles, unroll=1):
-                for position in cutlass.range_constexpr(len(plans)):
-                    _fill(shared, geometry, plans[position], lane, coming[: plans[position].words], tile + i)
-                    coming = coming[plans[position].words :]
-                    further, following = divmod(position + AHEAD, len(plans))
-                    plan, first = plans[following], (i + further) * tile_boxes
-                    if const_expr(following == 0):
-                        if first % LANE_BOXES == 0:
-                            lookup = look_further(wanted, lookup, first // LANE_BOXES)
-                    if const_expr(plan.own_box):
-                        found = _find(geometry, plan, lane, assignment.cache, wanted, viewers, lookup, first)
-                    coming += _load(geometry, plan, lane, found)
-            tile += segment.tiles
-        unit = next_unit(deal, assignment.work, assignment.view, unit)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, convert_segment, Done.nothing())
 
 
 @cute.jit

@@ -13,13 +13,12 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from ...parts import paged
-from ...parts.decode_work import Segment, next_unit, segment_of
+from ...parts.decode_work import Segment
 from ...parts.division import Divisor
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.partials import begin_records, record_unit
 from ...parts.query import NO_LINES, Map, Query, copy_rows, copy_tile
 from ...parts.visible import Viewers, seen_bits, surely_seen, viewers_of
-from .assignment import Assignment, is_leader, rank_of
+from .assignment import Assignment, Done, for_each_segment, is_leader, rank_of
 from .geometry import ATOM, CTA_ROWS, LARGE_KEYS, SWIZZLE, DecodeGeometry
 from .storage import Shared, layouts_of
 
@@ -43,7 +42,6 @@ class KeyMaps(NamedTuple):
     k_tail: Maps | None
 
 
-@cute.jit
 def load_keys(
     shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
@@ -55,47 +53,41 @@ def load_keys(
     """Load Q of each segment, then its K tiles: in a pair, this CTA's half of a tile's keys; solo, all of them. After a
     segment's loads have been issued, this warp writes the records that the combine reads."""
     rank = rank_of(geometry)
-    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
+    tile_boxes = geometry.tile_kv // BOX_KEYS
     slots = geometry.k_slots_per_tile
-    tile = Int32(0)
-    segments = Int32(0)
-    if is_leader(geometry):
-        begin_records(assignment.work, records)
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(deal, assignment.work, assignment.view, unit)
-        if segment.valid and segment.tiles > 0:
-            wanted = wanted_of(assignment.source, segment, tile_boxes)
-            viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
-            lookup = look_up(wanted)
-            shared.q_edge.wait_empty(segments)
-            _load_query(shared, geometry, query, segment, assignment.work.terms.heads, segments)
-            segments += 1
-            for i in cutlass.range(segment.tiles, unroll=1):
-                first = i * tile_boxes
-                if i > 0 and first % LANE_BOXES == 0:
-                    lookup = look_further(wanted, lookup, first // LANE_BOXES)
-                for index in cutlass.range_constexpr(slots):
-                    count = (tile + i) * slots + index
-                    place = rank if const_expr(geometry.is_pair) else Int32(index)
-                    box = first + place * (geometry.k_keys // BOX_KEYS)
-                    if const_expr(geometry.is_pair):
-                        large, at = _large_box(wanted, viewers, lookup, box)
-                        shared.k_edge.wait_empty(count)
-                        chunk = index * geometry.k_chunks
-                        if large:
-                            _copy_large(shared, geometry, maps, at, count, chunk)
-                        else:
-                            _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, box)
-                        if is_leader(geometry):
-                            shared.k_edge.announce(count)
+
+    @cute.jit
+    def load_segment(segment: Segment, done: Done) -> Done:
+        wanted = wanted_of(assignment.source, segment, tile_boxes)
+        viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+        lookup = look_up(wanted)
+        shared.q_edge.wait_empty(done.segments)
+        _load_query(shared, geometry, query, segment, assignment.work.terms.heads, done.segments)
+        segments = done.segments + 1
+        for i in cutlass.range(segment.tiles, unroll=1):
+            first = i * tile_boxes
+            if i > 0 and first % LANE_BOXES == 0:
+                lookup = look_further(wanted, lookup, first // LANE_BOXES)
+            for index in cutlass.range_constexpr(slots):
+                count = (done.tiles + i) * slots + index
+                place = rank if const_expr(geometry.is_pair) else Int32(index)
+                box = first + place * (geometry.k_keys // BOX_KEYS)
+                if const_expr(geometry.is_pair):
+                    large, at = _large_box(wanted, viewers, lookup, box)
+                    shared.k_edge.wait_empty(count)
+                    chunk = index * geometry.k_chunks
+                    if large:
+                        _copy_large(shared, geometry, maps, at, count, chunk)
                     else:
-                        shared.k_edge.wait_empty(count)
-                        _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, box)
-            tile += segment.tiles
-        if is_leader(geometry):
-            record_unit(deal, assignment.work, records, unit, segment)
-        unit = next_unit(deal, assignment.work, assignment.view, unit)
+                        _copy_boxes(shared, geometry, maps, wanted, lookup, count, chunk, box)
+                    if is_leader(geometry):
+                        shared.k_edge.announce(count)
+                else:
+                    shared.k_edge.wait_empty(count)
+                    _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, box)
+        return Done(segments, done.tiles + segment.tiles)
+
+    for_each_segment(geometry, assignment, load_segment, Done.nothing(), records)
 
 
 @cute.jit
@@ -227,7 +219,6 @@ def _load_query(
         copy_tile(query, tile, shared.q_tiles, segment.request, first_row, heads, shared.q_edge.full(0))
 
 
-@cute.jit
 def load_queries(
     shared: Shared,
     geometry: cutlass.Constexpr[DecodeGeometry],
@@ -236,50 +227,43 @@ def load_queries(
     records: cute.Tensor,
 ):
     """Load Q of each segment, and write the records, where other warps bring keys (`convert.py`)."""
-    segments = Int32(0)
-    if is_leader(geometry):
-        begin_records(assignment.work, records)
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(geometry.deal, assignment.work, assignment.view, unit)
-        if segment.valid and segment.tiles > 0:
-            shared.q_edge.wait_empty(segments)
-            _load_query(shared, geometry, query, segment, assignment.work.terms.heads, segments)
-            segments += 1
-        if is_leader(geometry):
-            record_unit(geometry.deal, assignment.work, records, unit, segment)
-        unit = next_unit(geometry.deal, assignment.work, assignment.view, unit)
+
+    @cute.jit
+    def load_segment(segment: Segment, done: Done) -> Done:
+        shared.q_edge.wait_empty(done.segments)
+        _load_query(shared, geometry, query, segment, assignment.work.terms.heads, done.segments)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, load_segment, Done.nothing(), records)
 
 
-@cute.jit
 def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_maps: Maps, assignment: Assignment):
     """Load V tiles of a pair: this CTA's 256 of the 512 latent dims, all keys."""
-    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
+    tile_boxes = geometry.tile_kv // BOX_KEYS
     slots = geometry.v_slots_per_tile
-    tile = Int32(0)
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(deal, assignment.work, assignment.view, unit)
-        if segment.valid and segment.tiles > 0:
-            wanted = wanted_of(assignment.source, segment, tile_boxes)
-            viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
-            lookup = look_up(wanted)
-            for i in cutlass.range(segment.tiles, unroll=1):
-                first = i * tile_boxes
-                if i > 0 and first % LANE_BOXES == 0:
-                    lookup = look_further(wanted, lookup, first // LANE_BOXES)
-                for index in cutlass.range_constexpr(slots):
-                    count = (tile + i) * slots + index
-                    box = first + index * (geometry.v_keys // BOX_KEYS)
-                    large, at = _large_box(wanted, viewers, lookup, box)
-                    shared.v_edge.wait_empty(count)
-                    if large:
-                        _copy_large_values(shared, geometry, v_maps, at, count)
-                    else:
-                        small = v_maps.small
-                        _load_value_slot(shared, geometry, small, assignment, viewers, wanted, lookup, count, box)
-            tile += segment.tiles
-        unit = next_unit(deal, assignment.work, assignment.view, unit)
+
+    @cute.jit
+    def load_segment(segment: Segment, done: Done) -> Done:
+        wanted = wanted_of(assignment.source, segment, tile_boxes)
+        viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
+        lookup = look_up(wanted)
+        for i in cutlass.range(segment.tiles, unroll=1):
+            first = i * tile_boxes
+            if i > 0 and first % LANE_BOXES == 0:
+                lookup = look_further(wanted, lookup, first // LANE_BOXES)
+            for index in cutlass.range_constexpr(slots):
+                count = (done.tiles + i) * slots + index
+                box = first + index * (geometry.v_keys // BOX_KEYS)
+                large, at = _large_box(wanted, viewers, lookup, box)
+                shared.v_edge.wait_empty(count)
+                if large:
+                    _copy_large_values(shared, geometry, v_maps, at, count)
+                else:
+                    small = v_maps.small
+                    _load_value_slot(shared, geometry, small, assignment, viewers, wanted, lookup, count, box)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, load_segment, Done.nothing())
 
 
 @cute.jit

@@ -11,9 +11,9 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from tsmla.identity.row_format import NAMES
 
 from ...parts.blackwell import tmem, umma
-from ...parts.decode_work import next_unit, segment_of
+from ...parts.decode_work import Segment
 from ...parts.precision import Probabilities
-from .assignment import Assignment
+from .assignment import Assignment, Done, for_each_segment
 from .geometry import ATOM, CTA_ROWS, SWIZZLE, DecodeGeometry
 from .storage import Shared
 
@@ -54,36 +54,31 @@ class Products:
         umma.multiply(kind or self.kind, accumulator, a, b, instruction, keep, self.form)
 
 
-@cute.jit
 def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: Assignment):
     """Issue the products of all segments. `shared` must know tensor memory (`AttentionKernel._with_tensor_memory`)."""
     geometry = products.geometry
-    deal = geometry.deal
-    tile = Int32(0)
-    segments = Int32(0)
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(deal, assignment.work, assignment.view, unit)
-        if segment.valid and segment.tiles > 0:
-            shared.q_edge.wait_full(segments)
-            for ahead in cutlass.range(segment.tiles + 1, unroll=1):
-                scores_first = Boolean(True)
-                if const_expr(not geometry.is_pair):
-                    if ahead > 0 and ahead < segment.tiles:
-                        last_slot = (tile + ahead + 1) * geometry.k_slots_per_tile - 1
-                        scores_first = _keys_come_first(geometry, shared, last_slot, tile + ahead - 1)
-                if ahead > 0 and not scores_first:
-                    _values(products, shared, tile + ahead - 1, ahead > 1, None, segments)
-                if ahead < segment.tiles:
-                    _scores(products, shared, tile + ahead)
-                    if ahead == segment.tiles - 1:
-                        with cute.arch.elect_one():
-                            shared.q_edge.release_after_mmas(segments)
-                if ahead > 0 and scores_first:
-                    _values(products, shared, tile + ahead - 1, ahead > 1, ahead == segment.tiles, segments)
-            segments += 1
-            tile += segment.tiles
-        unit = next_unit(deal, assignment.work, assignment.view, unit)
+
+    @cute.jit
+    def multiply_segment(segment: Segment, done: Done) -> Done:
+        shared.q_edge.wait_full(done.segments)
+        for ahead in cutlass.range(segment.tiles + 1, unroll=1):
+            scores_first = Boolean(True)
+            if const_expr(not geometry.is_pair):
+                if ahead > 0 and ahead < segment.tiles:
+                    last_slot = (done.tiles + ahead + 1) * geometry.k_slots_per_tile - 1
+                    scores_first = _keys_come_first(geometry, shared, last_slot, done.tiles + ahead - 1)
+            if ahead > 0 and not scores_first:
+                _values(products, shared, done.tiles + ahead - 1, ahead > 1, None, done.segments)
+            if ahead < segment.tiles:
+                _scores(products, shared, done.tiles + ahead)
+                if ahead == segment.tiles - 1:
+                    with cute.arch.elect_one():
+                        shared.q_edge.release_after_mmas(done.segments)
+            if ahead > 0 and scores_first:
+                _values(products, shared, done.tiles + ahead - 1, ahead > 1, ahead == segment.tiles, done.segments)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, multiply_segment, Done.nothing())
 
 
 @cute.jit

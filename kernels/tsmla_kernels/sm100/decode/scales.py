@@ -12,11 +12,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...parts.alignment import aligned
-from ...parts.decode_work import Segment, next_unit, segment_of
+from ...parts.decode_work import Segment
 from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
 from ...parts.row_scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale, query_scale
 from ...parts.visible import seen_by_any, viewers_of
-from .assignment import Assignment
+from .assignment import Assignment, Done, for_each_segment
 from .geometry import DecodeGeometry
 from .storage import Shared
 
@@ -27,31 +27,29 @@ _VECTOR = 4
 _CHAINS = 4
 
 
-@cute.jit
 def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], keys: cute.Tensor, assignment: Assignment):
     """Fold the scale of each key of each tile into what scores and sums need, and hand that over."""
-    deal, tile_boxes = geometry.deal, geometry.tile_kv // BOX_KEYS
-    tile = Int32(0)
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(deal, assignment.work, assignment.view, unit)
-        if segment.valid and segment.tiles > 0:
-            wanted = wanted_of(assignment.source, segment, tile_boxes)
-            lookup = look_up(wanted)
-            scale_anchor = anchor_of_segment(geometry, keys, assignment, segment)
-            coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
-            for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
-                first = i * tile_boxes
-                if i > 0 and first % LANE_BOXES == 0:
-                    lookup = look_further(wanted, lookup, first // LANE_BOXES)
-                found = _found(geometry, keys, wanted, lookup, first)
-                if i >= AHEAD:
-                    count = tile + i - AHEAD
-                    shared.scales_edge.wait_empty(count)
-                    _put(shared, geometry, coming[: geometry.lane_keys], scale_anchor, count)
-                coming = (*coming[geometry.lane_keys :], *found)
-            tile += segment.tiles
-        unit = next_unit(deal, assignment.work, assignment.view, unit)
+    tile_boxes = geometry.tile_kv // BOX_KEYS
+
+    @cute.jit
+    def load_segment(segment: Segment, done: Done) -> Done:
+        wanted = wanted_of(assignment.source, segment, tile_boxes)
+        lookup = look_up(wanted)
+        scale_anchor = anchor_of_segment(geometry, keys, assignment, segment)
+        coming = (Float32(1.0),) * (AHEAD * geometry.lane_keys)
+        for i in cutlass.range(segment.tiles + AHEAD, unroll=1):
+            first = i * tile_boxes
+            if i > 0 and first % LANE_BOXES == 0:
+                lookup = look_further(wanted, lookup, first // LANE_BOXES)
+            found = _found(geometry, keys, wanted, lookup, first)
+            if i >= AHEAD:
+                count = done.tiles + i - AHEAD
+                shared.scales_edge.wait_empty(count)
+                _put(shared, geometry, coming[: geometry.lane_keys], scale_anchor, count)
+            coming = (*coming[geometry.lane_keys :], *found)
+        return done.and_all_of(segment)
+
+    for_each_segment(geometry, assignment, load_segment, Done.nothing())
 
 
 @cute.jit

@@ -27,13 +27,13 @@ from ...parts.blackwell.row_softmax import (
     scaled,
     sum_of,
 )
-from ...parts.decode_work import Segment, next_unit, segment_of
+from ...parts.decode_work import Segment
 from ...parts.division import quotient
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import BASE_2, end_of_row
 from ...parts.row_scales import RowScales
 from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
-from .assignment import Assignment, rank_of
+from .assignment import Assignment, for_each_segment, rank_of
 from .finish import HELD_COLUMNS, RowResults, finish, wait_output
 from .geometry import CTA_ROWS, ROW_THREADS, DecodeGeometry
 from .scales import anchor_of_segment, folded, row_factor, unfolded_sum
@@ -58,7 +58,15 @@ class RowKeys(NamedTuple):
     all: VisibleKeys
 
 
-@cute.jit
+class Attended(NamedTuple):
+    """What the worker has attended: tiles; exchanges between the threads of a row, one for each tile and one for each
+    segment; segments that have tiles."""
+
+    tiles: Int32
+    exchanges: Int32
+    segments: Int32
+
+
 def attend(
     geometry: cutlass.Constexpr[DecodeGeometry],
     probabilities: cutlass.Constexpr[Probabilities],
@@ -70,42 +78,38 @@ def attend(
 ):
     """Attend all segments. Where rows have scales (`scales.py`), scores are exponents from the start."""
     lane = _lane(shared)
-    tile = Int32(0)
-    exchanges = Int32(0)
-    segments = Int32(0)
-    deal = geometry.deal
-    unit = assignment.unit
-    while unit.start < assignment.work.end:
-        segment = segment_of(deal, assignment.work, assignment.view, unit)
-        if segment.valid:
-            row = rank_of(geometry) * CTA_ROWS + lane.row
-            keys = _row_keys(assignment, segment, row)
-            factor, exponents, unfolded = None, scale_log2, ()
-            scale_anchor = Float32(1.0)
-            if const_expr(scales is not None):
-                factor = row_factor(scales, segment, row, assignment, scale_log2)
-                exponents, unfolded = Float32(1.0), (Float32(0.0),)
-                if segment.tiles > 0:
-                    scale_anchor = anchor_of_segment(geometry, scales.keys, assignment, segment)
-            state = RowState(-Float32.inf, Float32(0.0))
-            for i in cutlass.range(segment.tiles, unroll=1):
-                first_key = (segment.first_tile + i) * geometry.tile_kv
-                state, unfolded = _tile(
-                    geometry, probabilities, shared, lane, keys, state, unfolded,
-                    tile + i, exchanges + i, first_key, i > 0, exponents, factor,
-                )  # fmt: skip
-            tile += segment.tiles
-            exchanges += segment.tiles
-            total = unfolded[0] if const_expr(scales is not None) else state.total
-            mine, other = _exchange(shared, lane, total, exchanges)
-            exchanges += 1
-            end = end_of_row(state.maximum, exponents, mine + other, probabilities.bias, BASE_2)
-            if const_expr(scales is not None):
-                end = end._replace(factor=end.factor * scale_anchor)
-            finish(geometry, shared, lane, segment, row, end, results, tile, segments)
+
+    @cute.jit
+    def attend_segment(segment: Segment, done: Attended) -> Attended:
+        row = rank_of(geometry) * CTA_ROWS + lane.row
+        keys = _row_keys(assignment, segment, row)
+        factor, exponents, unfolded = None, scale_log2, ()
+        scale_anchor = Float32(1.0)
+        if const_expr(scales is not None):
+            factor = row_factor(scales, segment, row, assignment, scale_log2)
+            exponents, unfolded = Float32(1.0), (Float32(0.0),)
             if segment.tiles > 0:
-                segments += 1
-        unit = next_unit(deal, assignment.work, assignment.view, unit)
+                scale_anchor = anchor_of_segment(geometry, scales.keys, assignment, segment)
+        state = RowState(-Float32.inf, Float32(0.0))
+        for i in cutlass.range(segment.tiles, unroll=1):
+            first_key = (segment.first_tile + i) * geometry.tile_kv
+            state, unfolded = _tile(
+                geometry, probabilities, shared, lane, keys, state, unfolded,
+                done.tiles + i, done.exchanges + i, first_key, i > 0, exponents, factor,
+            )  # fmt: skip
+        tiles, exchanges = done.tiles + segment.tiles, done.exchanges + segment.tiles
+        total = unfolded[0] if const_expr(scales is not None) else state.total
+        mine, other = _exchange(shared, lane, total, exchanges)
+        end = end_of_row(state.maximum, exponents, mine + other, probabilities.bias, BASE_2)
+        if const_expr(scales is not None):
+            end = end._replace(factor=end.factor * scale_anchor)
+        finish(geometry, shared, lane, segment, row, end, results, tiles, done.segments)
+        segments = done.segments
+        if segment.tiles > 0:
+            segments += 1
+        return Attended(tiles, exchanges + 1, segments)
+
+    for_each_segment(geometry, assignment, attend_segment, Attended(Int32(0), Int32(0), Int32(0)), empty_too=True)
 
 
 @cute.jit
