@@ -173,7 +173,7 @@ def convert_keys(
     lane = Lane(warp, rank_of(geometry), number // ROW_LANES, number % ROW_LANES)
 
     @cute.jit
-    def convert_segment(segment: Segment, done: Done) -> Done:
+    def convert_keys_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
         viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
         lookup = look_up(wanted)
@@ -196,7 +196,7 @@ def convert_keys(
                 coming += _load(geometry, plan, lane, found)
         return done.and_all_of(segment)
 
-    for_each_segment(geometry, assignment, convert_segment, Done.nothing())
+    for_each_segment(geometry, assignment, convert_keys_of, Done.nothing())
 
 
 @cute.jit

@@ -57,7 +57,7 @@ def load_keys(
     slots = geometry.k_slots_per_tile
 
     @cute.jit
-    def load_segment(segment: Segment, done: Done) -> Done:
+    def load_keys_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
         viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
         lookup = look_up(wanted)
@@ -87,7 +87,7 @@ def load_keys(
                     _load_slot(shared, geometry, maps, assignment, viewers, wanted, lookup, count, box)
         return Done(segments, done.tiles + segment.tiles)
 
-    for_each_segment(geometry, assignment, load_segment, Done.nothing(), records)
+    for_each_segment(geometry, assignment, load_keys_of, Done.nothing(), records)
 
 
 @cute.jit
@@ -229,12 +229,12 @@ def load_queries(
     """Load Q of each segment, and write the records, where other warps bring keys (`convert.py`)."""
 
     @cute.jit
-    def load_segment(segment: Segment, done: Done) -> Done:
+    def load_query_of(segment: Segment, done: Done) -> Done:
         shared.q_edge.wait_empty(done.segments)
         _load_query(shared, geometry, query, segment, assignment.work.terms.heads, done.segments)
         return done.and_all_of(segment)
 
-    for_each_segment(geometry, assignment, load_segment, Done.nothing(), records)
+    for_each_segment(geometry, assignment, load_query_of, Done.nothing(), records)
 
 
 def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_maps: Maps, assignment: Assignment):
@@ -243,7 +243,7 @@ def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_m
     slots = geometry.v_slots_per_tile
 
     @cute.jit
-    def load_segment(segment: Segment, done: Done) -> Done:
+    def load_values_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
         viewers = viewers_of(assignment.view, segment, assignment.work.terms.heads)
         lookup = look_up(wanted)
@@ -263,7 +263,7 @@ def load_values(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], v_m
                     _load_value_slot(shared, geometry, small, assignment, viewers, wanted, lookup, count, box)
         return done.and_all_of(segment)
 
-    for_each_segment(geometry, assignment, load_segment, Done.nothing())
+    for_each_segment(geometry, assignment, load_values_of, Done.nothing())
 
 
 @cute.jit

@@ -59,7 +59,7 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
     geometry = products.geometry
 
     @cute.jit
-    def multiply_segment(segment: Segment, done: Done) -> Done:
+    def products_of(segment: Segment, done: Done) -> Done:
         shared.q_edge.wait_full(done.segments)
         for ahead in cutlass.range(segment.tiles + 1, unroll=1):
             scores_first = Boolean(True)
@@ -78,7 +78,7 @@ def multiply(products: cutlass.Constexpr[Products], shared: Shared, assignment: 
                 _values(products, shared, done.tiles + ahead - 1, ahead > 1, ahead == segment.tiles, done.segments)
         return done.and_all_of(segment)
 
-    for_each_segment(geometry, assignment, multiply_segment, Done.nothing())
+    for_each_segment(geometry, assignment, products_of, Done.nothing())
 
 
 @cute.jit

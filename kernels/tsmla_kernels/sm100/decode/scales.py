@@ -32,7 +32,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
     tile_boxes = geometry.tile_kv // BOX_KEYS
 
     @cute.jit
-    def load_segment(segment: Segment, done: Done) -> Done:
+    def load_scales_of(segment: Segment, done: Done) -> Done:
         wanted = wanted_of(assignment.source, segment, tile_boxes)
         lookup = look_up(wanted)
         scale_anchor = anchor_of_segment(geometry, keys, assignment, segment)
@@ -49,7 +49,7 @@ def load_scales(shared: Shared, geometry: cutlass.Constexpr[DecodeGeometry], key
             coming = (*coming[geometry.lane_keys :], *found)
         return done.and_all_of(segment)
 
-    for_each_segment(geometry, assignment, load_segment, Done.nothing())
+    for_each_segment(geometry, assignment, load_scales_of, Done.nothing())
 
 
 @cute.jit

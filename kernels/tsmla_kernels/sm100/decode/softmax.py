@@ -80,7 +80,7 @@ def attend(
     lane = _lane(shared)
 
     @cute.jit
-    def attend_segment(segment: Segment, done: Attended) -> Attended:
+    def attend_to(segment: Segment, done: Attended) -> Attended:
         row = rank_of(geometry) * CTA_ROWS + lane.row
         keys = _row_keys(assignment, segment, row)
         factor, exponents, unfolded = None, scale_log2, ()
@@ -109,7 +109,7 @@ def attend(
             segments += 1
         return Attended(tiles, exchanges + 1, segments)
 
-    for_each_segment(geometry, assignment, attend_segment, Attended(Int32(0), Int32(0), Int32(0)), empty_too=True)
+    for_each_segment(geometry, assignment, attend_to, Attended(Int32(0), Int32(0), Int32(0)), empty_too=True)
 
 
 @cute.jit
