@@ -11,7 +11,7 @@ from tsmla.identity.variant import QuantizeQVariant
 
 from ..entry import host_entry
 from .quantize import Quantizer
-from .rows import HALVES, LANES, ROPE_VECTOR, WARPS, Row, latent_column, rope_column, row_address, vector
+from .rows import HALVES, ROPE_VECTOR, Row, begin_row, latent_column, launch, rope_column, row_address, vector
 
 
 class QuantizeQKernel:
@@ -28,12 +28,7 @@ class QuantizeQKernel:
         batch, q_len, heads, _ = given.query.shape
         rows = batch * q_len * heads
         divisors = cute.FastDivmodDivisorV2(cutlass.max(q_len, 1)), cute.FastDivmodDivisorV2(cutlass.max(heads, 1))
-        self.kernel(*arguments, rows, *divisors).launch(
-            grid=(cute.ceil_div(rows, WARPS), 1, 1),
-            block=(LANES * WARPS, 1, 1),
-            stream=stream,
-            use_pdl=pdl,
-        )
+        launch(self.kernel(*arguments, rows, *divisors), rows, pdl, stream)
 
     @cute.kernel
     def kernel(
@@ -48,13 +43,7 @@ class QuantizeQKernel:
         q_len: cute.FastDivmodDivisorV2,
         heads: cute.FastDivmodDivisorV2,
     ):
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        lane, index = thread % LANES, cta * WARPS + thread // LANES
-        # Plain loads only: with dependent launch this kernel exists before its predecessor has finished. Every CTA
-        # waits, so whoever waits for this kernel has waited for that predecessor, too.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        lane, index = begin_row()
         if index < rows:
             line, head = divmod(index, heads)
             request, token = divmod(line, q_len)

@@ -12,6 +12,8 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import Numeric
 from tsmla.identity.row_format import SCALE_BYTES, RowFormat
 
+from ..parts.dependent_launch import follow_predecessor
+
 VECTOR = 8
 """Columns that a lane loads or stores at a time: 16 bytes of 16-bit elements."""
 LANES = 32
@@ -21,6 +23,21 @@ ROPE_VECTOR = 2
 """Columns of the rope piece that a lane has."""
 WARPS = 4
 """Warps of a CTA, and its rows."""
+
+
+def launch(kernel, rows: Int32, pdl: Int32, stream) -> None:
+    """Launch a kernel, which has been given its arguments, with a warp for each row."""
+    ctas = cute.ceil_div(rows, WARPS)
+    kernel.launch(grid=(ctas, 1, 1), block=(LANES * WARPS, 1, 1), stream=stream, use_pdl=pdl)
+
+
+def begin_row() -> tuple[Int32, Int32]:
+    """This thread's lane and its warp's row, once the kernel in front of this one has finished."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    lane, row = thread % LANES, cta * WARPS + thread // LANES
+    follow_predecessor()
+    return lane, row
 
 
 def vector(dtype: type[Numeric], start: Int64, column: Int32, count: int = VECTOR) -> cute.Tensor:

@@ -15,7 +15,7 @@ from tsmla.identity.variant import WriteCacheVariant
 from ..entry import host_entry
 from .quantize import Quantizer
 from .rotary import factors, position_of, rotated
-from .rows import HALVES, LANES, ROPE_VECTOR, WARPS, Row, exists, latent_column, rope_column, row_vector
+from .rows import HALVES, ROPE_VECTOR, Row, begin_row, exists, latent_column, launch, rope_column, row_vector
 
 
 class WriteCacheKernel:
@@ -30,12 +30,7 @@ class WriteCacheKernel:
         """Launch the writer. given: what the call's table lists, by name."""
         *arguments, pdl, stream = given
         page_size = cute.FastDivmodDivisorV2(cutlass.max(given.cache.shape[1], 1))
-        self.kernel(*arguments, page_size).launch(
-            grid=(cute.ceil_div(given.kv_c.shape[0], WARPS), 1, 1),
-            block=(LANES * WARPS, 1, 1),
-            stream=stream,
-            use_pdl=pdl,
-        )
+        launch(self.kernel(*arguments, page_size), given.kv_c.shape[0], pdl, stream)
 
     @cute.kernel
     def kernel(
@@ -53,13 +48,7 @@ class WriteCacheKernel:
         rope_interleaved: Int32,
         page_size: cute.FastDivmodDivisorV2,
     ):
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        lane, token = thread % LANES, cta * WARPS + thread // LANES
-        # Plain loads only: with dependent launch this kernel exists before its predecessor has finished. Every CTA
-        # waits, so whoever waits for this kernel has waited for that predecessor, too.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        lane, token = begin_row()
         if token < kv_c.shape[0]:
             slot = slot_mapping[token]
             latent = [row_vector(kv_c, token, latent_column(half, lane)).load() for half in range(HALVES)]

@@ -18,6 +18,7 @@ from tsmla.identity.support import PACK_VECTOR as VECTOR
 from tsmla.identity.variant import PackVariant
 
 from ..entry import host_entry
+from ..parts.dependent_launch import follow_predecessor
 from ..parts.precision import numeric
 
 ALIGNMENT = 16
@@ -119,11 +120,7 @@ class PackKernel:
         target = _Column.of(k_out, column * VECTOR).unless(value >= 0, _Column.of(v_out, value))
         scale = cutlass.Float32(cutlass.select_(value >= 0, v_scale_inv, k_scale_inv))
 
-        # Plain loads only: ld.global.nc is for memory that stays constant while the kernel exists, and with dependent
-        # launch this one exists before its predecessor has finished. Every CTA waits, so whoever waits for this kernel
-        # has waited for that predecessor too, and releasing successors here is safe.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        follow_predecessor()
 
         places, loaded = [], []
         for i in cutlass.range_constexpr(ROWS_PER_THREAD):
