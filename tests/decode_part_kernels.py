@@ -9,7 +9,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32, Int64, const_expr, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-from decode_records import WORDS
+from decode_deal import WORDS
 from tsmla.identity.arch import Arch, Deal
 from tsmla.identity.call import DECODE
 from tsmla.identity.variant import DecodeVariant
@@ -29,8 +29,8 @@ from tsmla_kernels.parts.precision import PartialRows
 from tsmla_kernels.parts.row_end import ending_of, log_sums_of
 from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
 
-FIELDS = 8
-"""Per segment: request, row tile, first tile, tiles, slot, rows, first row of all, end of the request's tokens."""
+FIELDS = ("request", "row_tile", "first_tile", "tiles", "slot", "rows", "first_row", "end_token")
+"""What is listed of a segment."""
 
 
 class Given(NamedTuple):
@@ -111,12 +111,8 @@ class SegmentLister:
             segment = segment_of(self.deal, work, view, unit)
             if segment.valid:
                 place = segments[part, count, None]
-                values = (
-                    segment.request, segment.row_tile, segment.first_tile, segment.tiles, segment.slot, segment.rows,
-                    segment.first_row, segment.end_token,
-                )  # fmt: skip
-                for i in cutlass.range_constexpr(FIELDS):
-                    place[i] = values[i]
+                for i in cutlass.range_constexpr(len(FIELDS)):
+                    place[i] = getattr(segment, FIELDS[i])
                 count += 1
             record_unit(self.deal, work, records, unit, segment)
             unit = next_unit(self.deal, work, view, unit)
@@ -163,7 +159,7 @@ def compiled_lister(deal: Deal, arch: str):
         return make_fake_tensor(Int32, shape, strides, assumed_align=4)
 
     arguments = (
-        ints(batch), ints(batch), ints(ends), ints(rows, columns), ints(parts), ints(parts, most, FIELDS),
+        ints(batch), ints(batch), ints(ends), ints(rows, columns), ints(parts), ints(parts, most, len(FIELDS)),
         ints(tokens, 2), ints(records, WORDS), *(Int32(0) for _ in range(9)),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )  # fmt: skip

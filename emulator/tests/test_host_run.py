@@ -13,10 +13,11 @@ import torch
 import tsmla
 import two_launches
 from tsmla.identity.arch import SHIPPED_ARCHS, Arch
-from tsmla.identity.plan import cut, deal_of, plan_decode, row_tiling, segments
+from tsmla.identity.plan import deal_of, plan_decode
 from tsmla.identity.row_format import ROWS
 from tsmla.identity.variant import DecodeVariant, Dtype, PackVariant, PrefillVariant
 from tsmla_emulator import check, cli, machine, mutation_table, record
+from tsmla_emulator.dealt import deal_out
 from tsmla_emulator.machine import EmulationError, Options
 from tsmla_emulator.run import emulated
 from tsmla_kernels.sm90.decode.row16.geometry import FEW_ROWS
@@ -138,10 +139,7 @@ def test_small_decodes_have_all_kinds_of_work(arch, rows, wide, requests):
     place of its ring of tasks three times, and an end in the last of them."""
     deal, heads = deal_of(arch, rows, wide=wide), rows // 2
     plan = plan_decode(arch, check.DECODE_SMS, len(requests), 2, heads, max(requests), wide=wide)
-    lengths = [-(-length // deal.tile_kv) for length in requests]
-    tiling = row_tiling(rows, deal.row_tile)
-    line = cut(deal, tiling, plan.parts, plan.slots, lengths)
-    parts = [list(segments(deal, tiling, line, lengths, [[n] for n in lengths], part)) for part in range(plan.parts)]
+    parts = deal_out(deal, requests, 2, heads, plan.parts, plan.slots).segments
     assert max(sum(segment.tiles > 0 for segment in part) for part in parts) >= 2
     if arch is Arch.SM90A and requests == mutation_table.DECODE_LENGTHS:
         assert max(map(len, parts)) + 1 >= 3 * TASK_RING

@@ -9,11 +9,11 @@ import pytest
 import torch
 from cutlass import Float16, Float32
 from decode_part_kernels import compiled_combiner
-from decode_records import records
 from tsmla.identity.arch import Arch, Deal
-from tsmla.identity.plan import RECORD_BYTES, cut, row_tiling, segments
+from tsmla.identity.plan import RECORD_BYTES
 from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype
+from tsmla_emulator.dealt import Sight, deal_out
 from tsmla_kernels.parts.precision import LIFTED_COLUMNS, Lifted, PartialRows
 
 DEAL = Deal(row_tile=16, tile_kv=64, overhead=1, least=1, split=0)
@@ -44,19 +44,17 @@ def run(
     """Fill the workspace as attention kernels would, which keep partial rows as `kept` says, with LSE that differ by a
     few times `spread`; returns (what was written, what must be, which rows were cut)."""
     seq_lens, q_len, heads, parts = case
-    rows, tiling = q_len * heads, row_tiling(q_len * heads, DEAL.row_tile)
-    lengths = [-(-n // DEAL.tile_kv) for n in seq_lens]
+    rows = q_len * heads
     stored, slots = min(DEAL.row_tile, rows), 2 * parts
-    line = cut(DEAL, tiling, parts, slots, lengths)
+    dealt = deal_out(DEAL, seq_lens, q_len, heads, parts, slots, Sight(causal=0))
     partial_rows = torch.full((slots, stored, LATENT_DIM), math.nan, dtype=KEPT[kept.dtype])
     partial_lse = torch.full((slots, stored), math.nan)
     # Of blocks of columns that share one, powers of two: a row's next to the smallest, the others' around 1.
     factors = kept.lifted.factors if kept.lifted else 0
     downs = torch.full((slots, stored, factors), math.nan)
     pieces: dict[tuple[int, int], list[int]] = {}
-    tiles = [[n] * tiling.row_tiles for n in lengths]
-    for part in range(parts):
-        for segment in segments(DEAL, tiling, line, lengths, tiles, part):
+    for own in dealt.segments:
+        for segment in own:
             if segment.slot >= 0:
                 count = min(stored, rows - segment.row_tile * DEAL.row_tile)
                 partial_rows[segment.slot, :count] = torch.randn(count, LATENT_DIM) * 2.0**kept.bias
@@ -65,7 +63,7 @@ def run(
                     downs[segment.slot, :count] = 2.0 ** torch.randint(-9, 10, (count, factors))
                     downs[segment.slot, count - 1] *= 2.0**-100
                 # Rows that see no key: the first in every piece, the second in the last piece only.
-                for row in [0, 1][: 2 if segment.first else 1]:
+                for row in [0, 1][: 2 if segment.first_tile else 1]:
                     partial_rows[segment.slot, row], partial_lse[segment.slot, row] = 0.0, -math.inf
                 pieces.setdefault((segment.request, segment.row_tile), []).append(segment.slot)
 
@@ -99,7 +97,7 @@ def run(
     query = torch.empty((*outer, 576), dtype=dtype, device="cuda")
     cache = torch.empty((1, 64, 576), dtype=dtype, device="cuda")
     lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
-    told = torch.tensor(records(DEAL, tiling, line, rows, lengths, tiles, parts), dtype=torch.int32)
+    told = torch.tensor(dealt.records, dtype=torch.int32)
     written = (told, as_kept, partial_lse, *([downs] if kept.lifted else []))
     held = torch.cat([x.contiguous().view(torch.int8).flatten() for x in written])
     size = len(told) * RECORD_BYTES + slots * stored * kept.row_bytes(LATENT_DIM)

@@ -11,8 +11,9 @@ from decode_queries import laid_out
 from decode_reference import Sight, attend, check, judge, make_problem, merged, run, sharded
 from emulated_archs import KERNELS, SMS
 from tsmla.identity.arch import Arch
-from tsmla.identity.plan import DEALS, cut_mixed, mixed_segments, plan_decode
-from tsmla.operators.workspace import decode_workspace_size
+from tsmla.identity.plan import DEALS, plan_decode
+from tsmla.workspace import decode_workspace_size
+from tsmla_emulator.dealt import deal_out
 from unwatched import unwatched
 
 pytestmark = [pytest.mark.archs(*KERNELS), pytest.mark.processors(SMS)]
@@ -117,17 +118,16 @@ def test_few_parts(gpu, monkeypatch, sm_count):
 
 @pytest.mark.archs("sm_90a")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("case", [([40, 2900, 700], [1, 17, 5]), ([40, 200, 12960], [1, 5, 1])], ids=["ends", "middle"])
+@pytest.mark.parametrize("case", [([40, 3400, 700], [1, 17, 5]), ([40, 200, 12960], [1, 5, 1])], ids=["ends", "middle"])
 def test_parts_that_walk_keys_in_step(gpu, monkeypatch, case, dtype):
     """Ends of row tiles come last; and a request that goes on before and behind a part's stretch begins in its middle.
     """
     seq_lens, q_lens = case
-    deal, rows, tiles = DEALS[Arch.SM90A], [16 * n for n in q_lens], [-(-n // 64) for n in seq_lens]
-    mixed = cut_mixed(deal, max(rows), rows, 3, 100, tiles)
-    all_tiles = [[n] * -(-own // 64) for n, own in zip(tiles, rows, strict=True)]
-    dealt = [list(mixed_segments(deal, mixed, tiles, all_tiles, part)) for part in range(3)]
-    assert mixed.in_step and any(own != sorted(own) for own in dealt)
-    monkeypatch.setattr("tsmla.operators.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))
+    plan = plan_decode(Arch.SM90A, 3, 3, max(q_lens), 16, max(seq_lens), varies=True)
+    dealt = deal_out(DEALS[Arch.SM90A], seq_lens, q_lens, 16, plan.parts, plan.slots)
+    walks = [[(s.request, s.row_tile, s.first_tile) for s in own] for own in dealt.segments]
+    assert any(walk != sorted(walk) for walk in walks)
+    monkeypatch.setattr("tsmla.decode.plan_decode", lambda arch, _, *shape: plan_decode(arch, 3, *shape))
     check(make_problem(seq_lens, q_lens, 16, dtype))
 
 

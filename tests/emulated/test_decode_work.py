@@ -1,4 +1,4 @@
-"""The device deals exactly what `tsmla.identity.plan` says in plain integers, and rows see what the definition says."""
+"""The device deals each key once, and what its source says in Python's integers; rows see what the definition says."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 
 import pytest
 import torch
+from decode_deal import WORDS, check_segments, check_slots
 from decode_part_kernels import FIELDS, compiled_lister
-from decode_records import WORDS, mixed_records, records
 from decode_reference import Sight
 from tsmla.identity.arch import Deal
-from tsmla.identity.plan import cut, cut_mixed, mixed_segments, row_tiling, segments
+from tsmla_emulator import dealt
 
 DEAL = Deal(row_tile=64, tile_kv=64, overhead=5, least=4, split=6)
 COARSE = Deal(row_tile=128, tile_kv=128, overhead=2, least=1, split=0)
@@ -64,7 +64,7 @@ ROOMS = [*itertools.product(("fine", "in step"), (1000, 7, 0)), ("coarse", 7), (
 @pytest.mark.usefixtures("values_only")
 @pytest.mark.parametrize("name, room", ROOMS)
 @pytest.mark.parametrize("case", [*CASES.values(), *MIXED.values()], ids=[*CASES, *MIXED])
-def test_the_device_deals_as_the_plan_says(gpu, case, name, room):
+def test_each_key_is_dealt_once_and_by_all_lanes_as_by_one(gpu, case, name, room):
     deal = DEALS[name]
     seq_lens, q_lens, heads, sight, parts = case
     batch = range(len(seq_lens))
@@ -95,43 +95,29 @@ def test_the_device_deals_as_the_plan_says(gpu, case, name, room):
     rows = [len(span) * heads for span in spans]
     ends = [[min((r + 1) * deal.row_tile, own) for r in range(-(-own // deal.row_tile))] for own in rows]
     ranges = [[seen(b, r * deal.row_tile // heads, (end - 1) // heads) for r, end in enumerate(ends[b])] for b in batch]
-    lengths = [len(seen(b, 0, len(spans[b]) - 1)) for b in batch]
-    tiles = [[len(r) for r in row] for row in ranges]
-    tiling = row_tiling(most * heads, deal.row_tile)
-    if packed:
-        mixed = cut_mixed(deal, most * heads, rows, parts, room, lengths)
-        dealt = [list(mixed_segments(deal, mixed, lengths, tiles, part)) for part in range(parts)]
-        row_spans = [range(span.start * heads, span.stop * heads) for span in spans]
-        expected_records = mixed_records(deal, mixed, tiling.row_tiles, row_spans, lengths, tiles, parts)
-    else:
-        line = cut(deal, tiling, parts, room, lengths)
-        dealt = [list(segments(deal, tiling, line, lengths, tiles, part)) for part in range(parts)]
-        expected_records = records(deal, tiling, line, most * heads, lengths, tiles, parts)
-    expected = [
-        [(s.request, s.row_tile, ranges[s.request][s.row_tile].start + s.first, s.tiles, s.slot,
-          ends[s.request][s.row_tile] - s.row_tile * deal.row_tile,
-          spans[s.request].start * heads + s.row_tile * deal.row_tile, spans[s.request].stop) for s in own]
-        for own in dealt
-    ]  # fmt: skip
+    scalars = (int(sight.causal), sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave)
+    expected = dealt.deal_out(
+        deal, seq_lens, most, heads, parts, room, dealt.Sight(*scalars), causal_seqs=bounds, cum_seq_lens_q=cum_q,
+        tokens=tokens,
+    )  # fmt: skip
+    check_segments(deal, expected.segments, ranges, spans, heads)
+    check_slots(expected.segments, room, expected.records)
 
     def ints(values) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device="cuda")
 
     counts = torch.empty(parts, dtype=torch.int32, device="cuda")
-    listed = torch.empty(parts, max(map(len, dealt)) + 1, FIELDS, dtype=torch.int32, device="cuda")
+    listed = torch.empty(parts, max(map(len, expected.segments)) + 1, len(FIELDS), dtype=torch.int32, device="cuda")
     keys = torch.empty(tokens, 2, dtype=torch.int32, device="cuda")
-    written = torch.full((len(expected_records), WORDS), 0x7FC00000, dtype=torch.int32, device="cuda")
-    scalars = (int(sight.causal), sight.window_left, sight.cp_world, sight.cp_rank, sight.cp_interleave)
+    written = torch.full((len(expected.records), WORDS), 0x7FC00000, dtype=torch.int32, device="cuda")
     shown = ints([visible] * len(batch)) if packed else ints(visible).view(len(batch), most)
     gpu.emulation.adopt(compiled_lister(deal, gpu.arch))(
         ints(seq_lens), ints(bounds), ints(cum_q), shown, counts, listed, keys, written, *scalars, most, heads, parts,
         room,
     )  # fmt: skip
     got = [[tuple(row) for row in listed[part, : counts[part]].tolist()] for part in range(parts)]
-    compared = [(s if s[3] else (*s[:2], 0, *s[3:])) for part in got for s in part]
-    assert compared == [(s if s[3] else (*s[:2], 0, *s[3:])) for part in expected for s in part]
-    assert [len(part) for part in got] == [len(part) for part in expected]
-    assert [words if words[0] else [0] * WORDS for words in written.tolist()] == expected_records
+    assert got == [[tuple(getattr(segment, name) for name in FIELDS) for segment in own] for own in expected.segments]
+    assert written.tolist() == expected.records
     for b in batch:
         for token, place in enumerate(spans[b]):
             want = sight.keys(seq_lens[b], bounds[b], visible[place], len(spans[b]), token)

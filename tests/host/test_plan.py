@@ -7,6 +7,7 @@ import itertools
 import random
 
 import pytest
+from decode_deal import check, work
 from tsmla.identity.arch import Arch, Deal
 from tsmla.identity.plan import (
     CALLERS_Q_LEN,
@@ -15,17 +16,17 @@ from tsmla.identity.plan import (
     MAX_GROUP,
     PARTIAL_ROW,
     RECORD_BYTES,
-    cut,
     deal_of,
     plan_decode,
     row_tiling,
-    segments,
     wide_rows,
 )
 from tsmla.identity.row_format import ROWS, uniform_row
 from tsmla.identity.variant import Dtype
+from tsmla_emulator.dealt import deal_out
 
 SM_COUNTS = (132, 148, 160)
+SMS = {Arch.SM90A: 132, Arch.SM100A: 148}
 BATCHES = (1, 2, 3, 4, 7, 16, 64, 128, 131, 132, 133, 300)
 HEADS = (1, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 Q_LENS = (1, 2, 3, 4, 7, 8, 16, 33)
@@ -42,60 +43,31 @@ def batches_of_lengths(batch: int) -> list[list[int]]:
     return [*([n] * batch for n in LENGTHS), [100] * (batch - 1) + [81920], mixed, spread]
 
 
-def check_deal(deal: Deal, rows: int, parts: int, slots: int, tiles: list[list[int]], lengths: list[int]) -> None:
-    """Every KV tile of every row tile exactly once, no empty segment, slots within bounds and used once."""
-    tiling = row_tiling(rows, deal.row_tile)
-    line = cut(deal, tiling, parts, slots, lengths)
-    covered: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    used: set[int] = set()
-    for part in range(parts):
-        for segment in segments(deal, tiling, line, lengths, tiles, part):
-            unit = (segment.request, segment.row_tile)
-            seen = tiles[segment.request][segment.row_tile]
-            covered.setdefault(unit, []).append((segment.first, segment.first + segment.tiles))
-            assert segment.tiles > 0 or seen == 0, "an empty segment"
-            assert (segment.slot < 0) == (segment.tiles == seen), "who has all writes the result, who has not does not"
-            if segment.slot >= 0:
-                assert segment.slot < slots and segment.slot not in used
-                used.add(segment.slot)
-    assert covered.keys() == {(b, r) for b in range(len(lengths)) for r in range(tiling.row_tiles)}
-    for (request, row_tile), spans in covered.items():
-        spans.sort()
-        assert spans[0][0] == 0 and spans[-1][1] == tiles[request][row_tile]
-        assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
-
-
 @pytest.mark.parametrize(
     ("arch", "wide", "sm_count"), [(Arch.SM90A, False, 132), (Arch.SM100A, False, 148), (Arch.SM100A, True, 160)]
 )
 def test_every_key_once_and_no_empty_segment(arch: Arch, wide: bool, sm_count: int) -> None:
-    for batch, heads, q_len in itertools.product((1, 3, 16, 133), (1, 8, 24, 128), (1, 4, 33)):
+    few = itertools.product((1, 3, 16), (1, 8, 24, 128), (1, 4, 33))
+    for batch, heads, q_len in (*few, (133, 8, 1), (133, 24, 33), (133, 128, 4)):
         rows = q_len * heads
         deal = deal_of(arch, rows, wide=wide)
-        tiling = row_tiling(rows, deal.row_tile)
         if wide and deal == deal_of(arch, rows):
             continue
         for seq_lens in batches_of_lengths(batch):
             plan = plan_decode(arch, sm_count, batch, q_len, heads, max(seq_lens), wide=wide)
-            lengths = [-(-n // deal.tile_kv) for n in seq_lens]
-            # Earlier row tiles of a causal request see up to q_len keys less.
-            hidden = [max(q_len - 1 - (min((r + 1) * deal.row_tile, rows) - 1) // heads, 0)
-                      for r in range(tiling.row_tiles)]  # fmt: skip
-            tiles = [[-(-max(n - h, 0) // deal.tile_kv) for h in hidden] for n in seq_lens]
-            check_deal(deal, rows, plan.parts, plan.slots, tiles, lengths)
+            check(deal, seq_lens, q_len, heads, plan.parts, plan.slots)
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2, 5, 17, 1000])
-@pytest.mark.parametrize("rows", [1, 64, 65, 512, 1100])
-def test_any_room_for_partials_will_do(rows: int, slots: int) -> None:
-    rng = random.Random(rows * slots)
+@pytest.mark.parametrize(("q_len", "heads"), [(1, 1), (64, 1), (13, 5), (512, 1), (11, 100)])
+def test_any_room_for_partials_will_do(q_len: int, heads: int, slots: int) -> None:
+    rng = random.Random(q_len * heads * slots)
     others = Deal(64, 64, overhead=0, least=1, split=0), Deal(64, 64, 3, 7, 100), Deal(64, 64, 3, 1, 9, draw=20)
     for deal in (DEALS[Arch.SM90A], *others):
         for batch, parts in ((1, 40), (5, 33), (40, 18), (9, MAX_GROUP)):
             for shortest in (0, 60, 89):
-                lengths = [rng.randrange(shortest, 90) for _ in range(batch)]
-                tiles = [[rng.randint(0, n) for _ in range(row_tiling(rows, 64).row_tiles)] for n in lengths]
-                check_deal(deal, rows, parts, slots, tiles, lengths)
+                seq_lens = [rng.randrange(64 * shortest, 64 * 90) for _ in range(batch)]
+                check(deal, seq_lens, q_len, heads, parts, slots)
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
@@ -138,14 +110,7 @@ def most_work(arch: Arch, sm_count: int, q_len: int, heads: int, seq_lens: list[
     """KV tiles, fixed costs included, of the busiest part."""
     deal = deal_of(arch, q_len * heads, wide=wide)
     plan = plan_decode(arch, sm_count, len(seq_lens), q_len, heads, max(seq_lens), wide=wide)
-    tiling = row_tiling(q_len * heads, deal.row_tile)
-    lengths = [-(-n // deal.tile_kv) for n in seq_lens]
-    line = cut(deal, tiling, plan.parts, plan.slots, lengths)
-    tiles = [[n] * tiling.row_tiles for n in lengths]
-    return max(
-        sum(s.tiles + deal.overhead for s in segments(deal, tiling, line, lengths, tiles, part))
-        for part in range(plan.parts)
-    )
+    return max(work(deal, deal_out(deal, seq_lens, q_len, heads, plan.parts, plan.slots)))
 
 
 @pytest.mark.parametrize("sm_count", SM_COUNTS)
@@ -166,34 +131,78 @@ def test_parts_have_equal_work(spread: int, batch: int, heads: int, arch: Arch, 
     assert most_work(arch, sm_count, 1, heads, seq_lens, wide) <= max(share + deal.split, memory) + deal.overhead
 
 
+def cut(deal: Deal, tiles: list[int], heads: int, parts: int) -> tuple[int, int, int]:
+    """(groups, chunk, unit length) of the line of requests of so many KV tiles, with room for any partial results."""
+    line = deal_out(deal, [n * deal.tile_kv for n in tiles], 1, heads, parts, 10**6).line
+    return line.groups, line.chunk, line.unit_length
+
+
+RECORDED = [
+    (Arch.SM90A, [5000], 1, 16, (0, 79, 1, 79, 79), 79),
+    (Arch.SM90A, [8192] * 4, 1, 128, (0, 64, 8, 128, 512), 128),
+    (Arch.SM90A, [700, 64, 3000, 0], 3, 32, (0, 64, 3, 48, 192), 40),
+    (Arch.SM90A, [2000] * 64, 1, 16, (0, 128, 16, 32, 2048), 128),
+    (Arch.SM90A, [32768] * 20, 1, 128, (0, 66, 157, 0, 10300), 170),
+    (Arch.SM90A, [90, 4000] * 40, 2, 64, (0, 66, 44, 0, 2840), 196),
+    (Arch.SM90A, [1000], 1, 128, (0, 16, 1, 16, 16), 32),
+    (Arch.SM90A, [3000, 500], [9, 40], 128, (8, 16, 17, 0, 260), 134),
+    (Arch.SM90A, [500, 90, 2000, 0, 64], [1, 17, 0, 2, 64], 16, (1, 132, 3, 0, 103), 7),
+    (Arch.SM90A, [25000] * 4, 1, 128, (0, 66, 24, 0, 1576), 138),
+    (Arch.SM90A, [1000] * 24, 1, 128, (0, 66, 7, 0, 456), 152),
+    (Arch.SM90A, [1000] * 4, 1, 128, (0, 64, 1, 16, 64), 128),
+    (Arch.SM100A, [2000] * 12, 1, 128, (0, 74, 16, 16, 192), 0),
+    (Arch.SM100A, [5000] * 24, 1, 128, (0, 72, 14, 42, 1008), 72),
+    (Arch.SM100A, [16384] * 20, 1, 128, (0, 74, 36, 0, 2640), 87),
+    (Arch.SM100A, [32768] * 16, 1, 128, (0, 64, 64, 256, 4096), 64),
+    (Arch.SM100A, [8192] * 40, 1, 16, (0, 148, 37, 0, 5440), 178),
+    (Arch.SM100A, [5000], 1, 16, (0, 40, 2, 80, 80), 40),
+    (Arch.SM100A, [8192] * 4, 1, 128, (0, 64, 4, 64, 256), 64),
+    (Arch.SM100A, [700, 64, 3000, 0], 3, 32, (0, 48, 2, 24, 96), 15),
+    (Arch.SM100A, [2000] * 64, 1, 16, (0, 128, 16, 32, 2048), 128),
+    (Arch.SM100A, [32768] * 20, 1, 128, (0, 74, 71, 0, 5200), 89),
+    (Arch.SM100A, [90, 4000] * 40, 2, 64, (0, 74, 23, 0, 1640), 94),
+    (Arch.SM100A, [81920] * 40, 1, 16, (0, 148, 349, 0, 51520), 186),
+    (Arch.SM100A, [40000] * 100, 1, 16, (0, 148, 428, 0, 63300), 245),
+    (Arch.SM100A, [3000, 500], [9, 40], 128, (8, 9, 11, 0, 96), 44),
+]
+"""Calls (keys, query tokens, heads), each with its line (own group, groups, chunk, unit length, total) and how many
+partial results it has."""
+
+
+@pytest.mark.parametrize(("arch", "seq_lens", "q_lens", "heads", "line", "partials"), RECORDED)
+def test_recorded_calls_are_cut_as_ever(arch: Arch, seq_lens, q_lens, heads: int, line: tuple, partials: int) -> None:
+    most, varies = (q_lens, False) if isinstance(q_lens, int) else (max(q_lens), True)
+    deal = deal_of(arch, most * heads)
+    plan = plan_decode(arch, SMS[arch], len(seq_lens), most, heads, max(seq_lens), varies)
+    dealt = check(deal, seq_lens, q_lens, heads, plan.parts, plan.slots)
+    assert dealt.line[1:] == line
+    assert sum(segment.slot >= 0 for part in dealt.segments for segment in part) == partials
+
+
 def test_whole_units_where_cutting_would_not_pay() -> None:
     """128 requests of one length on 132 SMs: one each, no partial results."""
-    line = cut(DEALS[Arch.SM90A], row_tiling(16, 64), 132, 10**6, [64] * 128)
-    assert line.chunk == line.unit == 64
+    assert cut(DEALS[Arch.SM90A], [64] * 128, 16, 132)[1:] == (64, 64)
 
 
 def test_equal_pieces_where_they_are_no_longer_than_chunks() -> None:
     """On 129 parts, 16 requests of one length are cut into eight pieces each, and no piece is cut again."""
-    deal, tiling, lengths = DEALS[Arch.SM90A], row_tiling(16, 64), [1280] * 16
-    line = cut(deal, tiling, 129, 10**6, lengths)
-    assert line == (128, 160, 1280)
-    tiles = [[n] for n in lengths]
-    dealt = [list(segments(deal, tiling, line, lengths, tiles, part)) for part in range(129)]
-    assert [len(part) for part in dealt] == [1] * 128 + [0]
-    longer = cut(deal, tiling, 129, 10**6, [*lengths[1:], 2000])
-    assert longer.unit == 0, "one longer request would leave parts idle"
+    deal, lengths = DEALS[Arch.SM90A], [1280] * 16
+    assert cut(deal, lengths, 16, 129) == (128, 160, 1280)
+    dealt = deal_out(deal, [n * 64 for n in lengths], 1, 16, 129, 10**6)
+    assert [len(part) for part in dealt.segments] == [1] * 128 + [0]
+    *_, unit_length = cut(deal, [*lengths[1:], 2000], 16, 129)
+    assert unit_length == 0, "one longer request would leave parts idle"
 
 
 def test_idle_parts_where_memory_is_busy_anyway() -> None:
     """64 requests on 74 pairs: whole where a pair can read what its neighbours leave, cut where it cannot. One request,
     which is cut anyway, occupies as many as equal pieces can."""
-    tiling, lengths = row_tiling(128, 128), [640] * 64
-    pair = DEALS[Arch.SM100A]
-    assert cut(pair, tiling, 74, 10**6, lengths) == (74, 640, 640)
-    assert cut(dataclasses.replace(pair, draw=16), tiling, 74, 10**6, lengths).unit == 0
-    for deal in (pair, dataclasses.replace(pair, draw=16)):
-        assert cut(deal, tiling, 74, 10**6, [640]) == (72, 9, 648)
-    assert cut(pair, tiling, 148, 10**6, [1280] * 4) == (148, 35, 1295)
+    pair, busy = DEALS[Arch.SM100A], dataclasses.replace(DEALS[Arch.SM100A], draw=16)
+    assert cut(pair, [640] * 64, 128, 74) == (74, 640, 640)
+    assert cut(busy, [640] * 64, 128, 74)[2] == 0
+    for deal in (pair, busy):
+        assert cut(deal, [640], 128, 74) == (72, 9, 648)
+    assert cut(pair, [1280] * 4, 128, 148) == (148, 35, 1295)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +215,9 @@ def test_idle_parts_where_memory_is_busy_anyway() -> None:
 )  # fmt: skip
 def test_few_short_requests_are_cut_into_single_tiles(batch: int, heads: int, keys: int, most: int) -> None:
     """Where that makes no more than 132 segments; and what is as short as four tiles stays whole."""
-    deal, tiling, tiles = DEALS[Arch.SM90A], row_tiling(heads, 64), [-(-keys // 64)] * batch
     plan = plan_decode(Arch.SM90A, 132, batch, 1, heads, keys)
-    line = cut(deal, tiling, plan.parts, plan.slots, tiles)
-    seen = [[n] * tiling.row_tiles for n in tiles]
-    dealt = [s.tiles for part in range(plan.parts) for s in segments(deal, tiling, line, tiles, seen, part)]
-    assert max(dealt) == most and sum(dealt) == sum(tiles) * tiling.row_tiles
+    dealt = check(DEALS[Arch.SM90A], [keys] * batch, 1, heads, plan.parts, plan.slots)
+    assert max(segment.tiles for part in dealt.segments for segment in part) == most
 
 
 @pytest.mark.parametrize(("arch", "wide"), OF_FEW_ROWS)
@@ -221,12 +227,8 @@ def test_a_single_long_request_occupies_the_gpu(arch: Arch, wide: bool, heads: i
     rows, sm_count = 4 * heads, 132 if arch is Arch.SM90A else 148
     deal = deal_of(arch, rows, wide=wide)
     plan = plan_decode(arch, sm_count, 1, 4, heads, 81920, wide=wide)
-    tiling = row_tiling(rows, deal.row_tile)
-    tiles = 81920 // deal.tile_kv
-    line = cut(deal, tiling, plan.parts, plan.slots, [tiles])
-    seen = [[tiles] * tiling.row_tiles]
-    busy = [part for part in range(plan.parts) if list(segments(deal, tiling, line, [tiles], seen, part))]
-    assert deal.sms * len(busy) >= 0.95 * sm_count * 16 / deal.draw
+    busy = sum(bool(part) for part in check(deal, [81920], 4, heads, plan.parts, plan.slots).segments)
+    assert deal.sms * busy >= 0.95 * sm_count * 16 / deal.draw
 
 
 @pytest.mark.parametrize("arch", [Arch.SM100A, Arch.SM103A])

@@ -6,11 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tsmla.identity.arch import Arch
-from tsmla.identity.plan import DEALS, RECORD_BYTES, cut, plan_decode, row_tiling
+from tsmla.identity.plan import DEALS, RECORD_BYTES, plan_decode
 from tsmla.identity.row_format import uniform_row
 from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import DecodeVariant, Dtype, PrefillVariant
 from tsmla.operators.checks import TORCH_DTYPE_OF
+from tsmla_emulator.dealt import deal_out
 from tsmla_kernels.parts.blackwell import umma
 from tsmla_kernels.parts.precision import LEAST_LIFTED, LIFTED_TO, Lifted, PartialRows, Probabilities, numeric
 from tsmla_kernels.sm90.decode.forms import FEW_ROWS, partial_rows_of
@@ -89,12 +90,13 @@ def test_partial_rows_by_variant(variant):
 def test_shorter_partial_rows_occupy_more_sms():
     """Where callers' workspaces have room for one float32 partial result of each SM, 32 requests occupy but 100 CTAs,
     of 42 tiles at most where equal pieces have 32."""
-    plan, deal, tiling = plan_decode(Arch.SM90A, 132, 32, 8, 8, 8192), DEALS[Arch.SM90A], row_tiling(64, 64)
+    plan = plan_decode(Arch.SM90A, 132, 32, 8, 8, 8192)
     kept = DecodeGeometry.of(DecodeVariant(Arch.SM90A, Dtype.BF16, Dtype.BF16, lse=False)).partial_rows
     room = plan.workspace_bytes - plan.records * RECORD_BYTES
     slots = room // (64 * kept.row_bytes(LATENT_DIM))
-    assert cut(deal, tiling, plan.parts, plan.slots, [128] * 32)[:2] == (100, 42)
-    assert cut(deal, tiling, plan.parts, slots, [128] * 32)[:2] == (128, 32)
+    for room, cut in ((plan.slots, (100, 42)), (slots, (128, 32))):
+        line = deal_out(DEALS[Arch.SM90A], [8192] * 32, 8, 8, plan.parts, room).line
+        assert (line.groups, line.chunk) == cut
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.arch is not Arch.SM90A], ids=str)

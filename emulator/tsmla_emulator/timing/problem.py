@@ -16,6 +16,7 @@ from tsmla.identity.support import LATENT_DIM
 from tsmla.identity.variant import DecodeVariant
 
 from .. import check
+from ..dealt import deal_out
 from ..machine import Launch, Options, Trace
 from ..run import Call, emulated
 from .costs import Text
@@ -193,22 +194,17 @@ class DecodeTraced(Traced):
 
     def _parts(self) -> list[tuple[int, int, int]]:
         """Return KV tiles, segments and partial results of each CTA (or pair)."""
-        from tsmla.identity.plan import cut, deal_of, plan_decode, row_tiling, segments, wide_rows
+        from tsmla.identity.plan import deal_of, plan_decode, row_tiling, wide_rows
 
         s, arch = self.shape, self.variant.arch
         rows = s.heads * s.queries
         wide = wide_rows(self.variant.row)
         deal = deal_of(arch, rows, wide=wide)
         plan = plan_decode(arch, self.processors, s.sequences, s.queries, s.heads, s.keys, wide=wide)
-        tiling = row_tiling(rows, deal.row_tile)
-        lengths = [-(-s.keys // deal.tile_kv)] * s.sequences
-        line = cut(deal, tiling, plan.parts, plan.slots, lengths)
-        tiles = [[length] * tiling.row_tiles for length in lengths]
         found = []
-        self.sms, self.reuse, self.tile_kv = deal.sms, tiling.group, deal.tile_kv
+        self.sms, self.reuse, self.tile_kv = deal.sms, row_tiling(rows, deal.row_tile).group, deal.tile_kv
         self.partials = 0
-        for part in range(plan.parts):
-            own = list(segments(deal, tiling, line, lengths, tiles, part))
+        for own in deal_out(deal, [s.keys] * s.sequences, s.queries, s.heads, plan.parts, plan.slots).segments:
             split = sum(one.slot >= 0 for one in own)
             self.partials += split * min(rows, deal.row_tile)
             found.append((sum(one.tiles for one in own), len(own), split))

@@ -1,8 +1,8 @@
-"""The line of a decode's work, and how it is cut: `tsmla/plan.py` on the device, where alone the lengths are known.
+"""The line of a decode's work, and how it is cut, on the device, where alone the lengths are known.
 
-That file has the idea and the words (group, round, unit, chunk). A *worker* is one CTA, or one pair of CTAs, that the
-plan launches: the kernel argument `parts` counts them. What a worker finds on its stretch of the line:
-`decode_work.py`."""
+`tsmla/plan.py` has the idea and the words (group, round, unit, chunk). A *worker* is one CTA, or one pair of CTAs, that
+the plan launches: the kernel argument `parts` counts them. What a worker finds on its stretch of the line:
+`decode_work.py`. `tsmla_emulator.dealt` runs both files in Python's integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 from tsmla.identity.arch import Deal
-from tsmla.identity.plan import MAX_GROUP, RowTiling
+from tsmla.identity.plan import MAX_GROUP, row_tiling
 
 from .division import Divisor, divisor_of, quotient, quotient_up
 from .visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
@@ -51,8 +51,9 @@ class Terms(NamedTuple):
 class Work(NamedTuple):
     """The cut line and this worker's place on it: positions `begin .. end - 1`, column `column` of group `index`.
 
-    own_group: workers of a group where requests differ in row tiles, and so in rounds; 0 where they do not, and `terms`
-    hold for all. unit_length: the length that every unit counts as; 0 where cuts fall where they may."""
+    own_group: workers of a group where requests differ in row tiles, and so in rounds: as many as the fewest row tiles
+    keep busy, and cuts fall where they may; 0 where they do not differ, and `terms` hold for all. unit_length: the
+    length that every unit counts as; 0 where cuts fall where they may."""
 
     terms: Terms
     own_group: Int32
@@ -98,15 +99,6 @@ def in_lanes(work: Work) -> LaneWork:
 
 
 @cute.jit
-def row_tiling(rows: Int32, row_tile: Int32) -> RowTiling:
-    """Row tiles, group and rounds of a request of `rows` rows, q_len x heads."""
-    row_tiles = (rows + row_tile - 1) // row_tile
-    rounds = (row_tiles + MAX_GROUP - 1) // MAX_GROUP
-    group = (row_tiles + rounds - 1) // rounds
-    return RowTiling(row_tiles, group, rounds)
-
-
-@cute.jit
 def terms_of(
     deal: cutlass.Constexpr[Deal], view: Visibility, heads: Int32, workers: Int32, slots: Int32
 ) -> Terms:
@@ -148,7 +140,7 @@ def leaves_whole(terms: Terms) -> Boolean:
 
 @cute.jit
 def goes_in_step(deal: cutlass.Constexpr[Deal], work: Work | LaneWork) -> Boolean:
-    """Whether groups walk the keys of a request in step: `MixedLine.in_step` of `tsmla/plan.py`."""
+    """Whether groups walk the keys of a request in step: see `begin_in_step`."""
     in_step = Boolean(False)
     if const_expr(deal.in_step > 0):
         in_step = (work.own_group > 0) & (work.chunk >= deal.in_step) & (not leaves_whole(work.terms))

@@ -11,7 +11,7 @@ Every warp asks on its own, all its lanes together; nothing is shared and nothin
             ...
         unit = next_unit(deal, work, view, unit)
 
-Where requests vary and the deal may go `in_step` (`tsmla/plan.py`), a worker has two stretches: `begin_in_step` gives
+Where requests vary and the deal may go `in_step`, a worker has two stretches: `begin_in_step` gives
 the first, and `stretch_behind` the other, once the first has no more units."""
 
 from __future__ import annotations
@@ -181,7 +181,13 @@ def next_unit(deal: cutlass.Constexpr[Deal], work: Work, view: Visibility, unit:
 def begin_in_step(
     deal: cutlass.Constexpr[Deal], work: LaneWork, view: Visibility
 ) -> tuple[LaneWork, Unit]:
-    """The stretch of a worker's positions that it walks first, and its first unit."""
+    """The stretch of a worker's positions that it walks first, and its first unit.
+
+    Groups that walk keys in step find in L2 what rounds of a request far from theirs on the line have read. Wherever
+    its positions begin, a group starts with the first key of a unit: what is left of an earlier one comes last. Where a
+    unit goes on beyond its positions, the next group starts on it a multiple of the chunk behind the first key,
+    together with the groups that started at that key. Each group has two slots, one behind the other: for what lies
+    where its positions begin, and for what it started with, if there was more to come or had been some before."""
     first = first_unit(deal, work, view)
     unit, own = first, work.own
     if const_expr(deal.in_step > 0):

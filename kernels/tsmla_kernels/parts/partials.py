@@ -21,10 +21,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from tsmla.identity.arch import Deal
-from tsmla.identity.plan import RECORD_BYTES
+from tsmla.identity.plan import RECORD_BYTES, row_tiling
 
 from .alignment import aligned
-from .decode_line import Work, group_of, mixes, row_tiling
+from .decode_line import Work, group_of, mixes
 from .decode_work import Segment, Unit, head_slot, split_of, tail_slot
 from .precision import PartialRows
 from .visible import Visibility

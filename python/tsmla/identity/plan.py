@@ -1,5 +1,4 @@
-"""How the work of a decode call is dealt to CTAs: pure integers, the mirror of the device's `parts/decode_line.py` and
-`parts/decode_work.py`.
+"""How the work of a decode call is dealt to CTAs: what the host fixes of it, and what a kernel tells the dealer.
 
 Rows of a request are its (query token, head) pairs, token-major, cut into row tiles; its keys are cut into KV tiles. A
 *group* of CTAs takes the row tiles of one request side by side and walks the same KV tiles at the same time, so that
@@ -11,14 +10,14 @@ taking a fixed overhead and one position per KV tile. Fewer cuts leave fewer par
 one unit is a *segment*. (Dealing the KV tiles of all requests to a fixed number of CTAs, with a fixed cost per request:
 FlashMLA's tile scheduler.)
 
-The device deals, from lengths that only it knows; the host decides how many CTAs there are. A *part* is what one CTA,
-or one pair of CTAs, gets; the device calls who gets it a worker. Standard library only."""
+The device deals, from lengths that only it knows (`parts/decode_line.py`, `parts/decode_work.py`); the host decides how
+many CTAs there are. A *part* is what one CTA, or one pair of CTAs, gets; the device calls who gets it a worker.
+Standard library only."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .arch import Arch, Deal
@@ -73,194 +72,17 @@ class RowTiling(NamedTuple):
 
 
 def row_tiling(rows: int, row_tile: int) -> RowTiling:
-    """Row tiles, group and rounds for `rows` rows, q_len x heads. Groups are as equal as rounds allow."""
-    row_tiles = -(-rows // row_tile)
-    rounds = -(-row_tiles // MAX_GROUP)
-    group = -(-row_tiles // rounds)
+    """Row tiles, group and rounds for `rows` rows, q_len x heads. Groups are as equal as rounds allow. Kernels' host
+    code calls this with its own integers."""
+    row_tiles = (rows + row_tile - 1) // row_tile
+    rounds = (row_tiles + MAX_GROUP - 1) // MAX_GROUP
+    group = (row_tiles + rounds - 1) // rounds
     return RowTiling(row_tiles, group, rounds)
-
-
-class Line(NamedTuple):
-    """The line cut for `groups` groups: `chunk` positions each. unit: the length that every unit counts as, 0 where
-    cuts fall where they may; a chunk is one or more whole units, or one cut of a unit."""
-
-    groups: int
-    chunk: int
-    unit: int
-
-
-class Segment(NamedTuple):
-    """KV tiles `first .. first + tiles - 1` of a unit, counted from the first that the row tile sees.
-
-    slot: where the partial result goes, -1 when the segment has every tile of its unit and writes the result itself.
-    """
-
-    request: int
-    row_tile: int
-    first: int
-    tiles: int
-    slot: int
 
 
 def longest_single(deal: Deal, tiling: RowTiling, batch: int) -> int:
     """Most tiles of a unit that may be cut into single tiles."""
     return deal.single // max(1, batch * tiling.rounds * tiling.group)
-
-
-def cut(deal: Deal, tiling: RowTiling, parts: int, slots: int, lengths: Sequence[int]) -> Line:
-    """The line for `lengths` KV tiles per request, on `parts` CTAs, with room for `slots` partial results."""
-    groups = parts // tiling.group
-    units = len(lengths) * tiling.rounds
-    tiles = sum(lengths) * tiling.rounds
-    longest = max(1, *lengths)
-    slots_each = slots // tiling.group
-    split_groups = min(groups, max(slots_each // 2, slots_each - units) + 1)
-    chunk = max(-(-(tiles + units * deal.overhead) // split_groups), deal.least)
-    memory = tiles * deal.draw // (16 * parts)
-    units_each = -(-units // groups)
-    whole = units_each * (longest + deal.overhead)
-    if split_groups == 1 or whole <= max(chunk + deal.split, memory) + deal.overhead:
-        return Line(groups, units_each * longest, longest)
-    shares = max(split_groups // units, 1)
-    is_single = longest <= min(longest_single(deal, tiling, len(lengths)), shares)
-    cut = max(-(-longest // shares), 1 if is_single else deal.least)
-    cuts = -(-longest // cut)
-    if units <= split_groups and cut <= max(chunk + deal.split // 2, memory):
-        return Line(units * cuts, cut, cuts * cut)
-    return Line(split_groups, chunk, 0)
-
-
-def tail_slot(group: int) -> int:
-    """Slot (within a column) of the segment that a unit begun by an earlier group has in this one."""
-    return group - 1
-
-
-def head_slot(line: Line, by_unit: bool, unit: int, group: int) -> int:
-    """Slot (within a column) of the segment that begins a unit which a later group goes on with."""
-    return line.groups - 1 + (unit if by_unit else group)
-
-
-def segments(
-    deal: Deal, tiling: RowTiling, line: Line, lengths: Sequence[int], tiles: Sequence[Sequence[int]], part: int
-) -> Iterator[Segment]:
-    """What CTA number `part` does, in order. tiles[b][r]: KV tiles that row tile r of request b sees, at most
-    lengths[b]."""
-    rounds = [tiling.rounds] * len(lengths)
-    mixed = MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups, False, False)
-    return _segments(deal, mixed, lengths, tiles, part)
-
-
-def _segments(
-    deal: Deal, mixed: MixedLine, lengths: Sequence[int], tiles: Sequence[Sequence[int]], part: int
-) -> Iterator[Segment]:
-    group, _ = divmod(part, mixed.group)
-    if group >= mixed.line.groups:
-        return
-    for begin, end in _stretches(deal, mixed, lengths, group):
-        yield from _segments_between(deal, mixed, lengths, tiles, part, begin, end)
-
-
-def _stretches(deal: Deal, mixed: MixedLine, lengths: Sequence[int], group: int) -> list[tuple[int, int]]:
-    """A group's positions (begin, end), in the order in which it walks them."""
-    begin, end = group * mixed.line.chunk, (group + 1) * mixed.line.chunk
-    start = 0
-    for rounds, length in zip(mixed.rounds, lengths, strict=True):
-        for _ in range(rounds if mixed.in_step else 0):
-            tiles_at, stop = start + deal.overhead, start + deal.overhead + length
-            if start <= begin < stop and tiles_at < begin and stop != end:
-                turn = stop if stop < end else begin + max(tiles_at % mixed.line.chunk, 1)
-                return [(turn, end), (begin, turn)]
-            start = stop
-    return [(begin, end)]
-
-
-def _segments_between(
-    deal: Deal,
-    mixed: MixedLine,
-    lengths: Sequence[int],
-    tiles: Sequence[Sequence[int]],
-    part: int,
-    begin: int,
-    end: int,
-) -> Iterator[Segment]:
-    """Segments of a part on positions `begin .. end - 1` of its group's."""
-    group_size, rounds, line, by_unit, whole, in_step = mixed
-    group, column = divmod(part, group_size)
-    start = 0
-    for unit, (request, turn) in enumerate((b, turn) for b, count in enumerate(rounds) for turn in range(count)):
-        row_tile = turn * group_size + column
-        tiles_at = start + (0 if line.unit else deal.overhead)
-        if row_tile < len(tiles[request]):
-            seen = tiles[request][row_tile]
-            first = min(max(begin - tiles_at, 0), seen)
-            last = min(max(end - tiles_at, 0), seen)
-            if whole:
-                first, last = 0, seen if begin <= start < end else 0
-            if seen == 0 and begin <= start < end:
-                yield Segment(request, row_tile, 0, 0, -1)
-            elif last - first == seen > 0:
-                yield Segment(request, row_tile, 0, seen, -1)
-            elif last > first:
-                if in_step:
-                    slot = 2 * group - (first > 0 and first + tiles_at == group * line.chunk)
-                else:
-                    slot = tail_slot(group) if first else head_slot(line, by_unit, unit, group)
-                yield Segment(request, row_tile, first, last - first, slot * group_size + column)
-        start += line.unit or deal.overhead + lengths[request]
-
-
-class MixedLine(NamedTuple):
-    """The line of requests with various numbers of row tiles: CTAs side by side, rounds of each request; by_unit:
-    whether heads of units have slots by units, not by groups; whole: whether units are not split, and belong to the
-    group where they start.
-
-    in_step: whether groups walk keys in step, so that rounds of a request that are far apart on the line find them in
-    L2. Wherever its stretch begins, a group starts with the first key of a unit: what is left of an earlier one comes
-    last. Where a unit goes on beyond the stretch, the next group starts on it a multiple of the chunk behind the first
-    key, together with the groups that started at that key. Each group has two slots, one behind the other: for what
-    lies where its stretch begins, and for what it started with, if there was more to come or had been some before."""
-
-    group: int
-    rounds: list[int]
-    line: Line
-    by_unit: bool
-    whole: bool
-    in_step: bool
-
-
-def cut_mixed(
-    deal: Deal, most_rows: int, rows: Sequence[int], parts: int, slots: int, lengths: Sequence[int]
-) -> MixedLine:
-    """The line for requests of `rows` rows each, at most `most_rows`. If all requests with rows have as many row tiles
-    as `most_rows` makes, it is cut as if all had; otherwise cuts fall where they may, and a group is as large as the
-    fewest row tiles keep busy."""
-    tiling = row_tiling(most_rows, deal.row_tile)
-    row_tiles = [-(-n // deal.row_tile) for n in rows]
-    lengths = seen_lengths(rows, lengths)
-    least = min((n for n in row_tiles if n), default=tiling.row_tiles)
-    if least == tiling.row_tiles:
-        line, rounds = cut(deal, tiling, parts, slots, lengths), [tiling.rounds] * len(rows)
-        return MixedLine(tiling.group, rounds, line, sum(rounds) < line.groups, False, False)
-    group = min(least, MAX_GROUP, parts)
-    rounds = [-(-n // group) for n in row_tiles]
-    total = sum(count * (deal.overhead + length) for count, length in zip(rounds, lengths, strict=True))
-    groups = parts // group if slots == 0 else min(parts // group, slots // group // 2 + 1)
-    line = Line(groups, max(-(-total // groups), deal.least), 0)
-    return MixedLine(group, rounds, line, False, slots == 0, slots > 0 and 0 < deal.in_step <= line.chunk)
-
-
-def seen_lengths(rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """KV tiles of requests: none where there are no rows to see them."""
-    return [length if n else 0 for n, length in zip(rows, lengths, strict=True)]
-
-
-def mixed_segments(
-    deal: Deal, mixed: MixedLine, lengths: Sequence[int], tiles: Sequence[Sequence[int]], part: int
-) -> Iterator[Segment]:
-    """What CTA number `part` does, in order, where requests differ in row tiles; tiles[b] has an entry for each row
-    tile that request b has."""
-    seen = seen_lengths([len(own) for own in tiles], lengths)
-    return _segments(deal, mixed, seen, tiles, part)
 
 
 @dataclasses.dataclass(frozen=True)
