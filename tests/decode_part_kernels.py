@@ -23,11 +23,11 @@ from tsmla_kernels.parts.decode_work import (
     segment_of,
     stretch_behind,
 )
-from tsmla_kernels.parts.key_source import key_source, visibility_in
+from tsmla_kernels.parts.keys.source import key_source, visibility_in
+from tsmla_kernels.parts.keys.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
 from tsmla_kernels.parts.partials import begin_records, partials_of, record_unit
 from tsmla_kernels.parts.precision import PartialRows
 from tsmla_kernels.parts.row_end import ending_of, log_sums_of
-from tsmla_kernels.parts.visible import LARGEST, Visibility, keys_of_row, tokens_behind, varies, visibility
 
 FIELDS = ("request", "row_tile", "first_tile", "tiles", "slot", "rows", "first_row", "end_token")
 """What is listed of a segment."""

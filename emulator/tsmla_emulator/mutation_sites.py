@@ -39,7 +39,7 @@ from .mutation_actions import (
 from .ptx.model import Entry, Source
 
 MASKS = "setp of masks"
-_OF_MASKS = re.compile(r"parts/visible\.(holds|meets|lacks)|mask")
+_OF_MASKS = re.compile(r"parts/keys/visible\.(holds|meets|lacks)|mask")
 """Functions that compare keys with what a row sees."""
 
 FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

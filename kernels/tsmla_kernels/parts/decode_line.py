@@ -15,7 +15,7 @@ from tsmla.identity.arch import Deal
 from tsmla.identity.plan import MAX_GROUP, row_tiling
 
 from .division import Divisor, divisor_of, quotient, quotient_up
-from .visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
+from .keys.visible import MOST, Visibility, VisibleKeys, keys_of_tokens, tokens_of_two, varies
 
 LANE_REQUESTS = 2
 """Requests that a lane looks at together, so that their loads are in flight together."""

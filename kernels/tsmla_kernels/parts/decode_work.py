@@ -37,8 +37,8 @@ from .decode_line import (
     tiles_with,
 )
 from .division import quotient, remainder
+from .keys.visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 from .seqlen import Span
-from .visible import Visibility, VisibleKeys, keys_of_tokens, tokens_behind, tokens_of_two, varies
 
 FIRST_UNIT_AT = 16
 """Lane of a `LaneWork` that keeps the first number of a worker's first unit, where it goes in step."""

@@ -26,8 +26,8 @@ from tsmla.identity.plan import RECORD_BYTES, row_tiling
 from .alignment import aligned
 from .decode_line import Work, group_of, mixes
 from .decode_work import Segment, Unit, head_slot, split_of, tail_slot
+from .keys.visible import Visibility
 from .precision import PartialRows
-from .visible import Visibility
 
 
 class Partials(NamedTuple):

@@ -11,10 +11,10 @@ from cutlass import Boolean, Int32, const_expr
 
 from ...parts.decode_line import Work
 from ...parts.decode_work import Segment, Unit, next_unit, segment_of
-from ...parts.key_source import KeySource
+from ...parts.keys.source import KeySource
+from ...parts.keys.visible import Visibility
 from ...parts.partials import begin_records, record_unit
 from ...parts.pipeline import LEADER
-from ...parts.visible import Visibility
 from .geometry import DecodeGeometry
 
 

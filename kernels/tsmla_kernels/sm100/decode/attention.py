@@ -15,18 +15,18 @@ from cutlass.cute.nvgpu.tcgen05 import CtaGroup
 from tsmla.identity.variant import DecodeVariant
 
 from ...limits import TILE_ALIGNMENT, TMEM_COLUMNS
-from ...parts import paged
 from ...parts.blackwell import tmem
 from ...parts.decode_line import Terms, deal_work, in_lanes, on_the_line, terms_of
 from ...parts.decode_work import first_unit
-from ...parts.key_source import BOX_KEYS, key_source
+from ...parts.keys import paged
+from ...parts.keys.scales import RowScales
+from ...parts.keys.source import BOX_KEYS, key_source
+from ...parts.keys.visible import Visibility
 from ...parts.partials import Partials
 from ...parts.pipeline import Barriers
 from ...parts.precision import Probabilities
 from ...parts.query import Map, Query, query_of, query_rows
 from ...parts.row_end import Ending, log_sums_of
-from ...parts.row_scales import RowScales
-from ...parts.visible import Visibility
 from .assignment import Assignment, is_leader
 from .convert import convert_keys
 from .finish import RowResults

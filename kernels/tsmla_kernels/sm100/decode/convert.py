@@ -23,7 +23,8 @@ from tsmla.identity.row_format import SCALE_BYTES
 
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment
-from ...parts.key_source import (
+from ...parts.keys.paged import GROUP
+from ...parts.keys.source import (
     BOX_KEYS,
     LANE_BOXES,
     Lookup,
@@ -33,9 +34,8 @@ from ...parts.key_source import (
     look_up,
     wanted_of,
 )
-from ...parts.paged import GROUP
+from ...parts.keys.visible import Viewers, seen_bits, viewers_of
 from ...parts.ptx import load_if
-from ...parts.visible import Viewers, seen_bits, viewers_of
 from .assignment import Assignment, Done, for_each_segment, rank_of
 from .geometry import ATOM, CONVERT_WARPS, SWIZZLE, DecodeGeometry
 from .storage import Shared

@@ -16,7 +16,7 @@ from tsmla.identity.row_format import NAMES, RowFormat, uniform_row
 from tsmla.identity.variant import DecodeVariant
 
 from ...limits import SHARED_BYTES_PER_CTA, TMEM_COLUMNS
-from ...parts.key_source import BOX_KEYS, LANE_BOXES
+from ...parts.keys.source import BOX_KEYS, LANE_BOXES
 from ...parts.precision import PartialRows
 from ...parts.query import QueryTileLayout
 
@@ -40,7 +40,7 @@ CONVERT_WARPS = 8
 SCALE_SLOTS = 4
 """Tiles whose keys' scales are in shared memory, where keys have scales."""
 SCALE_WORDS = 3
-"""Numbers that a key's scale is folded to (`parts/row_scales.Folded`)."""
+"""Numbers that a key's scale is folded to (`parts/keys/scales.Folded`)."""
 assert EXCHANGE_OFFSET + 2 * CTA_ROWS * ROW_THREADS * 4 <= CONTROL_BYTES
 
 

@@ -13,7 +13,7 @@ from tsmla.identity.variant import DecodeVariant
 
 from ...decode.combine import launch_combine
 from ...entry import host_entry
-from ...parts.key_source import key_source, visibility_in
+from ...parts.keys.source import key_source, visibility_in
 from ...parts.logarithm import LOG2_E
 from ...parts.partials import partials_of
 from ...parts.row_end import ending_of, log_sums_of

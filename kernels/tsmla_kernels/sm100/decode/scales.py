@@ -1,4 +1,4 @@
-"""Scales of the Blackwell decode, where cache rows have one each (`parts/row_scales.py`): role `load_scales`, and what
+"""Scales of the Blackwell decode, where cache rows have one each (`parts/keys/scales.py`): role `load_scales`, and what
 softmax does with them.
 
 Scores are folded where they come out of tensor memory. From there on they are exponents themselves, and all that moves
@@ -13,9 +13,9 @@ from cutlass import Boolean, Float32, Int32
 
 from ...parts.alignment import aligned
 from ...parts.decode_work import Segment
-from ...parts.key_source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
-from ...parts.row_scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale, query_scale
-from ...parts.visible import seen_by_any, viewers_of
+from ...parts.keys.scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale, query_scale
+from ...parts.keys.source import BOX_KEYS, LANE_BOXES, Lookup, Wanted, look_further, look_up, wanted_of
+from ...parts.keys.visible import seen_by_any, viewers_of
 from .assignment import Assignment, Done, for_each_segment
 from .geometry import DecodeGeometry
 from .storage import Shared

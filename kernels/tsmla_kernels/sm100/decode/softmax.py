@@ -29,10 +29,10 @@ from ...parts.blackwell.row_softmax import (
 )
 from ...parts.decode_work import Segment
 from ...parts.division import quotient
+from ...parts.keys.scales import RowScales
+from ...parts.keys.visible import VisibleKeys, keys_of_row, seen_by_all
 from ...parts.precision import Probabilities, numeric, packed_words
 from ...parts.row_end import BASE_2, end_of_row
-from ...parts.row_scales import RowScales
-from ...parts.visible import VisibleKeys, keys_of_row, seen_by_all
 from .assignment import Assignment, for_each_segment, rank_of
 from .finish import HELD_COLUMNS, RowResults, finish, wait_output
 from .geometry import CTA_ROWS, ROW_THREADS, DecodeGeometry

@@ -8,8 +8,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from tsmla.identity.row_format import NAMES
 
-from ...parts import paged
-from ...parts.key_source import BOX_KEYS
+from ...parts.keys import paged
+from ...parts.keys.source import BOX_KEYS
 from ...parts.pipeline import Barriers, ClusterEdge, Edge
 from ...parts.precision import numeric
 from .geometry import EXCHANGE_OFFSET, LARGE_KEYS, SWIZZLE, DecodeGeometry

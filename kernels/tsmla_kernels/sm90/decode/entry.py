@@ -13,11 +13,11 @@ from tsmla.identity.variant import DecodeVariant
 from ...decode.combine import launch_combine
 from ...entry import host_entry
 from ...parts.decode_line import Terms, on_the_line, terms_of
-from ...parts.key_source import key_source, visibility_in
+from ...parts.keys.source import key_source, visibility_in
+from ...parts.keys.visible import Visibility, varies
 from ...parts.partials import partials_of
 from ...parts.query import query_of, query_rows
 from ...parts.row_end import ending_of, log_sums_of
-from ...parts.visible import Visibility, varies
 from .forms import FEW_ROWS, ONE_CTA, PAIR_OF_CTAS, WARP_PRODUCTS, form_of_few_rows, forms_of
 from .results import Results
 from .row16.kernel import FewRowsKernel

@@ -13,12 +13,12 @@ from ....limits import WARPGROUP
 from ....parts.alignment import aligned
 from ....parts.division import Divisor, quotient
 from ....parts.hopper.fragment import QUAD
-from ....parts.key_source import KeySource
+from ....parts.keys.scales import RowScales, query_scale
+from ....parts.keys.source import KeySource
+from ....parts.keys.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
 from ....parts.logarithm import LOG2_E
 from ....parts.precision import larger_magnitudes
 from ....parts.query import QueryRows
-from ....parts.row_scales import RowScales, query_scale
-from ....parts.visible import Visibility, VisibleKeys, hides, keys_of_row, seen_by_all, seen_by_both, viewers_of
 from ..results import Results
 from ..work.task import Task, border_tile, for_each_task
 from .finish import finish

@@ -17,11 +17,11 @@ from tsmla.identity.arch import Deal
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.decode_line import Terms
 from ....parts.hopper.storage import BARRIER_BYTES
-from ....parts.key_source import KeySource
+from ....parts.keys.scales import RowScales
+from ....parts.keys.source import KeySource
+from ....parts.keys.visible import Visibility
 from ....parts.pipeline import Barriers
 from ....parts.query import QueryRows
-from ....parts.row_scales import RowScales
-from ....parts.visible import Visibility
 from ..results import Results
 from ..work.deal import deal
 from .attend import Attending, attend_few

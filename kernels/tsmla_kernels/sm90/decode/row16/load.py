@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ....parts.alignment import shared_vector
-from ....parts.key_source import (
+from ....parts.keys.source import (
     BOX_KEYS,
     EVICT_FIRST,
     KeySource,

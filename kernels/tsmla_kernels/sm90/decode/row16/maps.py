@@ -10,8 +10,8 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from ....limits import swizzle_bytes
-from ....parts.key_source import BOX_KEYS
-from ....parts.paged import GROUP, box_layout, boxes_view, partition
+from ....parts.keys.paged import GROUP, box_layout, boxes_view, partition
+from ....parts.keys.source import BOX_KEYS
 from ....parts.precision import numeric
 from ....parts.query import Map
 from .geometry import STRIP, TILE_KV, FewRowsGeometry

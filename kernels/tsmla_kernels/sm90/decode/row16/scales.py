@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ....parts.hopper.fragment import QUAD
-from ....parts.key_source import BOX_KEYS, KeySource, exists
+from ....parts.keys.source import BOX_KEYS, KeySource, exists
 from ..work.task import Task
 from .geometry import BLOCK, TILE_KV, FewRowsGeometry
 

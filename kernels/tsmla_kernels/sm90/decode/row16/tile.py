@@ -32,9 +32,9 @@ from ....limits import WARPGROUP
 from ....parts.alignment import shared_vector
 from ....parts.hopper.fragment import QUAD
 from ....parts.hopper.softmax import quad_max
+from ....parts.keys.visible import Viewers, VisibleKeys, seen_by_any
 from ....parts.precision import packed_words
 from ....parts.ptx import mma_16x8x16
-from ....parts.visible import Viewers, VisibleKeys, seen_by_any
 from .geometry import BLOCK, BLOCKS, STRIP, TEAM_WARPS, TEAMS, TILE_KV, FewRowsGeometry
 from .schedule import TEAM_BARRIER
 

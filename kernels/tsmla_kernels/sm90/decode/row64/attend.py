@@ -30,10 +30,10 @@ from ....parts.division import Divisor, quotient
 from ....parts.hopper import mma
 from ....parts.hopper.fragment import QUAD, rows_columns
 from ....parts.hopper.lazy_softmax import NO_ROW, is_ahead, lowest_reference
+from ....parts.keys.scales import RowScales, query_scale
+from ....parts.keys.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from ....parts.logarithm import LOG2_E
 from ....parts.precision import Probabilities
-from ....parts.row_scales import RowScales, query_scale
-from ....parts.visible import Visibility, VisibleKeys, keys_of_row, seen_by_all, seen_by_both
 from ..results import Results
 from ..work.task import Task, for_each_task
 from .finish import finish

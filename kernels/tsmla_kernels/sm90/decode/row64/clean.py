@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ....parts.division import Divisor, quotient, remainder
-from ....parts.key_source import BOX_KEYS
-from ....parts.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
+from ....parts.keys.source import BOX_KEYS
+from ....parts.keys.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
 from ..work.task import Task, border_tile, for_each_task
 from .geometry import GROUP_ROWS, DecodeGeometry
 from .storage import Shared

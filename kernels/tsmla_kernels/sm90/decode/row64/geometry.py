@@ -10,7 +10,7 @@ from tsmla.identity.variant import DecodeVariant, Dtype
 
 from ....limits import SHARED_BYTES_PER_CTA, TILE_ALIGNMENT, WARPGROUP
 from ....parts.hopper.storage import BARRIER_BYTES
-from ....parts.key_source import BOX_KEYS
+from ....parts.keys.source import BOX_KEYS
 from ....parts.precision import LIFTED_COLUMNS, NUMERIC, Lifted, PartialRows
 from ....parts.query import QueryTileLayout
 
@@ -21,9 +21,9 @@ GROUP_ROWS = 8
 PATTERN_COLUMNS = 64
 """Columns of a swizzle pattern: 128 bytes of 16-bit elements, 64 of 8-bit ones (576 is no multiple of 128)."""
 FOLDED_WORDS = 3
-"""Numbers that a key's scale is folded to (`row_scales.Folded`)."""
+"""Numbers that a key's scale is folded to (`keys/scales.Folded`)."""
 REFERENCES_AT, ANCHORS_AT = 576, 832
-"""Bytes, behind the barriers, where the references of the rows lie, and the anchors of tasks (`row_scales`)."""
+"""Bytes, behind the barriers, where the references of the rows lie, and the anchors of tasks (`parts/keys/scales`)."""
 STAGED_HALF = 512
 """Bytes that a warp stages of eight rows of the result: 16 a lane."""
 STAGED_HALF_STRIDE = WARPGROUP // 32 * STAGED_HALF

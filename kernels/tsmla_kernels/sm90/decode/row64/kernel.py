@@ -17,10 +17,10 @@ from tsmla.identity.arch import Deal
 
 from ....limits import TILE_ALIGNMENT, WARPGROUP
 from ....parts.decode_line import Terms
+from ....parts.keys.visible import Visibility, hides
 from ....parts.pipeline import Barriers
 from ....parts.precision import Probabilities, numeric
 from ....parts.query import Query
-from ....parts.visible import Visibility, hides
 from ..results import Results
 from ..work.deal import deal
 from .attend import Attending, attend

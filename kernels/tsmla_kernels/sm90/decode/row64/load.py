@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
 from ....parts.division import Divisor, remainder
-from ....parts.key_source import (
+from ....parts.keys.source import (
     BOX_KEYS,
     EVICT_FIRST,
     EVICT_NORMAL,

@@ -16,16 +16,16 @@ from ....parts.hopper import mma
 from ....parts.hopper.fragment import QUAD, as_operand_a, rows_columns
 from ....parts.hopper.lazy_softmax import exceeds, exponentiate, follow_reference, is_ahead, move_reference
 from ....parts.hopper.softmax import scale_rows
+from ....parts.keys.visible import VisibleKeys
 from ....parts.precision import Probabilities
 from ....parts.ptx import mul_rn
-from ....parts.visible import VisibleKeys
 from .geometry import DecodeGeometry
 from .storage import Shared
 
 
 class Scaling(NamedTuple):
-    """What attending needs besides where rows have scales (`row_scales`); scores are then exponents as soon as their
-    product is done, so that `scale_log2` is 1.
+    """What attending needs besides where rows have scales (`parts/keys/scales`); scores are then exponents as soon as
+    their product is done, so that `scale_log2` is 1.
 
     factors: what a query row's products with stored keys are multiplied by, but for the keys' scales. totals: the sums
     of rows, as `row_sum` adds up shares of the output. exponentials: of the own tile, until they are counted. rope_op:

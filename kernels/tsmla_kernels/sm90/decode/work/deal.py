@@ -27,8 +27,8 @@ from ....parts.decode_work import (
     segment_of,
     stretch_behind,
 )
+from ....parts.keys.visible import Visibility
 from ....parts.partials import Partials, begin_records, record_unit
-from ....parts.visible import Visibility
 from .task import Dealt, Task, rehearsal, tell
 
 

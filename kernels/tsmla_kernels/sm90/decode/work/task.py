@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
+from ....parts.keys.visible import VisibleKeys
 from ....parts.pipeline import WarpEdge
-from ....parts.visible import VisibleKeys
 from .ring import TASK_WORDS
 
 

@@ -20,10 +20,10 @@ from tsmla.identity.row_format import SCALE_BYTES
 from .....limits import WARPGROUP
 from .....parts.alignment import shared_vector, shared_word
 from .....parts.division import Divisor
+from .....parts.keys.visible import Visibility, hides, seen_by_any, viewers_of
 from .....parts.pipeline import TmaEdge, WarpEdge, one_of
 from .....parts.precision import numeric
 from .....parts.ptx import pinned
-from .....parts.visible import Visibility, hides, seen_by_any, viewers_of
 from ...work.task import Task, for_each_task, look
 from ..geometry import GROUP_ROWS, PATTERN_COLUMNS, TILE_KV, DecodeGeometry
 from ..schedule import CONVERT_BARRIER

@@ -23,7 +23,7 @@ from tsmla.identity.row_format import SCALE_BYTES
 from .....limits import WARPGROUP
 from .....parts.alignment import shared_vector
 from .....parts.division import Divisor
-from .....parts.key_source import (
+from .....parts.keys.source import (
     BOX_KEYS,
     KeySource,
     Lookup,
@@ -33,9 +33,9 @@ from .....parts.key_source import (
     look_up,
     wanted_of,
 )
+from .....parts.keys.visible import Viewers, Visibility, seen_bits, viewers_of
 from .....parts.precision import numeric
 from .....parts.ptx import load_if
-from .....parts.visible import Viewers, Visibility, seen_bits, viewers_of
 from ...work.task import Task, for_each_task
 from ..geometry import GROUP_ROWS, TILE_KV, DecodeGeometry
 from ..pair_edge import own_rank, publish_to_both

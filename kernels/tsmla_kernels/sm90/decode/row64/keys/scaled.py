@@ -11,10 +11,10 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cutlass_dsl import select_
 
 from .....parts.division import Divisor
-from .....parts.key_source import BOX_KEYS, KeySource, Lookup, Wanted, follow, look_up, wanted_of
-from .....parts.paged import boxes_view
-from .....parts.row_scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale
-from .....parts.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
+from .....parts.keys.paged import boxes_view
+from .....parts.keys.scales import RowScales, anchor_of, deciding_key, fold, inverse_of, key_scale
+from .....parts.keys.source import BOX_KEYS, KeySource, Lookup, Wanted, follow, look_up, wanted_of
+from .....parts.keys.visible import Viewers, Visibility, hides, seen_by_any, viewers_of
 from ...work.ring import TASK_RING
 from ...work.task import Task, border_tile, for_each_task
 from ..clean import clean_tile

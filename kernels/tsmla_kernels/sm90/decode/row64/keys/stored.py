@@ -9,11 +9,11 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from .....parts.division import Divisor
-from .....parts.key_source import BOX_KEYS, KeySource
-from .....parts.paged import boxes_view, partition
+from .....parts.keys.paged import boxes_view, partition
+from .....parts.keys.source import BOX_KEYS, KeySource
+from .....parts.keys.visible import Visibility
 from .....parts.precision import numeric
 from .....parts.query import Map
-from .....parts.visible import Visibility
 from ..geometry import GROUP_ROWS, PATTERN_COLUMNS
 from ..storage import Shared, box_layout, box_shape, layouts_of
 from .stream import Copies, Keys, KeyStream

@@ -11,11 +11,11 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from .....parts.division import Divisor
-from .....parts.key_source import BOX_KEYS, KeySource
-from .....parts.paged import boxes_view, partition
+from .....parts.keys.paged import boxes_view, partition
+from .....parts.keys.scales import RowScales
+from .....parts.keys.source import BOX_KEYS, KeySource
+from .....parts.keys.visible import Visibility
 from .....parts.query import Map
-from .....parts.row_scales import RowScales
-from .....parts.visible import Visibility
 from ..clean import clean
 from ..geometry import PATTERN_COLUMNS, DecodeGeometry
 from ..storage import Shared, box_layout, box_shape, layouts_of, stages_layout

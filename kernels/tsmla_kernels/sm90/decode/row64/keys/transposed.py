@@ -11,7 +11,7 @@ from cutlass import Int32
 from .....limits import WARPGROUP
 from .....parts.division import Divisor
 from .....parts.hopper.transpose import transpose_pattern
-from .....parts.visible import Visibility
+from .....parts.keys.visible import Visibility
 from ...work.task import Task, for_each_task
 from ..geometry import GROUP_ROWS, PATTERN_COLUMNS, DecodeGeometry
 from ..storage import Shared

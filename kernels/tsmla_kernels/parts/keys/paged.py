@@ -13,8 +13,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from .alignment import aligned
-from .key_source import BOX_KEYS, KeySource, Lookup, Wanted, exists
+from ..alignment import aligned
+from .source import BOX_KEYS, KeySource, Lookup, Wanted, exists
 
 GROUP = 8
 """Rows of a swizzle atom."""

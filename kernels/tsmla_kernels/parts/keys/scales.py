@@ -24,8 +24,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cutlass_dsl import select_
 
-from .division import Divisor, quotient
-from .key_source import KeySource, exists
+from ..division import Divisor, quotient
+from .source import KeySource, exists
 from .visible import Viewers
 
 MOST_INVERSE = 2.0**126

@@ -15,8 +15,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
-from .division import Divisor, divisor_of, quotient
-from .seqlen import Span, span_behind, two_spans_behind
+from ..division import Divisor, divisor_of, quotient
+from ..seqlen import Span, span_behind, two_spans_behind
 
 MOST = (1 << 31) - 1
 """The largest number of 31 bits."""
